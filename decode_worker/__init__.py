@@ -1,0 +1,1 @@
+"""The decode worker: pulls proven KV and runs continuous batching."""

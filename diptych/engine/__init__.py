@@ -1,0 +1,1 @@
+"""The model executor: sequences, block pool, scheduler (no torch); model and runner (torch)."""

@@ -1,0 +1,135 @@
+"""Domain errors. The only place where a failure gets its gRPC status code.
+
+One class per reason, named by what the caller has to do about it. A raised
+``DiptychError`` crosses the wire as ``google.rpc.Status`` with an ``ErrorInfo``
+(AIP-193), see :mod:`diptych.rpc`; inside a multiplexed stream it travels as
+``diptych.v1.Failure``. Everything else is a bug and becomes ``INTERNAL`` with
+an id only.
+"""
+
+from typing import ClassVar
+
+import grpc
+
+DOMAIN = "diptych.dev"
+
+
+class DiptychError(Exception):
+    """Base of every error a caller may act on.
+
+    ``metadata`` holds short strings for machines; ``retry_after_s`` is set where
+    waiting helps.
+    """
+
+    code: ClassVar[grpc.StatusCode] = grpc.StatusCode.INTERNAL
+    reason: ClassVar[str] = "INTERNAL"
+
+    def __init__(
+        self, message: str, *, retry_after_s: float | None = None, **metadata: str
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after_s = retry_after_s
+        self.metadata = metadata
+
+
+class InvalidRequestError(DiptychError):
+    """The caller sent something that can never succeed; ``field`` says what."""
+
+    code = grpc.StatusCode.INVALID_ARGUMENT
+    reason = "REQUEST_INVALID"
+
+    def __init__(self, message: str, *, field: str) -> None:
+        super().__init__(f"{field}: {message}", field=field)
+        self.field = field
+
+
+class ModelNotFoundError(DiptychError):
+    """No such model here; the message lists those there are."""
+
+    code = grpc.StatusCode.NOT_FOUND
+    reason = "MODEL_NOT_FOUND"
+
+
+class TicketInvalidError(DiptychError):
+    """Unknown, revoked or somebody else's ticket. The router grants a new one."""
+
+    code = grpc.StatusCode.PERMISSION_DENIED
+    reason = "TICKET_INVALID"
+
+
+class BlocksExhaustedError(DiptychError):
+    """The KV cache has too few free blocks. Retry on another worker, or later."""
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    reason = "KV_BLOCKS_EXHAUSTED"
+
+
+class QueueFullError(DiptychError):
+    """The router holds as many requests as it may. Back off."""
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    reason = "QUEUE_FULL"
+
+
+class WorkerDrainingError(DiptychError):
+    """The worker shuts down. Try another."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+    reason = "WORKER_DRAINING"
+
+
+class NoWorkerError(DiptychError):
+    """No placement can serve this now. Try later."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+    reason = "NO_WORKER"
+
+
+class DeadlineExceededError(DiptychError):
+    """The request's own deadline passed."""
+
+    code = grpc.StatusCode.DEADLINE_EXCEEDED
+    reason = "DEADLINE_EXCEEDED"
+
+
+class SlowClientError(DiptychError):
+    """The client read too slowly and its buffer is full."""
+
+    code = grpc.StatusCode.ABORTED
+    reason = "CLIENT_TOO_SLOW"
+
+
+class TransferInterruptedError(DiptychError):
+    """The hand-off broke off before it was proven. Prefill again."""
+
+    code = grpc.StatusCode.ABORTED
+    reason = "KV_TRANSFER_INTERRUPTED"
+
+
+class LeaseExpiredError(DiptychError):
+    """The lease ended before it was used. Prefill again."""
+
+    code = grpc.StatusCode.NOT_FOUND
+    reason = "LEASE_EXPIRED"
+
+
+class KVUnprovenError(DiptychError):
+    """What landed is not what was announced. Prefill again; an alarm."""
+
+    code = grpc.StatusCode.DATA_LOSS
+    reason = "KV_UNPROVEN"
+
+
+class LayoutMismatchError(DiptychError):
+    """Two workers' caches do not fit; the message names the field and both values."""
+
+    code = grpc.StatusCode.FAILED_PRECONDITION
+    reason = "KV_LAYOUT_MISMATCH"
+
+
+class ConfigurationError(DiptychError):
+    """A setting or file is wrong; stops the process at start with one line."""
+
+    code = grpc.StatusCode.FAILED_PRECONDITION
+    reason = "CONFIGURATION_INVALID"

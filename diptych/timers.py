@@ -1,0 +1,37 @@
+"""The one table of timers (seconds). Every liveness bound of the cluster is here."""
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Timers(BaseModel):
+    """How long each side waits for what. All settable, all in seconds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    heartbeat_s: float = Field(1.0, gt=0, description="Interval between heartbeats, s.")
+    lost_peer_s: float = Field(
+        4.5,
+        gt=0,
+        description="Without a heartbeat, or a due engine step, for this long a peer is lost, s.",
+    )
+    accept_s: float = Field(
+        0.5, gt=0, description="A worker accepts, reserves or refuses within this, s."
+    )
+    read_progress_s: float = Field(
+        5.0, gt=0, description="A pull with no progress for this long has failed, s."
+    )
+    confirm_s: float = Field(2.0, gt=0, description="A source answers Confirm within this, s.")
+    unbound_lease_s: float = Field(
+        1.0,
+        gt=0,
+        description="A finished lease that no reader was granted is dropped after this, s.",
+    )
+    no_worker_s: float = Field(
+        30.0, gt=0, description="A request waits this long for a placement, then NO_WORKER, s."
+    )
+    unsent_s: float = Field(
+        5.0, gt=0, description="A stream that cannot send for this long is broken, s."
+    )
+    drain_s: float = Field(
+        20.0, gt=0, description="On SIGTERM, running work may finish within this, s."
+    )

@@ -1,0 +1,81 @@
+from diptych.v1 import common_pb2 as _common_pb2
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class PrefillCommand(_message.Message):
+    __slots__ = ("start", "grant", "heartbeat")
+    START_FIELD_NUMBER: _ClassVar[int]
+    GRANT_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    start: PrefillStart
+    grant: Grant
+    heartbeat: _common_pb2.Heartbeat
+    def __init__(self, start: _Optional[_Union[PrefillStart, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ...) -> None: ...
+
+class PrefillStart(_message.Message):
+    __slots__ = ("router_incarnation", "sequence_id", "request_id", "spec")
+    ROUTER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    router_incarnation: str
+    sequence_id: int
+    request_id: str
+    spec: _common_pb2.SequenceSpec
+    def __init__(self, router_incarnation: _Optional[str] = ..., sequence_id: _Optional[int] = ..., request_id: _Optional[str] = ..., spec: _Optional[_Union[_common_pb2.SequenceSpec, _Mapping]] = ...) -> None: ...
+
+class Grant(_message.Message):
+    __slots__ = ("grant_id", "ticket", "reader_incarnation")
+    GRANT_ID_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    READER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    grant_id: int
+    ticket: bytes
+    reader_incarnation: str
+    def __init__(self, grant_id: _Optional[int] = ..., ticket: _Optional[bytes] = ..., reader_incarnation: _Optional[str] = ...) -> None: ...
+
+class PrefillEvent(_message.Message):
+    __slots__ = ("accepted", "first_token", "granted", "heartbeat")
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    GRANTED_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    accepted: PrefillAccepted
+    first_token: FirstToken
+    granted: Granted
+    heartbeat: _common_pb2.Heartbeat
+    def __init__(self, accepted: _Optional[_Union[PrefillAccepted, _Mapping]] = ..., first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., granted: _Optional[_Union[Granted, _Mapping]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ...) -> None: ...
+
+class PrefillAccepted(_message.Message):
+    __slots__ = ("incarnation", "num_cached_tokens")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    incarnation: str
+    num_cached_tokens: int
+    def __init__(self, incarnation: _Optional[str] = ..., num_cached_tokens: _Optional[int] = ...) -> None: ...
+
+class FirstToken(_message.Message):
+    __slots__ = ("token_id", "position", "margin", "finish_reason", "wait_s", "compute_s")
+    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    MARGIN_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
+    token_id: int
+    position: int
+    margin: float
+    finish_reason: _common_pb2.FinishReason
+    wait_s: float
+    compute_s: float
+    def __init__(self, token_id: _Optional[int] = ..., position: _Optional[int] = ..., margin: _Optional[float] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., wait_s: _Optional[float] = ..., compute_s: _Optional[float] = ...) -> None: ...
+
+class Granted(_message.Message):
+    __slots__ = ("grant_id",)
+    GRANT_ID_FIELD_NUMBER: _ClassVar[int]
+    grant_id: int
+    def __init__(self, grant_id: _Optional[int] = ...) -> None: ...

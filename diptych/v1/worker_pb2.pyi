@@ -1,0 +1,120 @@
+from diptych.v1 import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class WorkerRole(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WORKER_ROLE_UNSPECIFIED: _ClassVar[WorkerRole]
+    WORKER_ROLE_PREFILL: _ClassVar[WorkerRole]
+    WORKER_ROLE_DECODE: _ClassVar[WorkerRole]
+
+class ServingState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SERVING_STATE_UNSPECIFIED: _ClassVar[ServingState]
+    SERVING_STATE_STARTING: _ClassVar[ServingState]
+    SERVING_STATE_READY: _ClassVar[ServingState]
+    SERVING_STATE_DRAINING: _ClassVar[ServingState]
+    SERVING_STATE_FAILED: _ClassVar[ServingState]
+
+class PairState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PAIR_STATE_UNSPECIFIED: _ClassVar[PairState]
+    PAIR_STATE_CONNECTING: _ClassVar[PairState]
+    PAIR_STATE_PROVEN: _ClassVar[PairState]
+    PAIR_STATE_FAILED: _ClassVar[PairState]
+WORKER_ROLE_UNSPECIFIED: WorkerRole
+WORKER_ROLE_PREFILL: WorkerRole
+WORKER_ROLE_DECODE: WorkerRole
+SERVING_STATE_UNSPECIFIED: ServingState
+SERVING_STATE_STARTING: ServingState
+SERVING_STATE_READY: ServingState
+SERVING_STATE_DRAINING: ServingState
+SERVING_STATE_FAILED: ServingState
+PAIR_STATE_UNSPECIFIED: PairState
+PAIR_STATE_CONNECTING: PairState
+PAIR_STATE_PROVEN: PairState
+PAIR_STATE_FAILED: PairState
+
+class WatchRequest(_message.Message):
+    __slots__ = ("router_incarnation",)
+    ROUTER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    router_incarnation: str
+    def __init__(self, router_incarnation: _Optional[str] = ...) -> None: ...
+
+class WorkerState(_message.Message):
+    __slots__ = ("incarnation", "role", "state", "message", "layout", "max_model_len", "model", "progress", "blocks", "num_running", "num_waiting", "num_pending_prefill_tokens", "prefill_tokens_per_s", "decode_step_s", "pairs", "local_prefill", "vocab_size")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
+    NUM_PENDING_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    DECODE_STEP_S_FIELD_NUMBER: _ClassVar[int]
+    PAIRS_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_PREFILL_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    incarnation: str
+    role: WorkerRole
+    state: ServingState
+    message: str
+    layout: _common_pb2.KVLayout
+    max_model_len: int
+    model: str
+    progress: _common_pb2.EngineProgress
+    blocks: BlockCounts
+    num_running: int
+    num_waiting: int
+    num_pending_prefill_tokens: int
+    prefill_tokens_per_s: float
+    decode_step_s: float
+    pairs: _containers.RepeatedCompositeFieldContainer[Pair]
+    local_prefill: bool
+    vocab_size: int
+    def __init__(self, incarnation: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., state: _Optional[_Union[ServingState, str]] = ..., message: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.KVLayout, _Mapping]] = ..., max_model_len: _Optional[int] = ..., model: _Optional[str] = ..., progress: _Optional[_Union[_common_pb2.EngineProgress, _Mapping]] = ..., blocks: _Optional[_Union[BlockCounts, _Mapping]] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_pending_prefill_tokens: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_step_s: _Optional[float] = ..., pairs: _Optional[_Iterable[_Union[Pair, _Mapping]]] = ..., local_prefill: _Optional[bool] = ..., vocab_size: _Optional[int] = ...) -> None: ...
+
+class BlockCounts(_message.Message):
+    __slots__ = ("total", "free", "cached", "running", "reserved", "leased", "quarantined")
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    FREE_FIELD_NUMBER: _ClassVar[int]
+    CACHED_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_FIELD_NUMBER: _ClassVar[int]
+    LEASED_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINED_FIELD_NUMBER: _ClassVar[int]
+    total: int
+    free: int
+    cached: int
+    running: int
+    reserved: int
+    leased: int
+    quarantined: int
+    def __init__(self, total: _Optional[int] = ..., free: _Optional[int] = ..., cached: _Optional[int] = ..., running: _Optional[int] = ..., reserved: _Optional[int] = ..., leased: _Optional[int] = ..., quarantined: _Optional[int] = ...) -> None: ...
+
+class Pair(_message.Message):
+    __slots__ = ("source_address", "source_incarnation", "state", "transport", "bytes_per_s", "message")
+    SOURCE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    source_address: str
+    source_incarnation: str
+    state: PairState
+    transport: str
+    bytes_per_s: float
+    message: str
+    def __init__(self, source_address: _Optional[str] = ..., source_incarnation: _Optional[str] = ..., state: _Optional[_Union[PairState, str]] = ..., transport: _Optional[str] = ..., bytes_per_s: _Optional[float] = ..., message: _Optional[str] = ...) -> None: ...

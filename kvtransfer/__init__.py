@@ -1,0 +1,1 @@
+"""Moving KV blocks between two processes, and proving it."""

@@ -1,0 +1,84 @@
+"""A deterministic load, and what each of its requests must answer."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+import grpc
+
+from diptych import rpc
+from tests.call import Answer, generate, token_request
+from tests.cluster import Cluster
+from tests.golden_rule import check_exact
+
+FLAGS = {"num-blocks": "512", "max-model-len": "512", "max-batched-tokens": "64"}
+ROUTER_FLAGS = {"local-prefill-below-tokens": "0"}
+STEP_S = 0.5  # more than any step of the tiny model takes, also on a busy machine
+
+
+@dataclass(frozen=True)
+class Job:
+    token_ids: tuple[int, ...]
+    max_tokens: int
+    temperature: float
+    seed: int
+
+
+def jobs(num: int, seed: int, max_tokens: int = 48, prompt_len: int = 320) -> list[Job]:
+    """``num`` different requests; half greedy, half sampled."""
+    rng = random.Random(seed)
+    return [
+        Job(
+            token_ids=tuple(rng.randrange(3, 480) for _ in range(rng.randint(1, prompt_len))),
+            max_tokens=rng.randint(2, max_tokens),
+            temperature=rng.choice([0.0, 0.8]),
+            seed=rng.getrandbits(63),
+        )
+        for _ in range(num)
+    ]
+
+
+async def run_all(
+    cluster: Cluster,
+    work: Sequence[Job],
+    *,
+    concurrency: int = 8,
+    on_answer: Callable[[int], Awaitable[None]] | None = None,
+) -> list[Answer]:
+    """Run ``work`` with ``concurrency`` at a time; ``on_answer(n)`` after the n-th answer."""
+    slots, answers, num_done = asyncio.Semaphore(concurrency), [Answer()] * len(work), 0
+
+    async def one(channel: grpc.aio.Channel, index: int) -> None:
+        nonlocal num_done
+        job = work[index]
+        async with slots:
+            answers[index] = await generate(
+                channel,
+                token_request(
+                    job.token_ids,
+                    max_tokens=job.max_tokens,
+                    temperature=job.temperature,
+                    seed=job.seed,
+                ),
+                timeout_s=60,
+            )
+        num_done += 1
+        if on_answer is not None:
+            await on_answer(num_done)
+
+    async with rpc.channel(cluster.router.address) as channel, asyncio.TaskGroup() as tasks:
+        for index in range(len(work)):
+            tasks.create_task(one(channel, index), name=f"job-{index}")
+    return answers
+
+
+def check_answers(got: Sequence[Answer], want: Sequence[Answer]) -> None:
+    """Every request was answered, with the undisturbed run's tokens by the golden rule."""
+    num_ties = 0
+    for index, (answer, reference) in enumerate(zip(got, want, strict=True)):
+        assert answer.error is None, f"job {index}: {answer.error}"
+        num_ties += check_exact(
+            answer.token_ids, reference.token_ids, reference.margins, f"job {index}"
+        )
+    assert num_ties <= max(1, len(got) // 40), f"{num_ties} near ties in {len(got)} answers"

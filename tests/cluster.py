@@ -1,0 +1,231 @@
+"""A real cluster for tests: every role its own process, real gRPC between them.
+
+The processes are started like a user starts them (``python -m router`` and so
+on), found through their port files, observed through their Prometheus metrics,
+and ended by pid. Their logs lie in the work folder.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+from diptych.client import DiptychClient
+
+START_TIMEOUT_S = 180.0
+STOP_TIMEOUT_S = 40.0
+HELD_OWNERS = ("running", "reserved", "leased", "quarantined")
+
+
+class Process:
+    """One role's process; ``address`` and ``metrics_address`` once it listens."""
+
+    def __init__(self, module: str, name: str, work: Path, args: Sequence[str]) -> None:
+        self.module, self.name, self._work = module, name, work
+        self._args = list(args)
+        self._port_file = work / f"{name}.port.json"
+        self.log_path = work / f"{name}.log"
+        self.address = ""
+        self.metrics_address = ""
+        self._popen: subprocess.Popen[bytes] | None = None
+
+    def start(self, listen: str = "127.0.0.1:0") -> None:
+        self._port_file.unlink(missing_ok=True)
+        command = [sys.executable, "-m", self.module, "--listen", listen, "--metrics-port", "0"]
+        command += ["--port-file", str(self._port_file), *self._args]
+        with self.log_path.open("ab") as log:
+            self._popen = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+
+    def wait_listening(self) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not self._port_file.exists():
+            if self._popen is not None and self._popen.poll() is not None:
+                raise RuntimeError(f"{self.name} exited early:\n{self.log_tail()}")
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{self.name} does not listen:\n{self.log_tail()}")
+            time.sleep(0.02)
+        ports = json.loads(self._port_file.read_text())
+        self.address, self.metrics_address = ports["address"], ports["metrics_address"]
+
+    @property
+    def pid(self) -> int:
+        assert self._popen is not None
+        return self._popen.pid
+
+    def signal(self, signum: signal.Signals) -> None:
+        os.kill(self.pid, signum)
+
+    def stop(self) -> int:
+        """End it with SIGTERM (SIGKILL when that takes too long); its exit code."""
+        assert self._popen is not None
+        if self._popen.poll() is None:
+            self._popen.send_signal(signal.SIGCONT)
+            self._popen.terminate()
+        try:
+            return self._popen.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._popen.kill()
+            return self._popen.wait()
+
+    def kill(self) -> None:
+        assert self._popen is not None
+        self._popen.kill()
+        self._popen.wait()
+
+    @property
+    def alive(self) -> bool:
+        return self._popen is not None and self._popen.poll() is None
+
+    def log_tail(self, num_lines: int = 30) -> str:
+        if not self.log_path.exists():
+            return ""
+        return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-num_lines:])
+
+    def metrics(self) -> dict[str, float]:
+        """Its Prometheus samples by ``name{labels}`` as exposed."""
+        with urllib.request.urlopen(f"http://{self.metrics_address}/metrics", timeout=5) as reply:
+            text = reply.read().decode()
+        samples = {}
+        for line in text.splitlines():
+            if line and not line.startswith("#"):
+                key, _, value = line.rpartition(" ")
+                samples[key] = float(value)
+        return samples
+
+    def metric(self, prefix: str) -> float:
+        """Sum of all samples whose key starts with ``prefix``."""
+        return sum(value for key, value in self.metrics().items() if key.startswith(prefix))
+
+    def blocks(self) -> dict[str, int]:
+        prefix = 'diptych_kv_blocks{owner="'
+        return {
+            key.removeprefix(prefix).split('"')[0]: int(value)
+            for key, value in self.metrics().items()
+            if key.startswith(prefix)
+        }
+
+    def num_fds(self) -> int:
+        return psutil.Process(self.pid).num_fds()
+
+
+@dataclass
+class Cluster:
+    """A router and its workers."""
+
+    router: Process
+    prefill: list[Process]
+    decode: list[Process]
+
+    @property
+    def workers(self) -> list[Process]:
+        return [*self.prefill, *self.decode]
+
+    @property
+    def processes(self) -> list[Process]:
+        return [self.router, *self.workers]
+
+    def client(self) -> DiptychClient:
+        return DiptychClient(self.router.address)
+
+    async def wait_baseline(self, within_s: float) -> None:
+        """Wait until no worker holds a block: all are free or cached, by metric."""
+        deadline = time.monotonic() + within_s
+        while True:
+            held = {worker.name: worker.blocks() for worker in self.workers if worker.alive}
+            if all(not any(b[o] for o in HELD_OWNERS) for b in held.values()):
+                for name, blocks in held.items():
+                    total = blocks["free"] + blocks["cached"]
+                    assert total > 0, f"{name} reports no blocks"
+                return
+            assert time.monotonic() < deadline, f"blocks still held after {within_s} s: {held}"
+            await asyncio.sleep(0.05)
+
+    async def wait_ready(self, num_pairs: int | None = None) -> None:
+        """Wait until the router can place, and knows ``num_pairs`` proven pairs."""
+        if num_pairs is None:
+            num_pairs = len(self.prefill) * len(self.decode)
+        deadline = time.monotonic() + START_TIMEOUT_S
+        async with self.client() as client:
+            while True:
+                for process in self.processes:
+                    assert process.alive, f"{process.name} ended:\n{process.log_tail()}"
+                models = await client.models()
+                if models and models[0].ready and self.num_proven_pairs() >= num_pairs:
+                    return
+                assert time.monotonic() < deadline, (
+                    f"not ready: {models}, {self.num_proven_pairs()} pairs\n"
+                    + "\n".join(p.log_tail(8) for p in self.processes)
+                )
+                await asyncio.sleep(0.1)
+
+    def num_proven_pairs(self) -> int:
+        return int(self.router.metric("diptych_router_proven_pairs"))
+
+    async def eventually(self, condition: Callable[[], bool], within_s: float, what: str) -> None:
+        deadline = time.monotonic() + within_s
+        while not condition():
+            assert time.monotonic() < deadline, f"not within {within_s} s: {what}"
+            await asyncio.sleep(0.02)
+
+
+@contextmanager
+def running_cluster(
+    work: Path,
+    model: str,
+    *,
+    num_prefill: int = 1,
+    num_decode: int = 1,
+    worker_flags: dict[str, str] | None = None,
+    decode_flags: dict[str, str] | None = None,
+    prefill_flags: dict[str, str] | None = None,
+    router_flags: dict[str, str] | None = None,
+) -> Iterator[Cluster]:
+    """Start a cluster in ``work``; end every process of it, and check how each ended."""
+    work.mkdir(parents=True, exist_ok=True)
+    common = {"model": model, **(worker_flags or {})}
+    prefill = [
+        Process("prefill_worker", f"prefill-{i}", work, _args({**common, **(prefill_flags or {})}))
+        for i in range(num_prefill)
+    ]
+    decode = [
+        Process("decode_worker", f"decode-{i}", work, _args({**common, **(decode_flags or {})}))
+        for i in range(num_decode)
+    ]
+    started: list[Process] = []
+    try:
+        for process in [*prefill, *decode]:
+            process.start()
+            started.append(process)
+        for process in started:
+            process.wait_listening()
+        flags = {"model": model, **(router_flags or {})}
+        args = _args(flags)
+        for process in prefill:
+            args += ["--prefill", process.address]
+        for process in decode:
+            args += ["--decode", process.address]
+        router = Process("router", "router", work, args)
+        router.start()
+        started.append(router)
+        router.wait_listening()
+        yield Cluster(router, prefill, decode)
+    finally:
+        codes = {p.name: (p.stop() if p.alive else None) for p in reversed(started)}
+    for process in started:
+        code = codes[process.name]
+        assert code in (0, None), f"{process.name} exited with {code}:\n{process.log_tail()}"
+
+
+def _args(flags: dict[str, str]) -> list[str]:
+    return [part for key, value in flags.items() for part in (f"--{key}", value)]

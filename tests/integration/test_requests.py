@@ -1,0 +1,181 @@
+"""What a client may send, right and wrong, through a real router and real workers."""
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from diptych import rpc
+from diptych.errors import InvalidRequestError, ModelNotFoundError
+from diptych.v1 import common_pb2, inference_pb2
+from tests import hf_reference
+from tests.call import generate, token_request
+from tests.cluster import Cluster, running_cluster
+from tests.integration.conftest import TINY_MAX_LEN
+
+PROMPT = [5, 9, 77, 130, 200, 31, 44, 45, 46, 90, 91, 92]
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.fixture(scope="module")
+def cluster(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    flags = {"num-blocks": "128", "max-model-len": str(TINY_MAX_LEN)}
+    with running_cluster(
+        tmp_path_factory.mktemp("requests"),
+        str(tiny_llama),
+        worker_flags=flags,
+        router_flags={"local-prefill-below-tokens": "0"},
+    ) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+async def channel(cluster: Cluster) -> AsyncIterator[grpc.aio.Channel]:
+    await cluster.wait_ready()
+    async with rpc.channel(cluster.router.address) as opened:
+        yield opened
+
+
+def altered(request: inference_pb2.GenerateRequest) -> inference_pb2.GenerateRequest:
+    """``PROMPT`` for 4 tokens with one thing changed by ``request``."""
+    made = token_request(PROMPT, max_tokens=4)
+    made.MergeFrom(request)
+    return made
+
+
+def sampling(**values: object) -> inference_pb2.GenerateRequest:
+    params = common_pb2.SamplingParams(**values)  # type: ignore[arg-type]
+    return inference_pb2.GenerateRequest(sampling=params)
+
+
+REFUSED = {
+    "empty tokens": (inference_pb2.GenerateRequest(tokens=inference_pb2.TokenPrompt()), "tokens"),
+    "no prompt": (inference_pb2.GenerateRequest(), "prompt"),
+    "empty text": (inference_pb2.GenerateRequest(text=""), "text"),
+    "no messages": (
+        inference_pb2.GenerateRequest(chat=inference_pb2.ChatPrompt()),
+        "chat.messages",
+    ),
+    "one over": (token_request(list(range(3, 3 + TINY_MAX_LEN))), "tokens"),
+    "token id": (token_request([5, 100_000]), "tokens.ids[1]"),
+    "1 MiB of text": (inference_pb2.GenerateRequest(text="diptych " * 131_072), "text"),
+    "max_tokens 0": (altered(sampling(max_tokens=0)), "sampling.max_tokens"),
+    "max_tokens beyond": (altered(sampling(max_tokens=TINY_MAX_LEN)), "sampling.max_tokens"),
+    "min over max": (altered(sampling(min_tokens=9)), "sampling.min_tokens"),
+    "temperature": (altered(sampling(temperature=-0.1)), "sampling.temperature"),
+    "temperature nan": (altered(sampling(temperature=float("nan"))), "sampling.temperature"),
+    "top_p 0": (altered(sampling(top_p=0.0)), "sampling.top_p"),
+    "top_p over": (altered(sampling(top_p=1.5)), "sampling.top_p"),
+    "empty stop": (altered(sampling(stop=["a", ""])), "sampling.stop[1]"),
+    "too many stops": (altered(sampling(stop=["a"] * 17)), "sampling.stop"),
+    "stop token": (altered(sampling(stop_token_ids=[1 << 20])), "sampling.stop_token_ids[0]"),
+    "request id": (token_request([5], request_id="a b"), "request_id"),
+    "salt": (token_request([5], salt="s" * 65), "cache_salt"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+async def test_bad_request_is_refused_by_field(
+    cluster: Cluster, channel: grpc.aio.Channel, case: str
+) -> None:
+    request, field = REFUSED[case]
+    answer = await generate(channel, request, timeout_s=10)
+    assert isinstance(answer.error, InvalidRequestError), answer.error
+    assert answer.error.field == field
+    assert answer.token_ids == []
+
+
+async def test_unknown_model_lists_the_known(channel: grpc.aio.Channel) -> None:
+    answer = await generate(channel, altered(inference_pb2.GenerateRequest(model="gpt-17")))
+    assert isinstance(answer.error, ModelNotFoundError)
+    assert "gpt-17" in answer.error.message
+
+
+async def test_invalid_utf8_in_a_stop_string_names_it(channel: grpc.aio.Channel) -> None:
+    request = altered(sampling(stop=["fine", "QQQQ"])).SerializeToString()
+    call = channel.unary_stream(
+        "/diptych.v1.Inference/Generate",
+        request_serializer=None,
+        response_deserializer=inference_pb2.GenerateResponse.FromString,
+    )(request.replace(b"QQQQ", b"\xff\xfe\xfd\xfc"))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        async for _ in call:
+            pass
+    error = rpc.from_rpc_error(caught.value)
+    assert isinstance(error, InvalidRequestError)
+    assert error.field == "sampling.stop[1]"
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 3])
+async def test_few_tokens(channel: grpc.aio.Channel, tiny_llama: Path, max_tokens: int) -> None:
+    answer = await generate(channel, token_request(PROMPT, max_tokens=max_tokens))
+    assert answer.error is None
+    assert answer.token_ids == hf_reference.greedy(tiny_llama, PROMPT, max_tokens).token_ids
+    assert answer.finish_reason == common_pb2.FINISH_REASON_LENGTH
+
+
+async def test_longest_prompt_has_room_for_one_token(channel: grpc.aio.Channel) -> None:
+    longest = [3 + i % 400 for i in range(TINY_MAX_LEN - 1)]
+    answer = await generate(channel, token_request(longest))
+    assert answer.error is None
+    assert len(answer.token_ids) == 1
+    assert answer.finish_reason == common_pb2.FINISH_REASON_LENGTH
+
+
+async def test_stop_token_at_the_first_token(channel: grpc.aio.Channel, tiny_llama: Path) -> None:
+    first = hf_reference.greedy(tiny_llama, PROMPT, 1).token_ids[0]
+    answer = await generate(channel, altered(sampling(stop_token_ids=[first])))
+    assert answer.error is None
+    assert answer.token_ids == [first]
+    assert answer.text == ""
+    assert answer.finish_reason == common_pb2.FINISH_REASON_STOP
+
+
+async def test_min_tokens_holds_a_stop_token_back(
+    channel: grpc.aio.Channel, tiny_llama: Path
+) -> None:
+    first = hf_reference.greedy(tiny_llama, PROMPT, 1).token_ids[0]
+    request = altered(sampling(stop_token_ids=[first], min_tokens=2))
+    answer = await generate(channel, request)
+    assert answer.error is None
+    assert first not in answer.token_ids[:2]
+    assert len(answer.token_ids) >= 2
+
+
+async def test_stop_string_ends_the_text_before_it(channel: grpc.aio.Channel) -> None:
+    plain = await generate(channel, token_request(PROMPT, max_tokens=24))
+    text = plain.text
+    stop = text[len(text) // 2 :][:3]
+    assert stop.strip(), "the tiny model's text has nothing to stop at"
+    request = token_request(PROMPT, max_tokens=24)
+    request.sampling.stop.append(stop)
+    answer = await generate(channel, request)
+    assert answer.error is None
+    assert answer.finish_reason == common_pb2.FINISH_REASON_STOP
+    assert answer.last.stop_match == stop
+    assert answer.text == text[: text.index(stop)]
+
+
+async def test_stop_string_in_the_first_token(channel: grpc.aio.Channel) -> None:
+    plain = await generate(channel, token_request(PROMPT, max_tokens=24))
+    first_char = plain.text[0]
+    request = token_request(PROMPT, max_tokens=24)
+    request.sampling.stop.append(first_char)
+    answer = await generate(channel, request)
+    assert answer.error is None
+    assert (answer.text, answer.last.stop_match) == ("", first_char)
+
+
+async def test_seeded_runs_repeat_and_seeds_differ(channel: grpc.aio.Channel) -> None:
+    runs = [
+        await generate(channel, token_request(PROMPT, max_tokens=16, temperature=1.0, seed=seed))
+        for seed in (7, 7, 8)
+    ]
+    assert runs[0].token_ids == runs[1].token_ids
+    assert runs[0].token_ids != runs[2].token_ids
+
+
+async def test_nothing_is_held_afterwards(cluster: Cluster, channel: grpc.aio.Channel) -> None:
+    await cluster.wait_baseline(within_s=2)

@@ -1,0 +1,56 @@
+"""Settings of the transfer: which transports, how they are confined, how much is proven."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+TransportName = Literal["nixl", "inline"]
+DigestLevel = Literal["full", "off"]
+
+
+class TransferConfig(BaseModel):
+    """How a worker moves KV blocks. Frozen; built once at start."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    transports: tuple[TransportName, ...] = Field(
+        ("nixl", "inline"),
+        min_length=1,
+        description="Transports this worker may use, most wanted first. A pair that cannot be "
+        "proven over one falls back to the next, visibly; list one only to forbid that.",
+    )
+    digest_level: DigestLevel = Field(
+        "full",
+        description="Digests of announced blocks: full or off. Both pools must agree; inline "
+        "always carries and checks them.",
+    )
+    allow_nixl_tcp: bool = Field(
+        False,
+        description="Let nixl read over plain TCP. Off, because a reader that dies can crash "
+        "the process it reads from; inline is faster as well.",
+    )
+    nixl_net_devices: str = Field(
+        "lo",
+        description="Network devices that nixl may use and listen on (UCX_NET_DEVICES), "
+        "comma-separated.",
+    )
+    probe_blocks: int = Field(
+        4, ge=1, le=256, description="Random scratch blocks moved to prove and measure a pair."
+    )
+    max_read_bytes: int = Field(
+        16 * 2**20, ge=4096, description="Bytes of one read at the most; longer ones are split."
+    )
+    inline_message_bytes: int = Field(
+        2**20,
+        ge=4096,
+        le=8 * 2**20,
+        description="Payload bytes of one Data message of the inline transport.",
+    )
+    reconnect_min_s: float = Field(0.1, gt=0, description="First wait before a pair is retried, s.")
+    reconnect_max_s: float = Field(5.0, gt=0, description="Longest wait between retries, s.")
+    quarantine_max_s: float = Field(
+        10.0,
+        gt=0,
+        description="A read unfinished for this long after its pull ended has its transport "
+        "agent torn down to reclaim the blocks, s.",
+    )

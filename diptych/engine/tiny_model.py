@@ -131,11 +131,15 @@ def _tensors(
     kv_size = config["num_key_value_heads"] * head_dim
 
     def matrix(rows: int, columns: int, gain: float) -> NDArray[np.float32]:
-        return (rng.standard_normal((rows, columns)) * gain / columns**0.5).astype(np.float32)
+        scale = gain / float(columns) ** 0.5
+        values = rng.standard_normal((rows, columns))
+        result: NDArray[np.float32] = np.multiply(values, scale, dtype=np.float32)
+        return result
 
     def norm(size: int, scale: float = 1.0) -> NDArray[np.float32]:
         weight = scale * (1 + 0.1 * rng.standard_normal(size))
-        return (weight - (1 if gemma else 0)).astype(np.float32)
+        result: NDArray[np.float32] = np.subtract(weight, 1 if gemma else 0, dtype=np.float32)
+        return result
 
     yield "model.embed_tokens.weight", matrix(config["vocab_size"], hidden, 2.5 if gemma else 8.0)
     if not config["tie_word_embeddings"]:

@@ -1,0 +1,297 @@
+"""What a checkpoint's ``config.json`` says about its decoder, and nothing inferred.
+
+Reads the spellings of transformers 4 and 5. Whatever would change the result and
+is not understood here is refused by name. Immutable; no torch.
+"""
+
+import enum
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from diptych.errors import ConfigurationError
+
+# Keys that switch on mathematics this decoder does not have; fine when falsy.
+_UNSUPPORTED_SWITCHES = (
+    "attn_logit_softcapping",
+    "use_bidirectional_attention",
+    "quantization_config",
+    "embedding_multiplier",
+    "residual_multiplier",
+    "logits_scaling",
+    "num_experts",
+    "num_local_experts",
+)
+
+
+class Activation(enum.Enum):
+    """Of the gated feed-forward part."""
+
+    SILU = "silu"
+    GELU_TANH = "gelu_pytorch_tanh"
+
+
+class RopeType(enum.Enum):
+    """How rotary frequencies are stretched."""
+
+    DEFAULT = "default"
+    LINEAR = "linear"
+    LLAMA3 = "llama3"
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """One set of rotary frequencies. Positions in tokens."""
+
+    theta: float
+    rope_type: RopeType = RopeType.DEFAULT
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position: int = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class LayerConfig:
+    """What may differ from layer to layer."""
+
+    rope: RopeConfig
+    sliding_window: int | None  # a token sees itself and window - 1 before it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """The decoder's shape and variations."""
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position: int  # longest sequence in tokens
+    rms_norm_eps: float
+    activation: Activation
+    tied_embeddings: bool
+    embedding_scale: float  # of looked-up embeddings, rounded to the weights' dtype
+    attention_scale: float  # of query-key products
+    qk_norm: bool
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    norm_offset: float  # added to every norm's weight
+    post_norms: bool  # norms after attention and feed-forward as well
+    logit_softcap: float | None
+    layers: tuple[LayerConfig, ...]
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @classmethod
+    def from_folder(cls, folder: Path | str) -> "ModelConfig":
+        """Read ``config.json`` in ``folder``.
+
+        Raises:
+            ConfigurationError: missing, malformed, or a model we do not have.
+        """
+        path = Path(folder) / "config.json"
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"cannot read {path}: {error}") from error
+        if not isinstance(content, dict):
+            raise ConfigurationError(f"{path} is not a JSON object")
+        return cls.from_hf(content)
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> "ModelConfig":
+        """Read the content of a Hugging Face ``config.json``.
+
+        Raises:
+            ConfigurationError: names the key and value it cannot follow.
+        """
+        model_type = config.get("model_type")
+        if not isinstance(model_type, str) or model_type not in _FAMILIES:
+            raise ConfigurationError(
+                f"model_type {model_type!r} is not supported; have {', '.join(sorted(_FAMILIES))}"
+            )
+        family = _FAMILIES[model_type]
+        for key in _UNSUPPORTED_SWITCHES:
+            if config.get(key):
+                raise ConfigurationError(f"config.json: {key}={config[key]!r} is not supported")
+        reader = _Reader(config)
+        gemma = model_type == "gemma3_text"
+        num_heads = reader.count("num_attention_heads")
+        num_kv_heads = reader.count("num_key_value_heads", num_heads)
+        if num_heads % num_kv_heads:
+            raise ConfigurationError(
+                f"config.json: {num_heads} heads cannot share {num_kv_heads} key-value heads"
+            )
+        hidden_size = reader.count("hidden_size")
+        head_dim = reader.count("head_dim", family.head_dim or hidden_size // num_heads)
+        attention_bias = bool(config.get("attention_bias"))
+        scalar = reader.number("query_pre_attn_scalar", 256) if gemma else head_dim
+        softcap = config.get("final_logit_softcapping")
+        return cls(
+            model_type=model_type,
+            vocab_size=reader.count("vocab_size"),
+            hidden_size=hidden_size,
+            intermediate_size=reader.count("intermediate_size"),
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            max_position=reader.count("max_position_embeddings", 131072 if gemma else None),
+            rms_norm_eps=reader.number("rms_norm_eps", 1e-6),
+            activation=reader.activation(
+                "hidden_activation" if gemma else "hidden_act",
+                "gelu_pytorch_tanh" if gemma else "silu",
+            ),
+            tied_embeddings=bool(config.get("tie_word_embeddings", gemma)),
+            embedding_scale=hidden_size**0.5 if gemma else 1.0,
+            attention_scale=scalar**-0.5,
+            qk_norm=family.qk_norm,
+            qkv_bias=attention_bias or family.qkv_bias,
+            output_bias=attention_bias,
+            mlp_bias=bool(config.get("mlp_bias")),
+            norm_offset=1.0 if gemma else 0.0,
+            post_norms=gemma,
+            logit_softcap=float(softcap) if softcap else None,
+            layers=reader.layers(family),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """What a model type implies without saying it in its config."""
+
+    qk_norm: bool = False
+    qkv_bias: bool = False
+    head_dim: int | None = None  # None: hidden_size / num_heads
+    window: int | None = None  # where the config is silent
+    window_switch: bool = False  # sliding only if use_sliding_window says so
+    window_pattern: int | None = None  # every n-th layer is full; None: all slide
+    rope_theta: float = 10000.0
+    local_rope_theta: float | None = None  # of sliding layers
+
+
+_FAMILIES: Mapping[str, _Family] = {
+    "llama": _Family(),
+    "mistral": _Family(window=4096),
+    "qwen2": _Family(qkv_bias=True, window=4096, window_switch=True),
+    "qwen3": _Family(qk_norm=True, head_dim=128, window=4096, window_switch=True),
+    "gemma3_text": _Family(
+        qk_norm=True,
+        head_dim=256,
+        window=4096,
+        window_pattern=6,
+        rope_theta=1_000_000.0,
+        local_rope_theta=10_000.0,
+    ),
+}
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
+
+class _Reader:
+    """Typed access to the config with errors that name the key."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._config = config
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self._config.get(key)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            raise ConfigurationError(f"config.json: {key} must be a positive number, is {value!r}")
+        return float(value)
+
+    def count(self, key: str, default: int | None = None) -> int:
+        value = self.number(key, default)
+        if value != int(value):
+            raise ConfigurationError(f"config.json: {key} must be a whole number, is {value!r}")
+        return int(value)
+
+    def activation(self, key: str, default: str) -> Activation:
+        name = self._config.get(key) or default
+        try:
+            return Activation(name)
+        except ValueError:
+            raise ConfigurationError(f"config.json: {key}={name!r} is not supported") from None
+
+    def layers(self, family: _Family) -> tuple[LayerConfig, ...]:
+        num_layers = self.count("num_hidden_layers")
+        window = self._window(family)
+        kinds = self._layer_types(family, num_layers, window)
+        ropes = {kind: self._rope(family, kind) for kind in sorted(set(kinds))}
+        return tuple(
+            LayerConfig(rope=ropes[kind], sliding_window=window if kind == _SLIDING else None)
+            for kind in kinds
+        )
+
+    def _window(self, family: _Family) -> int | None:
+        if family.window is None:
+            return None
+        if family.window_switch and not self._config.get("use_sliding_window"):
+            return None
+        if "sliding_window" in self._config and self._config["sliding_window"] is None:
+            return None
+        return self.count("sliding_window", family.window)
+
+    def _layer_types(self, family: _Family, num_layers: int, window: int | None) -> list[str]:
+        # Llama has no such key and Mistral slides in every layer whatever it says.
+        has_types = family.window_switch or family.window_pattern is not None
+        kinds = self._config.get("layer_types") if has_types else None
+        if kinds is not None:
+            if len(kinds) != num_layers or not set(kinds) <= {_FULL, _SLIDING}:
+                raise ConfigurationError(f"config.json: layer_types={kinds!r} is not supported")
+            if window is None and _SLIDING in kinds:
+                raise ConfigurationError("config.json: sliding layers without sliding_window")
+            return list(kinds)
+        if window is None:
+            return [_FULL] * num_layers
+        if family.window_switch:
+            first = self._config.get("max_window_layers", 28)
+            return [_SLIDING if index >= first else _FULL for index in range(num_layers)]
+        if family.window_pattern is None:
+            return [_SLIDING] * num_layers
+        period = self.count("sliding_window_pattern", family.window_pattern)
+        return [_SLIDING if (i + 1) % period else _FULL for i in range(num_layers)]
+
+    def _rope(self, family: _Family, kind: str) -> RopeConfig:
+        local = kind == _SLIDING and family.local_rope_theta is not None
+        parameters = dict(self._config.get("rope_parameters") or {})
+        if kind in parameters:  # transformers 5, one set per layer type
+            parameters = dict(parameters[kind] or {})
+        elif family.local_rope_theta is not None and "rope_theta" in parameters:
+            raise ConfigurationError("config.json: rope_parameters must name its layer types")
+        elif not local:  # scaling never applied to the local frequencies
+            parameters |= self._config.get("rope_scaling") or {}
+        theta_key = "rope_local_base_freq" if local else "rope_theta"
+        default_theta = family.local_rope_theta if local else family.rope_theta
+        theta = parameters.get("rope_theta") or self.number(theta_key, default_theta)
+        name = parameters.get("rope_type", parameters.get("type", "default"))
+        try:
+            rope_type = RopeType(name)
+        except ValueError:
+            raise ConfigurationError(f"config.json: rope type {name!r} is not supported") from None
+        if parameters.get("partial_rotary_factor", 1.0) != 1.0:
+            raise ConfigurationError("config.json: partial_rotary_factor is not supported")
+        if rope_type is RopeType.DEFAULT:
+            return RopeConfig(theta=float(theta))
+        scaling = _Reader(parameters)
+        if rope_type is RopeType.LINEAR:
+            return RopeConfig(float(theta), rope_type, scaling.number("factor"))
+        return RopeConfig(
+            float(theta),
+            rope_type,
+            scaling.number("factor"),
+            scaling.number("low_freq_factor"),
+            scaling.number("high_freq_factor"),
+            scaling.count(
+                "original_max_position_embeddings", self.count("max_position_embeddings")
+            ),
+        )

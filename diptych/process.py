@@ -1,0 +1,178 @@
+"""The shell of a server process: settings, event loop, signals, and what every role serves.
+
+``main`` is what ``python -m router`` and its siblings call;
+:class:`diptych.service_host.ServiceHost` is what a role's ``serve`` is built
+around. Neither knows what the role does.
+
+A role looks like this::
+
+    async def serve(config: XConfig, stop: asyncio.Event, ready: Ready) -> None:
+        async with ServiceHost(config) as host:
+            add_XServicer_to_server(servicer, host.server)
+            await host.start([X_SERVICE_NAME])      # accepts connections, port file written
+            ready(host.port)
+            ...                                     # load; tasks in the role's own task group
+            await host.set_serving(True)
+            await stop.wait()
+            await host.set_serving(False)           # refuse new work
+            ...                                     # drain within config.timers.drain_s
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import ClassVar, Literal, Protocol, TypeVar
+
+import uvloop
+from pydantic import BaseModel, ConfigDict, Field
+
+from diptych import settings
+from diptych.errors import ConfigurationError
+from diptych.telemetry import logs
+
+logger = logging.getLogger(__name__)
+
+EXIT_FAILED = 1
+EXIT_CONFIGURATION = 2
+_ORPHAN_GRACE_S = 10.0
+
+Ready = Callable[[int], None]
+
+
+class ProcessConfig(BaseModel):
+    """Settings that every server process has. Roles inherit it and set ``role``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    # Names the process in logs, traces, ``diptych <role>`` and ``DIPTYCH_<ROLE>_...``.
+    role: ClassVar[str] = "process"
+
+    listen: str = Field("127.0.0.1:0", description="host:port to serve gRPC on; port 0 picks one.")
+    metrics_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="Port of the Prometheus endpoint on the same host; 0 picks one, unset is off.",
+    )
+    port_file: Path | None = Field(
+        None, description="Write the addresses here as JSON once connections are accepted."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least level that is logged."
+    )
+    otlp_endpoint: str | None = Field(
+        None, description="OTLP/gRPC collector for traces, http://host:4317; unset is off."
+    )
+    trace_sample_ratio: float = Field(
+        1.0, ge=0, le=1, description="Share of requests traced when the client did not decide."
+    )
+    stop_with_stdin: bool = Field(
+        False, description="Stop when standard input ends, so as not to outlive the parent."
+    )
+
+
+P_contra = TypeVar("P_contra", bound=ProcessConfig, contravariant=True)
+P = TypeVar("P", bound=ProcessConfig)
+
+
+class Serve(Protocol[P_contra]):
+    """A role: serves until ``stop`` is set, then drains and returns.
+
+    It calls ``ready(port)`` once it accepts connections.
+    """
+
+    async def __call__(self, config: P_contra, stop: asyncio.Event, ready: Ready, /) -> None: ...
+
+
+def main(config_type: type[P], serve: Serve[P], args: Sequence[str] | None = None) -> int:
+    """Load the settings and run ``serve``; the process's exit code."""
+    role = config_type.role
+    try:
+        config = settings.load(
+            config_type,
+            args,
+            prog=f"diptych {role}",
+            env_prefix=f"DIPTYCH_{role.upper().replace('-', '_')}_",
+        )
+    except ConfigurationError as error:
+        return complain(role, error)
+    return run(serve, config)
+
+
+def run(serve: Serve[P], config: P) -> int:
+    """Run ``serve`` on uvloop until SIGTERM or SIGINT; the process's exit code.
+
+    0 after a clean stop, 2 after one line when a setting or file is wrong, 1
+    after a logged traceback for a bug. The first signal sets ``stop``; a second
+    one exits at once.
+    """
+    logs.set_up(f"diptych-{config.role}", config.log_level)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_run(serve, config))
+    except ConfigurationError as error:
+        return complain(config.role, error)
+    except BaseExceptionGroup as group:
+        cause = _configuration_error(group)
+        if cause is not None:
+            return complain(config.role, cause)
+        logger.critical("process failed", exc_info=group)
+        return EXIT_FAILED
+    except Exception as error:
+        logger.critical("process failed", exc_info=error)
+        return EXIT_FAILED
+    return 0
+
+
+def complain(role: str, error: ConfigurationError) -> int:
+    """Print the one line for a wrong setting; the exit code."""
+    print(f"diptych {role}: {error.message}", file=sys.stderr)  # noqa: T201 - for people
+    return EXIT_CONFIGURATION
+
+
+async def _run(serve: Serve[P], config: P) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal(signum: signal.Signals) -> None:
+        if stop.is_set():
+            os._exit(128 + signum)
+        logger.info("stopping", extra={"signal": signum.name})
+        stop.set()
+
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, on_signal, signum)
+    if config.stop_with_stdin:
+        watch = threading.Thread(
+            target=_stop_at_eof, args=(loop, stop), name="stdin-watch", daemon=True
+        )
+        watch.start()
+    await serve(config, stop, lambda port: logger.info("listening", extra={"port": port}))
+
+
+def _stop_at_eof(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    while os.read(0, 4096):
+        pass
+    try:
+        loop.call_soon_threadsafe(stop.set)
+    except RuntimeError:  # the loop is closed: we are exiting anyway
+        return
+    time.sleep(_ORPHAN_GRACE_S)
+    os._exit(EXIT_FAILED)
+
+
+def _configuration_error(group: BaseExceptionGroup[BaseException]) -> ConfigurationError | None:
+    for error in group.exceptions:
+        if isinstance(error, ConfigurationError):
+            return error
+        if isinstance(error, BaseExceptionGroup):
+            found = _configuration_error(error)
+            if found is not None:
+                return found
+    return None

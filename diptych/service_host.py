@@ -1,0 +1,212 @@
+"""What every role serves beside its own services: health, reflection, metrics, traces."""
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Self
+
+import prometheus_client
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+
+from diptych import __version__, rpc
+from diptych.errors import ConfigurationError
+from diptych.process import ProcessConfig
+from diptych.telemetry.metrics import Metrics
+from diptych.telemetry.tracing import Tracing
+
+logger = logging.getLogger(__name__)
+
+_LAG_PERIOD_S = 0.1
+_LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
+_SCRAPE_TIMEOUT_S = 5.0
+_STOP_GRACE_S = 0.5
+
+
+class ServiceHost:
+    """One process object's gRPC server, metrics endpoint and tracer. An async context manager.
+
+    Owns ``server`` (add servicers before ``start``), ``metrics``/``registry``
+    and ``tracing``. Leaving the context stops the server (calls still open are
+    cancelled after half a second), the endpoint, and flushes spans for two
+    seconds at most. Several may live in one process. Used from the event-loop
+    thread only; a scrape is collected on it, so metrics may read live state.
+    """
+
+    def __init__(self, config: ProcessConfig, *, instance_id: str = "") -> None:
+        """``instance_id`` is the process's incarnation, for the trace's resource."""
+        self._config = config
+        self._host = _split(config.listen)
+        self.registry = _LoopRegistry()
+        self.metrics = Metrics(self.registry)
+        self.tracing = Tracing(
+            f"diptych-{config.role}",
+            endpoint=config.otlp_endpoint,
+            sample_ratio=config.trace_sample_ratio,
+            instance_id=instance_id,
+        )
+        self.server = rpc.server()
+        self.port = 0
+        self.metrics_port: int | None = None
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined] # absent in the stubs
+        self._services: list[str] = []
+        self._stack = AsyncExitStack()
+        self._lag_timer: asyncio.TimerHandle | None = None
+        self._lag = self.metrics.histogram(
+            "event_loop_lag_seconds",
+            "How much later than due the event loop ran a timer, sampled every 100 ms, s.",
+            _LAG_BUCKETS,
+        )
+
+    @property
+    def address(self) -> str:
+        """host:port of the gRPC server, as a process on this machine reaches it."""
+        return f"{_reachable(self._host)}:{self.port}"
+
+    @property
+    def metrics_address(self) -> str | None:
+        """host:port of the Prometheus endpoint; None when it is off."""
+        if self.metrics_port is None:
+            return None
+        return f"{_reachable(self._host)}:{self.metrics_port}"
+
+    async def start(self, services: Iterable[str]) -> None:
+        """Accept connections; health says NOT_SERVING until ``set_serving(True)``.
+
+        ``services`` are the full names of the role's own services, for
+        reflection and health. Writes the port file last.
+
+        Raises:
+            ConfigurationError: an address cannot be bound.
+        """
+        self._services = list(services)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
+        own = [health.SERVICE_NAME, reflection.SERVICE_NAME]
+        reflection.enable_server_reflection([*self._services, *own], self.server)
+        await self.set_serving(False)
+        try:
+            self.port = self.server.add_insecure_port(self._config.listen)
+        except RuntimeError:
+            self.port = 0
+        if self.port == 0:
+            raise ConfigurationError(
+                f"--listen: cannot bind {self._config.listen}: in use, or not an address of "
+                "this machine"
+            )
+        await self.server.start()
+        if self._config.metrics_port is not None:
+            self._start_metrics(self._config.metrics_port)
+        self._write_port_file()
+
+    async def set_serving(self, serving: bool) -> None:
+        """Tell health checkers, per service and as a whole."""
+        statuses = health_pb2.HealthCheckResponse
+        status = statuses.SERVING if serving else statuses.NOT_SERVING
+        for service in ("", *self._services):
+            await self._health.set(service, status)
+
+    async def __aenter__(self) -> Self:
+        prometheus_client.ProcessCollector(registry=self.registry)
+        info = self.metrics.gauges("build_info", "Always 1.", ("version", "role"))
+        info.labels(__version__, self._config.role).set(1)
+        self.registry.loop = asyncio.get_running_loop()
+        self._stack.push_async_callback(asyncio.to_thread, self.tracing.shutdown)
+        self._schedule_lag()
+        self._stack.callback(self._stop_lag)
+        self._stack.push_async_callback(self.server.stop, _STOP_GRACE_S)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool | None:
+        return await self._stack.__aexit__(kind, error, trace)
+
+    def _schedule_lag(self) -> None:
+        loop = asyncio.get_running_loop()
+        due = loop.time() + _LAG_PERIOD_S
+        self._lag_timer = loop.call_at(due, self._measure_lag, due)
+
+    def _measure_lag(self, due: float) -> None:
+        self._lag.observe(max(0.0, asyncio.get_running_loop().time() - due))
+        self._schedule_lag()
+
+    def _stop_lag(self) -> None:
+        if self._lag_timer is not None:
+            self._lag_timer.cancel()
+
+    def _start_metrics(self, port: int) -> None:
+        try:
+            server, thread = prometheus_client.start_http_server(
+                port, self._host, registry=self.registry
+            )
+        except OSError as error:
+            raise ConfigurationError(
+                f"--metrics-port: cannot bind {self._host}:{port}: {error.strerror}"
+            ) from None
+        self.metrics_port = server.server_port
+
+        def stop() -> None:
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
+        self._stack.push_async_callback(asyncio.to_thread, stop)
+
+    def _write_port_file(self) -> None:
+        path = self._config.port_file
+        if path is None:
+            return
+        ports = {"address": self.address, "metrics_address": self.metrics_address or ""}
+        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+        try:
+            partial.write_text(json.dumps(ports))
+            partial.replace(path)
+        except OSError as error:
+            raise ConfigurationError(f"--port-file: {path}: {error.strerror}") from None
+
+
+class _LoopRegistry(CollectorRegistry):
+    """Collects on the event loop's thread, whichever thread asks."""
+
+    def __init__(self) -> None:
+        super().__init__(auto_describe=True)
+        self.loop: asyncio.AbstractEventLoop | None = None
+
+    def collect(self) -> Iterator[Metric]:
+        on_loop = _running_loop() is self.loop
+        if self.loop is None or on_loop:
+            return iter(list(super().collect()))
+        collected = asyncio.run_coroutine_threadsafe(self._collect(), self.loop)
+        return iter(collected.result(_SCRAPE_TIMEOUT_S))
+
+    async def _collect(self) -> list[Metric]:
+        return list(super().collect())
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def _split(address: str) -> str:
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise ConfigurationError(f"--listen: expected host:port (got {address!r})")
+    return host.removeprefix("[").removesuffix("]")
+
+
+def _reachable(host: str) -> str:
+    if host in ("0.0.0.0", "::"):
+        return "127.0.0.1"
+    return f"[{host}]" if ":" in host else host

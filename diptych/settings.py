@@ -1,0 +1,142 @@
+"""Settings of a process from flags, environment and file, in that order of precedence.
+
+Configurations are plain frozen pydantic models, so that code and tests build
+them without reading anything; only :func:`load`, called once at start, looks at
+the command line, the environment and a YAML file. A wrong or unknown setting
+becomes one line that names the flag.
+"""
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, Field, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+    YamlConfigSettingsSource,
+)
+
+from diptych.errors import ConfigurationError
+
+C = TypeVar("C", bound=BaseModel)
+
+# Kubernetes injects such variables for a service named like our prefix.
+_SERVICE_LINK = re.compile(r"(SERVICE_(HOST|PORT.*)|PORT(_\d+_.*)?)$")
+
+
+def load(
+    config_type: type[C], args: Sequence[str] | None = None, *, prog: str, env_prefix: str
+) -> C:
+    """Build ``config_type`` from ``args`` (``sys.argv[1:]``), environment and ``--config`` file.
+
+    ``--help`` prints and exits.
+
+    Raises:
+        ConfigurationError: a setting is unknown, missing or wrong; one line.
+    """
+    args = list(sys.argv[1:] if args is None else args)
+    path = _config_path(args)
+    loader = _loader(config_type, path, prog, env_prefix)
+    _refuse_unknown_environment(loader, env_prefix)
+    try:
+        loaded: BaseModel = loader(_cli_parse_args=args)
+        return config_type.model_validate(loaded.model_dump(exclude={"config"}))
+    except ValidationError as error:
+        raise ConfigurationError(one_line(error)) from None
+    except SettingsError as error:
+        raise ConfigurationError(_plain(str(error))) from None
+
+
+def one_line(error: ValidationError) -> str:
+    """What is wrong, as ``--flag: reason (got value)``, for up to three fields."""
+    problems = []
+    for item in error.errors(include_url=False)[:3]:
+        flag = "--" + ".".join(str(part) for part in item["loc"]).replace("_", "-")
+        reason = item["msg"].removeprefix("Value error, ")
+        if item["type"] == "extra_forbidden":
+            reason = "no such setting"
+        elif item["type"] == "missing":
+            reason = "is required"
+        elif isinstance(item["input"], str | int | float):
+            reason += f" (got {item['input']!r})"
+        problems.append(f"{flag}: {reason}" if item["loc"] else reason)
+    return "; ".join(problems)
+
+
+def _loader(
+    config_type: type[C], path: Path | None, prog: str, env_prefix: str
+) -> type[BaseSettings]:
+    def customise(
+        cls: type[BaseSettings],
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        if path is None:
+            return (env_settings,)
+        return (env_settings, YamlConfigSettingsSource(settings_cls, yaml_file=path))
+
+    namespace: dict[str, Any] = {
+        "__doc__": config_type.__doc__,
+        "__module__": __name__,
+        "__annotations__": {"config": Path | None},
+        "config": Field(None, description="YAML file of settings, named as the flags with _."),
+        "model_config": SettingsConfigDict(
+            env_prefix=env_prefix,
+            env_nested_delimiter="__",
+            extra="forbid",
+            cli_prog_name=prog,
+            cli_kebab_case=True,
+            cli_avoid_json=True,
+            cli_hide_none_type=True,
+            cli_implicit_flags=True,
+            cli_exit_on_error=False,
+        ),
+        "settings_customise_sources": classmethod(customise),
+    }
+    return type(f"{config_type.__name__}Loader", (BaseSettings, config_type), namespace)
+
+
+def _config_path(args: Sequence[str]) -> Path | None:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--config", type=Path)
+    try:
+        path: Path | None = parser.parse_known_args(args)[0].config
+    except argparse.ArgumentError:
+        raise ConfigurationError("--config: expected one argument") from None
+    if path is None:
+        return None
+    try:
+        content = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ConfigurationError(f"--config: {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        detail = " ".join(str(error).split())
+        raise ConfigurationError(f"--config: {path} is not YAML: {detail}") from None
+    if content is not None and not isinstance(content, dict):
+        raise ConfigurationError(f"--config: {path}: expected settings as `name: value`")
+    return path
+
+
+def _refuse_unknown_environment(loader: type[BaseSettings], env_prefix: str) -> None:
+    known = {f"{env_prefix}{name}".upper() for name in loader.model_fields}
+    for variable in os.environ:
+        name = variable.upper()
+        if not name.startswith(env_prefix) or name.split("__")[0] in known:
+            continue
+        if not _SERVICE_LINK.search(name.removeprefix(env_prefix)):
+            raise ConfigurationError(f"environment: {variable}: no such setting")
+
+
+def _plain(message: str) -> str:
+    return " ".join(message.removeprefix("error parsing CLI: ").split())

@@ -1,0 +1,40 @@
+"""Names of span attributes.
+
+Those of OpenTelemetry's GenAI conventions where they exist, ``diptych.`` ones
+elsewhere. Never prompts, outputs, or tickets.
+"""
+
+from typing import Final
+
+OPERATION_NAME: Final = "gen_ai.operation.name"  # chat or text_completion
+PROVIDER_NAME: Final = "gen_ai.provider.name"  # always "diptych"
+REQUEST_MODEL: Final = "gen_ai.request.model"
+REQUEST_MAX_TOKENS: Final = "gen_ai.request.max_tokens"
+REQUEST_TEMPERATURE: Final = "gen_ai.request.temperature"
+REQUEST_TOP_K: Final = "gen_ai.request.top_k"
+REQUEST_TOP_P: Final = "gen_ai.request.top_p"
+REQUEST_SEED: Final = "gen_ai.request.seed"
+RESPONSE_ID: Final = "gen_ai.response.id"
+FINISH_REASONS: Final = "gen_ai.response.finish_reasons"
+INPUT_TOKENS: Final = "gen_ai.usage.input_tokens"
+OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
+CACHED_TOKENS: Final = "gen_ai.usage.cache_read.input_tokens"
+TIME_TO_FIRST_TOKEN: Final = "gen_ai.server.time_to_first_token"  # s
+TIME_PER_OUTPUT_TOKEN: Final = "gen_ai.server.time_per_output_token"  # s
+ERROR_TYPE: Final = "error.type"  # the reason, such as KV_BLOCKS_EXHAUSTED
+
+REQUEST_ID: Final = "diptych.request_id"
+STAGE: Final = "diptych.stage"
+ATTEMPT: Final = "diptych.attempt"
+KV_PATH: Final = "diptych.kv_path"
+FALLBACK: Final = "diptych.fallback"
+HANDOFF_GAP: Final = "diptych.handoff_gap"  # s
+PREFILL_WORKER: Final = "diptych.prefill_worker"
+DECODE_WORKER: Final = "diptych.decode_worker"
+TRANSPORT: Final = "diptych.transfer.transport"
+TRANSFER_BYTES: Final = "diptych.transfer.bytes"
+TRANSFER_TOKENS: Final = "diptych.transfer.tokens"
+TRANSFER_READ_S: Final = "diptych.transfer.read_s"
+TRANSFER_EXPOSED_S: Final = "diptych.transfer.exposed_s"
+NUM_PREEMPTIONS: Final = "diptych.num_preemptions"
+COMPUTED_TOKENS: Final = "diptych.computed_tokens"

@@ -1,0 +1,76 @@
+"""JSON log lines on stderr: a constant message, fields beside it, request and trace id.
+
+``logger.info("request finished", extra={"num_output_tokens": 12})``. Prompts,
+outputs and tickets are never logged. The ids come from a context variable, so
+that every line a request's task writes carries them.
+"""
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import IO, NamedTuple
+
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+class RequestIds(NamedTuple):
+    """What a log line says about the request it belongs to."""
+
+    request_id: str
+    trace_id: str
+
+
+_ids: ContextVar[RequestIds | None] = ContextVar("request_ids", default=None)
+
+
+@contextmanager
+def request_ids(request_id: str, trace_id: str = "") -> Iterator[None]:
+    """Mark the log lines of this task and its children. Not open across a handler's ``yield``."""
+    token = _ids.set(RequestIds(request_id, trace_id))
+    try:
+        yield
+    finally:
+        _ids.reset(token)
+
+
+class JSONFormatter(logging.Formatter):
+    """One JSON object a line; what cannot be encoded is shown as text."""
+
+    def __init__(self, service: str) -> None:
+        super().__init__()
+        self._service = service
+
+    def format(self, record: logging.LogRecord) -> str:
+        created = time.gmtime(record.created)
+        line: dict[str, object] = {
+            "time": f"{time.strftime('%Y-%m-%dT%H:%M:%S', created)}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "service": self._service,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        ids = _ids.get()
+        if ids is not None:
+            line["request_id"] = ids.request_id
+            if ids.trace_id:
+                line["trace_id"] = ids.trace_id
+        line.update({k: v for k, v in vars(record).items() if k not in _STANDARD})
+        if record.exc_info and record.exc_info[0] is not None:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str, ensure_ascii=False)
+
+
+def set_up(service: str, level: str = "info", stream: IO[str] | None = None) -> None:
+    """Send this process's logs to ``stream`` (stderr) as JSON lines. Replaces what was set up."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JSONFormatter(service))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    logging.captureWarnings(True)
+    for noisy in ("httpx", "httpcore", "urllib3", "filelock", "asyncio", "opentelemetry"):
+        logging.getLogger(noisy).setLevel(max(logging.WARNING, root.level))

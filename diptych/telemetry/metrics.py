@@ -1,0 +1,108 @@
+"""Prometheus metrics of one process object, in a registry of its own.
+
+Everything here is written and read on the event-loop thread (a scrape hops onto
+it, see :mod:`diptych.process`), so a metric may read live state. Labels are
+bounded: a family over an enum is made whole at once, and an unknown value is a
+bug (KeyError); labels over peers are read from live state at scrape time and so
+vanish with the peer. Help texts carry the definition.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+SECONDS_BUCKETS = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
+)  # fmt: skip
+
+Sample = tuple[Sequence[str], float]
+
+
+class Metrics:
+    """Factory of one process object's metrics; names get the prefix ``diptych_``.
+
+    Units come last in the name (``_seconds``, ``_bytes``, ``_tokens``);
+    counters end in ``_total``.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+
+    def counter(self, name: str, definition: str) -> Counter:
+        """A count that only grows."""
+        return Counter(_full(name), definition, registry=self.registry)
+
+    def gauge(self, name: str, definition: str) -> Gauge:
+        """A value that is set when it changes."""
+        return Gauge(_full(name), definition, registry=self.registry)
+
+    def gauges(self, name: str, definition: str, labels: Sequence[str]) -> Gauge:
+        """A family of gauges; the caller keeps the label values bounded."""
+        return Gauge(_full(name), definition, labels, registry=self.registry)
+
+    def histogram(
+        self, name: str, definition: str, buckets: Sequence[float] = SECONDS_BUCKETS
+    ) -> Histogram:
+        """A distribution."""
+        return Histogram(_full(name), definition, buckets=buckets, registry=self.registry)
+
+    def counters(
+        self, name: str, definition: str, label: str, values: Iterable[str]
+    ) -> Mapping[str, Counter]:
+        """One counter per value of ``label``; all exist from the start, at 0."""
+        family = Counter(_full(name), definition, [label], registry=self.registry)
+        return {str(value): family.labels(str(value)) for value in values}
+
+    def histograms(
+        self,
+        name: str,
+        definition: str,
+        label: str,
+        values: Iterable[str],
+        buckets: Sequence[float] = SECONDS_BUCKETS,
+    ) -> Mapping[str, Histogram]:
+        """One histogram per value of ``label``."""
+        family = Histogram(
+            _full(name), definition, [label], buckets=buckets, registry=self.registry
+        )
+        return {str(value): family.labels(str(value)) for value in values}
+
+    def read_gauge(self, name: str, definition: str, read: Callable[[], float]) -> None:
+        """A gauge read from live state at each scrape."""
+        self.read_gauges(name, definition, (), lambda: [((), read())])
+
+    def read_gauges(
+        self,
+        name: str,
+        definition: str,
+        labels: Sequence[str],
+        read: Callable[[], Iterable[Sample]],
+    ) -> None:
+        """Gauges read at each scrape: ``read`` gives (label values, value) pairs."""
+        self.registry.register(_Read(_full(name), definition, labels, read))
+
+
+class _Read(Collector):
+    def __init__(
+        self,
+        name: str,
+        definition: str,
+        labels: Sequence[str],
+        read: Callable[[], Iterable[Sample]],
+    ) -> None:
+        self._name, self._definition, self._labels, self._read = name, definition, labels, read
+
+    def describe(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily(self._name, self._definition, labels=self._labels)
+
+    def collect(self) -> Iterator[Metric]:
+        family = GaugeMetricFamily(self._name, self._definition, labels=self._labels)
+        for values, value in self._read():
+            family.add_metric(list(values), value)
+        yield family
+
+
+def _full(name: str) -> str:
+    return name if name.startswith(("gen_ai_", "process_")) else f"diptych_{name}"

@@ -1,0 +1,208 @@
+"""Spans of one process, sent by OTLP; nothing is recorded without an endpoint.
+
+A ``Tracing`` owns its own provider (never the global one), so that a router and
+its workers can live in one test process. Times given by callers are of the
+monotonic clock in seconds, as everywhere in Diptych; they are mapped to wall
+time by one offset taken at construction. Called from the event-loop thread;
+export happens on the SDK's own thread and never blocks.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import SpanLimits, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+from opentelemetry.trace import NoOpTracer, Span, SpanKind, StatusCode, Tracer, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from diptych import __version__
+from diptych.telemetry import attributes
+from diptych.telemetry.stages import Stage
+
+logger = logging.getLogger(__name__)
+
+AttributeValue = str | bool | int | float | Sequence[str]
+Attributes = Mapping[str, AttributeValue]
+EXPORT_TIMEOUT_S = 5.0
+
+_propagator = TraceContextTextMapPropagator()
+
+
+class Tracing:
+    """Makes this process's spans. One per process object; ``shutdown`` ends it."""
+
+    def __init__(
+        self,
+        service_name: str,
+        *,
+        endpoint: str | None = None,
+        sample_ratio: float = 1.0,
+        instance_id: str = "",
+        exporter: SpanExporter | None = None,
+    ) -> None:
+        """``endpoint`` is an OTLP/gRPC collector (``http://host:4317``).
+
+        Without ``endpoint`` and ``exporter`` spans cost next to nothing and go
+        nowhere, but a client's trace context is still passed on.
+        """
+        self._wall_offset_ns = time.time_ns() - time.monotonic_ns()
+        self._provider: TracerProvider | None = None
+        self._tracer: Tracer = NoOpTracer()
+        if exporter is None and endpoint is not None:
+            exporter = OTLPSpanExporter(
+                endpoint=endpoint,
+                insecure=not endpoint.startswith("https"),
+                timeout=EXPORT_TIMEOUT_S,
+            )
+        if exporter is None:
+            return
+        resource = Resource.create(
+            {
+                "service.name": service_name,
+                "service.version": __version__,
+                **({"service.instance.id": instance_id} if instance_id else {}),
+            }
+        )
+        self._provider = TracerProvider(
+            sampler=ParentBased(TraceIdRatioBased(sample_ratio)),
+            resource=resource,
+            span_limits=SpanLimits(),
+            shutdown_on_exit=False,
+        )
+        self._provider.add_span_processor(
+            BatchSpanProcessor(exporter, max_queue_size=4096, schedule_delay_millis=500)
+        )
+        self._tracer = self._provider.get_tracer("diptych", __version__)
+
+    @property
+    def enabled(self) -> bool:
+        """Whether spans go anywhere."""
+        return self._provider is not None
+
+    def start(
+        self,
+        stage: Stage | str,
+        parent: Context | None = None,
+        *,
+        start_s: float | None = None,
+        kind: SpanKind = SpanKind.INTERNAL,
+        attributes: Attributes | None = None,
+    ) -> Span:
+        """Start a span; the caller ends it with :meth:`end`.
+
+        ``stage`` is a Stage, or the name of a root span (``chat <model>``).
+        Without ``parent`` it begins a trace. ``start_s`` may lie in the past.
+        """
+        name, marks = _name_and_marks(stage)
+        start_ns = None if start_s is None else self._wall_ns(start_s)
+        return self._tracer.start_span(
+            name,
+            context=Context() if parent is None else parent,
+            kind=kind,
+            attributes={**marks, **(attributes or {})},
+            start_time=start_ns,
+        )
+
+    def end(
+        self,
+        span: Span,
+        *,
+        end_s: float | None = None,
+        attributes: Attributes | None = None,
+        error: str | None = None,
+    ) -> None:
+        """End ``span``; ``error`` is the reason if it failed (``KV_BLOCKS_EXHAUSTED``)."""
+        if attributes:
+            span.set_attributes(attributes)
+        if error is not None:
+            span.set_attribute("error.type", error)
+            span.set_status(StatusCode.ERROR, error)
+        span.end(None if end_s is None else self._wall_ns(end_s))
+
+    def record(
+        self,
+        stage: Stage,
+        parent: Context,
+        start_s: float,
+        end_s: float,
+        *,
+        attributes: Attributes | None = None,
+        error: str | None = None,
+    ) -> None:
+        """Record a span whose times became known afterwards."""
+        span = self.start(stage, parent, start_s=start_s, attributes=attributes)
+        self.end(span, end_s=max(start_s, end_s), error=error)
+
+    @contextmanager
+    def span(
+        self, stage: Stage, parent: Context | None = None, *, attributes: Attributes | None = None
+    ) -> Iterator[Span]:
+        """Cover a block of code. Not across a ``yield`` of a handler: use start and end there."""
+        span = self.start(stage, parent, attributes=attributes)
+        try:
+            yield span
+        except BaseException as error:
+            self.end(span, error=str(getattr(error, "reason", type(error).__name__)))
+            raise
+        self.end(span)
+
+    def shutdown(self, timeout_s: float = 2.0) -> None:
+        """Send what is left and stop, within ``timeout_s``. Blocks: call it off the event loop."""
+        if self._provider is None:
+            return
+        # The SDK's shutdown has no bound of its own; a dead collector must not delay our exit.
+        ending = threading.Thread(target=self._provider.shutdown, name="trace-flush", daemon=True)
+        ending.start()
+        ending.join(timeout_s)
+        if ending.is_alive():
+            logger.warning("spans were left unsent", extra={"timeout_s": timeout_s})
+
+    def _wall_ns(self, monotonic_s: float) -> int:
+        return self._wall_offset_ns + round(monotonic_s * 1e9)
+
+
+def _name_and_marks(stage: Stage | str) -> tuple[str, dict[str, str]]:
+    if isinstance(stage, Stage):
+        return stage.span_name, {attributes.STAGE: stage.value}
+    return stage, {}
+
+
+def context_of(span: Span) -> Context:
+    """The context whose parent is ``span``: for child spans and for ``inject_*``."""
+    return set_span_in_context(span, Context())
+
+
+def trace_id(context: Context) -> str:
+    """The W3C trace id of ``context`` in hex; empty when there is none."""
+    parts = inject_map(context).get("traceparent", "").split("-")
+    return parts[1] if len(parts) > 1 else ""
+
+
+def extract_metadata(metadata: Sequence[tuple[str, str | bytes]] | None) -> Context:
+    """Read the W3C context from gRPC metadata; an empty context if there is none."""
+    carrier = {k: v for k, v in metadata or () if isinstance(v, str) and k in _propagator.fields}
+    return _propagator.extract(carrier, Context())
+
+
+def inject_metadata(context: Context) -> tuple[tuple[str, str], ...]:
+    """The W3C context as gRPC metadata, to append to a call's own."""
+    return tuple(inject_map(context).items())
+
+
+def extract_map(carrier: Mapping[str, str]) -> Context:
+    """Read the W3C context from a message's map (``Reserve.trace_context``)."""
+    return _propagator.extract(dict(carrier), Context())
+
+
+def inject_map(context: Context) -> dict[str, str]:
+    """The W3C context as a map."""
+    carrier: dict[str, str] = {}
+    _propagator.inject(carrier, context)
+    return carrier

@@ -1,0 +1,90 @@
+"""What a session decides: messages to send, pulls to run and stop. Plain data, in order."""
+
+from typing import NamedTuple, Protocol
+
+from decode_worker.outbox import NewToken
+from diptych.engine.sequence import FinishReason
+from diptych.errors import DiptychError
+from diptych.rpc import to_failure
+from diptych.v1 import common_pb2, decode_pb2
+
+
+class PreparedPull(Protocol):
+    """A pull that can be given up at once (kvtransfer.reader.Pull)."""
+
+    def abandon(self) -> frozenset[int]:
+        """Post no more reads; the local blocks that posted ones may still write."""
+        ...
+
+
+class SendEvent(NamedTuple):
+    """Send this to the router."""
+
+    event: decode_pb2.DecodeEvent
+
+
+class SendTokens(NamedTuple):
+    """Send one step's tokens to the router."""
+
+    tokens: tuple[NewToken, ...]
+
+
+class RunPull(NamedTuple):
+    """Run the pull; report by ``Session.pull_proven`` or ``Session.pull_failed``."""
+
+    sequence_id: int
+    bind_id: int
+    pull: PreparedPull
+
+
+class StopPull(NamedTuple):
+    """The pull was abandoned: cancel its task. No report is wanted."""
+
+    sequence_id: int
+    bind_id: int
+
+
+Action = SendEvent | SendTokens | RunPull | StopPull
+
+
+def send_reserved(sequence_id: int, num_cached_tokens: int) -> SendEvent:
+    """Blocks are held."""
+    reserved = decode_pb2.Reserved(sequence_id=sequence_id, num_cached_tokens=num_cached_tokens)
+    return SendEvent(decode_pb2.DecodeEvent(reserved=reserved))
+
+
+def send_proven(sequence_id: int, bind_id: int, stats: common_pb2.TransferStats) -> SendEvent:
+    """The KV landed whole and was confirmed."""
+    proven = decode_pb2.Proven(sequence_id=sequence_id, bind_id=bind_id, stats=stats)
+    return SendEvent(decode_pb2.DecodeEvent(proven=proven))
+
+
+def send_pull_failed(
+    sequence_id: int, bind_id: int, reason: decode_pb2.PullFailure, message: str
+) -> SendEvent:
+    """The pull ended without proof; the reservation stands."""
+    failed = decode_pb2.PullFailed(
+        sequence_id=sequence_id, bind_id=bind_id, reason=reason, message=message
+    )
+    return SendEvent(decode_pb2.DecodeEvent(pull_failed=failed))
+
+
+def send_ended(
+    sequence_id: int,
+    *,
+    finish_reason: FinishReason | None = None,
+    error: DiptychError | None = None,
+    num_preemptions: int = 0,
+    num_computed_tokens: int = 0,
+) -> SendEvent:
+    """The last word on a sequence: finished, failed, or (neither) released."""
+    ended = decode_pb2.Ended(
+        sequence_id=sequence_id,
+        finish_reason=common_pb2.FINISH_REASON_UNSPECIFIED,
+        failure=None if error is None else to_failure(error),
+        num_preemptions=num_preemptions,
+        num_computed_tokens=num_computed_tokens,
+    )
+    if finish_reason is not None:
+        ended.finish_reason = common_pb2.FinishReason.Name(finish_reason)  # type: ignore[assignment]
+    return SendEvent(decode_pb2.DecodeEvent(ended=ended))

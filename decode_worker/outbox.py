@@ -1,0 +1,79 @@
+"""What a decode stream still has to send: bounded, first in first out, tokens coalesced. Pure."""
+
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from diptych.errors import SlowClientError
+from diptych.v1 import common_pb2, decode_pb2
+
+
+class NewToken(NamedTuple):
+    """One sampled token on its way to the router."""
+
+    sequence_id: int
+    position: int  # in the sequence
+    token_id: int
+    margin: float | None  # None unless asked for
+
+
+class Outbox:
+    """Unsent events of one router's stream, in order.
+
+    While tokens wait, later ones join the same StepTokens: a slow stream gets
+    fewer, larger messages and never a longer queue. That keeps every sequence's
+    order, because tokens only move forward and nothing of a sequence but its
+    Ended may follow its first token. Other events are bounded by ``max_events``.
+    """
+
+    def __init__(self, max_events: int) -> None:
+        self._max_events = max_events
+        self._queue: deque[decode_pb2.DecodeEvent] = deque()
+        self._step: decode_pb2.StepTokens | None = None  # the one in the queue
+        self._by_id: dict[int, decode_pb2.SequenceTokens] = {}  # entries of _step
+        self._heartbeat: decode_pb2.DecodeEvent | None = None  # the one in the queue
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def put(self, event: decode_pb2.DecodeEvent) -> None:
+        """Add an event that stands for itself. Raises SlowClientError when full."""
+        if len(self._queue) >= self._max_events:
+            raise SlowClientError(f"{self._max_events} events are unsent")
+        self._queue.append(event)
+
+    def put_tokens(self, tokens: Iterable[NewToken]) -> None:
+        """Add one step's tokens to the unsent StepTokens, or make one."""
+        for token in tokens:
+            if self._step is None:
+                event = decode_pb2.DecodeEvent(step=decode_pb2.StepTokens())
+                self._queue.append(event)
+                self._step = event.step
+            entry = self._by_id.get(token.sequence_id)
+            if entry is None:
+                entry = self._step.sequences.add(
+                    sequence_id=token.sequence_id, position=token.position
+                )
+                self._by_id[token.sequence_id] = entry
+            entry.token_ids.append(token.token_id)
+            if token.margin is not None:
+                entry.margins.append(token.margin)
+
+    def put_heartbeat(self, progress: common_pb2.EngineProgress) -> None:
+        """Add a heartbeat, or bring the unsent one up to date."""
+        if self._heartbeat is None:
+            self._heartbeat = decode_pb2.DecodeEvent()
+            self._queue.append(self._heartbeat)
+        self._heartbeat.heartbeat.progress.CopyFrom(progress)
+
+    def take(self) -> decode_pb2.DecodeEvent | None:
+        """Remove the oldest event; None when all is sent."""
+        if not self._queue:
+            return None
+        event = self._queue.popleft()
+        if event is self._heartbeat:
+            self._heartbeat = None
+        elif event.WhichOneof("event") == "step":
+            self._step = None
+            self._by_id.clear()
+        return event

@@ -1,0 +1,63 @@
+"""A worker's own check of what a router sends. Pure."""
+
+import math
+from collections.abc import Iterable
+
+from diptych.errors import InvalidRequestError
+from diptych.v1 import common_pb2
+
+MAX_SALT_BYTES = 256
+
+
+def check_spec(spec: common_pb2.SequenceSpec, *, vocab_size: int, max_model_len: int) -> None:
+    """Raise InvalidRequestError unless ``spec`` is complete and can run here.
+
+    The router validated the client's request; this guards the engine against a
+    router of another version or with another model in mind.
+    """
+    num_tokens, num_prompt = len(spec.token_ids), spec.num_prompt_tokens
+    if num_tokens == 0:
+        raise InvalidRequestError("is empty", field="spec.token_ids")
+    if num_tokens >= max_model_len:
+        raise InvalidRequestError(
+            f"{num_tokens} tokens leave no room for output in {max_model_len}",
+            field="spec.token_ids",
+        )
+    check_token_ids(spec.token_ids, vocab_size=vocab_size, field="spec.token_ids")
+    if not 1 <= num_prompt <= num_tokens:
+        raise InvalidRequestError(
+            f"{num_prompt} is not within 1 and {num_tokens}", field="spec.num_prompt_tokens"
+        )
+    if len(spec.cache_salt) > MAX_SALT_BYTES:
+        raise InvalidRequestError(f"longer than {MAX_SALT_BYTES} bytes", field="spec.cache_salt")
+    _check_sampling(spec.sampling, num_output=num_tokens - num_prompt, vocab_size=vocab_size)
+
+
+def check_token_ids(token_ids: Iterable[int], *, vocab_size: int, field: str) -> None:
+    """Raise InvalidRequestError naming the first id that the model lacks."""
+    ids = list(token_ids)
+    if ids and max(ids) >= vocab_size:
+        index, bad = next((i, t) for i, t in enumerate(ids) if t >= vocab_size)
+        raise InvalidRequestError(f"{bad} is not below {vocab_size}", field=f"{field}[{index}]")
+
+
+def _check_sampling(
+    sampling: common_pb2.SamplingParams, *, num_output: int, vocab_size: int
+) -> None:
+    temperature = sampling.temperature if sampling.HasField("temperature") else 1.0
+    if not (math.isfinite(temperature) and 0 <= temperature <= 100):
+        raise InvalidRequestError("not within 0 and 100", field="spec.sampling.temperature")
+    if sampling.HasField("top_p") and not 0 < sampling.top_p <= 1:
+        raise InvalidRequestError("not within (0, 1]", field="spec.sampling.top_p")
+    if not sampling.HasField("max_tokens"):
+        raise InvalidRequestError("is not resolved", field="spec.sampling.max_tokens")
+    if sampling.max_tokens <= num_output:
+        raise InvalidRequestError(
+            f"{sampling.max_tokens} leaves nothing after {num_output} output tokens",
+            field="spec.sampling.max_tokens",
+        )
+    if not sampling.HasField("seed") and temperature > 0:
+        raise InvalidRequestError("is not resolved", field="spec.sampling.seed")
+    check_token_ids(
+        sampling.stop_token_ids, vocab_size=vocab_size, field="spec.sampling.stop_token_ids"
+    )

@@ -1,0 +1,75 @@
+"""Settings that both kinds of worker have. Built once at start, see diptych.settings."""
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import ByteSize, Field, field_validator, model_validator
+
+from diptych.process import ProcessConfig
+from diptych.timers import Timers
+
+DtypeName = Literal["float32", "bfloat16", "float16"]
+
+
+class WorkerConfig(ProcessConfig):
+    """One worker: which model, how much memory, how large a step. Frozen."""
+
+    model: str = Field(
+        min_length=1, description="Hugging Face folder, .gguf file, hub id, or demo."
+    )
+    model_name: str | None = Field(
+        None, description="Name clients use for the model. Unset: the source's own name."
+    )
+    cache_dir: Path | None = Field(
+        None, description="Where models are imported and downloaded to. Unset: the user's cache."
+    )
+    dtype: DtypeName = Field("float32", description="Of weights and KV cache.")
+    block_size: int = Field(16, ge=1, le=256, description="Tokens per KV block.")
+    kv_cache_memory: ByteSize = Field(
+        ByteSize(2**30),
+        gt=0,
+        description="Memory of the KV pool at the most, such as 1GiB. Ignored with num_blocks.",
+    )
+    num_blocks: int | None = Field(None, ge=2, description="KV blocks, instead of by memory.")
+    max_model_len: int | None = Field(
+        None, ge=2, description="Longest sequence, tokens. Unset: the model's context length."
+    )
+    max_batched_tokens: int = Field(512, ge=1, description="Tokens of one step at the most.")
+    max_num_seqs: int = Field(64, ge=1, description="Sequences in the running batch at the most.")
+    num_threads: int | None = Field(
+        None, ge=1, description="Threads of one model step. Unset: one for each usable core."
+    )
+    cpus: str | None = Field(
+        None, description="Cores this process may use, such as 0-3,6. Unset: all it has."
+    )
+    timers: Timers = Field(Timers(), description="Liveness and patience, s.")
+
+    @field_validator("cpus")
+    @classmethod
+    def _check_cpus(cls, value: str | None) -> str | None:
+        if value is not None:
+            parse_cpus(value)
+        return value
+
+    @model_validator(mode="after")
+    def _check_step(self) -> Self:
+        if self.max_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_batched_tokens ({self.max_batched_tokens}) must be at least "
+                f"max_num_seqs ({self.max_num_seqs}): each running sequence takes one"
+            )
+        return self
+
+
+def parse_cpus(text: str) -> frozenset[int]:
+    """Read ``0-3,6`` as core numbers. Raises ValueError."""
+    cores: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            raise ValueError(f"expected cores such as 0-3,6 (got {text!r})")
+        low, high = int(first), int(last) if dash else int(first)
+        if high < low:
+            raise ValueError(f"{part.strip()!r} counts down")
+        cores.update(range(low, high + 1))
+    return frozenset(cores)

@@ -1,0 +1,47 @@
+"""How many KV blocks a worker gets, and the longest sequence they allow. Pure."""
+
+from typing import NamedTuple
+
+from diptych.errors import ConfigurationError
+
+
+class PoolSize(NamedTuple):
+    """``num_blocks`` blocks; no sequence longer than ``max_model_len`` tokens."""
+
+    num_blocks: int
+    max_model_len: int
+    clipped: bool  # max_model_len was lowered to what the pool holds
+
+
+def pool_size(
+    *,
+    num_blocks: int | None,
+    memory_bytes: int,
+    block_bytes: int,
+    block_size: int,
+    context_len: int,
+    max_model_len: int | None,
+    max_num_seqs: int,
+) -> PoolSize:
+    """Choose the pool: ``num_blocks`` if given, else what fits ``memory_bytes``.
+
+    By memory never more than ``max_num_seqs`` of the longest sequences need, so a
+    small model does not take a gigabyte. ``context_len`` is the model's own limit,
+    ``max_model_len`` the configured one (both in tokens). Raises ConfigurationError
+    when the limits cannot be met.
+    """
+    if max_model_len is not None and max_model_len > context_len:
+        raise ConfigurationError(
+            f"max_model_len: {max_model_len} is more than the model's context of {context_len}"
+        )
+    wanted_len = max_model_len or context_len
+    if num_blocks is None:
+        blocks_per_seq = -(-wanted_len // block_size)
+        num_blocks = min(memory_bytes // block_bytes, max_num_seqs * blocks_per_seq + max_num_seqs)
+        if num_blocks < 2:
+            raise ConfigurationError(
+                f"kv_cache_memory: {memory_bytes} bytes hold {num_blocks} blocks of "
+                f"{block_bytes} bytes; at least 2 are needed"
+            )
+    longest = min(wanted_len, (num_blocks - 1) * block_size)  # one block is decode headroom
+    return PoolSize(num_blocks, longest, clipped=longest < wanted_len)

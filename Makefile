@@ -1,6 +1,55 @@
+# One word each. Needs python 3.11 to 3.13 with venv, and make; everything else goes into .venv.
+PYTHON ?= python3
+PIP_ARGS ?=
 PY := .venv/bin/python
+PYTEST := $(PY) -m pytest
+GENERATED := diptych/v1
 
-.PHONY: proto
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test golden chaos lint proto bench
+
+help:  ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: .venv/ready  ## Create .venv and install everything into it
+
+demo: .venv/ready  ## Three answers from 1 router + 1 prefill + 1 decode worker, with their timing
+	$(PY) examples/demo.py
+
+test: .venv/ready  ## Unit, integration and fault tests; golden tests with five prompts per model
+	$(PYTEST) tests/unit tests/integration tests/chaos
+
+golden: .venv/ready  ## Every golden prompt of every model, on every path
+	$(PYTEST) tests/integration/test_golden.py -m "golden_full or not golden_full" --timeout 3600
+
+chaos: .venv/ready  ## Faults alone: kills, stops, cancels
+	$(PYTEST) tests/chaos
+
+lint: .venv/ready  ## ruff, mypy, import rules, generated code up to date
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	.venv/bin/lint-imports
+	@rm -rf .cache/proto && mkdir -p .cache/proto
+	$(call generate,.cache/proto)
+	@diff -r -x __init__.py -x __pycache__ .cache/proto/$(GENERATED) $(GENERATED) \
+	  || { echo "$(GENERATED) is out of date: run make proto"; exit 1; }
+
 proto: .venv/ready  ## Regenerate diptych/v1 from proto/
-	$(PY) -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. --grpc_python_out=. \
-	  --plugin=protoc-gen-mypy_grpc=.venv/bin/protoc-gen-mypy_grpc --mypy_grpc_out=. proto/diptych/v1/*.proto
+	$(call generate,.)
+
+bench: .venv/ready  ## Measure the hand-off; nothing else should run (JSON in bench-handoff.json)
+	$(PY) -m tests.bench.handoff --out bench-handoff.json
+
+define generate
+$(PY) -m grpc_tools.protoc -I proto --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) \
+  --plugin=protoc-gen-mypy_grpc=.venv/bin/protoc-gen-mypy_grpc --mypy_grpc_out=$(1) \
+  proto/diptych/v1/*.proto
+endef
+
+.venv/ready: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
+	  || { echo "$(PYTHON) is not python 3.11 to 3.13: say make PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(PY) -m pip install --disable-pip-version-check $(PIP_ARGS) -e '.[worker,dev]'
+	@touch $@

@@ -115,6 +115,7 @@ class ServiceHost:
         prometheus_client.ProcessCollector(registry=self.registry)
         info = self.metrics.gauges("build_info", "Always 1.", ("version", "role"))
         info.labels(__version__, self._config.role).set(1)
+        self.metrics.read_gauge("asyncio_tasks", "Unfinished asyncio tasks.", _num_tasks)
         self.registry.loop = asyncio.get_running_loop()
         self._stack.push_async_callback(asyncio.to_thread, self.tracing.shutdown)
         self._schedule_lag()
@@ -190,6 +191,10 @@ class _LoopRegistry(CollectorRegistry):
 
     async def _collect(self) -> list[Metric]:
         return list(super().collect())
+
+
+def _num_tasks() -> float:
+    return float(len(asyncio.all_tasks() - {asyncio.current_task()}))  # less the scrape's own
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

@@ -1,0 +1,129 @@
+"""``diptych up``: a local cluster in the foreground, until Ctrl-C."""
+
+import asyncio
+import os
+import shlex
+import signal
+import sys
+import time
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from diptych import settings
+from diptych.local_cluster import ChildFailedError, ClusterPlan, LocalCluster, run_cluster
+
+EXIT_CHILD_FAILED = 1
+
+
+class UpConfig(BaseModel):
+    """Start a router and its workers on this machine, as child processes.
+
+    Ctrl-C ends them all. The cores are divided between the workers.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str = Field(
+        "demo", min_length=1, description="Hugging Face folder, .gguf file, hub id, or demo."
+    )
+    prefill: int = Field(
+        1, ge=0, le=64, description="Prefill workers; 0 makes each decode worker a whole engine."
+    )
+    decode: int = Field(1, ge=1, le=64, description="Decode workers.")
+    host: str = Field("127.0.0.1", description="Address that all processes listen on.")
+    port: int = Field(50051, ge=0, le=65535, description="The router's port; 0 picks one.")
+    log_level: str = Field("info", description="Least level that is logged.")
+    otlp_endpoint: str | None = Field(
+        None, description="OTLP/gRPC collector for traces, http://host:4317; unset is off."
+    )
+    worker_args: str = Field(
+        "", description='Further flags of every worker, such as --worker-args="--num-blocks 512".'
+    )
+    router_args: str = Field("", description="Further flags of the router.")
+
+    def plan(self) -> ClusterPlan:
+        """The processes that these settings ask for."""
+        common = ["--log-level", self.log_level]
+        if self.otlp_endpoint is not None:
+            common += ["--otlp-endpoint", self.otlp_endpoint]
+        return ClusterPlan(
+            model=self.model,
+            num_prefill=self.prefill,
+            num_decode=self.decode,
+            host=self.host,
+            port=self.port,
+            common_args=tuple(common),
+            worker_args=tuple(shlex.split(self.worker_args)),
+            router_args=tuple(shlex.split(self.router_args)),
+        )
+
+
+def run(args: list[str]) -> int:
+    """Run until a signal; 0 then, 1 if a child ended by itself."""
+    config = settings.load(UpConfig, args, prog="diptych up", env_prefix="DIPTYCH_UP_")
+    fetch_model(config.model)
+    return asyncio.run(_up(config))
+
+
+def fetch_model(model: str) -> None:
+    """Have ``model`` ready on disk before the children look for it, with progress on stderr.
+
+    Raises:
+        ConfigurationError: there is no such model.
+    """
+    raise NotImplementedError
+
+
+async def _up(config: UpConfig) -> int:
+    began = time.monotonic()
+
+    async def use(cluster: LocalCluster) -> None:
+        say("up", f"router listens on {cluster.address}; waiting for the workers")
+        await cluster.ready()
+        for child in cluster.children:
+            metrics = f"http://{child.metrics_address}/metrics"
+            say("up", f"{child.name}: {child.address}, metrics {metrics}")
+        say("up", f"ready after {time.monotonic() - began:.1f} s; try:")
+        say("up", f"diptych generate --address {cluster.address} --chat 'Hello!'")
+        await asyncio.Event().wait()
+
+    stopped = cancel_on_signals()
+    try:
+        await run_cluster(config.plan(), say, use)
+    except asyncio.CancelledError:
+        if not stopped.is_set():
+            raise
+        return 0
+    except ChildFailedError as error:
+        say("up", f"{error}; its last lines:")
+        for line in error.tail:
+            say(error.name, line)
+        return EXIT_CHILD_FAILED
+    return 0
+
+
+def say(name: str, line: str) -> None:
+    """Print one line of a process, prefixed by its name."""
+    for part in line.splitlines() or [""]:
+        print(f"{name:<10}| {part}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+def cancel_on_signals() -> asyncio.Event:
+    """Cancel the calling task at SIGINT, SIGTERM or SIGHUP; the event says that it happened.
+
+    A second signal ends this process at once; the children see their standard
+    input end and follow.
+    """
+    task, happened = asyncio.current_task(), asyncio.Event()
+    assert task is not None
+
+    def on_signal(signum: signal.Signals) -> None:
+        if happened.is_set():
+            os._exit(128 + signum)
+        say("up", f"stopping ({signum.name})")
+        happened.set()
+        task.cancel()
+
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(signum, on_signal, signum)
+    return happened

@@ -7,17 +7,19 @@ becomes one line that names the flag.
 """
 
 import argparse
+import inspect
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
+    CliSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     SettingsError,
@@ -47,7 +49,10 @@ def load(
     loader = _loader(config_type, path, prog, env_prefix)
     _refuse_unknown_environment(loader, env_prefix)
     try:
-        loaded: BaseModel = loader(_cli_parse_args=args)
+        flags = CliSettingsSource[BaseSettings](
+            loader, cli_parse_args=args, formatter_class=_HelpFormatter
+        )
+        loaded: BaseModel = loader(_cli_settings_source=flags)
         return config_type.model_validate(loaded.model_dump(exclude={"config"}))
     except ValidationError as error:
         raise ConfigurationError(one_line(error)) from None
@@ -87,7 +92,7 @@ def _loader(
         return (env_settings, YamlConfigSettingsSource(settings_cls, yaml_file=path))
 
     namespace: dict[str, Any] = {
-        "__doc__": config_type.__doc__,
+        "__doc__": inspect.cleandoc(config_type.__doc__ or ""),
         "__module__": __name__,
         "__annotations__": {"config": Path | None},
         "config": Field(None, description="YAML file of settings, named as the flags with _."),
@@ -105,6 +110,41 @@ def _loader(
         "settings_customise_sources": classmethod(customise),
     }
     return type(f"{config_type.__name__}Loader", (BaseSettings, config_type), namespace)
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """One short usage line; what a value is instead of its Python type; no empty defaults."""
+
+    _METAVARS: ClassVar = {
+        "str": "TEXT",
+        "list[str]": "TEXT",
+        "int": "N",
+        "float": "X",
+        "Path": "PATH",
+        "ByteSize": "SIZE",
+    }
+
+    def add_usage(
+        self,
+        usage: str | None,
+        actions: Iterable[argparse.Action],
+        groups: Iterable[Any],
+        prefix: str | None = None,
+    ) -> None:
+        positional = [str(a.metavar or a.dest) for a in actions if not a.option_strings]
+        super().add_usage(
+            " ".join(["%(prog)s", *positional, "[SETTINGS]"]), actions, groups, prefix
+        )
+
+    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
+        if isinstance(action.metavar, str):
+            return self._METAVARS.get(action.metavar, action.metavar)
+        return super()._format_args(action, default_metavar)
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        text = super()._get_help_string(action)
+        repeat = " Repeatable." if action.metavar == "list[str]" else ""
+        return text and re.sub(r" \(default: (None||\[\])\)$", repeat, text)
 
 
 def _config_path(args: Sequence[str]) -> Path | None:

@@ -6,10 +6,12 @@ import shlex
 import signal
 import sys
 import time
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from diptych import settings
+from diptych.cli.model import fetch_with_progress
 from diptych.local_cluster import ChildFailedError, ClusterPlan, LocalCluster, run_cluster
 
 EXIT_CHILD_FAILED = 1
@@ -32,7 +34,9 @@ class UpConfig(BaseModel):
     decode: int = Field(1, ge=1, le=64, description="Decode workers.")
     host: str = Field("127.0.0.1", description="Address that all processes listen on.")
     port: int = Field(50051, ge=0, le=65535, description="The router's port; 0 picks one.")
-    log_level: str = Field("info", description="Least level that is logged.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least level that is logged."
+    )
     otlp_endpoint: str | None = Field(
         None, description="OTLP/gRPC collector for traces, http://host:4317; unset is off."
     )
@@ -61,17 +65,8 @@ class UpConfig(BaseModel):
 def run(args: list[str]) -> int:
     """Run until a signal; 0 then, 1 if a child ended by itself."""
     config = settings.load(UpConfig, args, prog="diptych up", env_prefix="DIPTYCH_UP_")
-    fetch_model(config.model)
+    fetch_with_progress(config.model)
     return asyncio.run(_up(config))
-
-
-def fetch_model(model: str) -> None:
-    """Have ``model`` ready on disk before the children look for it, with progress on stderr.
-
-    Raises:
-        ConfigurationError: there is no such model.
-    """
-    raise NotImplementedError
 
 
 async def _up(config: UpConfig) -> int:

@@ -1,0 +1,82 @@
+"""``diptych model fetch`` and ``diptych model import``: have a model on disk ahead of time."""
+
+import sys
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic_settings import CliPositionalArg
+
+from diptych import settings
+from diptych.errors import ConfigurationError
+from diptych.importer import load_importer
+from diptych.model_source import DEFAULT_CACHE_DIR, ResolvedModel, resolve
+from diptych.progress import ConsoleProgress
+
+_USAGE = """usage: diptych model fetch MODEL [--cache-dir DIR]
+       diptych model import FILE.gguf [--to FOLDER] [--cache-dir DIR]
+
+fetch   download or import a model into the cache, so that no start has to wait for it
+import  convert a GGUF file to a standard folder"""
+
+
+class FetchConfig(BaseModel):
+    """Download or import a model into the cache. Prints its folder."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: CliPositionalArg[str] = Field(
+        min_length=1, description="Hugging Face folder, .gguf file, hub id, or demo."
+    )
+    cache_dir: Path = Field(DEFAULT_CACHE_DIR, description="The cache.")
+
+
+class ImportConfig(BaseModel):
+    """Convert a GGUF file to a standard Hugging Face folder. Prints the folder."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    file: CliPositionalArg[Path] = Field(description="The .gguf file.")
+    to: Path | None = Field(None, description="Folder to write, new. Unset: one in the cache.")
+    cache_dir: Path = Field(DEFAULT_CACHE_DIR, description="The cache.")
+
+
+def run(args: list[str]) -> int:
+    """Run the subcommand; 0, or 2 with its usage."""
+    if not args or args[0] not in ("fetch", "import"):
+        print(_USAGE)  # noqa: T201
+        return 0 if args and args[0] in ("-h", "--help") else 2
+    name, rest = args[0], args[1:]
+    prog, prefix = f"diptych model {name}", f"DIPTYCH_{name.upper()}_"
+    with ConsoleProgress() as progress:
+        if name == "fetch":
+            fetch = settings.load(FetchConfig, rest, prog=prog, env_prefix=prefix)
+            folder = resolve(fetch.model, fetch.cache_dir, progress).folder
+        else:
+            convert = settings.load(ImportConfig, rest, prog=prog, env_prefix=prefix)
+            folder = _import(convert, progress)
+    print(folder)  # noqa: T201
+    return 0
+
+
+def fetch_with_progress(model: str) -> ResolvedModel:
+    """Have ``model`` in the cache before several processes look for it.
+
+    Raises:
+        ConfigurationError: there is no such model.
+    """
+    with ConsoleProgress(sys.stderr) as progress:
+        return resolve(model, progress=progress)
+
+
+def _import(config: ImportConfig, progress: ConsoleProgress) -> Path:
+    if config.file.suffix.lower() != ".gguf":
+        raise ConfigurationError(f"--file: {config.file} is not a .gguf file")
+    if config.to is None:
+        return resolve(str(config.file), config.cache_dir, progress).folder
+    if not config.file.is_file():
+        raise ConfigurationError(f"--file: no such file: {config.file}")
+    if config.to.exists():
+        raise ConfigurationError(f"--to: {config.to} exists")
+    config.to.mkdir(parents=True)
+    load_importer()(config.file, config.to, progress)
+    return config.to

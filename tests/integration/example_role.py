@@ -1,0 +1,40 @@
+"""A role that only serves what every role serves; run as a process by test_process.py."""
+
+import asyncio
+import sys
+from typing import ClassVar
+
+from pydantic import Field
+
+from diptych.errors import ConfigurationError
+from diptych.process import ProcessConfig, Ready, main
+from diptych.service_host import ServiceHost
+
+
+class ExampleConfig(ProcessConfig):
+    """An example."""
+
+    role: ClassVar[str] = "example"
+
+    fail: str = Field("", description="How to fail after start: bug, configuration, hang.")
+
+
+async def serve(config: ExampleConfig, stop: asyncio.Event, ready: Ready) -> None:
+    """Serve nothing of its own."""
+    async with ServiceHost(config) as host:
+        await host.start(["diptych.v1.Inference"])
+        ready(host.port)
+        await host.set_serving(True)
+        async with asyncio.TaskGroup():
+            if config.fail == "bug":
+                raise ValueError("a bug")
+            if config.fail == "configuration":
+                raise ConfigurationError("--fail: asked for")
+        await stop.wait()
+        await host.set_serving(False)
+        if config.fail == "hang":
+            await asyncio.sleep(3600)
+
+
+if __name__ == "__main__":
+    sys.exit(main(ExampleConfig, serve))

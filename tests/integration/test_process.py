@@ -1,0 +1,185 @@
+"""A server process from outside: signals, exit codes, health, reflection, metrics, ports."""
+
+import asyncio
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from diptych import rpc
+from diptych.errors import ConfigurationError
+from diptych.process import ProcessConfig
+from diptych.service_host import ServiceHost
+from diptych.v1 import inference_pb2
+
+ROLE = Path(__file__).with_name("example_role.py")
+
+
+@contextmanager
+def role(tmp_path: Path, *args: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
+    """The process, and what its port file says."""
+    port_file = tmp_path / "port.json"
+    command = [sys.executable, str(ROLE), "--port-file", str(port_file), "--metrics-port", "0"]
+    process = subprocess.Popen(
+        [*command, *args], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        deadline = time.monotonic() + 20
+        while not port_file.exists() and process.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        yield process, json.loads(port_file.read_text())
+    finally:
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+def end(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Exit code and log of a process that ends by itself."""
+    log = process.communicate(timeout=15)[1]
+    return process.returncode, log
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_it_cleanly(tmp_path: Path, signum: signal.Signals) -> None:
+    with role(tmp_path) as (process, _):
+        process.send_signal(signum)
+        code, log = end(process)
+    assert code == 0
+    lines = [json.loads(line) for line in log.splitlines()]
+    assert [line["message"] for line in lines] == ["listening", "stopping"]
+    assert lines[1]["signal"] == signum.name
+
+
+def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
+    with role(tmp_path, "--fail", "hang") as (process, _):
+        process.send_signal(signal.SIGTERM)
+        assert process.stderr is not None
+        while "stopping" not in process.stderr.readline():
+            pass
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=5) == 128 + signal.SIGTERM
+
+
+def test_it_stops_with_its_parent(tmp_path: Path) -> None:
+    with role(tmp_path, "--stop-with-stdin") as (process, _):
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(timeout=10) == 0
+
+
+@pytest.mark.parametrize(("fail", "code"), [("bug", 1), ("configuration", 2)])
+def test_exit_codes(tmp_path: Path, fail: str, code: int) -> None:
+    with role(tmp_path, "--fail", fail) as (process, _):
+        got, log = end(process)
+    assert got == code
+    last = log.splitlines()[-1]
+    if fail == "bug":
+        assert "ValueError: a bug" in json.loads(last)["exception"]
+    else:
+        assert last == "diptych example: --fail: asked for"
+
+
+def test_a_taken_port_is_one_line() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = subprocess.run(
+            [sys.executable, str(ROLE), "--listen", address], capture_output=True, text=True
+        )
+    assert done.returncode == 2
+    line = f"diptych example: --listen: cannot bind {address}: in use, or not an address"
+    assert line in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+class TestHost:
+    """A host inside this process."""
+
+    async def test_health_follows_the_role(self) -> None:
+        async with ServiceHost(ProcessConfig()) as host:
+            await host.start(["diptych.v1.Inference"])
+            async with rpc.channel(host.address) as channel:
+                stub = health_pb2_grpc.HealthStub(channel)
+
+                async def status(service: str) -> int:
+                    reply = await stub.Check(health_pb2.HealthCheckRequest(service=service))
+                    return int(reply.status)
+
+                assert await status("") == health_pb2.HealthCheckResponse.NOT_SERVING
+                await host.set_serving(True)
+                for service in ("", "diptych.v1.Inference"):
+                    assert await status(service) == health_pb2.HealthCheckResponse.SERVING
+                await host.set_serving(False)
+                assert await status("") == health_pb2.HealthCheckResponse.NOT_SERVING
+
+    async def test_reflection_describes_the_role(self) -> None:
+        async with ServiceHost(ProcessConfig()) as host:
+            await host.start(["diptych.v1.Inference"])
+            async with rpc.channel(host.address) as channel:
+                stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+                service = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
+                asked = reflection_pb2.ServerReflectionRequest(file_containing_symbol=service)
+                call = stub.ServerReflectionInfo(iter([asked]))
+                async for reply in call:
+                    raw = reply.file_descriptor_response.file_descriptor_proto
+                    names = {FileDescriptorProto.FromString(each).name for each in raw}
+                    assert "diptych/v1/inference.proto" in names
+
+    async def test_a_scrape_runs_on_the_loop(self) -> None:
+        async with ServiceHost(ProcessConfig(metrics_port=0)) as host:
+            await host.start([])
+            loop = asyncio.get_running_loop()
+
+            def read() -> float:
+                assert asyncio.get_running_loop() is loop
+                return 7.0
+
+            host.metrics.read_gauge("example", "An example.", read)
+            text = await asyncio.to_thread(_scrape, f"http://{host.metrics_address}/metrics")
+        assert "diptych_example 7.0" in text
+        assert "diptych_asyncio_tasks " in text
+        assert "process_open_fds" in text
+        assert 'diptych_build_info{role="process"' in text
+
+    async def test_two_hosts_in_one_process(self) -> None:
+        config = ProcessConfig(metrics_port=0)
+        async with ServiceHost(config) as one, ServiceHost(config) as two:
+            await one.start([])
+            await two.start([])
+            assert one.port != two.port
+            assert one.metrics_port != two.metrics_port
+
+    async def test_a_taken_metrics_port_is_named(self) -> None:
+        async with ServiceHost(ProcessConfig(metrics_port=0)) as one:
+            await one.start([])
+            config = ProcessConfig(metrics_port=one.metrics_port)
+            async with ServiceHost(config) as two:
+                with pytest.raises(ConfigurationError, match="--metrics-port: cannot bind"):
+                    await two.start([])
+
+    @pytest.mark.parametrize("listen", ["50051", "localhost", "host:port", ":1", "a:70000"])
+    def test_a_bad_listen_address_is_named(self, listen: str) -> None:
+        with pytest.raises(ConfigurationError, match="--listen: expected host:port"):
+            ServiceHost(ProcessConfig(listen=listen))
+
+
+def _scrape(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=5) as reply:
+        text: str = reply.read().decode()
+        return text

@@ -1,0 +1,106 @@
+"""Flags, environment and file become one frozen model, or one clear line."""
+
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from pydantic import Field
+
+from diptych import settings
+from diptych.errors import ConfigurationError
+from diptych.process import ProcessConfig
+from diptych.timers import Timers
+
+
+class ExampleConfig(ProcessConfig):
+    """An example."""
+
+    role: ClassVar[str] = "example"
+
+    prefill: list[str] = Field([], description="host:port of a worker.")
+    timers: Timers = Field(Timers(), description="The timers.")
+
+
+def load(*args: str) -> ExampleConfig:
+    return settings.load(
+        ExampleConfig, list(args), prog="diptych example", env_prefix="DIPTYCH_EXAMPLE_"
+    )
+
+
+def test_flags_over_environment_over_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text("listen: a:1\nlog_level: error\ntimers: {drain_s: 3}\n")
+    monkeypatch.setenv("DIPTYCH_EXAMPLE_LOG_LEVEL", "warning")
+    monkeypatch.setenv("DIPTYCH_EXAMPLE_METRICS_PORT", "1")
+    config = load("--config", str(path), "--metrics-port", "2", "--timers.accept-s", "0.7")
+    assert (config.listen, config.log_level, config.metrics_port) == ("a:1", "warning", 2)
+    assert (config.timers.drain_s, config.timers.accept_s) == (3, 0.7)
+    assert type(config) is ExampleConfig
+
+
+def test_a_list_flag_repeats() -> None:
+    assert load("--prefill", "a:1", "--prefill", "b:2").prefill == ["a:1", "b:2"]
+
+
+def test_a_model_built_in_code_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DIPTYCH_EXAMPLE_LISTEN", "elsewhere:1")
+    assert ExampleConfig().listen == "127.0.0.1:0"
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--nope", "1"], "unrecognized arguments: --nope 1"),
+        (["--listen"], "--listen: expected one argument"),
+        (["--metrics-port", "99999"], "--metrics-port: .* 65535 .*'99999'"),
+        (["--timers.drain-s", "soon"], "--timers.drain-s: .*'soon'"),
+        (["--config", "/nonexistent.yaml"], "--config: /nonexistent.yaml: No such file"),
+    ],
+)
+def test_a_bad_setting_is_one_line_that_names_it(args: list[str], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        load(*args)
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("nope: 1", "--nope: no such setting"),
+        ("timers: {nope: 1}", "--timers.nope: no such setting"),
+        ("- 1", "expected settings as"),
+        ("a: [", "is not YAML"),
+    ],
+)
+def test_a_bad_file_is_one_line(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text(content)
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        load("--config", str(path))
+    assert "\n" not in caught.value.message
+
+
+def test_an_unknown_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DIPTYCH_EXAMPLE_LISTNE", "a:1")
+    with pytest.raises(ConfigurationError, match="DIPTYCH_EXAMPLE_LISTNE: no such setting"):
+        load()
+
+
+def test_what_kubernetes_injects_for_a_service_is_not_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DIPTYCH_EXAMPLE_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("DIPTYCH_EXAMPLE_PORT", "tcp://10.0.0.1:50051")
+    monkeypatch.setenv("DIPTYCH_EXAMPLE_PORT_50051_TCP_ADDR", "10.0.0.1")
+    load()
+
+
+def test_help_shows_units_and_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        load("--help")
+    assert caught.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "usage: diptych example [SETTINGS] An example." in text
+    assert "--timers.drain-s X On SIGTERM, running work may finish within this, s." in text
+    assert "(default: 20.0)" in text
+    assert "None" not in text

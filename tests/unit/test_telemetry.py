@@ -1,0 +1,209 @@
+"""One enum of stages; spans with times known afterwards; bounded labels; JSON logs."""
+
+import io
+import json
+import logging
+import time
+
+import pytest
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client import CollectorRegistry, generate_latest
+
+from diptych.telemetry import attributes, logs
+from diptych.telemetry.families import EngineMetrics, RequestMetrics, TransferMetrics
+from diptych.telemetry.metrics import Metrics
+from diptych.telemetry.stages import REQUEST_STAGES, TTFT_STAGES, Stage
+from diptych.telemetry.tracing import (
+    Tracing,
+    context_of,
+    extract_map,
+    extract_metadata,
+    inject_map,
+    inject_metadata,
+    trace_id,
+)
+from diptych.v1 import inference_pb2
+
+
+def test_stages_are_those_of_the_timing_message() -> None:
+    fields = {field.name for field in inference_pb2.Timing.DESCRIPTOR.fields}
+    for stage in TTFT_STAGES:
+        assert stage.log_field in fields
+    assert Stage.DECODE.log_field in fields
+    assert len(set(REQUEST_STAGES)) == len(REQUEST_STAGES)
+
+
+class TestTracing:
+    def setup_method(self) -> None:
+        self.exporter = InMemorySpanExporter()
+        self.tracing = Tracing("test", exporter=self.exporter, instance_id="i1")
+
+    def test_one_trace_over_two_processes(self) -> None:
+        exporter = InMemorySpanExporter()
+        other = Tracing("other", exporter=exporter)
+        root = self.tracing.start("chat m", attributes={attributes.REQUEST_MODEL: "m"})
+        metadata = inject_metadata(context_of(root))
+        carried = inject_map(context_of(root))
+        with other.span(Stage.PREFILL_COMPUTE, extract_metadata(metadata)):
+            pass
+        with other.span(Stage.TRANSFER, extract_map(carried)):
+            pass
+        self.tracing.end(root)
+        for tracing in (self.tracing, other):
+            tracing.shutdown()
+        finished = [*self.exporter.get_finished_spans(), *exporter.get_finished_spans()]
+        spans = {span.name: span for span in finished}
+        assert set(spans) == {"chat m", "diptych.prefill_compute", "diptych.transfer"}
+        assert len({span.context.trace_id for span in spans.values() if span.context}) == 1
+        parent = spans["diptych.transfer"].parent
+        assert parent is not None
+        assert parent.span_id == root.get_span_context().span_id
+        assert trace_id(context_of(root)) == f"{root.get_span_context().trace_id:032x}"
+        marks = spans["diptych.transfer"].attributes
+        assert marks is not None
+        assert marks[attributes.STAGE] == "transfer"
+
+    def test_spans_recorded_afterwards_tile_their_parent(self) -> None:
+        began = time.monotonic() - 2
+        root = self.tracing.start("chat m", start_s=began)
+        moments = [began, began + 0.5, began + 1.25, began + 1.5]
+        for stage, start_s, end_s in zip(TTFT_STAGES, moments, moments[1:], strict=False):
+            self.tracing.record(stage, context_of(root), start_s, end_s)
+        self.tracing.end(root, end_s=began + 1.5)
+        self.tracing.shutdown()
+        lengths = {}
+        for span in self.exporter.get_finished_spans():
+            assert span.start_time is not None
+            assert span.end_time is not None
+            lengths[span.name] = (span.end_time - span.start_time) / 1e9
+        assert lengths["diptych.queue"] == pytest.approx(0.5)
+        assert sum(lengths[s.span_name] for s in TTFT_STAGES) == pytest.approx(lengths["chat m"])
+
+    def test_an_error_marks_the_span(self) -> None:
+        with pytest.raises(ValueError, match="x"), self.tracing.span(Stage.DECODE):
+            raise ValueError("x")
+        self.tracing.shutdown()
+        (span,) = self.exporter.get_finished_spans()
+        assert not span.status.is_ok
+        assert span.attributes is not None
+        assert span.attributes[attributes.ERROR_TYPE] == "ValueError"
+
+    def test_the_client_decides_about_sampling(self) -> None:
+        tracing = Tracing("test", exporter=self.exporter, sample_ratio=0.0)
+        tracing.end(tracing.start("unsampled"))
+        asked = extract_metadata([("traceparent", f"00-{'a' * 32}-{'b' * 16}-01")])
+        tracing.end(tracing.start("sampled", asked))
+        tracing.shutdown()
+        assert [span.name for span in self.exporter.get_finished_spans()] == ["sampled"]
+
+    def test_without_an_endpoint_context_is_still_passed_on(self) -> None:
+        tracing = Tracing("test")
+        assert not tracing.enabled
+        asked = extract_metadata([("traceparent", f"00-{'a' * 32}-{'b' * 16}-01"), ("x-bin", b"")])
+        span = tracing.start(Stage.QUEUE, asked)
+        assert trace_id(context_of(span)) == "a" * 32
+        tracing.record(Stage.QUEUE, asked, 0.0, 1.0)
+        tracing.end(span, error="REASON")
+        tracing.shutdown()
+        assert extract_metadata(None) == {}
+        assert trace_id(extract_metadata(None)) == ""
+
+    def test_a_dead_collector_does_not_delay_the_exit(self) -> None:
+        class Stuck(SpanExporter):
+            def export(self, spans: object) -> SpanExportResult:
+                time.sleep(5)
+                return SpanExportResult.FAILURE
+
+        tracing = Tracing("test", exporter=Stuck())
+        tracing.end(tracing.start("x"))
+        began = time.monotonic()
+        tracing.shutdown(timeout_s=0.05)
+        assert time.monotonic() - began < 1
+
+
+class TestMetrics:
+    def setup_method(self) -> None:
+        self.registry = CollectorRegistry()
+        self.metrics = Metrics(self.registry)
+
+    def text(self) -> str:
+        return generate_latest(self.registry).decode()
+
+    def test_a_family_exists_whole_from_the_start_and_refuses_other_values(self) -> None:
+        family = self.metrics.counters("x_total", "Xs.", "why", ["a", "b"])
+        family["a"].inc()
+        assert 'diptych_x_total{why="a"} 1.0' in self.text()
+        assert 'diptych_x_total{why="b"} 0.0' in self.text()
+        with pytest.raises(KeyError):
+            family["c"]
+
+    def test_a_read_gauge_follows_live_state(self) -> None:
+        peers = {"a:1": 2.0}
+        self.metrics.read_gauges(
+            "rate", "Rates.", ["peer"], lambda: [((p,), v) for p, v in peers.items()]
+        )
+        assert 'diptych_rate{peer="a:1"} 2.0' in self.text()
+        peers.clear()
+        assert "a:1" not in self.text()
+
+    def test_block_owners_are_counted_once(self) -> None:
+        blocks = {"total": 7, "free": 3, "cached": 4}
+        EngineMetrics(self.metrics, lambda: list(blocks.items()), lambda: 1, lambda: 2)
+        assert 'diptych_kv_blocks{owner="free"} 3.0' in self.text()
+        assert 'owner="total"' not in self.text()
+        assert "diptych_sequences_waiting 2.0" in self.text()
+
+    def test_every_metric_is_defined(self) -> None:
+        RequestMetrics(self.metrics, ["ok"], ["local"])
+        TransferMetrics(self.metrics, ["nixl"], ["transport"])
+        families = list(self.registry.collect())
+        assert len(families) > 15
+        for family in families:
+            assert family.documentation.endswith("."), family.name
+        names = {family.name for family in families}
+        assert "gen_ai_server_time_to_first_token_seconds" in names
+        stages = [s.labels["stage"] for f in families for s in f.samples if "stage" in s.labels]
+        assert set(stages) == {stage.value for stage in Stage}
+
+
+class TestLogs:
+    def setup_method(self) -> None:
+        root = logging.getLogger()
+        self._saved = (root.handlers[:], root.level)
+        self.stream = io.StringIO()
+        logs.set_up("test", "info", self.stream)
+
+    def teardown_method(self) -> None:
+        root = logging.getLogger()
+        root.handlers[:], level = self._saved
+        root.setLevel(level)
+        logging.captureWarnings(False)
+
+    def lines(self) -> list[dict[str, object]]:
+        return [json.loads(line) for line in self.stream.getvalue().splitlines()]
+
+    def test_a_line_is_a_constant_message_and_fields(self) -> None:
+        logging.getLogger("a.b").info("done", extra={"num_tokens": 3, "path": object})
+        logging.getLogger("a.b").debug("unseen")
+        (line,) = self.lines()
+        assert line["message"] == "done"
+        assert line["num_tokens"] == 3
+        assert (line["level"], line["service"], line["logger"]) == ("info", "test", "a.b")
+        assert "request_id" not in line
+
+    def test_ids_come_from_the_context(self) -> None:
+        with logs.request_ids("r1", "t1"):
+            logging.getLogger("a").warning("x")
+        logging.getLogger("a").warning("y")
+        inside, outside = self.lines()
+        assert (inside["request_id"], inside["trace_id"]) == ("r1", "t1")
+        assert "request_id" not in outside
+
+    def test_an_exception_stays_on_one_line(self) -> None:
+        try:
+            raise ValueError("x")
+        except ValueError:
+            logging.getLogger("a").exception("failed")
+        (line,) = self.lines()
+        assert "ValueError: x" in str(line["exception"])

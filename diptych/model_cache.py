@@ -8,9 +8,11 @@ sees it sees all of it, and its content never changes.
 import fcntl
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 from diptych.errors import ConfigurationError
 from diptych.progress import Progress
@@ -19,6 +21,7 @@ from diptych.progress import Progress
 FORMAT_VERSION = 1
 
 _WAITING = "waiting for another process to prepare the model"
+_POLL_S = 0.1
 
 
 def cached_folder(
@@ -70,10 +73,15 @@ def _sync(path: Path) -> None:
 def _locked(path: Path, progress: Progress) -> Iterator[None]:
     """Hold the lock file; the system releases it if the process dies."""
     with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            progress(_WAITING, 0.0)
-            fcntl.flock(file, fcntl.LOCK_EX)
-            progress(_WAITING, 1.0)
+        while not _try_lock(file):
+            progress(_WAITING, 0.0)  # may raise, to give up waiting
+            time.sleep(_POLL_S)
         yield
+
+
+def _try_lock(file: TextIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

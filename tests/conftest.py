@@ -1,0 +1,25 @@
+"""Fixtures of all tests."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.golden import models
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--golden-all", action="store_true", help="all golden prompts, not five per model"
+    )
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The folder of SmolLM2-135M-Instruct (downloaded once)."""
+    return models.smollm2_folder()
+
+
+@pytest.fixture(scope="session")
+def gemma3() -> Path:
+    """The folder of Gemma 3 270M (downloaded once)."""
+    return models.gemma3_folder()

@@ -56,7 +56,7 @@ class KVCache:
                 f"no memory for {num_blocks} KV blocks of {self.block_bytes} bytes"
             ) from error
         self._blocks: memoryview | None = (
-            memoryview(self.tensor.view(-1).view(torch.uint8).numpy())
+            self.tensor.view(-1).view(torch.uint8).numpy().data
             if self.tensor.device.type == "cpu"
             else None
         )

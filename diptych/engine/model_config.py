@@ -86,6 +86,7 @@ class ModelConfig:
     post_norms: bool  # norms after attention and feed-forward as well
     logit_softcap: float | None
     layers: tuple[LayerConfig, ...]
+    checkpoint_dtype: str  # element type of the stored weights, float32 if unsaid
 
     @property
     def num_layers(self) -> int:
@@ -161,6 +162,7 @@ class ModelConfig:
             post_norms=gemma,
             logit_softcap=float(softcap) if softcap else None,
             layers=reader.layers(family),
+            checkpoint_dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
         )
 
 

@@ -1,26 +1,115 @@
-"""Executes step plans: inputs, forward pass, sampling. Signatures first."""
+"""Executes step plans: inputs, forward pass, sampling.
 
-from collections.abc import Callable
+Lives on the model thread alone; between steps it remembers nothing but weights
+and KV memory. It trusts the plan: which blocks belong to whom is the scheduler's
+business.
+"""
 
+import time
+from collections.abc import Callable, Sequence
+
+import torch
 from torch import Tensor
 
+from diptych.engine.attention import AttentionBackend, TorchAttention
+from diptych.engine.inputs import StepInputs, build_inputs
 from diptych.engine.kv_cache import KVCache
 from diptych.engine.model import Decoder
-from diptych.engine.step import StepOutput, StepPlan
+from diptych.engine.sampler import sample
+from diptych.engine.sequence import SamplingParams
+from diptych.engine.step import Chunk, SampledToken, SampleSpec, StepOutput, StepPlan
+from diptych.errors import ConfigurationError
+
+WarmUpProgress = Callable[[float], None]  # done ratio, 0 to 1
 
 
 class Runner:
-    """Runs steps of one model on one KV cache; only ever on the model thread."""
+    """Runs steps of one model on one KV cache."""
 
-    def __init__(self, model: Decoder, kv_cache: KVCache) -> None: ...
+    def __init__(
+        self, model: Decoder, kv_cache: KVCache, attention: AttentionBackend | None = None
+    ) -> None:
+        """Take the model and the memory; both stay the caller's to free.
 
-    def warm_up(self, progress: Callable[[float], None] = lambda ratio: None) -> None:
-        """Compile and touch everything before the first real step. Ratio 0 to 1."""
+        Raises:
+            ConfigurationError: their element types differ.
+        """
+        if kv_cache.dtype != model.dtype:
+            raise ConfigurationError(
+                f"a KV cache of {kv_cache.dtype} does not fit a model of {model.dtype}"
+            )
+        self._model = model
+        self._kv_cache = kv_cache
+        self._attention = attention or TorchAttention(model.config, kv_cache)
 
+    def warm_up(self, progress: WarmUpProgress = lambda ratio: None) -> None:
+        """Compile and touch everything before the first real step.
+
+        Uses the cache's first blocks and leaves them zero. Call before any
+        sequence owns a block.
+        """
+        size = self._kv_cache.block_size
+        num_blocks = min(2, self._kv_cache.num_blocks)
+        table = tuple(range(num_blocks))
+        num_tokens = min(num_blocks * size - 1, self._model.config.max_position - 1)
+        spec = SampleSpec(params=SamplingParams(top_p=0.5, max_tokens=1), allow_stop=True)
+        prefill = [
+            _chunk(0, range(1, 1 + num_tokens // 2), table),
+            _chunk(num_tokens // 2, range(num_tokens - num_tokens // 2), table, spec),
+        ]
+        steps = [[chunk] for chunk in prefill if chunk.token_ids]
+        steps += [[_chunk(num_tokens, (1,), table, spec)] * rows for rows in (1, 2, 16)]
+        for index, chunks in enumerate(steps):
+            self.execute(StepPlan(chunks=tuple(chunks), sequences=()))
+            progress((index + 1) / len(steps))
+        self._kv_cache.tensor[:num_blocks].zero_()
+
+    @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepOutput:
-        """Write the KV of the plan's tokens and draw the tokens it asks for."""
-        raise NotImplementedError
+        """Write the KV of the plan's tokens and draw the tokens it asks for.
 
+        Raises:
+            ValueError: the plan is malformed (a bug of the caller's).
+            ArithmeticError: the logits are not numbers; the KV is written all the same.
+        """
+        begin = time.perf_counter()
+        inputs = build_inputs(plan, self._kv_cache.block_size, self._model.device)
+        hidden = self._model.forward(inputs, self._attention.begin_step(inputs))
+        tokens = self._sample(plan.chunks, inputs, hidden)
+        return StepOutput(tokens=tokens, duration_s=time.perf_counter() - begin)
+
+    @torch.inference_mode()
     def logits(self, plan: StepPlan) -> Tensor:
-        """Like execute, but the logits after every token: [num_tokens, vocab_size] float32."""
-        raise NotImplementedError
+        """Write the KV and return the logits after every token, in plan order.
+
+        For tests and scoring. Returns [plan.num_tokens, vocab_size] float32.
+        """
+        inputs = build_inputs(plan, self._kv_cache.block_size, self._model.device)
+        hidden = self._model.forward(inputs, self._attention.begin_step(inputs))
+        lasts = zip(plan.chunks, inputs.last_rows, strict=True)
+        rows = [torch.arange(last + 1 - len(chunk.token_ids), last + 1) for chunk, last in lasts]
+        return self._model.logits(hidden[torch.cat(rows).to(hidden.device)])
+
+    def _sample(
+        self, chunks: Sequence[Chunk], inputs: StepInputs, hidden: Tensor
+    ) -> tuple[SampledToken | None, ...]:
+        wanted = [
+            (index, chunk.sample, chunk.end)
+            for index, chunk in enumerate(chunks)
+            if chunk.sample is not None
+        ]
+        tokens: list[SampledToken | None] = [None] * len(chunks)
+        if not wanted:
+            return tuple(tokens)
+        rows = torch.from_numpy(inputs.last_rows[[index for index, _, _ in wanted]])
+        logits = self._model.logits(hidden.index_select(0, rows.to(hidden.device)))
+        drawn = sample(logits, [spec for _, spec, _ in wanted], [end for _, _, end in wanted])
+        for (index, _, _), token in zip(wanted, drawn, strict=True):
+            tokens[index] = token
+        return tuple(tokens)
+
+
+def _chunk(
+    start: int, token_ids: Sequence[int], table: tuple[int, ...], spec: SampleSpec | None = None
+) -> Chunk:
+    return Chunk(token_ids=tuple(token_ids), start=start, block_table=table, sample=spec)

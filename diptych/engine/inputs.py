@@ -1,0 +1,141 @@
+"""A step's plan as tensors.
+
+Built once per step, in vectorised form, and shared by all layers. Rows of the
+flat batch are reordered: single tokens first (they attend through one batched
+kernel), then longer chunks. Knows the KV layout's block size, not its memory.
+"""
+
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from diptych.engine.step import Chunk, StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeBatch:
+    """The first rows of a step: one token of one sequence each."""
+
+    block_tables: Tensor  # [num_rows, max_num_blocks] int64, padded with the row's last block
+    context_lens: Tensor  # [num_rows] int64, the token itself included
+    max_context_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillChunk:
+    """Rows ``begin`` to ``begin + num_tokens``: consecutive tokens of one sequence."""
+
+    begin: int
+    num_tokens: int
+    start: int  # position of the first token
+    block_ids: Tensor  # [num_blocks] int64, logical order
+
+    @property
+    def end(self) -> int:
+        """Context length of the last token."""
+        return self.start + self.num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """Everything the model needs for one step. N tokens in all."""
+
+    token_ids: Tensor  # [N] int64
+    positions: Tensor  # [N] int64
+    slots: Tensor  # [N] int64, block_id * block_size + offset: where the token's KV goes
+    decodes: DecodeBatch | None
+    prefills: tuple[PrefillChunk, ...]
+    order: NDArray[np.int64]  # [num_chunks] indices into plan.chunks, in row order
+    last_rows: NDArray[np.int64]  # [num_chunks] row of each chunk's last token, in plan order
+
+    @property
+    def num_decodes(self) -> int:
+        return 0 if self.decodes is None else len(self.decodes.context_lens)
+
+
+def build_inputs(plan: StepPlan, block_size: int, device: torch.device | str = "cpu") -> StepInputs:
+    """Lay out a plan.
+
+    Raises:
+        ValueError: a chunk is empty or its block table too short.
+    """
+    chunks = plan.chunks
+    lengths = np.fromiter((len(chunk.token_ids) for chunk in chunks), np.int64, len(chunks))
+    starts = np.fromiter((chunk.start for chunk in chunks), np.int64, len(chunks))
+    num_blocks = np.fromiter((len(chunk.block_table) for chunk in chunks), np.int64, len(chunks))
+    if not len(chunks) or lengths.min() < 1 or (num_blocks * block_size < starts + lengths).any():
+        raise ValueError("a step needs chunks, each with tokens and blocks for them")
+
+    order = np.argsort(lengths > 1, kind="stable")
+    ordered = [chunks[index] for index in order]
+    lengths, starts, num_blocks = lengths[order], starts[order], num_blocks[order]
+    row_ends = np.cumsum(lengths)
+    num_tokens = int(row_ends[-1])
+    within = np.arange(num_tokens) - np.repeat(row_ends - lengths, lengths)
+    positions = np.repeat(starts, lengths) + within
+    token_ids = np.fromiter(
+        chain.from_iterable(chunk.token_ids for chunk in ordered), np.int64, num_tokens
+    )
+    block_ids = np.fromiter(
+        chain.from_iterable(chunk.block_table for chunk in ordered),
+        np.int64,
+        int(num_blocks.sum()),
+    )
+    table_begins = np.cumsum(num_blocks) - num_blocks
+    block_of = block_ids[np.repeat(table_begins, lengths) + positions // block_size]
+    last_rows = np.empty(len(chunks), np.int64)
+    last_rows[order] = row_ends - 1
+
+    num_decodes = int((lengths == 1).sum())
+    context_lens = starts + lengths
+    used_blocks = -(-context_lens // block_size)
+    return StepInputs(
+        token_ids=torch.from_numpy(token_ids).to(device),
+        positions=torch.from_numpy(positions).to(device),
+        slots=torch.from_numpy(block_of * block_size + positions % block_size).to(device),
+        decodes=_decode_batch(
+            block_ids,
+            table_begins[:num_decodes],
+            used_blocks[:num_decodes],
+            context_lens[:num_decodes],
+            device,
+        ),
+        prefills=tuple(
+            _prefill_chunk(ordered[i], int(row_ends[i] - lengths[i]), int(used_blocks[i]), device)
+            for i in range(num_decodes, len(chunks))
+        ),
+        order=order,
+        last_rows=last_rows,
+    )
+
+
+def _decode_batch(
+    block_ids: NDArray[np.int64],
+    table_begins: NDArray[np.int64],
+    used_blocks: NDArray[np.int64],
+    context_lens: NDArray[np.int64],
+    device: torch.device | str,
+) -> DecodeBatch | None:
+    if not len(context_lens):
+        return None
+    columns = np.minimum(np.arange(used_blocks.max()), used_blocks[:, None] - 1)
+    return DecodeBatch(
+        block_tables=torch.from_numpy(block_ids[table_begins[:, None] + columns]).to(device),
+        context_lens=torch.from_numpy(context_lens).to(device),
+        max_context_len=int(context_lens.max()),
+    )
+
+
+def _prefill_chunk(
+    chunk: Chunk, begin: int, used_blocks: int, device: torch.device | str
+) -> PrefillChunk:
+    return PrefillChunk(
+        begin=begin,
+        num_tokens=len(chunk.token_ids),
+        start=chunk.start,
+        block_ids=torch.tensor(chunk.block_table[:used_blocks], dtype=torch.int64, device=device),
+    )

@@ -1,0 +1,271 @@
+"""The decoder, on paged memory and in any mixture of chunks, equals transformers."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from torch import Tensor
+
+from diptych.engine.kv_cache import KVCache
+from diptych.engine.model import Decoder
+from diptych.engine.model_config import ModelConfig
+from diptych.engine.runner import Runner
+from diptych.engine.sequence import SamplingParams
+from diptych.engine.step import Chunk, SampledToken, SampleSpec, StepPlan
+from diptych.engine.tiny_model import ARCHITECTURES, write_tiny_model
+from diptych.engine.weights import load_weights
+from diptych.errors import ConfigurationError
+from tests import hf_reference
+
+BLOCK_SIZE = 8
+NUM_BLOCKS = 120
+TOLERANCE = 1e-4
+GREEDY = SampleSpec(params=SamplingParams(temperature=0.0, return_margins=True), allow_stop=True)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Case:
+    """A tiny model, here and in transformers, on a cache full of NaN."""
+
+    def __init__(self, folder: Path, family: str) -> None:
+        write_tiny_model(folder, family)
+        self.config = ModelConfig.from_folder(folder)
+        self.model = Decoder(self.config, load_weights(folder, self.config))
+        self.folder = folder
+
+    def runner(self) -> Runner:
+        """Every slot that nobody wrote would spoil a result that it reached."""
+        kv_cache = KVCache(self.config, NUM_BLOCKS, BLOCK_SIZE)
+        kv_cache.tensor.fill_(float("nan"))
+        return Runner(self.model, kv_cache)
+
+    def expected(self, token_ids: Sequence[int]) -> Tensor:
+        return hf_reference.logits(self.folder, token_ids)
+
+
+@pytest.fixture(scope="module", params=sorted(ARCHITECTURES))
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return Case(tmp_path_factory.mktemp("model"), request.param)
+
+
+def tokens_of(seed: int, count: int) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    ids: list[int] = torch.randint(5, 512, (count,), generator=generator).tolist()
+    return ids
+
+
+def scattered_table(seed: int, num_tokens: int, begin: int = 0) -> tuple[int, ...]:
+    """Blocks in no order, drawn from 30 of the pool's, beginning at ``begin``."""
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(30, generator=generator) + begin
+    return tuple(order[: -(-num_tokens // BLOCK_SIZE)].tolist())
+
+
+def chunk(
+    ids: Sequence[int], start: int, end: int, table: tuple[int, ...], sample: bool = False
+) -> Chunk:
+    return Chunk(
+        token_ids=tuple(ids[start:end]),
+        start=start,
+        block_table=table,
+        sample=GREEDY if sample else None,
+    )
+
+
+def plan_of(*chunks: Chunk) -> StepPlan:
+    return StepPlan(chunks=chunks, sequences=())
+
+
+def assert_close(got: Tensor, want: Tensor) -> None:
+    assert got.shape == want.shape
+    assert torch.isfinite(got).all()
+    assert (got - want).abs().max().item() <= TOLERANCE
+
+
+def test_one_chunk(case: Case) -> None:
+    ids = tokens_of(1, 100)
+    table = scattered_table(1, 100)
+    assert_close(case.runner().logits(plan_of(chunk(ids, 0, 100, table))), case.expected(ids))
+
+
+@pytest.mark.parametrize("sizes", [(1,) * 50, (7, 1, 13, 29), (8, 8, 34), (33, 17), (49, 1)])
+def test_chunks_of_odd_sizes(case: Case, sizes: tuple[int, ...]) -> None:
+    ids = tokens_of(2, 50)
+    table = scattered_table(2, 50)
+    runner = case.runner()
+    rows, start = [], 0
+    for size in sizes:
+        rows.append(runner.logits(plan_of(chunk(ids, start, start + size, table))))
+        start += size
+    assert_close(torch.cat(rows), case.expected(ids))
+
+
+def test_longest_sequence(case: Case) -> None:
+    length = case.config.max_position
+    ids = tokens_of(3, length)
+    table = tuple(reversed(range(NUM_BLOCKS - -(-length // BLOCK_SIZE), NUM_BLOCKS)))
+    runner = case.runner()
+    rows = [
+        runner.logits(plan_of(chunk(ids, start, min(start + 200, length), table)))
+        for start in range(0, length, 200)
+    ]
+    assert_close(torch.cat(rows), case.expected(ids))
+
+
+def test_mixed_batch(case: Case) -> None:
+    """Four sequences: two decode, one begins, one goes on; the plan in no special order."""
+    lengths = (90, 41, 40, 77)
+    ids = [tokens_of(10 + i, length) for i, length in enumerate(lengths)]
+    tables = [scattered_table(i, length, 30 * i) for i, length in enumerate(lengths)]
+    runner = case.runner()
+    for i, computed in ((0, 89), (1, 40), (3, 50)):
+        runner.logits(plan_of(chunk(ids[i], 0, computed, tables[i])))
+    got = runner.logits(
+        plan_of(
+            chunk(ids[3], 50, 77, tables[3]),
+            chunk(ids[0], 89, 90, tables[0]),
+            chunk(ids[2], 0, 40, tables[2]),
+            chunk(ids[1], 40, 41, tables[1]),
+        )
+    )
+    expected = [case.expected(token_ids) for token_ids in ids]
+    want = (expected[3][50:], expected[0][89:], expected[2], expected[1][40:])
+    assert_close(got, torch.cat(want))
+
+
+def test_neighbours_do_not_matter(case: Case) -> None:
+    """A row alone and among many longer rows."""
+    count = 4
+    ids = [tokens_of(20 + i, 5 + 25 * i) for i in range(count)]
+    tables = [scattered_table(i, len(token_ids), 30 * i) for i, token_ids in enumerate(ids)]
+    runner = case.runner()
+    for token_ids, table in zip(ids, tables, strict=True):
+        runner.logits(plan_of(chunk(token_ids, 0, len(token_ids) - 1, table)))
+    lasts = [
+        chunk(token_ids, len(token_ids) - 1, len(token_ids), table)
+        for token_ids, table in zip(ids, tables, strict=True)
+    ]
+    together = runner.logits(plan_of(*lasts))
+    for index, last in enumerate(lasts):
+        assert_close(runner.logits(plan_of(last)), together[index : index + 1])
+
+
+@given(data=st.data())
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_any_way_of_cutting(case: Case, data: st.DataObject) -> None:
+    """Three sequences advance by random chunks in the same steps."""
+    ids = [tokens_of(30 + i, length) for i, length in enumerate((23, 40, 61))]
+    tables = [scattered_table(i, len(token_ids), 30 * i) for i, token_ids in enumerate(ids)]
+    runner = case.runner()
+    done = [0, 0, 0]
+    rows: list[list[Tensor]] = [[], [], []]
+    while any(done[i] < len(ids[i]) for i in range(3)):
+        sizes = [data.draw(st.sampled_from((0, 1, 1, 5, 8, 16, 30))) for _ in range(3)]
+        if not any(sizes):
+            sizes = [1, 1, 1]
+        ends = [min(done[i] + sizes[i], len(ids[i])) for i in range(3)]
+        active = [i for i in range(3) if ends[i] > done[i]]
+        if not active:
+            continue
+        got = runner.logits(plan_of(*(chunk(ids[i], done[i], ends[i], tables[i]) for i in active)))
+        for i, part in zip(
+            active, torch.split(got, [ends[i] - done[i] for i in active]), strict=True
+        ):
+            rows[i].append(part)
+            done[i] = ends[i]
+    for i in range(3):
+        assert_close(torch.cat(rows[i]), case.expected(ids[i]))
+
+
+def test_execute_draws_what_is_asked_for(case: Case) -> None:
+    ids = [tokens_of(40 + i, length) for i, length in enumerate((30, 12, 20))]
+    tables = [scattered_table(i, 31, 30 * i) for i in range(3)]
+    runner = case.runner()
+    runner.execute(plan_of(chunk(ids[1], 0, 11, tables[1])))
+    output = runner.execute(
+        plan_of(
+            chunk(ids[0], 0, 30, tables[0], sample=True),
+            chunk(ids[2], 0, 10, tables[2]),
+            chunk(ids[1], 11, 12, tables[1], sample=True),
+        )
+    )
+    assert output.duration_s > 0
+    assert output.tokens[1] is None
+    for index, sequence in ((0, 0), (2, 1)):
+        token = output.tokens[index]
+        assert isinstance(token, SampledToken)
+        top = torch.topk(case.expected(ids[sequence])[-1], 2)
+        assert token.token_id == top.indices[0]
+        assert token.margin == pytest.approx(float(top.values[0] - top.values[1]), abs=2e-4)
+
+
+def test_warm_up_leaves_zeros(case: Case) -> None:
+    kv_cache = KVCache(case.config, 4, BLOCK_SIZE)
+    ratios: list[float] = []
+    Runner(case.model, kv_cache).warm_up(ratios.append)
+    assert ratios == sorted(ratios)
+    assert ratios[-1] == 1.0
+    assert not kv_cache.tensor.any()
+
+
+def test_bfloat16_is_near(case: Case, tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path, case.config.model_type.removesuffix("_text"))
+    weights = load_weights(folder, case.config, torch.bfloat16)
+    kv_cache = KVCache(case.config, NUM_BLOCKS, BLOCK_SIZE, torch.bfloat16)
+    runner = Runner(Decoder(case.config, weights), kv_cache)
+    ids = tokens_of(50, 60)
+    table = scattered_table(1, 60)
+    first = runner.logits(plan_of(chunk(ids, 0, 31, table)))
+    second = runner.logits(plan_of(chunk(ids, 31, 59, table)))
+    third = runner.logits(plan_of(chunk(ids, 59, 60, table)))
+    want = case.expected(ids)
+    difference = (torch.cat((first, second, third)) - want).abs().mean() / want.abs().mean()
+    assert difference < 0.1
+    with pytest.raises(ConfigurationError, match="bfloat16"):
+        Runner(Decoder(case.config, weights), KVCache(case.config, 1))
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"rope_type": "linear", "factor": 4.0},
+        {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    ],
+    ids=lambda scaling: str(scaling["rope_type"]),
+)
+@pytest.mark.parametrize("spelling", ["rope_scaling", "rope_parameters"])
+def test_scaled_rope(tmp_path: Path, scaling: dict[str, object], spelling: str) -> None:
+    write_tiny_model(tmp_path, "llama")
+    path = tmp_path / "config.json"
+    content = json.loads(path.read_text())
+    theta = content["rope_theta"]
+    if spelling == "rope_parameters":
+        scaling = scaling | {"rope_theta": content.pop("rope_theta")}
+    path.write_text(json.dumps(content | {spelling: scaling}))
+    assert theta == 10000.0
+    config = ModelConfig.from_folder(tmp_path)
+    runner = Runner(
+        Decoder(config, load_weights(tmp_path, config)), KVCache(config, NUM_BLOCKS, BLOCK_SIZE)
+    )
+    ids = tokens_of(60, 200)
+    want = hf_reference.logits(tmp_path, ids)
+    assert_close(runner.logits(plan_of(chunk(ids, 0, 200, scattered_table(1, 200)))), want)

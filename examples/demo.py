@@ -1,0 +1,82 @@
+"""Three answers from a router, a prefill worker and a decode worker, each its own process.
+
+    make demo
+
+Shows for each where its time went: the prompt is computed on one worker, its KV
+blocks are read by the other, which continues. Fails when an answer came any
+other way.
+"""
+
+import asyncio
+import sys
+import time
+
+from diptych.cli.breakdown import breakdown
+from diptych.cli.generate import stream
+from diptych.cli.model import fetch_with_progress
+from diptych.cli.up import cancel_on_signals, say
+from diptych.errors import ConfigurationError, DiptychError
+from diptych.local_cluster import ChildFailedError, ClusterPlan, LocalCluster, run_cluster
+from diptych.v1 import common_pb2, inference_pb2
+
+QUESTIONS = (
+    "What is the capital of France?",
+    "Why is the sky blue? Answer in one sentence.",
+    "Write two lines about a diptych, a painting on two panels joined by a hinge.",
+)
+MAX_TOKENS = 48
+
+# So short prompts would otherwise be computed where they are decoded, which is faster.
+PLAN = ClusterPlan(model="demo", router_args=("--local-prefill-below-tokens", "0"))
+
+
+def main() -> int:
+    """Run the demo; the exit code."""
+    try:
+        fetch_with_progress(PLAN.model)
+        return asyncio.run(demo())
+    except (ConfigurationError, ChildFailedError, DiptychError) as error:
+        print(f"demo: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+
+
+async def demo() -> int:
+    """Start the cluster, ask, end it."""
+    stopped, began = cancel_on_signals(), time.monotonic()
+
+    async def use(cluster: LocalCluster) -> int:
+        await cluster.ready()
+        say("demo", f"ready after {time.monotonic() - began:.1f} s")
+        return sum([await ask(cluster.address, question) for question in QUESTIONS])
+
+    try:
+        num_failed = await run_cluster(PLAN, say, use)
+    except asyncio.CancelledError:
+        if not stopped.is_set():
+            raise
+        return 130
+    return 1 if num_failed else 0
+
+
+async def ask(address: str, question: str) -> int:
+    """Stream one answer and show its breakdown; 1 if it was not a hand-off, else 0."""
+    request = inference_pb2.GenerateRequest(
+        sampling=common_pb2.SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
+    )
+    request.chat.messages.add(role="user", content=question)
+    show(f"\n> {question}\n\n")
+    last = await stream(address, request, show, timeout_s=120)
+    show("\n\n" + "\n".join(f"    {line}" for line in breakdown(last)) + "\n")
+    if last.timing.kv_path != inference_pb2.KV_PATH_DISAGGREGATED:
+        show("    expected a hand-off from the prefill to the decode worker\n")
+        return 1
+    return 0
+
+
+def show(text: str) -> None:
+    """Print at once."""
+    print(text, end="", flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""Settings of the router. Built once at start, see :mod:`diptych.settings`."""
+
+from pathlib import Path
+from typing import ClassVar, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from diptych.process import ProcessConfig
+from diptych.timers import Timers
+
+
+class RouterConfig(ProcessConfig):
+    """Routes requests to prefill and decode workers. Frozen."""
+
+    role: ClassVar[str] = "router"
+
+    model: str = Field(
+        min_length=1,
+        description="Hugging Face folder, .gguf file, hub id, or demo: its tokenizer is used.",
+    )
+    served_model_name: str | None = Field(
+        None, description="Name clients use for the model. Unset: the source's own name."
+    )
+    cache_dir: Path | None = Field(
+        None, description="Where models are imported and downloaded to. Unset: the user's cache."
+    )
+    prefill: list[str] = Field([], description="host:port of each prefill worker.")
+    decode: list[str] = Field([], description="host:port of each decode worker.")
+
+    max_queue: int = Field(
+        256, ge=0, description="Requests that may wait for a placement; more are refused."
+    )
+    max_concurrent: int = Field(
+        256, ge=1, description="Requests that may be on workers at a time; more wait."
+    )
+    max_pending_prefill_tokens: int = Field(
+        16384,
+        ge=1,
+        description="Prompt tokens this router lets wait on one prefill worker; more wait here.",
+    )
+    max_attempts: int = Field(
+        3, ge=1, description="Attempts of one request, the first included. Refusals do not count."
+    )
+    local_prefill_below_tokens: int = Field(
+        64,
+        ge=0,
+        description="A decode worker computes a prompt itself when fewer tokens than this are not "
+        "in its cache; 0 never.",
+    )
+    allow_local_prefill: bool = Field(
+        True,
+        description="Decode workers may compute prompts when no prefill worker is alive. Always so "
+        "without any configured.",
+    )
+    allow_recompute: bool = Field(
+        True, description="Decode workers may compute what a failed hand-off did not bring."
+    )
+    prefix_memory_blocks: int = Field(
+        65536, ge=0, description="Prompt blocks remembered per worker for prefix affinity."
+    )
+    client_buffer_messages: int = Field(
+        1024,
+        ge=1,
+        description="Unsent responses kept for one client; when full its request is cancelled.",
+    )
+    timers: Timers = Field(Timers(), description="Liveness and patience, s.")
+
+    @field_validator("prefill", "decode")
+    @classmethod
+    def _check_addresses(cls, value: list[str]) -> list[str]:
+        for address in value:
+            host, colon, port = address.rpartition(":")
+            if not (colon and host and port.isdigit() and 0 < int(port) < 65536):
+                raise ValueError(f"expected host:port, found {address!r}")
+        if len(set(value)) != len(value):
+            raise ValueError("an address is listed twice")
+        return value
+
+    @model_validator(mode="after")
+    def _check_pools(self) -> Self:
+        if not self.decode and not self.prefill:
+            raise ValueError("at least one --decode worker is needed")
+        return self

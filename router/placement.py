@@ -1,0 +1,105 @@
+"""What placement is asked, what it knows, and what it answers. Plain data and one seam."""
+
+import enum
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+
+class WorkerId(NamedTuple):
+    """One worker process; a restart at the same address is another."""
+
+    address: str
+    incarnation: str
+
+
+class Pair(NamedTuple):
+    """A prefill and a decode worker, by incarnation."""
+
+    prefill: str
+    decode: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillView:
+    """A prefill worker that is ready, as the router sees it now. Lengths in tokens."""
+
+    worker: WorkerId
+    num_pending_tokens: int  # of all prompts it has not computed yet
+    max_model_len: int
+    has_runway: bool = True  # may take more of this router's prompts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeView:
+    """A decode worker that is ready, as the router sees it now."""
+
+    worker: WorkerId
+    num_sequences: int
+    max_model_len: int
+    local_prefill: bool  # may compute prompts itself
+    proven: frozenset[str]  # incarnations of the prefill workers it can pull from
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Every placeable worker at one moment."""
+
+    prefill: tuple[PrefillView, ...] = ()
+    decode: tuple[DecodeView, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """One request that needs workers.
+
+    ``failed`` workers and pairs broke something for this request, ``refused`` ones
+    only said no; neither is used. ``on_prefill`` or ``on_decode`` fix one half that
+    is already held.
+    """
+
+    num_tokens: int  # prompt and what was emitted
+    num_max_tokens: int  # the longest the sequence may become
+    block_keys: tuple[bytes, ...] = ()  # of the prompt's whole blocks
+    block_size: int = 16
+    failed: frozenset[str] = frozenset()
+    failed_pairs: frozenset[Pair] = frozenset()
+    refused: frozenset[str] = frozenset()
+    on_prefill: WorkerId | None = None
+    on_decode: WorkerId | None = None
+
+    @property
+    def prefill_alone(self) -> bool:
+        """No token is left for a decode worker: prefill samples the only one."""
+        return self.num_max_tokens - self.num_tokens <= 1
+
+
+class Why(enum.Enum):
+    """Why a decode worker computes the KV itself."""
+
+    CHOICE = "choice"  # shipping would cost more than it saves, or there is no prefill pool
+    NO_PREFILL = "no_prefill"  # none is alive
+    RECOMPUTE = "recompute"  # those alive failed this request
+
+
+class Placement(NamedTuple):
+    """Where to run: both, prefill alone, or (``local`` set) decode alone."""
+
+    prefill: WorkerId | None
+    decode: WorkerId | None
+    local: Why | None = None
+
+
+class Policy(Protocol):
+    """Chooses workers. Pure: no clock, no I/O; called on the event loop."""
+
+    def place(self, query: Query, snapshot: Snapshot) -> Placement | None:
+        """The best placement there is now; None: wait."""
+        ...
+
+    def remember(self, worker: WorkerId, block_keys: tuple[bytes, ...]) -> None:
+        """``worker`` holds these blocks in its prefix cache, probably."""
+        ...
+
+    def forget(self, worker: WorkerId) -> None:
+        """``worker`` is gone."""
+        ...

@@ -34,6 +34,11 @@ class TransferConfig(BaseModel):
         description="Network devices that nixl may use and listen on (UCX_NET_DEVICES), "
         "comma-separated.",
     )
+    nixl_tls: tuple[str, ...] | None = Field(
+        None,
+        description="UCX transports that nixl may use (UCX_TLS). Unset: cross-memory attach and "
+        "what its small messages need, or RDMA where nixl_net_devices names such devices.",
+    )
     probe_blocks: int = Field(
         4, ge=1, le=256, description="Random scratch blocks moved to prove and measure a pair."
     )

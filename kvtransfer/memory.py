@@ -4,6 +4,8 @@ import ctypes
 from collections.abc import Sequence
 from typing import Protocol
 
+from kvtransfer.digest import block_digest
+
 
 class PoolMemory(Protocol):
     """All KV blocks of a worker: equal size, contiguous, block ``i`` at ``base + i * block_bytes``.
@@ -68,3 +70,8 @@ class HostMemory:
             raise IndexError(f"block {block_id} of {self.num_blocks}")
         start = block_id * self.block_bytes
         return self._bytes[start : start + self.block_bytes]
+
+
+def block_digests(memory: PoolMemory, block_ids: Sequence[int]) -> tuple[bytes, ...]:
+    """Digest of each block (transfer thread)."""
+    return tuple(block_digest(memory.block(block_id)) for block_id in block_ids)

@@ -1,22 +1,27 @@
 """The sources this worker can pull from: connected, compared, proven, measured."""
 
+import asyncio
+import logging
+import time
 from collections.abc import Callable, Hashable, Iterable
-from typing import NamedTuple
 
+from diptych.errors import ConfigurationError
 from diptych.timers import Timers
-from diptych.v1 import worker_pb2
+from diptych.v1 import decode_pb2, kv_source_pb2, worker_pb2
 from kvtransfer.counters import ReaderCounters
 from kvtransfer.endpoint import TransferEndpoint
 from kvtransfer.memory import ScratchBlocks
-from kvtransfer.pull import PullRequest, PullResult
-from kvtransfer.reader import Pull
+from kvtransfer.pair import PeerKey, ProbeKit, SourcePair
+from kvtransfer.pull import PullError, PullRequest, PullResult
+from kvtransfer.quarantine import Quarantine
+from kvtransfer.reader import Pull, PullPlan
 
+__all__ = ["PairTable", "PeerKey"]
 
-class PeerKey(NamedTuple):
-    """A source process; a restart at the same address is another one."""
+logger = logging.getLogger(__name__)
 
-    address: str
-    incarnation: str
+_REAP_INTERVAL_S = 0.5
+_LOSSES = {decode_pb2.PULL_FAILURE_SOURCE_LOST, decode_pb2.PULL_FAILURE_TRANSPORT}
 
 
 class PairTable:
@@ -26,8 +31,6 @@ class PairTable:
     pull ended with reads unfinished; ``on_quarantine_end(block_ids)`` when those
     reads (each block once, in any partition) can no longer write.
     """
-
-    counters: ReaderCounters
 
     def __init__(
         self,
@@ -39,24 +42,127 @@ class PairTable:
         on_quarantine: Callable[[frozenset[int]], None],
         on_quarantine_end: Callable[[frozenset[int]], None],
     ) -> None:
-        raise NotImplementedError
+        self.counters = ReaderCounters()
+        self._endpoint = endpoint
+        self._timers = timers
+        self._on_change = on_change
+        self._on_quarantine = on_quarantine
+        self._on_quarantine_end = on_quarantine_end
+        self._quarantine = Quarantine(self._quarantined, self._unquarantined)
+        scratch_quarantine = Quarantine(lambda _: None, lambda ids: scratch.free(sorted(ids)))
+        self._kit = ProbeKit(endpoint, scratch, scratch_quarantine, timers)
+        self._peers: dict[Hashable, frozenset[PeerKey]] = {}
+        self._pairs: dict[PeerKey, SourcePair] = {}
+        self._tasks: dict[PeerKey, asyncio.Task[None]] = {}
+        self._peers_changed = asyncio.Event()
 
     async def run(self) -> None:
         """Keep all pairs connected and proven until cancelled. Run it in a task group."""
-        raise NotImplementedError
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._reap(), name="kv-quarantine")
+            try:
+                while True:
+                    self._peers_changed.clear()
+                    for key, pair in self._pairs.items():
+                        if key not in self._tasks:
+                            name = f"kv-pair {key.address}"
+                            self._tasks[key] = tasks.create_task(pair.keep(), name=name)
+                    for key in self._tasks.keys() - self._pairs.keys():
+                        self._tasks.pop(key).cancel()
+                    await self._peers_changed.wait()
+            finally:
+                self._tasks.clear()
 
     def set_peers(self, owner: Hashable, peers: Iterable[PeerKey]) -> None:
         """Replace the sources that ``owner`` (a router's stream) knows. Empty: it left."""
-        raise NotImplementedError
+        self._peers[owner] = frozenset(PeerKey(*peer) for peer in peers)
+        if not self._peers[owner]:
+            del self._peers[owner]
+        wanted = frozenset[PeerKey]().union(*self._peers.values())
+        gone = self._pairs.keys() - wanted
+        for key in gone:
+            del self._pairs[key]
+        for key in wanted - self._pairs.keys():
+            self._pairs[key] = SourcePair(key, self._kit, self._on_change, self._fell_back)
+        self._peers_changed.set()
+        self._on_change()
 
     def pairs(self) -> list[worker_pb2.Pair]:
         """The state of every pair, for Watch."""
-        raise NotImplementedError
+        return [pair.to_proto() for _, pair in sorted(self._pairs.items())]
 
     def open_pull(self, request: PullRequest) -> Pull:
         """Prepare a pull; ``await pull.run()`` performs it. Raises nothing."""
-        raise NotImplementedError
+        pair = self._pairs.get(PeerKey(request.source_address, request.source_incarnation))
+        link = pair.link if pair is not None else None
+        plan = PullPlan(
+            open=kv_source_pb2.FetchOpen(
+                reader_incarnation=self._endpoint.incarnation,
+                source_incarnation=request.source_incarnation,
+                ticket=request.ticket,
+                first_token=request.first_missing_token,
+                transport=link.transport if link is not None else "",
+            ),
+            end_token=request.num_tokens,
+            local_block_ids=request.local_block_ids,
+        )
+
+        def ended(outcome: PullResult | PullError | None) -> None:
+            self._count(outcome)
+            if pair is None:
+                return
+            if isinstance(outcome, PullResult):
+                pair.measured(outcome.stats)
+            elif (
+                isinstance(outcome, PullError) and outcome.failure in _LOSSES and pair.link is link
+            ):
+                pair.lost(outcome.message)
+
+        return Pull(plan, link, self._endpoint, self._quarantine, self._timers, ended)
 
     async def pull(self, request: PullRequest) -> PullResult:
         """``open_pull(request).run()``: see there."""
         return await self.open_pull(request).run()
+
+    async def _reap(self) -> None:
+        """Tear the agents down when a read never ends; every pair proves itself again."""
+        while True:
+            await asyncio.sleep(_REAP_INTERVAL_S)
+            now = time.monotonic()
+            oldest_s = max(q.oldest_s(now) for q in (self._quarantine, self._kit.quarantine))
+            if oldest_s <= self._endpoint.config.quarantine_max_s:
+                continue
+            logger.error("agent torn down to end a read", extra={"age_s": round(oldest_s, 1)})
+            self.counters.num_agent_teardowns += 1
+            try:
+                await self._endpoint.rebuild()
+            except ConfigurationError as error:
+                logger.error("agent not rebuilt", extra={"error": error.message})
+            for pair in self._pairs.values():
+                pair.lost("the transport agent was rebuilt")
+
+    def _count(self, outcome: PullResult | PullError | None) -> None:
+        counters = self.counters
+        if outcome is None:
+            counters.num_pulls_cancelled += 1
+        elif isinstance(outcome, PullError):
+            counters.num_pulls_failed[decode_pb2.PullFailure.Name(outcome.failure)] += 1
+        else:
+            stats = outcome.stats
+            counters.num_pulls_proven += 1
+            counters.num_bytes[stats.transport] += stats.num_bytes
+            counters.read_s += stats.read_s
+            counters.exposed_s += stats.exposed_s
+            counters.digest_s += stats.digest_s
+
+    def _quarantined(self, block_ids: frozenset[int]) -> None:
+        self.counters.num_quarantined_blocks += len(block_ids)
+        self.counters.num_quarantined_blocks_total += len(block_ids)
+        self._on_quarantine(block_ids)
+
+    def _unquarantined(self, block_ids: frozenset[int]) -> None:
+        self.counters.num_quarantined_blocks -= len(block_ids)
+        self._on_quarantine_end(block_ids)
+
+    def _fell_back(self) -> None:
+        self.counters.num_transport_fallbacks += 1

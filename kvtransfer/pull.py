@@ -1,9 +1,12 @@
 """One pull as its reader sees it: a pure state machine from Open to proven."""
 
+import enum
 from dataclasses import dataclass, field
+from typing import NamedTuple, NoReturn
 
 from diptych.errors import DiptychError
-from diptych.v1 import common_pb2, decode_pb2
+from diptych.v1 import common_pb2, decode_pb2, kv_source_pb2
+from kvtransfer.digest import DIGEST_BYTES, combined_digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +32,8 @@ class PullError(DiptychError):
     """A pull ended without proof; ``failure`` is what Decode.PullFailed reports.
 
     ``unfinished_block_ids`` are local blocks that a posted read may still write:
-    they were passed to ``on_quarantine`` before this was raised.
+    they were passed to ``on_quarantine`` before this was raised. ``refusal`` is the
+    source's reason where it was the source that ended the pull.
     """
 
     def __init__(
@@ -37,7 +41,189 @@ class PullError(DiptychError):
         failure: decode_pb2.PullFailure,
         message: str,
         unfinished_block_ids: frozenset[int] = frozenset(),
+        refusal: str = "",
     ) -> None:
         super().__init__(message)
         self.failure = failure
         self.unfinished_block_ids = unfinished_block_ids
+        self.refusal = refusal
+
+
+class PullState(enum.Enum):
+    """Where a pull stands."""
+
+    OPENING = enum.auto()  # Open sent
+    READING = enum.auto()  # ranges come and land
+    CONFIRMING = enum.auto()  # all landed, Confirm sent
+    PROVEN = enum.auto()
+    FAILED = enum.auto()
+
+
+_NEXT_STATES = {
+    PullState.OPENING: {PullState.READING, PullState.FAILED},
+    PullState.READING: {PullState.CONFIRMING, PullState.FAILED},
+    PullState.CONFIRMING: {PullState.PROVEN, PullState.FAILED},
+    PullState.PROVEN: set[PullState](),
+    PullState.FAILED: set[PullState](),
+}
+
+
+class PlannedRead(NamedTuple):
+    """Blocks to copy: ``source_block_ids[i]`` to ``local_block_ids[i]``."""
+
+    first_block: int  # index in the pull of the first of them
+    source_block_ids: tuple[int, ...]
+    local_block_ids: tuple[int, ...]
+
+
+class PlannedWrite(NamedTuple):
+    """Where the bytes of one Data message go."""
+
+    first_block: int  # index in the pull of the first block touched
+    local_block_ids: tuple[int, ...]  # all that are touched
+    offset: int  # of the bytes, in the first of them
+    num_completed: int  # of them, from the first on, are whole afterwards
+
+
+class PullMachine:
+    """Decides everything about one pull that needs no clock and no I/O.
+
+    Invariant: PROVEN only if every block from ``first_token`` to ``end_token`` was
+    announced once, landed once after that, its digest (where checked) was equal,
+    and the source confirmed. Anything out of order raises PullError and is final.
+    """
+
+    def __init__(
+        self,
+        *,
+        first_token: int,
+        end_token: int,
+        local_block_ids: tuple[int, ...],
+        block_size: int,
+        block_bytes: int,
+        check_digests: bool,
+        confirm_digest: bool,
+    ) -> None:
+        self.state = PullState.OPENING
+        self._first_token = first_token
+        self._end_token = end_token
+        self._block_size = block_size
+        self._block_bytes = block_bytes
+        self._check_digests = check_digests
+        self._confirm_digest = confirm_digest
+        self._announced_tokens = first_token
+        self._num_received_bytes = 0
+        self._source_block_ids: set[int] = set()
+        self._digests: list[bytes] = []
+        self._landed: list[bool] = []  # per announced block
+        self._num_landed = 0
+        if first_token % block_size or not 0 <= first_token < end_token:
+            self._fail(f"nothing to pull from token {first_token} to {end_token}")
+        self.num_blocks = -(-(end_token - first_token) // block_size)
+        self.local_block_ids = local_block_ids[: self.num_blocks]
+        if len(set(self.local_block_ids)) != self.num_blocks:
+            self._fail(f"{self.num_blocks} blocks needed, {len(set(local_block_ids))} given")
+
+    @property
+    def num_unlanded_blocks(self) -> int:
+        """Announced, not landed."""
+        return len(self._landed) - self._num_landed
+
+    def opened(self, end_token: int) -> None:
+        """The source admitted us and will announce up to ``end_token``."""
+        self._expect(PullState.OPENING, "Opened")
+        if end_token != self._end_token:
+            self._fail(f"the source has {end_token} tokens, expected {self._end_token}")
+        self._move(PullState.READING)
+
+    def announced(self, announced: kv_source_pb2.Range) -> PlannedRead:
+        """The next range became readable."""
+        self._expect(PullState.READING, "Range")
+        first, end = announced.first_token, announced.first_token + announced.num_tokens
+        if first != self._announced_tokens or announced.num_tokens < 1 or end > self._end_token:
+            self._fail(f"announced {first} to {end} after {self._announced_tokens}")
+        if announced.last != (end == self._end_token) or (
+            end % self._block_size and not announced.last
+        ):
+            self._fail(f"announced {first} to {end} of {self._end_token}, last={announced.last}")
+        source_ids = tuple(announced.block_ids)
+        num_blocks = -(-announced.num_tokens // self._block_size)
+        if len(source_ids) != num_blocks or len(announced.generations) != num_blocks:
+            self._fail(f"{num_blocks} blocks announced, {len(source_ids)} named")
+        if self._check_digests:
+            digests = list(announced.digests)
+            if len(digests) != num_blocks or any(len(d) != DIGEST_BYTES for d in digests):
+                self._fail("announced without a digest of each block")
+            self._digests += digests
+        known = len(self._source_block_ids)
+        self._source_block_ids.update(source_ids)
+        if len(self._source_block_ids) != known + num_blocks:
+            self._fail("a block was announced twice")
+        first_block = len(self._landed)
+        self._landed += [False] * num_blocks
+        self._announced_tokens = end
+        local_ids = self.local_block_ids[first_block : first_block + num_blocks]
+        return PlannedRead(first_block, source_ids, local_ids)
+
+    def received(self, data: kv_source_pb2.Data) -> PlannedWrite:
+        """inline: the next bytes came."""
+        self._expect(PullState.READING, "Data")
+        begin, end = data.offset, data.offset + len(data.payload)
+        if begin != self._num_received_bytes or not data.payload:
+            self._fail(f"bytes {begin} to {end} came after {self._num_received_bytes}")
+        if end > len(self._landed) * self._block_bytes:
+            self._fail(f"bytes up to {end} came, {len(self._landed)} blocks were announced")
+        self._num_received_bytes = end
+        first_block, offset = divmod(begin, self._block_bytes)
+        past_block = -(-end // self._block_bytes)
+        return PlannedWrite(
+            first_block=first_block,
+            local_block_ids=self.local_block_ids[first_block:past_block],
+            offset=offset,
+            num_completed=end // self._block_bytes - first_block,
+        )
+
+    def landed(
+        self, first_block: int, num_blocks: int, digests: tuple[bytes, ...]
+    ) -> kv_source_pb2.Confirm | None:
+        """Consecutive blocks lie whole in local memory; ``digests`` are theirs, where checked.
+
+        Returns the question to ask the source once everything landed.
+        """
+        self._expect(PullState.READING, "a read's end")
+        past_block = first_block + num_blocks
+        if past_block > len(self._landed) or any(self._landed[first_block:past_block]):
+            self._fail(f"blocks {first_block} to {past_block} landed unasked")
+        if self._check_digests and list(digests) != self._digests[first_block:past_block]:
+            self._fail(f"the digests of blocks {first_block} to {past_block} differ")
+        self._landed[first_block:past_block] = [True] * num_blocks
+        self._num_landed += num_blocks
+        if self._num_landed < self.num_blocks:
+            return None
+        self._move(PullState.CONFIRMING)
+        return kv_source_pb2.Confirm(
+            num_tokens=self._end_token - self._first_token,
+            digest=combined_digest(self._digests) if self._confirm_digest else b"",
+        )
+
+    def confirmed(self) -> None:
+        """The source confirmed."""
+        self._expect(PullState.CONFIRMING, "Confirmed")
+        self._move(PullState.PROVEN)
+
+    def failed(self) -> None:
+        """The shell gave up (cancel, lost source, timer). Idempotent; PROVEN stays."""
+        if self.state is not PullState.PROVEN and self.state is not PullState.FAILED:
+            self._move(PullState.FAILED)
+
+    def _expect(self, state: PullState, event: str) -> None:
+        if self.state is not state:
+            self._fail(f"{event} while {self.state.name}")
+
+    def _fail(self, message: str) -> NoReturn:
+        self.failed()
+        raise PullError(decode_pb2.PULL_FAILURE_UNPROVEN, message)
+
+    def _move(self, state: PullState) -> None:
+        assert state in _NEXT_STATES[self.state], f"{self.state} to {state}"
+        self.state = state

@@ -1,12 +1,89 @@
 """The shell of one pull: gRPC stream, reads on the transfer thread, timers."""
 
-from kvtransfer.pull import PullRequest, PullResult
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+import grpc
+
+from diptych import rpc
+from diptych.timers import Timers
+from diptych.v1 import common_pb2, decode_pb2, kv_source_pb2
+from diptych.v1 import kv_source_pb2_grpc as pb_grpc
+from diptych.v1.kv_source_pb2 import FetchCommand, FetchEvent
+from kvtransfer.endpoint import TransferEndpoint
+from kvtransfer.failures import read_failure, stream_failure
+from kvtransfer.inline import InlineWrite
+from kvtransfer.liveness import PeerLiveness
+from kvtransfer.pull import PullError, PullMachine, PullResult, PullState
+from kvtransfer.pull_clock import PullClock
+from kvtransfer.quarantine import Quarantine
+from kvtransfer.race import first_to_end
+from kvtransfer.reads import Landed, ReadGroup
+from kvtransfer.transport import Peer, TransportError
+
+FetchCall: TypeAlias = "grpc.aio.StreamStreamCall[FetchCommand, FetchEvent]"
+
+MAX_UNWRITTEN_MESSAGES = 8  # inline: received, not yet copied into blocks
+
+
+class Link(NamedTuple):
+    """A connected source: its stub, and its memory over one transport."""
+
+    stub: "pb_grpc.KVSourceAsyncStub"
+    transport: str
+    peer: Peer
+
+
+class PullPlan(NamedTuple):
+    """What one Fetch asks for and expects."""
+
+    open: kv_source_pb2.FetchOpen
+    end_token: int
+    local_block_ids: tuple[int, ...]
+
+    @property
+    def is_probe(self) -> bool:
+        return self.open.HasField("num_probe_blocks")
 
 
 class Pull:
     """One pull, run once by one task on the event loop."""
 
-    request: PullRequest
+    def __init__(
+        self,
+        plan: PullPlan,
+        link: Link | None,
+        endpoint: TransferEndpoint,
+        quarantine: Quarantine,
+        timers: Timers,
+        on_end: Callable[[PullResult | PullError | None], None] = lambda _: None,
+    ) -> None:
+        """``link`` is None where the source is not connected: ``run`` says so.
+
+        ``on_end`` gets the outcome, None when it was cancelled.
+        """
+        self._on_end_of_run = on_end
+        self._plan = plan
+        self._link = link
+        self._endpoint = endpoint
+        self._quarantine = quarantine
+        self._timers = timers
+        self._inbox: asyncio.Queue[FetchEvent | Landed | TransportError] = asyncio.Queue()
+        self._window = asyncio.Semaphore(MAX_UNWRITTEN_MESSAGES)
+        self._write_lock = asyncio.Lock()
+        self._reads = ReadGroup(
+            endpoint.thread, endpoint.memory, quarantine, self._inbox.put_nowait
+        )
+        inline = link is not None and link.transport == "inline"
+        full = endpoint.layout.digest_level == "full" or plan.is_probe
+        self._check_digests = full or inline
+        self._confirm_digest = full
+        self._machine: PullMachine | None = None
+        self._abandoned = False
+        self._clock = PullClock(time.monotonic())
 
     async def run(self) -> PullResult:
         """Pull until proven.
@@ -14,7 +91,18 @@ class Pull:
         Waits first for local blocks that an earlier pull's reads may still write.
         Cancelling the task abandons the pull. Raises PullError.
         """
-        raise NotImplementedError
+        outcome: PullResult | PullError | None = None
+        try:
+            outcome = await self._run()
+            return outcome
+        except PullError as error:
+            abandoned = self._abandoned
+            failed = PullError(error.failure, error.message, self.abandon(), error.refusal)
+            outcome = None if abandoned else failed
+            raise failed from error
+        finally:
+            self.abandon()
+            self._on_end_of_run(outcome)
 
     def abandon(self) -> frozenset[int]:
         """End the pull now (its task still has to be cancelled). Idempotent, synchronous.
@@ -23,4 +111,167 @@ class Pull:
         still write, for ``scheduler.release(seq, ids)``; ``on_quarantine`` was called with
         them, ``on_quarantine_end`` follows.
         """
-        raise NotImplementedError
+        self._abandoned = True
+        if self._machine is not None:
+            self._machine.failed()
+        return self._reads.abandon()
+
+    async def _run(self) -> PullResult:
+        if self._link is None:
+            raise PullError(
+                decode_pb2.PULL_FAILURE_NOT_CONNECTED, "no proven connection to the source"
+            )
+        machine = self._machine = PullMachine(
+            first_token=self._plan.open.first_token,
+            end_token=self._plan.end_token,
+            local_block_ids=self._plan.local_block_ids,
+            block_size=self._endpoint.layout.block_size,
+            block_bytes=self._endpoint.memory.block_bytes,
+            check_digests=self._check_digests,
+            confirm_digest=self._confirm_digest,
+        )
+        await self._wait_for_blocks(machine)
+        call = self._link.stub.Fetch(None)
+        try:
+            await first_to_end(
+                receive=self._receive(call),
+                drive=self._drive(call, machine, self._link),
+                beat=self._beat(call),
+            )
+        finally:
+            call.cancel()
+        num_tokens = self._plan.end_token - self._plan.open.first_token
+        num_bytes = machine.num_blocks * self._endpoint.memory.block_bytes
+        return PullResult(stats=self._clock.stats(self._link.transport, num_bytes, num_tokens))
+
+    async def _wait_for_blocks(self, machine: PullMachine) -> None:
+        deadline_s = time.monotonic() + self._timers.read_progress_s
+        while not self._quarantine.block_ids.isdisjoint(machine.local_block_ids):
+            if time.monotonic() > deadline_s:
+                raise PullError(
+                    decode_pb2.PULL_FAILURE_TRANSPORT,
+                    "an earlier read of these blocks is unfinished",
+                )
+            await asyncio.sleep(0.005)
+
+    async def _receive(self, call: FetchCall) -> None:
+        """Read the stream into the inbox. Never returns: raises how the stream ended."""
+        try:
+            await self._write(call, FetchCommand(open=self._plan.open))
+            while True:
+                event = await call.read()
+                if not isinstance(event, FetchEvent):  # EOF
+                    break
+                if event.HasField("data"):
+                    await self._window.acquire()
+                self._inbox.put_nowait(event)
+        except grpc.aio.AioRpcError as error:
+            raise stream_failure(rpc.from_rpc_error(error)) from error
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # the peer's status was CANCELLED
+            raise PullError(decode_pb2.PULL_FAILURE_SOURCE_LOST, "the source cancelled") from None
+        raise PullError(decode_pb2.PULL_FAILURE_SOURCE_LOST, "the source ended the stream")
+
+    async def _beat(self, call: FetchCall) -> None:
+        while True:
+            await asyncio.sleep(self._timers.heartbeat_s)
+            await self._write(call, FetchCommand(heartbeat=common_pb2.Heartbeat()))
+
+    async def _write(self, call: FetchCall, command: FetchCommand) -> None:
+        async with self._write_lock:
+            # Raised when the call ended: _receive knows how.
+            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                await call.write(command)
+
+    async def _drive(self, call: FetchCall, machine: PullMachine, link: Link) -> None:
+        """The one task that moves the machine. Returns once the pull is proven."""
+        liveness = PeerLiveness(self._timers, time.monotonic())
+        self._clock.moved()
+        while machine.state is not PullState.PROVEN:
+            item: FetchEvent | Landed | TransportError | None = None
+            try:
+                async with asyncio.timeout(self._timers.heartbeat_s / 2):
+                    item = await self._inbox.get()
+            except TimeoutError:
+                pass
+            confirm = None
+            if isinstance(item, FetchEvent):
+                liveness.heard(item.heartbeat.progress if item.HasField("heartbeat") else None)
+                self._on_event(machine, link, item)
+            elif isinstance(item, Landed):
+                confirm = self._on_landed(machine, link.transport == "inline", item)
+            elif isinstance(item, TransportError):
+                raise read_failure(item) from item
+            if confirm is not None:
+                await self._write(call, FetchCommand(confirm=confirm))
+            self._check_timers(machine, liveness)
+
+    def _on_event(self, machine: PullMachine, link: Link, event: FetchEvent) -> None:
+        match event.WhichOneof("event"):
+            case "opened":
+                machine.opened(event.opened.end_token)
+                self._clock.moved()
+            case "range":
+                self._on_range(machine, link, event.range)
+            case "data":
+                self._on_data(machine, link, event.data)
+            case "confirmed":
+                machine.confirmed()
+                self._clock.proven()
+
+    def _on_range(self, machine: PullMachine, link: Link, announced: kv_source_pb2.Range) -> None:
+        self._clock.announced(idle=not machine.num_unlanded_blocks)
+        planned = machine.announced(announced)
+        step = max(1, self._endpoint.config.max_read_bytes // self._endpoint.memory.block_bytes)
+        for begin in range(0, len(planned.local_block_ids), step):
+            local_block_ids = planned.local_block_ids[begin : begin + step]
+            copy = link.peer.read(planned.source_block_ids[begin : begin + step], local_block_ids)
+            if copy is not None:
+                self._reads.start(
+                    copy,
+                    local_block_ids,
+                    first_block=planned.first_block + begin,
+                    num_completed=len(local_block_ids),
+                    digest=self._check_digests,
+                )
+
+    def _on_data(self, machine: PullMachine, link: Link, data: kv_source_pb2.Data) -> None:
+        if link.transport != "inline":
+            raise PullError(decode_pb2.PULL_FAILURE_UNPROVEN, f"Data over {link.transport}")
+        planned = machine.received(data)
+        self._reads.start(
+            InlineWrite(
+                self._endpoint.memory, planned.local_block_ids, planned.offset, data.payload
+            ),
+            planned.local_block_ids,
+            first_block=planned.first_block,
+            num_completed=planned.num_completed,
+            digest=True,
+        )
+
+    def _on_landed(
+        self, machine: PullMachine, inline: bool, landed: Landed
+    ) -> kv_source_pb2.Confirm | None:
+        if inline:
+            self._window.release()
+        self._clock.landed(None if inline else landed.started_s, landed.ended_s, landed.digest_s)
+        if not landed.num_blocks:
+            return None
+        return machine.landed(landed.first_block, landed.num_blocks, landed.digests)
+
+    def _check_timers(self, machine: PullMachine, liveness: PeerLiveness) -> None:
+        now = time.monotonic()
+        problem = liveness.problem(now)
+        if problem is not None:
+            raise PullError(decode_pb2.PULL_FAILURE_SOURCE_LOST, f"the source is lost: {problem}")
+        idle_s = now - self._clock.moved_s
+        waits_for_source = machine.state is PullState.READING and not machine.num_unlanded_blocks
+        if machine.state is PullState.CONFIRMING and idle_s > self._timers.confirm_s:
+            raise PullError(
+                decode_pb2.PULL_FAILURE_UNPROVEN, f"not confirmed within {self._timers.confirm_s} s"
+            )
+        if idle_s > self._timers.read_progress_s and not waits_for_source:
+            raise PullError(decode_pb2.PULL_FAILURE_TRANSPORT, f"no progress for {idle_s:.1f} s")

@@ -1,14 +1,21 @@
 """KVSource: the gRPC shell around the leases of a source."""
 
-from collections.abc import Callable
+import logging
+from collections.abc import AsyncIterator, Callable
 
+from diptych.errors import DiptychError, LayoutMismatchError
+from diptych.rpc import Context
 from diptych.timers import Timers
-from diptych.v1 import common_pb2
+from diptych.v1 import common_pb2, kv_source_pb2
 from diptych.v1 import kv_source_pb2_grpc as pb_grpc
 from kvtransfer.counters import SourceCounters
 from kvtransfer.endpoint import TransferEndpoint
-from kvtransfer.lease import LeaseTable
-from kvtransfer.memory import ScratchBlocks
+from kvtransfer.fetch import FetchSession
+from kvtransfer.layout import compare_layouts
+from kvtransfer.lease import Lease, LeaseTable
+from kvtransfer.memory import ScratchBlocks, block_digests
+
+logger = logging.getLogger(__name__)
 
 
 class KVSourceServicer(pb_grpc.KVSourceServicer):
@@ -17,8 +24,6 @@ class KVSourceServicer(pb_grpc.KVSourceServicer):
     Computes digests of what ``leases`` announce, on the transfer thread.
     ``progress`` returns the engine's progress for heartbeats.
     """
-
-    counters: SourceCounters
 
     def __init__(
         self,
@@ -29,4 +34,76 @@ class KVSourceServicer(pb_grpc.KVSourceServicer):
         timers: Timers,
         progress: Callable[[], common_pb2.EngineProgress] | None = None,
     ) -> None:
-        raise NotImplementedError
+        self.endpoint = endpoint
+        self.leases = leases
+        self.scratch = scratch
+        self.timers = timers
+        self.progress = progress or common_pb2.EngineProgress
+        self.counters = SourceCounters()
+        self.sessions: set[FetchSession] = set()
+        leases.observe(self)
+
+    async def Connect(
+        self,
+        request: kv_source_pb2.ConnectRequest,
+        context: Context,
+    ) -> kv_source_pb2.ConnectResponse:
+        """Compare layouts; tell how to reach our memory over the first common transport."""
+        endpoint = self.endpoint
+        compare_layouts(request.layout, endpoint.layout)
+        common = [name for name in request.transports if name in endpoint.transports]
+        if not common:
+            raise LayoutMismatchError(
+                f"transports: the reader has {list(request.transports)}, the source has "
+                f"{list(endpoint.transports)}",
+                field="transports",
+            )
+        transport = endpoint.transports[common[0]]
+        return kv_source_pb2.ConnectResponse(
+            source_incarnation=endpoint.incarnation,
+            layout=endpoint.layout,
+            transport=transport.name,
+            memory=await endpoint.thread.call(transport.descriptor),
+        )
+
+    async def Fetch(
+        self,
+        request_iterator: AsyncIterator[kv_source_pb2.FetchCommand],
+        context: Context,
+    ) -> AsyncIterator[kv_source_pb2.FetchEvent]:
+        """One pull or one probe; yields nothing (it writes from a task group)."""
+        session = FetchSession(self, context)
+        self.sessions.add(session)
+        self.counters.num_fetches_open += 1
+        try:
+            with self.endpoint.serving():
+                await session.run()
+        except DiptychError as error:
+            self.counters.num_refused[error.reason] += 1
+            raise
+        finally:
+            self.counters.num_fetches_open -= 1
+            self.sessions.discard(session)
+        return
+        yield
+
+    def on_announced(self, lease: Lease, index: int) -> None:
+        """LeaseObserver: take the digests of a new range, off the loop."""
+        if self.endpoint.layout.digest_level == "off":
+            self.leases.add_digests(lease, index, ())
+            return
+        memory, block_ids = self.endpoint.memory, lease.ranges[index].block_ids
+
+        def done(digests: tuple[bytes, ...] | None, error: Exception | None) -> None:
+            if digests is None:
+                logger.error("digest failed", exc_info=error)
+                return
+            self.leases.add_digests(lease, index, digests)
+
+        self.endpoint.thread.submit(lambda: block_digests(memory, block_ids), done)
+
+    def on_changed(self, lease: Lease) -> None:
+        """LeaseObserver: wake the readers of this lease."""
+        for session in self.sessions:
+            if session.grant is not None and session.grant.lease is lease:
+                session.wake()

@@ -1,0 +1,44 @@
+"""What a failed stream or read means for a pull. The only place that maps them."""
+
+import grpc
+
+from diptych.errors import (
+    DiptychError,
+    KVUnprovenError,
+    LayoutMismatchError,
+    LeaseExpiredError,
+    TicketInvalidError,
+    TransferInterruptedError,
+)
+from diptych.v1 import decode_pb2
+from kvtransfer.pull import PullError
+from kvtransfer.transport import SourceLostError, TransportError
+
+_FAILURES: dict[type[DiptychError], decode_pb2.PullFailure] = {
+    TicketInvalidError: decode_pb2.PULL_FAILURE_TICKET_INVALID,
+    LeaseExpiredError: decode_pb2.PULL_FAILURE_TICKET_INVALID,
+    KVUnprovenError: decode_pb2.PULL_FAILURE_UNPROVEN,
+    LayoutMismatchError: decode_pb2.PULL_FAILURE_LAYOUT,
+    TransferInterruptedError: decode_pb2.PULL_FAILURE_SOURCE_LOST,
+}
+_LOST_CODES = {
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.UNKNOWN,
+    grpc.StatusCode.INTERNAL,
+}
+
+
+def stream_failure(error: DiptychError) -> PullError:
+    """How a pull fails when its stream ended with ``error``."""
+    lost = error.code in _LOST_CODES
+    other = decode_pb2.PULL_FAILURE_SOURCE_LOST if lost else decode_pb2.PULL_FAILURE_TRANSPORT
+    failure = _FAILURES.get(type(error), other)
+    return PullError(failure, f"{error.reason}: {error.message}", refusal=error.reason)
+
+
+def read_failure(error: TransportError) -> PullError:
+    """How a pull fails when one of its reads ended with ``error``."""
+    if isinstance(error, SourceLostError):
+        return PullError(decode_pb2.PULL_FAILURE_SOURCE_LOST, str(error))
+    return PullError(decode_pb2.PULL_FAILURE_TRANSPORT, str(error))

@@ -1,0 +1,217 @@
+"""One Fetch as its source serves it: admit, announce, confirm, or end with the reason."""
+
+import asyncio
+import os
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+from diptych.errors import (
+    InvalidRequestError,
+    KVUnprovenError,
+    TransferInterruptedError,
+)
+from diptych.rpc import Context
+from diptych.v1 import common_pb2, kv_source_pb2
+from diptych.v1.kv_source_pb2 import FetchEvent
+from kvtransfer.digest import combined_digest
+from kvtransfer.inline import gather
+from kvtransfer.lease import AnnouncedRange, Grant
+from kvtransfer.liveness import PeerLiveness
+from kvtransfer.memory import block_digests
+from kvtransfer.race import first_to_end
+
+if TYPE_CHECKING:
+    from kvtransfer.source import KVSourceServicer
+
+
+class FetchSession:
+    """The handler's state for one stream. Event loop only.
+
+    Five tasks share it; the first to end, with or without an error, ends the stream.
+    """
+
+    def __init__(self, servicer: "KVSourceServicer", context: Context) -> None:
+        self.grant: Grant | None = None  # None until admitted, and for a probe
+        self._servicer = servicer
+        self._endpoint = servicer.endpoint
+        self._context = context
+        self._write_lock = asyncio.Lock()
+        self._ranges_changed = asyncio.Event()
+        self._grant_changed = asyncio.Event()
+        self._liveness = PeerLiveness(servicer.timers, time.monotonic())
+        self._open = kv_source_pb2.FetchOpen()
+        self._next_token = 0
+        self._num_sent_bytes = 0
+        self._probe: AnnouncedRange | None = None
+
+    def wake(self) -> None:
+        """The lease or its grant changed."""
+        self._ranges_changed.set()
+        self._grant_changed.set()
+
+    async def run(self) -> None:
+        """Serve until the reader ends the stream. Raises DiptychError."""
+        async with asyncio.timeout(self._servicer.timers.lost_peer_s):
+            command = await self._read()
+        if command is None:
+            return
+        if command.WhichOneof("command") != "open":
+            raise InvalidRequestError("must come first", field="open")
+        self._open = command.open
+        if self._open.source_incarnation != self._endpoint.incarnation:
+            raise TransferInterruptedError(
+                f"this is {self._endpoint.incarnation}, not {self._open.source_incarnation}"
+            )
+        if self._open.transport not in self._endpoint.transports:
+            raise InvalidRequestError("is not configured here", field="transport")
+        if self._open.WhichOneof("what") == "num_probe_blocks":
+            await self._run_probe()
+            return
+        self.grant = self._servicer.leases.admit(
+            self._open.ticket, self._open.reader_incarnation, self._open.first_token
+        )
+        self._next_token = self._open.first_token
+        await self._write(
+            FetchEvent(opened=kv_source_pb2.FetchOpened(end_token=self.grant.lease.num_tokens))
+        )
+        await self._serve()
+
+    async def _run_probe(self) -> None:
+        """Announce scratch blocks full of random bytes."""
+        num_blocks = self._open.num_probe_blocks
+        if not 1 <= num_blocks <= self._endpoint.config.probe_blocks:
+            raise InvalidRequestError(
+                f"must be 1 to {self._endpoint.config.probe_blocks}", field="num_probe_blocks"
+            )
+        scratch, memory = self._servicer.scratch, self._endpoint.memory
+        block_ids = tuple(scratch.allocate(num_blocks))
+        try:
+
+            def fill() -> tuple[bytes, ...]:
+                for block_id in block_ids:
+                    memory.block(block_id)[:] = os.urandom(memory.block_bytes)
+                return block_digests(memory, block_ids)
+
+            digests = await self._endpoint.thread.call(fill)
+            num_tokens = num_blocks * self._endpoint.layout.block_size
+            self._probe = AnnouncedRange(0, num_tokens, block_ids, (0,) * num_blocks, digests, True)
+            await self._write(FetchEvent(opened=kv_source_pb2.FetchOpened(end_token=num_tokens)))
+            await self._serve()
+        finally:
+            # Behind anything the thread may still do to them.
+            self._endpoint.thread.submit(_nothing, lambda _, __: scratch.free(block_ids))
+
+    async def _serve(self) -> None:
+        await first_to_end(
+            receive=self._receive(),
+            announce=self._announce(),
+            guard=self._guard(),
+            beat=self._beat(),
+            watch=self._watch(),
+        )
+
+    async def _receive(self) -> None:
+        while (command := await self._read()) is not None:
+            match command.WhichOneof("command"):
+                case "confirm":
+                    self._confirm(command.confirm)
+                    self._servicer.counters.num_confirmed += 1
+                    await self._write(FetchEvent(confirmed=kv_source_pb2.Confirmed()))
+                case "heartbeat":
+                    self._liveness.heard(command.heartbeat.progress)
+                case "open":
+                    raise InvalidRequestError("comes once", field="open")
+
+    async def _announce(self) -> None:
+        if self._probe is not None:
+            await self._send(self._probe)
+        while True:
+            self._ranges_changed.clear()
+            if self.grant is not None:
+                for ready in self._servicer.leases.ready_ranges(self.grant, self._next_token):
+                    await self._send(ready)
+                    self._next_token = ready.end_token
+            await self._ranges_changed.wait()
+
+    async def _guard(self) -> None:
+        """End the stream the moment the grant does, even while a write is stuck."""
+        while True:
+            self._grant_changed.clear()
+            if self.grant is not None:
+                self.grant.check()
+            await self._grant_changed.wait()
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(self._servicer.timers.heartbeat_s)
+            await self._write(
+                FetchEvent(heartbeat=common_pb2.Heartbeat(progress=self._servicer.progress()))
+            )
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(self._servicer.timers.heartbeat_s / 2)
+            problem = self._liveness.problem(time.monotonic())
+            if problem is not None:
+                raise TransferInterruptedError(f"the reader is lost: {problem}")
+
+    async def _send(self, ready: AnnouncedRange) -> None:
+        """Announce a range; over inline its bytes follow."""
+        inline = self._open.transport == "inline"
+        digests, block_ids = ready.digests or (), ready.block_ids
+        memory = self._endpoint.memory
+        if inline and not digests:  # inline is checked at every level
+            digests = await self._endpoint.thread.call(lambda: block_digests(memory, block_ids))
+        await self._write(
+            FetchEvent(
+                range=kv_source_pb2.Range(
+                    first_token=ready.first_token,
+                    num_tokens=ready.num_tokens,
+                    block_ids=block_ids,
+                    generations=ready.generations,
+                    digests=digests,
+                    last=ready.last,
+                )
+            )
+        )
+        if not inline:
+            return
+        size, step = len(block_ids) * memory.block_bytes, self._endpoint.config.inline_message_bytes
+        for begin in range(0, size, step):
+            end = min(begin + step, size)
+            payload = await self._endpoint.thread.call(
+                partial(gather, memory, block_ids, begin, end)
+            )
+            await self._write(
+                FetchEvent(data=kv_source_pb2.Data(offset=self._num_sent_bytes, payload=payload))
+            )
+            self._num_sent_bytes += len(payload)
+            self._servicer.counters.num_inline_bytes += len(payload)
+
+    def _confirm(self, confirm: kv_source_pb2.Confirm) -> None:
+        if self.grant is not None:
+            self._servicer.leases.confirm(
+                self.grant, self._open.first_token, confirm.num_tokens, confirm.digest
+            )
+        elif self._probe is not None and (
+            confirm.num_tokens != self._probe.num_tokens
+            or confirm.digest != combined_digest(self._probe.digests or ())
+        ):
+            raise KVUnprovenError("the probe blocks landed differently")
+
+    async def _read(self) -> kv_source_pb2.FetchCommand | None:
+        """The reader's next command; None when it closed its side."""
+        command = await self._context.read()
+        if not isinstance(command, kv_source_pb2.FetchCommand):  # EOF
+            return None
+        self._liveness.heard()
+        return command
+
+    async def _write(self, event: FetchEvent) -> None:
+        async with self._write_lock:
+            await self._context.write(event)
+
+
+def _nothing() -> None:
+    """Takes its turn on the transfer thread."""

@@ -1,0 +1,69 @@
+"""The seam between a pull and what moves its bytes. Everything here runs on the transfer thread."""
+
+from typing import Protocol
+
+from diptych.v1 import kv_source_pb2
+
+
+class TransportError(Exception):
+    """A read or a connection failed for good; the message says how."""
+
+
+class SourceLostError(TransportError):
+    """The process that was read from is gone."""
+
+
+class Copy(Protocol):
+    """One posted movement of bytes into local blocks.
+
+    Terminal once ``post`` or ``poll`` returned True or raised TransportError: only
+    then are the local blocks safe to reuse. ``post`` is called once.
+    """
+
+    def post(self) -> bool: ...
+
+    def poll(self) -> bool: ...
+
+
+class Peer(Protocol):
+    """A connected source's memory, as one transport reaches it."""
+
+    def read(
+        self, source_block_ids: tuple[int, ...], local_block_ids: tuple[int, ...]
+    ) -> Copy | None:
+        """A copy to post, or None where the source sends Data instead."""
+        ...
+
+    def check_lane(self) -> None:
+        """After reads were made: raise TransportError if they went a forbidden way."""
+        ...
+
+    def close(self) -> None:
+        """Forget the peer. Copies already posted stay unfinished until they end."""
+        ...
+
+
+class Transport(Protocol):
+    """One way to move blocks, for both roles."""
+
+    name: str
+
+    def descriptor(self) -> kv_source_pb2.MemoryDescriptor | None:
+        """How peers read our memory; None where they need not know."""
+        ...
+
+    def connect(self, descriptor: kv_source_pb2.MemoryDescriptor) -> Peer:
+        """Reach a source's memory. Raises TransportError."""
+        ...
+
+    def serve(self) -> None:
+        """Progress reads that peers make of our memory (polled while a Fetch is open)."""
+        ...
+
+    def rebuild(self) -> None:
+        """Tear down and start anew; peers must be connected again."""
+        ...
+
+    def close(self) -> None:
+        """Tear down: every copy posted is terminal afterwards."""
+        ...

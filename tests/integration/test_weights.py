@@ -1,0 +1,180 @@
+"""Loading a folder: sharded or not, what is refused, digests, KV memory."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from safetensors.numpy import load_file, save_file
+
+from diptych.engine import linear
+from diptych.engine.fingerprint import kv_layout, model_digest
+from diptych.engine.kv_cache import KVCache
+from diptych.engine.linear import PlainLinear, make_linear
+from diptych.engine.model_config import ModelConfig
+from diptych.engine.tiny_model import write_tiny_model
+from diptych.engine.weights import load_weights, resolve_dtype
+from diptych.errors import ConfigurationError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_tiny_model(tmp_path / "model", "qwen2")
+
+
+def shard(folder: Path) -> None:
+    """Split the weights over two files, as large checkpoints are."""
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    weight_map: dict[str, str] = {}
+    for number, names in enumerate((sorted(tensors)[::2], sorted(tensors)[1::2])):
+        file_name = f"model-{number}.safetensors"
+        save_file({name: tensors[name] for name in names}, folder / file_name)
+        weight_map |= dict.fromkeys(names, file_name)
+    content = json.dumps({"weight_map": weight_map})
+    (folder / "model.safetensors.index.json").write_text(content)
+
+
+def change_tensors(folder: Path, **changes: np.ndarray | None) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    for name, tensor in changes.items():
+        tensors.pop(name, None)
+        if tensor is not None:
+            tensors[name] = tensor
+    save_file(tensors, folder / "model.safetensors")
+
+
+def test_progress_and_shards(folder: Path) -> None:
+    config = ModelConfig.from_folder(folder)
+    ratios: list[float] = []
+    weights = load_weights(folder, config, progress=ratios.append)
+    assert ratios == sorted(ratios)
+    assert ratios[-1] == 1.0
+    digest = model_digest(folder)
+    shard(folder)
+    again = load_weights(folder, config)
+    x = torch.linspace(-1, 1, 3 * config.hidden_size).view(3, -1)
+    assert torch.equal(again.layers[1].qkv(x), weights.layers[1].qkv(x))
+    assert torch.equal(again.embedding, weights.embedding)
+    assert model_digest(folder) == digest
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "says"),
+    [
+        ("model.layers.1.mlp.up_proj.weight", None, "lacks the tensor model.layers.1.mlp.up_proj"),
+        ("model.norm.weight", np.zeros(3, np.float32), r"is \[3\], expected \[64\]"),
+        ("model.norm.weight", np.zeros(64, np.int8), "is I8"),
+        ("model.layers.0.self_attn.o_proj.bias", np.zeros(64, np.float32), "does not use"),
+        ("model.layers.7.input_layernorm.weight", np.zeros(64, np.float32), "does not use"),
+    ],
+)
+def test_refused_checkpoints(folder: Path, name: str, tensor: np.ndarray | None, says: str) -> None:
+    change_tensors(folder, **{name: tensor})
+    with pytest.raises(ConfigurationError, match=says):
+        load_weights(folder, ModelConfig.from_folder(folder))
+
+
+def test_unreadable_files(folder: Path) -> None:
+    config = ModelConfig.from_folder(folder)
+    path = folder / "model.safetensors"
+    whole = path.read_bytes()
+    for content in (b"", b"\xff" * 100, whole[:-1]):
+        path.write_bytes(content)
+        with pytest.raises(ConfigurationError, match="cannot read the weights"):
+            load_weights(folder, config)
+    path.unlink()
+    with pytest.raises(ConfigurationError, match="cannot read the weights"):
+        load_weights(folder, config)
+
+
+def test_resolve_dtype(folder: Path) -> None:
+    config = ModelConfig.from_folder(folder)
+    assert resolve_dtype("auto", config) is torch.float32
+    assert resolve_dtype("bfloat16", config) is torch.bfloat16
+    with pytest.raises(ConfigurationError, match="float8"):
+        resolve_dtype("float8", config)
+
+
+def test_digest_tells_models_apart(folder: Path, tmp_path: Path) -> None:
+    digest = model_digest(folder)
+    assert len(digest) == 32
+    assert model_digest(write_tiny_model(tmp_path / "same", "qwen2", name="renamed")) == digest
+    assert model_digest(write_tiny_model(tmp_path / "seed", "qwen2", seed=1)) != digest
+    assert model_digest(write_tiny_model(tmp_path / "family", "llama")) != digest
+    config_path = folder / "config.json"
+    config_path.write_text(config_path.read_text().replace("10000.0", "20000.0"))
+    assert model_digest(folder) != digest
+    config_path.unlink()
+    with pytest.raises(ConfigurationError):
+        model_digest(folder)
+
+
+def test_kv_memory(folder: Path) -> None:
+    config = ModelConfig.from_folder(folder)
+    cache = KVCache(config, num_blocks=5, block_size=4)
+    assert cache.tensor.shape == (5, 2, 2, 2, 4, 16)
+    assert cache.block_bytes * 5 == cache.num_bytes == cache.tensor.nbytes
+    assert cache.base_address == cache.tensor.data_ptr()
+    assert not cache.tensor.any()
+    cache.tensor[3] = 1.5
+    block = cache.block(3)
+    assert len(block) == cache.block_bytes
+    assert np.frombuffer(block, np.float32).tolist() == [1.5] * (cache.block_bytes // 4)
+    cache.block(2)[:] = block
+    assert (cache.tensor[2] == 1.5).all()
+    assert not cache.tensor[[0, 1, 4]].any()
+    for wrong in (-1, 5):
+        with pytest.raises(IndexError):
+            cache.block(wrong)
+    with pytest.raises(ValueError, match="positive"):
+        KVCache(config, 0)
+    with pytest.raises(ConfigurationError, match="memory"):
+        KVCache(config, 2**45)
+
+
+def test_layout(folder: Path) -> None:
+    config = ModelConfig.from_folder(folder)
+    cache = KVCache(config, 2, block_size=4, dtype=torch.bfloat16)
+    layout = kv_layout(config, cache, "abc", "full")
+    assert (layout.model_digest, layout.dtype, layout.block_size) == ("abc", "bfloat16", 4)
+    assert (layout.num_layers, layout.num_kv_heads, layout.head_dim) == (2, 2, 16)
+    assert layout.block_bytes == cache.block_bytes
+    assert layout.tensor_parallel_size == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("num_rows", [1, 3, 16, 70])
+def test_linear_equals_torch(dtype: torch.dtype, num_rows: int) -> None:
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randn(70, 50, generator=generator).to(dtype)
+    bias = torch.randn(70, generator=generator).to(dtype)
+    x = torch.randn(num_rows, 50, generator=generator).to(dtype)
+    for given in (bias, None):
+        want = F.linear(x.double(), weight.double(), None if given is None else given.double())
+        for made in (make_linear(weight, given), PlainLinear(weight, given)):
+            assert (made.out_features, made.in_features) == (70, 50)
+            got = made(x)
+            assert got.dtype is dtype
+            error = (got.double() - want).abs().max() / want.abs().max()
+            assert error < 4 * torch.finfo(dtype).eps
+
+
+def test_linear_falls_back_where_packing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(linear.PackedLinear):
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            return super().__call__(x) * 1.01
+
+    class Missing(linear.PackedLinear):
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            raise AttributeError("no such operator")
+
+    try:
+        for replacement in (Broken, Missing):
+            linear.packing_works.cache_clear()
+            monkeypatch.setattr(linear, "PackedLinear", replacement)
+            assert isinstance(make_linear(torch.zeros(4, 4)), PlainLinear)
+    finally:
+        linear.packing_works.cache_clear()

@@ -4,12 +4,15 @@ Thin asyncio shell: decide a step, run it on the model thread, book it, tell the
 listener. Knows nothing of requests, leases or wires.
 """
 
+import asyncio
+import time
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import NamedTuple, Protocol
 
 from diptych.engine.scheduler import Scheduler
 from diptych.engine.step import SequenceUpdate, StepOutput, StepPlan
+from diptych.engine.step_timing import StepTiming, fade
 
 
 class StepRunner(Protocol):
@@ -21,11 +24,11 @@ class StepRunner(Protocol):
 class StepRecord(NamedTuple):
     """One completed step."""
 
-    started_s: float  # clock when it was handed to the model thread
+    started_s: float  # the engine's clock when it was handed to the model thread
     num_prefill_tokens: int
     num_decode_tokens: int
     duration_s: float  # on the model thread
-    overhead_s: float  # scheduling, booking and thread hops around it
+    overhead_s: float  # deciding, booking and thread hops around it
 
 
 class Engine:
@@ -41,18 +44,26 @@ class Engine:
         on_step: Callable[[list[SequenceUpdate]], None],
         *,
         model_thread: Executor | None = None,
-        clock: Callable[[], float] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``on_step`` is called after each step, before the next is decided.
 
         It may call the scheduler (release, start). ``model_thread`` is an executor
         with one thread, the caller's to shut down; without it ``run`` makes one.
         """
-        raise NotImplementedError
-
-    num_steps: int  # completed
-    last_step: StepRecord | None  # set before on_step is called
-    failed: bool  # run() ended with an error
+        self.num_steps = 0  # completed
+        self.last_step: StepRecord | None = None  # set before on_step is called
+        self.failed = False  # run() ended with an error
+        self._scheduler = scheduler
+        self._runner = runner
+        self._on_step = on_step
+        self._model_thread = model_thread
+        self._clock = clock
+        self._awake = asyncio.Event()
+        self._num_tokens_in_step = 0
+        self._in_step = False
+        self._timing = StepTiming()
+        self._overhead_s = 0.0
 
     async def run(self) -> None:
         """Run steps until cancelled; sleeps when nothing can run.
@@ -60,33 +71,83 @@ class Engine:
         Whatever the runner or ``on_step`` raises ends it: the process must go down.
         On cancellation it waits for the step in flight, whose memory it uses.
         """
-        raise NotImplementedError
+        own_thread = None
+        if self._model_thread is None:
+            own_thread = ThreadPoolExecutor(1, thread_name_prefix="model")
+        try:
+            await self._run_steps(self._model_thread or own_thread)
+        except Exception:
+            self.failed = True
+            raise
+        finally:
+            if own_thread is not None:
+                own_thread.shutdown(wait=False)  # idle by now
 
     def wake(self) -> None:
         """Something may be able to run: after add_prefill, start, release, end_quarantine."""
-        raise NotImplementedError
+        self._awake.set()
 
     @property
     def step_due(self) -> bool:
         """Whether ``num_steps`` must advance: a step is in flight or about to be decided."""
-        raise NotImplementedError
+        return self._in_step or (self._awake.is_set() and self._scheduler.has_work)
 
     @property
     def predicted_step_s(self) -> float:
         """Expected duration of the step in flight (else of the last one); 0 until known."""
-        raise NotImplementedError
+        return self._timing.predict_s(self._num_tokens_in_step)
 
     @property
     def prefill_tokens_per_s(self) -> float:
         """Moving average over steps that are mostly prefill; 0 until known."""
-        raise NotImplementedError
+        return self._timing.prefill_tokens_per_s
 
     @property
     def decode_step_s(self) -> float:
         """Moving average of steps without prefill chunks; 0 until known."""
-        raise NotImplementedError
+        return self._timing.decode_step_s
 
     @property
     def overhead_s(self) -> float:
         """Moving average of what a step costs beside the model, s; 0 until known."""
-        raise NotImplementedError
+        return self._overhead_s
+
+    async def _run_steps(self, model_thread: Executor | None) -> None:
+        while True:
+            self._awake.clear()
+            began_s = self._clock()
+            plan = self._scheduler.schedule()
+            if plan is None:
+                await self._awake.wait()
+                continue
+            started_s = self._clock()
+            output = await self._execute(model_thread, plan)
+            updates = self._scheduler.update(plan, output)
+            self.num_steps += 1
+            self._record(plan, output, began_s, started_s)
+            self._on_step(updates)
+
+    async def _execute(self, model_thread: Executor | None, plan: StepPlan) -> StepOutput:
+        self._num_tokens_in_step = plan.num_tokens
+        self._in_step = True
+        loop = asyncio.get_running_loop()
+        step = loop.run_in_executor(model_thread, self._runner.execute, plan)
+        try:
+            return await asyncio.shield(step)
+        except asyncio.CancelledError:
+            await asyncio.wait([step])
+            if step.exception() is None:  # so that released sequences free their blocks
+                self._scheduler.update(plan, step.result())
+            raise
+        finally:
+            self._in_step = False
+
+    def _record(self, plan: StepPlan, output: StepOutput, began_s: float, started_s: float) -> None:
+        num_decode = sum(len(chunk.token_ids) == 1 for chunk in plan.chunks)
+        num_prefill = plan.num_tokens - num_decode
+        overhead_s = max(0.0, self._clock() - began_s - output.duration_s)
+        self._timing.record(num_prefill, num_decode, output.duration_s)
+        self._overhead_s = fade(self._overhead_s, overhead_s)
+        self.last_step = StepRecord(
+            started_s, num_prefill, num_decode, output.duration_s, overhead_s
+        )

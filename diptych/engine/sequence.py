@@ -85,6 +85,8 @@ class Sequence:
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0  # prefix hit when it was admitted
     num_preemptions: int = 0
+    arrival: int = 0  # order of becoming runnable: first come, first served
+    table_snapshot: tuple[int, ...] | None = None  # block_table for plans, until it changes
 
     @property
     def num_tokens(self) -> int:

@@ -1,6 +1,6 @@
 """What a session decides: messages to send, pulls to run and stop. Plain data, in order."""
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 from decode_worker.outbox import NewToken
 from diptych.engine.sequence import FinishReason
@@ -80,11 +80,10 @@ def send_ended(
     """The last word on a sequence: finished, failed, or (neither) released."""
     ended = decode_pb2.Ended(
         sequence_id=sequence_id,
-        finish_reason=common_pb2.FINISH_REASON_UNSPECIFIED,
         failure=None if error is None else to_failure(error),
         num_preemptions=num_preemptions,
         num_computed_tokens=num_computed_tokens,
     )
     if finish_reason is not None:
-        ended.finish_reason = common_pb2.FinishReason.Name(finish_reason)  # type: ignore[assignment]
+        ended.finish_reason = cast(common_pb2.FinishReason, int(finish_reason))
     return SendEvent(decode_pb2.DecodeEvent(ended=ended))

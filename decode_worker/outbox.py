@@ -59,12 +59,13 @@ class Outbox:
             if token.margin is not None:
                 entry.margins.append(token.margin)
 
-    def put_heartbeat(self, progress: common_pb2.EngineProgress) -> None:
-        """Add a heartbeat, or bring the unsent one up to date."""
+    def put_heartbeat(self, progress: common_pb2.EngineProgress | None) -> None:
+        """Add a heartbeat, or bring the unsent one up to date. None: no engine yet."""
         if self._heartbeat is None:
-            self._heartbeat = decode_pb2.DecodeEvent()
+            self._heartbeat = decode_pb2.DecodeEvent(heartbeat=common_pb2.Heartbeat())
             self._queue.append(self._heartbeat)
-        self._heartbeat.heartbeat.progress.CopyFrom(progress)
+        if progress is not None:
+            self._heartbeat.heartbeat.progress.CopyFrom(progress)
 
     def take(self) -> decode_pb2.DecodeEvent | None:
         """Remove the oldest event; None when all is sent."""

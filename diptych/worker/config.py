@@ -8,7 +8,7 @@ from pydantic import ByteSize, Field, field_validator, model_validator
 from diptych.process import ProcessConfig
 from diptych.timers import Timers
 
-DtypeName = Literal["float32", "bfloat16", "float16"]
+DtypeName = Literal["auto", "float32", "bfloat16"]
 
 
 class WorkerConfig(ProcessConfig):
@@ -23,7 +23,9 @@ class WorkerConfig(ProcessConfig):
     cache_dir: Path | None = Field(
         None, description="Where models are imported and downloaded to. Unset: the user's cache."
     )
-    dtype: DtypeName = Field("float32", description="Of weights and KV cache.")
+    dtype: DtypeName = Field(
+        "float32", description="Element type of weights and KV cache; auto: the model's own."
+    )
     block_size: int = Field(16, ge=1, le=256, description="Tokens per KV block.")
     kv_cache_memory: ByteSize = Field(
         ByteSize(2**30),

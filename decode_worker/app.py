@@ -1,0 +1,146 @@
+"""Decode worker process: puts engine, pairs and gRPC together."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from decode_worker.config import DecodeWorkerConfig
+from decode_worker.node import DecodeNode, UnfinishedReads
+from decode_worker.observer import outcome_names
+from decode_worker.rules import SessionRules
+from decode_worker.servicer import DecodeServicer
+from diptych.engine.step import SequenceUpdate
+from diptych.errors import DiptychError
+from diptych.process import Ready
+from diptych.service_host import ServiceHost
+from diptych.telemetry.families import TransferMetrics
+from diptych.v1 import decode_pb2, decode_pb2_grpc, worker_pb2, worker_pb2_grpc
+from diptych.worker.loading import confine_to
+from diptych.worker.parts import EngineParts
+from diptych.worker.scratch import PoolScratch
+from diptych.worker.status import WatchServicer, WorkerStatus
+from diptych.worker.step_metrics import StepMetrics
+from diptych.worker.worker import WorkerLife
+from kvtransfer.endpoint import TransferEndpoint
+from kvtransfer.memory import HostMemory
+from kvtransfer.pairs import PairTable
+
+DECODE = decode_pb2.DESCRIPTOR.services_by_name["Decode"].full_name
+WORKER = worker_pb2.DESCRIPTOR.services_by_name["Worker"].full_name
+
+
+class DecodeRole:
+    """What makes a worker a decode worker (see diptych.worker.worker.Role)."""
+
+    def __init__(
+        self,
+        config: DecodeWorkerConfig,
+        host: ServiceHost,
+        status: WorkerStatus,
+        servicer: DecodeServicer,
+    ) -> None:
+        self._config = config
+        self._host = host
+        self._status = status
+        self._servicer = servicer
+        self._pairs: PairTable | None = None
+
+    @property
+    def digest_level(self) -> str:
+        return self._config.transfer.digest_level
+
+    @asynccontextmanager
+    async def attached(self, parts: EngineParts, metrics: StepMetrics) -> AsyncIterator[None]:
+        """Open the transfer endpoint, keep the pairs connected, serve sequences."""
+        endpoint = await TransferEndpoint.open(
+            self._config.transfer,
+            incarnation=self._status.incarnation,
+            layout=parts.model.layout,
+            memory=HostMemory(parts.model.kv_bytes, parts.model.kv_cache.block_bytes),
+        )
+        unfinished = UnfinishedReads(parts)
+        pairs = PairTable(
+            endpoint,
+            scratch=PoolScratch(parts.pool, parts.engine.wake),
+            timers=self._config.timers,
+            on_change=self._status.changed,
+            on_quarantine=unfinished.begin,
+            on_quarantine_end=unfinished.end,
+        )
+        self._pairs = pairs
+        self._status.describe = lambda state: self._describe(parts, pairs, state)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                running = tasks.create_task(pairs.run(), name="pairs")
+                self._servicer.attach(self._node(parts, pairs, unfinished, metrics))
+                yield
+                running.cancel()
+        finally:
+            await endpoint.close()
+
+    def ready(self) -> bool:
+        """Whether it can serve anything: by a proven pair, or by itself."""
+        if self._config.local_prefill:
+            return True
+        pairs = [] if self._pairs is None else self._pairs.pairs()
+        return any(pair.state == worker_pb2.PAIR_STATE_PROVEN for pair in pairs)
+
+    def on_step(self, updates: Sequence[SequenceUpdate]) -> None:
+        self._servicer.on_step(updates)
+
+    def num_active(self) -> int:
+        return self._servicer.num_sequences
+
+    def num_streams(self) -> int:
+        return self._servicer.num_streams
+
+    def end_all(self, error: DiptychError) -> None:
+        self._servicer.end_all(error)
+
+    def _node(
+        self,
+        parts: EngineParts,
+        pairs: PairTable,
+        unfinished: UnfinishedReads,
+        metrics: StepMetrics,
+    ) -> DecodeNode:
+        rules = SessionRules(
+            vocab_size=parts.model.config.vocab_size,
+            max_model_len=parts.model.max_model_len,
+            block_size=self._config.block_size,
+            local_prefill=self._config.local_prefill,
+        )
+        return DecodeNode(
+            parts=parts,
+            pairs=pairs,
+            rules=rules,
+            unfinished=unfinished,
+            engine_metrics=metrics.engine,
+            transfer_metrics=TransferMetrics(
+                self._host.metrics, self._config.transfer.transports, outcome_names()
+            ),
+        )
+
+    def _describe(
+        self, parts: EngineParts, pairs: PairTable, state: worker_pb2.WorkerState
+    ) -> None:
+        parts.describe(state)
+        state.pairs.extend(pairs.pairs())
+        state.local_prefill = self._config.local_prefill
+
+
+async def serve(config: DecodeWorkerConfig, stop: asyncio.Event, ready: Ready) -> None:
+    """Serve until ``stop`` is set, then drain for ``timers.drain_s`` at the most."""
+    if config.cpus is not None:
+        confine_to(config.cpus)
+    status = WorkerStatus(worker_pb2.WORKER_ROLE_DECODE)
+    async with ServiceHost(config, instance_id=status.incarnation) as host:
+        servicer = DecodeServicer(
+            status, config.timers, host.tracing, max_unsent_events=config.max_unsent_events
+        )
+        decode_pb2_grpc.add_DecodeServicer_to_server(servicer, host.server)
+        worker_pb2_grpc.add_WorkerServicer_to_server(WatchServicer(status), host.server)
+        await host.start([DECODE, WORKER])
+        ready(host.port)
+        role = DecodeRole(config, host, status, servicer)
+        await WorkerLife(config, host, status, role).run(stop)

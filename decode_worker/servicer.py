@@ -1,0 +1,82 @@
+"""Decode: one multiplexed stream per router. Who is connected, and what they share."""
+
+from collections.abc import AsyncIterator, Sequence
+
+from decode_worker.node import DecodeNode
+from decode_worker.stream import DecodeStream
+from diptych.engine.step import SequenceUpdate
+from diptych.errors import DiptychError, TransferInterruptedError
+from diptych.rpc import Context
+from diptych.telemetry import tracing
+from diptych.timers import Timers
+from diptych.v1 import decode_pb2, decode_pb2_grpc
+from diptych.worker.status import WorkerStatus
+
+
+class DecodeServicer(decode_pb2_grpc.DecodeServicer):
+    """All routers' streams. Event loop only.
+
+    A stream may open at any time, so that its router can say which prefill
+    workers exist; sequences are refused until ``attach``.
+    """
+
+    def __init__(
+        self,
+        status: WorkerStatus,
+        timers: Timers,
+        spans: tracing.Tracing,
+        *,
+        max_unsent_events: int,
+    ) -> None:
+        self.status = status
+        self.timers = timers
+        self.spans = spans
+        self.max_unsent_events = max_unsent_events
+        self.node: DecodeNode | None = None
+        self._streams: set[DecodeStream] = set()
+
+    @property
+    def num_streams(self) -> int:
+        """Calls whose handler has not returned."""
+        return len(self._streams)
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences between Reserve and Ended, of all routers."""
+        return sum(stream.num_sequences for stream in self._streams)
+
+    def attach(self, node: DecodeNode) -> None:
+        """The engine is there: sequences may be reserved, peers be connected."""
+        self.node = node
+        for stream in self._streams:
+            stream.attach(node)
+
+    async def Decode(
+        self, request_iterator: AsyncIterator[decode_pb2.DecodeCommand], context: Context
+    ) -> AsyncIterator[decode_pb2.DecodeEvent]:
+        """Serve one router; everything of it is freed however the stream ends."""
+        stream = DecodeStream(self, request_iterator, context)
+        self._streams.add(stream)
+        try:
+            await stream.run()
+        finally:
+            self._streams.discard(stream)
+            self.status.changed()
+        return
+        yield  # a generator without items: the stream is written with context.write
+
+    def on_step(self, updates: Sequence[SequenceUpdate]) -> None:
+        """Tell each router's stream what a step did to its sequences."""
+        for stream in self._streams:
+            stream.on_step(updates)
+
+    def end_all(self, error: DiptychError) -> None:
+        """End every stream, soon."""
+        for stream in self._streams:
+            stream.end(error)
+
+    def supersede(self, router_incarnation: str, newest: DecodeStream) -> None:
+        """End older streams of the same router process: it has given them up."""
+        for stream in self._streams:
+            if stream is not newest and stream.router_incarnation == router_incarnation:
+                stream.end(TransferInterruptedError("the router opened a newer stream"))

@@ -1,0 +1,202 @@
+"""The stream of one router: gRPC and pull tasks around its Session."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, cast
+
+from decode_worker import actions
+from decode_worker.actions import Action, RunPull, SendEvent, SendTokens, StopPull
+from decode_worker.node import DecodeNode
+from decode_worker.observer import StreamObserver
+from decode_worker.outbox import Outbox
+from decode_worker.session import Session
+from diptych.engine.step import SequenceUpdate
+from diptych.errors import DiptychError, InvalidRequestError, NoWorkerError
+from diptych.rpc import Context
+from diptych.v1 import decode_pb2
+from diptych.worker.long_stream import LongStream
+from kvtransfer.pairs import PeerKey
+from kvtransfer.pull import PullError
+from kvtransfer.reader import Pull
+
+if TYPE_CHECKING:
+    from decode_worker.servicer import DecodeServicer
+
+logger = logging.getLogger(__name__)
+
+
+class DecodeStream:
+    """One call of Decode: reads commands, runs pulls, sends what the session decides.
+
+    Made by the servicer, run by the call's task; ``on_step``, ``attach`` and ``end``
+    come from the same event loop.
+    """
+
+    def __init__(
+        self,
+        servicer: "DecodeServicer",
+        commands: AsyncIterator[decode_pb2.DecodeCommand],
+        context: Context,
+    ) -> None:
+        self._servicer = servicer
+        self._outbox = Outbox(servicer.max_unsent_events)
+        self._stream = LongStream(
+            commands, context, timers=servicer.timers, take=self._outbox.take, beat=self._beat
+        )
+        self._pulls: dict[tuple[int, int], asyncio.Task[None]] = {}  # by sequence, bind
+        self._peers: list[PeerKey] = []
+        self._node: DecodeNode | None = None
+        self._session: Session | None = None
+        self._observer: StreamObserver | None = None
+        self.router_incarnation = ""  # until Hello
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences between Reserve and Ended."""
+        return 0 if self._session is None else len(self._session)
+
+    async def run(self) -> None:
+        """Serve the stream; raises the DiptychError that ended it. Frees everything."""
+        try:
+            await self._stream.run(self._on_command)
+        finally:
+            self._close()
+
+    def end(self, error: DiptychError) -> None:
+        """End the stream with ``error``, soon."""
+        self._stream.end(error)
+
+    def attach(self, node: DecodeNode) -> None:
+        """The engine is there, and Hello may be."""
+        if not self.router_incarnation:
+            return
+        self._node = node
+        self._observer = StreamObserver(
+            self._servicer.spans, node.engine_metrics, node.transfer_metrics
+        )
+        self._session = Session(
+            self.router_incarnation,
+            node.parts.scheduler,
+            node.rules,
+            open_pull=node.pairs.open_pull,
+            unfinished_reads=node.unfinished.block_ids,
+            admit=self._servicer.status.admit,
+            observer=self._observer,
+        )
+        node.pairs.set_peers(self, self._peers)
+
+    def on_step(self, updates: Sequence[SequenceUpdate]) -> None:
+        """Book a step; ``updates`` may name other streams' sequences too."""
+        if self._session is not None:
+            self._act(self._session.step(updates))
+
+    def _on_command(self, command: decode_pb2.DecodeCommand) -> None:
+        kind = command.WhichOneof("command")
+        if kind == "heartbeat":
+            return
+        if kind == "hello":
+            self._hello(command.hello)
+        elif not self.router_incarnation:
+            raise InvalidRequestError("must come first", field="hello")
+        elif kind == "peers":
+            self._set_peers(command.peers)
+        elif self._session is not None and self._node is not None:
+            self._act(self._decide(self._session, command))
+            self._node.parts.engine.wake()
+            self._servicer.status.changed()
+        elif kind == "reserve":
+            error = NoWorkerError("the worker is loading its model", retry_after_s=1.0)
+            self._act([actions.send_ended(command.reserve.sequence_id, error=error)])
+
+    def _decide(self, session: Session, command: decode_pb2.DecodeCommand) -> list[Action]:
+        match command.WhichOneof("command"):
+            case "reserve":
+                return session.reserve(command.reserve)
+            case "bind":
+                return session.bind(command.bind)
+            case "start":
+                return session.start(command.start)
+            case "release":
+                return session.release(command.release.sequence_id)
+        return []  # newer than this worker
+
+    def _hello(self, hello: decode_pb2.Hello) -> None:
+        if self.router_incarnation or not hello.router_incarnation:
+            raise InvalidRequestError("must come once and name the router", field="hello")
+        self.router_incarnation = hello.router_incarnation
+        self._servicer.supersede(hello.router_incarnation, self)
+        welcome = decode_pb2.Welcome(incarnation=self._servicer.status.incarnation)
+        self._outbox.put(decode_pb2.DecodeEvent(welcome=welcome))
+        self._stream.wake()
+        if self._servicer.node is not None:
+            self.attach(self._servicer.node)
+
+    def _set_peers(self, peers: decode_pb2.Peers) -> None:
+        self._peers = [PeerKey(peer.address, peer.incarnation) for peer in peers.peers]
+        if self._node is not None:
+            self._node.pairs.set_peers(self, self._peers)
+
+    def _act(self, decided: Sequence[Action]) -> None:
+        for action in decided:
+            match action:
+                case SendEvent(event):
+                    self._put(event)
+                case SendTokens(tokens):
+                    self._outbox.put_tokens(tokens)
+                    if self._observer is not None:
+                        self._observer.stepped(tokens)
+                case RunPull(sequence_id, bind_id, pull):
+                    assert self._stream.tasks is not None
+                    self._pulls[sequence_id, bind_id] = self._stream.tasks.create_task(
+                        self._pull(sequence_id, bind_id, cast(Pull, pull)), name="pull"
+                    )
+                case StopPull(sequence_id, bind_id):
+                    self._pulls.pop((sequence_id, bind_id)).cancel()
+        if decided:
+            self._stream.wake()
+
+    def _put(self, event: decode_pb2.DecodeEvent) -> None:
+        try:
+            self._outbox.put(event)
+        except DiptychError as error:  # the stream breaks; its end frees everything
+            self._stream.end(error)
+
+    async def _pull(self, sequence_id: int, bind_id: int, pull: Pull) -> None:
+        assert self._session is not None
+        assert self._observer is not None
+        bound_at = time.monotonic()
+        try:
+            result = await pull.run()
+        except asyncio.CancelledError:
+            self._observer.pull_failed(sequence_id, bound_at, None)
+            raise
+        except PullError as error:
+            failed = error
+        except Exception as error:  # a bug in one pull must not end the others
+            logger.exception("pull failed")
+            failed = PullError(decode_pb2.PULL_FAILURE_TRANSPORT, f"internal: {error!r}")
+        else:
+            self._observer.pulled(sequence_id, bound_at, result.stats)
+            self._act(self._session.pull_proven(sequence_id, bind_id, result.stats))
+            return
+        finally:
+            self._pulls.pop((sequence_id, bind_id), None)
+            self._servicer.status.changed()
+        self._observer.pull_failed(sequence_id, bound_at, failed)
+        self._act(self._session.pull_failed(sequence_id, bind_id, failed.failure, failed.message))
+
+    def _beat(self) -> None:
+        if self._node is not None:
+            self._outbox.put_heartbeat(self._node.parts.progress())
+        else:
+            self._outbox.put_heartbeat(None)
+
+    def _close(self) -> None:
+        """The stream is over: free every sequence, forget its peers."""
+        if self._session is not None:
+            self._session.release_all()
+        if self._node is not None:
+            self._node.pairs.set_peers(self, ())
+            self._node.parts.engine.wake()

@@ -1,0 +1,138 @@
+"""From ``--model`` to something that can run steps. Blocking; on the model thread.
+
+The model thread loads as well as runs, because torch's thread pool belongs to
+the thread that calls it.
+"""
+
+import logging
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from diptych import model_source
+from diptych.engine.fingerprint import kv_layout, model_digest
+from diptych.engine.kv_cache import KVCache, block_bytes
+from diptych.engine.model import Decoder
+from diptych.engine.model_config import ModelConfig
+from diptych.engine.runner import Runner
+from diptych.engine.weights import load_weights, resolve_dtype
+from diptych.errors import ConfigurationError
+from diptych.progress import Progress
+from diptych.v1 import common_pb2
+from diptych.worker.config import WorkerConfig, parse_cpus
+from diptych.worker.pool_size import pool_size
+
+logger = logging.getLogger(__name__)
+
+
+class LoadAbandonedError(Exception):
+    """The process stops; loading ended between two tensors."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LoadedModel:
+    """A model ready to run, and the memory of its KV."""
+
+    name: str  # what clients call it
+    config: ModelConfig
+    kv_cache: KVCache
+    runner: Runner
+    layout: common_pb2.KVLayout
+    max_model_len: int  # tokens: min(model's context, configured, what the pool holds)
+
+    @property
+    def kv_bytes(self) -> NDArray[np.uint8]:
+        """The whole pool in place, writable: [num_bytes] uint8 (host memory only)."""
+        return self.kv_cache.tensor.view(-1).view(torch.uint8).numpy()
+
+
+def load_model(
+    config: WorkerConfig, digest_level: str, progress: Progress, abandoned: threading.Event
+) -> LoadedModel:
+    """Resolve, read, allocate, warm up.
+
+    ``progress`` is called on this thread. Raises ConfigurationError;
+    LoadAbandonedError soon after ``abandoned`` was set.
+    """
+
+    def report(stage: str, done_ratio: float) -> None:
+        if abandoned.is_set():
+            raise LoadAbandonedError
+        progress(stage, done_ratio)
+
+    torch.set_num_threads(config.num_threads or num_usable_cores())
+    cache_dir = config.cache_dir or model_source.DEFAULT_CACHE_DIR
+    source = model_source.resolve(config.model, cache_dir, report)
+    model_config = ModelConfig.from_folder(source.folder)
+    dtype = resolve_dtype(config.dtype, model_config)
+    kv_cache, max_model_len = _allocate(config, model_config, dtype)
+    weights = load_weights(
+        source.folder, model_config, dtype, lambda ratio: report("loading weights", ratio)
+    )
+    runner = Runner(Decoder(model_config, weights), kv_cache)
+    runner.warm_up(lambda ratio: report("warming up", ratio))
+    layout = kv_layout(model_config, kv_cache, model_digest(source.folder), digest_level)
+    return LoadedModel(
+        name=config.model_name or source.name,
+        config=model_config,
+        kv_cache=kv_cache,
+        runner=runner,
+        layout=layout,
+        max_model_len=max_model_len,
+    )
+
+
+def num_usable_cores() -> int:
+    """Cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def confine_to(cpus: str) -> None:
+    """Keep every thread of this process, present and future, on these cores.
+
+    Raises ConfigurationError: there are no such cores, or no way to do it here.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        raise ConfigurationError("cpus: this system cannot confine a process to cores")
+    try:
+        for task in Path("/proc/self/task").iterdir():
+            os.sched_setaffinity(int(task.name), parse_cpus(cpus))
+    except OSError as error:
+        usable = sorted(os.sched_getaffinity(0))
+        raise ConfigurationError(f"cpus: {cpus}: {error.strerror}; usable: {usable}") from None
+
+
+def _allocate(
+    config: WorkerConfig, model_config: ModelConfig, dtype: torch.dtype
+) -> tuple[KVCache, int]:
+    size = pool_size(
+        num_blocks=config.num_blocks,
+        memory_bytes=config.kv_cache_memory,
+        block_bytes=block_bytes(model_config, config.block_size, dtype),
+        block_size=config.block_size,
+        context_len=model_config.max_position,
+        max_model_len=config.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+    )
+    if size.clipped:
+        logger.warning(
+            "the KV pool cannot hold the longest sequence: sequences are limited",
+            extra={"max_model_len": size.max_model_len, "num_blocks": size.num_blocks},
+        )
+    kv_cache = KVCache(model_config, size.num_blocks, config.block_size, dtype)
+    logger.info(
+        "KV pool",
+        extra={
+            "num_blocks": kv_cache.num_blocks,
+            "num_bytes": kv_cache.num_bytes,
+            "max_model_len": size.max_model_len,
+        },
+    )
+    return kv_cache, size.max_model_len

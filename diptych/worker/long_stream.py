@@ -1,0 +1,130 @@
+"""The shell of one long bidirectional stream: read, write, heartbeats both ways.
+
+Knows neither what a command means nor what an event says. It is written with
+``context.write`` rather than ``yield``, because its task group must not be open
+across a yield of the handler.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Generic, TypeVar
+
+from google.protobuf.message import Message
+
+from diptych.errors import DeadlineExceededError, DiptychError, InvalidRequestError, SlowClientError
+from diptych.rpc import Context
+from diptych.timers import Timers
+
+Command = TypeVar("Command", bound=Message)
+
+
+class _HalfClosedError(Exception):
+    """The router has nothing more to say."""
+
+
+class LongStream(Generic[Command]):
+    """One stream, run once by its handler's task; everything else on the same loop.
+
+    ``take`` gives the next message to send, None when there is none; whoever adds
+    one calls :meth:`wake`. ``beat`` is called each ``timers.heartbeat_s`` and adds a
+    heartbeat. A stream whose router was silent for ``timers.lost_peer_s``, or that
+    could not send for ``timers.unsent_s``, ends with an error.
+    """
+
+    def __init__(
+        self,
+        commands: AsyncIterator[Command],
+        context: Context,
+        *,
+        timers: Timers,
+        take: Callable[[], Message | None],
+        beat: Callable[[], None],
+    ) -> None:
+        self._commands = commands
+        self._context = context
+        self._timers = timers
+        self._take = take
+        self._beat = beat
+        self._unsent = asyncio.Event()
+        self._ending: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._heard_at = time.monotonic()
+        self.tasks: asyncio.TaskGroup | None = None  # of the stream, while it runs
+
+    def wake(self) -> None:
+        """There is something to send."""
+        self._unsent.set()
+
+    def end(self, error: DiptychError) -> None:
+        """End the stream with ``error``, soon. The first error counts."""
+        if not self._ending.done():
+            self._ending.set_exception(error)
+
+    async def run(self, on_command: Callable[[Command], None]) -> None:
+        """Serve until the router half-closes the stream (returns) or cancels it.
+
+        ``on_command`` is called for every command, in order. Raises the DiptychError
+        that ended the stream; leaves no task behind in any case.
+        """
+        self._heard_at = time.monotonic()
+        try:
+            async with asyncio.TaskGroup() as self.tasks:
+                self.tasks.create_task(self._read(on_command), name="stream-read")
+                self.tasks.create_task(self._write(), name="stream-write")
+                self.tasks.create_task(self._keep_alive(), name="stream-heartbeat")
+                await self._ending
+        except BaseExceptionGroup as group:
+            error = _cause(group)
+            if not isinstance(error, _HalfClosedError):
+                raise error from None
+        finally:
+            if not self._ending.cancel():
+                self._ending.exception()  # retrieved: it is in the group
+
+    async def _read(self, on_command: Callable[[Command], None]) -> None:
+        async for command in self._commands:
+            if not isinstance(command, Message):
+                raise InvalidRequestError("not valid protobuf", field="command")
+            self._heard_at = time.monotonic()
+            on_command(command)
+        raise _HalfClosedError
+
+    async def _write(self) -> None:
+        while True:
+            message = self._take()
+            if message is None:
+                self._unsent.clear()
+                await self._unsent.wait()
+                continue
+            try:
+                async with asyncio.timeout(self._timers.unsent_s):
+                    await self._context.write(message)
+            except TimeoutError:
+                raise SlowClientError(
+                    f"nothing could be sent for {self._timers.unsent_s} s"
+                ) from None
+
+    async def _keep_alive(self) -> None:
+        interval_s = self._timers.heartbeat_s
+        while True:
+            due = time.monotonic() + interval_s
+            await asyncio.sleep(interval_s)
+            late_s = time.monotonic() - due
+            self._heard_at += late_s  # we were held up: what the router sent may wait unread
+            self._beat()
+            self.wake()
+            silent_s = time.monotonic() - self._heard_at
+            if silent_s > self._timers.lost_peer_s:
+                raise DeadlineExceededError(f"no sign of the router for {silent_s:.1f} s")
+
+
+def _cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The one error that says why: a bug before a DiptychError before a half-close."""
+    leaves = (_cause(e) if isinstance(e, BaseExceptionGroup) else e for e in group.exceptions)
+    return min(leaves, key=_rank)
+
+
+def _rank(error: BaseException) -> int:
+    if isinstance(error, _HalfClosedError):
+        return 2
+    return 1 if isinstance(error, DiptychError) else 0

@@ -1,0 +1,106 @@
+"""How a worker stands: loading, ready, draining, failed. One object per process, on the loop."""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+
+from diptych.errors import NoWorkerError, WorkerDrainingError
+from diptych.rpc import Context
+from diptych.v1 import worker_pb2, worker_pb2_grpc
+from diptych.v1.worker_pb2 import ServingState, WorkerRole
+
+logger = logging.getLogger(__name__)
+
+_LEAST_GAP_S = 0.05  # between two messages of one Watch stream
+_LONGEST_GAP_S = 1.0
+
+
+class WorkerStatus:
+    """The serving state of this process, and who wants to know of changes.
+
+    ``incarnation`` is minted here: once per process start. Knows no engine; what
+    else Watch tells is filled in by ``describe`` once there is something to tell.
+    """
+
+    def __init__(self, role: WorkerRole) -> None:
+        self.role = role
+        self.incarnation = uuid.uuid4().hex
+        self.state: ServingState = worker_pb2.SERVING_STATE_STARTING
+        self.message = "loading"
+        self.loaded = False  # the engine exists
+        self.describe: Callable[[worker_pb2.WorkerState], None] = lambda state: None
+        self._watchers: set[asyncio.Event] = set()
+
+    def set(self, state: ServingState, message: str = "") -> None:
+        """Move to ``state``; Watch tells within 50 ms. Draining and failed are final."""
+        if (state, message) == (self.state, self.message):
+            return
+        final = (worker_pb2.SERVING_STATE_DRAINING, worker_pb2.SERVING_STATE_FAILED)
+        if self.state in final and state not in final:
+            return
+        if state != self.state:
+            name = worker_pb2.ServingState.Name(state)
+            logger.info("worker state", extra={"state": name, "reason": message})
+        self.state, self.message = state, message
+        self.changed()
+
+    def changed(self) -> None:
+        """Something that Watch tells is different now."""
+        for watcher in self._watchers:
+            watcher.set()
+
+    def admit(self) -> None:
+        """Raise unless new work may be taken: NoWorkerError or WorkerDrainingError."""
+        if self.state == worker_pb2.SERVING_STATE_DRAINING:
+            raise WorkerDrainingError("the worker shuts down")
+        if self.state == worker_pb2.SERVING_STATE_FAILED:
+            raise NoWorkerError(f"the worker failed: {self.message}")
+        if not self.loaded:
+            raise NoWorkerError("the worker is loading its model", retry_after_s=1.0)
+
+    def snapshot(self) -> worker_pb2.WorkerState:
+        """All that Watch tells, now."""
+        state = worker_pb2.WorkerState(
+            incarnation=self.incarnation, role=self.role, state=self.state, message=self.message
+        )
+        self.describe(state)
+        return state
+
+    @contextmanager
+    def watching(self) -> Iterator[asyncio.Event]:
+        """An event that is set at each change, while the context lasts."""
+        event = asyncio.Event()
+        self._watchers.add(event)
+        try:
+            yield event
+        finally:
+            self._watchers.discard(event)
+
+
+class WatchServicer(worker_pb2_grpc.WorkerServicer):
+    """Worker.Watch: whole states, at once, on change, and at least each second."""
+
+    def __init__(self, status: WorkerStatus) -> None:
+        self._status = status
+
+    async def Watch(
+        self, request: worker_pb2.WatchRequest, context: Context
+    ) -> AsyncIterator[worker_pb2.WorkerState]:
+        """Stream states until the router goes or the process ends."""
+        logger.debug("watched", extra={"router_incarnation": request.router_incarnation})
+        with self._status.watching() as changed:
+            while True:
+                changed.clear()
+                yield self._status.snapshot()
+                await asyncio.sleep(_LEAST_GAP_S)
+                await _wait(changed, _LONGEST_GAP_S - _LEAST_GAP_S)
+
+
+async def _wait(event: asyncio.Event, timeout_s: float) -> None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        return

@@ -1,0 +1,188 @@
+"""The life of a worker process: load, serve, drain. What both roles share of it.
+
+gRPC answers from the first moment (health NOT_SERVING, Watch STARTING) while the
+model thread loads. Shutdown is a protocol: not serving, refuse new work, let
+what runs finish, end what is left, free everything.
+"""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+from diptych.engine.step import SequenceUpdate
+from diptych.errors import DiptychError, WorkerDrainingError
+from diptych.service_host import ServiceHost
+from diptych.v1 import worker_pb2
+from diptych.worker.config import WorkerConfig
+from diptych.worker.loading import LoadAbandonedError, LoadedModel, load_model
+from diptych.worker.parts import EngineParts
+from diptych.worker.status import WorkerStatus
+from diptych.worker.step_metrics import StepMetrics
+
+logger = logging.getLogger(__name__)
+
+_END_S = 2.0  # streams that were ended have freed everything by then
+_STOP_GRACE_S = 0.25
+_TELL_FAILED_S = 0.2  # Watch tells of a dead engine before the process goes
+
+
+class EngineDiedError(Exception):
+    """The engine's loop ended with an error; the process must go down."""
+
+
+class Role(Protocol):
+    """What a prefill or a decode worker adds. Everything on the event loop."""
+
+    @property
+    def digest_level(self) -> str: ...
+
+    def on_step(self, updates: Sequence[SequenceUpdate]) -> None:
+        """Tell the streams what a step did to their sequences."""
+
+    def attached(
+        self, parts: EngineParts, metrics: StepMetrics
+    ) -> AbstractAsyncContextManager[None]:
+        """Everything that needs the engine; inside the context the role can serve."""
+
+    def ready(self) -> bool:
+        """Whether requests may come, given that the engine is loaded."""
+
+    def num_active(self) -> int:
+        """What has to finish before a drain is done."""
+
+    def end_all(self, error: DiptychError) -> None:
+        """End every stream, soon."""
+
+    def num_streams(self) -> int:
+        """Streams whose handler has not returned."""
+
+
+class WorkerLife:
+    """Runs one worker from an open server to an empty pool."""
+
+    def __init__(
+        self, config: WorkerConfig, host: ServiceHost, status: WorkerStatus, role: Role
+    ) -> None:
+        self._config = config
+        self._host = host
+        self._status = status
+        self._role = role
+        self._serving = False
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Load, serve until ``stop`` is set, drain. The host has started already.
+
+        Raises ConfigurationError from loading, EngineDiedError.
+        """
+        with ThreadPoolExecutor(1, thread_name_prefix="model") as model_thread:
+            model = await self._load(model_thread, stop)
+            if model is None:
+                return
+            parts = EngineParts.build(self._config, model, model_thread, self._on_step)
+            self._metrics = StepMetrics(self._host.metrics, parts)
+            self._parts = parts
+            async with asyncio.TaskGroup() as tasks:
+                engine = tasks.create_task(self._run_engine(parts), name="engine")
+                async with self._role.attached(parts, self._metrics):
+                    try:
+                        self._status.loaded = True
+                        ready = tasks.create_task(self._tell_ready(), name="readiness")
+                        await stop.wait()
+                        ready.cancel()
+                        await self._drain()
+                    finally:
+                        await self._host.server.stop(_STOP_GRACE_S)
+                engine.cancel()
+
+    async def _load(
+        self, model_thread: ThreadPoolExecutor, stop: asyncio.Event
+    ) -> LoadedModel | None:
+        """The model, or None if ``stop`` was set before it was there."""
+        loop = asyncio.get_running_loop()
+        abandoned = threading.Event()
+        shown = -1.0
+
+        def progress(stage: str, done_ratio: float) -> None:
+            nonlocal shown
+            if abs(done_ratio - shown) >= 0.01 or done_ratio in (0.0, 1.0):
+                shown = done_ratio
+                message = f"{stage}: {done_ratio:.0%}"
+                loop.call_soon_threadsafe(
+                    self._status.set, worker_pb2.SERVING_STATE_STARTING, message
+                )
+
+        loading = loop.run_in_executor(
+            model_thread, load_model, self._config, self._role.digest_level, progress, abandoned
+        )
+        async with asyncio.TaskGroup() as tasks:
+            stopping = tasks.create_task(stop.wait(), name="stop-while-loading")
+            try:
+                await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                abandoned.set()
+                stopping.cancel()
+        try:
+            return await loading
+        except LoadAbandonedError:
+            return None
+        except Exception as error:
+            reason = error.message if isinstance(error, DiptychError) else type(error).__name__
+            self._status.set(worker_pb2.SERVING_STATE_FAILED, reason)
+            raise
+
+    def _on_step(self, updates: list[SequenceUpdate]) -> None:
+        self._metrics.book()
+        self._role.on_step(updates)
+        self._status.changed()
+
+    async def _run_engine(self, parts: EngineParts) -> None:
+        try:
+            await parts.engine.run()
+        except Exception as error:
+            logger.critical("the engine died", exc_info=error)
+            self._status.set(worker_pb2.SERVING_STATE_FAILED, "the engine died")
+            await self._set_serving(False)
+            await asyncio.sleep(_TELL_FAILED_S)
+            raise EngineDiedError(f"the engine died: {error!r}") from error
+
+    async def _tell_ready(self) -> None:
+        """Keep health and Watch at what ``role.ready`` says."""
+        with self._status.watching() as changed:
+            while True:
+                changed.clear()
+                if self._role.ready():
+                    self._status.set(worker_pb2.SERVING_STATE_READY)
+                    await self._set_serving(True)
+                else:
+                    self._status.set(worker_pb2.SERVING_STATE_STARTING, "no proven pair")
+                    await self._set_serving(False)
+                await changed.wait()
+
+    async def _set_serving(self, serving: bool) -> None:
+        if serving != self._serving:
+            self._serving = serving
+            await self._host.set_serving(serving)
+
+    async def _drain(self) -> None:
+        self._status.set(worker_pb2.SERVING_STATE_DRAINING, "shutting down")
+        await self._set_serving(False)
+        if not await self._wait_zero(self._role.num_active, self._config.timers.drain_s):
+            logger.warning("drain timed out", extra={"num_active": self._role.num_active()})
+        self._role.end_all(WorkerDrainingError("the worker shuts down"))
+        if not await self._wait_zero(self._role.num_streams, _END_S):
+            logger.warning("streams do not end", extra={"num_streams": self._role.num_streams()})
+
+    async def _wait_zero(self, count: Callable[[], int], timeout_s: float) -> bool:
+        with self._status.watching() as changed:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    while count():
+                        changed.clear()
+                        await changed.wait()
+            except TimeoutError:
+                return False
+        return True

@@ -1,0 +1,9 @@
+"""``python -m prefill_worker``."""
+
+import sys
+
+from diptych.process import main
+from prefill_worker.app import serve
+from prefill_worker.config import PrefillWorkerConfig
+
+sys.exit(main(PrefillWorkerConfig, serve))

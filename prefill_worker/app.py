@@ -1,0 +1,104 @@
+"""Prefill worker process: puts engine, leases, KV source and gRPC together."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from diptych.engine.step import SequenceUpdate
+from diptych.errors import DiptychError
+from diptych.process import Ready
+from diptych.service_host import ServiceHost
+from diptych.telemetry.families import LeaseMetrics
+from diptych.v1 import prefill_pb2, prefill_pb2_grpc, worker_pb2, worker_pb2_grpc
+from diptych.v1.kv_source_pb2_grpc import add_KVSourceServicer_to_server
+from diptych.worker.loading import confine_to
+from diptych.worker.parts import EngineParts
+from diptych.worker.scratch import PoolScratch
+from diptych.worker.status import WatchServicer, WorkerStatus
+from diptych.worker.step_metrics import StepMetrics
+from diptych.worker.worker import WorkerLife
+from kvtransfer.endpoint import TransferEndpoint
+from kvtransfer.lease import LeaseTable
+from kvtransfer.memory import HostMemory
+from kvtransfer.source import KVSourceServicer
+from prefill_worker.config import PrefillWorkerConfig
+from prefill_worker.servicer import PrefillServicer
+
+PREFILL = prefill_pb2.DESCRIPTOR.services_by_name["Prefill"].full_name
+WORKER = worker_pb2.DESCRIPTOR.services_by_name["Worker"].full_name
+
+
+class PrefillRole:
+    """What makes a worker a prefill worker (see diptych.worker.worker.Role)."""
+
+    def __init__(
+        self,
+        config: PrefillWorkerConfig,
+        host: ServiceHost,
+        status: WorkerStatus,
+        servicer: PrefillServicer,
+    ) -> None:
+        self._config = config
+        self._host = host
+        self._status = status
+        self._servicer = servicer
+
+    @property
+    def digest_level(self) -> str:
+        return self._config.transfer.digest_level
+
+    @asynccontextmanager
+    async def attached(self, parts: EngineParts, metrics: StepMetrics) -> AsyncIterator[None]:
+        """Open the transfer endpoint and serve KVSource and leases."""
+        leases = LeaseTable(self._config.block_size, parts.pool.generation)
+        endpoint = await TransferEndpoint.open(
+            self._config.transfer,
+            incarnation=self._status.incarnation,
+            layout=parts.model.layout,
+            memory=HostMemory(parts.model.kv_bytes, parts.model.kv_cache.block_bytes),
+        )
+        try:
+            source = KVSourceServicer(
+                endpoint,
+                leases,
+                scratch=PoolScratch(parts.pool, parts.engine.wake),
+                timers=self._config.timers,
+                progress=parts.progress,
+            )
+            add_KVSourceServicer_to_server(source, self._host.server)
+            lease_metrics = LeaseMetrics(self._host.metrics, lambda: self._servicer.num_leases)
+            self._servicer.attach(parts, leases, lease_metrics)
+            self._status.describe = parts.describe
+            yield
+        finally:
+            await endpoint.close()
+
+    def ready(self) -> bool:
+        return True
+
+    def on_step(self, updates: Sequence[SequenceUpdate]) -> None:
+        self._servicer.on_step(updates)
+
+    def num_active(self) -> int:
+        return self._servicer.num_leases
+
+    def num_streams(self) -> int:
+        return self._servicer.num_streams
+
+    def end_all(self, error: DiptychError) -> None:
+        self._servicer.end_all(error)
+
+
+async def serve(config: PrefillWorkerConfig, stop: asyncio.Event, ready: Ready) -> None:
+    """Serve until ``stop`` is set, then drain for ``timers.drain_s`` at the most."""
+    if config.cpus is not None:
+        confine_to(config.cpus)
+    status = WorkerStatus(worker_pb2.WORKER_ROLE_PREFILL)
+    async with ServiceHost(config, instance_id=status.incarnation) as host:
+        servicer = PrefillServicer(status, config.timers, host.tracing)
+        prefill_pb2_grpc.add_PrefillServicer_to_server(servicer, host.server)
+        worker_pb2_grpc.add_WorkerServicer_to_server(WatchServicer(status), host.server)
+        await host.start([PREFILL, WORKER])
+        ready(host.port)
+        role = PrefillRole(config, host, status, servicer)
+        await WorkerLife(config, host, status, role).run(stop)

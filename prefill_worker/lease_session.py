@@ -1,0 +1,177 @@
+"""One lease on a prefill worker, from Start to the end of its stream: pure state.
+
+Commands and results of steps go in, messages for the router come out. It drives
+the scheduler and the lease table (both pure) itself. The clock is passed in; no
+asyncio, no gRPC. Called on the event loop by one LeaseStream.
+
+Invariant: blocks are held, and the lease is in the table, from ``start`` until
+``close``, whatever happens between.
+"""
+
+import enum
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+from diptych.engine.sequence import Sequence, SequenceKey
+from diptych.engine.step import SequenceUpdate
+from diptych.errors import InvalidRequestError
+from diptych.v1 import common_pb2, prefill_pb2
+from diptych.worker.check_spec import check_spec
+from kvtransfer.lease import LeaseTable
+
+
+class LeasePhase(enum.Enum):
+    """Where a lease stands."""
+
+    NEW = enum.auto()  # Start to come
+    COMPUTING = enum.auto()  # blocks held, prompt not whole
+    COMPUTED = enum.auto()  # first token sampled, blocks held for readers
+    CLOSED = enum.auto()  # nothing held
+
+
+NEXT_PHASES: dict[LeasePhase, frozenset[LeasePhase]] = {
+    LeasePhase.NEW: frozenset({LeasePhase.COMPUTING, LeasePhase.CLOSED}),
+    LeasePhase.COMPUTING: frozenset({LeasePhase.COMPUTED, LeasePhase.CLOSED}),
+    LeasePhase.COMPUTED: frozenset({LeasePhase.CLOSED}),
+    LeasePhase.CLOSED: frozenset(),
+}
+
+
+class PrefillScheduler(Protocol):
+    """The part of the scheduler that a lease needs."""
+
+    def add_prefill(self, seq: Sequence) -> None: ...
+    def release(self, seq: Sequence, unfinished_block_ids: Collection[int] = ()) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseTimes:
+    """Monotonic times, s. What has not happened yet is None."""
+
+    accepted_at: float | None = None
+    first_step_at: float | None = None  # start of the first step with a part of this prompt
+    sampled_at: float | None = None
+
+
+class LeaseSession:
+    """The state of one lease."""
+
+    def __init__(
+        self,
+        scheduler: PrefillScheduler,
+        leases: LeaseTable,
+        *,
+        vocab_size: int,
+        max_model_len: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self._scheduler = scheduler
+        self._leases = leases
+        self._vocab_size = vocab_size
+        self._max_model_len = max_model_len
+        self._clock = clock
+        self._num_tokens = 0  # of the prompt: what the lease covers
+        self._granted = False
+        self._grant_id: int | None = None
+        self._accepted_at: float | None = None
+        self._first_step_at: float | None = None
+        self._sampled_at: float | None = None
+        self.sequence: Sequence | None = None
+        self.phase = LeasePhase.NEW
+
+    @property
+    def unbound(self) -> bool:
+        """Whether it is finished and nobody was granted it: it may not stay long."""
+        return self.phase is LeasePhase.COMPUTED and not self._granted
+
+    @property
+    def times(self) -> LeaseTimes:
+        """When what happened, for spans and metrics."""
+        return LeaseTimes(
+            accepted_at=self._accepted_at,
+            first_step_at=self._first_step_at,
+            sampled_at=self._sampled_at,
+        )
+
+    def start(self, command: prefill_pb2.PrefillStart) -> prefill_pb2.PrefillEvent:
+        """Hold all blocks of the prompt and queue it: Accepted.
+
+        Raises InvalidRequestError; BlocksExhaustedError when the pool is too full.
+        """
+        if self.phase is not LeasePhase.NEW:
+            raise InvalidRequestError("came twice", field="start")
+        check_spec(command.spec, vocab_size=self._vocab_size, max_model_len=self._max_model_len)
+        key = SequenceKey(command.router_incarnation, command.sequence_id)
+        sequence = Sequence.from_spec(key, command.spec, prefill_only=True)
+        self._scheduler.add_prefill(sequence)
+        self.sequence = sequence
+        self._num_tokens = sequence.num_tokens
+        self._leases.open(key, sequence.block_table, self._num_tokens)
+        self._move(LeasePhase.COMPUTING)
+        self._accepted_at = self._clock()
+        if sequence.num_cached_tokens:
+            self._leases.announce(key, sequence.num_cached_tokens)
+        return prefill_pb2.PrefillEvent(
+            accepted=prefill_pb2.PrefillAccepted(num_cached_tokens=sequence.num_cached_tokens)
+        )
+
+    def grant(self, command: prefill_pb2.Grant) -> prefill_pb2.PrefillEvent:
+        """Let one reader fetch, and no other any more: Granted.
+
+        Raises InvalidRequestError: before Start, or a bad ticket or id.
+        """
+        if self.sequence is None:
+            raise InvalidRequestError("came before start", field="grant")
+        if self._grant_id is not None and command.grant_id <= self._grant_id:
+            raise InvalidRequestError(f"does not follow {self._grant_id}", field="grant.grant_id")
+        self._leases.grant(self.sequence.key, command.ticket, command.reader_incarnation)
+        self._grant_id = command.grant_id
+        self._granted = True
+        return prefill_pb2.PrefillEvent(granted=prefill_pb2.Granted(grant_id=command.grant_id))
+
+    def step(
+        self, update: SequenceUpdate, step_started_at: float
+    ) -> prefill_pb2.PrefillEvent | None:
+        """Book a step of this sequence: announce what is complete; FirstToken when sampled."""
+        if self.phase is not LeasePhase.COMPUTING or update.sequence is not self.sequence:
+            return None
+        if self._first_step_at is None:
+            self._first_step_at = step_started_at
+        self._leases.announce(self.sequence.key, min(update.num_computed_tokens, self._num_tokens))
+        if update.token is None:
+            return None
+        self._sampled_at = self._clock()
+        self._move(LeasePhase.COMPUTED)
+        return prefill_pb2.PrefillEvent(first_token=self._first_token(update))
+
+    def close(self) -> None:
+        """Refuse readers, then free the blocks. Idempotent."""
+        if self.phase is LeasePhase.CLOSED:
+            return
+        self._move(LeasePhase.CLOSED)
+        if self.sequence is not None:
+            self._leases.close(self.sequence.key)
+            self._scheduler.release(self.sequence)
+
+    def _first_token(self, update: SequenceUpdate) -> prefill_pb2.FirstToken:
+        assert update.token is not None
+        assert self.sequence is not None
+        assert self._accepted_at is not None
+        assert self._first_step_at is not None
+        assert self._sampled_at is not None
+        token = prefill_pb2.FirstToken(
+            token_id=update.token.token_id,
+            position=self._num_tokens,
+            wait_s=max(0.0, self._first_step_at - self._accepted_at),
+            compute_s=max(0.0, self._sampled_at - self._first_step_at),
+        )
+        if self.sequence.sampling.return_margins:
+            token.margin = update.token.margin
+        if update.finish_reason is not None:
+            token.finish_reason = cast(common_pb2.FinishReason, int(update.finish_reason))
+        return token
+
+    def _move(self, phase: LeasePhase) -> None:
+        assert phase in NEXT_PHASES[self.phase], f"{self.phase} -> {phase}"
+        self.phase = phase

@@ -7,38 +7,26 @@ itself (``--stop-with-stdin``). Used by ``diptych up`` and the demo, on asyncio.
 """
 
 import asyncio
-import json
 import os
-import sys
 import tempfile
 import time
 import urllib.request
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+import grpc
+
+from diptych.child_process import Child, ChildFailedError, Show
 from diptych.rpc import channel
-from diptych.v1 import inference_pb2, inference_pb2_grpc
+from diptych.v1 import inference_pb2, inference_pb2_grpc, worker_pb2, worker_pb2_grpc
 
 T = TypeVar("T")
 
-TAIL_LINES = 20
 STOP_TIMEOUT_S = 30.0
 PAIRS_PATIENCE_S = 15.0
 _POLL_S = 0.1
-
-Show = Callable[[str, str], None]
-
-
-class ChildFailedError(Exception):
-    """A child ended by itself; ``tail`` holds its last lines."""
-
-    def __init__(self, name: str, code: int, tail: Sequence[str]) -> None:
-        how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
-        super().__init__(f"{name} {how}")
-        self.name, self.code, self.tail = name, code, list(tail)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,81 +41,6 @@ class ClusterPlan:
     common_args: tuple[str, ...] = ()
     worker_args: tuple[str, ...] = ()
     router_args: tuple[str, ...] = ()
-
-
-class Child:
-    """One role's process. Its addresses are known once it wrote its port file."""
-
-    def __init__(self, name: str, module: str, args: Sequence[str], folder: Path) -> None:
-        self.name = name
-        self.address = ""
-        self.metrics_address = ""
-        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
-        self._port_file = folder / f"{name}.json"
-        self._command = [sys.executable, "-m", module, *args]
-        self._command += ["--metrics-port", "0", "--port-file", str(self._port_file)]
-        self._command += ["--stop-with-stdin"]
-        self._process: asyncio.subprocess.Process | None = None
-
-    @property
-    def pid(self) -> int:
-        """Process id, once started."""
-        assert self._process is not None
-        return self._process.pid
-
-    async def start(self) -> None:
-        """Start it in a session of its own, so that Ctrl-C reaches only the parent."""
-        self._process = await asyncio.create_subprocess_exec(
-            *self._command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
-        )
-
-    async def follow(self, show: Show) -> int:
-        """Show its lines until it has ended; its exit code (negative: the signal)."""
-        assert self._process is not None
-        assert self._process.stdout is not None
-        rest = b""
-        while chunk := await self._process.stdout.read(65536):
-            *lines, rest = (rest + chunk).split(b"\n")
-            for line in lines:
-                self._show(line, show)
-        if rest:
-            self._show(rest, show)
-        return await self._process.wait()
-
-    async def listening(self) -> None:
-        """Wait until it accepts connections."""
-        while not self._port_file.exists():  # noqa: ASYNC110 - another process writes it
-            await asyncio.sleep(_POLL_S)
-        ports = json.loads(self._port_file.read_text())
-        self.address, self.metrics_address = ports["address"], ports["metrics_address"]
-
-    async def stop(self, timeout_s: float) -> None:
-        """Ask it to end; end it after ``timeout_s``."""
-        if self._process is None:
-            return
-        try:
-            self._process.terminate()
-            async with asyncio.timeout(timeout_s):
-                await self._process.wait()
-        except ProcessLookupError:
-            await self._process.wait()
-        except TimeoutError:
-            self.kill()
-            await self._process.wait()
-
-    def kill(self) -> None:
-        """End it at once."""
-        if self._process is not None and self._process.returncode is None:
-            self._process.kill()
-
-    def _show(self, raw: bytes, show: Show) -> None:
-        line = readable(raw.decode(errors="replace"))
-        self.tail.append(line)
-        show(self.name, line)
 
 
 class LocalCluster:
@@ -170,6 +83,7 @@ class LocalCluster:
             await self._start(child, tasks)
         for child in self.workers:
             await child.listening()
+            tasks.create_task(self._show_loading(child), name=f"loading-{child.name}")
         plan = self._plan
         args = ["--listen", f"{plan.host}:{plan.port}", "--model", plan.model]
         for child in self.prefill:
@@ -229,6 +143,22 @@ class LocalCluster:
         await child.start()
         tasks.create_task(self._watch(child), name=f"watch-{child.name}")
 
+    async def _show_loading(self, child: Child) -> None:
+        shown = ""
+        request = worker_pb2.WatchRequest(router_incarnation="local-cluster")
+        async with channel(child.address) as to_worker:
+            try:
+                async for state in worker_pb2_grpc.WorkerStub(to_worker).Watch(request):
+                    ready = state.state == worker_pb2.SERVING_STATE_READY
+                    message = "ready" if ready else by_quarters(state.message)
+                    if message and message != shown:
+                        self._show(child.name, message)
+                        shown = message
+                    if ready:
+                        return
+            except grpc.RpcError:  # it ended: whoever watches the process says so
+                return
+
     async def _watch(self, child: Child) -> None:
         code = await child.follow(self._show)
         if not self._stopping:
@@ -284,19 +214,12 @@ def core_shares(cores: Sequence[int], num_workers: int) -> list[list[str]]:
     ]
 
 
-def readable(line: str) -> str:
-    """A child's JSON log line as text: the message, then its fields."""
-    try:
-        fields = json.loads(line)
-        level, message = fields.pop("level"), fields.pop("message")
-    except (ValueError, AttributeError, KeyError, TypeError):
-        return line
-    for name in ("time", "service", "logger"):
-        fields.pop(name, None)
-    exception = fields.pop("exception", "")
-    details = "".join(f" {name}={value}" for name, value in fields.items())
-    mark = "" if level in ("info", "debug") else f"{level}: "
-    return f"{mark}{message}{details}" + (f"\n{exception}" if exception else "")
+def by_quarters(message: str) -> str:
+    """Progress (``stage: 37%``) rounded down to quarters, so that it is shown four times."""
+    stage, _, ratio = message.rpartition(" ")
+    if not ratio.endswith("%") or not ratio[:-1].isdigit():
+        return message
+    return f"{stage} {int(ratio[:-1]) // 25 * 25} %"
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

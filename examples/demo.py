@@ -11,13 +11,15 @@ import asyncio
 import sys
 import time
 
+from diptych.child_process import ChildFailedError
 from diptych.cli.breakdown import breakdown
 from diptych.cli.generate import stream
 from diptych.cli.model import fetch_with_progress
 from diptych.cli.up import cancel_on_signals, say
+from diptych.client import ChatMessage, GenerateOptions, build_request
 from diptych.errors import ConfigurationError, DiptychError
-from diptych.local_cluster import ChildFailedError, ClusterPlan, LocalCluster, run_cluster
-from diptych.v1 import common_pb2, inference_pb2
+from diptych.local_cluster import ClusterPlan, LocalCluster, run_cluster
+from diptych.v1 import inference_pb2
 
 QUESTIONS = (
     "What is the capital of France?",
@@ -60,13 +62,16 @@ async def demo() -> int:
 
 async def ask(address: str, question: str) -> int:
     """Stream one answer and show its breakdown; 1 if it was not a hand-off, else 0."""
-    request = inference_pb2.GenerateRequest(
-        sampling=common_pb2.SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
+    request = build_request(
+        messages=[ChatMessage("user", question)],
+        options=GenerateOptions(temperature=0, max_tokens=MAX_TOKENS),
     )
-    request.chat.messages.add(role="user", content=question)
     show(f"\n> {question}\n\n")
     last = await stream(address, request, show, timeout_s=120)
-    show("\n\n" + "\n".join(f"    {line}" for line in breakdown(last)) + "\n")
+    assert last.usage is not None
+    assert last.timing is not None
+    lines = breakdown(last.usage, last.timing)
+    show("\n\n" + "\n".join(f"    {line}" for line in lines) + "\n")
     if last.timing.kv_path != inference_pb2.KV_PATH_DISAGGREGATED:
         show("    expected a hand-off from the prefill to the decode worker\n")
         return 1

@@ -1,4 +1,4 @@
-"""Shows where one answer's time went. Pure: a response in, lines out."""
+"""Shows where one answer's time went. Pure: usage and timing in, lines out."""
 
 from collections.abc import Iterator
 
@@ -12,12 +12,12 @@ _KV_PATHS = {
 }
 
 
-def breakdown(last: inference_pb2.GenerateResponse) -> list[str]:
-    """The stages of an answer, from its last response. queue + prefill + first write = TTFT."""
-    timing, num_output = last.timing, last.usage.num_output_tokens
+def breakdown(usage: inference_pb2.Usage, timing: inference_pb2.Timing) -> list[str]:
+    """The stages of an answer, a line each. queue + prefill + first write = TTFT."""
+    num_output = usage.num_output_tokens
     lines = [
         _stage("queue", timing.queue_s),
-        _stage("prefill", timing.prefill_s, _prompt(last.usage)),
+        _stage("prefill", timing.prefill_s, _prompt(usage)),
         _stage("first write", timing.first_write_s),
         _stage("TTFT", timing.ttft_s, "queue + prefill + first write"),
     ]

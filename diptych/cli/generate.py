@@ -5,13 +5,13 @@ import sys
 from collections.abc import Callable
 from typing import Self
 
-import grpc
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from diptych import rpc, settings
+from diptych import settings
 from diptych.cli.breakdown import breakdown
+from diptych.client import ChatMessage, Chunk, DiptychClient, GenerateOptions, build_request
 from diptych.errors import DiptychError
-from diptych.v1 import common_pb2, inference_pb2, inference_pb2_grpc
+from diptych.v1 import inference_pb2
 
 EXIT_REFUSED = 1
 
@@ -52,25 +52,20 @@ class GenerateConfig(BaseModel):
 
     def request(self) -> inference_pb2.GenerateRequest:
         """The request that these settings describe."""
-        request = inference_pb2.GenerateRequest(
-            model=self.model,
-            sampling=common_pb2.SamplingParams(
-                temperature=self.temperature,
-                top_k=self.top_k,
-                top_p=self.top_p,
-                seed=self.seed,
-                max_tokens=self.max_tokens,
-                stop=self.stop,
-                ignore_eos=self.ignore_eos,
-            ),
+        options = GenerateOptions(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            seed=self.seed,
+            max_tokens=self.max_tokens,
+            stop=self.stop,
+            ignore_eos=self.ignore_eos,
         )
         if self.chat is None:
-            request.text = _text(self.prompt or "")
-            return request
-        if self.system is not None:
-            request.chat.messages.add(role="system", content=self.system)
-        request.chat.messages.add(role="user", content=_text(self.chat))
-        return request
+            return build_request(_text(self.prompt or ""), options=options, model=self.model)
+        messages = [] if self.system is None else [ChatMessage("system", self.system)]
+        messages.append(ChatMessage("user", _text(self.chat)))
+        return build_request(messages=messages, options=options, model=self.model)
 
 
 def run(args: list[str]) -> int:
@@ -84,8 +79,8 @@ def run(args: list[str]) -> int:
         print(f"\ndiptych generate: {error.reason}: {error.message}", file=sys.stderr)  # noqa: T201
         return EXIT_REFUSED
     print(flush=True)  # noqa: T201
-    if config.timing:
-        print("\n".join(breakdown(last)), file=sys.stderr)  # noqa: T201
+    if config.timing and last.usage is not None and last.timing is not None:
+        print("\n".join(breakdown(last.usage, last.timing)), file=sys.stderr)  # noqa: T201
     return 0
 
 
@@ -94,22 +89,19 @@ async def stream(
     request: inference_pb2.GenerateRequest,
     write: Callable[[str], None],
     timeout_s: float | None = None,
-) -> inference_pb2.GenerateResponse:
-    """Send ``request``, ``write`` each text as it comes; the last response (usage, timing).
+) -> Chunk:
+    """Send ``request``, ``write`` each text as it comes; the last chunk (usage, timing).
 
     Raises:
         DiptychError: the router refused or failed.
     """
-    last = inference_pb2.GenerateResponse()
-    async with rpc.channel(address) as channel:
-        call = inference_pb2_grpc.InferenceStub(channel).Generate(request, timeout=timeout_s)
-        try:
-            async for last in call:
-                if last.text:
-                    write(last.text)
-        except grpc.RpcError as error:
-            raise rpc.from_rpc_error(error) from None
-    return last
+    async with DiptychClient(address) as client:
+        async for chunk in client.stream(request, timeout_s):
+            if chunk.text:
+                write(chunk.text)
+            if chunk.finish_reason is not None:
+                return chunk
+    raise DiptychError("the stream ended without a finish reason")
 
 
 def _text(value: str) -> str:

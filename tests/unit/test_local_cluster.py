@@ -2,9 +2,10 @@
 
 import pytest
 
+from diptych.child_process import readable
 from diptych.cli.breakdown import breakdown
 from diptych.cli.main import COMMANDS, main
-from diptych.local_cluster import core_shares, readable
+from diptych.local_cluster import by_quarters, core_shares
 from diptych.v1 import common_pb2, inference_pb2
 
 
@@ -32,27 +33,31 @@ def test_a_log_line_is_shown_as_text() -> None:
     assert readable("[1]") == "[1]"
 
 
+def test_progress_is_shown_by_quarters() -> None:
+    assert by_quarters("loading weights: 37%") == "loading weights: 25 %"
+    assert by_quarters("loading weights: 100%") == "loading weights: 100 %"
+    assert by_quarters("no proven pair") == "no proven pair"
+
+
 def test_breakdown_tiles_the_time_to_first_token() -> None:
-    last = inference_pb2.GenerateResponse(
-        usage=inference_pb2.Usage(num_prompt_tokens=40, num_output_tokens=11, num_cached_tokens=16),
-        timing=inference_pb2.Timing(
-            queue_s=0.001,
-            prefill_s=0.05,
-            first_write_s=0.0005,
-            ttft_s=0.0515,
-            handoff_gap_s=0.03,
-            decode_s=0.18,
-            total_s=0.262,
-            num_attempts=2,
-            kv_path=inference_pb2.KV_PATH_DISAGGREGATED,
-            prefill_worker="p:1",
-            decode_worker="d:2",
-            transfer=common_pb2.TransferStats(
-                transport="nixl", num_bytes=2_000_000, read_s=0.001, exposed_s=0.004, total_s=0.02
-            ),
+    usage = inference_pb2.Usage(num_prompt_tokens=40, num_output_tokens=11, num_cached_tokens=16)
+    timing = inference_pb2.Timing(
+        queue_s=0.001,
+        prefill_s=0.05,
+        first_write_s=0.0005,
+        ttft_s=0.0515,
+        handoff_gap_s=0.03,
+        decode_s=0.18,
+        total_s=0.262,
+        num_attempts=2,
+        kv_path=inference_pb2.KV_PATH_DISAGGREGATED,
+        prefill_worker="p:1",
+        decode_worker="d:2",
+        transfer=common_pb2.TransferStats(
+            transport="nixl", num_bytes=2_000_000, read_s=0.001, exposed_s=0.004, total_s=0.02
         ),
     )
-    text = "\n".join(breakdown(last))
+    text = "\n".join(breakdown(usage, timing))
     for part in (
         "queue              1.0 ms",
         "40 tokens, 16 of them cached",
@@ -67,7 +72,7 @@ def test_breakdown_tiles_the_time_to_first_token() -> None:
 
 def test_breakdown_of_one_token_divides_by_nothing() -> None:
     usage = inference_pb2.Usage(num_prompt_tokens=1, num_output_tokens=1)
-    text = "\n".join(breakdown(inference_pb2.GenerateResponse(usage=usage)))
+    text = "\n".join(breakdown(usage, inference_pb2.Timing()))
     assert "decode" not in text
     assert "transfer" not in text
 

@@ -9,8 +9,14 @@ from diptych.errors import DiptychError
 from diptych.process import Ready
 from diptych.service_host import ServiceHost
 from diptych.telemetry.families import LeaseMetrics
-from diptych.v1 import prefill_pb2, prefill_pb2_grpc, worker_pb2, worker_pb2_grpc
-from diptych.v1.kv_source_pb2_grpc import add_KVSourceServicer_to_server
+from diptych.v1 import (
+    kv_source_pb2,
+    kv_source_pb2_grpc,
+    prefill_pb2,
+    prefill_pb2_grpc,
+    worker_pb2,
+    worker_pb2_grpc,
+)
 from diptych.worker.loading import confine_to
 from diptych.worker.parts import EngineParts
 from diptych.worker.scratch import PoolScratch
@@ -22,9 +28,11 @@ from kvtransfer.lease import LeaseTable
 from kvtransfer.memory import HostMemory
 from kvtransfer.source import KVSourceServicer
 from prefill_worker.config import PrefillWorkerConfig
+from prefill_worker.kv_source_gate import KVSourceGate
 from prefill_worker.servicer import PrefillServicer
 
 PREFILL = prefill_pb2.DESCRIPTOR.services_by_name["Prefill"].full_name
+KV_SOURCE = kv_source_pb2.DESCRIPTOR.services_by_name["KVSource"].full_name
 WORKER = worker_pb2.DESCRIPTOR.services_by_name["Worker"].full_name
 
 
@@ -37,11 +45,13 @@ class PrefillRole:
         host: ServiceHost,
         status: WorkerStatus,
         servicer: PrefillServicer,
+        gate: KVSourceGate,
     ) -> None:
         self._config = config
         self._host = host
         self._status = status
         self._servicer = servicer
+        self._gate = gate
 
     @property
     def digest_level(self) -> str:
@@ -58,14 +68,13 @@ class PrefillRole:
             memory=HostMemory(parts.model.kv_bytes, parts.model.kv_cache.block_bytes),
         )
         try:
-            source = KVSourceServicer(
+            self._gate.source = KVSourceServicer(
                 endpoint,
                 leases,
                 scratch=PoolScratch(parts.pool, parts.engine.wake),
                 timers=self._config.timers,
                 progress=parts.progress,
             )
-            add_KVSourceServicer_to_server(source, self._host.server)
             lease_metrics = LeaseMetrics(self._host.metrics, lambda: self._servicer.num_leases)
             self._servicer.attach(parts, leases, lease_metrics)
             self._status.describe = parts.describe
@@ -98,7 +107,9 @@ async def serve(config: PrefillWorkerConfig, stop: asyncio.Event, ready: Ready) 
         servicer = PrefillServicer(status, config.timers, host.tracing)
         prefill_pb2_grpc.add_PrefillServicer_to_server(servicer, host.server)
         worker_pb2_grpc.add_WorkerServicer_to_server(WatchServicer(status), host.server)
-        await host.start([PREFILL, WORKER])
+        gate = KVSourceGate()
+        kv_source_pb2_grpc.add_KVSourceServicer_to_server(gate, host.server)
+        await host.start([PREFILL, KV_SOURCE, WORKER])
         ready(host.port)
-        role = PrefillRole(config, host, status, servicer)
+        role = PrefillRole(config, host, status, servicer, gate)
         await WorkerLife(config, host, status, role).run(stop)

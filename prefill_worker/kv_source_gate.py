@@ -1,0 +1,33 @@
+"""KVSource before and after the engine is loaded: gRPC wants services before it starts."""
+
+from collections.abc import AsyncIterator
+
+from diptych.errors import NoWorkerError
+from diptych.rpc import Context
+from diptych.v1 import kv_source_pb2, kv_source_pb2_grpc
+from kvtransfer.source import KVSourceServicer
+
+
+class KVSourceGate(kv_source_pb2_grpc.KVSourceServicer):
+    """Refuses readers until ``source`` is set, then passes every call on to it."""
+
+    def __init__(self) -> None:
+        self.source: KVSourceServicer | None = None
+
+    async def Connect(
+        self, request: kv_source_pb2.ConnectRequest, context: Context
+    ) -> kv_source_pb2.ConnectResponse:
+        """See kvtransfer.source."""
+        return await self._opened().Connect(request, context)
+
+    async def Fetch(
+        self, request_iterator: AsyncIterator[kv_source_pb2.FetchCommand], context: Context
+    ) -> AsyncIterator[kv_source_pb2.FetchEvent]:
+        """See kvtransfer.source."""
+        async for event in self._opened().Fetch(request_iterator, context):
+            yield event
+
+    def _opened(self) -> KVSourceServicer:
+        if self.source is None:
+            raise NoWorkerError("the worker is loading its model", retry_after_s=1.0)
+        return self.source

@@ -123,14 +123,15 @@ class Tokenizer:
 
     def _find_max_token_length(self) -> int | None:
         """In bytes if byte-level, else in characters. None: a token may stand for any length."""
-        content = json.loads(self._tokenizer.to_str())
-        normalizer = content["normalizer"] or {"type": "Sequence", "normalizers": []}
-        steps = normalizer.get("normalizers", [normalizer])
+        normalizer = self._tokenizer.normalizer
+        state = {} if normalizer is None else json.loads(normalizer.__getstate__())
+        steps = state.get("normalizers", [state] if state else [])
         if any(step["type"] not in _LENGTH_KEEPING_NORMALIZERS for step in steps):
             return None
-        if any(token["lstrip"] or token["rstrip"] for token in content["added_tokens"]):
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        if any(token.lstrip or token.rstrip for token in added):
             return None
-        if not self.text.is_byte_level and not content["model"].get("byte_fallback"):
+        if not self.text.is_byte_level and not self._tokenizer.model.byte_fallback:
             return None
         return max(len(token) for token in self._tokenizer.get_vocab())
 

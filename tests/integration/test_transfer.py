@@ -1,0 +1,332 @@
+"""Pulls over real gRPC and real transports, between two workers of one process."""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from diptych.v1 import common_pb2, decode_pb2, worker_pb2
+from kvtransfer.pull import PullError
+from tests.integration.transfer_rig import (
+    BLOCK_SIZE,
+    TIMERS,
+    Reader,
+    Source,
+    config,
+    layout,
+    open_reader,
+    open_source,
+)
+
+BLOCKS = [3, 9, 4, 5, 20]
+LOCAL = [10, 11, 12, 1, 0]
+NUM_TOKENS = 4 * BLOCK_SIZE + 3
+
+
+@pytest.fixture(params=["inline", "nixl"])
+def transport(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+async def source(transport: str) -> AsyncIterator[Source]:
+    async with open_source(config(transport)) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def reader(transport: str) -> AsyncIterator[Reader]:
+    async with open_reader(config(transport)) as opened:
+        yield opened
+
+
+async def until_idle(source: Source) -> None:
+    async with asyncio.timeout(2):
+        while source.servicer.counters.num_fetches_open:
+            await asyncio.sleep(0.005)
+
+
+async def until_digested(source: Source, lease_id: str = "lease") -> None:
+    async with asyncio.timeout(2):
+        while any(r.digests is None for r in source.leases.ranges(lease_id)):
+            await asyncio.sleep(0.005)
+
+
+async def test_a_pull_moves_exactly_the_bytes(
+    source: Source, reader: Reader, transport: str
+) -> None:
+    pair = await reader.connect(source)
+    assert pair.transport == transport
+    assert pair.bytes_per_s > 0
+    content = source.fill(BLOCKS)
+    ticket = source.lease("lease", BLOCKS, NUM_TOKENS, "reader")
+    source.leases.announce("lease", NUM_TOKENS)
+    result = await reader.pairs.pull(reader.request(source, ticket, NUM_TOKENS, LOCAL))
+    assert reader.content(LOCAL) == content
+    stats = result.stats
+    assert stats.num_bytes == len(content)
+    assert stats.num_tokens == NUM_TOKENS
+    assert stats.transport == transport
+    assert 0 < stats.exposed_s <= stats.total_s
+    assert 0 < stats.read_s <= stats.total_s
+    assert 0 < stats.digest_s <= stats.total_s
+    assert source.servicer.counters.num_confirmed == 3  # two of them probes
+    assert reader.pairs.counters.num_pulls_proven == 1
+    assert reader.pairs.counters.num_bytes[transport] == len(content)
+    await until_idle(source)
+    assert sorted(reader.scratch.free_ids) == sorted(source.scratch.free_ids)
+
+
+@pytest.mark.parametrize("digest_level", ["full", "off"])
+async def test_only_what_is_missing_moves(transport: str, digest_level: str) -> None:
+    transfer = config(transport, digest_level=digest_level)
+    async with open_source(transfer) as source, open_reader(transfer) as reader:
+        await reader.connect(source)
+        content = source.fill(BLOCKS)
+        ticket = source.lease("lease", BLOCKS, NUM_TOKENS, "reader")
+        source.leases.announce("lease", 3 * BLOCK_SIZE)
+        source.leases.announce("lease", NUM_TOKENS)
+        result = await reader.pairs.pull(
+            reader.request(source, ticket, NUM_TOKENS, LOCAL, first=2 * BLOCK_SIZE)
+        )
+        assert reader.content(LOCAL[:3]) == content[2 * 4096 :]
+        assert not any(reader.content(LOCAL[3:]))
+        assert result.stats.num_tokens == NUM_TOKENS - 2 * BLOCK_SIZE
+
+
+async def test_ranges_are_read_while_more_is_computed(source: Source, reader: Reader) -> None:
+    await reader.connect(source)
+    content = source.fill(BLOCKS)
+    ticket = source.lease("lease", BLOCKS, NUM_TOKENS, "reader")
+    async with asyncio.TaskGroup() as tasks:
+        pull = tasks.create_task(
+            reader.pairs.pull(reader.request(source, ticket, NUM_TOKENS, LOCAL))
+        )
+        for upto, num_landed in ((5, 0), (20, 1), (60, 3)):
+            source.leases.announce("lease", upto)
+            async with asyncio.timeout(1):
+                while reader.content(LOCAL[:num_landed]) != content[: num_landed * 4096]:
+                    await asyncio.sleep(0.005)
+            assert not pull.done()
+        source.leases.announce("lease", NUM_TOKENS)
+        result = await pull
+    assert reader.content(LOCAL) == content
+    assert result.stats.exposed_s < result.stats.total_s / 2
+
+
+async def test_cancelling_frees_the_source_and_the_ticket_stays_good(
+    source: Source, reader: Reader
+) -> None:
+    await reader.connect(source)
+    content = source.fill(BLOCKS)
+    ticket = source.lease("lease", BLOCKS, NUM_TOKENS, "reader")
+    source.leases.announce("lease", 2 * BLOCK_SIZE)
+    request = reader.request(source, ticket, NUM_TOKENS, LOCAL)
+    async with asyncio.TaskGroup() as tasks:
+        pull = reader.pairs.open_pull(request)
+        task = tasks.create_task(pull.run())
+        await asyncio.sleep(0.1)
+        assert pull.abandon() == frozenset()
+        task.cancel()
+    await until_idle(source)
+    assert reader.pairs.counters.num_pulls_cancelled == 1
+    source.leases.announce("lease", NUM_TOKENS)
+    await reader.pairs.pull(request)
+    assert reader.content(LOCAL) == content
+
+
+@pytest.mark.parametrize("num_ticks", range(0, 30, 3))
+async def test_cancelling_at_any_moment_leaves_nothing_behind(
+    source: Source, reader: Reader, num_ticks: int
+) -> None:
+    await reader.connect(source)
+    source.fill(BLOCKS)
+    ticket = source.lease("lease", BLOCKS, NUM_TOKENS, "reader")
+    source.leases.announce("lease", NUM_TOKENS)
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(
+            reader.pairs.pull(reader.request(source, ticket, NUM_TOKENS, LOCAL))
+        )
+        for _ in range(num_ticks):
+            await asyncio.sleep(0)
+        task.cancel()
+    await until_idle(source)
+    async with asyncio.timeout(1):
+        while reader.quarantined:
+            await asyncio.sleep(0.005)
+
+
+async def failure_of(reader: Reader, source: Source, ticket: bytes, **end: int) -> PullError:
+    with pytest.raises(PullError) as excinfo:
+        await reader.pairs.pull(
+            reader.request(source, ticket, end.get("num_tokens", NUM_TOKENS), LOCAL)
+        )
+    return excinfo.value
+
+
+async def test_a_newer_grant_ends_the_pull_at_once(source: Source, reader: Reader) -> None:
+    await reader.connect(source)
+    ticket = source.lease("lease", BLOCKS, NUM_TOKENS, "reader")
+    source.leases.announce("lease", BLOCK_SIZE)
+    async with asyncio.TaskGroup() as tasks:
+        failing = tasks.create_task(failure_of(reader, source, ticket))
+        await asyncio.sleep(0.1)
+        revoked_s = time.monotonic()
+        newer = os.urandom(16)
+        source.leases.grant("lease", newer, "reader")
+        error = await failing
+        assert time.monotonic() - revoked_s < 0.1
+    assert error.failure == decode_pb2.PULL_FAILURE_TICKET_INVALID
+    assert error.refusal == "TICKET_INVALID"
+    source.leases.announce("lease", NUM_TOKENS)
+    await reader.pairs.pull(reader.request(source, newer, NUM_TOKENS, LOCAL))
+
+
+async def test_closing_the_lease_ends_the_pull_at_once(source: Source, reader: Reader) -> None:
+    await reader.connect(source)
+    ticket = source.lease("lease", BLOCKS, NUM_TOKENS, "reader")
+    source.leases.announce("lease", BLOCK_SIZE)
+    async with asyncio.TaskGroup() as tasks:
+        failing = tasks.create_task(failure_of(reader, source, ticket))
+        await asyncio.sleep(0.1)
+        source.leases.close("lease")
+        error = await failing
+    assert error.failure == decode_pb2.PULL_FAILURE_TICKET_INVALID
+    assert error.refusal == "LEASE_EXPIRED"
+    assert (await failure_of(reader, source, ticket)).refusal == "LEASE_EXPIRED"
+    assert source.servicer.counters.num_refused["LEASE_EXPIRED"] == 2
+
+
+async def test_bad_tickets_are_refused(source: Source, reader: Reader) -> None:
+    await reader.connect(source)
+    ticket = source.lease("lease", BLOCKS, NUM_TOKENS, "another reader")
+    for bad in (ticket, os.urandom(16), b""):
+        error = await failure_of(reader, source, bad)
+        assert error.failure == decode_pb2.PULL_FAILURE_TICKET_INVALID
+    mine = source.lease("mine", BLOCKS, NUM_TOKENS, "reader")
+    error = await failure_of(reader, source, mine, num_tokens=NUM_TOKENS - 1)
+    assert error.failure == decode_pb2.PULL_FAILURE_UNPROVEN
+    pair = reader.pairs.pairs()[0]
+    assert pair.state == worker_pb2.PAIR_STATE_PROVEN
+
+
+async def test_bytes_that_changed_after_their_digest_are_unproven(
+    source: Source, reader: Reader
+) -> None:
+    await reader.connect(source)
+    source.fill(BLOCKS)
+    ticket = source.lease("lease", BLOCKS, NUM_TOKENS, "reader")
+    source.leases.announce("lease", NUM_TOKENS)
+    await until_digested(source)
+    source.memory.block(BLOCKS[2])[7] ^= 1
+    error = await failure_of(reader, source, ticket)
+    assert error.failure == decode_pb2.PULL_FAILURE_UNPROVEN
+
+
+async def test_a_block_reused_under_the_lease_is_unproven(source: Source, reader: Reader) -> None:
+    await reader.connect(source)
+    source.fill(BLOCKS)
+    ticket = source.lease("lease", BLOCKS, NUM_TOKENS, "reader")
+    source.leases.announce("lease", NUM_TOKENS)
+    source.generations[BLOCKS[4]] = 1
+    error = await failure_of(reader, source, ticket)
+    assert error.failure == decode_pb2.PULL_FAILURE_UNPROVEN
+    assert error.refusal == "KV_UNPROVEN"
+
+
+async def test_a_source_that_nobody_named_is_not_connected(source: Source, reader: Reader) -> None:
+    error = await failure_of(reader, source, os.urandom(16))
+    assert error.failure == decode_pb2.PULL_FAILURE_NOT_CONNECTED
+
+
+async def test_a_lost_server_fails_the_pull_and_the_pair(source: Source, reader: Reader) -> None:
+    await reader.connect(source)
+    reader.pairs.set_peers("another router", [source.key])
+    reader.pairs.set_peers("router", [])
+    await reader.wait_for(source.key, worker_pb2.PAIR_STATE_PROVEN)
+    reader.pairs.set_peers("another router", [])
+    assert reader.pairs.pairs() == []
+
+
+FIELDS = [field.name for field in common_pb2.KVLayout.DESCRIPTOR.fields]
+
+
+@pytest.mark.parametrize("field", FIELDS)
+async def test_layouts_that_differ_make_the_pair_unplaceable(field: str) -> None:
+    theirs = layout(4096)
+    settings: dict[str, object] = {}
+    block_bytes = 4096
+    if field == "digest_level":
+        theirs.digest_level = settings["digest_level"] = "off"
+    elif field == "block_bytes":
+        theirs.block_bytes = block_bytes = 8192
+    elif isinstance(getattr(theirs, field), str):
+        setattr(theirs, field, "other")
+    else:
+        setattr(theirs, field, getattr(theirs, field) + 1)
+    async with (
+        open_source(
+            config("inline", **settings), kv_layout=theirs, block_bytes=block_bytes
+        ) as source,
+        open_reader(config("inline")) as reader,
+    ):
+        reader.pairs.set_peers("router", [source.key])
+        pair = await reader.wait_for(source.key, worker_pb2.PAIR_STATE_FAILED)
+    assert pair.message.startswith(f"{field}: the reader has ")
+    assert repr(getattr(theirs, field)) in pair.message
+
+
+async def test_no_common_transport_is_named() -> None:
+    async with open_source(config("nixl")) as source, open_reader(config("inline")) as reader:
+        reader.pairs.set_peers("router", [source.key])
+        pair = await reader.wait_for(source.key, worker_pb2.PAIR_STATE_FAILED)
+    assert pair.message == "transports: the reader has ['inline'], the source has ['nixl']"
+
+
+async def test_plain_tcp_is_refused_unless_allowed() -> None:
+    async with open_source(config("nixl", transports=("nixl", "inline"))) as source:
+        async with open_reader(config("nixl", nixl_tls=("tcp",)), incarnation="a") as reader:
+            reader.pairs.set_peers("router", [source.key])
+            pair = await reader.wait_for(source.key, worker_pb2.PAIR_STATE_FAILED)
+            assert "nixl would read over TCP" in pair.message
+        either = config("nixl", nixl_tls=("tcp",), transports=("nixl", "inline"))
+        async with open_reader(either, incarnation="b") as reader:
+            pair = await reader.connect(source)
+            assert pair.transport == "inline"
+            assert "nixl would read over TCP" in pair.message
+            assert reader.pairs.counters.num_transport_fallbacks == 1
+        allowed = config("nixl", nixl_tls=("tcp",), allow_nixl_tcp=True)
+        async with open_reader(allowed, incarnation="c") as reader:
+            pair = await reader.connect(source)
+            assert pair.transport == "nixl"
+
+
+def cpu_s(native_id: int | None) -> float:
+    fields = Path(f"/proc/self/task/{native_id}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def test_an_idle_transfer_thread_uses_no_cpu(source: Source, reader: Reader) -> None:
+    await reader.connect(source)
+    await until_idle(source)
+    threads = [source.endpoint.thread.native_id, reader.endpoint.thread.native_id]
+    await asyncio.sleep(0.1)
+    before = [cpu_s(thread) for thread in threads]
+    await asyncio.sleep(1)
+    assert [cpu_s(thread) for thread in threads] == before
+
+
+async def test_heartbeats_keep_a_waiting_pull_alive(source: Source, reader: Reader) -> None:
+    await reader.connect(source)
+    ticket = source.lease("lease", BLOCKS, NUM_TOKENS, "reader")
+    async with asyncio.TaskGroup() as tasks:
+        pull = tasks.create_task(
+            reader.pairs.pull(reader.request(source, ticket, NUM_TOKENS, LOCAL))
+        )
+        await asyncio.sleep(3 * TIMERS.lost_peer_s)
+        assert not pull.done()
+        source.leases.announce("lease", NUM_TOKENS)
+        await pull

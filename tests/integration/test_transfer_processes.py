@@ -1,0 +1,224 @@
+"""Pulls from a source in another process, which is killed, stopped, restarted."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import pytest
+import xxhash
+
+from diptych.v1 import decode_pb2, worker_pb2
+from kvtransfer.pairs import PeerKey
+from kvtransfer.pull import PullError, PullRequest
+from tests.integration.transfer_rig import BLOCK_SIZE, Reader, config, open_reader
+from tests.integration.transfer_source import LEASED
+
+LOCAL = tuple(range(len(LEASED)))
+NUM_TOKENS = len(LEASED) * BLOCK_SIZE
+TRANSPORTS = ["inline", "nixl"]
+
+
+@dataclass
+class SourceProcess:
+    process: asyncio.subprocess.Process
+    key: PeerKey
+    ticket: bytes
+    digest: str
+
+    @property
+    def request(self) -> PullRequest:
+        return PullRequest(
+            source_address=self.key.address,
+            source_incarnation=self.key.incarnation,
+            ticket=self.ticket,
+            first_missing_token=0,
+            num_tokens=NUM_TOKENS,
+            local_block_ids=LOCAL,
+        )
+
+    def announce_rest(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(b"\n")
+
+
+@asynccontextmanager
+async def source_process(
+    transport: str, *, incarnation: str = "source", **options: object
+) -> AsyncIterator[SourceProcess]:
+    arguments = ["--transport", transport, "--incarnation", incarnation]
+    for name, value in options.items():
+        arguments += [f"--{name.replace('_', '-')}", str(value)]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "tests.integration.transfer_source",
+        *arguments,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        assert process.stdout is not None
+        described = json.loads(await process.stdout.readline())
+        yield SourceProcess(
+            process,
+            PeerKey(described["address"], incarnation),
+            bytes.fromhex(described["ticket"]),
+            described["digest"],
+        )
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def connect(reader: Reader, source: SourceProcess) -> worker_pb2.Pair:
+    reader.pairs.set_peers("router", [source.key])
+    return await reader.wait_for(source.key, worker_pb2.PAIR_STATE_PROVEN)
+
+
+async def failure_of(reader: Reader, source: SourceProcess) -> PullError:
+    with pytest.raises(PullError) as excinfo:
+        await reader.pairs.pull(source.request)
+    return excinfo.value
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_bytes_move_between_processes(transport: str) -> None:
+    async with source_process(transport) as source, open_reader(config(transport)) as reader:
+        pair = await connect(reader, source)
+        assert pair.transport == transport
+        source.announce_rest()
+        await reader.pairs.pull(source.request)
+        assert xxhash.xxh3_128_hexdigest(reader.content(LOCAL)) == source.digest
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_a_killed_source_is_noticed_at_once_and_its_restart_heals(transport: str) -> None:
+    async with open_reader(config(transport)) as reader:
+        async with source_process(transport, incarnation="first") as source:
+            await connect(reader, source)
+            async with asyncio.TaskGroup() as tasks:
+                failing = tasks.create_task(failure_of(reader, source))
+                await asyncio.sleep(0.2)
+                killed_s = time.monotonic()
+                source.process.kill()
+                error = await failing
+                assert time.monotonic() - killed_s < 1
+            assert error.failure == decode_pb2.PULL_FAILURE_SOURCE_LOST
+            await reader.wait_for(source.key, worker_pb2.PAIR_STATE_FAILED)
+            again = await failure_of(reader, source)
+            assert again.failure == decode_pb2.PULL_FAILURE_NOT_CONNECTED
+        options = {"incarnation": "second", "address": source.key.address}
+        async with source_process(transport, **options) as restarted:
+            assert restarted.key.address == source.key.address
+            old = await reader.wait_for(source.key, worker_pb2.PAIR_STATE_FAILED)
+            async with asyncio.timeout(5):
+                while "at this address is second" not in old.message:
+                    await asyncio.sleep(0.02)
+                    old = await reader.wait_for(source.key, worker_pb2.PAIR_STATE_FAILED)
+            await connect(reader, restarted)
+            restarted.announce_rest()
+            await reader.pairs.pull(restarted.request)
+            assert xxhash.xxh3_128_hexdigest(reader.content(LOCAL)) == restarted.digest
+        assert not reader.quarantined
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_a_stopped_source_is_lost_and_heals_when_it_continues(transport: str) -> None:
+    async with source_process(transport) as source, open_reader(config(transport)) as reader:
+        await connect(reader, source)
+        async with asyncio.TaskGroup() as tasks:
+            failing = tasks.create_task(failure_of(reader, source))
+            await asyncio.sleep(0.2)
+            stopped_s = time.monotonic()
+            os.kill(source.process.pid, signal.SIGSTOP)
+            error = await failing
+            assert time.monotonic() - stopped_s < 1.5
+        assert error.failure == decode_pb2.PULL_FAILURE_SOURCE_LOST
+        os.kill(source.process.pid, signal.SIGCONT)
+        await reader.wait_for(source.key, worker_pb2.PAIR_STATE_PROVEN)
+        source.announce_rest()
+        await reader.pairs.pull(source.request)
+
+
+BIG = 2 * 2**20
+TCP = {"nixl_tls": ("tcp",), "allow_nixl_tcp": True}
+
+
+async def until_reading(reader: Reader, pull: object) -> None:
+    """A read was posted and has not ended."""
+    reads = pull._reads  # type: ignore[attr-defined]
+    async with asyncio.timeout(5):
+        while not reads.unfinished_block_ids:
+            await asyncio.sleep(0)
+
+
+async def test_an_unfinished_read_is_quarantined_and_teardown_reclaims_it() -> None:
+    """Over TCP a stopped source leaves reads unfinished for ever."""
+    async with (
+        source_process("nixl", block_bytes=BIG, settings=json.dumps(TCP)) as source,
+        source_process(
+            "nixl", block_bytes=BIG, settings=json.dumps(TCP), incarnation="other"
+        ) as other,
+        open_reader(config("nixl", quarantine_max_s=0.7, **TCP), block_bytes=BIG) as reader,
+    ):
+        reader.pairs.set_peers("another router", [other.key])
+        await reader.wait_for(other.key, worker_pb2.PAIR_STATE_PROVEN)
+        await connect(reader, source)
+        pull = reader.pairs.open_pull(source.request)
+        async with asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(pull.run())
+            await until_reading(reader, pull)
+            os.kill(source.process.pid, signal.SIGSTOP)
+            await asyncio.sleep(0.1)
+            unfinished = pull.abandon()
+            task.cancel()
+        assert unfinished
+        assert reader.quarantined == unfinished
+        await asyncio.sleep(0.3)
+        assert reader.quarantined == unfinished
+        async with asyncio.timeout(5):
+            while reader.quarantined:
+                await asyncio.sleep(0.02)
+        assert reader.pairs.counters.num_agent_teardowns == 1
+        assert reader.pairs.counters.num_quarantined_blocks == 0
+        before = reader.content(LOCAL)
+        os.kill(source.process.pid, signal.SIGCONT)  # over TCP it may crash now: hence the switch
+        await asyncio.sleep(0.3)
+        assert reader.content(LOCAL) == before  # nothing landed late
+        await connect(reader, other)
+        other.announce_rest()
+        await reader.pairs.pull(other.request)
+        assert xxhash.xxh3_128_hexdigest(reader.content(LOCAL)) == other.digest
+
+
+async def test_a_source_killed_while_it_is_read_loses_the_pull() -> None:
+    async with (
+        source_process("nixl", block_bytes=BIG, settings=json.dumps(TCP)) as source,
+        open_reader(config("nixl", **TCP), block_bytes=BIG) as reader,
+    ):
+        await connect(reader, source)
+        pull = reader.pairs.open_pull(source.request)
+
+        async def failure() -> PullError:
+            with pytest.raises(PullError) as excinfo:
+                await pull.run()
+            return excinfo.value
+
+        async with asyncio.timeout(2), asyncio.TaskGroup() as tasks:
+            failing = tasks.create_task(failure())
+            await until_reading(reader, pull)
+            killed_s = time.monotonic()
+            source.process.kill()
+            error = await failing
+            assert time.monotonic() - killed_s < 1
+        assert error.failure == decode_pb2.PULL_FAILURE_SOURCE_LOST
+        async with asyncio.timeout(2):
+            while reader.quarantined:
+                await asyncio.sleep(0.01)

@@ -1,0 +1,220 @@
+"""A source and a reader of KV blocks over real gRPC, with plain bytes for a pool."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from diptych import rpc
+from diptych.errors import BlocksExhaustedError
+from diptych.timers import Timers
+from diptych.v1 import common_pb2, worker_pb2
+from diptych.v1 import kv_source_pb2_grpc as pb_grpc
+from kvtransfer.config import TransferConfig
+from kvtransfer.endpoint import TransferEndpoint
+from kvtransfer.lease import LeaseTable
+from kvtransfer.memory import HostMemory
+from kvtransfer.pairs import PairTable, PeerKey
+from kvtransfer.pull import PullRequest
+from kvtransfer.source import KVSourceServicer
+
+BLOCK_SIZE = 16
+TIMERS = Timers(heartbeat_s=0.1, lost_peer_s=0.8, read_progress_s=2.0, confirm_s=1.0)
+
+
+def layout(block_bytes: int, digest_level: str = "full") -> common_pb2.KVLayout:
+    return common_pb2.KVLayout(
+        format_version=1,
+        model_digest="m",
+        dtype="float32",
+        block_size=BLOCK_SIZE,
+        num_layers=2,
+        num_kv_heads=2,
+        head_dim=8,
+        tensor_parallel_size=1,
+        block_bytes=block_bytes,
+        digest_level=digest_level,
+    )
+
+
+def config(transport: str, **settings: object) -> TransferConfig:
+    return TransferConfig.model_validate(
+        {"transports": (transport,), "reconnect_min_s": 0.05, "reconnect_max_s": 0.2, **settings}
+    )
+
+
+class Scratch:
+    """The last blocks of a pool, for probes."""
+
+    def __init__(self, num_blocks: int, num_scratch: int = 8) -> None:
+        self.free_ids = list(range(num_blocks - num_scratch, num_blocks))
+
+    def allocate(self, num_blocks: int) -> list[int]:
+        if num_blocks > len(self.free_ids):
+            raise BlocksExhaustedError("no scratch blocks")
+        taken, self.free_ids = self.free_ids[:num_blocks], self.free_ids[num_blocks:]
+        return taken
+
+    def free(self, block_ids: Sequence[int]) -> None:
+        self.free_ids += block_ids
+
+
+@dataclass
+class Source:
+    endpoint: TransferEndpoint
+    leases: LeaseTable
+    servicer: KVSourceServicer
+    memory: HostMemory
+    address: str
+    generations: dict[int, int]
+    scratch: Scratch
+
+    @property
+    def key(self) -> PeerKey:
+        return PeerKey(self.address, self.endpoint.incarnation)
+
+    def fill(self, block_ids: Sequence[int]) -> bytes:
+        """Random content; returns it concatenated."""
+        for block_id in block_ids:
+            self.memory.block(block_id)[:] = os.urandom(self.memory.block_bytes)
+        return self.content(block_ids)
+
+    def content(self, block_ids: Sequence[int]) -> bytes:
+        return b"".join(self.memory.block(block_id) for block_id in block_ids)
+
+    def lease(
+        self, lease_id: str, block_ids: Sequence[int], num_tokens: int, reader: str
+    ) -> bytes:
+        """Open and grant; returns the ticket."""
+        ticket = os.urandom(16)
+        self.leases.open(lease_id, block_ids, num_tokens)
+        self.leases.grant(lease_id, ticket, reader)
+        return ticket
+
+
+@dataclass
+class Reader:
+    endpoint: TransferEndpoint
+    pairs: PairTable
+    memory: HostMemory
+    scratch: Scratch
+    quarantined: set[int] = field(default_factory=set)
+    num_quarantined: int = 0
+
+    def content(self, block_ids: Sequence[int]) -> bytes:
+        return b"".join(self.memory.block(block_id) for block_id in block_ids)
+
+    async def wait_for(self, key: PeerKey, state: worker_pb2.PairState) -> worker_pb2.Pair:
+        async with asyncio.timeout(10):
+            while True:
+                for pair in self.pairs.pairs():
+                    mine = (pair.source_address, pair.source_incarnation) == key
+                    if mine and pair.state == state:
+                        return pair
+                await asyncio.sleep(0.005)
+
+    async def connect(self, source: Source) -> worker_pb2.Pair:
+        self.pairs.set_peers("router", [source.key])
+        return await self.wait_for(source.key, worker_pb2.PAIR_STATE_PROVEN)
+
+    def request(
+        self,
+        source: Source,
+        ticket: bytes,
+        num_tokens: int,
+        local_block_ids: Sequence[int],
+        first: int = 0,
+    ) -> PullRequest:
+        return PullRequest(
+            source_address=source.address,
+            source_incarnation=source.endpoint.incarnation,
+            ticket=ticket,
+            first_missing_token=first,
+            num_tokens=num_tokens,
+            local_block_ids=tuple(local_block_ids),
+        )
+
+
+@asynccontextmanager
+async def open_source(
+    transfer: TransferConfig,
+    *,
+    num_blocks: int = 64,
+    block_bytes: int = 4096,
+    incarnation: str = "source",
+    address: str = "127.0.0.1:0",
+    kv_layout: common_pb2.KVLayout | None = None,
+    timers: Timers = TIMERS,
+) -> AsyncIterator[Source]:
+    memory = HostMemory(bytearray(num_blocks * block_bytes), block_bytes)
+    endpoint = await TransferEndpoint.open(
+        transfer,
+        incarnation=incarnation,
+        layout=kv_layout or layout(block_bytes, transfer.digest_level),
+        memory=memory,
+    )
+    generations: dict[int, int] = {}
+    leases = LeaseTable(BLOCK_SIZE, lambda block_id: generations.get(block_id, 0))
+    scratch = Scratch(num_blocks)
+    servicer = KVSourceServicer(endpoint, leases, scratch=scratch, timers=timers)
+    server = rpc.server()
+    pb_grpc.add_KVSourceServicer_to_server(servicer, server)
+    port = server.add_insecure_port(address)
+    await server.start()
+    try:
+        yield Source(
+            endpoint, leases, servicer, memory, f"127.0.0.1:{port}", generations, scratch
+        )
+    finally:
+        await server.stop(0)
+        await endpoint.close()
+
+
+@asynccontextmanager
+async def open_reader(
+    transfer: TransferConfig,
+    *,
+    num_blocks: int = 64,
+    block_bytes: int = 4096,
+    incarnation: str = "reader",
+    kv_layout: common_pb2.KVLayout | None = None,
+    timers: Timers = TIMERS,
+) -> AsyncIterator[Reader]:
+    memory = HostMemory(bytearray(num_blocks * block_bytes), block_bytes)
+    endpoint = await TransferEndpoint.open(
+        transfer,
+        incarnation=incarnation,
+        layout=kv_layout or layout(block_bytes, transfer.digest_level),
+        memory=memory,
+    )
+    quarantined: set[int] = set()
+    scratch = Scratch(num_blocks)
+
+    def begin(block_ids: frozenset[int]) -> None:
+        assert not quarantined & block_ids
+        quarantined.update(block_ids)
+        reader.num_quarantined += len(block_ids)
+
+    def end(block_ids: frozenset[int]) -> None:
+        assert block_ids <= quarantined
+        quarantined.difference_update(block_ids)
+
+    pairs = PairTable(
+        endpoint,
+        scratch=scratch,
+        timers=timers,
+        on_change=lambda: None,
+        on_quarantine=begin,
+        on_quarantine_end=end,
+    )
+    reader = Reader(endpoint, pairs, memory, scratch, quarantined)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(pairs.run())
+            try:
+                yield reader
+            finally:
+                running.cancel()
+    finally:
+        await endpoint.close()

@@ -77,6 +77,7 @@ class _Entry:
     bind_id: int | None = None  # of the newest Bind
     pull: RunPull | None = None  # set in PULLING
     computed_upto: int = 0  # tokens, as of the last step
+    seen_preemptions: int = 0
     num_computed_tokens: int = 0  # by this worker; computed again, counted again
 
     def move(self, phase: Phase) -> None:
@@ -84,11 +85,12 @@ class _Entry:
         self.phase = phase
 
     def book(self, update: SequenceUpdate) -> None:
-        """Count what a step computed; after a preemption positions begin again."""
-        upto = update.num_computed_tokens
-        from_ = self.computed_upto if upto > self.computed_upto else 0
-        self.num_computed_tokens += upto - from_
-        self.computed_upto = upto
+        """Count what a step computed. After a preemption that begins again (from a
+        prefix hit, which is counted too: the step does not tell)."""
+        if self.sequence.num_preemptions != self.seen_preemptions:
+            self.seen_preemptions, self.computed_upto = self.sequence.num_preemptions, 0
+        self.num_computed_tokens += update.num_computed_tokens - self.computed_upto
+        self.computed_upto = update.num_computed_tokens
 
 
 class Session:

@@ -1,0 +1,378 @@
+"""Sessions under any order of commands, pulls, reads that linger, steps and broken streams.
+
+The scheduler and the pool are the real ones; pulls are a model of the transport:
+an abandoned or failed pull may leave reads that write into its blocks until they end.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from decode_worker.actions import Action, RunPull, SendEvent, SendTokens, StopPull
+from decode_worker.rules import SessionRules
+from decode_worker.session import Fallback, Phase, Session
+from diptych.engine.block_pool import BlockPool
+from diptych.engine.scheduler import Scheduler, SchedulerConfig
+from diptych.engine.sequence import Sequence
+from diptych.engine.step import SampledToken, StepOutput
+from diptych.errors import DiptychError, WorkerDrainingError
+from diptych.v1 import common_pb2, decode_pb2
+from kvtransfer.pull import PullRequest
+
+BLOCK_SIZE, NUM_BLOCKS, MAX_LEN, VOCAB = 4, 12, 32, 16
+
+
+@dataclass
+class ModelPull:
+    """A pull whose reads may outlive it."""
+
+    request: PullRequest
+    rig: "Rig"
+    over: bool = False
+
+    def abandon(self) -> frozenset[int]:
+        if not self.over:
+            self.over = True
+            self.rig.leave_reads(self.request.local_block_ids[: self.rig.num_lingering])
+        return frozenset(self.rig.unfinished)
+
+
+@dataclass
+class Observer:
+    fallbacks: list[Fallback | None] = field(default_factory=list)
+
+    def reserved(self, command: decode_pb2.Reserve, seq: Sequence) -> None: ...
+
+    def started(self, seq: Sequence, fallback: Fallback | None) -> None:
+        self.fallbacks.append(fallback)
+
+    def ended(self, seq: Sequence, ended: decode_pb2.Ended) -> None: ...
+
+
+class Rig:
+    """One worker: a scheduler, the reads that are unfinished, and what was sent."""
+
+    def __init__(self, *, local_prefill: bool = True) -> None:
+        self.pool = BlockPool(NUM_BLOCKS, BLOCK_SIZE)
+        config = SchedulerConfig(max_num_seqs=4, max_batched_tokens=8, max_model_len=MAX_LEN)
+        self.scheduler = Scheduler(config, self.pool)
+        self.rules = SessionRules(
+            vocab_size=VOCAB,
+            max_model_len=MAX_LEN,
+            block_size=BLOCK_SIZE,
+            local_prefill=local_prefill,
+        )
+        self.unfinished: set[int] = set()
+        self.num_lingering = 0  # reads that the next abandoned pull leaves
+        self.draining = False
+        self.observer = Observer()
+
+    def session(self, owner: str = "router") -> Session:
+        return Session(
+            owner,
+            self.scheduler,
+            self.rules,
+            open_pull=lambda request: ModelPull(request, self),
+            unfinished_reads=self.unfinished,
+            admit=self.admit,
+            observer=self.observer,
+        )
+
+    def admit(self) -> None:
+        if self.draining:
+            raise WorkerDrainingError("draining")
+
+    def leave_reads(self, block_ids: Iterable[int]) -> None:
+        self.unfinished |= set(block_ids)
+        self.pool.quarantine(list(block_ids))
+
+    def end_reads(self) -> None:
+        ended = list(self.unfinished)
+        self.unfinished.clear()
+        self.pool.end_quarantine(ended)
+
+    def step(self, sessions: Iterable[Session]) -> list[tuple[Session, list[Action]]]:
+        plan = self.scheduler.schedule()
+        if plan is None:
+            return []
+        for chunk in plan.chunks:
+            assert not self.unfinished & set(chunk.block_table), "runs where a read may write"
+        tokens = tuple(
+            SampledToken(chunk.end % VOCAB, float("nan")) if chunk.sample else None
+            for chunk in plan.chunks
+        )
+        updates = self.scheduler.update(plan, StepOutput(tokens=tokens, duration_s=0.0))
+        return [(session, session.step(updates)) for session in sessions]
+
+
+def spec(
+    num_tokens: int, *, max_tokens: int = 4, seed: int = 0, num_output: int = 0
+) -> common_pb2.SequenceSpec:
+    sampling = common_pb2.SamplingParams(temperature=0, seed=1, max_tokens=max_tokens)
+    return common_pb2.SequenceSpec(
+        token_ids=[(seed + i) % VOCAB for i in range(num_tokens)],
+        num_prompt_tokens=num_tokens - num_output,
+        sampling=sampling,
+    )
+
+
+def reserve(sequence_id: int, num_tokens: int, *, seed: int = 0) -> decode_pb2.Reserve:
+    return decode_pb2.Reserve(sequence_id=sequence_id, spec=spec(num_tokens, seed=seed))
+
+
+def events(decided: Iterable[Action]) -> list[decode_pb2.DecodeEvent]:
+    return [action.event for action in decided if isinstance(action, SendEvent)]
+
+
+def kinds(decided: Iterable[Action]) -> list[str | None]:
+    return [event.WhichOneof("event") for event in events(decided)]
+
+
+class SessionMachine(RuleBasedStateMachine):
+    """Two routers on one worker. ``log`` holds, for each sequence, what was said of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rig = Rig()
+        self.sessions = [self.rig.session("a"), self.rig.session("b")]
+        self.next_id = 1
+        self.log: dict[tuple[int, int], list[str]] = {}
+        self.known: dict[tuple[int, int], int] = {}  # tokens the router has of it
+        self.cached: dict[tuple[int, int], int] = {}
+        self.pulls: dict[tuple[int, int], RunPull] = {}  # under way
+        self.bind_id = 0
+
+    def act(self, router: int, decided: list[Action]) -> None:
+        for action in decided:
+            match action:
+                case RunPull(sequence_id, _, _):
+                    assert (router, sequence_id) not in self.pulls, "two pulls at once"
+                    self.pulls[router, sequence_id] = action
+                case StopPull(sequence_id, bind_id):
+                    stopped = self.pulls.pop((router, sequence_id))
+                    assert stopped.bind_id == bind_id
+                    assert isinstance(stopped.pull, ModelPull)
+                    assert stopped.pull.over
+                case SendTokens(tokens):
+                    for token in tokens:
+                        key = (router, token.sequence_id)
+                        assert token.position == self.known[key], "a gap or a repeat"
+                        self.known[key] += 1
+                        self.say(key, "token")
+                case SendEvent(event):
+                    kind = event.WhichOneof("event")
+                    assert kind is not None
+                    message = getattr(event, kind)
+                    key = (router, message.sequence_id)
+                    if kind == "reserved":
+                        self.cached[key] = message.num_cached_tokens
+                    self.say(key, kind)
+
+    def say(self, key: tuple[int, int], what: str) -> None:
+        assert "ended" not in self.log[key], f"{what} after ended"
+        self.log[key].append(what)
+
+    def pick(self, data: st.DataObject) -> tuple[int, int]:
+        return data.draw(st.sampled_from(sorted(self.log)))
+
+    @rule(router=st.integers(0, 1), num=st.integers(1, 24), seed=st.integers(0, 2))
+    def reserve(self, router: int, num: int, seed: int) -> None:
+        key = (router, self.next_id)
+        self.next_id += 1
+        self.log[key], self.known[key] = [], num
+        self.act(router, self.sessions[router].reserve(reserve(key[1], num, seed=seed)))
+        assert self.log[key] in (["reserved"], ["ended"])
+
+    @precondition(lambda self: self.log)
+    @rule(data=st.data())
+    def bind(self, data: st.DataObject) -> None:
+        router, sequence_id = key = self.pick(data)
+        self.bind_id += 1
+        command = decode_pb2.Bind(
+            sequence_id=sequence_id,
+            bind_id=self.bind_id,
+            first_missing_token=self.cached.get(key, 0),
+        )
+        self.act(router, self.sessions[router].bind(command))
+
+    @precondition(lambda self: self.pulls)
+    @rule(data=st.data(), proven=st.booleans(), num_lingering=st.integers(0, 2))
+    def pull_ends(self, data: st.DataObject, proven: bool, num_lingering: int) -> None:
+        router, sequence_id = key = data.draw(st.sampled_from(sorted(self.pulls)))
+        run = self.pulls.pop(key)
+        pull, session = run.pull, self.sessions[router]
+        assert isinstance(pull, ModelPull)
+        pull.over = True
+        if proven and not self.rig.unfinished & set(pull.request.local_block_ids):
+            stats = common_pb2.TransferStats()
+            self.act(router, session.pull_proven(sequence_id, run.bind_id, stats))
+            assert session.phase_of(sequence_id) is Phase.PROVEN
+        else:
+            self.rig.leave_reads(pull.request.local_block_ids[:num_lingering])
+            failure = decode_pb2.PULL_FAILURE_TRANSPORT
+            self.act(router, session.pull_failed(sequence_id, run.bind_id, failure, "broken"))
+            assert session.phase_of(sequence_id) is Phase.RESERVED
+            assert self.log[key][-1] == "pull_failed"
+
+    @precondition(lambda self: self.log)
+    @rule(data=st.data(), num_emitted=st.integers(0, 2), compute_missing=st.booleans())
+    def start(self, data: st.DataObject, num_emitted: int, compute_missing: bool) -> None:
+        router, sequence_id = key = self.pick(data)
+        session = self.sessions[router]
+        before = session.phase_of(sequence_id)
+        emitted = [(self.known[key] + i) % VOCAB for i in range(num_emitted)]
+        command = decode_pb2.Start(
+            sequence_id=sequence_id, emitted_token_ids=emitted, compute_missing=compute_missing
+        )
+        if before is not Phase.RUNNING:
+            self.known[key] += num_emitted
+        self.act(router, session.start(command))
+        if before in (Phase.RESERVED, Phase.PULLING) and not compute_missing:
+            assert session.phase_of(sequence_id) is None
+        if before is Phase.PROVEN and self.known[key] < MAX_LEN:
+            assert session.phase_of(sequence_id) is Phase.RUNNING
+
+    @precondition(lambda self: self.log)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        router, sequence_id = key = self.pick(data)
+        self.act(router, self.sessions[router].release(sequence_id))
+        assert self.log[key][-1] == "ended"
+        assert self.sessions[router].release(sequence_id) == []
+
+    @rule(num_lingering=st.integers(0, 2))
+    def next_abandoned_pull_leaves(self, num_lingering: int) -> None:
+        self.rig.num_lingering = num_lingering
+
+    @rule()
+    def reads_end(self) -> None:
+        self.rig.end_reads()
+
+    @rule()
+    def step(self) -> None:
+        for session, decided in self.rig.step(self.sessions):
+            self.act(self.sessions.index(session), decided)
+
+    @rule(router=st.integers(0, 1))
+    def stream_breaks(self, router: int) -> None:
+        self.act(router, self.sessions[router].release_all())
+        assert len(self.sessions[router]) == 0
+        self.sessions[router] = self.rig.session("ab"[router])
+
+    @invariant()
+    def every_sequence_is_open_or_ended_once(self) -> None:
+        for (router, sequence_id), said in self.log.items():
+            is_open = self.sessions[router].phase_of(sequence_id) is not None
+            assert said.count("ended") == (0 if is_open else 1)
+
+    @invariant()
+    def pulls_run_exactly_where_the_session_says(self) -> None:
+        for router, sequence_id in self.log:
+            pulling = self.sessions[router].phase_of(sequence_id) is Phase.PULLING
+            assert pulling == ((router, sequence_id) in self.pulls)
+
+    @invariant()
+    def blocks_have_owners(self) -> None:
+        counts = self.rig.pool.counts()
+        assert sum(counts) == 2 * counts.total
+        if not any(map(len, self.sessions)):
+            assert counts.running == counts.reserved == counts.leased == 0
+            assert counts.quarantined == len(self.rig.unfinished)
+
+    def teardown(self) -> None:
+        for session in self.sessions:
+            session.release_all()
+        self.rig.end_reads()
+        counts = self.rig.pool.counts()
+        assert counts.free + counts.cached == counts.total
+
+
+TestSession = SessionMachine.TestCase
+TestSession.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def failure_of(decided: list[Action]) -> DiptychError | str:
+    (event,) = events(decided)[-1:]
+    return event.ended.failure.reason
+
+
+def test_a_released_pull_is_stopped_first() -> None:
+    rig = Rig()
+    session = rig.session()
+    session.reserve(reserve(1, 9))
+    bind = decode_pb2.Bind(sequence_id=1, bind_id=1, source_address="p", ticket=b"t" * 16)
+    (run,) = session.bind(bind)
+    assert isinstance(run, RunPull)
+    assert isinstance(run.pull, ModelPull)
+    assert len(run.pull.request.local_block_ids) >= 3
+    rig.num_lingering = 2
+    decided = session.release(1)
+    assert decided[0] == StopPull(1, 1)
+    assert kinds(decided) == ["ended"]
+    assert rig.pool.counts().quarantined == 2
+    rig.end_reads()
+    assert rig.pool.counts().free == NUM_BLOCKS
+
+
+def test_an_older_bind_is_ignored_and_a_newer_replaces() -> None:
+    session = Rig().session()
+    session.reserve(reserve(1, 9))
+    session.bind(decode_pb2.Bind(sequence_id=1, bind_id=2))
+    assert session.bind(decode_pb2.Bind(sequence_id=1, bind_id=2)) == []
+    stop, run = session.bind(decode_pb2.Bind(sequence_id=1, bind_id=3))
+    assert stop == StopPull(1, 2)
+    assert isinstance(run, RunPull)
+    assert session.pull_proven(1, 2, common_pb2.TransferStats()) == []
+    assert kinds(session.pull_proven(1, 3, common_pb2.TransferStats())) == ["proven"]
+
+
+def test_local_prefill_may_be_forbidden() -> None:
+    session = Rig(local_prefill=False).session()
+    session.reserve(reserve(1, 9))
+    decided = session.start(decode_pb2.Start(sequence_id=1, compute_missing=True))
+    assert failure_of(decided) == "REQUEST_INVALID"
+    assert len(session) == 0
+
+
+def test_fallbacks_are_told_apart() -> None:
+    rig = Rig()
+    session = rig.session()
+    session.reserve(reserve(1, 9))
+    session.start(decode_pb2.Start(sequence_id=1, compute_missing=True))
+    session.reserve(reserve(2, 3))
+    session.bind(decode_pb2.Bind(sequence_id=2, bind_id=1))
+    session.start(decode_pb2.Start(sequence_id=2, compute_missing=True))
+    session.reserve(reserve(3, 2))
+    session.bind(decode_pb2.Bind(sequence_id=3, bind_id=1))
+    session.pull_proven(3, 1, common_pb2.TransferStats())
+    session.start(decode_pb2.Start(sequence_id=3, emitted_token_ids=[1]))
+    assert rig.observer.fallbacks == [Fallback.LOCAL, Fallback.RECOMPUTE, None]
+
+
+def test_a_draining_worker_reserves_nothing() -> None:
+    rig = Rig()
+    rig.draining = True
+    assert failure_of(rig.session().reserve(reserve(1, 9))) == "WORKER_DRAINING"
+
+
+def test_too_full_is_said_at_once() -> None:
+    session = Rig().session()
+    session.reserve(reserve(1, 24))
+    assert failure_of(session.reserve(reserve(2, 24, seed=5))) == "KV_BLOCKS_EXHAUSTED"
+    assert session.phase_of(1) is Phase.RESERVED
+
+
+def test_computed_tokens_are_counted() -> None:
+    rig = Rig()
+    session = rig.session()
+    session.reserve(reserve(1, 9))
+    session.start(decode_pb2.Start(sequence_id=1, compute_missing=True))
+    said: list[decode_pb2.DecodeEvent] = []
+    while len(session):
+        said += [e for _, decided in rig.step([session]) for e in events(decided)]
+    (event,) = said
+    assert event.ended.finish_reason == common_pb2.FINISH_REASON_LENGTH
+    assert event.ended.num_computed_tokens == 9 + 3  # the last token's KV is never needed

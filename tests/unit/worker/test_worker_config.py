@@ -1,0 +1,53 @@
+"""Worker settings, as the command line gives them."""
+
+import pytest
+
+from decode_worker.config import DecodeWorkerConfig
+from diptych import settings
+from diptych.errors import ConfigurationError
+from diptych.worker.config import parse_cpus
+from prefill_worker.config import PrefillWorkerConfig
+
+
+def load(*args: str) -> DecodeWorkerConfig:
+    return settings.load(DecodeWorkerConfig, args, prog="test", env_prefix="DIPTYCH_TEST_")
+
+
+def test_flags() -> None:
+    config = load(
+        *("--model", "demo", "--kv-cache-memory", "512MiB", "--num-blocks", "128"),
+        *("--max-model-len", "256", "--block-size", "16", "--max-batched-tokens", "64"),
+        *("--transfer.transports", "inline", "--timers.drain-s", "3", "--no-local-prefill"),
+    )
+    assert config.kv_cache_memory == 512 * 2**20
+    assert config.transfer.transports == ("inline",)
+    assert config.timers.drain_s == 3
+    assert config.timers.heartbeat_s == 1
+    assert not config.local_prefill
+
+
+def test_defaults() -> None:
+    config = PrefillWorkerConfig(model="demo")
+    assert (config.block_size, config.num_blocks, config.cpus) == (16, None, None)
+    assert config.kv_cache_memory == 2**30
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ((), "--model"),
+        (("--model", "demo", "--max-batched-tokens", "8"), "max_num_seqs"),
+        (("--model", "demo", "--cpus", "3-1"), "counts down"),
+        (("--model", "demo", "--cpus", "a"), "expected cores"),
+        (("--model", "demo", "--blocks", "8"), "blocks"),
+        (("--model", "demo", "--dtype", "int8"), "--dtype"),
+    ],
+)
+def test_bad_flags_are_one_line(args: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        load(*args)
+    assert "\n" not in caught.value.message
+
+
+def test_cpus() -> None:
+    assert parse_cpus("0-2,5") == {0, 1, 2, 5}

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ByteSize, Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
@@ -62,18 +62,19 @@ def load(
 
 def one_line(error: ValidationError) -> str:
     """What is wrong, as ``--flag: reason (got value)``, for up to three fields."""
-    problems = []
-    for item in error.errors(include_url=False)[:3]:
-        flag = "--" + ".".join(str(part) for part in item["loc"]).replace("_", "-")
+    problems: dict[str, str] = {}
+    for item in error.errors(include_url=False):
+        names = [part for part in item["loc"] if isinstance(part, str)]
+        flag = "--" + ".".join(names).replace("_", "-")
         reason = item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
             reason = "no such setting"
         elif item["type"] == "missing":
             reason = "is required"
-        elif isinstance(item["input"], str | int | float):
+        elif isinstance(item["input"], str | int | float) and "(got " not in reason:
             reason += f" (got {item['input']!r})"
-        problems.append(f"{flag}: {reason}" if item["loc"] else reason)
-    return "; ".join(problems)
+        problems.setdefault(flag, f"{flag}: {reason}" if names else reason)
+    return "; ".join(list(problems.values())[:3])
 
 
 def _loader(
@@ -138,13 +139,28 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
     def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
         if isinstance(action.metavar, str):
-            return self._METAVARS.get(action.metavar, action.metavar)
+            tuple_of = action.metavar.removeprefix("tuple[").removesuffix(",...]")
+            return self._METAVARS.get(tuple_of, tuple_of)
         return super()._format_args(action, default_metavar)
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         text = super()._get_help_string(action)
+        if text is None:
+            return None
+        if action.metavar == "ByteSize":
+            text = re.sub(
+                r"(?<=default: )\d+(?=\)$)",
+                lambda size: ByteSize(size.group()).human_readable(),
+                text,
+            )
+        if (action.metavar or "")[:5] == "tuple":
+            text = re.sub(r"(?<=default: )\((.*)\)(?=\)$)", _comma_separated, text)
         repeat = " Repeatable." if action.metavar == "list[str]" else ""
-        return text and re.sub(r" \(default: (None||\[\])\)$", repeat, text)
+        return re.sub(r" \(default: (None||\[\])\)$", repeat, text)
+
+
+def _comma_separated(values: re.Match[str]) -> str:
+    return values.group(1).replace("'", "").replace(" ", "").rstrip(",")
 
 
 def _config_path(args: Sequence[str]) -> Path | None:

@@ -1,10 +1,10 @@
 """Flags, environment and file become one frozen model, or one clear line."""
 
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import pytest
-from pydantic import Field
+from pydantic import ByteSize, Field
 
 from diptych import settings
 from diptych.errors import ConfigurationError
@@ -17,6 +17,10 @@ class ExampleConfig(ProcessConfig):
 
     role: ClassVar[str] = "example"
 
+    pool: ByteSize = Field(ByteSize(2**30), description="Memory.")
+    transports: tuple[Literal["nixl", "inline"], ...] = Field(
+        ("nixl", "inline"), description="Transports."
+    )
     prefill: list[str] = Field([], description="host:port of a worker.")
     timers: Timers = Field(Timers(), description="The timers.")
 
@@ -42,6 +46,12 @@ def test_a_list_flag_repeats() -> None:
     assert load("--prefill", "a:1", "--prefill", "b:2").prefill == ["a:1", "b:2"]
 
 
+def test_sizes_and_tuples() -> None:
+    assert load("--pool", "64MiB", "--transports", "inline").pool == 2**26
+    assert load("--transports", "inline,nixl").transports == ("inline", "nixl")
+    assert load("--transports", "inline").transports == ("inline",)
+
+
 def test_a_model_built_in_code_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DIPTYCH_EXAMPLE_LISTEN", "elsewhere:1")
     assert ExampleConfig().listen == "127.0.0.1:0"
@@ -53,6 +63,7 @@ def test_a_model_built_in_code_reads_nothing(monkeypatch: pytest.MonkeyPatch) ->
         (["--nope", "1"], "unrecognized arguments: --nope 1"),
         (["--listen"], "--listen: expected one argument"),
         (["--metrics-port", "99999"], "--metrics-port: .* 65535 .*'99999'"),
+        (["--transports", "pigeon"], "^--transports: .*'pigeon'[^;]*$"),
         (["--timers.drain-s", "soon"], "--timers.drain-s: .*'soon'"),
         (["--config", "/nonexistent.yaml"], "--config: /nonexistent.yaml: No such file"),
     ],
@@ -103,4 +114,6 @@ def test_help_shows_units_and_defaults(capsys: pytest.CaptureFixture[str]) -> No
     assert "usage: diptych example [SETTINGS] An example." in text
     assert "--timers.drain-s X On SIGTERM, running work may finish within this, s." in text
     assert "(default: 20.0)" in text
+    assert "--pool SIZE Memory. (default: 1.0GiB)" in text
+    assert "--transports {nixl,inline} Transports. (default: nixl,inline)" in text
     assert "None" not in text

@@ -1,0 +1,149 @@
+"""``diptych up`` from outside: it serves, and leaves no process behind, however it ends."""
+
+import contextlib
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+DIPTYCH = [sys.executable, "-m", "diptych.cli"]
+WORKER_ARGS = "--worker-args=--num-blocks 64 --max-model-len 128"
+
+
+class Up:
+    """A running ``diptych up`` and its output so far."""
+
+    def __init__(self, *args: str) -> None:
+        self.process = subprocess.Popen(
+            [*DIPTYCH, "up", "--port", "0", WORKER_ARGS, *args],
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.lines: list[str] = []
+        self._queue: queue.Queue[str | None] = queue.Queue()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self._queue.put(line.rstrip("\n"))
+        self._queue.put(None)
+
+    def wait_for(self, part: str, within_s: float = 90) -> str:
+        """The next line that contains ``part``."""
+        deadline = time.monotonic() + within_s
+        while True:
+            line = self._queue.get(timeout=max(0.01, deadline - time.monotonic()))
+            assert line is not None, "it ended:\n" + "\n".join(self.lines)
+            self.lines.append(line)
+            if part in line:
+                return line
+
+    def children(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def wait(self) -> tuple[int, str]:
+        """Exit code and everything it wrote, once it has ended."""
+        code = self.process.wait(40)
+        self._reader.join()
+        while (line := self._queue.get()) is not None:
+            self.lines.append(line)
+        return code, "\n".join(self.lines)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._reader.join()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
+
+@contextlib.contextmanager
+def up(*args: str) -> Iterator[Up]:
+    running = Up(*args)
+    children: list[psutil.Process] = []
+    try:
+        yield running
+        children = running.children() if running.process.poll() is None else []
+    finally:
+        running.close()
+        for child in psutil.wait_procs(children, timeout=15)[1]:
+            child.kill()
+
+
+def test_it_serves_and_ends_cleanly(tiny_llama: Path) -> None:
+    with up("--model", str(tiny_llama)) as cluster:
+        address = cluster.wait_for("router listens on").split("listens on ")[1].split(";")[0]
+        cluster.wait_for("diptych generate --address")
+        command = [*DIPTYCH, "generate", "--address", address, "--prompt", "a b c"]
+        done = subprocess.run(
+            [*command, "--max-tokens", "4", "--ignore-eos", "--timing", "--seed", "1"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "TTFT" in done.stderr
+        assert "4 tokens, ITL" in done.stderr
+        refused = subprocess.run(
+            [*command, "--temperature", "-1"], capture_output=True, text=True, timeout=60
+        )
+        assert refused.returncode == 1
+        assert "diptych generate: REQUEST_INVALID: " in refused.stderr
+        assert "temperature" in refused.stderr
+
+        children = cluster.children()
+        assert len(children) == 3
+        cluster.process.send_signal(signal.SIGTERM)
+        code, output = cluster.wait()
+        assert code == 0, output
+        assert not [child for child in children if child.is_running()]
+        assert "Traceback" not in output
+
+
+def test_a_child_that_dies_is_reported_and_ends_it(tiny_llama: Path) -> None:
+    with up("--model", str(tiny_llama), "--prefill", "0") as cluster:
+        cluster.wait_for("diptych generate --address")
+        children = cluster.children()
+        assert len(children) == 2
+        worker = next(c for c in children if "decode_worker" in c.cmdline())
+        worker.kill()
+        code, output = cluster.wait()
+        assert code == 1
+        assert "decode-0 was killed by signal 9; its last lines:" in output
+        assert not [child for child in children if child.is_running()]
+
+
+def test_nothing_outlives_it_when_it_is_killed(tiny_llama: Path) -> None:
+    with up("--model", str(tiny_llama), "--prefill", "0") as cluster:
+        cluster.wait_for("router listens on")
+        children = cluster.children()
+        assert len(children) == 2
+        cluster.process.kill()
+        assert psutil.wait_procs(children, timeout=15)[1] == []
+
+
+@pytest.mark.parametrize("case", ["port", "setting"])
+def test_what_cannot_start_says_why(tiny_llama: Path, case: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        args = ["--port", port] if case == "port" else ["--router-args=--nope 1"]
+        with up("--model", str(tiny_llama), "--prefill", "0", *args) as cluster:
+            code, output = cluster.wait()
+    assert code == 1
+    assert "router exited with code 2; its last lines:" in output
+    reason = f"cannot bind 127.0.0.1:{port}" if case == "port" else "unrecognized arguments: --nope"
+    assert reason in output.splitlines()[-1]
+    assert "Traceback" not in output

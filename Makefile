@@ -20,7 +20,7 @@ test: .venv/ready  ## Unit, integration and fault tests; golden tests with five 
 	$(PYTEST) tests/unit tests/integration tests/chaos
 
 golden: .venv/ready  ## Every golden prompt of every model, on every path
-	$(PYTEST) tests/integration/test_golden.py -m "golden_full or not golden_full" --timeout 3600
+	$(PYTEST) tests/integration/test_golden.py --golden-all
 
 chaos: .venv/ready  ## Faults alone: kills, stops, cancels
 	$(PYTEST) tests/chaos

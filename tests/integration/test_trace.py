@@ -78,7 +78,7 @@ async def test_one_trace_explains_the_time_to_first_token(tiny_llama: Path, tmp_
             assert timing.kv_path == inference_pb2.KV_PATH_DISAGGREGATED
             wanted = {stage.span_name for stage in (*TTFT_STAGES, Stage.TRANSFER, Stage.DECODE)}
             async with asyncio.timeout(15):
-                while wanted - {span.name for _, span in collector.of_trace()}:  # noqa: ASYNC110
+                while wanted - {span.name for _, span in collector.of_trace()}:
                     await asyncio.sleep(0.1)
             await asyncio.sleep(1.0)  # the slowest exporter's period
         spans = collector.of_trace()

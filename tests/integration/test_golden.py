@@ -1,0 +1,226 @@
+"""Disaggregated = one process = a naive loop = Hugging Face transformers, token for token.
+
+Real weights in float32. References (``tests/golden/*.json``) are transformers'
+greedy tokens and top-2 margins on the imported folder. CI runs five prompts per
+model; ``make golden`` all twenty.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+import torch
+
+from diptych import rpc
+from diptych.engine.kv_cache import KVCache
+from diptych.engine.model import Decoder
+from diptych.engine.model_config import ModelConfig
+from diptych.engine.runner import Runner
+from diptych.engine.step import Chunk, StepPlan
+from diptych.engine.weights import load_weights
+from diptych.v1 import inference_pb2
+from tests import hf_reference
+from tests.call import Answer, generate, token_request
+from tests.cluster import Cluster, running_cluster
+from tests.golden.models import GoldenModel, GoldenPrompt, golden_model
+from tests.golden_rule import MARGIN, check_exact, first_difference
+
+LOGIT_TOLERANCE = 1e-3
+BLOCK_SIZE = 16
+CHUNK = 512
+CI_LENGTHS = (1, 16, 257, 513, 1500)
+MAX_LEN = 1600
+SEEDED_TOKENS = 48
+TEMPERATURE = 0.8
+
+pytestmark = pytest.mark.timeout(1800)
+
+
+@pytest.fixture(scope="module", params=["smollm2", "gemma3"])
+def model(request: pytest.FixtureRequest) -> GoldenModel:
+    return golden_model(request.param)
+
+
+@pytest.fixture(scope="module")
+def prompts(model: GoldenModel, request: pytest.FixtureRequest) -> list[GoldenPrompt]:
+    if request.config.getoption("--golden-all"):
+        return model.prompts
+    return [p for p in model.prompts if len(p.token_ids) in CI_LENGTHS]
+
+
+@contextmanager
+def cluster_of(
+    model: GoldenModel,
+    work: Path,
+    *,
+    num_prefill: int = 1,
+    decode_flags: dict[str, str] | None = None,
+    **flags: str,
+) -> Iterator[Cluster]:
+    with running_cluster(
+        work,
+        str(model.folder),
+        num_prefill=num_prefill,
+        worker_flags={"max-model-len": str(MAX_LEN), "max-batched-tokens": str(CHUNK), **flags},
+        decode_flags=decode_flags,
+        router_flags={"local-prefill-below-tokens": "0"},
+    ) as cluster:
+        yield cluster
+
+
+@asynccontextmanager
+async def calling(cluster: Cluster) -> AsyncIterator[grpc.aio.Channel]:
+    await cluster.wait_ready()
+    async with rpc.channel(cluster.router.address) as channel:
+        yield channel
+
+
+async def ask(
+    channel: grpc.aio.Channel,
+    requests: Sequence[inference_pb2.GenerateRequest],
+    in_flight: int = 1,
+) -> list[Answer]:
+    """The answers to ``requests``, ``in_flight`` of them at a time."""
+    answers, slots = [Answer()] * len(requests), asyncio.Semaphore(in_flight)
+
+    async def one(index: int) -> None:
+        async with slots:
+            answers[index] = await generate(channel, requests[index], timeout_s=600)
+
+    async with asyncio.TaskGroup() as tasks:
+        for index in range(len(requests)):
+            tasks.create_task(one(index))
+    for answer in answers:
+        assert answer.error is None, answer.error
+    return answers
+
+
+def check_greedy(prompts: Sequence[GoldenPrompt], answers: Sequence[Answer], path: str) -> None:
+    num_ties = sum(
+        check_exact(
+            answer.token_ids,
+            prompt.output_ids,
+            prompt.margins,
+            f"{path}, prompt of {len(prompt.token_ids)}",
+        )
+        for prompt, answer in zip(prompts, answers, strict=True)
+    )
+    assert num_ties <= max(1, len(prompts) // 40), f"{path}: {num_ties} near ties"
+
+
+def greedy_requests(
+    prompts: Sequence[GoldenPrompt], salt: str = ""
+) -> list[inference_pb2.GenerateRequest]:
+    return [token_request(p.token_ids, max_tokens=len(p.output_ids), salt=salt) for p in prompts]
+
+
+def seeded_requests(
+    prompts: Sequence[GoldenPrompt], salt: str
+) -> list[inference_pb2.GenerateRequest]:
+    return [
+        token_request(
+            p.token_ids,
+            max_tokens=SEEDED_TOKENS,
+            temperature=TEMPERATURE,
+            seed=1000 + len(p.token_ids),
+            salt=salt,
+        )
+        for p in prompts
+    ]
+
+
+def test_teacher_forced_logits(model: GoldenModel, prompts: list[GoldenPrompt]) -> None:
+    """Every logit row of prompt and output, computed in chunks over paged KV, is transformers'."""
+    config = ModelConfig.from_folder(model.folder)
+    num_blocks = -(-MAX_LEN // BLOCK_SIZE) + 1
+    cache = KVCache(config, num_blocks, BLOCK_SIZE, torch.float32)
+    runner = Runner(Decoder(config, load_weights(model.folder, config, torch.float32)), cache)
+    scattered = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(1)).tolist()
+    worst = 0.0
+    for prompt in prompts:
+        token_ids = [*prompt.token_ids, *prompt.output_ids]
+        want = hf_reference.logits(model.folder, token_ids)
+        for start in range(0, len(token_ids), CHUNK):
+            chunk = Chunk(
+                token_ids=tuple(token_ids[start : start + CHUNK]),
+                start=start,
+                block_table=tuple(scattered),
+                sample=None,
+            )
+            got = runner.logits(StepPlan(chunks=(chunk,), sequences=()))
+            rows = want[start : start + CHUNK]
+            worst = max(worst, float((got - rows).abs().max()))
+            assert worst <= LOGIT_TOLERANCE, f"prompt of {len(prompt.token_ids)}, chunk {start}"
+            top = torch.topk(rows, 2)
+            clear = top.values[:, 0] - top.values[:, 1] >= MARGIN
+            assert torch.equal(got.argmax(1)[clear], top.indices[clear, 0])
+    print(f"{model.name}: largest logit difference {worst:.2g}")  # noqa: T201
+
+
+@pytest.mark.parametrize("transport", ["nixl", "inline"])
+async def test_disaggregated(
+    model: GoldenModel, prompts: list[GoldenPrompt], tmp_path: Path, transport: str
+) -> None:
+    """One at a time, then eight in flight; and seeded sampling against local prefill."""
+    with cluster_of(model, tmp_path / "apart", **{"transfer.transports": transport}) as cluster:
+        async with calling(cluster) as channel:
+            answers = await ask(channel, greedy_requests(prompts))
+            check_greedy(prompts, answers, transport)
+            for prompt, answer in zip(prompts, answers, strict=True):
+                transfer = answer.timing.transfer
+                assert transfer.transport == transport
+                assert transfer.num_tokens == len(prompt.token_ids)
+                assert answer.timing.kv_path == inference_pb2.KV_PATH_DISAGGREGATED
+            crowd = await ask(channel, greedy_requests(prompts, salt="8"), in_flight=8)
+            check_greedy(prompts, crowd, f"{transport}, 8 in flight")
+            seeded = await ask(channel, seeded_requests(prompts, salt="s"), in_flight=8)
+    with cluster_of(model, tmp_path / "local", num_prefill=0) as cluster:
+        async with calling(cluster) as channel:
+            alone = await ask(channel, seeded_requests(prompts, salt="s"))
+    num_ties = 0
+    for prompt, got, want in zip(prompts, seeded, alone, strict=True):
+        what = f"{transport} seeded, prompt of {len(prompt.token_ids)}"
+        num_ties += check_exact(got.token_ids, want.token_ids, want.margins, what)
+    assert num_ties <= max(1, len(prompts) // 40)
+
+
+async def test_local_prefill_and_preemption(
+    model: GoldenModel, prompts: list[GoldenPrompt], tmp_path: Path
+) -> None:
+    """One process; then a pool so small that running sequences are preempted and recomputed."""
+    with cluster_of(model, tmp_path / "local", num_prefill=0) as cluster:
+        async with calling(cluster) as channel:
+            answers = await ask(channel, greedy_requests(prompts))
+            check_greedy(prompts, answers, "local prefill")
+            for answer in answers:
+                assert answer.timing.kv_path == inference_pb2.KV_PATH_LOCAL
+    longest = max(len(p.token_ids) + len(p.output_ids) for p in prompts)
+    num_blocks = -(-longest // BLOCK_SIZE) + 2
+    short = [p for p in prompts if len(p.token_ids) <= longest // 4] * 4
+    flags = {"num-blocks": str(max(24, num_blocks // 3)), "max-model-len": "384"}
+    short = [p for p in short if len(p.token_ids) + len(p.output_ids) <= 384]
+    with cluster_of(model, tmp_path / "small", num_prefill=0, **flags) as cluster:
+        async with calling(cluster) as channel:
+            requests = [
+                request
+                for index, prompt in enumerate(short)
+                for request in greedy_requests([prompt], salt=str(index))
+            ]
+            answers = await ask(channel, requests, in_flight=8)
+            check_greedy(short, answers, "preempted")
+            num_preempted = sum(answer.timing.num_preemptions for answer in answers)
+            assert num_preempted > 0, "the pool was not small enough to preempt"
+            print(f"{model.name}: {num_preempted} preemptions")  # noqa: T201
+
+
+def test_the_rule_itself() -> None:
+    """A difference at a clear margin fails, at a near tie passes once, a short answer fails."""
+    assert first_difference([1, 2], [1, 2]) is None
+    assert check_exact([1, 2, 9], [1, 2, 3], [1.0, 1.0, MARGIN / 2], "tie")
+    with pytest.raises(AssertionError):
+        check_exact([1, 9, 3], [1, 2, 3], [1.0, 1.0, 1.0], "wrong")
+    with pytest.raises(AssertionError):
+        check_exact([1, 2], [1, 2, 3], [1.0, 1.0, 1.0], "short")

@@ -164,6 +164,11 @@ class RequestMachine:
             moments.append(self._seat.due_s)
         return min((moment for moment in moments if moment is not None), default=None)
 
+    @property
+    def emitted(self) -> Sequence[int]:
+        """The output tokens so far."""
+        return self._output.token_ids
+
     def cancel(self) -> list[Action]:
         """The client is gone: free everything, answer nothing."""
         if self.state is not RequestState.DONE:

@@ -1,0 +1,118 @@
+"""The router's process: puts the parts together, serves, drains."""
+
+import asyncio
+import itertools
+import logging
+import secrets
+from collections.abc import Coroutine
+from typing import Any
+
+from diptych import model_source
+from diptych.process import Ready
+from diptych.progress import ConsoleProgress
+from diptych.service_host import ServiceHost
+from diptych.tokenizer import Tokenizer
+from diptych.v1 import inference_pb2, inference_pb2_grpc
+from router.cluster import Cluster
+from router.config import RouterConfig
+from router.observation import RouterMetrics
+from router.policy import LeastLoaded
+from router.prefix_memory import PrefixMemory
+from router.servicer import InferenceServicer, ServedModel
+from router.session import Services
+from router.waiting_room import WaitingRoom
+
+logger = logging.getLogger(__name__)
+
+_SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
+
+
+async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None:
+    """Serve until ``stop`` is set, then drain for ``timers.drain_s`` at most.
+
+    Raises ConfigurationError.
+    """
+    model = await asyncio.to_thread(_load_model, config)
+    incarnation = secrets.token_hex(8)
+    policy = LeastLoaded(
+        PrefixMemory(config.prefix_memory_blocks),
+        local_below_tokens=config.local_prefill_below_tokens,
+        allow_local=config.allow_local_prefill,
+        allow_recompute=config.allow_recompute,
+        has_prefill_pool=bool(config.prefill),
+    )
+    room = WaitingRoom(max_waiting=config.max_queue, max_placed=config.max_concurrent)
+    cluster = Cluster(config, policy, incarnation=incarnation, on_change=room.pump)
+    async with (
+        ServiceHost(config, instance_id=incarnation) as host,
+        asyncio.TaskGroup() as tasks,
+    ):
+        background = _Background(tasks)
+        services = Services(
+            config=config,
+            cluster=cluster,
+            policy=policy,
+            room=room,
+            incarnation=incarnation,
+            sequence_ids=itertools.count(1),
+            spawn=background.spawn,
+        )
+        metrics = RouterMetrics(
+            host.metrics, room, lambda: cluster.num_proven_pairs, lambda: cluster.num_ready
+        )
+        servicer = InferenceServicer(model, services, metrics, host.tracing)
+        inference_pb2_grpc.add_InferenceServicer_to_server(servicer, host.server)
+        background.spawn(cluster.run(), "cluster")
+        await host.start([_SERVICE])
+        await host.set_serving(True)
+        ready(host.port)
+        logger.info("router serves", extra={"model": model.name, "incarnation": incarnation})
+        await stop.wait()
+        await host.set_serving(False)
+        servicer.drain()
+        await _drain(servicer, config.timers.drain_s)
+        await host.server.stop(0)  # what is left is cancelled, and frees what it holds
+        await servicer.wait_idle()
+        background.stop()
+
+
+class _Background:
+    """Tasks that outlive a request: leases' streams, the cluster's watches and streams."""
+
+    def __init__(self, tasks: asyncio.TaskGroup) -> None:
+        self._group = tasks
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Run ``work``; an error in it is a bug, which is logged and does not spread."""
+        task = self._group.create_task(self._guarded(work), name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def stop(self) -> None:
+        """Cancel all."""
+        for task in self._tasks:
+            task.cancel()
+
+    @staticmethod
+    async def _guarded(work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Exception:
+            logger.exception("background task crashed")
+
+
+def _load_model(config: RouterConfig) -> ServedModel:
+    cache_dir = config.cache_dir or model_source.DEFAULT_CACHE_DIR
+    with ConsoleProgress() as progress:
+        source = model_source.resolve(config.model, cache_dir, progress)
+    tokenizer = Tokenizer.from_folder(source.folder)
+    return ServedModel(name=config.served_model_name or source.name, tokenizer=tokenizer)
+
+
+async def _drain(servicer: InferenceServicer, patience_s: float) -> None:
+    try:
+        async with asyncio.timeout(patience_s):
+            await servicer.wait_idle()
+    except TimeoutError:
+        logger.warning("requests were cut off", extra={"num_open": servicer.num_open})

@@ -28,8 +28,12 @@ QUESTIONS = (
 )
 MAX_TOKENS = 48
 
-# So short prompts would otherwise be computed where they are decoded, which is faster.
-PLAN = ClusterPlan(model="demo", router_args=("--local-prefill-below-tokens", "0"))
+PLAN = ClusterPlan(
+    model="demo",
+    common_args=("--log-level", "warning"),
+    # Prompts this short would otherwise be computed where they are decoded.
+    router_args=("--local-prefill-below-tokens", "0"),
+)
 
 
 def main() -> int:

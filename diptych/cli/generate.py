@@ -95,13 +95,14 @@ async def stream(
     Raises:
         DiptychError: the router refused or failed.
     """
+    last = None
     async with DiptychClient(address) as client:
         async for chunk in client.stream(request, timeout_s):
-            if chunk.text:
-                write(chunk.text)
-            if chunk.finish_reason is not None:
-                return chunk
-    raise DiptychError("the stream ended without a finish reason")
+            write(chunk.text)
+            last = chunk
+    if last is None or last.finish_reason is None:
+        raise DiptychError("the stream ended without a finish reason")
+    return last
 
 
 def _text(value: str) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+import pytest_asyncio
 
 from diptych import rpc
 from tests import hf_reference
@@ -44,7 +45,7 @@ def cluster(
         yield running
 
 
-@pytest.fixture(scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def channel(cluster: Cluster) -> AsyncIterator[grpc.aio.Channel]:
     await cluster.wait_ready()
     async with rpc.channel(cluster.router.address) as opened:

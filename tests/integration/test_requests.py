@@ -5,6 +5,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+import pytest_asyncio
 
 from diptych import rpc
 from diptych.errors import InvalidRequestError, ModelNotFoundError
@@ -31,7 +32,7 @@ def cluster(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield running
 
 
-@pytest.fixture(scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def channel(cluster: Cluster) -> AsyncIterator[grpc.aio.Channel]:
     await cluster.wait_ready()
     async with rpc.channel(cluster.router.address) as opened:

@@ -16,7 +16,7 @@ from diptych.v1 import common_pb2, kv_source_pb2
 from diptych.v1.kv_source_pb2 import FetchEvent
 from kvtransfer.digest import combined_digest
 from kvtransfer.inline import gather
-from kvtransfer.lease import AnnouncedRange, Grant
+from kvtransfer.lease_record import AnnouncedRange, Grant
 from kvtransfer.liveness import PeerLiveness
 from kvtransfer.memory import block_digests
 from kvtransfer.race import first_to_end
@@ -175,17 +175,21 @@ class FetchSession:
                 )
             )
         )
-        if not inline:
-            return
+        if inline:
+            await self._send_bytes(block_ids)
+
+    async def _send_bytes(self, block_ids: tuple[int, ...]) -> None:
+        """Copy and send; the next message is copied while one is being sent."""
+        memory, thread = self._endpoint.memory, self._endpoint.thread
         size, step = len(block_ids) * memory.block_bytes, self._endpoint.config.inline_message_bytes
-        for begin in range(0, size, step):
-            end = min(begin + step, size)
-            payload = await self._endpoint.thread.call(
-                partial(gather, memory, block_ids, begin, end)
-            )
-            await self._write(
-                FetchEvent(data=kv_source_pb2.Data(offset=self._num_sent_bytes, payload=payload))
-            )
+        copying = thread.begin(partial(gather, memory, block_ids, 0, min(step, size)))
+        for begin in range(step, size + step, step):
+            payload = await copying
+            if begin < size:
+                end = min(begin + step, size)
+                copying = thread.begin(partial(gather, memory, block_ids, begin, end))
+            data = kv_source_pb2.Data(offset=self._num_sent_bytes, payload=payload)
+            await self._write(FetchEvent(data=data))
             self._num_sent_bytes += len(payload)
             self._servicer.counters.num_inline_bytes += len(payload)
 

@@ -85,6 +85,11 @@ class Pull:
         self._abandoned = False
         self._clock = PullClock(time.monotonic())
 
+    @property
+    def unfinished_block_ids(self) -> frozenset[int]:
+        """Local blocks that posted reads may still write."""
+        return self._reads.unfinished_block_ids
+
     async def run(self) -> PullResult:
         """Pull until proven.
 

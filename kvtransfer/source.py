@@ -12,7 +12,8 @@ from kvtransfer.counters import SourceCounters
 from kvtransfer.endpoint import TransferEndpoint
 from kvtransfer.fetch import FetchSession
 from kvtransfer.layout import compare_layouts
-from kvtransfer.lease import Lease, LeaseTable
+from kvtransfer.lease import LeaseTable
+from kvtransfer.lease_record import Lease
 from kvtransfer.memory import ScratchBlocks, block_digests
 
 logger = logging.getLogger(__name__)

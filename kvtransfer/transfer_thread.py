@@ -45,6 +45,10 @@ class TransferThread:
 
     async def call(self, job: Callable[[], T]) -> T:
         """Run ``job`` on the thread; cancelling the wait does not stop the job."""
+        return await self.begin(job)
+
+    def begin(self, job: Callable[[], T]) -> "asyncio.Future[T]":
+        """Like ``call``, to be awaited later."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
         def done(result: T | None, error: Exception | None) -> None:
@@ -56,7 +60,7 @@ class TransferThread:
                 future.set_result(result)  # type: ignore[arg-type]
 
         self.submit(job, done)
-        return await future
+        return future
 
     def submit(
         self, job: Callable[[], T], done: Callable[[T | None, Exception | None], None]

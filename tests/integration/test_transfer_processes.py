@@ -16,7 +16,8 @@ import xxhash
 from diptych.v1 import decode_pb2, worker_pb2
 from kvtransfer.pairs import PeerKey
 from kvtransfer.pull import PullError, PullRequest
-from tests.integration.transfer_rig import BLOCK_SIZE, Reader, config, open_reader
+from kvtransfer.reader import Pull
+from tests.integration.transfer_rig import BLOCK_SIZE, Reader, config, open_reader, until
 from tests.integration.transfer_source import LEASED
 
 LOCAL = tuple(range(len(LEASED)))
@@ -117,11 +118,7 @@ async def test_a_killed_source_is_noticed_at_once_and_its_restart_heals(transpor
         options = {"incarnation": "second", "address": source.key.address}
         async with source_process(transport, **options) as restarted:
             assert restarted.key.address == source.key.address
-            old = await reader.wait_for(source.key, worker_pb2.PAIR_STATE_FAILED)
-            async with asyncio.timeout(5):
-                while "at this address is second" not in old.message:
-                    await asyncio.sleep(0.02)
-                    old = await reader.wait_for(source.key, worker_pb2.PAIR_STATE_FAILED)
+            await until(lambda: "at this address is second" in reader.pairs.pairs()[0].message, 10)
             await connect(reader, restarted)
             restarted.announce_rest()
             await reader.pairs.pull(restarted.request)
@@ -151,11 +148,12 @@ BIG = 2 * 2**20
 TCP = {"nixl_tls": ("tcp",), "allow_nixl_tcp": True}
 
 
-async def until_reading(reader: Reader, pull: object) -> None:
+async def until_reading(pull: Pull) -> None:
     """A read was posted and has not ended."""
-    reads = pull._reads  # type: ignore[attr-defined]
     async with asyncio.timeout(5):
-        while not reads.unfinished_block_ids:
+        while True:
+            if pull.unfinished_block_ids:
+                return
             await asyncio.sleep(0)
 
 
@@ -174,7 +172,7 @@ async def test_an_unfinished_read_is_quarantined_and_teardown_reclaims_it() -> N
         pull = reader.pairs.open_pull(source.request)
         async with asyncio.TaskGroup() as tasks:
             task = tasks.create_task(pull.run())
-            await until_reading(reader, pull)
+            await until_reading(pull)
             os.kill(source.process.pid, signal.SIGSTOP)
             await asyncio.sleep(0.1)
             unfinished = pull.abandon()
@@ -183,9 +181,7 @@ async def test_an_unfinished_read_is_quarantined_and_teardown_reclaims_it() -> N
         assert reader.quarantined == unfinished
         await asyncio.sleep(0.3)
         assert reader.quarantined == unfinished
-        async with asyncio.timeout(5):
-            while reader.quarantined:
-                await asyncio.sleep(0.02)
+        await until(lambda: not reader.quarantined)
         assert reader.pairs.counters.num_agent_teardowns == 1
         assert reader.pairs.counters.num_quarantined_blocks == 0
         before = reader.content(LOCAL)
@@ -213,12 +209,10 @@ async def test_a_source_killed_while_it_is_read_loses_the_pull() -> None:
 
         async with asyncio.timeout(2), asyncio.TaskGroup() as tasks:
             failing = tasks.create_task(failure())
-            await until_reading(reader, pull)
+            await until_reading(pull)
             killed_s = time.monotonic()
             source.process.kill()
             error = await failing
             assert time.monotonic() - killed_s < 1
         assert error.failure == decode_pb2.PULL_FAILURE_SOURCE_LOST
-        async with asyncio.timeout(2):
-            while reader.quarantined:
-                await asyncio.sleep(0.01)
+        await until(lambda: not reader.quarantined)

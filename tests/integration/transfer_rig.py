@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -36,6 +36,15 @@ def layout(block_bytes: int, digest_level: str = "full") -> common_pb2.KVLayout:
         block_bytes=block_bytes,
         digest_level=digest_level,
     )
+
+
+async def until(condition: Callable[[], object], timeout_s: float = 5) -> None:
+    """Look again and again until ``condition()`` holds."""
+    async with asyncio.timeout(timeout_s):
+        while True:
+            if condition():
+                return
+            await asyncio.sleep(0.005)
 
 
 def config(transport: str, **settings: object) -> TransferConfig:
@@ -83,9 +92,7 @@ class Source:
     def content(self, block_ids: Sequence[int]) -> bytes:
         return b"".join(self.memory.block(block_id) for block_id in block_ids)
 
-    def lease(
-        self, lease_id: str, block_ids: Sequence[int], num_tokens: int, reader: str
-    ) -> bytes:
+    def lease(self, lease_id: str, block_ids: Sequence[int], num_tokens: int, reader: str) -> bytes:
         """Open and grant; returns the ticket."""
         ticket = os.urandom(16)
         self.leases.open(lease_id, block_ids, num_tokens)
@@ -163,9 +170,7 @@ async def open_source(
     port = server.add_insecure_port(address)
     await server.start()
     try:
-        yield Source(
-            endpoint, leases, servicer, memory, f"127.0.0.1:{port}", generations, scratch
-        )
+        yield Source(endpoint, leases, servicer, memory, f"127.0.0.1:{port}", generations, scratch)
     finally:
         await server.stop(0)
         await endpoint.close()

@@ -1,0 +1,107 @@
+"""What a source remembers of one lease and of one grant. Pure; changed by LeaseTable only."""
+
+import enum
+from collections.abc import Hashable
+from typing import NamedTuple
+
+from diptych.errors import LeaseExpiredError, TicketInvalidError
+
+LeaseId = Hashable
+
+
+class LeaseState(enum.Enum):
+    """Where a lease stands."""
+
+    COMPUTING = enum.auto()  # more will be announced
+    COMPLETE = enum.auto()  # all of it was announced
+    CLOSED = enum.auto()
+
+
+_NEXT_LEASE_STATES = {
+    LeaseState.COMPUTING: {LeaseState.COMPLETE, LeaseState.CLOSED},
+    LeaseState.COMPLETE: {LeaseState.CLOSED},
+    LeaseState.CLOSED: set[LeaseState](),
+}
+
+
+class GrantState(enum.Enum):
+    """Where a grant stands."""
+
+    VALID = enum.auto()
+    REVOKED = enum.auto()  # a newer grant of the same lease
+    EXPIRED = enum.auto()  # its lease closed
+
+
+_NEXT_GRANT_STATES = {
+    GrantState.VALID: {GrantState.REVOKED, GrantState.EXPIRED},
+    GrantState.REVOKED: set[GrantState](),
+    GrantState.EXPIRED: set[GrantState](),
+}
+
+
+class AnnouncedRange(NamedTuple):
+    """Tokens whose KV is complete; ``digests`` is None until they are computed."""
+
+    first_token: int
+    num_tokens: int
+    block_ids: tuple[int, ...]
+    generations: tuple[int, ...]
+    digests: tuple[bytes, ...] | None  # one per block; empty at digest level off
+    last: bool
+
+    @property
+    def end_token(self) -> int:
+        return self.first_token + self.num_tokens
+
+
+class Lease:
+    """One lease; changed by its table only."""
+
+    def __init__(
+        self,
+        lease_id: LeaseId,
+        block_ids: tuple[int, ...],
+        generations: tuple[int, ...],
+        num_tokens: int,
+    ) -> None:
+        self.lease_id = lease_id
+        self.state = LeaseState.COMPUTING
+        self.block_ids = block_ids
+        self.generations = generations  # when it was opened
+        self.num_tokens = num_tokens
+        self.ranges: list[AnnouncedRange] = []
+        self.grant: Grant | None = None
+
+    @property
+    def num_announced_tokens(self) -> int:
+        return self.ranges[-1].end_token if self.ranges else 0
+
+    def move(self, state: LeaseState) -> None:
+        assert state in _NEXT_LEASE_STATES[self.state], f"{self.state} to {state}"
+        self.state = state
+
+
+class Grant:
+    """Permission of one reader incarnation to fetch one lease."""
+
+    def __init__(self, lease: Lease, ticket: bytes, reader_incarnation: str) -> None:
+        self.lease = lease
+        self.ticket = ticket
+        self.reader_incarnation = reader_incarnation
+        self.state = GrantState.VALID
+
+    def move(self, state: GrantState) -> None:
+        assert state in _NEXT_GRANT_STATES[self.state], f"{self.state} to {state}"
+        self.state = state
+
+    def check(self) -> None:
+        """Raise TicketInvalidError or LeaseExpiredError unless the grant still holds."""
+        check_state(self.state)
+
+
+def check_state(state: GrantState) -> None:
+    """Raise what a ticket in this state is worth; return if it is valid."""
+    if state is GrantState.EXPIRED:
+        raise LeaseExpiredError("the lease has ended")
+    if state is GrantState.REVOKED:
+        raise TicketInvalidError("the ticket is unknown or was revoked")

@@ -1,0 +1,60 @@
+"""A block is quarantined from its pull's end until its last unfinished read ends."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from kvtransfer.quarantine import Quarantine, ReadRecord
+
+
+class QuarantineMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: set[int] = set()
+        self.orphans: list[ReadRecord] = []
+        self.now = 100.0
+        self.quarantine = Quarantine(self.begin, self.end)
+
+    def begin(self, block_ids: frozenset[int]) -> None:
+        assert block_ids
+        assert not self.held & block_ids
+        self.held |= block_ids
+
+    def end(self, block_ids: frozenset[int]) -> None:
+        assert block_ids
+        assert block_ids <= self.held
+        self.held -= block_ids
+
+    @rule(reads=st.lists(st.frozensets(st.integers(0, 9), min_size=1), min_size=1, max_size=3))
+    def a_pull_ends(self, reads: list[frozenset[int]]) -> None:
+        records = [ReadRecord(block_ids) for block_ids in reads]
+        assert self.quarantine.orphan(records, self.now) == frozenset().union(*reads)
+        self.orphans += records
+
+    @rule(data=st.data())
+    def a_read_ends(self, data: st.DataObject) -> None:
+        if self.orphans:
+            index = data.draw(st.integers(0, len(self.orphans) - 1))
+            self.quarantine.ended(self.orphans.pop(index))
+
+    @rule()
+    def a_read_nobody_orphaned_ends(self) -> None:
+        self.quarantine.ended(ReadRecord(frozenset({1})))
+
+    @rule()
+    def time_passes(self) -> None:
+        self.now += 1
+
+    @invariant()
+    def held_are_the_blocks_of_unfinished_reads(self) -> None:
+        named = frozenset[int]().union(*(read.block_ids for read in self.orphans))
+        assert self.held == named == set(self.quarantine.block_ids)
+
+    @invariant()
+    def age_is_that_of_the_oldest(self) -> None:
+        ages = [self.now - (read.orphaned_at or 0) for read in self.orphans]
+        assert self.quarantine.oldest_s(self.now) == max(ages, default=0)
+
+
+TestQuarantine = QuarantineMachine.TestCase
+TestQuarantine.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)

@@ -78,8 +78,8 @@ class LongStream(Generic[Command]):
             if not isinstance(error, _HalfClosedError):
                 raise error from None
         finally:
-            if not self._ending.cancel():
-                self._ending.exception()  # retrieved: it is in the group
+            if not self._ending.cancel() and not self._ending.cancelled():
+                self._ending.exception()  # marks it as retrieved
 
     async def _read(self, on_command: Callable[[Command], None]) -> None:
         async for command in self._commands:

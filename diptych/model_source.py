@@ -41,6 +41,8 @@ def resolve(
         ConfigurationError: there is no such model, or it cannot be fetched or
             imported; one line.
     """
+    if not model:
+        raise ConfigurationError("the model's name is empty")
     if model == "demo":
         return ResolvedModel(demo_folder(cache_dir, progress), DEMO_NAME)
     path = Path(model).expanduser()

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import gguf
@@ -86,7 +87,7 @@ def write_gguf(
     *,
     matrix_type: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
     extra: Sequence[tuple[str, str]] = (),
-    extra_tensor: str | None = None,
+    extra_tensors: Sequence[tuple[str, NDArray[np.float32]]] = (),
 ) -> None:
     """Write the Llama or Gemma 3 model in ``folder`` as llama.cpp's converter does.
 
@@ -106,6 +107,8 @@ def write_gguf(
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_key_length(config["head_dim"])
     writer.add_value_length(config["head_dim"])
+    if name == "llama":
+        writer.add_rope_freq_base(config["rope_theta"])
     if config.get("sliding_window"):
         writer.add_sliding_window(config["sliding_window"])
     _add_tokenizer(writer, folder, dict(extra))
@@ -120,8 +123,8 @@ def write_gguf(
             writer.add_tensor(gguf_name, data, raw_dtype=matrix_type)
         else:
             writer.add_tensor(gguf_name, tensor)
-    if extra_tensor is not None:
-        writer.add_tensor(extra_tensor, np.zeros(4, np.float32))
+    for extra_name, tensor in extra_tensors:
+        writer.add_tensor(extra_name, tensor)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -150,7 +153,12 @@ def _adjacent_pairs(tensor: NDArray[np.float32], num_heads: int) -> NDArray[np.f
 
 
 def _gguf_name(hf_name: str, architecture: str) -> str:
-    arch = {"llama": gguf.MODEL_ARCH.LLAMA, "gemma3": gguf.MODEL_ARCH.GEMMA3}[architecture]
-    result = gguf.get_tensor_name_map(arch, 64).get_name(hf_name, try_suffixes=(".weight", ".bias"))
+    result = _name_map(architecture).get_name(hf_name, try_suffixes=(".weight", ".bias"))
     assert result is not None, hf_name
     return str(result)
+
+
+@cache
+def _name_map(architecture: str) -> gguf.TensorNameMap:
+    arch = {"llama": gguf.MODEL_ARCH.LLAMA, "gemma3": gguf.MODEL_ARCH.GEMMA3}[architecture]
+    return gguf.get_tensor_name_map(arch, 8)

@@ -26,6 +26,13 @@ def import_gguf(path: Path, folder: Path, progress: Progress) -> None:
         ConfigurationError: not a GGUF file, or something in it is not supported;
             the message names it. ``folder`` may then hold some of the files.
     """
+    try:
+        _import(path, folder, progress)
+    except (ArithmeticError, LookupError, ValueError) as error:  # contradictory metadata
+        raise ConfigurationError(f"{path}: cannot be imported: {error!r}") from error
+
+
+def _import(path: Path, folder: Path, progress: Progress) -> None:
     progress("reading vocabulary", 0.0)
     with GGUFFile(path) as file:
         if file.integer("split.count", 1) != 1:

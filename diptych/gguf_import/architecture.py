@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from diptych.errors import ConfigurationError
 from diptych.gguf_import.gguf_file import GGUFFile
+from diptych.gguf_import.rope import DIVISORS_TENSOR
 
 Array = NDArray[np.float32]
 
@@ -58,6 +59,7 @@ class Architecture(NamedTuple):
     name: str  # llama.cpp's, which prefixes the metadata keys
     block_names: dict[str, str]
     restore: Restore
+    config_tensors: frozenset[str] = frozenset()  # these become settings in config.json
 
     def checkpoint_name(self, gguf_name: str) -> str:
         """The checkpoint's name of a tensor; raises ConfigurationError if there is none."""
@@ -78,7 +80,8 @@ def architecture_of(file: GGUFFile) -> Architecture:
     if name == "llama":
         num_heads = file.integer("llama.attention.head_count")
         num_kv_heads = file.integer("llama.attention.head_count_kv", num_heads)
-        return Architecture(name, _LLAMA, _restore_llama(num_heads, num_kv_heads))
+        restore = _restore_llama(num_heads, num_kv_heads)
+        return Architecture(name, _LLAMA, restore, frozenset({DIVISORS_TENSOR}))
     if name == "gemma3":
         return Architecture(name, _GEMMA3, _restore_gemma)
     raise ConfigurationError(

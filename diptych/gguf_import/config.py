@@ -7,6 +7,8 @@ from typing import Any
 
 from diptych.errors import ConfigurationError
 from diptych.gguf_import.gguf_file import GGUFFile
+from diptych.gguf_import.rope import DIVISORS_TENSOR, llama3_scaling
+from diptych.gguf_import.tensors import dequantized
 
 # llama.cpp fixes these for gemma3 where the file does not say.
 _GEMMA3_LOCAL_ROPE_THETA = 10_000.0
@@ -95,14 +97,19 @@ def _shared(file: GGUFFile, architecture_name: str) -> dict[str, Any]:
 def _llama(file: GGUFFile) -> dict[str, Any]:
     if file.metadata.get("llama.attention.sliding_window"):
         raise ConfigurationError(f"{file.path}: sliding windows are not supported in llama")
-    return {
+    theta = _shortest(file.number("llama.rope.freq_base", 10_000.0))
+    config: dict[str, Any] = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "hidden_act": "silu",
-        "rope_theta": _shortest(file.number("llama.rope.freq_base", 10_000.0)),
+        "rope_theta": theta,
         "attention_bias": any(info.name.endswith("attn_q.bias") for info in file.tensors),
         "mlp_bias": any(info.name.endswith("ffn_up.bias") for info in file.tensors),
     }
+    for info in file.tensors:
+        if info.name == DIVISORS_TENSOR:
+            config["rope_scaling"] = llama3_scaling(dequantized(file, info), theta)
+    return config
 
 
 def _gemma3(file: GGUFFile) -> dict[str, Any]:

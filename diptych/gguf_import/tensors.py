@@ -28,14 +28,15 @@ def write_tensors(
     Raises:
         ConfigurationError: a tensor has no place in the checkpoint or cannot be read.
     """
-    names = {info.name: architecture.checkpoint_name(info.name) for info in file.tensors}
-    total = sum(info.num_elements for info in file.tensors)
+    tensors = [info for info in file.tensors if info.name not in architecture.config_tensors]
+    names = {info.name: architecture.checkpoint_name(info.name) for info in tensors}
+    total = sum(info.num_elements for info in tensors)
     done = 0
     with (folder / "model.safetensors").open("wb") as out:
-        out.write(_header(file.tensors, names))
-        for info in file.tensors:
+        out.write(_header(tensors, names))
+        for info in tensors:
             progress(_STAGE, done / total)
-            tensor = architecture.restore(names[info.name], _dequantized(file, info))
+            tensor = architecture.restore(names[info.name], dequantized(file, info))
             out.write(tensor.astype("<f4", copy=False).tobytes())
             done += info.num_elements
     progress(_STAGE, 1.0)
@@ -57,8 +58,8 @@ def _header(tensors: list[TensorInfo], names: dict[str, str]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _dequantized(file: GGUFFile, info: TensorInfo) -> NDArray[np.float32]:
-    """Returns info.shape, float32."""
+def dequantized(file: GGUFFile, info: TensorInfo) -> NDArray[np.float32]:
+    """The values of a tensor, [*info.shape]; raises ConfigurationError if not readable."""
     try:
         kind = GGMLQuantizationType(info.quantization)
         elements_per_block, block_bytes = GGML_QUANT_SIZES[kind]

@@ -66,7 +66,7 @@ def _build_byte_level(
         left, _, right = merge.partition(" ")
         merges.append((left, right))
     ids = vocabulary.ids()
-    if any(left not in ids or right not in ids for left, right in merges):
+    if any(not {left, right, left + right} <= ids.keys() for left, right in merges):
         raise ConfigurationError(f"{file.path}: a merge names a token that does not exist")
     tokenizer = Tokenizer(models.BPE(vocab=ids, merges=merges, ignore_merges=rule.ignore_merges))
     tokenizer.pre_tokenizer = pre_tokenizer.build(rule)

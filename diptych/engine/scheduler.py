@@ -156,8 +156,8 @@ class Scheduler:
         """Append ``emitted`` and let a RESERVED sequence run: -> WAITING.
 
         Raises InvalidRequestError, having changed nothing: not proven and not
-        ``compute_missing``, not RESERVED, or nothing left to produce. The caller wakes
-        the engine.
+        ``compute_missing``, not RESERVED, or nothing left to produce. No block of it may be
+        quarantined: reserve anew instead. The caller wakes the engine.
         """
         if seq not in self._queues.held or seq.state is not SequenceState.RESERVED:
             raise InvalidRequestError(f"the sequence is {seq.state.name}", field="sequence_id")
@@ -166,6 +166,10 @@ class Scheduler:
         num_tokens, num_output = seq.num_tokens + len(emitted), seq.num_output_tokens + len(emitted)
         if num_tokens >= self.config.max_model_len or num_output >= seq.sampling.max_tokens:
             raise InvalidRequestError("leave nothing to produce", field="emitted_token_ids")
+        first_missing = seq.num_computed_tokens // self.pool.block_size
+        assert seq.num_computed_tokens == seq.num_tokens or all(
+            map(self.pool.is_writable, seq.block_table[first_missing:])
+        ), "a posted read may still write what is to be computed"
         seq.token_ids += emitted
         self.pool.retag(seq.block_table, Owner.RESERVED, Owner.RUNNING)
         self._queues.add_arrival(seq)

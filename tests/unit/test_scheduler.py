@@ -120,7 +120,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @initialize(data=st.data())
     def build(self, data: st.DataObject) -> None:
         block_size = data.draw(st.integers(1, 4), "block_size")
-        num_blocks = data.draw(st.integers(3, 14), "num_blocks")
+        num_blocks = data.draw(st.integers(3, 12), "num_blocks")
         max_num_seqs = data.draw(st.integers(1, 4), "max_num_seqs")
         config = SchedulerConfig(
             max_num_seqs=max_num_seqs,
@@ -151,17 +151,21 @@ class SchedulerMachine(RuleBasedStateMachine):
         """A sequence whose prompt likely shares a prefix with others."""
         longest = self.config.max_model_len - 1
         seed = data.draw(st.integers(0, 2), "seed")
-        prompt = data.draw(
-            st.lists(st.integers(0, 1), min_size=1, max_size=longest)
-            | st.integers(1, longest).map(lambda n: [0] * n),
-            "prompt",
-        )
-        max_tokens = data.draw(st.integers(1, 10), "max_tokens")
+        shared = data.draw(st.integers(0, 3 * self.pool.block_size))
+        own = data.draw(st.integers(0, 3))
+        prompt = ([0] * shared + [1] + [own] * 3)[:longest]
+        salt = data.draw(st.sampled_from([b"", b"", b"s"]), "salt")
+        if bool(self.clients) and data.draw(st.booleans(), "twin"):
+            twin = data.draw(st.sampled_from(self.clients)).seq
+            prompt, salt = twin.token_ids[: twin.num_prompt_tokens], twin.cache_salt
+        max_tokens = data.draw(st.sampled_from([1, 2, 20]), "max_tokens")
         params = SamplingParams(
             seed=seed,
             max_tokens=max_tokens,
             min_tokens=data.draw(st.integers(0, 2), "min_tokens"),
-            stop_token_ids=data.draw(st.sampled_from([frozenset(), frozenset({2})]), "stop"),
+            stop_token_ids=data.draw(
+                st.sampled_from([frozenset(), frozenset(), frozenset({2})]), "stop"
+            ),
         )
         self.num_made += 1
         return Sequence(
@@ -169,7 +173,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             token_ids=prompt,
             num_prompt_tokens=len(prompt),
             sampling=params,
-            cache_salt=data.draw(st.sampled_from([b"", b"", b"s"]), "salt"),
+            cache_salt=salt,
             prefill_only=prefill_only,
         )
 
@@ -195,8 +199,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.clients.append(Client(seq, list(seq.token_ids), generations=generations))
         assert seq.num_cached_tokens < seq.num_tokens
 
-    @rule(data=st.data())
-    def reserve(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), next_step=st.sampled_from(["none", "pull", "compute", "pull and start"]))
+    def reserve(self, data: st.DataObject, next_step: str) -> None:
         seq = self.make(data, prefill_only=False)
         before = self.pool.counts()
         try:
@@ -204,15 +208,21 @@ class SchedulerMachine(RuleBasedStateMachine):
         except BlocksExhaustedError:
             assert self.pool.counts() == before
             return
-        self.clients.append(Client(seq, list(seq.token_ids)))
+        client = Client(seq, list(seq.token_ids))
+        self.clients.append(client)
         assert seq.num_cached_tokens <= seq.num_tokens
+        if "pull" in next_step:
+            self.pull_all(seq)
+        if "start" in next_step or "compute" in next_step:
+            self.start_one(data, client, compute_missing=True)
 
     @rule(data=st.data())
     def pull(self, data: st.DataObject) -> None:
         client = self.pick(data, SequenceState.RESERVED)
-        if client is None:
-            return
-        seq = client.seq
+        if client is not None:
+            self.pull_all(client.seq)
+
+    def pull_all(self, seq: Sequence) -> None:
         for position, kv in enumerate(kv_of(seq.token_ids, seq.cache_salt)):
             if position >= seq.num_computed_tokens:
                 self.store.write(seq.block_table, position, kv)
@@ -249,19 +259,22 @@ class SchedulerMachine(RuleBasedStateMachine):
         if client is None:
             return
         seq = client.seq
-        emitted = self.emit_ahead(data, seq)
         if seq.num_computed_tokens < seq.num_tokens and not compute_missing:
             with pytest.raises(InvalidRequestError):
-                self.scheduler.start(seq, emitted, compute_missing)
+                self.scheduler.start(seq, [], compute_missing)
             return
-        self.scheduler.start(seq, emitted, compute_missing)
+        self.start_one(data, client, compute_missing)
+
+    def start_one(self, data: st.DataObject, client: Client, compute_missing: bool) -> None:
+        emitted = self.emit_ahead(data, client.seq)
+        self.scheduler.start(client.seq, emitted, compute_missing)
         client.received += emitted
         self.idle = False
 
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         client = self.pick(data, *SequenceState)
-        if client is None:
+        if client is None or (len(self.clients) < 3 and client.finish_reason is None):
             return
         self.scheduler.release(client.seq)
         self.scheduler.release(client.seq)
@@ -283,6 +296,16 @@ class SchedulerMachine(RuleBasedStateMachine):
             [self.pool.generation(block) for block in chunk.block_table]
             for chunk in self.plan.chunks
         ]
+
+    @rule(num_steps=st.integers(2, 10))
+    def run_steps(self, num_steps: int) -> None:
+        """Let sequences grow into each other."""
+        for _ in range(num_steps):
+            if self.plan is None:
+                self.schedule()
+            if self.plan is None:
+                return
+            self.finish_step()
 
     def check_nothing_can_run(self) -> None:
         self.idle = True
@@ -387,7 +410,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestScheduler.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
 
 
 def make_scheduler(
@@ -522,6 +545,33 @@ def test_the_youngest_gives_way_and_comes_back() -> None:
     assert plan.sequences == (young,)
     assert plan.chunks[0].token_ids == (2,) * 4 + (7,)  # the rest was still cached
     assert scheduler.num_preemptions == 1
+
+
+def test_blocks_that_readers_may_read_are_never_taken() -> None:
+    scheduler = make_scheduler(6, decode_headroom_blocks=0, max_model_len=24, max_batched_tokens=64)
+    decode = start_local(scheduler, make_sequence([1] * 12))
+    step(scheduler)
+    lease = make_sequence([2] * 12, prefill_only=True)
+    scheduler.add_prefill(lease)
+    table = list(lease.block_table)
+    plan, _ = step(scheduler)  # decode needs a fourth block, and all others are the lease's
+    assert plan.sequences == (lease,)
+    assert (decode.state, lease.state) == (SequenceState.WAITING, SequenceState.LEASED)
+    assert lease.block_table == table
+
+
+def test_who_has_blocks_does_not_wait_behind_who_has_none() -> None:
+    scheduler = make_scheduler(6, decode_headroom_blocks=0, max_model_len=24, max_num_seqs=1)
+    old = start_local(scheduler, make_sequence([1] * 12))
+    step(scheduler)
+    lease = make_sequence([2] * 12, prefill_only=True)
+    scheduler.add_prefill(lease)
+    plan, _ = step(scheduler)
+    assert (old.num_preemptions, plan.sequences) == (1, (lease,))
+    assert scheduler.schedule() is None
+    scheduler.release(lease)
+    plan, _ = step(scheduler)
+    assert plan.sequences == (old,)
 
 
 def test_a_lone_sequence_waits_for_reservations_to_end() -> None:

@@ -1,0 +1,466 @@
+"""The router over real gRPC, against workers that do as the test says."""
+
+import asyncio
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+
+from diptych import rpc
+from diptych.client import Chunk, DiptychClient, FinishReason
+from diptych.errors import (
+    BlocksExhaustedError,
+    DiptychError,
+    InvalidRequestError,
+    NoWorkerError,
+    QueueFullError,
+    SlowClientError,
+    TransferInterruptedError,
+    WorkerDrainingError,
+)
+from diptych.timers import Timers
+from diptych.v1 import inference_pb2, inference_pb2_grpc, worker_pb2
+from router.app import serve
+from router.config import RouterConfig
+from tests.call import generate, token_request
+from tests.integration.fake_workers import FakeDecode, FakePrefill, FakeWorker, token_at
+
+PROMPT = list(range(30, 50))
+TIMERS = Timers(
+    heartbeat_s=0.1, lost_peer_s=0.6, accept_s=0.25, no_worker_s=1.5, unsent_s=2.0, drain_s=2.0
+)
+EVENTUALLY_S = 5.0
+
+
+@pytest.fixture(scope="module")
+def model(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model's tokenizer with a context that no test fills."""
+    folder = tmp_path_factory.mktemp("wide") / "tiny"
+    shutil.copytree(tiny_llama, folder)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config["max_position_embeddings"] = 1_000_000
+    path.write_text(json.dumps(config))
+    return folder
+
+
+@dataclass
+class Cluster:
+    """A router in this process and its fake workers."""
+
+    address: str
+    prefill: list[FakePrefill]
+    decode: list[FakeDecode]
+    stop: asyncio.Event
+    channel: grpc.aio.Channel
+
+    async def generate(self, max_tokens: int = 6, timeout_s: float = 20.0) -> list[int]:
+        """The tokens of one answer; raises its error."""
+        request = token_request(PROMPT, max_tokens=max_tokens)
+        answer = await generate(self.channel, request, timeout_s=timeout_s)
+        if answer.error is not None:
+            raise answer.error
+        assert answer.token_ids == expected(max_tokens)
+        return answer.token_ids
+
+    def held(self) -> int:
+        return sum(len(p.leases) for p in self.prefill) + sum(len(d.seats) for d in self.decode)
+
+    async def wait_free(self) -> None:
+        await eventually(lambda: self.held() == 0, "leases or seats are still held")
+
+
+def expected(num_tokens: int) -> list[int]:
+    return [token_at(len(PROMPT) + i) for i in range(num_tokens)]
+
+
+async def eventually(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + EVENTUALLY_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def running(
+    model: Path, num_prefill: int = 2, num_decode: int = 2, **settings: object
+) -> AsyncIterator[Cluster]:
+    """Everything up and every pair proven; at the end nothing may be held."""
+    prefill = [FakePrefill() for _ in range(num_prefill)]
+    decode = [FakeDecode() for _ in range(num_decode)]
+    workers: Sequence[FakeWorker] = [*prefill, *decode]
+    for worker in workers:
+        await worker.start()
+    config = RouterConfig.model_validate(
+        {
+            "listen": "127.0.0.1:0",
+            "model": str(model),
+            "prefill": [worker.address for worker in prefill],
+            "decode": [worker.address for worker in decode],
+            "local_prefill_below_tokens": 0,
+            "timers": TIMERS,
+            **settings,
+        }
+    )
+    stop, port = asyncio.Event(), asyncio.get_running_loop().create_future()
+    async with asyncio.TaskGroup() as tasks:
+        served = tasks.create_task(serve(config, stop, port.set_result))
+        address = f"127.0.0.1:{await port}"
+        async with rpc.channel(address) as channel:
+            cluster = Cluster(address, prefill, decode, stop, channel)
+            async with DiptychClient(address) as client:
+                await wait_ready(client, cluster)
+            yield cluster
+            await cluster.wait_free()
+        stop.set()
+        await served
+    for worker in workers:
+        await worker.kill()
+
+
+async def wait_ready(client: DiptychClient, cluster: Cluster) -> None:
+    deadline = time.monotonic() + EVENTUALLY_S
+    while not (await client.models())[0].ready or any(
+        len(d.pairs) < len(cluster.prefill) for d in cluster.decode
+    ):
+        assert time.monotonic() < deadline, "never ready"
+        await asyncio.sleep(0.02)
+    await asyncio.sleep(0.1)  # the last Watch messages
+
+
+async def collect(chunks: AsyncIterator[Chunk]) -> list[Chunk]:
+    return [chunk async for chunk in chunks]
+
+
+async def test_the_plain_path(model: Path) -> None:
+    async with running(model, 1, 1) as cluster:
+        answer = await generate(cluster.channel, token_request(PROMPT, max_tokens=6))
+        assert answer.error is None
+        assert answer.token_ids == expected(6)
+        timing, usage = answer.timing, answer.last.usage
+        assert (usage.num_prompt_tokens, usage.num_output_tokens) == (len(PROMPT), 6)
+        assert usage.num_cached_tokens == 3
+        parts = timing.queue_s + timing.prefill_s + timing.first_write_s
+        assert parts == pytest.approx(timing.ttft_s)
+        assert timing.total_s >= timing.ttft_s + timing.handoff_gap_s + timing.decode_s
+        assert timing.kv_path == inference_pb2.KV_PATH_DISAGGREGATED
+        assert timing.transfer.num_bytes == 1000
+        assert (timing.num_attempts, timing.num_preemptions) == (1, 1)
+        assert timing.prefill_worker == cluster.prefill[0].address
+        assert timing.decode_worker == cluster.decode[0].address
+        bind = cluster.decode[0].ended_seats[0].binds[0]
+        assert bind.source_incarnation == cluster.prefill[0].incarnation
+
+
+async def test_client_yields_chunks_and_typed_errors(model: Path) -> None:
+    async with running(model, 1, 1) as cluster, DiptychClient(cluster.address) as client:
+        chunks = await collect(client.generate(token_ids=PROMPT, max_tokens=3, ignore_eos=True))
+        assert [t for chunk in chunks for t in chunk.token_ids] == expected(3)
+        assert chunks[-1].finish_reason is FinishReason.LENGTH
+        assert chunks[-1].usage is not None
+        assert all(chunk.finish_reason is None for chunk in chunks[:-1])
+        with pytest.raises(InvalidRequestError) as caught:
+            await collect(client.generate("hello", top_p=2.0))
+        assert caught.value.field == "sampling.top_p"
+        text = await collect(client.generate("hello there", max_tokens=2, ignore_eos=True))
+        assert text[-1].finish_reason is FinishReason.LENGTH
+
+
+async def test_one_token_needs_no_decode_worker(model: Path) -> None:
+    async with running(model, 1, 1) as cluster:
+        answer = await generate(cluster.channel, token_request(PROMPT, max_tokens=1))
+        assert answer.token_ids == expected(1)
+        assert answer.timing.kv_path == inference_pb2.KV_PATH_PREFILL_ONLY
+        assert cluster.decode[0].specs == []
+
+
+async def test_short_prompts_are_computed_by_decode(model: Path) -> None:
+    async with running(model, 1, 1, local_prefill_below_tokens=64) as cluster:
+        answer = await generate(cluster.channel, token_request(PROMPT, max_tokens=4))
+        assert answer.token_ids == expected(4)
+        assert answer.timing.kv_path == inference_pb2.KV_PATH_LOCAL
+        assert cluster.prefill[0].specs == []
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_refusal_goes_to_another(model: Path, role: str) -> None:
+    async with running(model) as cluster:
+        refusing = getattr(cluster, role)[0]
+        refusing.behaviour.refuse = BlocksExhaustedError("full")
+        for _ in range(3):
+            assert await cluster.generate()
+        assert refusing.specs
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_no_answer_in_time_goes_to_another(model: Path, role: str) -> None:
+    async with running(model) as cluster:
+        getattr(cluster, role)[0].behaviour.accepts = False
+        for _ in range(2):
+            assert await cluster.generate()
+
+
+async def test_all_refuse_for_long_is_a_typed_error(model: Path) -> None:
+    async with running(model, 1, 1) as cluster:
+        cluster.decode[0].behaviour.refuse = BlocksExhaustedError("full", retry_after_s=0.5)
+        before = time.monotonic()
+        with pytest.raises(BlocksExhaustedError) as caught:
+            await cluster.generate()
+        assert caught.value.retry_after_s == pytest.approx(0.5)
+        assert time.monotonic() - before < TIMERS.no_worker_s + 1
+        assert 3 <= len(cluster.decode[0].specs) < 30, "asked again, with pauses"
+
+
+async def test_full_for_a_while_only_waits(model: Path) -> None:
+    async with running(model, 1, 1) as cluster, asyncio.TaskGroup() as tasks:
+        cluster.decode[0].behaviour.refuse = BlocksExhaustedError("full")
+        task = tasks.create_task(cluster.generate())
+        await asyncio.sleep(0.3)
+        cluster.decode[0].behaviour.refuse = None
+        assert await task == expected(6)
+
+
+async def test_queue_is_bounded(model: Path) -> None:
+    async with running(model, 1, 1, max_concurrent=1, max_queue=1) as cluster:
+        cluster.decode[0].behaviour.step_s = 0.05
+        async with asyncio.TaskGroup() as tasks:
+            first = tasks.create_task(cluster.generate(max_tokens=10))
+            await eventually(lambda: cluster.held() > 0, "never placed")
+            second = tasks.create_task(cluster.generate(max_tokens=2))
+            await asyncio.sleep(0.1)
+            with pytest.raises(QueueFullError) as caught:
+                await cluster.generate()
+            assert caught.value.retry_after_s is not None
+        assert first.result() == expected(10)
+        assert second.result() == expected(2)
+
+
+@pytest.mark.parametrize("stage", ["accept", "first token", "pull", "decode"])
+async def test_cancel_frees_both_sides_at_once(model: Path, stage: str) -> None:
+    async with running(model, 1, 1) as cluster:
+        prefill, decode = cluster.prefill[0].behaviour, cluster.decode[0].behaviour
+        if stage == "accept":
+            prefill.accepts = False
+        elif stage == "first token":
+            prefill.first_token_s = 30
+        elif stage == "pull":
+            decode.pull_s = 30
+        decode.step_s = 0.05
+        stub = inference_pb2_grpc.InferenceStub(cluster.channel)
+        call = stub.Generate(token_request(PROMPT, max_tokens=1000))
+        await eventually(lambda: cluster.held() > 0, "never placed")
+        await asyncio.sleep(0.15)
+        call.cancel()
+        cancelled_at = time.monotonic()
+        await cluster.wait_free()
+        assert time.monotonic() - cancelled_at < 0.5
+
+
+async def test_deadline_frees_both_sides(model: Path) -> None:
+    async with running(model, 1, 1) as cluster:
+        cluster.decode[0].behaviour.step_s = 0.05
+        with pytest.raises(DiptychError) as caught:
+            await cluster.generate(max_tokens=1000, timeout_s=0.4)
+        assert caught.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
+        await cluster.wait_free()
+
+
+async def test_deadline_in_the_queue(model: Path) -> None:
+    async with running(model, 1, 1) as cluster:
+        cluster.decode[0].behaviour.refuse = BlocksExhaustedError("full")
+        with pytest.raises(DiptychError) as caught:
+            await cluster.generate(timeout_s=0.3)
+        assert caught.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_stop_string_releases_the_decode_worker(model: Path) -> None:
+    async with running(model, 1, 1) as cluster:
+        plain = await generate(cluster.channel, token_request(PROMPT, max_tokens=40))
+        stop = plain.text[len(plain.text) // 2 :][:3]
+        request = token_request(PROMPT, max_tokens=40)
+        request.sampling.stop.append(stop)
+        answer = await generate(cluster.channel, request)
+        assert answer.text == plain.text[: plain.text.index(stop)]
+        assert answer.last.stop_match == stop
+        assert len(answer.token_ids) < 40
+        assert answer.last.usage.num_output_tokens == len(answer.token_ids)
+
+
+async def test_failed_pull_is_bound_again_then_prefilled_elsewhere(model: Path) -> None:
+    async with running(model, 2, 1) as cluster:
+        cluster.decode[0].behaviour.pull_failures = 1
+        answer = await generate(cluster.channel, token_request(PROMPT, max_tokens=6))
+        assert answer.token_ids == expected(6)
+        assert answer.timing.num_attempts == 2
+        assert sum(len(p.specs) for p in cluster.prefill) == 1
+        cluster.decode[0].behaviour.pull_failures = 2
+        answer = await generate(cluster.channel, token_request(PROMPT, max_tokens=6))
+        assert answer.token_ids == expected(6)
+        assert answer.timing.num_attempts == 3
+        assert sum(len(p.specs) for p in cluster.prefill) == 3
+        again = [p.specs[-1] for p in cluster.prefill if len(p.specs[-1].token_ids) > len(PROMPT)]
+        assert list(again[0].token_ids) == PROMPT + expected(1)
+        assert again[0].num_prompt_tokens == len(PROMPT)
+
+
+async def test_pulls_that_keep_failing_are_a_typed_error(model: Path) -> None:
+    async with running(model, 1, 1, allow_recompute=False) as cluster:
+        cluster.decode[0].behaviour.pull_failures = 100
+        with pytest.raises(TransferInterruptedError):
+            await cluster.generate()
+
+
+async def test_recompute_where_no_other_prefill_worker_is(model: Path) -> None:
+    async with running(model, 1, 1) as cluster:
+        cluster.decode[0].behaviour.pull_failures = 100
+        answer = await generate(cluster.channel, token_request(PROMPT, max_tokens=6))
+        assert answer.token_ids == expected(6)
+        assert answer.timing.kv_path == inference_pb2.KV_PATH_RECOMPUTED
+        assert not answer.timing.HasField("transfer")
+
+
+@pytest.mark.parametrize("how", ["killed", "silent", "stalled"])
+async def test_lost_prefill_worker(model: Path, how: str) -> None:
+    async with running(model, 2, 1) as cluster, asyncio.TaskGroup() as tasks:
+        for worker in cluster.prefill:
+            worker.behaviour.first_token_s = 30
+        task = tasks.create_task(cluster.generate())
+        await eventually(lambda: any(p.leases for p in cluster.prefill), "never placed")
+        await asyncio.sleep(0.1)
+        victim, other = sorted(cluster.prefill, key=lambda p: not p.leases)
+        other.behaviour.first_token_s = 0
+        before = time.monotonic()
+        await disturb(victim, how)
+        assert await task == expected(6)
+        assert time.monotonic() - before < 2 * TIMERS.lost_peer_s + 0.5
+        victim.behaviour.silent = victim.behaviour.stalled = False
+
+
+@pytest.mark.parametrize("how", ["killed", "silent", "stalled", "failing"])
+async def test_lost_decode_worker_mid_stream(model: Path, how: str) -> None:
+    async with running(model, 2, 2) as cluster, asyncio.TaskGroup() as tasks:
+        for worker in cluster.decode:
+            worker.behaviour.step_s = 0.02
+        task = tasks.create_task(cluster.generate(max_tokens=30))
+        await eventually(
+            lambda: any(s.start for d in cluster.decode for s in d.seats.values()), "never ran"
+        )
+        await asyncio.sleep(0.1)
+        victim, other = sorted(cluster.decode, key=lambda d: not d.seats)
+        await disturb(victim, how)
+        assert await task == expected(30)
+        resumed = other.specs[-1]
+        assert resumed.num_prompt_tokens == len(PROMPT)
+        assert len(resumed.token_ids) > len(PROMPT)
+        victim.behaviour.silent = victim.behaviour.stalled = False
+
+
+async def disturb(victim: FakeWorker, how: str) -> None:
+    if how == "killed":
+        await victim.kill()
+    elif how == "failing":
+        assert isinstance(victim, FakeDecode)
+        victim.fail_all()
+    else:
+        setattr(victim.behaviour, how, True)
+
+
+async def test_restarted_worker_is_another_incarnation(model: Path) -> None:
+    async with running(model, 1, 1) as cluster:
+        assert await cluster.generate()
+        for worker in (cluster.prefill[0], cluster.decode[0]):
+            await worker.kill()
+            await asyncio.sleep(0.05)
+            await worker.start()
+        decode = cluster.decode[0]
+        await eventually(
+            lambda: [p.incarnation for p in decode.peers] == [cluster.prefill[0].incarnation],
+            "the new peer was not announced",
+        )
+        assert await cluster.generate()
+        bind = decode.ended_seats[-1].binds[-1]
+        assert bind.source_incarnation == cluster.prefill[0].incarnation
+
+
+async def test_no_prefill_alive_computes_locally(model: Path) -> None:
+    async with running(model, 1, 1) as cluster:
+        await cluster.prefill[0].kill()
+        await eventually(lambda: not cluster.decode[0].peers, "still announced")
+        answer = await generate(cluster.channel, token_request(PROMPT, max_tokens=6))
+        assert answer.token_ids == expected(6)
+        assert answer.timing.kv_path == inference_pb2.KV_PATH_LOCAL
+
+
+async def test_no_worker_at_all(model: Path) -> None:
+    async with running(model, 0, 1) as cluster:
+        await cluster.decode[0].kill()
+        await asyncio.sleep(0.2)
+        with pytest.raises(NoWorkerError):
+            await cluster.generate()
+
+
+async def test_draining_worker_gets_nothing_new(model: Path) -> None:
+    async with running(model, 1, 2) as cluster:
+        cluster.decode[0].state = worker_pb2.SERVING_STATE_DRAINING
+        await asyncio.sleep(0.1)
+        for _ in range(3):
+            await cluster.generate()
+        assert cluster.decode[0].specs == []
+
+
+async def test_slow_client_loses_only_its_own_request(model: Path) -> None:
+    small_window = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65536)]
+    async with (
+        running(model, 1, 1, client_buffer_messages=16) as cluster,
+        grpc.aio.insecure_channel(cluster.address, options=small_window) as channel,
+    ):
+        behaviour = cluster.decode[0].behaviour
+        behaviour.step_s, behaviour.tokens_per_step = 0.001, 64
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        slow = stub.Generate(token_request(PROMPT, max_tokens=900_000))
+        await eventually(lambda: bool(cluster.decode[0].seats), "never placed")
+        await cluster.wait_free()
+        behaviour.step_s, behaviour.tokens_per_step = 0.002, 1
+        assert await cluster.generate()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in slow:
+                pass
+        assert isinstance(rpc.from_rpc_error(caught.value), SlowClientError)
+
+
+async def test_router_drains(model: Path) -> None:
+    async with running(model, 1, 1) as cluster, asyncio.TaskGroup() as tasks:
+        cluster.decode[0].behaviour.step_s = 0.05
+        task = tasks.create_task(cluster.generate(max_tokens=10))
+        await eventually(lambda: bool(cluster.decode[0].seats), "never placed")
+        cluster.stop.set()
+        await asyncio.sleep(0.05)
+        with pytest.raises(WorkerDrainingError):
+            await cluster.generate()
+        assert await task == expected(10)
+
+
+async def test_heartbeats_reach_a_lease(model: Path) -> None:
+    async with running(model, 1, 1) as cluster:
+        cluster.prefill[0].behaviour.first_token_s = 0.5
+        await cluster.generate()
+        assert cluster.prefill[0].num_heartbeats >= 3
+
+
+def test_router_starts_without_torch() -> None:
+    check = (
+        "import router.app, router.__main__, diptych.client, sys;"
+        "bad = {'torch', 'numpy', 'transformers', 'nixl'} & set(sys.modules);"
+        "bad |= {m for m in sys.modules if m.startswith(('diptych.engine', 'kvtransfer'))};"
+        "sys.exit(f'imported: {bad}' if bad else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -7,13 +7,16 @@ table, cannot reach a result. Used by the model thread only.
 """
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from diptych.engine.gather_decode import GatherDecode
 from diptych.engine.inputs import DecodeBatch, PrefillChunk, StepInputs
+from diptych.engine.kv_access import KVAccess
 from diptych.engine.kv_cache import KVCache
 from diptych.engine.model_config import ModelConfig
 
@@ -36,110 +39,78 @@ class AttentionBackend(Protocol):
     def begin_step(self, inputs: StepInputs) -> AttentionStep: ...
 
 
-class TorchAttention:
-    """Gathers with index_select, multiplies with bmm and SDPA; runs on any device."""
+class DecodeAttention(Protocol):
+    """The part of a step that decides decode speed: one token per row."""
 
-    def __init__(self, config: ModelConfig, kv_cache: KVCache) -> None:
-        self._config = config
-        self._kv_cache = kv_cache
-
-    def begin_step(self, inputs: StepInputs) -> AttentionStep:
-        return _TorchStep(self._config, KVAccess(self._config, self._kv_cache), inputs)
+    def __call__(self, layer: int, q: Tensor) -> Tensor:
+        """q: [num_rows, num_heads, head_dim] -> the same shape."""
+        ...
 
 
-class KVAccess:
-    """Reads and writes a layer's keys and values by flat row numbers.
+class PagedAttention:
+    """Decode rows in one batched kernel, prefill chunks by SDPA on gathered context.
 
-    A row of the cache seen as ``[num_blocks * num_layers * 2 * num_kv_heads,
-    block_size * head_dim]`` is one head of one block. index_select and index_copy_
-    on such rows run near memory speed; indexing with several tensors does not.
+    On the host in float32, decode reads the blocks in place (numba); elsewhere, or
+    where numba is not installed, it gathers them.
     """
 
-    def __init__(self, config: ModelConfig, kv_cache: KVCache) -> None:
-        self.block_size, self.dtype = kv_cache.block_size, kv_cache.dtype
-        self._head_dim = config.head_dim
-        self._rows_per_layer = 2 * config.num_kv_heads
-        self._rows_per_block = config.num_layers * self._rows_per_layer
-        self._heads = kv_cache.tensor.view(-1, self.block_size * self._head_dim)
-        self._slots = kv_cache.tensor.view(-1, self._head_dim)
-        self._row_of_head = torch.arange(self._rows_per_layer, device=kv_cache.tensor.device)
+    def __init__(self, config: ModelConfig, kv_cache: KVCache, *, in_place: bool = True) -> None:
+        """in_place: False to gather even where blocks could be read in place."""
+        self._config = config
+        self._kv_cache = kv_cache
+        self._in_place = (
+            in_place
+            and kv_cache.memory_kind == "DRAM"
+            and kv_cache.dtype is torch.float32
+            and find_spec("numba") is not None
+        )
 
-    def slot_rows(self, slots: Tensor) -> Tensor:
-        """Where layer 0 of these slots goes. slots: [N] -> [N * 2 * num_kv_heads]."""
-        block_ids, offsets = slots // self.block_size, slots % self.block_size
-        rows = block_ids[:, None] * self._rows_per_block + self._row_of_head
-        return (rows * self.block_size + offsets[:, None]).view(-1)
-
-    def write(self, layer: int, slot_rows: Tensor, kv: Tensor) -> None:
-        """kv: [N, 2, num_kv_heads, head_dim]."""
-        first = layer * self._rows_per_layer * self.block_size
-        self._slots.index_copy_(0, slot_rows + first, kv.reshape(-1, self._head_dim))
-
-    def block_rows(self, block_ids: Tensor) -> Tensor:
-        """Where layer 0 of these blocks is. block_ids: [n] -> [2 * num_kv_heads * n]."""
-        return (block_ids * self._rows_per_block + self._row_of_head[:, None]).view(-1)
-
-    def read(self, layer: int, block_rows: Tensor) -> Tensor:
-        """A copy: [2, num_kv_heads, n * block_size, head_dim]."""
-        heads = self._heads.index_select(0, block_rows + layer * self._rows_per_layer)
-        return heads.view(2, self._rows_per_layer // 2, -1, self._head_dim)
+    def begin_step(self, inputs: StepInputs) -> AttentionStep:
+        access = KVAccess(self._config, self._kv_cache)
+        decode: DecodeAttention | None = None
+        if inputs.decodes is not None and self._in_place:
+            decode = _InPlaceDecode(self._config, self._kv_cache, inputs.decodes)
+        elif inputs.decodes is not None:
+            decode = GatherDecode(self._config, access, inputs.decodes)
+        return _Step(self._config, access, inputs, decode)
 
 
-class _TorchStep:
-    def __init__(self, config: ModelConfig, access: KVAccess, inputs: StepInputs) -> None:
-        self._config, self._access = config, access
+class _Step:
+    def __init__(
+        self,
+        config: ModelConfig,
+        access: KVAccess,
+        inputs: StepInputs,
+        decode: DecodeAttention | None,
+    ) -> None:
+        self._config, self._access, self._decode = config, access, decode
         self._slot_rows = access.slot_rows(inputs.slots)
         self._num_decodes = inputs.num_decodes
-        windows = {layer.sliding_window for layer in config.layers}
-        self._decodes = {
-            window: _DecodeView.build(inputs.decodes, window, access)
-            for window in windows
-            if inputs.decodes is not None
-        }
         self._prefills = {
             window: [_PrefillView.build(chunk, window, access) for chunk in inputs.prefills]
-            for window in windows
+            for window in {layer.sliding_window for layer in config.layers}
         }
 
     def __call__(self, layer: int, q: Tensor, kv: Tensor) -> Tensor:
         self._access.write(layer, self._slot_rows, kv)
-        window = self._config.layers[layer].sliding_window
-        output = torch.empty_like(q)  # [N, num_heads, head_dim]
-        if self._num_decodes:
-            output[: self._num_decodes] = self._decode(
-                layer, q[: self._num_decodes], self._decodes[window]
-            )
-        for view in self._prefills[window]:
+        views = self._prefills[self._config.layers[layer].sliding_window]
+        parts = []
+        if self._decode is not None:
+            parts.append(self._decode(layer, q[: self._num_decodes]))
+        for view in views:
             rows = slice(view.begin, view.begin + view.num_tokens)
-            output[rows] = self._prefill(layer, q[rows], kv[rows], view)
+            parts.append(self._prefill(layer, q[rows], kv[rows], view))
+        output = parts[0] if len(parts) == 1 else torch.cat(parts)
         return output.view(len(q), -1)
 
-    def _decode(self, layer: int, q: Tensor, view: "_DecodeView") -> Tensor:
-        num_rows, num_heads, head_dim = q.shape
-        num_kv_heads = self._config.num_kv_heads
-        context = self._access.read(layer, view.block_rows)
-        context = context.view(2, num_kv_heads, num_rows, -1, head_dim)
-        keys, values = context[0].flatten(0, 1), context[1]
-        # A zero weight times a NaN is a NaN: what does not belong to the row is cleared.
-        values = values.masked_fill_(view.hidden[None, :, :, None], 0).flatten(0, 1)
-        grouped = q.view(num_rows, num_kv_heads, -1, head_dim).transpose(0, 1)
-        scores = torch.bmm(grouped.reshape(len(keys), -1, head_dim), keys.transpose(1, 2))
-        scores = scores.float().mul_(self._config.attention_scale)
-        scores = scores.view(num_kv_heads, num_rows, num_heads // num_kv_heads, -1)
-        scores.masked_fill_(view.hidden[None, :, None, :], float("-inf"))
-        weights = torch.softmax(scores, -1).to(q.dtype).flatten(0, 1)
-        output = torch.bmm(weights, values)  # [num_kv_heads * num_rows, group, head_dim]
-        output = output.view(num_kv_heads, num_rows, -1, head_dim)
-        return output.transpose(0, 1).reshape(q.shape)
-
     def _prefill(self, layer: int, q: Tensor, kv: Tensor, view: "_PrefillView") -> Tensor:
-        num_tokens, _, head_dim = q.shape
+        num_tokens, num_heads, head_dim = q.shape
         num_kv_heads = self._config.num_kv_heads
         if view.block_rows is None:  # the chunk is the whole context
             context = kv.permute(1, 2, 0, 3)
         else:
             context = self._access.read(layer, view.block_rows)[:, :, view.context]
-        group = q.shape[1] // num_kv_heads
+        group = num_heads // num_kv_heads
         shape = (num_kv_heads, group, context.shape[2], head_dim)
         output = F.scaled_dot_product_attention(
             q.view(num_tokens, num_kv_heads, group, head_dim).permute(1, 2, 0, 3),
@@ -152,34 +123,34 @@ class _TorchStep:
         return output.permute(2, 0, 1, 3).reshape(q.shape)
 
 
-@dataclass(frozen=True, slots=True)
-class _DecodeView:
-    """What the decode rows see through one window: whole blocks and what to hide in them."""
+class _InPlaceDecode:
+    """Hands the rows to the compiled kernel."""
 
-    block_rows: Tensor
-    hidden: Tensor  # [num_rows, num_slots] bool
+    def __init__(self, config: ModelConfig, kv_cache: KVCache, batch: DecodeBatch) -> None:
+        # Here, because numba takes a while to import and not every process decodes.
+        from diptych.engine import paged_decode
 
-    @classmethod
-    def build(
-        cls, batch: DecodeBatch | None, window: int | None, access: KVAccess
-    ) -> "_DecodeView":
-        assert batch is not None
-        size = access.block_size
-        ends = batch.context_lens[:, None]
-        begins = torch.zeros_like(ends) if window is None else (ends - window).clamp_(min=0)
-        num_columns = batch.block_tables.shape[1]
-        if window is not None:
-            num_columns = min(num_columns, -(-(window - 1) // size) + 1)
-        device = ends.device
-        columns = begins // size + torch.arange(num_columns, device=device)
-        positions = (columns * size)[:, :, None] + torch.arange(size, device=device)
-        positions = positions.flatten(1)
-        columns = columns.clamp_(max=batch.block_tables.shape[1] - 1)
-        block_ids = batch.block_tables.gather(1, columns)
-        return cls(
-            block_rows=access.block_rows(block_ids.flatten()),
-            hidden=(positions < begins) | (positions >= ends),
+        self._kernel = paged_decode
+        self._config = config
+        self._cache = kv_cache.tensor.numpy()
+        self._block_tables = batch.block_tables.numpy()
+        self._context_lens = batch.context_lens.numpy()
+        self._num_threads = torch.get_num_threads()
+
+    def __call__(self, layer: int, q: Tensor) -> Tensor:
+        output = torch.empty(q.shape)
+        self._kernel.attend(
+            q.contiguous().numpy(),
+            self._cache,
+            layer,
+            self._block_tables,
+            self._context_lens,
+            self._config.layers[layer].sliding_window or self._kernel.NO_WINDOW,
+            self._config.attention_scale,
+            output.numpy(),
+            self._num_threads,
         )
+        return output
 
 
 @dataclass(frozen=True, slots=True)

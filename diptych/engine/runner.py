@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from diptych.engine.attention import AttentionBackend, TorchAttention
+from diptych.engine.attention import AttentionBackend, PagedAttention
 from diptych.engine.inputs import StepInputs, build_inputs
 from diptych.engine.kv_cache import KVCache
 from diptych.engine.model import Decoder
@@ -40,7 +40,7 @@ class Runner:
             )
         self._model = model
         self._kv_cache = kv_cache
-        self._attention = attention or TorchAttention(model.config, kv_cache)
+        self._attention = attention or PagedAttention(model.config, kv_cache)
 
     def warm_up(self, progress: WarmUpProgress = lambda ratio: None) -> None:
         """Compile and touch everything before the first real step.

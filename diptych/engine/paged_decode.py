@@ -2,8 +2,8 @@
 
 Gathering a batch's context costs several times what the arithmetic does; this
 kernel streams each block once. Work is cut by (row, key-value head). float32 on
-the host only. The first call compiles (seconds; later processes find it in numba's cache), so
-warm up first.
+the host only. The first call compiles (seconds; later processes find it in numba's
+cache), so warm up first.
 
 Only thread pools that survive calls from two threads at once are used (numba's own
 aborts the process); without one, a single thread does the work.
@@ -22,7 +22,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 NO_WINDOW = 1 << 62
 
-numba.config.THREADING_LAYER = "threadsafe"
+numba.config.THREADING_LAYER = "threadsafe"  # type: ignore[attr-defined]
 
 
 def _compiled(
@@ -67,7 +67,7 @@ def attend(
 
 def _take_threads(num_threads: int) -> bool:
     """Whether numba may use more than one thread from now on."""
-    limit: int = numba.config.NUMBA_NUM_THREADS
+    limit: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
     try:
         numba.set_num_threads(min(num_threads, limit))
     except ValueError:  # neither OpenMP nor TBB on this machine

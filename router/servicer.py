@@ -6,6 +6,9 @@ import time
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
+
+import grpc
 
 from diptych.detokenizer import Detokenizer
 from diptych.errors import (
@@ -129,8 +132,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                 session = Session(
                     request_id, resolved, answer, observer, self._services, deadline_s=deadline_s
                 )
-                last = await session.run(context.write)
-                await context.write(last)
+                write = partial(_write, context)
+                await write(await session.run(write))
             outcome = "ok"
         except asyncio.CancelledError:
             is_late = deadline_s is not None and time.monotonic() >= deadline_s - 0.001
@@ -227,3 +230,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         model_len = self._model.tokenizer.max_model_len
         workers_len = self._services.cluster.max_model_len
         return model_len if workers_len is None else min(model_len, workers_len)
+
+
+async def _write(context: Context, response: inference_pb2.GenerateResponse) -> None:
+    try:
+        await context.write(response)
+    except grpc.aio.BaseError:  # the call is over: the client is gone
+        raise asyncio.CancelledError from None

@@ -222,14 +222,14 @@ class Session:
             return
         try:
             self._actions.extend(step())
+            if self._answer.is_overfull:
+                self._actions.extend(self._machine.fail(_too_slow(self._config)))
             if self._is_executing:  # the outer call goes on with them
                 return
             self._is_executing = True
             try:
                 while self._actions:
                     self._execute(self._actions.popleft())
-                    if not self._actions and self._answer.is_overfull:
-                        self._actions.extend(self._machine.fail(_too_slow(self._config)))
             finally:
                 self._is_executing = False
             self._arm_timer()

@@ -89,7 +89,7 @@ class DecodeRole:
         self._servicer.on_step(updates)
 
     def num_active(self) -> int:
-        return self._servicer.num_sequences
+        return self._servicer.num_unfinished
 
     def num_streams(self) -> int:
         return self._servicer.num_streams

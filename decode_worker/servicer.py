@@ -45,6 +45,11 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
         """Sequences between Reserve and Ended, of all routers."""
         return sum(stream.num_sequences for stream in self._streams)
 
+    @property
+    def num_unfinished(self) -> int:
+        """What a drain waits for: sequences, and streams with something unsent."""
+        return self.num_sequences + sum(stream.has_unsent for stream in self._streams)
+
     def attach(self, node: DecodeNode) -> None:
         """The engine is there: sequences may be reserved, peers be connected."""
         self.node = node

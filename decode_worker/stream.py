@@ -57,6 +57,11 @@ class DecodeStream:
         """Sequences between Reserve and Ended."""
         return 0 if self._session is None else len(self._session)
 
+    @property
+    def has_unsent(self) -> bool:
+        """Whether the router has yet to be told something."""
+        return len(self._outbox) > 0 or self._stream.writing
+
     async def run(self) -> None:
         """Serve the stream; raises the DiptychError that ended it. Frees everything."""
         try:

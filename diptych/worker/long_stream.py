@@ -50,6 +50,7 @@ class LongStream(Generic[Command]):
         self._ending: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._heard_at = time.monotonic()
         self.tasks: asyncio.TaskGroup | None = None  # of the stream, while it runs
+        self.writing = False  # a message is on its way out
 
     def wake(self) -> None:
         """There is something to send."""
@@ -96,6 +97,7 @@ class LongStream(Generic[Command]):
                 self._unsent.clear()
                 await self._unsent.wait()
                 continue
+            self.writing = True
             try:
                 async with asyncio.timeout(self._timers.unsent_s):
                     await self._context.write(message)
@@ -103,6 +105,8 @@ class LongStream(Generic[Command]):
                 raise SlowClientError(
                     f"nothing could be sent for {self._timers.unsent_s} s"
                 ) from None
+            finally:
+                self.writing = False
 
     async def _keep_alive(self) -> None:
         interval_s = self._timers.heartbeat_s

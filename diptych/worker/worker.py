@@ -8,6 +8,7 @@ what runs finish, end what is left, free everything.
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
@@ -25,6 +26,7 @@ from diptych.worker.step_metrics import StepMetrics
 
 logger = logging.getLogger(__name__)
 
+_POLL_S = 0.02
 _END_S = 2.0  # streams that were ended have freed everything by then
 _STOP_GRACE_S = 0.25
 _TELL_FAILED_S = 0.2  # Watch tells of a dead engine before the process goes
@@ -177,12 +179,9 @@ class WorkerLife:
             logger.warning("streams do not end", extra={"num_streams": self._role.num_streams()})
 
     async def _wait_zero(self, count: Callable[[], int], timeout_s: float) -> bool:
-        with self._status.watching() as changed:
-            try:
-                async with asyncio.timeout(timeout_s):
-                    while count():
-                        changed.clear()
-                        await changed.wait()
-            except TimeoutError:
+        deadline = time.monotonic() + timeout_s
+        while count():
+            if time.monotonic() > deadline:
                 return False
+            await asyncio.sleep(_POLL_S)
         return True

@@ -7,6 +7,8 @@ from pydantic import BaseModel, ConfigDict, Field
 TransportName = Literal["nixl", "inline"]
 DigestLevel = Literal["full", "off"]
 
+MAX_PROBE_BLOCKS = 256
+
 
 class TransferConfig(BaseModel):
     """How a worker moves KV blocks. Frozen; built once at start."""
@@ -40,7 +42,10 @@ class TransferConfig(BaseModel):
         "what its small messages need, or RDMA where nixl_net_devices names such devices.",
     )
     probe_blocks: int = Field(
-        4, ge=1, le=256, description="Random scratch blocks moved to prove and measure a pair."
+        4,
+        ge=1,
+        le=MAX_PROBE_BLOCKS,
+        description="Random scratch blocks moved to prove and measure a pair.",
     )
     max_read_bytes: int = Field(
         16 * 2**20, ge=4096, description="Bytes of one read at the most; longer ones are split."
@@ -58,4 +63,11 @@ class TransferConfig(BaseModel):
         gt=0,
         description="A read unfinished for this long after its pull ended has its transport "
         "agent torn down to reclaim the blocks, s.",
+    )
+    quarantine_max_ratio: float = Field(
+        0.05,
+        gt=0,
+        le=1,
+        description="So do reads unfinished for a second that hold more than this part of the "
+        "pool, 0 to 1.",
     )

@@ -10,7 +10,7 @@ from kvtransfer.config import TransferConfig, TransportName
 from kvtransfer.inline import InlineTransport
 from kvtransfer.memory import PoolMemory
 from kvtransfer.transfer_thread import TransferThread
-from kvtransfer.transport import Transport
+from kvtransfer.transport import Transport, TransportError
 
 logger = logging.getLogger(__name__)
 
@@ -118,6 +118,9 @@ class TransferEndpoint:
     def _serve(self) -> bool:
         """Poller: ends with the last Fetch."""
         for transport in self.transports.values():
-            transport.serve()
+            try:
+                transport.serve()
+            except TransportError as error:  # of one reader: the others go on
+                logger.debug("serving reads", extra={"error": str(error)})
         self._polling = self._num_served > 0
         return not self._polling

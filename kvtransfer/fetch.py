@@ -14,6 +14,7 @@ from diptych.errors import (
 from diptych.rpc import Context
 from diptych.v1 import common_pb2, kv_source_pb2
 from diptych.v1.kv_source_pb2 import FetchEvent
+from kvtransfer.config import MAX_PROBE_BLOCKS
 from kvtransfer.digest import combined_digest
 from kvtransfer.inline import gather
 from kvtransfer.lease_record import AnnouncedRange, Grant
@@ -52,8 +53,11 @@ class FetchSession:
 
     async def run(self) -> None:
         """Serve until the reader ends the stream. Raises DiptychError."""
-        async with asyncio.timeout(self._servicer.timers.lost_peer_s):
-            command = await self._read()
+        try:
+            async with asyncio.timeout(self._servicer.timers.lost_peer_s):
+                command = await self._read()
+        except TimeoutError:
+            raise TransferInterruptedError("the reader did not open") from None
         if command is None:
             return
         if command.WhichOneof("command") != "open":
@@ -80,10 +84,8 @@ class FetchSession:
     async def _run_probe(self) -> None:
         """Announce scratch blocks full of random bytes."""
         num_blocks = self._open.num_probe_blocks
-        if not 1 <= num_blocks <= self._endpoint.config.probe_blocks:
-            raise InvalidRequestError(
-                f"must be 1 to {self._endpoint.config.probe_blocks}", field="num_probe_blocks"
-            )
+        if not 1 <= num_blocks <= MAX_PROBE_BLOCKS:
+            raise InvalidRequestError(f"must be 1 to {MAX_PROBE_BLOCKS}", field="num_probe_blocks")
         scratch, memory = self._servicer.scratch, self._endpoint.memory
         block_ids = tuple(scratch.allocate(num_blocks))
         try:
@@ -104,11 +106,11 @@ class FetchSession:
 
     async def _serve(self) -> None:
         await first_to_end(
-            receive=self._receive(),
-            announce=self._announce(),
-            guard=self._guard(),
-            beat=self._beat(),
-            watch=self._watch(),
+            receive=self._receive,
+            announce=self._announce,
+            guard=self._guard,
+            beat=self._beat,
+            watch=self._watch,
         )
 
     async def _receive(self) -> None:

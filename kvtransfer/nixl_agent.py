@@ -120,8 +120,12 @@ class NixlAgent:
 
     def serve(self) -> None:
         """Progress the passive side; arriving notifications are not used."""
-        if self.raw is not None:
+        if self.raw is None:
+            return
+        try:
             self.raw.get_new_notifs(["UCX"])
+        except Exception as error:
+            raise self.translated(error) from error
 
     def close(self) -> None:
         """Destroy the agent; copies that were unfinished report TransportError next."""

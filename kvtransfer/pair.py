@@ -95,16 +95,22 @@ class SourcePair:
                 try:
                     await self._prove(stub)
                     wait_s = config.reconnect_min_s
-                    await first_to_end(lost=self._until_lost(), channel=self._until_down(channel))
+                    await first_to_end(
+                        lost=self._until_lost, channel=partial(self._until_down, channel)
+                    )
                 except LayoutMismatchError as error:
                     self._become(worker_pb2.PAIR_STATE_FAILED, error.message)
                     await asyncio.Event().wait()  # nothing but a new process can heal this
                 except DiptychError as error:
                     self._become(worker_pb2.PAIR_STATE_FAILED, error.message)
-                    await asyncio.sleep(wait_s)
-                    wait_s = min(2 * wait_s, config.reconnect_max_s)
+                except Exception as error:  # a bug in one pair must not end the others
+                    logger.exception("pair failed", extra={"source": self.key.address})
+                    self._become(worker_pb2.PAIR_STATE_FAILED, f"internal: {error!r}")
                 finally:
                     self._disconnect()
+                if self._state == worker_pb2.PAIR_STATE_FAILED:
+                    await asyncio.sleep(wait_s)
+                    wait_s = min(2 * wait_s, config.reconnect_max_s)
 
     async def _prove(self, stub: "pb_grpc.KVSourceAsyncStub") -> None:
         """Connect over the first transport that works. Raises DiptychError."""

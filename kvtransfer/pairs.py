@@ -21,7 +21,7 @@ __all__ = ["PairTable", "PeerKey"]
 logger = logging.getLogger(__name__)
 
 _REAP_INTERVAL_S = 0.5
-_LOSSES = {decode_pb2.PULL_FAILURE_SOURCE_LOST, decode_pb2.PULL_FAILURE_TRANSPORT}
+_GRACE_S = 1.0  # that unfinished reads have, however many blocks they hold
 
 
 class PairTable:
@@ -113,9 +113,7 @@ class PairTable:
                 return
             if isinstance(outcome, PullResult):
                 pair.measured(outcome.stats)
-            elif (
-                isinstance(outcome, PullError) and outcome.failure in _LOSSES and pair.link is link
-            ):
+            elif outcome is not None and _is_loss(outcome) and pair.link is link:
                 pair.lost(outcome.message)
 
         return Pull(plan, link, self._endpoint, self._quarantine, self._timers, ended)
@@ -128,11 +126,17 @@ class PairTable:
         """Tear the agents down when a read never ends; every pair proves itself again."""
         while True:
             await asyncio.sleep(_REAP_INTERVAL_S)
-            now = time.monotonic()
-            oldest_s = max(q.oldest_s(now) for q in (self._quarantine, self._kit.quarantine))
-            if oldest_s <= self._endpoint.config.quarantine_max_s:
+            quarantines = (self._quarantine, self._kit.quarantine)
+            oldest_s = max(quarantine.oldest_s(time.monotonic()) for quarantine in quarantines)
+            num_blocks = sum(len(quarantine.block_ids) for quarantine in quarantines)
+            config = self._endpoint.config
+            too_many = num_blocks > config.quarantine_max_ratio * self._endpoint.memory.num_blocks
+            if oldest_s <= (_GRACE_S if too_many else config.quarantine_max_s):
                 continue
-            logger.error("agent torn down to end a read", extra={"age_s": round(oldest_s, 1)})
+            logger.error(
+                "agent torn down to end reads",
+                extra={"age_s": round(oldest_s, 1), "num_blocks": num_blocks},
+            )
             self.counters.num_agent_teardowns += 1
             try:
                 await self._endpoint.rebuild()
@@ -166,3 +170,10 @@ class PairTable:
 
     def _fell_back(self) -> None:
         self.counters.num_transport_fallbacks += 1
+
+
+def _is_loss(error: PullError) -> bool:
+    """Whether other pulls over the same pair would fail the same way."""
+    if error.failure == decode_pb2.PULL_FAILURE_SOURCE_LOST:
+        return True
+    return error.failure == decode_pb2.PULL_FAILURE_TRANSPORT and not error.refusal

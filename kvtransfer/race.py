@@ -1,29 +1,34 @@
 """Running several tasks of one job until the first of them ends."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 
-class _EndedError(Exception):
-    """Stops the group; never leaves this module."""
+async def first_to_end(**works: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Call and run named coroutine functions in one task group until the first returns or raises.
 
-
-async def first_to_end(**tasks: Coroutine[Any, Any, None]) -> None:
-    """Run named coroutines in one task group until the first returns or raises.
-
-    The others are cancelled and awaited. Raises what the first raised.
+    The others are cancelled and awaited. Raises what the first raised, or
+    CancelledError if the caller was cancelled meanwhile. No task of the group ever
+    raises: before Python 3.13 a group that fails while it is being left hides a
+    cancellation of its owner.
     """
-    try:
-        async with asyncio.TaskGroup() as group:
-            for name, coroutine in tasks.items():
-                group.create_task(_end_group_after(coroutine), name=name)
-    except BaseExceptionGroup as ended:
-        errors = [error for error in ended.exceptions if not isinstance(error, _EndedError)]
-        if errors:
-            raise errors[0] from None
+    outcomes: list[Exception | None] = []
+    ended = asyncio.Event()
 
+    async def follow(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        try:
+            await work()
+        except Exception as error:  # noqa: BLE001 - the caller gets it
+            outcomes.append(error)
+        else:
+            outcomes.append(None)
+        ended.set()
 
-async def _end_group_after(coroutine: Coroutine[Any, Any, None]) -> None:
-    await coroutine
-    raise _EndedError
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(follow(work), name=name) for name, work in works.items()]
+        await ended.wait()
+        for task in tasks:
+            task.cancel()
+    if outcomes[0] is not None:
+        raise outcomes[0]

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 import grpc
@@ -139,9 +140,9 @@ class Pull:
         call = self._link.stub.Fetch(None)
         try:
             await first_to_end(
-                receive=self._receive(call),
-                drive=self._drive(call, machine, self._link),
-                beat=self._beat(call),
+                receive=partial(self._receive, call),
+                drive=partial(self._drive, call, machine, self._link),
+                beat=partial(self._beat, call),
             )
         finally:
             call.cancel()

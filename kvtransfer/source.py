@@ -1,6 +1,7 @@
 """KVSource: the gRPC shell around the leases of a source."""
 
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
 
 from diptych.errors import DiptychError, LayoutMismatchError
@@ -95,13 +96,20 @@ class KVSourceServicer(pb_grpc.KVSourceServicer):
             return
         memory, block_ids = self.endpoint.memory, lease.ranges[index].block_ids
 
-        def done(digests: tuple[bytes, ...] | None, error: Exception | None) -> None:
-            if digests is None:
+        def digest() -> tuple[tuple[bytes, ...], float]:
+            started_s = time.monotonic()
+            return block_digests(memory, block_ids), time.monotonic() - started_s
+
+        def done(result: tuple[tuple[bytes, ...], float] | None, error: Exception | None) -> None:
+            if result is None:  # without digests no reader can be served
                 logger.error("digest failed", exc_info=error)
+                self.leases.close(lease.lease_id)
                 return
+            digests, digest_s = result
+            self.counters.digest_s += digest_s
             self.leases.add_digests(lease, index, digests)
 
-        self.endpoint.thread.submit(lambda: block_digests(memory, block_ids), done)
+        self.endpoint.thread.submit(digest, done)
 
     def on_changed(self, lease: Lease) -> None:
         """LeaseObserver: wake the readers of this lease."""

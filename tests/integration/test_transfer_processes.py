@@ -164,7 +164,9 @@ async def test_an_unfinished_read_is_quarantined_and_teardown_reclaims_it() -> N
         source_process(
             "nixl", block_bytes=BIG, settings=json.dumps(TCP), incarnation="other"
         ) as other,
-        open_reader(config("nixl", quarantine_max_s=0.7, **TCP), block_bytes=BIG) as reader,
+        open_reader(
+            config("nixl", quarantine_max_s=0.7, quarantine_max_ratio=1, **TCP), block_bytes=BIG
+        ) as reader,
     ):
         reader.pairs.set_peers("another router", [other.key])
         await reader.wait_for(other.key, worker_pb2.PAIR_STATE_PROVEN)

@@ -1,0 +1,82 @@
+"""What the documentation names exists: files it links to, settings, metrics, make targets."""
+
+import re
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from diptych.cli.generate import GenerateConfig
+from diptych.cli.up import UpConfig
+from diptych.errors import DiptychError
+from router.config import RouterConfig
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def page_name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_relative_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
+def settings_of(config: type[BaseModel], prefix: str = "") -> set[str]:
+    """Flags of ``config``, nested ones with dots."""
+    flags: set[str] = set()
+    for name, field in config.model_fields.items():
+        flags.add("--" + prefix + name.replace("_", "-"))
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            flags |= settings_of(kind, f"{prefix}{name}.")
+    return flags
+
+
+def test_settings_in_the_readme_exist() -> None:
+    # The workers' settings are declared without torch, so this stays a unit test.
+    from decode_worker.config import DecodeWorkerConfig
+    from prefill_worker.config import PrefillWorkerConfig
+
+    known: set[str] = set()
+    for config in (
+        RouterConfig,
+        PrefillWorkerConfig,
+        DecodeWorkerConfig,
+        UpConfig,
+        GenerateConfig,
+    ):
+        known |= settings_of(config)
+    text = (ROOT / "README.md").read_text()
+    elsewhere = {"--rm", "--config", "--help", "--extra-index-url", "--timers"}
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z._-]*[a-z]", text)) - elsewhere
+    assert len(named) > 20
+    assert named <= known
+
+
+def test_metrics_in_the_docs_are_made_somewhere() -> None:
+    code = "".join(
+        path.read_text()
+        for package in ("diptych", "router", "prefill_worker", "decode_worker", "kvtransfer")
+        for path in (ROOT / package).rglob("*.py")
+    )
+    for page in PAGES:
+        for name in re.findall(r"`(diptych_[a-z_]+|gen_ai_[a-z_]+)`", page.read_text()):
+            assert f'"{name.removeprefix("diptych_")}"' in code, name
+
+
+def test_make_targets_in_the_docs_exist() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in PAGES:
+        for target in re.findall(r"(?:`|^)make ([a-z]+)", page.read_text(), re.MULTILINE):
+            assert target in targets, target
+
+
+def test_reasons_in_the_docs_are_those_of_the_error_model() -> None:
+    reasons = {error.reason for error in DiptychError.__subclasses__()}
+    for page in PAGES:
+        for reason in re.findall(r"`([A-Z]+(?:_[A-Z]+)+)`", page.read_text()):
+            assert reason in reasons, reason

@@ -112,8 +112,12 @@ class Answer:
         return gap_s
 
     def flush(self) -> str:
-        """The text that was still held back when the output ended without a stop string."""
-        return "" if self.stop_match else self._detokenizer.flush().text
+        """The text that was still held back; broken characters may yet complete a stop string."""
+        if self.stop_match:
+            return ""
+        delta = self._detokenizer.flush()
+        self.stop_match = delta.stop_match or ""
+        return delta.text
 
     def last_response(
         self, reason: int, text: str, usage: inference_pb2.Usage, timing: inference_pb2.Timing

@@ -51,14 +51,17 @@ class LeastLoaded:
         """See :class:`router.placement.Policy`."""
         prefills = [view for view in snapshot.prefill if _may_prefill(query, view)]
         decodes = [view for view in snapshot.decode if _may_decode(query, view)]
-        if query.on_prefill is None:
-            local = self._local(query, snapshot, decodes)
-            if local is not None:
-                return local
-            if query.prefill_alone and query.on_decode is None:
-                best = min(prefills, key=lambda p: self._prefill_work(query, p), default=None)
-                return None if best is None else Placement(best.worker, None)
-        return self._pair(query, prefills, decodes)
+        if query.on_prefill is not None:
+            return self._pair(query, prefills, decodes)
+        local = self._local(query, snapshot, decodes)
+        if local is not None:
+            return local
+        if query.prefill_alone and query.on_decode is None:
+            alone = min(prefills, key=lambda p: self._prefill_work(query, p), default=None)
+            placement = None if alone is None else Placement(alone.worker, None)
+        else:
+            placement = self._pair(query, prefills, decodes)
+        return placement or self._recompute(query, snapshot, decodes)
 
     def _pair(
         self, query: Query, prefills: list[PrefillView], decodes: list[DecodeView]
@@ -78,31 +81,42 @@ class LeastLoaded:
     def _local(
         self, query: Query, snapshot: Snapshot, decodes: list[DecodeView]
     ) -> Placement | None:
-        able = [view for view in decodes if view.local_prefill]
-        if not able:
+        """Decode alone, because it is cheaper or because there is no prefill worker."""
+        best = self._least_work(query, [view for view in decodes if view.local_prefill])
+        if best is None:
             return None
-        best = min(able, key=lambda d: self._decode_work(query, d))
-        why = self._why_local(query, snapshot, best)
+        why = None
+        if not self._has_prefill_pool:
+            why = Why.CHOICE
+        elif query.failed or query.failed_pairs:
+            return None
+        elif not snapshot.prefill:
+            why = Why.NO_PREFILL if self._allow_local else None
+        elif self._num_missing(query, best.worker) < self._local_below_tokens:
+            why = Why.CHOICE
         return None if why is None else Placement(None, best.worker, why)
 
-    def _why_local(self, query: Query, snapshot: Snapshot, decode: DecodeView) -> Why | None:
-        if not self._has_prefill_pool:
-            return Why.CHOICE
-        alive = [p.worker.incarnation for p in snapshot.prefill]
-        if not alive:
-            failed_here = query.failed or query.failed_pairs
-            allowed = self._allow_recompute if failed_here else self._allow_local
-            why = Why.RECOMPUTE if failed_here else Why.NO_PREFILL
-            return why if allowed else None
-        if not query.failed and not query.failed_pairs:
-            missing = self._num_missing(query, decode.worker)
-            return Why.CHOICE if missing < self._local_below_tokens else None
-        pair_failed = query.failed_pairs
-        if self._allow_recompute and all(
-            p in query.failed or Pair(p, decode.worker.incarnation) in pair_failed for p in alive
-        ):
-            return Why.RECOMPUTE
-        return None
+    def _recompute(
+        self, query: Query, snapshot: Snapshot, decodes: list[DecodeView]
+    ) -> Placement | None:
+        """Decode alone, because every prefill worker that is alive failed this request."""
+        if not self._allow_recompute or not (query.failed or query.failed_pairs):
+            return None
+        alive = [view.worker.incarnation for view in snapshot.prefill]
+        able = [
+            view
+            for view in decodes
+            if view.local_prefill
+            and all(
+                p in query.failed or Pair(p, view.worker.incarnation) in query.failed_pairs
+                for p in alive
+            )
+        ]
+        best = self._least_work(query, able)
+        return None if best is None else Placement(None, best.worker, Why.RECOMPUTE)
+
+    def _least_work(self, query: Query, views: list[DecodeView]) -> DecodeView | None:
+        return min(views, key=lambda view: self._decode_work(query, view), default=None)
 
     def _prefill_work(self, query: Query, view: PrefillView) -> float:
         return view.num_pending_tokens + self._num_missing(query, view.worker)

@@ -445,6 +445,8 @@ class Session:
 
     def _last_response(self) -> inference_pb2.GenerateResponse:
         text = self._answer.flush()
+        if self._answer.stop_match:
+            self._finish_reason = common_pb2.FINISH_REASON_STOP
         return self._answer.last_response(self._finish_reason, text, self.usage, self.timing)
 
 

@@ -1,5 +1,6 @@
 """``diptych model fetch`` and ``diptych model import``: have a model on disk ahead of time."""
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -46,7 +47,7 @@ def run(args: list[str]) -> int:
         print(_USAGE)  # noqa: T201
         return 0 if args and args[0] in ("-h", "--help") else 2
     name, rest = args[0], args[1:]
-    prog, prefix = f"diptych model {name}", f"DIPTYCH_{name.upper()}_"
+    prog, prefix = f"diptych model {name}", f"DIPTYCH_MODEL_{name.upper()}_"
     with ConsoleProgress() as progress:
         if name == "fetch":
             fetch = settings.load(FetchConfig, rest, prog=prog, env_prefix=prefix)
@@ -78,5 +79,9 @@ def _import(config: ImportConfig, progress: ConsoleProgress) -> Path:
     if config.to.exists():
         raise ConfigurationError(f"--to: {config.to} exists")
     config.to.mkdir(parents=True)
-    load_importer()(config.file, config.to, progress)
+    try:
+        load_importer()(config.file, config.to, progress)
+    except BaseException:
+        shutil.rmtree(config.to)  # it was not there before
+        raise
     return config.to

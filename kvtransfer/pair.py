@@ -24,6 +24,7 @@ from kvtransfer.transport import Peer, TransportError
 
 logger = logging.getLogger(__name__)
 
+_TRANSPORT_TRIES = 3  # before the next transport's turn
 _RATE_WEIGHT = 0.2  # of the newest pull in the moving average
 
 
@@ -115,7 +116,8 @@ class SourcePair:
     async def _prove(self, stub: "pb_grpc.KVSourceAsyncStub") -> None:
         """Connect over the first transport that works. Raises DiptychError."""
         wanted = list(self._kit.endpoint.transports)
-        failures: list[str] = []
+        failures: dict[str, str] = {}
+        num_tries = 0
         while wanted:
             response = await self._connect(stub, wanted)
             name = response.transport
@@ -125,19 +127,25 @@ class SourcePair:
             except PullError as error:
                 if error.refusal or error.failure == decode_pb2.PULL_FAILURE_SOURCE_LOST:
                     raise  # not the transport's fault
-                failures.append(f"{name}: {error.message}")
-                wanted = wanted[wanted.index(name) + 1 :]
-                self._on_fallback()
+                failures[name] = error.message
+                num_tries += 1
+                if num_tries < _TRANSPORT_TRIES:  # what a stopped peer left behind heals
+                    await asyncio.sleep(self._kit.endpoint.config.reconnect_min_s)
+                    continue
                 logger.warning(
                     "transport refused", extra={"transport": name, "error": error.message}
                 )
+                wanted, num_tries = wanted[wanted.index(name) + 1 :], 0
+                if wanted:
+                    self._on_fallback()
                 continue
+            failures.pop(name, None)
             self._bytes_per_s = rate
             self._lost.clear()
             self.link = link
-            self._become(worker_pb2.PAIR_STATE_PROVEN, "; ".join(failures))
+            self._become(worker_pb2.PAIR_STATE_PROVEN, _listed(failures))
             return
-        raise PullError(decode_pb2.PULL_FAILURE_TRANSPORT, "; ".join(failures))
+        raise PullError(decode_pb2.PULL_FAILURE_TRANSPORT, _listed(failures))
 
     async def _connect(
         self, stub: "pb_grpc.KVSourceAsyncStub", wanted: list[str]
@@ -237,3 +245,7 @@ class SourcePair:
 def _close_all(peers: list[Peer]) -> None:
     for peer in peers:
         peer.close()
+
+
+def _listed(failures: dict[str, str]) -> str:
+    return "; ".join(f"{name}: {message}" for name, message in failures.items())

@@ -1,0 +1,120 @@
+"""Worker processes as their supervisor sees them: exit codes, signals, an engine that dies."""
+
+import asyncio
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from grpc_health.v1 import health_pb2
+
+from diptych import rpc
+from diptych.engine.runner import Runner
+from diptych.engine.step import StepOutput, StepPlan
+from diptych.errors import DiptychError
+from diptych.v1 import worker_pb2
+from diptych.worker.worker import EngineDiedError
+from tests.cluster import Process
+from tests.integration.worker_rig import (
+    INLINE,
+    Lease,
+    Settings,
+    Worker,
+    prefill_worker,
+    prompt,
+)
+
+ARGS = ["--num-threads", "1", "--num-blocks", "32", "--transfer.transports", "inline"]
+SETTINGS: Settings = {"num_blocks": 32, "max_model_len": 256, "transfer": INLINE}
+
+
+def process(role: str, model: Path, tmp_path: Path, *args: str) -> Process:
+    return Process(f"{role}_worker", role, tmp_path, ["--model", str(model), *ARGS, *args])
+
+
+def exit_code(worker: Process, within_s: float = 30) -> int:
+    """Wait until it ends by itself."""
+    deadline = time.monotonic() + within_s
+    while worker.alive:
+        assert time.monotonic() < deadline, f"still alive:\n{worker.log_tail()}"
+        time.sleep(0.02)
+    return worker.stop()
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_sigterm_ends_with_0(tiny_llama: Path, tmp_path: Path, role: str) -> None:
+    worker = process(role, tiny_llama, tmp_path)
+    worker.start()
+    worker.wait_listening()  # it is still loading
+    assert worker.stop() == 0, worker.log_tail()
+    worker.start()
+    worker.wait_listening()
+    deadline = time.monotonic() + 30
+    while "SERVING_STATE_READY" not in worker.log_tail():
+        assert time.monotonic() < deadline, worker.log_tail()
+        time.sleep(0.05)
+    assert worker.stop() == 0, worker.log_tail()
+    assert "error" not in worker.log_tail()
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--model", "/nowhere"], "model '/nowhere'"),
+        (["--max-model-len", "100000"], "max_model_len: 100000"),
+        (["--cpus", "900"], "cpus: 900"),
+    ],
+)
+def test_a_wrong_setting_is_one_line_and_2(
+    tiny_llama: Path, tmp_path: Path, args: list[str], message: str
+) -> None:
+    worker = process("decode", tiny_llama, tmp_path, *args)
+    worker.start()
+    assert exit_code(worker) == 2
+    (line,) = (each for each in worker.log_tail().splitlines() if not each.startswith("{"))
+    assert message in line
+    assert "Traceback" not in worker.log_tail()
+
+
+async def test_a_second_signal_does_not_wait(tiny_llama: Path, tmp_path: Path) -> None:
+    worker = process("prefill", tiny_llama, tmp_path)
+    worker.start()
+    worker.wait_listening()
+    async with rpc.channel(worker.address) as channel:
+        nobody = asyncio.get_running_loop().create_task(asyncio.sleep(0))
+        view = Worker(worker.address, worker.metrics_address, channel, asyncio.Event(), nobody)
+        await view.watch_until(lambda s: s.state == worker_pb2.SERVING_STATE_READY)
+        lease = Lease(view)
+        await lease.start(prompt(20))
+        await lease.next("accepted")
+        await lease.grant("somebody")
+        worker.signal(signal.SIGTERM)
+        await view.watch_until(lambda s: s.state == worker_pb2.SERVING_STATE_DRAINING)
+        assert worker.alive
+        worker.signal(signal.SIGTERM)
+        assert await asyncio.to_thread(exit_code, worker, 5) == 128 + signal.SIGTERM
+        with pytest.raises(DiptychError):
+            await lease.error()
+
+
+async def test_a_dead_engine_takes_the_process_down(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: Runner, plan: StepPlan) -> StepOutput:
+        raise RuntimeError("the device is gone")
+
+    async def serve_and_break() -> None:
+        async with prefill_worker(tiny_llama, tmp_path, SETTINGS) as worker:
+            monkeypatch.setattr(Runner, "execute", broken)
+            lease = Lease(worker)
+            await lease.start(prompt(20))
+            await lease.next("accepted")
+            await worker.watch_until(lambda s: s.state == worker_pb2.SERVING_STATE_FAILED)
+            assert await worker.health() == health_pb2.HealthCheckResponse.NOT_SERVING
+            with pytest.raises(DiptychError):
+                await lease.error()
+            await asyncio.wait([worker.serving], timeout=5)
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await serve_and_break()
+    assert caught.group_contains(EngineDiedError)

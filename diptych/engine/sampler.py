@@ -68,7 +68,8 @@ def sample(
         draw, decided = _draw_filtered(batch.take(filtered), num_candidates)
         rows = filtered[decided]
         token_ids[rows], margins[rows] = draw.token_ids[decided], draw.margins[decided]
-        filtered, num_candidates = filtered[~decided], logits.shape[1]
+        filtered = filtered[~decided]
+        num_candidates = min(16 * num_candidates, logits.shape[1])
 
     margins[~batch.wants_margin] = np.nan
     return list(map(SampledToken, token_ids.tolist(), margins.tolist()))

@@ -1,0 +1,103 @@
+"""Spans and counters of one sequence's life."""
+
+import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client import CollectorRegistry
+
+from decode_worker.observer import StreamObserver, outcome_names
+from decode_worker.outbox import NewToken
+from decode_worker.session import Fallback
+from diptych.engine.sequence import Sequence, SequenceKey
+from diptych.telemetry.families import EngineMetrics, TransferMetrics
+from diptych.telemetry.metrics import Metrics
+from diptych.telemetry.tracing import Tracing
+from diptych.v1 import common_pb2, decode_pb2
+from kvtransfer.pull import PullError
+
+TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
+
+
+@pytest.fixture
+def exporter() -> InMemorySpanExporter:
+    return InMemorySpanExporter()
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+@pytest.fixture
+def tracing(exporter: InMemorySpanExporter) -> Tracing:
+    return Tracing("diptych-decode", exporter=exporter)
+
+
+@pytest.fixture
+def observer(tracing: Tracing, registry: CollectorRegistry) -> StreamObserver:
+    metrics = Metrics(registry)
+    engine = EngineMetrics(metrics, lambda: [], lambda: 0, lambda: 0)
+    return StreamObserver(tracing, engine, TransferMetrics(metrics, ["inline"], outcome_names()))
+
+
+def reserve() -> tuple[decode_pb2.Reserve, Sequence]:
+    context = {"traceparent": f"00-{TRACE_ID}-b7ad6b7169203331-01"}
+    spec = common_pb2.SequenceSpec(token_ids=[1, 2], num_prompt_tokens=2)
+    sequence = Sequence.from_spec(SequenceKey("r", 7), spec, prefill_only=False)
+    command = decode_pb2.Reserve(sequence_id=7, spec=spec, trace_context=context)
+    return command, sequence
+
+
+def test_a_handed_off_sequence(
+    observer: StreamObserver,
+    tracing: Tracing,
+    exporter: InMemorySpanExporter,
+    registry: CollectorRegistry,
+) -> None:
+    command, sequence = reserve()
+    observer.reserved(command, sequence)
+    stats = common_pb2.TransferStats(
+        transport="inline", num_bytes=64, num_tokens=2, read_s=0.01, exposed_s=0.02, total_s=0.1
+    )
+    observer.pulled(7, 0.0, stats)
+    observer.started(sequence, None)
+    observer.stepped([NewToken(7, 3, 5, None)])
+    observer.ended(sequence, decode_pb2.Ended(sequence_id=7, num_computed_tokens=1))
+    observer.ended(sequence, decode_pb2.Ended(sequence_id=7))
+    tracing.shutdown()
+    spans = exporter.get_finished_spans()
+    assert [span.name for span in spans] == [
+        "diptych.transfer",
+        "diptych.transfer_exposed",
+        "diptych.decode_run",
+    ]
+    assert {f"{span.context.trace_id:032x}" for span in spans if span.context} == {TRACE_ID}
+    assert spans[0].attributes is not None
+    assert spans[0].attributes["diptych.transfer.bytes"] == 64
+    assert registry.get_sample_value("diptych_kv_pulls_total", {"transport": "inline"}) == 1
+    assert registry.get_sample_value("diptych_kv_transfer_bytes_total") == 64
+
+
+def test_a_fallback_is_visible(
+    observer: StreamObserver,
+    tracing: Tracing,
+    exporter: InMemorySpanExporter,
+    registry: CollectorRegistry,
+) -> None:
+    command, sequence = reserve()
+    observer.reserved(command, sequence)
+    observer.pull_failed(7, 0.0, PullError(decode_pb2.PULL_FAILURE_SOURCE_LOST, "gone"))
+    observer.pull_failed(7, 0.0, None)
+    observer.started(sequence, Fallback.RECOMPUTE)
+    observer.stepped([NewToken(7, 2, 5, None)])
+    observer.stepped([NewToken(7, 3, 5, None)])
+    tracing.shutdown()
+    spans = exporter.get_finished_spans()
+    assert [span.name for span in spans] == [
+        "diptych.transfer",
+        "diptych.transfer",
+        "diptych.recompute",
+    ]
+    failed = "diptych_kv_pulls_failed_total"
+    assert registry.get_sample_value(failed, {"reason": "SOURCE_LOST"}) == 1
+    assert registry.get_sample_value(failed, {"reason": "CANCELLED"}) == 1
+    assert registry.get_sample_value("diptych_local_prefills_total", {"why": "recompute"}) == 1

@@ -1,0 +1,75 @@
+"""What a worker refuses of what a router sends, by field."""
+
+import math
+
+import pytest
+
+from diptych.errors import InvalidRequestError
+from diptych.v1 import common_pb2
+from diptych.worker.check_spec import check_spec
+
+
+def spec(**sampling: object) -> common_pb2.SequenceSpec:
+    values: dict[str, object] = {"temperature": 0.8, "seed": 1, "max_tokens": 4, **sampling}
+    given = {name: value for name, value in values.items() if value is not None}
+    return common_pb2.SequenceSpec(
+        token_ids=[1, 2, 3],
+        num_prompt_tokens=2,
+        sampling=common_pb2.SamplingParams(**given),  # type: ignore[arg-type]
+    )
+
+
+def check(candidate: common_pb2.SequenceSpec) -> None:
+    check_spec(candidate, vocab_size=10, max_model_len=8)
+
+
+def test_a_resolved_spec_passes() -> None:
+    check(spec())
+    check(spec(temperature=0, seed=None))
+
+
+@pytest.mark.parametrize(
+    ("sampling", "field"),
+    [
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": math.nan}, "temperature"),
+        ({"temperature": 101}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_p": 1.1}, "top_p"),
+        ({"max_tokens": None}, "max_tokens"),
+        ({"max_tokens": 1}, "max_tokens"),
+        ({"seed": None}, "seed"),
+        ({"temperature": None, "seed": None}, "seed"),
+        ({"stop_token_ids": [3, 10]}, "stop_token_ids[1]"),
+    ],
+)
+def test_sampling(sampling: dict[str, object], field: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        check(spec(**sampling))
+    assert caught.value.field == f"spec.sampling.{field}"
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "num_prompt_tokens", "field"),
+    [
+        ([], 0, "token_ids"),
+        ([1] * 8, 1, "token_ids"),
+        ([1, 10], 1, "token_ids[1]"),
+        ([1, 2], 0, "num_prompt_tokens"),
+        ([1, 2], 3, "num_prompt_tokens"),
+    ],
+)
+def test_tokens(token_ids: list[int], num_prompt_tokens: int, field: str) -> None:
+    candidate = spec()
+    candidate.token_ids[:] = token_ids
+    candidate.num_prompt_tokens = num_prompt_tokens
+    with pytest.raises(InvalidRequestError) as caught:
+        check(candidate)
+    assert caught.value.field == f"spec.{field}"
+
+
+def test_a_long_salt() -> None:
+    candidate = spec()
+    candidate.cache_salt = b"s" * 257
+    with pytest.raises(InvalidRequestError, match="cache_salt"):
+        check(candidate)

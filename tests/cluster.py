@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
 from diptych.client import DiptychClient
 
 START_TIMEOUT_S = 180.0

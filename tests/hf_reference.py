@@ -18,7 +18,7 @@ def load(folder: Path) -> Any:
     """The transformers model of ``folder`` in float32, for inference."""
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
 @torch.inference_mode()

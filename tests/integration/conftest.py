@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from diptych.engine.tiny_model import write_tiny_model
 
 BLOCK_SIZE = 16

@@ -25,7 +25,8 @@ from diptych.v1 import inference_pb2
 from tests import hf_reference
 from tests.call import Answer, generate, token_request
 from tests.cluster import Cluster, running_cluster
-from tests.golden.models import GoldenModel, GoldenPrompt, golden_model
+from tests.golden.models import GoldenModel, golden_model
+from tests.golden.reference import GoldenPrompt
 from tests.golden_rule import MARGIN, check_exact, first_difference
 
 LOGIT_TOLERANCE = 1e-3
@@ -34,6 +35,8 @@ CHUNK = 512
 CI_LENGTHS = (1, 16, 257, 513, 1500)
 MAX_LEN = 1600
 SEEDED_TOKENS = 48
+SMALL_POOL_LEN = 384  # tokens of the longest sequence in the pool that preempts
+SMALL_POOL_BLOCKS = 26
 TEMPERATURE = 0.8
 
 pytestmark = pytest.mark.timeout(1800)
@@ -53,19 +56,17 @@ def prompts(model: GoldenModel, request: pytest.FixtureRequest) -> list[GoldenPr
 
 @contextmanager
 def cluster_of(
-    model: GoldenModel,
-    work: Path,
-    *,
-    num_prefill: int = 1,
-    decode_flags: dict[str, str] | None = None,
-    **flags: str,
+    model: GoldenModel, work: Path, flags: dict[str, str] | None = None, *, num_prefill: int = 1
 ) -> Iterator[Cluster]:
     with running_cluster(
         work,
         str(model.folder),
         num_prefill=num_prefill,
-        worker_flags={"max-model-len": str(MAX_LEN), "max-batched-tokens": str(CHUNK), **flags},
-        decode_flags=decode_flags,
+        worker_flags={
+            "max-model-len": str(MAX_LEN),
+            "max-batched-tokens": str(CHUNK),
+            **(flags or {}),
+        },
         router_flags={"local-prefill-below-tokens": "0"},
     ) as cluster:
         yield cluster
@@ -165,7 +166,7 @@ async def test_disaggregated(
     model: GoldenModel, prompts: list[GoldenPrompt], tmp_path: Path, transport: str
 ) -> None:
     """One at a time, then eight in flight; and seeded sampling against local prefill."""
-    with cluster_of(model, tmp_path / "apart", **{"transfer.transports": transport}) as cluster:
+    with cluster_of(model, tmp_path / "apart", {"transfer.transports": transport}) as cluster:
         async with calling(cluster) as channel:
             answers = await ask(channel, greedy_requests(prompts))
             check_greedy(prompts, answers, transport)
@@ -187,33 +188,35 @@ async def test_disaggregated(
     assert num_ties <= max(1, len(prompts) // 40)
 
 
-async def test_local_prefill_and_preemption(
+async def test_local_prefill(
     model: GoldenModel, prompts: list[GoldenPrompt], tmp_path: Path
 ) -> None:
-    """One process; then a pool so small that running sequences are preempted and recomputed."""
-    with cluster_of(model, tmp_path / "local", num_prefill=0) as cluster:
+    """One process: the decode worker computes the prompts itself."""
+    with cluster_of(model, tmp_path, num_prefill=0) as cluster:
         async with calling(cluster) as channel:
             answers = await ask(channel, greedy_requests(prompts))
             check_greedy(prompts, answers, "local prefill")
             for answer in answers:
                 assert answer.timing.kv_path == inference_pb2.KV_PATH_LOCAL
-    longest = max(len(p.token_ids) + len(p.output_ids) for p in prompts)
-    num_blocks = -(-longest // BLOCK_SIZE) + 2
-    short = [p for p in prompts if len(p.token_ids) <= longest // 4] * 4
-    flags = {"num-blocks": str(max(24, num_blocks // 3)), "max-model-len": "384"}
-    short = [p for p in short if len(p.token_ids) + len(p.output_ids) <= 384]
-    with cluster_of(model, tmp_path / "small", num_prefill=0, **flags) as cluster:
+
+
+async def test_preempted(model: GoldenModel, prompts: list[GoldenPrompt], tmp_path: Path) -> None:
+    """A pool too small for the batch: running sequences lose their blocks and are recomputed."""
+    fitting = [p for p in prompts if len(p.token_ids) + len(p.output_ids) <= SMALL_POOL_LEN]
+    flags = {"num-blocks": str(SMALL_POOL_BLOCKS), "max-model-len": str(SMALL_POOL_LEN)}
+    with cluster_of(model, tmp_path, flags, num_prefill=0) as cluster:
         async with calling(cluster) as channel:
+            crowd = [prompt for prompt in fitting for _ in range(3)]
             requests = [
                 request
-                for index, prompt in enumerate(short)
+                for index, prompt in enumerate(crowd)
                 for request in greedy_requests([prompt], salt=str(index))
             ]
             answers = await ask(channel, requests, in_flight=8)
-            check_greedy(short, answers, "preempted")
+            check_greedy(crowd, answers, "preempted")
             num_preempted = sum(answer.timing.num_preemptions for answer in answers)
-            assert num_preempted > 0, "the pool was not small enough to preempt"
             print(f"{model.name}: {num_preempted} preemptions")  # noqa: T201
+            assert num_preempted > 0, "the pool was not small enough to preempt"
 
 
 def test_the_rule_itself() -> None:

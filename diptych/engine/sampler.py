@@ -213,9 +213,11 @@ def _draw_filtered(batch: _Batch, num_candidates: int) -> tuple[_Draw, NDArray[n
     wanted = np.minimum(batch.top_ps, 1.0) * totals
     num_kept = np.maximum((ends - weights < wanted[:, None]).sum(1), 1)
     num_kept = np.minimum(num_kept, batch.top_ks)
-    # Equal logits beyond the candidates may rank before those kept.
+    # Equal logits beyond the candidates may rank before those kept, and top_p's share is
+    # of what top_k keeps, which may reach beyond the candidates without being everything.
     edge = values[np.arange(len(values)), num_kept - 1]
-    decided = (num_candidates == vocab_size) | (edge > values[:, -1])
+    whole = (batch.top_ks <= num_candidates) | (batch.top_ks == vocab_size)
+    decided = (num_candidates == vocab_size) | ((edge > values[:, -1]) & whole)
 
     weights[ranks >= num_kept[:, None]] = 0.0
     width = int(num_kept.max())

@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from numpy.typing import NDArray
 
 from diptych.engine.sampler import mix, sample
@@ -133,6 +133,13 @@ _SPECS = st.builds(
     vocab_size=st.sampled_from((101, 512, 1024, 1025, 3000)),
     spread=st.sampled_from((0.0, 0.1, 2.0, 12.0)),
     position=st.integers(0, 10**6),
+)
+@example(  # the share of top_p is of the 1500 kept, of which 1024 are looked at first
+    specs=[spec(top_k=1500, top_p=0.9, seed=seed) for seed in range(6)],
+    seed=0,
+    vocab_size=3000,
+    spread=2.0,
+    position=0,
 )
 def test_equals_the_definition(
     specs: list[SampleSpec], seed: int, vocab_size: int, spread: float, position: int

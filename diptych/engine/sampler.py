@@ -230,6 +230,9 @@ def _draw_filtered(batch: _Batch, num_candidates: int) -> tuple[_Draw, NDArray[n
 
 def _ranked(logits: Tensor, count: int) -> tuple[_Floats, _Ints]:
     """The largest logits, falling, and their ids; equal ones by rising id."""
+    if count == logits.shape[1]:
+        every = torch.sort(logits, dim=-1, descending=True, stable=True)
+        return every.values.double().cpu().numpy(), every.indices.cpu().numpy()
     top = torch.topk(logits, count)
     values, ids = top.values.double().cpu().numpy(), top.indices.cpu().numpy()
     if (values[:, 1:] == values[:, :-1]).any():

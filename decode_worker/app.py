@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+from decode_worker import pair_metrics
 from decode_worker.config import DecodeWorkerConfig
 from decode_worker.node import DecodeNode, UnfinishedReads
 from decode_worker.observer import outcome_names
@@ -68,6 +69,7 @@ class DecodeRole:
             on_quarantine_end=unfinished.end,
         )
         self._pairs = pairs
+        pair_metrics.register(self._host.metrics, pairs)
         self._status.describe = lambda state: self._describe(parts, pairs, state)
         try:
             async with asyncio.TaskGroup() as tasks:

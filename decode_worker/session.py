@@ -12,11 +12,11 @@ without an entry here holds no block.
 import enum
 import math
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
 from typing import Protocol
 
 from decode_worker import actions
 from decode_worker.actions import Action, PreparedPull, RunPull, SendTokens, StopPull
+from decode_worker.entry import Entry, Phase
 from decode_worker.outbox import NewToken
 from decode_worker.rules import SessionRules
 from diptych.engine.sequence import FinishReason, Sequence, SequenceKey
@@ -24,23 +24,6 @@ from diptych.engine.step import SequenceUpdate
 from diptych.errors import DiptychError, InvalidRequestError
 from diptych.v1 import common_pb2, decode_pb2
 from kvtransfer.pull import PullRequest
-
-
-class Phase(enum.Enum):
-    """Where a sequence stands between its Reserve and its Ended."""
-
-    RESERVED = enum.auto()  # blocks held, KV missing, nothing under way
-    PULLING = enum.auto()  # a pull is under way
-    PROVEN = enum.auto()  # KV whole, Start to come
-    RUNNING = enum.auto()  # in the engine's hands
-
-
-NEXT_PHASES: dict[Phase, frozenset[Phase]] = {
-    Phase.RESERVED: frozenset({Phase.PULLING, Phase.PROVEN, Phase.RUNNING}),
-    Phase.PULLING: frozenset({Phase.RESERVED, Phase.PROVEN}),
-    Phase.PROVEN: frozenset({Phase.RUNNING}),
-    Phase.RUNNING: frozenset(),
-}
 
 
 class Fallback(enum.StrEnum):
@@ -65,32 +48,6 @@ class SessionObserver(Protocol):
     def reserved(self, command: decode_pb2.Reserve, seq: Sequence) -> None: ...
     def started(self, seq: Sequence, fallback: Fallback | None) -> None: ...
     def ended(self, seq: Sequence, ended: decode_pb2.Ended) -> None: ...
-
-
-@dataclass(slots=True, eq=False)
-class _Entry:
-    """One sequence between Reserve and Ended."""
-
-    spec: common_pb2.SequenceSpec
-    sequence: Sequence
-    phase: Phase = Phase.RESERVED
-    bind_id: int | None = None  # of the newest Bind
-    pull: RunPull | None = None  # set in PULLING
-    computed_upto: int = 0  # tokens, as of the last step
-    seen_preemptions: int = 0
-    num_computed_tokens: int = 0  # by this worker; computed again, counted again
-
-    def move(self, phase: Phase) -> None:
-        assert phase in NEXT_PHASES[self.phase], f"{self.phase} -> {phase}"
-        self.phase = phase
-
-    def book(self, update: SequenceUpdate) -> None:
-        """Count what a step computed. After a preemption that begins again (from a
-        prefix hit, which is counted too: the step does not tell)."""
-        if self.sequence.num_preemptions != self.seen_preemptions:
-            self.seen_preemptions, self.computed_upto = self.sequence.num_preemptions, 0
-        self.num_computed_tokens += update.num_computed_tokens - self.computed_upto
-        self.computed_upto = update.num_computed_tokens
 
 
 class Session:
@@ -119,7 +76,7 @@ class Session:
         self._unfinished_reads = unfinished_reads
         self._admit = admit
         self._observer = observer
-        self._entries: dict[int, _Entry] = {}
+        self._entries: dict[int, Entry] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -143,7 +100,7 @@ class Session:
             sequence = self._reserve_blocks(sequence_id, command.spec)
         except DiptychError as error:
             return [actions.send_ended(sequence_id, error=error)]
-        entry = _Entry(command.spec, sequence)
+        entry = Entry(command.spec, sequence)
         self._entries[sequence_id] = entry
         self._observer.reserved(command, sequence)
         if sequence.num_cached_tokens == sequence.num_tokens:
@@ -258,7 +215,7 @@ class Session:
                 ended += self._end(sequence_id, finish_reason=update.finish_reason)
         return [SendTokens(tuple(tokens)), *ended] if tokens else ended
 
-    def _pulling(self, sequence_id: int, bind_id: int) -> _Entry | None:
+    def _pulling(self, sequence_id: int, bind_id: int) -> Entry | None:
         entry = self._entries.get(sequence_id)
         if entry is None or entry.pull is None or entry.pull.bind_id != bind_id:
             return None
@@ -270,11 +227,11 @@ class Session:
         self._scheduler.reserve(sequence)
         return sequence
 
-    def _prove(self, entry: _Entry) -> None:
+    def _prove(self, entry: Entry) -> None:
         self._scheduler.mark_proven(entry.sequence)
         entry.move(Phase.PROVEN)
 
-    def _stop_pull(self, entry: _Entry) -> list[Action]:
+    def _stop_pull(self, entry: Entry) -> list[Action]:
         if entry.pull is None:
             return []
         sequence_id, bind_id, pull = entry.pull
@@ -283,7 +240,7 @@ class Session:
         entry.move(Phase.RESERVED)
         return [StopPull(sequence_id, bind_id)]
 
-    def _leave_unfinished_reads(self, entry: _Entry) -> None:
+    def _leave_unfinished_reads(self, entry: Entry) -> None:
         """Swap the reservation for a fresh one where late reads might spoil what is computed."""
         unfinished = self._unfinished_in(entry.sequence)
         if unfinished:

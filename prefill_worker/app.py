@@ -27,6 +27,7 @@ from kvtransfer.endpoint import TransferEndpoint
 from kvtransfer.lease import LeaseTable
 from kvtransfer.memory import HostMemory
 from kvtransfer.source import KVSourceServicer
+from prefill_worker import source_metrics
 from prefill_worker.config import PrefillWorkerConfig
 from prefill_worker.kv_source_gate import KVSourceGate
 from prefill_worker.servicer import PrefillServicer
@@ -68,13 +69,15 @@ class PrefillRole:
             memory=HostMemory(parts.model.kv_bytes, parts.model.kv_cache.block_bytes),
         )
         try:
-            self._gate.source = KVSourceServicer(
+            source = KVSourceServicer(
                 endpoint,
                 leases,
                 scratch=PoolScratch(parts.pool, parts.engine.wake),
                 timers=self._config.timers,
                 progress=parts.progress,
             )
+            self._gate.source = source
+            source_metrics.register(self._host.metrics, source.counters)
             lease_metrics = LeaseMetrics(self._host.metrics, lambda: self._servicer.num_leases)
             self._servicer.attach(parts, leases, lease_metrics)
             self._status.describe = parts.describe

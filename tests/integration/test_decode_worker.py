@@ -116,6 +116,10 @@ async def test_pull_and_go_on_exactly(tiny_llama: Path, tmp_path: Path, length: 
         metrics = await decode.metrics()
         assert metrics['diptych_kv_pulls_total{transport="inline"}'] == 1
         assert metrics['diptych_local_prefills_total{why="local"}'] == 0
+        assert metrics['diptych_kv_pairs{state="proven"}'] == 1
+        (rate,) = (v for k, v in metrics.items() if k.startswith("diptych_kv_pair_bytes_per_s"))
+        assert rate > 0
+        assert (await prefill.metrics())["diptych_kv_fetches_confirmed"] == 3  # two are probes
         await router.close()
     async with decode_worker(tiny_llama, tmp_path, SETTINGS) as alone:
         router = Router(alone)

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from decode_worker.actions import Action, RunPull, SendEvent, SendTokens, StopPull
+from decode_worker.entry import Phase
 from decode_worker.rules import SessionRules
-from decode_worker.session import Fallback, Phase, Session
+from decode_worker.session import Fallback, Session
 from diptych.engine.block_pool import BlockPool
 from diptych.engine.scheduler import Scheduler, SchedulerConfig
 from diptych.engine.sequence import Sequence

@@ -1,0 +1,56 @@
+"""Pairs and what their transfers went through, as metrics read at each scrape."""
+
+from collections.abc import Iterable
+
+from diptych.telemetry.metrics import Metrics, Sample
+from diptych.v1 import worker_pb2
+from kvtransfer.pairs import PairTable
+
+
+def register(metrics: Metrics, pairs: PairTable) -> None:
+    """Make them. A pair's series vanish with the pair."""
+
+    def rates() -> Iterable[Sample]:
+        return [
+            ((pair.source_address, pair.transport), pair.bytes_per_s)
+            for pair in pairs.pairs()
+            if pair.state == worker_pb2.PAIR_STATE_PROVEN
+        ]
+
+    def states() -> Iterable[Sample]:
+        count = dict.fromkeys(_STATES, 0)
+        for pair in pairs.pairs():
+            count[pair.state] += 1
+        return [((name,), float(count[state])) for state, name in _STATES.items()]
+
+    counters = pairs.counters
+    metrics.read_gauges(
+        "kv_pair_bytes_per_second",
+        "Rate of each proven pair, by source and transport: of the probe, then a moving average "
+        "of real pulls.",
+        ("source", "transport"),
+        rates,
+    )
+    metrics.read_gauges("kv_pairs", "Prefill workers known, by state.", ("state",), states)
+    metrics.read_gauge(
+        "kv_transport_fallbacks",
+        "Times since start that a pair's wanted transport failed and the next was tried.",
+        lambda: counters.num_transport_fallbacks,
+    )
+    metrics.read_gauge(
+        "kv_agent_teardowns",
+        "Times since start that the transport's agent was destroyed to end a read.",
+        lambda: counters.num_agent_teardowns,
+    )
+    metrics.read_gauge(
+        "kv_quarantined_blocks_ever",
+        "Blocks since start whose read was unfinished when their pull ended.",
+        lambda: counters.num_quarantined_blocks_total,
+    )
+
+
+_STATES: dict[worker_pb2.PairState, str] = {
+    worker_pb2.PAIR_STATE_CONNECTING: "connecting",
+    worker_pb2.PAIR_STATE_PROVEN: "proven",
+    worker_pb2.PAIR_STATE_FAILED: "failed",
+}

@@ -4,7 +4,7 @@ import enum
 from typing import NamedTuple
 
 from diptych.errors import DiptychError
-from router.placement import WorkerId
+from router.placement import Why, WorkerId
 
 
 class Retry(enum.StrEnum):
@@ -84,6 +84,12 @@ class Release(NamedTuple):
     sequence_id: int
 
 
+class RunLocally(NamedTuple):
+    """Count and mark that a decode worker computes the KV itself."""
+
+    why: Why
+
+
 class Retried(NamedTuple):
     """Count and mark a fail-over."""
 
@@ -114,6 +120,7 @@ Action = (
     | Bind
     | Start
     | Release
+    | RunLocally
     | Retried
     | Finish
     | Fail

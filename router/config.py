@@ -78,6 +78,6 @@ class RouterConfig(ProcessConfig):
 
     @model_validator(mode="after")
     def _check_pools(self) -> Self:
-        if not self.decode and not self.prefill:
+        if not self.decode:
             raise ValueError("at least one --decode worker is needed")
         return self

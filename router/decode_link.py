@@ -123,9 +123,9 @@ class DecodeLink:
             except grpc.RpcError as error:
                 why = rpc.from_rpc_error(error).message
             except asyncio.CancelledError:
-                if watchdog.reason is None:
+                if not watchdog.is_lost:
                     raise
-                why = watchdog.reason
+                why = str(watchdog.reason)
             finally:
                 call.cancel()
                 self._break(why)

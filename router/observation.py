@@ -15,6 +15,7 @@ from diptych.telemetry.tracing import Tracing
 from diptych.v1 import common_pb2, inference_pb2
 from router.actions import Retry
 from router.answer import Moments
+from router.placement import Why
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +61,14 @@ class RouterMetrics:
         self.unproven = metrics.counter(
             "kv_unproven_total",
             "Hand-offs whose landed KV was not what was announced. Each is an alarm.",
+        )
+        self.local = metrics.counters(
+            "router_local_prefills_total",
+            "Times a decode worker was told to compute a prompt itself, by why: choice (few tokens "
+            "were missing there, or there is no prefill pool), no_prefill (none was alive), "
+            "recompute (a hand-off failed).",
+            "why",
+            [why.value for why in Why],
         )
         metrics.read_gauge(
             "router_requests_waiting",
@@ -132,9 +141,7 @@ class RequestObserver:
     def retried(self, retry: Retry, cause: DiptychError) -> None:
         """A fail-over."""
         self._metrics.requests.retries[retry.value].inc()
-        if cause.metadata.get("cause") == "unproven":
-            self._metrics.unproven.inc()
-            logger.error("KV was unproven", extra={"request": self._request_id})
+        self.failed(cause)
         self._span.add_event(
             "retry", {attributes.FALLBACK: retry.value, attributes.ERROR_TYPE: cause.reason}
         )
@@ -142,6 +149,17 @@ class RequestObserver:
             "request failed over",
             extra={"request": self._request_id, "action": retry.value, "cause": cause.message},
         )
+
+    def failed(self, cause: DiptychError) -> None:
+        """An attempt failed; unproven KV is an alarm."""
+        if cause.metadata.get("cause") == "unproven":
+            self._metrics.unproven.inc()
+            logger.error("KV was unproven", extra={"request": self._request_id})
+
+    def ran_locally(self, why: Why) -> None:
+        """A decode worker computes the KV itself."""
+        self._metrics.local[why.value].inc()
+        self._span.set_attribute(attributes.FALLBACK, why.value)
 
     def written(self, num_tokens: int, gap_s: float | None) -> None:
         """A response was written; ``gap_s`` since the one before."""

@@ -86,9 +86,9 @@ class LeaseStream:
             except grpc.RpcError as rpc_error:
                 error = rpc.from_rpc_error(rpc_error)
             except asyncio.CancelledError:
-                if watchdog.reason is None:
+                if not watchdog.is_lost:
                     raise
-                error = NoWorkerError(watchdog.reason)
+                error = NoWorkerError(str(watchdog.reason))
             finally:
                 call.cancel()
                 self._outbox.end()

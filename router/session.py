@@ -21,13 +21,14 @@ from diptych.v1 import common_pb2, decode_pb2, inference_pb2, prefill_pb2
 from router import actions
 from router.actions import Action
 from router.answer import Answer
-from router.attempt import RequestMachine, RequestState, Surroundings
 from router.cluster import Cluster
 from router.config import RouterConfig
 from router.decode_link import DecodeLink
 from router.observation import RequestObserver
 from router.placement import Placement, Policy, Query, WorkerId
 from router.prefill_link import LeaseStream
+from router.request import RequestMachine, RequestState
+from router.surroundings import Surroundings
 from router.validation import ResolvedRequest
 from router.waiting_room import WaitingRoom
 
@@ -96,6 +97,7 @@ class Session:
             new_ticket=lambda: secrets.token_bytes(16),
             timers=self._config.timers,
             max_attempts=self._config.max_attempts,
+            allow_recompute=self._config.allow_recompute,
         )
         self._machine = RequestMachine(request.shape, around, answer.sink, deadline_s=deadline_s)
 
@@ -136,13 +138,14 @@ class Session:
     def timing(self) -> inference_pb2.Timing:
         """So far."""
         machine, timing = self._machine, self._answer.timing()
-        timing.kv_path = inference_pb2.KVPath.Name(machine.kv_path)  # type: ignore[assignment]
+        attempt = machine.attempt
+        timing.kv_path = inference_pb2.KVPath.Name(attempt.kv_path)  # type: ignore[assignment]
         timing.num_attempts = machine.num_attempts
         timing.num_preemptions = machine.num_preemptions
-        timing.prefill_worker = machine.prefill_worker
-        timing.decode_worker = machine.decode_worker
-        if machine.transfer is not None:
-            timing.transfer.CopyFrom(machine.transfer)
+        timing.prefill_worker = attempt.prefill_worker
+        timing.decode_worker = attempt.decode_worker
+        if attempt.transfer is not None:
+            timing.transfer.CopyFrom(attempt.transfer)
         return timing
 
     @property
@@ -266,6 +269,8 @@ class Session:
                 self._start(action)
             case actions.Release():
                 self._release(action.sequence_id)
+            case actions.RunLocally():
+                self._observer.ran_locally(action.why)
             case actions.Retried():
                 self._observer.retried(action.retry, action.cause)
             case actions.Enqueue():
@@ -279,6 +284,7 @@ class Session:
                 self._end()
             case actions.Fail():
                 self._error = action.error
+                self._observer.failed(action.error)
                 if self._writing is not None:
                     self._writing.reschedule(self._loop.time())
                 self._end()

@@ -11,8 +11,8 @@ from router.liveness import Liveness
 class Watchdog:
     """While entered, checks ``liveness`` on a timer and cancels the call once its peer is lost.
 
-    A locally cancelled call raises CancelledError in its reader; ``reason`` then
-    tells a lost peer from a cancelled task. ``on_check`` runs at each check.
+    A locally cancelled call raises CancelledError in its reader; ``is_lost``
+    then tells a lost peer from a cancelled task. ``on_check`` runs at each check.
     """
 
     def __init__(
@@ -28,6 +28,12 @@ class Watchdog:
         self._on_check = on_check
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a CancelledError just caught means a lost peer, and not a cancelled task."""
+        task = asyncio.current_task()
+        return self.reason is not None and (task is None or not task.cancelling())
 
     def __enter__(self) -> Self:
         self._schedule()

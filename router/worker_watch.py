@@ -88,9 +88,9 @@ class WorkerWatch:
             except grpc.RpcError as error:
                 why = rpc.from_rpc_error(error).message
             except asyncio.CancelledError:
-                if watchdog.reason is None:
+                if not watchdog.is_lost:
                     raise
-                why = watchdog.reason
+                why = str(watchdog.reason)
             finally:
                 call.cancel()
         seen = self.state is not None

@@ -22,11 +22,12 @@ from diptych.timers import Timers
 from diptych.v1 import common_pb2, decode_pb2, inference_pb2
 from router import actions
 from router.actions import Action
-from router.attempt import RequestMachine, RequestState, Surroundings
 from router.output import RequestShape
 from router.placement import DecodeView, Placement, PrefillView, Query, Snapshot, WorkerId
 from router.policy import LeastLoaded
 from router.prefix_memory import PrefixMemory
+from router.request import RequestMachine, RequestState
+from router.surroundings import Surroundings
 
 PROMPT = (11, 12, 13, 14, 15)
 STOP = common_pb2.FINISH_REASON_STOP
@@ -105,6 +106,7 @@ class World:
                 new_ticket=lambda: b"t" * 16,
                 timers=TIMERS,
                 max_attempts=max_attempts,
+                allow_recompute=allow_recompute,
             ),
             self.sink,
             deadline_s=deadline_s,
@@ -154,7 +156,7 @@ class World:
                 case actions.Dequeue():
                     assert self.queued
                     self.queued = False
-                case actions.Pump():
+                case actions.Pump() | actions.RunLocally():
                     pass
                 case actions.Retried():
                     self.retries.append(action.retry.value)
@@ -275,8 +277,8 @@ def test_the_plain_path() -> None:
     assert world.outcome == LENGTH
     machine = world.machine
     assert (machine.num_attempts, machine.num_preemptions, machine.num_cached_tokens) == (1, 2, 3)
-    assert machine.kv_path == inference_pb2.KV_PATH_DISAGGREGATED
-    assert machine.transfer is not None
+    assert machine.attempt.kv_path == inference_pb2.KV_PATH_DISAGGREGATED
+    assert machine.attempt.transfer is not None
     world.check_nothing_is_held()
 
 
@@ -320,7 +322,7 @@ def test_one_token_runs_on_prefill_alone() -> None:
     world.accept()
     world.first(20, reason=LENGTH)
     assert world.outcome == LENGTH
-    assert world.machine.kv_path == inference_pb2.KV_PATH_PREFILL_ONLY
+    assert world.machine.attempt.kv_path == inference_pb2.KV_PATH_PREFILL_ONLY
     world.check_nothing_is_held()
 
 
@@ -333,7 +335,7 @@ def test_without_prefill_workers_decode_computes_itself() -> None:
     world.tokens(21, 22, 23)
     world.end_seat(LENGTH)
     assert world.outcome == LENGTH
-    assert world.machine.kv_path == inference_pb2.KV_PATH_LOCAL
+    assert world.machine.attempt.kv_path == inference_pb2.KV_PATH_LOCAL
 
 
 def test_stop_string_releases_at_once() -> None:
@@ -435,7 +437,7 @@ def test_without_another_prefill_worker_the_seat_recomputes() -> None:
     world.lose_lease()
     assert world.seat is seat
     assert world.started[seat.sequence_id] == actions.Start(seat.sequence_id, (20,), True)
-    assert world.machine.kv_path == inference_pb2.KV_PATH_RECOMPUTED
+    assert world.machine.attempt.kv_path == inference_pb2.KV_PATH_RECOMPUTED
     assert world.retries == ["recompute"]
 
 

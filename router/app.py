@@ -15,11 +15,11 @@ from diptych.tokenizer import Tokenizer
 from diptych.v1 import inference_pb2, inference_pb2_grpc
 from router.cluster import Cluster
 from router.config import RouterConfig
+from router.dispatch import Services
 from router.observation import RouterMetrics
 from router.policy import LeastLoaded
 from router.prefix_memory import PrefixMemory
 from router.servicer import InferenceServicer, ServedModel
-from router.session import Services
 from router.waiting_room import WaitingRoom
 
 logger = logging.getLogger(__name__)

@@ -13,6 +13,7 @@ from diptych.timers import Timers
 from diptych.v1 import common_pb2, prefill_pb2, prefill_pb2_grpc
 from router.command_queue import CommandQueue
 from router.liveness import Liveness
+from router.placement import WorkerId
 from router.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
@@ -42,12 +43,14 @@ class LeaseStream:
         start: prefill_pb2.PrefillStart,
         listener: LeaseListener,
         *,
+        worker: WorkerId,
         timers: Timers,
         metadata: Sequence[tuple[str, str]] = (),
     ) -> None:
         self._channel = channel
         self._sequence_id = start.sequence_id
         self._listener = listener
+        self._worker = worker
         self._timers = timers
         self._metadata = tuple(metadata)
         self._outbox = CommandQueue(timers, _heartbeat, max_unsent=_MAX_UNSENT)
@@ -70,6 +73,13 @@ class LeaseStream:
         """Hold the stream until either side ends it."""
         if self._closed:
             return
+        error = await self._hold()
+        if not self._closed:
+            self._closed = True
+            self._listener.on_lease_ended(self._sequence_id, error)
+
+    async def _hold(self) -> DiptychError:
+        """Run the stream to its end; why it ended."""
         stub = prefill_pb2_grpc.PrefillStub(self._channel)
         call = stub.Prefill(self._outbox.commands(), metadata=self._metadata)
         liveness = Liveness(self._timers, asyncio.get_running_loop().time())
@@ -80,21 +90,22 @@ class LeaseStream:
                         liveness.advanced(event.heartbeat.progress)
                     else:
                         liveness.heard()
+                    if event.HasField("accepted"):
+                        incarnation = event.accepted.incarnation
+                        if incarnation != self._worker.incarnation:
+                            return NoWorkerError(f"{incarnation} is there now")
                     if not self._closed and not event.HasField("heartbeat"):
                         self._listener.on_prefill_event(self._sequence_id, event)
-                error: DiptychError = NoWorkerError("the worker ended the lease")
-            except grpc.RpcError as rpc_error:
-                error = rpc.from_rpc_error(rpc_error)
+                return NoWorkerError("the worker ended the lease")
+            except grpc.RpcError as error:
+                return rpc.from_rpc_error(error)
             except asyncio.CancelledError:
                 if not watchdog.is_lost:
                     raise
-                error = NoWorkerError(str(watchdog.reason))
+                return NoWorkerError(str(watchdog.reason))
             finally:
                 call.cancel()
                 self._outbox.end()
-        if not self._closed:
-            self._closed = True
-            self._listener.on_lease_ended(self._sequence_id, error)
 
     def _stuck(self) -> str | None:
         if not self._closed:

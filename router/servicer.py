@@ -27,8 +27,9 @@ from diptych.tokenizer import Tokenizer
 from diptych.v1 import inference_pb2, inference_pb2_grpc
 from router import validation
 from router.answer import Answer
+from router.dispatch import Services
 from router.observation import RequestObserver, RouterMetrics
-from router.session import Services, Session
+from router.session import Session
 from router.validation import ResolvedRequest
 
 _INLINE_TEXT_CHARACTERS = 4096  # longer prompts are tokenised in a thread

@@ -10,44 +10,24 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Awaitable, Callable
 
-from diptych.block_hash import block_keys
 from diptych.errors import DiptychError, NoWorkerError, SlowClientError
 from diptych.telemetry import tracing
 from diptych.v1 import common_pb2, decode_pb2, inference_pb2, prefill_pb2
 from router import actions
 from router.actions import Action
 from router.answer import Answer
-from router.cluster import Cluster
 from router.config import RouterConfig
-from router.decode_link import DecodeLink
+from router.dispatch import Dispatch, Services
 from router.observation import RequestObserver
-from router.placement import Placement, Policy, Query, WorkerId
-from router.prefill_link import LeaseStream
 from router.request import RequestMachine, RequestState
 from router.surroundings import Surroundings
 from router.validation import ResolvedRequest
-from router.waiting_room import WaitingRoom
 
 logger = logging.getLogger(__name__)
 
 Write = Callable[[inference_pb2.GenerateResponse], Awaitable[None]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Services:
-    """What all sessions of a router share."""
-
-    config: RouterConfig
-    cluster: Cluster
-    policy: Policy
-    room: WaitingRoom
-    incarnation: str
-    sequence_ids: Iterator[int]
-    spawn: Callable[[Coroutine[Any, Any, None], str], None]  # a task that outlives the session
 
 
 class Session:
@@ -74,13 +54,13 @@ class Session:
         self._services = services
         self._config = services.config
         self._loop = asyncio.get_running_loop()
-        self._keys: tuple[bytes, ...] | None = None
-        self._block_size = 0
-        self._streams: dict[int, LeaseStream] = {}
-        self._links: dict[int, DecodeLink] = {}
-        self._seat_workers: dict[int, WorkerId] = {}
-        self._metadata = tracing.inject_metadata(observer.context)
-        self._trace_context = tracing.inject_map(observer.context)
+        self._dispatch = Dispatch(
+            request_id,
+            request,
+            services,
+            metadata=tracing.inject_metadata(observer.context),
+            trace_context=tracing.inject_map(observer.context),
+        )
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_s: float | None = None
         self._wake = asyncio.Event()
@@ -92,7 +72,7 @@ class Session:
         self._bug: Exception | None = None
         around = Surroundings(
             clock=self._loop.time,
-            place=self._place,
+            place=self._dispatch.place,
             new_sequence_id=lambda: next(services.sequence_ids),
             new_ticket=lambda: secrets.token_bytes(16),
             timers=self._config.timers,
@@ -169,7 +149,7 @@ class Session:
         elif kind == "first_token":
             first = event.first_token
             margin = first.margin if first.HasField("margin") else None
-            self._services.cluster.prefill_pool.computed(sequence_id)
+            self._dispatch.prompt_computed(sequence_id)
             self._handle(
                 lambda: machine.first_token(
                     sequence_id, first.token_id, first.position, margin, first.finish_reason
@@ -181,7 +161,7 @@ class Session:
 
     def on_lease_ended(self, sequence_id: int, error: DiptychError) -> None:
         """See :class:`router.prefill_link.LeaseListener`."""
-        self._forget_lease(sequence_id)
+        self._dispatch.forget_lease(sequence_id)
         self._handle(lambda: self._machine.lease_ended(sequence_id, error))
 
     def on_tokens(self, tokens: decode_pb2.SequenceTokens) -> None:
@@ -209,12 +189,12 @@ class Session:
                 )
             )
         elif kind == "ended":
-            self._links.pop(event.ended.sequence_id, None)
+            self._dispatch.forget_seat(event.ended.sequence_id)
             self._handle(lambda: machine.ended(event.ended))
 
     def on_seat_lost(self, sequence_id: int, message: str) -> None:
         """See :class:`router.decode_link.SeatListener`."""
-        self._links.pop(sequence_id, None)
+        self._dispatch.forget_seat(sequence_id)
         self._handle(lambda: self._machine.seat_lost(sequence_id, message))
 
     # Shell of the machine
@@ -246,29 +226,31 @@ class Session:
             logger.error("request crashed", exc_info=bug, extra={"request": self._request_id})
             self._bug = bug
         self._actions.clear()
-        for sequence_id in list(self._streams):
-            self._close_lease(sequence_id)
-        for sequence_id in list(self._links):
-            self._release(sequence_id)
+        self._dispatch.close_all()
         self._services.room.leave(self)
         self._wake.set()
 
     def _execute(self, action: Action) -> None:
         match action:
             case actions.OpenLease():
-                self._open_lease(action)
+                self._answer.placed()
+                if not self._dispatch.open_lease(action, self._machine.emitted, self):
+                    gone = NoWorkerError("it is gone")
+                    self._actions.extend(self._machine.lease_ended(action.sequence_id, gone))
             case actions.Grant():
-                self._grant(action)
+                self._dispatch.grant(action)
             case actions.CloseLease():
-                self._close_lease(action.sequence_id)
+                self._dispatch.close_lease(action.sequence_id)
             case actions.Reserve():
-                self._reserve(action)
+                self._answer.placed()
+                if not self._dispatch.reserve(action, self._machine.emitted, self):
+                    self._actions.extend(self._machine.seat_lost(action.sequence_id, "it is gone"))
             case actions.Bind():
-                self._bind(action)
+                self._dispatch.bind(action)
             case actions.Start():
-                self._start(action)
+                self._dispatch.start(action)
             case actions.Release():
-                self._release(action.sequence_id)
+                self._dispatch.release(action.sequence_id)
             case actions.RunLocally():
                 self._observer.ran_locally(action.why)
             case actions.Retried():
@@ -300,121 +282,6 @@ class Session:
             self._services.room.enter(self, front=front)
         except DiptychError as error:
             self._actions.extend(self._machine.fail(error))
-
-    def _place(self, query: Query) -> Placement | None:
-        cluster = self._services.cluster
-        if self._keys is None:
-            self._block_size = cluster.block_size()
-            self._keys = tuple(
-                block_keys(
-                    self._request.shape.prompt_ids, self._block_size, self._request.cache_salt
-                )
-            )
-        query = replace(query, block_keys=self._keys, block_size=self._block_size)
-        return self._services.policy.place(query, cluster.snapshot())
-
-    def _open_lease(self, action: actions.OpenLease) -> None:
-        self._answer.placed()
-        watch = self._services.cluster.prefill_watch(action.worker)
-        sequence_id = action.sequence_id
-        if watch is None:
-            gone = NoWorkerError("it is gone")
-            self._actions.extend(self._machine.lease_ended(sequence_id, gone))
-            return
-        start = prefill_pb2.PrefillStart(
-            router_incarnation=self._services.incarnation,
-            sequence_id=sequence_id,
-            request_id=self._request_id,
-            spec=self._spec(action.num_emitted),
-        )
-        stream = LeaseStream(
-            watch.channel, start, self, timers=self._config.timers, metadata=self._metadata
-        )
-        self._streams[sequence_id] = stream
-        num_tokens = len(start.spec.token_ids)
-        self._services.cluster.prefill_pool.opened(sequence_id, action.worker, num_tokens)
-        if self._keys:
-            self._services.policy.remember(action.worker, self._keys)
-        self._services.spawn(stream.run(), f"lease {sequence_id}")
-
-    def _grant(self, action: actions.Grant) -> None:
-        stream = self._streams.get(action.sequence_id)
-        if stream is not None:
-            stream.grant(
-                prefill_pb2.Grant(
-                    grant_id=action.grant_id,
-                    ticket=action.ticket,
-                    reader_incarnation=action.reader.incarnation,
-                )
-            )
-
-    def _close_lease(self, sequence_id: int) -> None:
-        stream = self._streams.get(sequence_id)
-        self._forget_lease(sequence_id)
-        if stream is not None:
-            stream.close()
-
-    def _forget_lease(self, sequence_id: int) -> None:
-        self._streams.pop(sequence_id, None)
-        self._services.cluster.prefill_pool.computed(sequence_id)
-
-    def _reserve(self, action: actions.Reserve) -> None:
-        self._answer.placed()
-        link = self._services.cluster.decode_link(action.worker)
-        reserve = decode_pb2.Reserve(
-            sequence_id=action.sequence_id,
-            request_id=self._request_id,
-            spec=self._spec(action.num_emitted),
-            trace_context=self._trace_context,
-        )
-        if link is None or not link.reserve(reserve, self):
-            self._actions.extend(self._machine.seat_lost(action.sequence_id, "it is gone"))
-            return
-        self._links[action.sequence_id] = link
-        self._seat_workers[action.sequence_id] = action.worker
-
-    def _bind(self, action: actions.Bind) -> None:
-        link = self._links.get(action.sequence_id)
-        if link is not None:
-            link.bind(
-                decode_pb2.Bind(
-                    sequence_id=action.sequence_id,
-                    bind_id=action.bind_id,
-                    source_address=action.source.address,
-                    source_incarnation=action.source.incarnation,
-                    ticket=action.ticket,
-                    first_missing_token=action.first_missing_token,
-                )
-            )
-
-    def _start(self, action: actions.Start) -> None:
-        link = self._links.get(action.sequence_id)
-        if link is None:
-            return
-        if self._keys:
-            self._services.policy.remember(self._seat_workers[action.sequence_id], self._keys)
-        link.start(
-            decode_pb2.Start(
-                sequence_id=action.sequence_id,
-                emitted_token_ids=action.emitted,
-                compute_missing=action.compute_missing,
-            )
-        )
-
-    def _release(self, sequence_id: int) -> None:
-        link = self._links.pop(sequence_id, None)
-        if link is not None:
-            link.release(sequence_id)
-
-    def _spec(self, num_emitted: int) -> common_pb2.SequenceSpec:
-        shape = self._request.shape
-        emitted = self._machine.emitted[:num_emitted]
-        return common_pb2.SequenceSpec(
-            token_ids=[*shape.prompt_ids, *emitted],
-            num_prompt_tokens=len(shape.prompt_ids),
-            sampling=self._request.sampling,
-            cache_salt=self._request.cache_salt,
-        )
 
     def _arm_timer(self) -> None:
         wake_at_s = self._machine.wake_at_s

@@ -22,7 +22,6 @@ class DecodeBatch:
 
     block_tables: Tensor  # [num_rows, max_num_blocks] int64, padded with the row's last block
     context_lens: Tensor  # [num_rows] int64, the token itself included
-    max_context_len: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,6 @@ class StepInputs:
     slots: Tensor  # [N] int64, block_id * block_size + offset: where the token's KV goes
     decodes: DecodeBatch | None
     prefills: tuple[PrefillChunk, ...]
-    order: NDArray[np.int64]  # [num_chunks] indices into plan.chunks, in row order
     last_rows: NDArray[np.int64]  # [num_chunks] row of each chunk's last token, in plan order
 
     @property
@@ -108,7 +106,6 @@ def build_inputs(plan: StepPlan, block_size: int, device: torch.device | str = "
             _prefill_chunk(ordered[i], int(row_ends[i] - lengths[i]), int(used_blocks[i]), device)
             for i in range(num_decodes, len(chunks))
         ),
-        order=order,
         last_rows=last_rows,
     )
 
@@ -126,7 +123,6 @@ def _decode_batch(
     return DecodeBatch(
         block_tables=torch.from_numpy(block_ids[table_begins[:, None] + columns]).to(device),
         context_lens=torch.from_numpy(context_lens).to(device),
-        max_context_len=int(context_lens.max()),
     )
 
 

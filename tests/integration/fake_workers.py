@@ -61,6 +61,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.incarnation = ""
         self.state = worker_pb2.SERVING_STATE_READY
         self.local_prefill = True
+        self.model_digest = "m"
         self.address = "127.0.0.1:0"
         self.pairs: list[worker_pb2.Pair] = []
         self.request_ids: list[str] = []
@@ -100,7 +101,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                     incarnation=self.incarnation,
                     role=self.role,
                     state=self.state,
-                    layout=common_pb2.KVLayout(block_size=BLOCK_SIZE, model_digest="m"),
+                    layout=common_pb2.KVLayout(
+                        block_size=BLOCK_SIZE, model_digest=self.model_digest
+                    ),
                     max_model_len=MAX_LEN,
                     progress=common_pb2.EngineProgress(num_steps=1),
                     pairs=self.pairs,
@@ -125,6 +128,8 @@ class FakePrefill(FakeWorker, prefill_pb2_grpc.PrefillServicer):
         super().__init__()
         self.leases: set[FakeLease] = set()
         self.num_heartbeats = 0
+        self.traceparents: list[str] = []
+        self.accepts_as: str | None = None  # an incarnation that is not its own
 
     def add_services(self, server: grpc.aio.Server) -> None:
         prefill_pb2_grpc.add_PrefillServicer_to_server(self, server)
@@ -134,6 +139,8 @@ class FakePrefill(FakeWorker, prefill_pb2_grpc.PrefillServicer):
     ) -> AsyncIterator[prefill_pb2.PrefillEvent]:
         first = await anext(request_iterator)
         lease = FakeLease(first.start)
+        metadata = dict(context.invocation_metadata() or ())
+        self.traceparents.append(str(metadata.get("traceparent", "")))
         self.request_ids.append(lease.start.request_id)
         self.specs.append(lease.start.spec)
         if self.behaviour.refuse is not None:
@@ -163,7 +170,9 @@ class FakePrefill(FakeWorker, prefill_pb2_grpc.PrefillServicer):
     ) -> None:
         if not self.behaviour.accepts:
             return
-        accepted = prefill_pb2.PrefillAccepted(incarnation=self.incarnation, num_cached_tokens=3)
+        accepted = prefill_pb2.PrefillAccepted(
+            incarnation=self.accepts_as or self.incarnation, num_cached_tokens=3
+        )
         events.put_nowait(prefill_pb2.PrefillEvent(accepted=accepted))
         await asyncio.sleep(self.behaviour.first_token_s)
         spec = lease.start.spec

@@ -10,12 +10,19 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.request import urlopen
 
 import grpc
 import pytest
 
 from diptych import rpc
-from diptych.client import Chunk, DiptychClient, FinishReason
+from diptych.client import (
+    BlockingClient,
+    Chunk,
+    DiptychClient,
+    FinishReason,
+    GenerateOptions,
+)
 from diptych.errors import (
     BlocksExhaustedError,
     DiptychError,
@@ -28,8 +35,10 @@ from diptych.errors import (
 )
 from diptych.timers import Timers
 from diptych.v1 import inference_pb2, inference_pb2_grpc, worker_pb2
+from router.actions import Action
 from router.app import serve
 from router.config import RouterConfig
+from router.request import RequestMachine
 from tests.call import generate, token_request
 from tests.integration.fake_workers import FakeDecode, FakePrefill, FakeWorker, token_at
 
@@ -446,6 +455,87 @@ async def test_router_drains(model: Path) -> None:
         with pytest.raises(WorkerDrainingError):
             await cluster.generate()
         assert await task == expected(10)
+
+
+async def test_metrics_tell_outcomes_and_fallbacks(model: Path, tmp_path: Path) -> None:
+    ports = tmp_path / "ports.json"
+    async with running(model, 2, 1, metrics_port=0, port_file=ports) as cluster:
+        await cluster.generate()
+        cluster.decode[0].behaviour.pull_failures = 1
+        await cluster.generate()
+        with pytest.raises(InvalidRequestError):
+            await cluster.generate(max_tokens=0)
+        address = json.loads(ports.read_text())["metrics_address"]
+        url = f"http://{address}/metrics"
+        lines = await asyncio.to_thread(lambda: urlopen(url).read().decode().splitlines())
+        samples = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        assert samples['diptych_requests_total{outcome="ok"}'] == "2.0"
+        assert samples['diptych_requests_total{outcome="REQUEST_INVALID"}'] == "1.0"
+        assert samples['diptych_retries_total{action="rebind"}'] == "1.0"
+        assert samples['diptych_requests_by_kv_path_total{kv_path="disaggregated"}'] == "2.0"
+        assert samples["diptych_router_proven_pairs"] == "2.0"
+        assert samples["diptych_router_requests_placed"] == "0.0"
+        assert samples["gen_ai_server_time_to_first_token_seconds_count"] == "2.0"
+        assert samples["diptych_inter_token_latency_seconds_count"] == "10.0"
+
+
+async def test_trace_context_reaches_both_workers(model: Path) -> None:
+    traceparent = f"00-{'ab' * 16}-{'cd' * 8}-01"
+    async with running(model, 1, 1) as cluster, DiptychClient(cluster.address) as client:
+        await collect(
+            client.generate(token_ids=PROMPT, max_tokens=3, metadata=[("traceparent", traceparent)])
+        )
+        (at_decode,) = cluster.decode[0].ended_seats
+        assert cluster.prefill[0].traceparents == [traceparent]
+        assert at_decode.reserve.trace_context["traceparent"] == traceparent
+
+
+async def test_worker_of_another_model_gets_nothing(model: Path) -> None:
+    async with running(model, 1, 2) as cluster:
+        cluster.decode[1].model_digest = "another"
+        await asyncio.sleep(0.2)
+        for _ in range(3):
+            await cluster.generate()
+        assert cluster.decode[1].specs == []
+
+
+async def test_blocking_client(model: Path) -> None:
+    async with running(model, 1, 1) as cluster:
+
+        def ask() -> tuple[list[int], bool]:
+            with BlockingClient(cluster.address) as client:
+                options = GenerateOptions(max_tokens=4, ignore_eos=True)
+                chunks = list(client.generate(token_ids=PROMPT, options=options))
+                ids = [token_id for chunk in chunks for token_id in chunk.token_ids]
+                return ids, client.models()[0].ready
+
+        assert await asyncio.to_thread(ask) == (expected(4), True)
+
+
+async def test_a_bug_ends_one_request_only(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(model, 1, 1) as cluster:
+        honest = RequestMachine.proven
+
+        def broken(*_: object) -> list[Action]:
+            raise RuntimeError("a bug")
+
+        monkeypatch.setattr(RequestMachine, "proven", broken)
+        with pytest.raises(DiptychError) as caught:
+            await cluster.generate()
+        assert caught.value.reason == "INTERNAL"
+        assert "a bug" not in caught.value.message
+        await cluster.wait_free()
+        monkeypatch.setattr(RequestMachine, "proven", honest)
+        assert await cluster.generate()
+
+
+async def test_restarted_prefill_behind_a_lease_is_noticed(model: Path) -> None:
+    async with running(model, 2, 1) as cluster:
+        liar = cluster.prefill[0]
+        liar.accepts_as = "somebody else"
+        for _ in range(3):
+            assert await cluster.generate()
+        assert cluster.prefill[1].specs
 
 
 async def test_heartbeats_reach_a_lease(model: Path) -> None:

@@ -192,9 +192,13 @@ def running_cluster(
     prefill_flags: dict[str, str] | None = None,
     router_flags: dict[str, str] | None = None,
 ) -> Iterator[Cluster]:
-    """Start a cluster in ``work``; end every process of it, and check how each ended."""
+    """Start a cluster in ``work``; end every process of it, and check how each ended.
+
+    The machine's cores are shared out, as ``diptych up`` does.
+    """
     work.mkdir(parents=True, exist_ok=True)
-    common = {"model": model, **(worker_flags or {})}
+    num_threads = max(1, (os.cpu_count() or 1) // (num_prefill + num_decode))
+    common = {"model": model, "num-threads": str(num_threads), **(worker_flags or {})}
     prefill = [
         Process("prefill_worker", f"prefill-{i}", work, _args({**common, **(prefill_flags or {})}))
         for i in range(num_prefill)

@@ -3,7 +3,8 @@
     .venv/bin/python -m tests.bench.handoff --model demo --out handoff.json
 
 For each transport, a cluster of one prefill and one decode worker runs beside a
-colocated one (a decode worker alone); nothing else should run. Pairs of the same
+colocated one (a decode worker alone), every engine on one thread, so that the two
+differ in the hand-off alone; nothing else should run. Pairs of the same
 fresh prompt go to the two in alternating order; figures are medians over the
 pairs. ``ttft_difference_ms`` is disaggregated less one process. The limits:
 TTFT difference <= 10 ms; hand-off gap <= exposed transfer + one step + 10 ms.
@@ -115,7 +116,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("bench-handoff.json"))
     options = parser.parse_args()
     lengths = options.length or LENGTHS
-    flags = {"kv-cache-memory": "512MiB", "max-model-len": str(max(lengths) + 64)}
+    flags = {
+        "kv-cache-memory": "512MiB",
+        "max-model-len": str(max(lengths) + 64),
+        "num-threads": "1",
+    }
     result: dict[str, object] = {"environment": environment(), "model": options.model}
     for transport in options.transport or ["nixl", "inline"]:
         with (

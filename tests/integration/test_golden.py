@@ -9,9 +9,11 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import grpc
 import pytest
+import pytest_asyncio
 import torch
 
 from diptych import rpc
@@ -40,6 +42,7 @@ SMALL_POOL_BLOCKS = 26
 TEMPERATURE = 0.8
 
 pytestmark = pytest.mark.timeout(1800)
+MODULE_LOOP = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest.fixture(scope="module", params=["smollm2", "gemma3"])
@@ -161,45 +164,62 @@ def test_teacher_forced_logits(model: GoldenModel, prompts: list[GoldenPrompt]) 
     print(f"{model.name}: largest logit difference {worst:.2g}")  # noqa: T201
 
 
+class OneProcess(NamedTuple):
+    """Answers of a decode worker that computes the prompts itself."""
+
+    greedy: list[Answer]  # one at a time
+    seeded: list[Answer]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def one_process(
+    model: GoldenModel, prompts: list[GoldenPrompt], tmp_path_factory: pytest.TempPathFactory
+) -> OneProcess:
+    with cluster_of(model, tmp_path_factory.mktemp("one"), num_prefill=0) as cluster:
+        async with calling(cluster) as channel:
+            greedy = await ask(channel, greedy_requests(prompts))
+            seeded = await ask(channel, seeded_requests(prompts, salt="s"), in_flight=8)
+    return OneProcess(greedy, seeded)
+
+
+def test_local_prefill(prompts: list[GoldenPrompt], one_process: OneProcess) -> None:
+    check_greedy(prompts, one_process.greedy, "local prefill")
+    for answer in one_process.greedy:
+        assert answer.timing.kv_path == inference_pb2.KV_PATH_LOCAL
+
+
+@MODULE_LOOP
 @pytest.mark.parametrize("transport", ["nixl", "inline"])
 async def test_disaggregated(
-    model: GoldenModel, prompts: list[GoldenPrompt], tmp_path: Path, transport: str
+    model: GoldenModel,
+    prompts: list[GoldenPrompt],
+    one_process: OneProcess,
+    tmp_path: Path,
+    transport: str,
+    request: pytest.FixtureRequest,
 ) -> None:
-    """One at a time, then eight in flight; and seeded sampling against local prefill."""
-    with cluster_of(model, tmp_path / "apart", {"transfer.transports": transport}) as cluster:
+    """Eight in flight, greedy and seeded; and one at a time (over nixl, and in the full form)."""
+    with cluster_of(model, tmp_path, {"transfer.transports": transport}) as cluster:
         async with calling(cluster) as channel:
-            answers = await ask(channel, greedy_requests(prompts))
-            check_greedy(prompts, answers, transport)
-            for prompt, answer in zip(prompts, answers, strict=True):
+            crowd = await ask(channel, greedy_requests(prompts), in_flight=8)
+            check_greedy(prompts, crowd, f"{transport}, 8 in flight")
+            for prompt, answer in zip(prompts, crowd, strict=True):
                 transfer = answer.timing.transfer
                 assert transfer.transport == transport
                 assert transfer.num_tokens == len(prompt.token_ids)
                 assert answer.timing.kv_path == inference_pb2.KV_PATH_DISAGGREGATED
-            crowd = await ask(channel, greedy_requests(prompts, salt="8"), in_flight=8)
-            check_greedy(prompts, crowd, f"{transport}, 8 in flight")
             seeded = await ask(channel, seeded_requests(prompts, salt="s"), in_flight=8)
-    with cluster_of(model, tmp_path / "local", num_prefill=0) as cluster:
-        async with calling(cluster) as channel:
-            alone = await ask(channel, seeded_requests(prompts, salt="s"))
+            if transport == "nixl" or request.config.getoption("--golden-all"):
+                alone = await ask(channel, greedy_requests(prompts, salt="alone"))
+                check_greedy(prompts, alone, transport)
     num_ties = 0
-    for prompt, got, want in zip(prompts, seeded, alone, strict=True):
+    for prompt, got, want in zip(prompts, seeded, one_process.seeded, strict=True):
         what = f"{transport} seeded, prompt of {len(prompt.token_ids)}"
         num_ties += check_exact(got.token_ids, want.token_ids, want.margins, what)
     assert num_ties <= max(1, len(prompts) // 40)
 
 
-async def test_local_prefill(
-    model: GoldenModel, prompts: list[GoldenPrompt], tmp_path: Path
-) -> None:
-    """One process: the decode worker computes the prompts itself."""
-    with cluster_of(model, tmp_path, num_prefill=0) as cluster:
-        async with calling(cluster) as channel:
-            answers = await ask(channel, greedy_requests(prompts))
-            check_greedy(prompts, answers, "local prefill")
-            for answer in answers:
-                assert answer.timing.kv_path == inference_pb2.KV_PATH_LOCAL
-
-
+@MODULE_LOOP
 async def test_preempted(model: GoldenModel, prompts: list[GoldenPrompt], tmp_path: Path) -> None:
     """A pool too small for the batch: running sequences lose their blocks and are recomputed."""
     fitting = [p for p in prompts if len(p.token_ids) + len(p.output_ids) <= SMALL_POOL_LEN]

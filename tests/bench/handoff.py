@@ -29,7 +29,7 @@ from tests.call import Answer, generate, token_request
 from tests.cluster import Cluster, running_cluster
 
 LENGTHS = [256, 512, 1024, 2048]
-NUM_TOKENS = 16
+NUM_TOKENS = 8
 LIMIT_MS = 10.0
 
 

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 _MAX_UNSENT = 16384  # commands
 _FIRST_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 1.0
-_NOT_SERVING_POLL_S = 0.1
+_NOT_THERE_POLL_S = 0.1
 
 
 class SeatListener(Protocol):
@@ -95,11 +95,15 @@ class DecodeLink:
                 self._send_peers()
 
     async def run(self) -> None:
-        """Hold a stream whenever the worker is there, until cancelled."""
+        """Hold a stream whenever the worker is there, until cancelled.
+
+        Also while it is not ready: without local prefill it gets ready by proving a
+        pair, and it learns from this stream which prefill workers there are.
+        """
         backoff_s = _FIRST_BACKOFF_S
         while True:
-            if not self.watch.is_serving:
-                await asyncio.sleep(_NOT_SERVING_POLL_S)
+            if not self.watch.is_alive:
+                await asyncio.sleep(_NOT_THERE_POLL_S)
                 continue
             if await self._hold_stream():
                 backoff_s = _FIRST_BACKOFF_S

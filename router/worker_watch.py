@@ -61,6 +61,12 @@ class WorkerWatch:
             self.state is not None and self.state.state == worker_pb2.SERVING_STATE_DRAINING
         )
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether it says anything but that it failed: it may need a router to get ready."""
+        failed = worker_pb2.SERVING_STATE_FAILED
+        return self.state is not None and self.state.state != failed
+
     async def run(self) -> None:
         """Watch until cancelled; the channel is closed then."""
         backoff_s = _FIRST_BACKOFF_S

@@ -93,6 +93,13 @@ class DeadlineExceededError(DiptychError):
     reason = "DEADLINE_EXCEEDED"
 
 
+class RouterLostError(DiptychError):
+    """A worker has not heard of the stream's router for too long. Open a new stream."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+    reason = "ROUTER_LOST"
+
+
 class SlowClientError(DiptychError):
     """The client read too slowly and its buffer is full."""
 

@@ -11,10 +11,10 @@ from google.protobuf.message import Message
 from diptych.engine.sequence import SequenceKey
 from diptych.engine.step import SequenceUpdate
 from diptych.errors import (
-    DeadlineExceededError,
     DiptychError,
     InvalidRequestError,
     LeaseExpiredError,
+    RouterLostError,
     SlowClientError,
     WorkerDrainingError,
 )
@@ -132,7 +132,7 @@ class LeaseStream:
         except LeaseExpiredError:
             why = "expired"
             raise
-        except DeadlineExceededError:
+        except RouterLostError:
             why = "lost_router"
             raise
         except WorkerDrainingError:
@@ -153,7 +153,10 @@ class LeaseStream:
         step = parts.engine.last_step
         event = session.step(update, time.monotonic() if step is None else step.started_s)
         if event is not None:
-            self._send(event)
+            try:
+                self._send(event)
+            except DiptychError as error:  # this lease breaks, not the engine that told us
+                self._stream.end(error)
         if session.unbound and self._expiry is None:
             wait_s = self._servicer.timers.unbound_lease_s
             self._expiry = asyncio.get_running_loop().call_later(wait_s, self._expire)

@@ -10,9 +10,10 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Generic, TypeVar
 
+import grpc
 from google.protobuf.message import Message
 
-from diptych.errors import DeadlineExceededError, DiptychError, InvalidRequestError, SlowClientError
+from diptych.errors import DiptychError, InvalidRequestError, RouterLostError, SlowClientError
 from diptych.rpc import Context
 from diptych.timers import Timers
 
@@ -21,6 +22,10 @@ Command = TypeVar("Command", bound=Message)
 
 class _HalfClosedError(Exception):
     """The router has nothing more to say."""
+
+
+class _CallOverError(Exception):
+    """The router is gone: nothing can be written any more."""
 
 
 class LongStream(Generic[Command]):
@@ -76,6 +81,8 @@ class LongStream(Generic[Command]):
                 await self._ending
         except BaseExceptionGroup as group:
             error = _cause(group)
+            if isinstance(error, _CallOverError):  # gRPC is about to cancel the handler
+                raise asyncio.CancelledError from None
             if not isinstance(error, _HalfClosedError):
                 raise error from None
         finally:
@@ -105,6 +112,8 @@ class LongStream(Generic[Command]):
                 raise SlowClientError(
                     f"nothing could be sent for {self._timers.unsent_s} s"
                 ) from None
+            except grpc.aio.BaseError:
+                raise _CallOverError from None
             finally:
                 self.writing = False
 
@@ -119,16 +128,16 @@ class LongStream(Generic[Command]):
             self.wake()
             silent_s = time.monotonic() - self._heard_at
             if silent_s > self._timers.lost_peer_s:
-                raise DeadlineExceededError(f"no sign of the router for {silent_s:.1f} s")
+                raise RouterLostError(f"no sign of the router for {silent_s:.1f} s")
 
 
 def _cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The one error that says why: a bug before a DiptychError before a half-close."""
+    """The one error that says why: a bug before a DiptychError before the router's leaving."""
     leaves = (_cause(e) if isinstance(e, BaseExceptionGroup) else e for e in group.exceptions)
     return min(leaves, key=_rank)
 
 
 def _rank(error: BaseException) -> int:
-    if isinstance(error, _HalfClosedError):
+    if isinstance(error, _HalfClosedError | _CallOverError):
         return 2
     return 1 if isinstance(error, DiptychError) else 0

@@ -9,9 +9,9 @@ from grpc_health.v1 import health_pb2
 from diptych import rpc
 from diptych.errors import (
     BlocksExhaustedError,
-    DeadlineExceededError,
     InvalidRequestError,
     LeaseExpiredError,
+    RouterLostError,
     WorkerDrainingError,
 )
 from diptych.v1 import common_pb2, prefill_pb2, worker_pb2
@@ -149,7 +149,7 @@ async def test_a_silent_router_is_lost(tiny_llama: Path, tmp_path: Path) -> None
             event = await alive.next("heartbeat")
             assert event.heartbeat.progress.num_steps > 0
             await asyncio.sleep(0.1)
-        with pytest.raises(DeadlineExceededError):
+        with pytest.raises(RouterLostError):
             await silent.error()
         await worker.wait_blocks(lambda b: b["leased"] == 3, "only the silent one is freed")
         await alive.close()

@@ -188,7 +188,8 @@ def remote_error(
 ) -> DiptychError:
     """Rebuild the error of a peer: the class whose reason it is, else a plain one."""
     for cls in DiptychError.__subclasses__():
-        if cls.reason == reason and cls is not InvalidRequestError:
+        has_own_reason = "reason" in cls.__dict__  # else it never crosses the wire
+        if has_own_reason and cls.reason == reason and cls is not InvalidRequestError:
             return cls(message, retry_after_s=retry_after_s)
     if reason == InvalidRequestError.reason:
         field, _, rest = message.partition(": ")

@@ -58,6 +58,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self._is_draining = False
         self._num_open = 0
         self._num_unfound = 0
+        self._num_untokenized = 0
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -178,8 +179,19 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         tokenizer = self._model.tokenizer
         if request.ByteSize() <= _INLINE_TEXT_CHARACTERS or request.HasField("tokens"):
             return validation.tokenize(request, tokenizer, max_model_len)
-        async with self._tokenizing:
-            return await asyncio.to_thread(validation.tokenize, request, tokenizer, max_model_len)
+        max_queue = self._services.config.max_queue
+        if self._num_untokenized >= max_queue + _MAX_TOKENIZING:
+            raise QueueFullError(
+                f"{self._num_untokenized} long prompts wait to be tokenised", retry_after_s=1.0
+            )
+        self._num_untokenized += 1
+        try:
+            async with self._tokenizing:
+                return await asyncio.to_thread(
+                    validation.tokenize, request, tokenizer, max_model_len
+                )
+        finally:
+            self._num_untokenized -= 1
 
     def _resolve(
         self, request: inference_pb2.GenerateRequest, prompt_ids: list[int], max_model_len: int

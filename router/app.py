@@ -62,7 +62,8 @@ async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None
         )
         servicer = InferenceServicer(model, services, metrics, host.tracing)
         inference_pb2_grpc.add_InferenceServicer_to_server(servicer, host.server)
-        background.spawn(cluster.run(), "cluster")
+        # Not guarded: a router that lost sight of its workers must not look healthy.
+        watching = tasks.create_task(cluster.run(), name="cluster")
         await host.start([_SERVICE])
         await host.set_serving(True)
         ready(host.port)
@@ -74,10 +75,11 @@ async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None
         await host.server.stop(0)  # what is left is cancelled, and frees what it holds
         await servicer.wait_idle()
         background.stop()
+        watching.cancel()
 
 
 class _Background:
-    """Tasks that outlive a request: leases' streams, the cluster's watches and streams."""
+    """Tasks that outlive a request: leases' streams."""
 
     def __init__(self, tasks: asyncio.TaskGroup) -> None:
         self._group = tasks

@@ -228,6 +228,7 @@ class Session:
         self._actions.clear()
         self._dispatch.close_all()
         self._services.room.leave(self)
+        self._stop_writing()
         self._wake.set()
 
     def _execute(self, action: Action) -> None:
@@ -267,8 +268,7 @@ class Session:
             case actions.Fail():
                 self._error = action.error
                 self._observer.failed(action.error)
-                if self._writing is not None:
-                    self._writing.reschedule(self._loop.time())
+                self._stop_writing()
                 self._end()
 
     def _end(self) -> None:
@@ -276,6 +276,11 @@ class Session:
         self._services.room.leave(self)
         self._loop.call_soon(self._services.room.pump)
         self._wake.set()
+
+    def _stop_writing(self) -> None:
+        """A write that waits for the client is given up: the call ends with an error."""
+        if self._writing is not None and not self._writing.expired():
+            self._writing.reschedule(self._loop.time())
 
     def _enqueue(self, front: bool) -> None:
         try:

@@ -93,6 +93,16 @@ def test_stop_string_within_a_batch_cuts_the_tokens_too(tokenizer: Tokenizer) ->
     assert output.complete_reason == common_pb2.FINISH_REASON_STOP
 
 
+def test_broken_characters_at_the_end_may_complete_a_stop_string(tokenizer: Tokenizer) -> None:
+    answer, output, _ = make(tokenizer, stop=("e\ufffd",))
+    first_byte, _ = tokenizer.encode("ü", add_special=False)
+    feed(output, [*tokenizer.encode("one", add_special=False), first_byte])
+    response = answer.take()
+    assert response is not None
+    assert response.text + answer.flush() == "on"
+    assert answer.stop_match == "e\ufffd"
+
+
 def test_stop_token_has_no_text(tokenizer: Tokenizer) -> None:
     (letter,) = tokenizer.encode("x", add_special=False)
     answer, output, _ = make(tokenizer, stop_token_ids=frozenset({letter}), min_tokens=2)

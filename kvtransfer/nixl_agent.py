@@ -5,8 +5,10 @@ lock, no progress thread: that one busy-polls). nixl is imported when an agent i
 first made.
 """
 
+import gc
 import logging
 import os
+import weakref
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -132,10 +134,22 @@ class NixlAgent:
         for dependent in list(self.dependents):
             dependent.drop_handles()
         self.local_blocks = None
-        self.raw = None
+        raw, self.raw = self.raw, None
+        if raw is None:
+            return
+        destroyed = weakref.ref(raw)
+        del raw
+        if destroyed() is not None:  # its reads would go on: something garbage still names it
+            gc.collect()
+        if destroyed() is not None:
+            logger.error("a nixl agent outlives its teardown: its reads may still write")
 
     def translated(self, error: Exception) -> TransportError:
-        """Our error for one of the library's."""
+        """Our error for one of the library's, which loses its traceback.
+
+        The frames in it name the agent, and whoever keeps the error would keep that alive.
+        """
+        error.__traceback__ = None
         if isinstance(error, self._library.disconnect_error):
             return SourceLostError(f"nixl lost the source: {describe(error)}")
         return TransportError(f"nixl: {describe(error)}")

@@ -177,13 +177,13 @@ class NixlCopy:
             raise agent.translated(error) from error
         agent.dependents.add(self)
         peer.num_live_copies += 1
-        peer.last_read_was_local = self._advance(agent.raw.transfer)
+        peer.last_read_was_local = self._advance("transfer")
         return peer.last_read_was_local
 
     def poll(self) -> bool:
         if self._handle is None:
             raise TransportError("the transport agent was torn down")
-        return self._advance(self._peer.agent.raw.check_xfer_state)
+        return self._advance("check_xfer_state")
 
     def drop_handles(self) -> None:
         """The read ended, or its agent is being destroyed."""
@@ -193,10 +193,13 @@ class NixlCopy:
         self._peer.num_live_copies -= 1
         self._peer.close_if_idle()
 
-    def _advance(self, step: Any) -> bool:
-        """Take one step; True when the read is done. Raises TransportError when it failed."""
+    def _advance(self, step: str) -> bool:
+        """Call the agent's ``step``; True when the read is done. Raises TransportError.
+
+        No local variable names the agent: an error would keep it alive.
+        """
         try:
-            state = step(self._handle)
+            state = getattr(self._peer.agent.raw, step)(self._handle)
         except Exception as error:
             self.drop_handles()
             raise self._peer.agent.translated(error) from error

@@ -53,7 +53,7 @@ class PairTable:
         self._kit = ProbeKit(endpoint, scratch, scratch_quarantine, timers)
         self._peers: dict[Hashable, frozenset[PeerKey]] = {}
         self._pairs: dict[PeerKey, SourcePair] = {}
-        self._tasks: dict[PeerKey, asyncio.Task[None]] = {}
+        self._tasks: dict[SourcePair, asyncio.Task[None]] = {}
         self._peers_changed = asyncio.Event()
 
     async def run(self) -> None:
@@ -63,12 +63,13 @@ class PairTable:
             try:
                 while True:
                     self._peers_changed.clear()
-                    for key, pair in self._pairs.items():
-                        if key not in self._tasks:
-                            name = f"kv-pair {key.address}"
-                            self._tasks[key] = tasks.create_task(pair.keep(), name=name)
-                    for key in self._tasks.keys() - self._pairs.keys():
-                        self._tasks.pop(key).cancel()
+                    # By pair, not key: a source that left and came back is another entry.
+                    pairs = set(self._pairs.values())
+                    for pair in self._tasks.keys() - pairs:
+                        self._tasks.pop(pair).cancel()
+                    for pair in pairs - self._tasks.keys():
+                        name = f"kv-pair {pair.key.address}"
+                        self._tasks[pair] = tasks.create_task(pair.keep(), name=name)
                     await self._peers_changed.wait()
             finally:
                 self._tasks.clear()

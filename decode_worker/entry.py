@@ -35,8 +35,6 @@ class Entry:
     phase: Phase = Phase.RESERVED
     bind_id: int | None = None  # of the newest Bind
     pull: RunPull | None = None  # set in PULLING
-    computed_upto: int = 0  # tokens, as of the last step
-    seen_preemptions: int = 0
     num_computed_tokens: int = 0  # by this worker; computed again, counted again
 
     def move(self, phase: Phase) -> None:
@@ -44,9 +42,5 @@ class Entry:
         self.phase = phase
 
     def book(self, update: SequenceUpdate) -> None:
-        """Count what a step computed. After a preemption that begins again (from a
-        prefix hit, which is counted too: the step does not tell)."""
-        if self.sequence.num_preemptions != self.seen_preemptions:
-            self.seen_preemptions, self.computed_upto = self.sequence.num_preemptions, 0
-        self.num_computed_tokens += update.num_computed_tokens - self.computed_upto
-        self.computed_upto = update.num_computed_tokens
+        """Count what a step computed."""
+        self.num_computed_tokens += update.num_step_tokens

@@ -156,7 +156,6 @@ class Session:
             )
         except DiptychError as error:
             return [*stopped, *self._end(sequence_id, error=error)]
-        entry.computed_upto = entry.sequence.num_computed_tokens
         entry.move(Phase.RUNNING)
         fallback = None
         if not proven:

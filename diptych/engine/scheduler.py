@@ -236,8 +236,9 @@ class Scheduler:
         return updates
 
     def _book(self, seq: Sequence, chunk: Chunk, token: SampledToken | None) -> SequenceUpdate:
+        num_step_tokens = len(chunk.token_ids)
         if chunk.sample is None:
-            return SequenceUpdate(seq, chunk.end, None, None, None)
+            return SequenceUpdate(seq, chunk.end, num_step_tokens, None, None, None)
         assert token is not None, "the runner owes a token"
         seq.token_ids.append(token.token_id)
         reason = self._finish_reason(seq, chunk.sample, token.token_id)
@@ -247,7 +248,7 @@ class Scheduler:
         elif reason is not None:
             self._queues.finish(seq)
             self._tables.drop(seq, Owner.RUNNING)
-        return SequenceUpdate(seq, chunk.end, token, chunk.end, reason)
+        return SequenceUpdate(seq, chunk.end, num_step_tokens, token, chunk.end, reason)
 
     def _finish_reason(
         self, seq: Sequence, sample: SampleSpec, token_id: int

@@ -80,6 +80,7 @@ class SequenceUpdate(NamedTuple):
 
     sequence: Sequence
     num_computed_tokens: int  # KV complete up to here
+    num_step_tokens: int  # whose KV this step computed
     token: SampledToken | None
     position: int | None  # of the token
     finish_reason: FinishReason | None

@@ -18,7 +18,7 @@ from decode_worker.session import Fallback, Session
 from diptych.engine.block_pool import BlockPool
 from diptych.engine.scheduler import Scheduler, SchedulerConfig
 from diptych.engine.sequence import Sequence
-from diptych.engine.step import SampledToken, StepOutput
+from diptych.engine.step import SampledToken, SequenceUpdate, StepOutput, StepPlan
 from diptych.errors import DiptychError, WorkerDrainingError
 from diptych.v1 import common_pb2, decode_pb2
 from kvtransfer.pull import PullRequest
@@ -377,3 +377,25 @@ def test_computed_tokens_are_counted() -> None:
     (event,) = said
     assert event.ended.finish_reason == common_pb2.FINISH_REASON_LENGTH
     assert event.ended.num_computed_tokens == 9 + 3  # the last token's KV is never needed
+
+
+def test_what_a_preempted_sequence_finds_cached_is_not_counted_as_computed() -> None:
+    rig = Rig()
+    session, update = rig.session(), rig.scheduler.update
+    num_in_steps = 0
+
+    def count(plan: StepPlan, output: StepOutput) -> list[SequenceUpdate]:
+        nonlocal num_in_steps
+        num_in_steps += plan.num_tokens
+        return update(plan, output)
+
+    rig.scheduler.update = count  # type: ignore[method-assign]
+    for sequence_id in (1, 2):
+        wanted = spec(20, max_tokens=12, seed=5 * sequence_id)
+        session.reserve(decode_pb2.Reserve(sequence_id=sequence_id, spec=wanted))
+        session.start(decode_pb2.Start(sequence_id=sequence_id, compute_missing=True))
+    said: list[decode_pb2.DecodeEvent] = []
+    while len(session):
+        said += [e for _, decided in rig.step([session]) for e in events(decided)]
+    assert sum(event.ended.num_preemptions for event in said) > 0
+    assert sum(event.ended.num_computed_tokens for event in said) == num_in_steps

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable
 
 import grpc
+from google.protobuf.descriptor import EnumDescriptor
 
 from diptych import rpc
 from diptych.timers import Timers
@@ -40,6 +41,7 @@ class WorkerWatch:
         self.channel = rpc.channel(address)
         self.state: worker_pb2.WorkerState | None = None
         self._role = role
+        self._wrong = ""  # incarnation of a process of another role at the address
         self._router_incarnation = router_incarnation
         self._timers = timers
         self._on_change = on_change
@@ -106,8 +108,9 @@ class WorkerWatch:
 
     def _update(self, state: worker_pb2.WorkerState) -> None:
         if state.role != self._role:
-            role = worker_pb2.WorkerRole.Name(state.role)
-            if self.state is None:
+            if state.incarnation != self._wrong:  # once for each process, not for each message
+                self._wrong = state.incarnation
+                role = _name(worker_pb2.WorkerRole.DESCRIPTOR, state.role)
                 logger.error("not the role asked for", extra={"worker": self.address, "is": role})
             return
         before, self.state = self.state, state
@@ -117,7 +120,7 @@ class WorkerWatch:
                 extra={"worker": self.address, "incarnation": state.incarnation},
             )
         if before is not None and before.state != state.state:
-            name = worker_pb2.ServingState.Name(state.state)
+            name = _name(worker_pb2.ServingState.DESCRIPTOR, state.state)
             logger.info("worker state", extra={"worker": self.address, "state": name})
         self._on_change(self)
 
@@ -125,3 +128,9 @@ class WorkerWatch:
         logger.warning("worker lost", extra={"worker": self.address, "why": why})
         self.state = None
         self._on_change(self)
+
+
+def _name(enum: EnumDescriptor, value: int) -> str:
+    """A newer worker's values have no name here."""
+    known = enum.values_by_number.get(value)
+    return str(value) if known is None else known.name

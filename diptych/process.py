@@ -139,10 +139,13 @@ def complain(role: str, error: ConfigurationError) -> int:
 async def _run(serve: Serve[P], config: P) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    was_signalled = False  # the end of standard input may have set ``stop`` before
 
     def on_signal(signum: signal.Signals) -> None:
-        if stop.is_set():
+        nonlocal was_signalled
+        if was_signalled:
             os._exit(128 + signum)
+        was_signalled = True
         logger.info("stopping", extra={"signal": signum.name})
         stop.set()
 

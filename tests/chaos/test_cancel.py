@@ -19,7 +19,7 @@ Counts: TypeAlias = tuple[int, int]  # open fds, asyncio tasks
 
 NUM_CANCELS = 200
 CONCURRENCY = 8
-SETTLED_S = 10.0  # a task still alive after this is held by nobody and waits for nothing
+SETTLED_S = 10.0  # what has not ended by then has leaked
 
 
 @pytest.mark.timeout(300)

@@ -41,8 +41,8 @@ async def test_a_source_named_again_at_once_is_kept(monkeypatch: pytest.MonkeyPa
         on_quarantine_end=lambda _: None,
     )
     source = PeerKey("127.0.0.1:1", "source")
-    running = asyncio.create_task(table.run())
-    try:
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(table.run())
         table.set_peers("a", [source])
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -53,7 +53,5 @@ async def test_a_source_named_again_at_once_is_kept(monkeypatch: pytest.MonkeyPa
             await asyncio.sleep(0)
         (after,) = kept
         assert after is not before
-    finally:
         running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
     assert not kept

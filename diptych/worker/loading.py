@@ -29,6 +29,8 @@ from diptych.worker.pool_size import pool_size
 
 logger = logging.getLogger(__name__)
 
+_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")  # quota and period of this container, microseconds
+
 
 class LoadAbandonedError(Exception):
     """The process stops; loading ended between two tensors."""
@@ -87,11 +89,20 @@ def load_model(
     )
 
 
-def num_usable_cores() -> int:
-    """Cores this process may run on."""
+def num_usable_cores(cpu_max: Path = _CPU_MAX) -> int:
+    """Cores this process may run on, and no more than its container's share of time is worth.
+
+    More threads than that are stopped together whenever the share is used up.
+    """
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        num_cores = len(os.sched_getaffinity(0))
+    else:
+        num_cores = os.cpu_count() or 1
+    try:
+        quota, period = cpu_max.read_text().split()
+        return max(1, min(num_cores, int(quota) // int(period)))
+    except (OSError, ValueError, ZeroDivisionError):  # no such limit ("max"), or not Linux
+        return num_cores
 
 
 def confine_to(cpus: str) -> None:

@@ -1,0 +1,34 @@
+"""How many threads a worker takes by default."""
+
+from pathlib import Path
+
+import pytest
+
+from diptych.worker.loading import num_usable_cores
+
+
+@pytest.mark.parametrize(
+    ("cpu_max", "num_cores"),
+    [
+        ("max 100000\n", 8),
+        ("400000 100000\n", 4),
+        ("250000 100000\n", 2),
+        ("50000 100000\n", 1),
+        ("6400000 100000\n", 8),
+        ("", 8),
+    ],
+)
+def test_a_container_has_the_cores_of_its_share(
+    cpu_max: str, num_cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    path = tmp_path / "cpu.max"
+    path.write_text(cpu_max)
+    assert num_usable_cores(path) == num_cores
+
+
+def test_without_a_container_all_cores_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    assert num_usable_cores(tmp_path / "cpu.max") == 8

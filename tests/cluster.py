@@ -190,6 +190,7 @@ def running_cluster(
     worker_flags: dict[str, str] | None = None,
     decode_flags: dict[str, str] | None = None,
     prefill_flags: dict[str, str] | None = None,
+    per_decode_flags: Sequence[dict[str, str]] = (),
     router_flags: dict[str, str] | None = None,
 ) -> Iterator[Cluster]:
     """Start a cluster in ``work``; end every process of it, and check how each ended.
@@ -203,8 +204,14 @@ def running_cluster(
         Process("prefill_worker", f"prefill-{i}", work, _args({**common, **(prefill_flags or {})}))
         for i in range(num_prefill)
     ]
+    own = [*per_decode_flags, *([{}] * (num_decode - len(per_decode_flags)))]
     decode = [
-        Process("decode_worker", f"decode-{i}", work, _args({**common, **(decode_flags or {})}))
+        Process(
+            "decode_worker",
+            f"decode-{i}",
+            work,
+            _args({**common, **(decode_flags or {}), **own[i]}),
+        )
         for i in range(num_decode)
     ]
     started: list[Process] = []

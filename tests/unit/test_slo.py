@@ -1,0 +1,48 @@
+"""The arithmetic of goodput."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.bench.slo import Lengths, Objective, Outcome, best, goodput, medians, read_azure
+
+
+def test_an_outcome_counts_from_when_the_request_was_due() -> None:
+    outcome = Outcome.of(10.0, [10.5, 10.6, 10.9], num_wanted=3)
+    assert outcome.ttft_s == pytest.approx(0.5)
+    assert outcome.tpot_s == pytest.approx(0.2)
+
+
+def test_an_unfinished_request_is_a_miss() -> None:
+    outcome = Outcome.of(10.0, [10.5, 10.6], num_wanted=3)
+    assert outcome == Outcome(None, None)
+    assert not Objective(100.0, 100.0).met_by(outcome)
+
+
+def test_goodput_counts_only_what_meets_both_objectives() -> None:
+    outcomes = [
+        Outcome(1.0, 0.1),
+        Outcome(1.0, 0.3),  # too slow a token
+        Outcome(3.0, 0.1),  # too late a first one
+        Outcome(None, None),
+    ]
+    assert goodput(outcomes, Objective(2.0, 0.2), duration_s=10.0) == pytest.approx(0.1)
+
+
+def test_the_best_setting_is_the_largest() -> None:
+    assert best({"64": 0.4, "512": 0.9, "1024": 0.2}) == ("512", 0.9)
+
+
+def test_medians_leave_out_what_did_not_finish() -> None:
+    outcomes = [Outcome(1.0, 0.1), Outcome(2.0, 0.3), Outcome(3.0, 0.2), Outcome(None, None)]
+    assert medians(outcomes) == Objective(2.0, 0.2)
+
+
+def test_the_trace_is_divided_and_clipped(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\nx,374,44\ny,8000,4000\nz,1,1\n")
+    assert read_azure(path, divisor=4, max_prompt=1024, max_output=256) == [
+        Lengths(94, 11),
+        Lengths(1024, 256),
+        Lengths(1, 2),
+    ]

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from diptych.engine.model_config import ModelConfig
 from diptych.errors import ConfigurationError
+from diptych.shared_bytes import SharedBytes
 
 
 class KVCache:
@@ -48,10 +49,17 @@ class KVCache:
             block_size,
             config.head_dim,
         )
+        # Where it is host memory: what a child process maps to read into it.
+        self.shared: SharedBytes | None = None
         try:
+            if torch.device(device).type == "cpu":
+                self.shared = SharedBytes(self.num_bytes)
+                empty = torch.frombuffer(self.shared.buffer, dtype=dtype).view(shape)
+            else:
+                empty = torch.empty(shape, dtype=dtype, device=device)
             # Zeros, never empty: a slot nobody wrote must not hold a NaN.
-            self.tensor = torch.empty(shape, dtype=dtype, device=device).zero_()
-        except (RuntimeError, MemoryError) as error:
+            self.tensor = empty.zero_()
+        except (RuntimeError, MemoryError, OSError, OverflowError) as error:
             raise ConfigurationError(
                 f"no memory for {num_blocks} KV blocks of {self.block_bytes} bytes"
             ) from error

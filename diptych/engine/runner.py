@@ -42,6 +42,11 @@ class Runner:
         self._kv_cache = kv_cache
         self._attention = attention or PagedAttention(model.config, kv_cache)
 
+    @property
+    def model(self) -> Decoder:
+        """What it runs."""
+        return self._model
+
     def warm_up(self, progress: WarmUpProgress = lambda ratio: None) -> None:
         """Compile and touch everything before the first real step.
 

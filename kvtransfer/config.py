@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 TransportName = Literal["nixl", "inline"]
-DigestLevel = Literal["full", "off"]
+DigestLevel = Literal["full", "sampled", "off"]
 
 MAX_PROBE_BLOCKS = 256
 
@@ -23,8 +23,9 @@ class TransferConfig(BaseModel):
     )
     digest_level: DigestLevel = Field(
         "full",
-        description="Digests of announced blocks: full or off. Both pools must agree; inline "
-        "always carries and checks them.",
+        description="Digests of announced blocks: full, sampled (one line of 64 bytes in 2 KiB: "
+        "finds every stale block and torn page, one flipped bit in 32) or off. Both pools must "
+        "agree; inline always carries and checks them.",
     )
     allow_nixl_tcp: bool = Field(
         False,

@@ -43,6 +43,7 @@ class FetchSession:
         self._liveness = PeerLiveness(servicer.timers, time.monotonic())
         self._open = kv_source_pb2.FetchOpen()
         self._next_token = 0
+        self._num_written = 0
         self._num_sent_bytes = 0
         self._probe: AnnouncedRange | None = None
 
@@ -174,6 +175,7 @@ class FetchSession:
                     generations=ready.generations,
                     digests=digests,
                     last=ready.last,
+                    sample_seed=ready.sample_seed,
                 )
             )
         )
@@ -216,6 +218,8 @@ class FetchSession:
 
     async def _write(self, event: FetchEvent) -> None:
         async with self._write_lock:
+            self._num_written += 1
+            event.number = self._num_written
             await self._context.write(event)
 
 

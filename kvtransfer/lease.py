@@ -122,11 +122,13 @@ class LeaseTable:
         if self._observer is not None:
             self._observer.on_announced(lease, len(lease.ranges) - 1)
 
-    def add_digests(self, lease: Lease, index: int, digests: tuple[bytes, ...]) -> None:
+    def add_digests(
+        self, lease: Lease, index: int, digests: tuple[bytes, ...], sample_seed: int = 0
+    ) -> None:
         """The digests of ``lease.ranges[index]`` were computed. No-op once closed."""
         if lease.state is LeaseState.CLOSED:
             return
-        lease.ranges[index] = lease.ranges[index]._replace(digests=digests)
+        lease.ranges[index] = lease.ranges[index]._replace(digests=digests, sample_seed=sample_seed)
         self._changed(lease)
 
     def grant(self, lease_id: LeaseId, ticket: bytes, reader_incarnation: str) -> None:

@@ -48,6 +48,7 @@ class AnnouncedRange(NamedTuple):
     generations: tuple[int, ...]
     digests: tuple[bytes, ...] | None  # one per block; empty at digest level off
     last: bool
+    sample_seed: int = 0  # of the digests, as in kvtransfer.digest.Coverage
 
     @property
     def end_token(self) -> int:

@@ -4,7 +4,7 @@ import ctypes
 from collections.abc import Sequence
 from typing import Protocol
 
-from kvtransfer.digest import block_digest
+from kvtransfer.digest import Coverage, block_digest
 
 
 class PoolMemory(Protocol):
@@ -72,6 +72,14 @@ class HostMemory:
         return self._bytes[start : start + self.block_bytes]
 
 
-def block_digests(memory: PoolMemory, block_ids: Sequence[int]) -> tuple[bytes, ...]:
-    """Digest of each block (transfer thread)."""
-    return tuple(block_digest(memory.block(block_id)) for block_id in block_ids)
+def block_digests(
+    memory: PoolMemory, block_ids: Sequence[int], seed: int = 0, first_place: int = 0
+) -> tuple[bytes, ...]:
+    """Digest of each block (transfer thread).
+
+    ``seed`` as in Coverage; ``first_place`` is the place of the first of them in its sequence.
+    """
+    return tuple(
+        block_digest(memory.block(block_id), Coverage(seed, place))
+        for place, block_id in enumerate(block_ids, first_place)
+    )

@@ -6,7 +6,7 @@ from typing import NamedTuple, NoReturn
 
 from diptych.errors import DiptychError
 from diptych.v1 import common_pb2, decode_pb2, kv_source_pb2
-from kvtransfer.digest import DIGEST_BYTES, combined_digest
+from kvtransfer.digest import DIGEST_BYTES, Coverage, combined_digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +74,7 @@ class PlannedRead(NamedTuple):
     first_block: int  # index in the pull of the first of them
     source_block_ids: tuple[int, ...]
     local_block_ids: tuple[int, ...]
+    to_digest: tuple[Coverage, ...]  # of each of them, where checked
 
 
 class PlannedWrite(NamedTuple):
@@ -83,6 +84,7 @@ class PlannedWrite(NamedTuple):
     local_block_ids: tuple[int, ...]  # all that are touched
     offset: int  # of the bytes, in the first of them
     num_completed: int  # of them, from the first on, are whole afterwards
+    to_digest: tuple[Coverage, ...]  # of each completed one, where checked
 
 
 class PullMachine:
@@ -115,6 +117,8 @@ class PullMachine:
         self._num_received_bytes = 0
         self._source_block_ids: set[int] = set()
         self._digests: list[bytes] = []
+        self._coverages: list[Coverage] = []
+        self._num_events = 0
         self._landed: list[bool] = []  # per announced block
         self._num_landed = 0
         if first_token % block_size or not 0 <= first_token < end_token:
@@ -128,6 +132,12 @@ class PullMachine:
     def num_unlanded_blocks(self) -> int:
         """Announced, not landed."""
         return len(self._landed) - self._num_landed
+
+    def numbered(self, number: int) -> None:
+        """The next event of the stream, of whatever kind, says it is the ``number``-th."""
+        self._num_events += 1
+        if number != self._num_events:
+            self._fail(f"event {number} of the stream came in place of {self._num_events}")
 
     def opened(self, end_token: int) -> None:
         """The source admitted us and will announce up to ``end_token``."""
@@ -155,6 +165,10 @@ class PullMachine:
             if len(digests) != num_blocks or any(len(d) != DIGEST_BYTES for d in digests):
                 self._fail("announced without a digest of each block")
             self._digests += digests
+            first_place = first // self._block_size
+            self._coverages += [
+                Coverage(announced.sample_seed, first_place + i) for i in range(num_blocks)
+            ]
         known = len(self._source_block_ids)
         self._source_block_ids.update(source_ids)
         if len(self._source_block_ids) != known + num_blocks:
@@ -162,8 +176,13 @@ class PullMachine:
         first_block = len(self._landed)
         self._landed += [False] * num_blocks
         self._announced_tokens = end
-        local_ids = self.local_block_ids[first_block : first_block + num_blocks]
-        return PlannedRead(first_block, source_ids, local_ids)
+        blocks = slice(first_block, first_block + num_blocks)
+        return PlannedRead(
+            first_block,
+            source_ids,
+            self.local_block_ids[blocks],
+            tuple(self._coverages[blocks]),
+        )
 
     def received(self, data: kv_source_pb2.Data) -> PlannedWrite:
         """inline: the next bytes came."""
@@ -175,12 +194,13 @@ class PullMachine:
             self._fail(f"bytes up to {end} came, {len(self._landed)} blocks were announced")
         self._num_received_bytes = end
         first_block, offset = divmod(begin, self._block_bytes)
-        past_block = -(-end // self._block_bytes)
+        past_block, past_whole = -(-end // self._block_bytes), end // self._block_bytes
         return PlannedWrite(
             first_block=first_block,
             local_block_ids=self.local_block_ids[first_block:past_block],
             offset=offset,
-            num_completed=end // self._block_bytes - first_block,
+            num_completed=past_whole - first_block,
+            to_digest=tuple(self._coverages[first_block:past_whole]),
         )
 
     def landed(

@@ -79,9 +79,9 @@ class Pull:
             endpoint.thread, endpoint.memory, quarantine, self._inbox.put_nowait
         )
         inline = link is not None and link.transport == "inline"
-        full = endpoint.layout.digest_level == "full" or plan.is_probe
-        self._check_digests = full or inline
-        self._confirm_digest = full
+        level_checks = endpoint.layout.digest_level != "off" or plan.is_probe
+        self._check_digests = level_checks or inline
+        self._confirm_digest = level_checks
         self._machine: PullMachine | None = None
         self._abandoned = False
         self._clock = PullClock(time.monotonic())
@@ -216,6 +216,7 @@ class Pull:
             self._check_timers(machine, liveness)
 
     def _on_event(self, machine: PullMachine, link: Link, event: FetchEvent) -> None:
+        machine.numbered(event.number)
         match event.WhichOneof("event"):
             case "opened":
                 machine.opened(event.opened.end_token)
@@ -241,7 +242,7 @@ class Pull:
                     local_block_ids,
                     first_block=planned.first_block + begin,
                     num_completed=len(local_block_ids),
-                    digest=self._check_digests,
+                    to_digest=planned.to_digest[begin : begin + step],
                 )
 
     def _on_data(self, machine: PullMachine, link: Link, data: kv_source_pb2.Data) -> None:
@@ -255,7 +256,7 @@ class Pull:
             planned.local_block_ids,
             first_block=planned.first_block,
             num_completed=planned.num_completed,
-            digest=True,
+            to_digest=planned.to_digest,
         )
 
     def _on_landed(

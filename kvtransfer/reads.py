@@ -6,7 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from kvtransfer.memory import PoolMemory, block_digests
+from kvtransfer.digest import Coverage, block_digest
+from kvtransfer.memory import PoolMemory
 from kvtransfer.quarantine import Quarantine, ReadRecord
 from kvtransfer.transfer_thread import TransferThread, deliver
 from kvtransfer.transport import Copy, TransportError
@@ -56,14 +57,17 @@ class ReadGroup:
         *,
         first_block: int,
         num_completed: int,
-        digest: bool,
+        to_digest: tuple[Coverage, ...],
     ) -> None:
-        """Post ``copy``, which writes ``local_block_ids`` and completes the first of them."""
+        """Post ``copy``, which writes ``local_block_ids`` and completes the first of them.
+
+        ``to_digest``: one for each completed block, or none.
+        """
         assert not self._abandoned
         record = ReadRecord(frozenset(local_block_ids))
         self._unfinished.add(record)
-        to_digest = local_block_ids[:num_completed] if digest else ()
-        read = _Read(record, copy, first_block, num_completed, to_digest)
+        blocks = tuple(zip(local_block_ids, to_digest, strict=False))
+        read = _Read(record, copy, first_block, num_completed, blocks)
         self._thread.post(partial(self._run, read))
 
     def abandon(self) -> frozenset[int]:
@@ -96,7 +100,7 @@ class ReadGroup:
 
     def _land(self, read: "_Read") -> Landed:
         ended_s = time.monotonic()
-        digests = () if self._abandoned else block_digests(self._memory, read.to_digest)
+        digests = () if self._abandoned else self._digests(read)
         return Landed(
             first_block=read.first_block,
             num_blocks=read.num_completed,
@@ -104,6 +108,12 @@ class ReadGroup:
             started_s=read.started_s,
             ended_s=ended_s,
             digest_s=time.monotonic() - ended_s,
+        )
+
+    def _digests(self, read: "_Read") -> tuple[bytes, ...]:
+        return tuple(
+            block_digest(self._memory.block(block_id), coverage)
+            for block_id, coverage in read.to_digest
         )
 
     def _report(self, read: "_Read", outcome: Landed | TransportError) -> None:
@@ -126,7 +136,7 @@ class _Read:
         copy: Copy,
         first_block: int,
         num_completed: int,
-        to_digest: tuple[int, ...],
+        to_digest: tuple[tuple[int, Coverage], ...],
     ) -> None:
         self.record = record
         self.copy = copy

@@ -1,6 +1,7 @@
 """KVSource: the gRPC shell around the leases of a source."""
 
 import logging
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 
@@ -91,14 +92,18 @@ class KVSourceServicer(pb_grpc.KVSourceServicer):
 
     def on_announced(self, lease: Lease, index: int) -> None:
         """LeaseObserver: take the digests of a new range, off the loop."""
-        if self.endpoint.layout.digest_level == "off":
+        level, memory = self.endpoint.layout.digest_level, self.endpoint.memory
+        if level == "off":
             self.leases.add_digests(lease, index, ())
             return
-        memory, block_ids = self.endpoint.memory, lease.ranges[index].block_ids
+        block_ids = lease.ranges[index].block_ids
+        first_place = lease.ranges[index].first_token // self.leases.block_size
+        seed = 1 + secrets.randbelow(2**64 - 1) if level == "sampled" else 0
 
         def digest() -> tuple[tuple[bytes, ...], float]:
             started_s = time.monotonic()
-            return block_digests(memory, block_ids), time.monotonic() - started_s
+            digests = block_digests(memory, block_ids, seed, first_place)
+            return digests, time.monotonic() - started_s
 
         def done(result: tuple[tuple[bytes, ...], float] | None, error: Exception | None) -> None:
             if result is None:  # without digests no reader can be served
@@ -107,7 +112,7 @@ class KVSourceServicer(pb_grpc.KVSourceServicer):
                 return
             digests, digest_s = result
             self.counters.digest_s += digest_s
-            self.leases.add_digests(lease, index, digests)
+            self.leases.add_digests(lease, index, digests, seed)
 
         self.endpoint.thread.submit(digest, done)
 

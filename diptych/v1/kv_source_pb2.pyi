@@ -82,18 +82,20 @@ class Confirm(_message.Message):
     def __init__(self, num_tokens: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class FetchEvent(_message.Message):
-    __slots__ = ("opened", "range", "data", "confirmed", "heartbeat")
+    __slots__ = ("number", "opened", "range", "data", "confirmed", "heartbeat")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     OPENED_FIELD_NUMBER: _ClassVar[int]
     RANGE_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     CONFIRMED_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    number: int
     opened: FetchOpened
     range: Range
     data: Data
     confirmed: Confirmed
     heartbeat: _common_pb2.Heartbeat
-    def __init__(self, opened: _Optional[_Union[FetchOpened, _Mapping]] = ..., range: _Optional[_Union[Range, _Mapping]] = ..., data: _Optional[_Union[Data, _Mapping]] = ..., confirmed: _Optional[_Union[Confirmed, _Mapping]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., opened: _Optional[_Union[FetchOpened, _Mapping]] = ..., range: _Optional[_Union[Range, _Mapping]] = ..., data: _Optional[_Union[Data, _Mapping]] = ..., confirmed: _Optional[_Union[Confirmed, _Mapping]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ...) -> None: ...
 
 class FetchOpened(_message.Message):
     __slots__ = ("end_token",)
@@ -102,20 +104,22 @@ class FetchOpened(_message.Message):
     def __init__(self, end_token: _Optional[int] = ...) -> None: ...
 
 class Range(_message.Message):
-    __slots__ = ("first_token", "num_tokens", "block_ids", "generations", "digests", "last")
+    __slots__ = ("first_token", "num_tokens", "block_ids", "generations", "digests", "last", "sample_seed")
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     DIGESTS_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_SEED_FIELD_NUMBER: _ClassVar[int]
     first_token: int
     num_tokens: int
     block_ids: _containers.RepeatedScalarFieldContainer[int]
     generations: _containers.RepeatedScalarFieldContainer[int]
     digests: _containers.RepeatedScalarFieldContainer[bytes]
     last: bool
-    def __init__(self, first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ..., block_ids: _Optional[_Iterable[int]] = ..., generations: _Optional[_Iterable[int]] = ..., digests: _Optional[_Iterable[bytes]] = ..., last: _Optional[bool] = ...) -> None: ...
+    sample_seed: int
+    def __init__(self, first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ..., block_ids: _Optional[_Iterable[int]] = ..., generations: _Optional[_Iterable[int]] = ..., digests: _Optional[_Iterable[bytes]] = ..., last: _Optional[bool] = ..., sample_seed: _Optional[int] = ...) -> None: ...
 
 class Data(_message.Message):
     __slots__ = ("offset", "payload")

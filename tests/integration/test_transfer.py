@@ -79,7 +79,7 @@ async def test_a_pull_moves_exactly_the_bytes(
     assert sorted(reader.scratch.free_ids) == sorted(source.scratch.free_ids)
 
 
-@pytest.mark.parametrize("digest_level", ["full", "off"])
+@pytest.mark.parametrize("digest_level", ["full", "sampled", "off"])
 async def test_only_what_is_missing_moves(transport: str, digest_level: str) -> None:
     transfer = config(transport, digest_level=digest_level)
     async with open_source(transfer) as source, open_reader(transfer) as reader:
@@ -222,6 +222,19 @@ async def test_bytes_that_changed_after_their_digest_are_unproven(
     source.memory.block(BLOCKS[2])[7] ^= 1
     error = await failure_of(reader, source, ticket)
     assert error.failure == decode_pb2.PULL_FAILURE_UNPROVEN
+
+
+async def test_a_stale_block_is_unproven_at_level_sampled(transport: str) -> None:
+    transfer = config(transport, digest_level="sampled")
+    async with open_source(transfer) as source, open_reader(transfer) as reader:
+        await reader.connect(source)
+        source.fill(BLOCKS)
+        ticket = source.lease("lease", BLOCKS, NUM_TOKENS, "reader")
+        source.leases.announce("lease", NUM_TOKENS)
+        await until_digested(source)
+        source.fill(BLOCKS[2:3])
+        error = await failure_of(reader, source, ticket)
+        assert error.failure == decode_pb2.PULL_FAILURE_UNPROVEN
 
 
 async def test_a_block_reused_under_the_lease_is_unproven(source: Source, reader: Reader) -> None:

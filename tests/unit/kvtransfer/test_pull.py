@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from diptych.v1 import decode_pb2, kv_source_pb2
-from kvtransfer.digest import block_digest, combined_digest
+from kvtransfer.digest import WHOLE, Coverage, block_digest, combined_digest
 from kvtransfer.pull import PullError, PullMachine, PullState
 
 BLOCK_SIZE = 4
@@ -189,11 +189,30 @@ def test_data_is_laid_out_block_after_block() -> None:
     pull.opened(11)
     pull.announced(announcement(0, 11, last=True))
     first = pull.received(kv_source_pb2.Data(offset=0, payload=b"a" * 14))
-    assert first == (0, LOCAL[:2], 0, 1)
+    assert first == (0, LOCAL[:2], 0, 1, (WHOLE,))
     second = pull.received(kv_source_pb2.Data(offset=14, payload=b"b" * 3))
-    assert second == (1, LOCAL[1:2], 4, 0)
+    assert second == (1, LOCAL[1:2], 4, 0, ())
     third = pull.received(kv_source_pb2.Data(offset=17, payload=b"c" * 13))
-    assert third == (1, LOCAL[1:3], 7, 2)
+    assert third == (1, LOCAL[1:3], 7, 2, (Coverage(0, 1), Coverage(0, 2)))
+
+
+@pytest.mark.parametrize("numbers", [(2,), (1, 1), (1, 3), (0,)])
+def test_an_event_that_was_lost_repeated_or_swapped_is_noticed(numbers: tuple[int, ...]) -> None:
+    pull = machine()
+    *right, wrong = numbers
+    for number in right:
+        pull.numbered(number)
+    with pytest.raises(PullError, match="came in place of"):
+        pull.numbered(wrong)
+    assert pull.state is PullState.FAILED
+
+
+def test_a_sampled_digest_is_of_the_place_in_the_sequence() -> None:
+    pull = machine(first=BLOCK_SIZE)
+    pull.opened(11)
+    sampled = announcement(BLOCK_SIZE, 11, last=True)
+    sampled.sample_seed = 9
+    assert pull.announced(sampled).to_digest == (Coverage(9, 1), Coverage(9, 2))
 
 
 @pytest.mark.parametrize(("offset", "size"), [(1, 5), (0, 0), (0, 31)])

@@ -48,7 +48,11 @@ def model_digest(folder: Path | str) -> str:
 
 
 def kv_layout(
-    config: ModelConfig, kv_cache: KVCache, model_digest: str, digest_level: str = "full"
+    config: ModelConfig,
+    kv_cache: KVCache,
+    model_digest: str,
+    digest_level: str = "full",
+    quantization: str = "none",
 ) -> common_pb2.KVLayout:
     """What another worker's cache must equal before a block may move."""
     return common_pb2.KVLayout(
@@ -63,6 +67,7 @@ def kv_layout(
         tensor_parallel_size=1,
         block_bytes=kv_cache.block_bytes,
         digest_level=digest_level,
+        quantization=quantization,
     )
 
 

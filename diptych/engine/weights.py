@@ -10,17 +10,21 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from diptych.engine.int8_linear import make_int8_linear
 from diptych.engine.linear import Linear, make_linear
 from diptych.engine.model_config import ModelConfig
 from diptych.errors import ConfigurationError
 
 LoadProgress = Callable[[float], None]  # done ratio, 0 to 1, by bytes
+Quantization = Literal["none", "int8"]  # of the linear layers, the head included
+
+MakeLinear = Callable[[Tensor, Tensor | None], Linear]  # of weight and bias
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _INDEX_NAME, _SINGLE_NAME = "model.safetensors.index.json", "model.safetensors"
@@ -54,7 +58,10 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderWeights:
-    """Everything a decoder needs, on one device and of one element type."""
+    """Everything a decoder needs, on one device and of one element type.
+
+    Linear layers may keep their weights otherwise; they take and give that type.
+    """
 
     embedding: Tensor  # [vocab_size, hidden_size]
     layers: tuple[LayerWeights, ...]
@@ -76,26 +83,42 @@ def resolve_dtype(name: str, config: ModelConfig) -> torch.dtype:
     return _DTYPES[name]
 
 
+def check_quantization(
+    quantization: Quantization, dtype: torch.dtype, device: torch.device | str = "cpu"
+) -> None:
+    """Int8 layers take float32 on the CPU. Raises ConfigurationError: another combination."""
+    if quantization == "int8" and (dtype, torch.device(device).type) != (torch.float32, "cpu"):
+        name = str(dtype).removeprefix("torch.")
+        raise ConfigurationError(
+            f"quantization int8 needs dtype float32 on the CPU (got {name} on {device})"
+        )
+
+
 def load_weights(
     folder: Path | str,
     config: ModelConfig,
     dtype: torch.dtype = torch.float32,
     progress: LoadProgress = lambda ratio: None,
     device: torch.device | str = "cpu",
+    quantization: Quantization = "none",
 ) -> DecoderWeights:
     """Read, convert and pack. Peak memory is the model and one layer more.
 
     Raises:
-        ConfigurationError: a tensor is missing, unexpected, or of another shape.
+        ConfigurationError: a tensor is missing, unexpected, or of another shape; this
+            quantization is not for this element type or device.
     """
+    check_quantization(quantization, dtype, device)
+    make = make_int8_linear if quantization == "int8" else make_linear
     reader = _CheckpointReader(Path(folder), dtype, torch.device(device), progress)
     embedding = reader.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
-    layers = tuple(_layer(reader, config, index) for index in range(config.num_layers))
+    layers = tuple(_layer(reader, config, index, make) for index in range(config.num_layers))
     if config.tied_embeddings:
         reader.skip("lm_head.weight")
-        head = make_linear(embedding)
+        head = make(embedding, None)
     else:
-        head = make_linear(reader.take("lm_head.weight", config.vocab_size, config.hidden_size))
+        weight = reader.take("lm_head.weight", config.vocab_size, config.hidden_size)
+        head = make(weight, None)
     weights = DecoderWeights(
         embedding=embedding,
         layers=layers,
@@ -107,7 +130,9 @@ def load_weights(
     return weights
 
 
-def _layer(reader: "_CheckpointReader", config: ModelConfig, index: int) -> LayerWeights:
+def _layer(
+    reader: "_CheckpointReader", config: ModelConfig, index: int, make: MakeLinear
+) -> LayerWeights:
     prefix = f"model.layers.{index}."
     hidden, inner = config.hidden_size, config.intermediate_size
     q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -116,7 +141,7 @@ def _layer(reader: "_CheckpointReader", config: ModelConfig, index: int) -> Laye
     def linear(rows: dict[str, int], columns: int, has_bias: bool) -> Linear:
         weight = [reader.take(f"{prefix}{n}.weight", size, columns) for n, size in rows.items()]
         bias = [reader.take(f"{prefix}{n}.bias", size) for n, size in rows.items() if has_bias]
-        return make_linear(torch.cat(weight), torch.cat(bias) if has_bias else None)
+        return make(torch.cat(weight), torch.cat(bias) if has_bias else None)
 
     def norm(name: str, size: int, present: bool = True) -> Tensor | None:
         return _norm(reader, config, f"{prefix}{name}.weight", size) if present else None

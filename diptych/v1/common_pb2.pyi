@@ -90,7 +90,7 @@ class Heartbeat(_message.Message):
     def __init__(self, progress: _Optional[_Union[EngineProgress, _Mapping]] = ...) -> None: ...
 
 class KVLayout(_message.Message):
-    __slots__ = ("format_version", "model_digest", "dtype", "block_size", "num_layers", "num_kv_heads", "head_dim", "tensor_parallel_rank", "tensor_parallel_size", "block_bytes", "digest_level")
+    __slots__ = ("format_version", "model_digest", "dtype", "block_size", "num_layers", "num_kv_heads", "head_dim", "tensor_parallel_rank", "tensor_parallel_size", "block_bytes", "digest_level", "quantization")
     FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +102,7 @@ class KVLayout(_message.Message):
     TENSOR_PARALLEL_SIZE_FIELD_NUMBER: _ClassVar[int]
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
     DIGEST_LEVEL_FIELD_NUMBER: _ClassVar[int]
+    QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
     format_version: int
     model_digest: str
     dtype: str
@@ -113,7 +114,8 @@ class KVLayout(_message.Message):
     tensor_parallel_size: int
     block_bytes: int
     digest_level: str
-    def __init__(self, format_version: _Optional[int] = ..., model_digest: _Optional[str] = ..., dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., tensor_parallel_rank: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., digest_level: _Optional[str] = ...) -> None: ...
+    quantization: str
+    def __init__(self, format_version: _Optional[int] = ..., model_digest: _Optional[str] = ..., dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., tensor_parallel_rank: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., digest_level: _Optional[str] = ..., quantization: _Optional[str] = ...) -> None: ...
 
 class TransferStats(_message.Message):
     __slots__ = ("transport", "num_bytes", "num_tokens", "read_s", "exposed_s", "total_s", "digest_s")

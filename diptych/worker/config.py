@@ -9,6 +9,7 @@ from diptych.process import ProcessConfig
 from diptych.timers import Timers
 
 DtypeName = Literal["auto", "float32", "bfloat16"]
+Quantization = Literal["none", "int8"]
 
 
 class WorkerConfig(ProcessConfig):
@@ -25,6 +26,11 @@ class WorkerConfig(ProcessConfig):
     )
     dtype: DtypeName = Field(
         "float32", description="Element type of weights and KV cache; auto: the model's own."
+    )
+    quantization: Quantization = Field(
+        "none",
+        description="Linear layers as loaded (none), or in int8 (needs dtype float32): a quarter "
+        "of their memory.",
     )
     block_size: int = Field(16, ge=1, le=256, description="Tokens per KV block.")
     kv_cache_memory: ByteSize = Field(

@@ -20,7 +20,7 @@ from diptych.engine.kv_cache import KVCache, block_bytes
 from diptych.engine.model import Decoder
 from diptych.engine.model_config import ModelConfig
 from diptych.engine.runner import Runner
-from diptych.engine.weights import load_weights, resolve_dtype
+from diptych.engine.weights import check_quantization, load_weights, resolve_dtype
 from diptych.errors import ConfigurationError
 from diptych.progress import Progress
 from diptych.v1 import common_pb2
@@ -72,13 +72,20 @@ def load_model(
     source = model_source.resolve(config.model, cache_dir, report)
     model_config = ModelConfig.from_folder(source.folder)
     dtype = resolve_dtype(config.dtype, model_config)
+    check_quantization(config.quantization, dtype)
     kv_cache, max_model_len = _allocate(config, model_config, dtype)
     weights = load_weights(
-        source.folder, model_config, dtype, lambda ratio: report("loading weights", ratio)
+        source.folder,
+        model_config,
+        dtype,
+        lambda ratio: report("loading weights", ratio),
+        quantization=config.quantization,
     )
     runner = Runner(Decoder(model_config, weights), kv_cache)
     runner.warm_up(lambda ratio: report("warming up", ratio))
-    layout = kv_layout(model_config, kv_cache, model_digest(source.folder), digest_level)
+    layout = kv_layout(
+        model_config, kv_cache, model_digest(source.folder), digest_level, config.quantization
+    )
     return LoadedModel(
         name=config.model_name or source.name,
         config=model_config,

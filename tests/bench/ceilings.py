@@ -1,0 +1,85 @@
+"""What this machine can do at best: reading memory, and multiplying matrices.
+
+Each figure is the largest of several ways to get there, all of them torch's, so
+that no engine is measured against one library's weak spot. Runs on the thread
+whose number of threads is set.
+"""
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from tests.bench.roofline import Ceilings
+
+
+class Machine(NamedTuple):
+    """Sustained rates at one number of threads."""
+
+    num_threads: int
+    read_bytes_per_s: float
+    flops_per_s: dict[str, float]  # by element type: float32 and that of the weights
+
+    def ceilings(self, weight_type: str) -> Ceilings:
+        return Ceilings(
+            self.read_bytes_per_s, self.flops_per_s["float32"], self.flops_per_s[weight_type]
+        )
+
+    def or_better(self, other: "Machine") -> "Machine":
+        """The larger of two measurements of the same machine."""
+        return Machine(
+            self.num_threads,
+            max(self.read_bytes_per_s, other.read_bytes_per_s),
+            {name: max(rate, other.flops_per_s[name]) for name, rate in self.flops_per_s.items()},
+        )
+
+
+@torch.inference_mode()
+def measure(num_threads: int, weight_type: str, *, quick: bool = False) -> Machine:
+    """weight_type: float32, bfloat16 or int8. quick: small and rough, for tests."""
+    torch.set_num_threads(num_threads)
+    sizes, for_s = ((256,), 0.02) if quick else ((1024, 2048, 4096), 0.4)
+    flops_per_s = {
+        name: max(_matmul_rate(name, size, for_s) for size in sizes)
+        for name in dict.fromkeys(["float32", weight_type])
+    }
+    return Machine(num_threads, _read_rate(2**22 if quick else 2**27, for_s), flops_per_s)
+
+
+def _matmul_rate(element_type: str, size: int, for_s: float) -> float:
+    if element_type == "int8":
+        a = torch.randint(-127, 127, (size, size), dtype=torch.int8)
+        return 2 * size**3 / _shortest_s(lambda: torch._int_mm(a, a), for_s)
+    b = torch.randn(size, size).to(getattr(torch, element_type))
+    out = torch.empty_like(b)
+    return 2 * size**3 / _shortest_s(lambda: torch.mm(b, b, out=out), for_s)
+
+
+def _read_rate(num_elements: int, for_s: float) -> float:
+    """float32 elements; far more than a cache holds, unless quick."""
+    values = torch.ones(num_elements)
+    columns = 4096
+    matrix, vector = values.view(-1, columns), torch.ones(columns)
+    ways: list[Callable[[], object]] = [
+        values.sum,
+        lambda: matrix @ vector,
+        lambda: torch.dot(values[: num_elements // 2], values[num_elements // 2 :]),
+    ]
+    try:
+        packed = torch.ops.mkldnn._reorder_linear_weight(matrix, 16)
+        row = vector[None]
+        ways.append(lambda: torch.ops.mkldnn._linear_pointwise(row, packed, None, "none", [], ""))
+    except (AttributeError, RuntimeError):  # private to torch, and not everywhere
+        pass
+    return values.nbytes / min(_shortest_s(way, for_s) for way in ways)
+
+
+def _shortest_s(work: Callable[[], object], for_s: float) -> float:
+    """The shortest of its repetitions, after one that warms up."""
+    work()
+    shortest, end = float("inf"), time.perf_counter() + for_s
+    while (begin := time.perf_counter()) < end:
+        work()
+        shortest = min(shortest, time.perf_counter() - begin)
+    return shortest

@@ -1,0 +1,251 @@
+"""The engine against this machine's own limits; nothing else should run.
+
+    .venv/bin/python -m tests.bench.limits --json bench-limits.json
+
+The machine's ceilings (reading memory, multiplying matrices) are measured before
+and after, and the larger counts. Between the two, for each model and number of
+threads, in rounds: decode steps by batch and context, and prompts. Medians.
+Flags that are not listed here are the decode worker's, such as
+``--quantization int8``, ``--dtype bfloat16`` or ``--max-batched-tokens 256``.
+
+Ratios, by model, larger is better unless it is a share:
+``decode_b1_mbu`` bytes of weights and KV read / (step time x memory rate).
+``decode_bB_roofline`` (``_cC`` at context C, else the first) sum over the operations of
+max(bytes / memory rate, flops / arithmetic rate) / step time.
+``prefill_N_mfu`` time of the arithmetic at its ceiling / time.
+``overhead_share_bB`` share of an engine's step outside the forward pass (scheduler,
+messages, inputs, sampling). ``small_share_bB`` share of the forward pass in norms, rotary
+embedding, activations and KV write.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from decode_worker.config import DecodeWorkerConfig
+from diptych import settings
+from diptych.engine.step import StepPlan
+from diptych.worker.loading import num_usable_cores
+from tests.bench import ceilings, engine_rig, roofline
+from tests.bench.ceilings import Machine
+from tests.bench.engine_rig import Overhead, Rig, loaded
+from tests.bench.handoff import environment
+from tests.bench.roofline import Ceilings, Operation
+from tests.golden import models
+
+
+class Workload(NamedTuple):
+    """What is measured."""
+
+    batches: tuple[int, ...] = (1, 8, 16, 32)
+    contexts: tuple[int, ...] = (512, 2048)
+    prompts: tuple[int, ...] = (512, 2048)
+    num_rounds: int = 5
+    steps_per_round: int = 5
+    shares_batch: int = 16  # at the first context
+    shares_steps: int = 20
+
+
+QUICK = Workload(
+    contexts=(64, 128), prompts=(64, 128), num_rounds=2, steps_per_round=2, shares_steps=5
+)
+
+
+class Task(NamedTuple):
+    """Steps that are timed together, and the ratio that they give."""
+
+    ratio: str
+    plans: list[StepPlan]
+    num_tokens: int  # sampled, or of the prompt
+    least_s: Callable[[Iterable[Operation], Ceilings], float]
+
+
+class Timing(NamedTuple):
+    """A task's result."""
+
+    task: Task
+    ops: list[Operation]
+    median_s: float
+
+    def ratio(self, limit: Ceilings) -> float:
+        return self.task.least_s(self.ops, limit) / self.median_s
+
+    def row(self, limit: Ceilings) -> dict[str, object]:
+        return {
+            "ratio": self.task.ratio,
+            "s": self.median_s,
+            "tokens_per_s": self.task.num_tokens / self.median_s,
+            "bytes": sum(op.num_bytes for op in self.ops),
+            "flops": sum(op.flops for op in self.ops),
+            "value": self.ratio(limit),
+        }
+
+
+class Shares(NamedTuple):
+    """Where the time of a decode step goes."""
+
+    engine: Overhead
+    forward: dict[str, float]  # shares of the forward pass
+
+
+def decode_task(rig: Rig, batch: int, context: int, workload: Workload) -> Task:
+    suffix = "" if context == workload.contexts[0] else f"_c{context}"
+    name, least_s = (
+        (f"decode_b1{suffix}_mbu", roofline.least_memory_s)
+        if batch == 1
+        else (f"decode_b{batch}{suffix}_roofline", roofline.least_s)
+    )
+    return Task(name, [rig.decode_plan(batch, context)], batch, least_s)
+
+
+def measure(rig: Rig, workload: Workload) -> list[Timing]:
+    """Medians over rounds of all tasks."""
+    tasks = [
+        decode_task(rig, batch, context, workload)
+        for context in workload.contexts
+        for batch in workload.batches
+    ]
+    tasks += [
+        Task(f"prefill_{num}_mfu", rig.prefill_plans(num), num, roofline.least_arithmetic_s)
+        for num in workload.prompts
+    ]
+    seconds: list[list[float]] = [[] for _ in tasks]
+    for number in range(workload.num_rounds):
+        show(f"  round {number + 1} of {workload.num_rounds}")
+        for task, times in zip(tasks, seconds, strict=True):
+            if task.num_tokens > max(workload.batches):
+                times.append(rig.run(task.plans))
+                continue
+            rig.run(task.plans)  # after another task's weights and blocks
+            times += [rig.run(task.plans) for _ in range(workload.steps_per_round)]
+    return [
+        Timing(task, rig.operations(task.plans), statistics.median(times))
+        for task, times in zip(tasks, seconds, strict=True)
+    ]
+
+
+def shares(rig: Rig, workload: Workload) -> Shares:
+    """Passes of their own, because stopwatches cost time."""
+    show("  shares of a step")
+    batch, context = workload.shares_batch, workload.contexts[0]
+    overhead = rig.overhead(batch, context, workload.shares_steps)
+    parts = rig.parts(rig.decode_plan(batch, context), workload.shares_steps)
+    return Shares(overhead, parts.shares())
+
+
+def run(
+    names: Sequence[str], threads: Sequence[int], worker_args: Sequence[str], *, quick: bool = False
+) -> dict[str, Any]:
+    """Everything, as one JSON document."""
+    workload = QUICK if quick else Workload()
+    configs = {name: worker_config(name, workload, worker_args) for name in names}
+    weight_type = engine_rig.weight_type(next(iter(configs.values())))
+
+    def machines() -> list[Machine]:
+        show("ceilings of the machine")
+        return [ceilings.measure(number, weight_type, quick=quick) for number in threads]
+
+    before = machines()
+    timings: list[tuple[str, Machine, list[Timing], Shares]] = []
+    for name, config in configs.items():
+        with loaded(config) as rig:
+            for machine in before:
+                show(f"{name}, threads: {machine.num_threads}")
+                rig.set_num_threads(machine.num_threads)
+                timings.append((name, machine, measure(rig, workload), shares(rig, workload)))
+    best = {b.num_threads: b.or_better(a) for b, a in zip(before, machines(), strict=True)}
+
+    figures: list[dict[str, object]] = []
+    ratios: dict[str, float] = {}
+    for name, machine, of_tasks, of_step in timings:
+        limit = best[machine.num_threads].ceilings(weight_type)
+        prefix = name if machine.num_threads == max(threads) else f"{name}_t{machine.num_threads}"
+        rows = [timing.row(limit) for timing in of_tasks]
+        figures.append(
+            {
+                "model": name,
+                "num_threads": machine.num_threads,
+                "tasks": rows,
+                "engine": of_step.engine._asdict(),
+                "forward": of_step.forward,
+            }
+        )
+        ratios |= {f"{prefix}.{one.task.ratio}": one.ratio(limit) for one in of_tasks}
+        batch = workload.shares_batch
+        ratios[f"{prefix}.overhead_share_b{batch}"] = of_step.engine.outside_forward
+        ratios[f"{prefix}.small_share_b{batch}"] = of_step.forward["small"]
+    return {
+        "environment": {**environment(), "torch": torch.__version__},
+        "worker_args": list(worker_args),
+        "weight_type": weight_type,
+        "ceilings": [machine._asdict() for machine in best.values()],
+        "figures": figures,
+        "ratios": ratios,
+    }
+
+
+def worker_config(name: str, workload: Workload, args: Sequence[str]) -> DecodeWorkerConfig:
+    """The decode worker's settings with a pool for the largest batch."""
+    folder = models.golden_folder("gemma3") if name == "gemma" else name
+    block_size = 16
+    num_blocks = max(workload.batches) * (max(workload.contexts) // block_size + 4)
+    own = ["--model", str(folder), "--num-blocks", str(num_blocks)]
+    own += ["--max-model-len", str(max(workload.contexts) + 64)]
+    return settings.load(DecodeWorkerConfig, [*own, *args], prog="limits", env_prefix="LIMITS_")
+
+
+def table(result: dict[str, Any]) -> str:
+    lines = []
+    for machine in result["ceilings"]:
+        rates = ", ".join(f"{n} {r / 1e9:.0f} GFLOP/s" for n, r in machine["flops_per_s"].items())
+        lines.append(
+            f"{machine['num_threads']} threads: "
+            f"memory {machine['read_bytes_per_s'] / 1e9:.1f} GB/s, {rates}"
+        )
+    for figure in result["figures"]:
+        lines += ["", f"{figure['model']}, {figure['num_threads']} threads"]
+        for row in figure["tasks"]:
+            lines.append(
+                f"  {row['ratio']:<26}{row['value']:6.2f}{1e3 * row['s']:10.1f} ms"
+                f"{row['tokens_per_s']:10.1f} tokens/s"
+            )
+        engine, forward = figure["engine"], figure["forward"]
+        lines.append(
+            f"  engine's step {1e3 * engine['step_s']:.1f} ms, outside the forward pass "
+            f"{100 * engine['outside_forward']:.1f} % "
+            f"(inputs and sampling {100 * engine['inputs_and_sampling']:.1f} %)"
+        )
+        parts = ", ".join(f"{name} {100 * share:.1f} %" for name, share in forward.items())
+        lines.append(f"  forward pass: {parts}")
+    return "\n".join(lines)
+
+
+def show(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)  # noqa: T201
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--model", action="append", help="demo, gemma or a folder; default: both")
+    parser.add_argument("--threads", default=str(num_usable_cores()), help="such as 1,2")
+    parser.add_argument("--quick", action="store_true", help="small and rough, for tests")
+    parser.add_argument("--json", type=Path, default=Path("bench-limits.json"))
+    options, worker_args = parser.parse_known_args()
+    threads = [int(number) for number in options.threads.split(",")]
+    result = run(options.model or ["demo", "gemma"], threads, worker_args, quick=options.quick)
+    options.json.write_text(json.dumps(result, indent=1) + "\n")
+    print(table(result))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

@@ -23,6 +23,7 @@ from diptych.worker.status import WatchServicer, WorkerStatus
 from diptych.worker.step_metrics import StepMetrics
 from diptych.worker.worker import WorkerLife
 from kvtransfer.endpoint import TransferEndpoint
+from kvtransfer.fault_service import FaultsServicer, serve_faults
 from kvtransfer.memory import HostMemory
 from kvtransfer.pairs import PairTable
 
@@ -39,11 +40,13 @@ class DecodeRole:
         host: ServiceHost,
         status: WorkerStatus,
         servicer: DecodeServicer,
+        faults: FaultsServicer | None,
     ) -> None:
         self._config = config
         self._host = host
         self._status = status
         self._servicer = servicer
+        self._faults = faults  # of a worker that tests may break
         self._pairs: PairTable | None = None
 
     @property
@@ -53,11 +56,13 @@ class DecodeRole:
     @asynccontextmanager
     async def attached(self, parts: EngineParts, metrics: StepMetrics) -> AsyncIterator[None]:
         """Open the transfer endpoint, keep the pairs connected, serve sequences."""
+        memory = HostMemory(parts.model.kv_bytes, parts.model.kv_cache.block_bytes)
         endpoint = await TransferEndpoint.open(
             self._config.transfer,
             incarnation=self._status.incarnation,
             layout=parts.model.layout,
-            memory=HostMemory(parts.model.kv_bytes, parts.model.kv_cache.block_bytes),
+            memory=memory,
+            switch=None if self._faults is None else self._faults.switch,
         )
         unfinished = UnfinishedReads(parts)
         pairs = PairTable(
@@ -73,10 +78,14 @@ class DecodeRole:
         self._status.describe = lambda state: self._describe(parts, pairs, state)
         try:
             async with asyncio.TaskGroup() as tasks:
-                running = tasks.create_task(pairs.run(), name="pairs")
+                running = [tasks.create_task(pairs.run(), name="pairs")]
+                if self._faults is not None:
+                    canaries = self._faults.attach(memory, parts.pool)
+                    running.append(tasks.create_task(canaries.run(), name="canaries"))
                 self._servicer.attach(self._node(parts, pairs, unfinished, metrics))
                 yield
-                running.cancel()
+                for task in running:
+                    task.cancel()
         finally:
             await endpoint.close()
 
@@ -129,6 +138,7 @@ class DecodeRole:
         parts.describe(state)
         state.pairs.extend(pairs.pairs())
         state.local_prefill = self._config.local_prefill
+        state.faults_allowed = self._faults is not None
 
 
 async def serve(config: DecodeWorkerConfig, stop: asyncio.Event, ready: Ready) -> None:
@@ -142,7 +152,8 @@ async def serve(config: DecodeWorkerConfig, stop: asyncio.Event, ready: Ready) -
         )
         decode_pb2_grpc.add_DecodeServicer_to_server(servicer, host.server)
         worker_pb2_grpc.add_WorkerServicer_to_server(WatchServicer(status), host.server)
+        faults = serve_faults(config.transfer, host.server, host.metrics)
         await host.start([DECODE, WORKER])
         ready(host.port)
-        role = DecodeRole(config, host, status, servicer)
+        role = DecodeRole(config, host, status, servicer, faults)
         await WorkerLife(config, host, status, role).run(stop)

@@ -1,8 +1,11 @@
 """Settings of the transfer: which transports, how they are confined, how much is proven."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from diptych.errors import InvalidRequestError
+from kvtransfer.faults import parse_rules
 
 TransportName = Literal["nixl", "inline"]
 DigestLevel = Literal["full", "sampled", "off"]
@@ -27,10 +30,20 @@ class TransferConfig(BaseModel):
         "finds every stale block and torn page, one flipped bit in 32) or off. Both pools must "
         "agree; inline always carries and checks them.",
     )
+    allow_faults: bool = Field(
+        False,
+        description="Let tests break transfers: faults, the Faults service, nixl over TCP. Said "
+        "loudly in the log, on Watch and by a metric. Never for service.",
+    )
+    faults: str = Field(
+        "",
+        description="Faults in force from the start: a JSON list of rules, see "
+        "kvtransfer/faults.py. Needs allow_faults.",
+    )
     allow_nixl_tcp: bool = Field(
         False,
         description="Let nixl read over plain TCP. Off, because a reader that dies can crash "
-        "the process it reads from; inline is faster as well.",
+        "the process it reads from; inline is faster as well. Needs allow_faults.",
     )
     nixl_net_devices: str = Field(
         "lo",
@@ -72,3 +85,19 @@ class TransferConfig(BaseModel):
         description="So do reads unfinished for a second that hold more than this part of the "
         "pool, 0 to 1.",
     )
+
+    @field_validator("faults")
+    @classmethod
+    def _check_rules(cls, value: str) -> str:
+        try:
+            parse_rules(value)
+        except InvalidRequestError as error:
+            raise ValueError(error.message) from None
+        return value
+
+    @model_validator(mode="after")
+    def _check_allowed(self) -> Self:
+        for name in ("faults", "allow_nixl_tcp"):
+            if getattr(self, name) and not self.allow_faults:
+                raise ValueError(f"{name} breaks transfers: it needs allow_faults as well")
+        return self

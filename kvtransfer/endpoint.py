@@ -9,6 +9,7 @@ from diptych.v1 import common_pb2
 from kvtransfer.config import TransferConfig, TransportName
 from kvtransfer.inline import InlineTransport
 from kvtransfer.memory import PoolMemory
+from kvtransfer.scripted import FaultSwitch
 from kvtransfer.transfer_thread import TransferThread
 from kvtransfer.transport import Transport, TransportError
 
@@ -27,8 +28,10 @@ class TransferEndpoint:
         incarnation: str,
         layout: common_pb2.KVLayout,
         memory: PoolMemory,
+        switch: FaultSwitch | None = None,
     ) -> None:
         """Use ``open``."""
+        self.switch = switch  # a worker that tests may break
         self.config = config
         self.incarnation = incarnation
         self.layout = layout
@@ -46,6 +49,7 @@ class TransferEndpoint:
         incarnation: str,
         layout: common_pb2.KVLayout,
         memory: PoolMemory,
+        switch: FaultSwitch | None = None,
     ) -> "TransferEndpoint":
         """Start the thread, create the agents, register the memory (about 0.5 s with nixl).
 
@@ -60,7 +64,7 @@ class TransferEndpoint:
         ):
             if ours != theirs:
                 raise ConfigurationError(f"{name}: {ours!r} here, {theirs!r} in the KV layout")
-        endpoint = cls(config, incarnation, layout, memory)
+        endpoint = cls(config, incarnation, layout, memory, switch)
         endpoint.thread.start()
         try:
             for transport_name in config.transports:
@@ -88,6 +92,8 @@ class TransferEndpoint:
         """
         for transport in self.transports.values():
             await self.thread.call(transport.rebuild)
+        if self.switch is not None:
+            self.switch.tear_down()
 
     async def close(self) -> None:
         """Destroy the agents, stop the thread. After servers and pair tables have stopped."""
@@ -97,7 +103,7 @@ class TransferEndpoint:
 
     async def _add(self, name: TransportName) -> None:
         if name == "inline":
-            self.transports[name] = InlineTransport()
+            self.transports[name] = InlineTransport(self.memory)
             return
         from kvtransfer.nixl_transport import NixlTransport  # needs numpy; slow
 

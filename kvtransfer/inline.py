@@ -42,8 +42,14 @@ def gather(memory: PoolMemory, block_ids: tuple[int, ...], begin: int, end: int)
 class InlinePeer:
     """A source that sends."""
 
+    def __init__(self, memory: PoolMemory) -> None:
+        self._memory = memory
+
     def read(self, source_block_ids: tuple[int, ...], local_block_ids: tuple[int, ...]) -> None:
         """Nothing to post: the source sends Data."""
+
+    def write(self, local_block_ids: tuple[int, ...], offset: int, payload: bytes) -> InlineWrite:
+        return InlineWrite(self._memory, local_block_ids, offset, payload)
 
     def check_lane(self) -> None:
         """The gRPC channel is the lane."""
@@ -57,11 +63,14 @@ class InlineTransport:
 
     name = "inline"
 
+    def __init__(self, memory: PoolMemory) -> None:
+        self._memory = memory
+
     def descriptor(self) -> None:
         """Peers reach no memory."""
 
     def connect(self, descriptor: kv_source_pb2.MemoryDescriptor) -> InlinePeer:
-        return InlinePeer()
+        return InlinePeer(self._memory)
 
     def serve(self) -> None:
         """The Fetch handler sends."""

@@ -12,7 +12,7 @@ machine without RDMA, so TCP cannot simply be excluded there; with RDMA devices 
 """
 
 import logging
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -117,6 +117,9 @@ class NixlPeer:
         self, source_block_ids: tuple[int, ...], local_block_ids: tuple[int, ...]
     ) -> "NixlCopy":
         return NixlCopy(self, source_block_ids, local_block_ids)
+
+    def write(self, local_block_ids: tuple[int, ...], offset: int, payload: bytes) -> NoReturn:
+        raise TransportError("the source sent bytes that are read from its memory")
 
     def check_lane(self) -> None:
         """Refuse TCP (see the module's docstring). Judges the last read made."""

@@ -16,7 +16,6 @@ from diptych.v1 import kv_source_pb2_grpc as pb_grpc
 from diptych.v1.kv_source_pb2 import FetchCommand, FetchEvent
 from kvtransfer.endpoint import TransferEndpoint
 from kvtransfer.failures import read_failure, stream_failure
-from kvtransfer.inline import InlineWrite
 from kvtransfer.liveness import PeerLiveness
 from kvtransfer.pull import PullError, PullMachine, PullResult, PullState
 from kvtransfer.pull_clock import PullClock
@@ -66,6 +65,8 @@ class Pull:
 
         ``on_end`` gets the outcome, None when it was cancelled.
         """
+        if link is not None and endpoint.switch is not None and not plan.is_probe:
+            link = endpoint.switch.link(link, plan.end_token)
         self._on_end_of_run = on_end
         self._plan = plan
         self._link = link
@@ -246,13 +247,13 @@ class Pull:
                 )
 
     def _on_data(self, machine: PullMachine, link: Link, data: kv_source_pb2.Data) -> None:
-        if link.transport != "inline":
-            raise PullError(decode_pb2.PULL_FAILURE_UNPROVEN, f"Data over {link.transport}")
         planned = machine.received(data)
+        try:
+            copy = link.peer.write(planned.local_block_ids, planned.offset, data.payload)
+        except TransportError as error:
+            raise PullError(decode_pb2.PULL_FAILURE_UNPROVEN, str(error)) from error
         self._reads.start(
-            InlineWrite(
-                self._endpoint.memory, planned.local_block_ids, planned.offset, data.payload
-            ),
+            copy,
             planned.local_block_ids,
             first_block=planned.first_block,
             num_completed=planned.num_completed,

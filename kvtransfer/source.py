@@ -4,6 +4,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
+from typing import cast
 
 from diptych.errors import DiptychError, LayoutMismatchError
 from diptych.rpc import Context
@@ -17,6 +18,7 @@ from kvtransfer.layout import compare_layouts
 from kvtransfer.lease import LeaseTable
 from kvtransfer.lease_record import Lease
 from kvtransfer.memory import ScratchBlocks, block_digests
+from kvtransfer.transport import Transport
 
 logger = logging.getLogger(__name__)
 
@@ -53,15 +55,11 @@ class KVSourceServicer(pb_grpc.KVSourceServicer):
     ) -> kv_source_pb2.ConnectResponse:
         """Compare layouts; tell how to reach our memory over the first common transport."""
         endpoint = self.endpoint
-        compare_layouts(request.layout, endpoint.layout)
-        common = [name for name in request.transports if name in endpoint.transports]
-        if not common:
-            raise LayoutMismatchError(
-                f"transports: the reader has {list(request.transports)}, the source has "
-                f"{list(endpoint.transports)}",
-                field="transports",
-            )
-        transport = endpoint.transports[common[0]]
+        try:
+            transport = self._common_transport(request)
+        except DiptychError as error:
+            self.counters.num_refused[error.reason] += 1
+            raise
         return kv_source_pb2.ConnectResponse(
             source_incarnation=endpoint.incarnation,
             layout=endpoint.layout,
@@ -75,6 +73,8 @@ class KVSourceServicer(pb_grpc.KVSourceServicer):
         context: Context,
     ) -> AsyncIterator[kv_source_pb2.FetchEvent]:
         """One pull or one probe; yields nothing (it writes from a task group)."""
+        if self.endpoint.switch is not None:
+            context = cast("Context", self.endpoint.switch.context(context, self.leases))
         session = FetchSession(self, context)
         self.sessions.add(session)
         self.counters.num_fetches_open += 1
@@ -89,6 +89,19 @@ class KVSourceServicer(pb_grpc.KVSourceServicer):
             self.sessions.discard(session)
         return
         yield
+
+    def _common_transport(self, request: kv_source_pb2.ConnectRequest) -> Transport:
+        """The first that both have, given that the layouts agree."""
+        ours = self.endpoint.transports
+        compare_layouts(request.layout, self.endpoint.layout)
+        common = [name for name in request.transports if name in ours]
+        if not common:
+            raise LayoutMismatchError(
+                f"transports: the reader has {list(request.transports)}, the source has "
+                f"{list(ours)}",
+                field="transports",
+            )
+        return ours[common[0]]
 
     def on_announced(self, lease: Lease, index: int) -> None:
         """LeaseObserver: take the digests of a new range, off the loop."""

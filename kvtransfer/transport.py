@@ -34,6 +34,13 @@ class Peer(Protocol):
         """A copy to post, or None where the source sends Data instead."""
         ...
 
+    def write(self, local_block_ids: tuple[int, ...], offset: int, payload: bytes) -> Copy:
+        """A copy of bytes that the source sent, from ``offset`` in the first block on.
+
+        Raises TransportError where the source has none to send.
+        """
+        ...
+
     def check_lane(self) -> None:
         """After reads were made: raise TransportError if they went a forbidden way."""
         ...

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 from diptych.engine.step import SequenceUpdate
 from diptych.errors import DiptychError
@@ -24,6 +25,7 @@ from diptych.worker.status import WatchServicer, WorkerStatus
 from diptych.worker.step_metrics import StepMetrics
 from diptych.worker.worker import WorkerLife
 from kvtransfer.endpoint import TransferEndpoint
+from kvtransfer.fault_service import FaultsServicer, serve_faults
 from kvtransfer.lease import LeaseTable
 from kvtransfer.memory import HostMemory
 from kvtransfer.source import KVSourceServicer
@@ -47,12 +49,14 @@ class PrefillRole:
         status: WorkerStatus,
         servicer: PrefillServicer,
         gate: KVSourceGate,
+        faults: FaultsServicer | None,
     ) -> None:
         self._config = config
         self._host = host
         self._status = status
         self._servicer = servicer
         self._gate = gate
+        self._faults = faults  # of a worker that tests may break
 
     @property
     def digest_level(self) -> str:
@@ -67,6 +71,7 @@ class PrefillRole:
             incarnation=self._status.incarnation,
             layout=parts.model.layout,
             memory=HostMemory(parts.model.kv_bytes, parts.model.kv_cache.block_bytes),
+            switch=None if self._faults is None else self._faults.switch,
         )
         try:
             source = KVSourceServicer(
@@ -80,10 +85,14 @@ class PrefillRole:
             source_metrics.register(self._host.metrics, source.counters)
             lease_metrics = LeaseMetrics(self._host.metrics, lambda: self._servicer.num_leases)
             self._servicer.attach(parts, leases, lease_metrics)
-            self._status.describe = parts.describe
+            self._status.describe = partial(self._describe, parts)
             yield
         finally:
             await endpoint.close()
+
+    def _describe(self, parts: EngineParts, state: worker_pb2.WorkerState) -> None:
+        parts.describe(state)
+        state.faults_allowed = self._faults is not None
 
     def ready(self) -> bool:
         return True
@@ -112,7 +121,8 @@ async def serve(config: PrefillWorkerConfig, stop: asyncio.Event, ready: Ready) 
         worker_pb2_grpc.add_WorkerServicer_to_server(WatchServicer(status), host.server)
         gate = KVSourceGate()
         kv_source_pb2_grpc.add_KVSourceServicer_to_server(gate, host.server)
+        faults = serve_faults(config.transfer, host.server, host.metrics)
         await host.start([PREFILL, KV_SOURCE, WORKER])
         ready(host.port)
-        role = PrefillRole(config, host, status, servicer, gate)
+        role = PrefillRole(config, host, status, servicer, gate, faults)
         await WorkerLife(config, host, status, role).run(stop)

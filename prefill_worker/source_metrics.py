@@ -16,7 +16,7 @@ def register(metrics: Metrics, counters: SourceCounters) -> None:
     )
     metrics.read_gauges(
         "kv_fetches_refused",
-        "Pulls and probes since start that ended with an error, by its reason.",
+        "Connections, pulls and probes since start that ended with an error, by its reason.",
         ("reason",),
         lambda: [((reason,), float(num)) for reason, num in counters.num_refused.items()],
     )

@@ -90,6 +90,24 @@ class BlockPool:
         """How often the block was handed out for writing; grows by one each time."""
         return self._generation[block_id]
 
+    def is_free(self, block_id: int) -> bool:
+        """Whether nobody holds it, and it is no cached one."""
+        return not self._holders[block_id] and block_id not in self._cache
+
+    def holders(self, block_id: int) -> dict[Owner, int]:
+        """How many hold the block, by owner; the quarantine is none of them."""
+        held = self._holders[block_id]
+        counts = {owner: held >> (_BITS * owner) & _MASK for owner in Owner}
+        return {owner: count for owner, count in counts.items() if count}
+
+    def is_quarantined(self, block_id: int) -> bool:
+        """Whether a posted read may write it."""
+        return self._holders[block_id] >= _QUARANTINE
+
+    def key_of(self, block_id: int) -> BlockKey | None:
+        """The key under which it is cached, if it is."""
+        return self._cache.key_of(block_id)
+
     def is_writable(self, block_id: int) -> bool:
         """Whether its one holder may write into it."""
         holders = self._holders[block_id]

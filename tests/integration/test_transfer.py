@@ -309,7 +309,7 @@ async def test_plain_tcp_is_refused_unless_allowed() -> None:
             assert pair.transport == "inline"
             assert "nixl would read over TCP" in pair.message
             assert reader.pairs.counters.num_transport_fallbacks == 1
-        allowed = config("nixl", nixl_tls=("tcp",), allow_nixl_tcp=True)
+        allowed = config("nixl", nixl_tls=("tcp",), allow_nixl_tcp=True, allow_faults=True)
         async with open_reader(allowed, incarnation="c") as reader:
             pair = await reader.connect(source)
             assert pair.transport == "nixl"

@@ -145,7 +145,7 @@ async def test_a_stopped_source_is_lost_and_heals_when_it_continues(transport: s
 
 
 BIG = 2 * 2**20
-TCP = {"nixl_tls": ("tcp",), "allow_nixl_tcp": True}
+TCP = {"nixl_tls": ("tcp",), "allow_nixl_tcp": True, "allow_faults": True}
 
 
 async def until_reading(pull: Pull) -> None:

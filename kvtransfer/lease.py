@@ -6,7 +6,7 @@ readers. It holds no block: the worker's lease stream does, and frees after ``cl
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from diptych.errors import (
@@ -65,6 +65,16 @@ class LeaseTable:
     def num_grants(self) -> int:
         """Valid ones."""
         return len(self._grants)
+
+    @property
+    def open_leases(self) -> Collection[Lease]:
+        """All of them; for checks."""
+        return self._leases.values()
+
+    @property
+    def valid_grants(self) -> Collection[Grant]:
+        """Those that a reader may use; for checks."""
+        return self._grants.values()
 
     def ranges(self, lease_id: LeaseId) -> Sequence[AnnouncedRange]:
         """What was announced of an open lease; nothing for another."""

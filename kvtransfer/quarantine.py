@@ -1,20 +1,53 @@
 """Which local blocks a posted read may still write. Pure; event loop only."""
 
+import enum
 from collections.abc import Callable, Collection, Set
+
+from diptych.transitions import Transitions
+
+
+class ReadState(enum.Enum):
+    """Where a read that was handed to the transfer thread stands."""
+
+    WANTED = enum.auto()  # its pull waits for it
+    ORPHANED = enum.auto()  # its pull is over: its blocks are quarantined
+    ENDED = enum.auto()  # it writes no more
+
+
+class ReadEvent(enum.Enum):
+    """What moves it."""
+
+    ORPHAN = enum.auto()
+    END = enum.auto()
+
+
+READ_TRANSITIONS = Transitions(
+    {
+        ReadState.WANTED: {
+            ReadEvent.ORPHAN: ReadState.ORPHANED,
+            ReadEvent.END: ReadState.ENDED,
+        },
+        ReadState.ORPHANED: {ReadEvent.END: ReadState.ENDED},
+    }
+)
 
 
 class ReadRecord:
-    """One read that was handed to the transfer thread and has not ended."""
+    """One read that was handed to the transfer thread."""
 
-    __slots__ = ("block_ids", "orphaned_at")
+    __slots__ = ("block_ids", "orphaned_at", "state")
 
     def __init__(self, block_ids: frozenset[int]) -> None:
         self.block_ids = block_ids
-        self.orphaned_at: float | None = None  # since when no pull wants it
+        self.state = ReadState.WANTED
+        self.orphaned_at = 0.0  # since when no pull wants it
+
+    def move(self, event: ReadEvent) -> None:
+        self.state = READ_TRANSITIONS.after(self.state, event) or self.state
 
 
 class Quarantine:
-    """Unfinished reads of all pulls of a worker, and those among them nobody waits for.
+    """Unfinished reads of all pulls of a worker that nobody waits for.
 
     A block is *quarantined* while an orphaned read names it. Reads of one pull
     may share a block (two inline messages): it is let go with the last of them.
@@ -35,15 +68,21 @@ class Quarantine:
         """Quarantined now."""
         return self._num_reads.keys()
 
+    @property
+    def num_reads(self) -> int:
+        """Orphaned reads."""
+        return len(self._orphans)
+
     def oldest_s(self, now: float) -> float:
         """Age of the oldest orphaned read, s; 0 without one."""
-        return max((now - r.orphaned_at for r in self._orphans if r.orphaned_at), default=0.0)
+        return max((now - read.orphaned_at for read in self._orphans), default=0.0)
 
     def orphan(self, reads: Collection[ReadRecord], now: float) -> frozenset[int]:
         """The pull of these unfinished reads ended. Returns their blocks."""
         block_ids = frozenset[int]().union(*(read.block_ids for read in reads))
         begun = block_ids - self._num_reads.keys()
         for read in reads:
+            read.move(ReadEvent.ORPHAN)
             read.orphaned_at = now
             self._orphans.add(read)
             for block_id in read.block_ids:
@@ -54,7 +93,9 @@ class Quarantine:
 
     def ended(self, read: ReadRecord) -> None:
         """A read reached a terminal state (or never started): it writes no more."""
-        if read not in self._orphans:
+        was_orphaned = read.state is ReadState.ORPHANED
+        read.move(ReadEvent.END)
+        if not was_orphaned:
             return
         self._orphans.remove(read)
         ended = set()
@@ -65,3 +106,42 @@ class Quarantine:
                 ended.add(block_id)
         if ended:
             self._on_end(frozenset(ended))
+
+
+class PullReads:
+    """The unfinished reads of one pull, until it is over and its quarantine has them."""
+
+    def __init__(self, quarantine: Quarantine) -> None:
+        self.abandoned = False
+        self._quarantine = quarantine
+        self._unfinished: set[ReadRecord] = set()
+
+    @property
+    def num_unfinished(self) -> int:
+        return len(self._unfinished)
+
+    @property
+    def unfinished_block_ids(self) -> frozenset[int]:
+        """Local blocks that posted reads may still write."""
+        return frozenset[int]().union(*(read.block_ids for read in self._unfinished))
+
+    def begin(self, block_ids: frozenset[int]) -> ReadRecord:
+        """A read into these blocks is about to be posted."""
+        assert not self.abandoned, "a read for a pull that is over"
+        read = ReadRecord(block_ids)
+        self._unfinished.add(read)
+        return read
+
+    def ended(self, read: ReadRecord) -> bool:
+        """It writes no more; True if the pull still wants to know."""
+        self._unfinished.remove(read)
+        self._quarantine.ended(read)
+        return not self.abandoned
+
+    def abandon(self, now: float) -> frozenset[int]:
+        """The pull is over: its unfinished reads (their blocks returned) are orphans. Idempotent."""
+        if not self.abandoned:
+            self.abandoned = True
+            if self._unfinished:
+                self._quarantine.orphan(self._unfinished, now)
+        return self.unfinished_block_ids

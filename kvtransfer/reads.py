@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from kvtransfer.digest import Coverage, block_digest
 from kvtransfer.memory import PoolMemory
-from kvtransfer.quarantine import Quarantine, ReadRecord
+from kvtransfer.quarantine import PullReads, Quarantine, ReadRecord
 from kvtransfer.transfer_thread import TransferThread, deliver
 from kvtransfer.transport import Copy, TransportError
 
@@ -40,15 +40,13 @@ class ReadGroup:
     ) -> None:
         self._thread = thread
         self._memory = memory
-        self._quarantine = quarantine
         self._on_end = on_end
-        self._unfinished: set[ReadRecord] = set()
-        self._abandoned = False
+        self._open = PullReads(quarantine)
         self._loop = asyncio.get_running_loop()
 
     @property
     def unfinished_block_ids(self) -> frozenset[int]:
-        return frozenset[int]().union(*(read.block_ids for read in self._unfinished))
+        return self._open.unfinished_block_ids
 
     def start(
         self,
@@ -63,23 +61,17 @@ class ReadGroup:
 
         ``to_digest``: one for each completed block, or none.
         """
-        assert not self._abandoned
-        record = ReadRecord(frozenset(local_block_ids))
-        self._unfinished.add(record)
+        record = self._open.begin(frozenset(local_block_ids))
         blocks = tuple(zip(local_block_ids, to_digest, strict=False))
         read = _Read(record, copy, first_block, num_completed, blocks)
         self._thread.post(partial(self._run, read))
 
     def abandon(self) -> frozenset[int]:
         """Post nothing more; quarantine what is unfinished. Idempotent."""
-        if not self._abandoned:
-            self._abandoned = True
-            if self._unfinished:
-                self._quarantine.orphan(self._unfinished, time.monotonic())
-        return self.unfinished_block_ids
+        return self._open.abandon(time.monotonic())
 
     def _run(self, read: "_Read") -> None:
-        if self._abandoned:
+        if self._open.abandoned:
             self._report(read, TransportError("never posted"))
             return
         read.started_s = time.monotonic()
@@ -100,7 +92,7 @@ class ReadGroup:
 
     def _land(self, read: "_Read") -> Landed:
         ended_s = time.monotonic()
-        digests = () if self._abandoned else self._digests(read)
+        digests = () if self._open.abandoned else self._digests(read)
         return Landed(
             first_block=read.first_block,
             num_blocks=read.num_completed,
@@ -120,10 +112,7 @@ class ReadGroup:
         deliver(self._loop, self._ended, read.record, outcome)
 
     def _ended(self, record: ReadRecord, outcome: Landed | TransportError) -> None:
-        self._unfinished.discard(record)
-        if self._abandoned:
-            self._quarantine.ended(record)
-        else:
+        if self._open.ended(record):
             self._on_end(outcome)
 
 

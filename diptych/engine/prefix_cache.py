@@ -29,6 +29,10 @@ class PrefixCache:
     def num_idle_blocks(self) -> int:
         return len(self._idle)
 
+    def key_of(self, block_id: int) -> BlockKey | None:
+        """The key of a cached block."""
+        return self._key_of.get(block_id)
+
     def lookup(self, keys: Sequence[BlockKey]) -> list[int]:
         """Blocks of the longest cached prefix of ``keys``."""
         found = []

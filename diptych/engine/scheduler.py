@@ -14,7 +14,7 @@ Ideas: Orca (continuous batching), Sarathi (chunked prefill), vLLM (paging).
 """
 
 import itertools
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -114,6 +114,15 @@ class Scheduler:
         """Tokens to compute before their sequences can sample (single tokens not counted)."""
         runnable = itertools.chain(self._queues.running, self._queues.waiting)
         return sum(num for num in map(_num_pending, runnable) if num > 1)
+
+    def holders(self) -> Iterator[tuple[Sequence, Owner]]:
+        """Each sequence whose table holds blocks, and as what; for checks. O(sequences)."""
+        for seq in self._queues:
+            yield seq, _OWNER[seq.state]
+        if self._in_flight is not None:
+            for seq in self._in_flight.sequences:
+                if seq.state is SequenceState.FINISHED:  # released during the step
+                    yield seq, Owner.RUNNING
 
     def slot_usage(self) -> SlotUsage:
         """How full the held blocks are. O(sequences)."""

@@ -45,11 +45,11 @@ class Case:
         self.model = Decoder(self.config, load_weights(folder, self.config))
         self.folder = folder
 
-    def runner(self, *, in_place: bool = True) -> Runner:
+    def runner(self, *, compiled: bool = True) -> Runner:
         """Every slot that nobody wrote would spoil a result that it reached."""
         kv_cache = KVCache(self.config, NUM_BLOCKS, BLOCK_SIZE)
         kv_cache.tensor.fill_(float("nan"))
-        attention = PagedAttention(self.config, kv_cache, in_place=in_place)
+        attention = PagedAttention(self.config, kv_cache, compiled=compiled)
         return Runner(self.model, kv_cache, attention)
 
     def expected(self, token_ids: Sequence[int]) -> Tensor:
@@ -102,11 +102,11 @@ def test_one_chunk(case: Case) -> None:
 
 
 @pytest.mark.parametrize("sizes", [(1,) * 50, (7, 1, 13, 29), (8, 8, 34), (33, 17), (49, 1)])
-@pytest.mark.parametrize("in_place", [True, False])
-def test_chunks_of_odd_sizes(case: Case, sizes: tuple[int, ...], in_place: bool) -> None:
+@pytest.mark.parametrize("compiled", [True, False])
+def test_chunks_of_odd_sizes(case: Case, sizes: tuple[int, ...], compiled: bool) -> None:
     ids = tokens_of(2, 50)
     table = scattered_table(2, 50)
-    runner = case.runner(in_place=in_place)
+    runner = case.runner(compiled=compiled)
     rows, start = [], 0
     for size in sizes:
         rows.append(runner.logits(plan_of(chunk(ids, start, start + size, table))))
@@ -126,13 +126,13 @@ def test_longest_sequence(case: Case) -> None:
     assert_close(torch.cat(rows), case.expected(ids))
 
 
-@pytest.mark.parametrize("in_place", [True, False])
-def test_mixed_batch(case: Case, in_place: bool) -> None:
+@pytest.mark.parametrize("compiled", [True, False])
+def test_mixed_batch(case: Case, compiled: bool) -> None:
     """Four sequences: two decode, one begins, one goes on; the plan in no special order."""
     lengths = (90, 41, 40, 77)
     ids = [tokens_of(10 + i, length) for i, length in enumerate(lengths)]
     tables = [scattered_table(i, length, 30 * i) for i, length in enumerate(lengths)]
-    runner = case.runner(in_place=in_place)
+    runner = case.runner(compiled=compiled)
     for i, computed in ((0, 89), (1, 40), (3, 50)):
         runner.logits(plan_of(chunk(ids[i], 0, computed, tables[i])))
     got = runner.logits(
@@ -148,13 +148,13 @@ def test_mixed_batch(case: Case, in_place: bool) -> None:
     assert_close(got, torch.cat(want))
 
 
-@pytest.mark.parametrize("in_place", [True, False])
-def test_neighbours_do_not_matter(case: Case, in_place: bool) -> None:
+@pytest.mark.parametrize("compiled", [True, False])
+def test_neighbours_do_not_matter(case: Case, compiled: bool) -> None:
     """A row alone and among many longer rows."""
     count = 4
     ids = [tokens_of(20 + i, 5 + 25 * i) for i in range(count)]
     tables = [scattered_table(i, len(token_ids), 30 * i) for i, token_ids in enumerate(ids)]
-    runner = case.runner(in_place=in_place)
+    runner = case.runner(compiled=compiled)
     for token_ids, table in zip(ids, tables, strict=True):
         runner.logits(plan_of(chunk(token_ids, 0, len(token_ids) - 1, table)))
     lasts = [

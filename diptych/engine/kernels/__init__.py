@@ -1,0 +1,1 @@
+"""Compiled kernels for the host, each behind a seam that also works without it."""

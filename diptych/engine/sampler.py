@@ -27,7 +27,7 @@ from diptych.engine.step import SampledToken, SampleSpec
 
 GREEDY_BELOW = 1e-5  # smaller temperatures overflow float32 and mean greedy anyway
 
-_NUM_CANDIDATES = 1024  # most likely tokens a filter looks at before it sorts them all
+_NUM_CANDIDATES = 1024  # most likely tokens a filter looks at first
 _BLOCK = 512  # ids per partial sum
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -49,11 +49,10 @@ def sample(
         ArithmeticError: a row has no finite largest logit.
     """
     _mask_stop_tokens(logits, specs)
-    best = logits.max(dim=-1, keepdim=True)
-    if not bool(torch.isfinite(best.values).all()):
+    token_ids, best = _largest(logits)
+    if not bool(torch.isfinite(best).all()):
         raise ArithmeticError("the model's logits are not numbers")
-    batch = _Batch.of(logits, best.values, specs, positions)
-    token_ids = best.indices[:, 0].cpu().numpy().copy()
+    batch = _Batch.of(logits, best, specs, positions)
     margins = np.full(len(specs), np.nan)
 
     greedy = np.flatnonzero(batch.greedy & batch.wants_margin)
@@ -63,13 +62,12 @@ def sample(
     if len(plain):
         token_ids[plain], margins[plain] = _draw_plain(batch.take(plain))
     filtered = np.flatnonzero(~batch.greedy & batch.filtered)
-    num_candidates = min(_NUM_CANDIDATES, logits.shape[1])
-    while len(filtered):
-        draw, decided = _draw_filtered(batch.take(filtered), num_candidates)
-        rows = filtered[decided]
+    if len(filtered):
+        draw, decided = _draw_narrow(batch.take(filtered))
+        rows, wide = filtered[decided], filtered[~decided]
         token_ids[rows], margins[rows] = draw.token_ids[decided], draw.margins[decided]
-        filtered = filtered[~decided]
-        num_candidates = min(16 * num_candidates, logits.shape[1])
+        if len(wide):
+            token_ids[wide], margins[wide] = _draw_wide(batch.take(wide))
 
     margins[~batch.wants_margin] = np.nan
     return list(map(SampledToken, token_ids.tolist(), margins.tolist()))
@@ -107,6 +105,15 @@ def _mask_stop_tokens(logits: Tensor, specs: Sequence[SampleSpec]) -> None:
     if rows:
         index = torch.tensor([rows, columns], device=logits.device)
         logits[index[0], index[1]] = float("-inf")
+
+
+def _largest(logits: Tensor) -> tuple[_Ints, Tensor]:
+    """Each row's largest logit, [R, 1], and the lowest id that has it. A NaN is largest."""
+    if logits.device.type == "cpu":  # numpy's is several times as fast as torch's
+        token_ids = logits.numpy().argmax(axis=1)
+        return token_ids, logits.gather(1, torch.from_numpy(token_ids)[:, None])
+    best = logits.max(dim=-1, keepdim=True)
+    return best.indices[:, 0].cpu().numpy(), best.values
 
 
 class _Batch(NamedTuple):
@@ -180,12 +187,57 @@ def _greedy_margins(logits: Tensor) -> _Floats:
 
 
 def _draw_plain(batch: _Batch) -> _Draw:
-    """Inverse CDF over the whole vocabulary, by partial sums of blocks of ids."""
+    return _invert_all(batch.weights(), batch.uniforms)
+
+
+def _draw_wide(batch: _Batch) -> _Draw:
+    """Inverse CDF over what the filters leave, however much that is."""
     weights = batch.weights()
+    for row, (values, everything) in enumerate(zip(batch.logits, weights, strict=True)):
+        kept = _kept(
+            values.cpu().numpy(), everything.cpu().numpy(), batch.top_ks[row], batch.top_ps[row]
+        )
+        everything.masked_fill_(torch.from_numpy(~kept).to(everything.device), 0.0)
+    return _invert_all(weights, batch.uniforms)
+
+
+def _kept(
+    values: NDArray[np.float32], weights: NDArray[np.float32], top_k: int, top_p: float
+) -> NDArray[np.bool_]:
+    """Which tokens pass the filters. Sorts only those near an edge of what is kept."""
+    bits = (values + np.float32(0.0)).view(np.int32)  # -0.0 and 0.0 are equal
+    # The upper half of the bits that a value has: rises with it.
+    bins = ((bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> 16) + 0x8000
+
+    def shortest_run(weights: _Floats, wanted: float) -> NDArray[np.bool_]:
+        """The most likely tokens until their weights reach what is wanted."""
+        sums = np.bincount(bins, weights, 0x10000)
+        ends = np.cumsum(sums[::-1])
+        rank = min(int(np.searchsorted(ends, wanted)), 0xFFFF)
+        edge = 0xFFFF - rank
+        ids = np.flatnonzero(bins == edge)
+        ids = ids[np.argsort(-values[ids], kind="stable")]
+        before = (ends[rank] - sums[edge]) + np.cumsum(weights[ids]) - weights[ids]
+        kept = bins > edge
+        kept[ids[before < wanted]] = True
+        return kept
+
+    shares = weights.astype(np.float64)
+    if top_k == len(values):
+        return shortest_run(shares, top_p * shares.sum())
+    kept = shortest_run(np.ones(len(values)), top_k)
+    if top_p < 1.0:
+        shares[~kept] = 0.0
+        kept &= shortest_run(shares, top_p * shares.sum())
+    return kept
+
+
+def _invert_all(weights: Tensor, uniforms: _Floats) -> _Draw:
+    """Inverse CDF over the whole vocabulary, by partial sums of blocks of ids."""
     weights = F.pad(weights, (0, -weights.shape[1] % _BLOCK)).view(len(weights), -1, _BLOCK)
     sums = weights.sum(-1, dtype=torch.float64).cpu().numpy()  # [R, num_blocks]
     ends = np.cumsum(sums, axis=1)
-    targets = batch.uniforms * ends[:, -1]
+    targets = uniforms * ends[:, -1]
     blocks = np.minimum((ends <= targets[:, None]).sum(1), _last_positive(sums))
     rows = np.arange(len(blocks))
     inside = weights[torch.from_numpy(rows), torch.from_numpy(blocks)].double().cpu().numpy()
@@ -195,12 +247,13 @@ def _draw_plain(batch: _Batch) -> _Draw:
     return _Draw(blocks * _BLOCK + draw.token_ids - 1, draw.margins)
 
 
-def _draw_filtered(batch: _Batch, num_candidates: int) -> tuple[_Draw, NDArray[np.bool_]]:
-    """Inverse CDF over what top_k and top_p leave of the most likely tokens.
+def _draw_narrow(batch: _Batch) -> tuple[_Draw, NDArray[np.bool_]]:
+    """Inverse CDF over what top_k and top_p leave, looking at the most likely tokens only.
 
-    The second result says for which rows that many candidates were enough.
+    The second result says for which rows that was enough.
     """
     vocab_size = batch.logits.shape[1]
+    num_candidates = min(_NUM_CANDIDATES, vocab_size)
     values, ids = _ranked(batch.logits, num_candidates)
     weights = np.exp((values - values[:, :1]) / batch.temperatures[:, None])
     ranks = np.arange(num_candidates)

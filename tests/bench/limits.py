@@ -3,8 +3,9 @@
     .venv/bin/python -m tests.bench.limits --json bench-limits.json
 
 The machine's ceilings (reading memory, multiplying matrices) are measured before
-and after, and the larger counts. Between the two, for each model and number of
-threads, in rounds: decode steps by batch and context, and prompts. Medians.
+and after each model, and the largest counts: where they differ much, something else
+ran. For each model and number of threads, in rounds: decode steps by batch and context,
+and prompts. Medians.
 Flags that are not listed here are the decode worker's, such as
 ``--quantization int8``, ``--dtype bfloat16`` or ``--max-batched-tokens 256``.
 
@@ -23,6 +24,7 @@ import json
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -151,20 +153,22 @@ def run(
         show("ceilings of the machine")
         return [ceilings.measure(number, weight_type, quick=quick) for number in threads]
 
-    before = machines()
+    measured = [machines()]
     timings: list[tuple[str, Machine, list[Timing], Shares]] = []
     for name, config in configs.items():
         with loaded(config) as rig:
-            for machine in before:
+            for machine in measured[0]:
                 show(f"{name}, threads: {machine.num_threads}")
                 rig.set_num_threads(machine.num_threads)
                 timings.append((name, machine, measure(rig, workload), shares(rig, workload)))
-    best = {b.num_threads: b.or_better(a) for b, a in zip(before, machines(), strict=True)}
+        measured.append(machines())
+    best = [reduce(Machine.or_better, same) for same in zip(*measured, strict=True)]
+    by_threads = {machine.num_threads: machine for machine in best}
 
     figures: list[dict[str, object]] = []
     ratios: dict[str, float] = {}
     for name, machine, of_tasks, of_step in timings:
-        limit = best[machine.num_threads].ceilings(weight_type)
+        limit = by_threads[machine.num_threads].ceilings(weight_type)
         prefix = name if machine.num_threads == max(threads) else f"{name}_t{machine.num_threads}"
         rows = [timing.row(limit) for timing in of_tasks]
         figures.append(
@@ -184,7 +188,8 @@ def run(
         "environment": {**environment(), "torch": torch.__version__},
         "worker_args": list(worker_args),
         "weight_type": weight_type,
-        "ceilings": [machine._asdict() for machine in best.values()],
+        "ceilings": [machine._asdict() for machine in best],
+        "ceilings_measured": [machine._asdict() for each in measured for machine in each],
         "figures": figures,
         "ratios": ratios,
     }
@@ -201,8 +206,8 @@ def worker_config(name: str, workload: Workload, args: Sequence[str]) -> DecodeW
 
 
 def table(result: dict[str, Any]) -> str:
-    lines = []
-    for machine in result["ceilings"]:
+    lines = ["ceilings: before, after each model, and the largest, which counts"]
+    for machine in [*result["ceilings_measured"], *result["ceilings"]]:
         rates = ", ".join(f"{n} {r / 1e9:.0f} GFLOP/s" for n, r in machine["flops_per_s"].items())
         lines.append(
             f"{machine['num_threads']} threads: "

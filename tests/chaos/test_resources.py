@@ -1,0 +1,98 @@
+"""What a cluster costs when nothing is asked of it, and that working does not make it grow."""
+
+import asyncio
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.chaos.load import Job, run_all
+from tests.cluster import Cluster, Process, running_cluster
+
+SETTLE_S = 3.0
+IDLE_S = 30.0
+MAX_IDLE_CORES = 0.02
+NUM_BEFORE, NUM_REQUESTS = 500, 2000
+MAX_GROWTH_BYTES = 8 * 2**20
+
+
+@pytest.fixture(scope="module")
+def cluster(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One prefill and one decode worker over nixl, each on a core of its own if there are two."""
+    cores = sorted(psutil.Process().cpu_affinity())
+    with running_cluster(
+        tmp_path_factory.mktemp("cluster"),
+        str(tiny_model),
+        worker_flags={
+            "num-blocks": "128",
+            "max-model-len": "128",
+            "transfer.transports": "nixl",
+        },
+        prefill_flags={"cpus": str(cores[0])},
+        decode_flags={"cpus": str(cores[-1])},
+        router_flags={"local-prefill-below-tokens": "0"},
+    ) as cluster:
+        yield cluster
+
+
+def jobs(num: int, rng: random.Random) -> list[Job]:
+    """Prompts that nobody has seen, so that every request is prefilled and handed over."""
+    return [
+        Job(
+            token_ids=tuple(rng.randrange(3, 480) for _ in range(rng.randint(17, 48))),
+            max_tokens=3,
+            temperature=0.0,
+            seed=1,
+        )
+        for _ in range(num)
+    ]
+
+
+def rss_bytes(process: Process) -> int:
+    return int(psutil.Process(process.pid).memory_info().rss)
+
+
+async def test_requests_leave_nothing_behind(cluster: Cluster) -> None:
+    """RSS of each process after 2,000 requests and after 500: at most 8 MiB apart."""
+    await cluster.wait_ready()
+    rng = random.Random(3)
+    rss: list[dict[str, int]] = []
+    for num in (NUM_BEFORE, NUM_REQUESTS - NUM_BEFORE):
+        answers = await run_all(cluster, jobs(num, rng), concurrency=16)
+        assert not [answer.error for answer in answers if answer.error is not None]
+        await cluster.wait_baseline(within_s=10)
+        rss.append({process.name: rss_bytes(process) for process in cluster.processes})
+    before, after = rss
+    growth = {name: after[name] - before[name] for name in before}
+    assert max(growth.values()) <= MAX_GROWTH_BYTES, growth
+
+
+async def test_an_idle_cluster_rests(cluster: Cluster) -> None:
+    """CPU time of each process over 30 s, its pair connected: under 2 % of a core."""
+    await cluster.wait_ready()
+    await asyncio.sleep(SETTLE_S)
+    before = {process.name: cpu_s(process) for process in cluster.processes}
+    begin = time.monotonic()
+    await asyncio.sleep(IDLE_S)
+    elapsed_s = time.monotonic() - begin
+    cores = {p.name: (cpu_s(p) - before[p.name]) / elapsed_s for p in cluster.processes}
+    assert cluster.num_proven_pairs() == 1
+    assert max(cores.values()) < MAX_IDLE_CORES, cores
+
+
+def cpu_s(process: Process) -> float:
+    times = psutil.Process(process.pid).cpu_times()
+    return float(times.user + times.system)
+
+
+def test_every_thread_keeps_to_its_cores(cluster: Cluster) -> None:
+    """Torch's, gRPC's and nixl's threads too, after they have worked."""
+    cores = sorted(psutil.Process().cpu_affinity())
+    for process, core in ((cluster.prefill[0], cores[0]), (cluster.decode[0], cores[-1])):
+        threads = psutil.Process(process.pid).threads()
+        assert len(threads) > 1
+        for thread in threads:
+            assert psutil.Process(thread.id).cpu_affinity() == [core]

@@ -210,8 +210,10 @@ class Session:
                 token_id, margin = update.token
                 known = None if math.isnan(margin) else margin
                 tokens.append(NewToken(sequence_id, update.position, token_id, known))
-            if update.finish_reason is not None:
-                ended += self._end(sequence_id, finish_reason=update.finish_reason)
+            if update.finish_reason is not None or update.error is not None:
+                ended += self._end(
+                    sequence_id, finish_reason=update.finish_reason, error=update.error
+                )
         return [SendTokens(tuple(tokens)), *ended] if tokens else ended
 
     def _pulling(self, sequence_id: int, bind_id: int) -> Entry | None:

@@ -135,6 +135,13 @@ class LayoutMismatchError(DiptychError):
     reason = "KV_LAYOUT_MISMATCH"
 
 
+class LogitsError(DiptychError):
+    """The model's scores for a sequence are not numbers. Any worker would find the same."""
+
+    code = grpc.StatusCode.INTERNAL
+    reason = "LOGITS_NOT_FINITE"
+
+
 class ConfigurationError(DiptychError):
     """A setting or file is wrong; stops the process at start with one line."""
 

@@ -150,6 +150,9 @@ class LeaseStream:
         session, parts = self._session, self._servicer.parts
         if session is None or parts is None:
             return
+        if update.error is not None:
+            self._stream.end(update.error)
+            return
         step = parts.engine.last_step
         event = session.step(update, time.monotonic() if step is None else step.started_s)
         if event is not None:

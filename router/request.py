@@ -22,6 +22,7 @@ from diptych.errors import (
     DiptychError,
     InvalidRequestError,
     LeaseExpiredError,
+    LogitsError,
 )
 from diptych.v1 import common_pb2, decode_pb2
 from router import actions, faults
@@ -190,7 +191,7 @@ class RequestMachine:
         lease = self.attempt.lease_of(sequence_id)
         if lease is None:
             return []
-        if isinstance(error, InvalidRequestError):
+        if isinstance(error, InvalidRequestError | LogitsError):
             self.attempt.drop_lease()
             self._fail(error)
         elif lease.state is LeaseState.OPENING and faults.is_refusal(error):
@@ -288,7 +289,7 @@ class RequestMachine:
             self._finish(self._output.complete_reason or message.finish_reason)
             return self._take()
         error = faults.ended(message)
-        if isinstance(error, InvalidRequestError):
+        if isinstance(error, InvalidRequestError | LogitsError):
             self._fail(error)
         elif state is SeatState.RESERVING and faults.is_refusal(error):
             self._seat_refused(seat, error)

@@ -18,7 +18,7 @@ from diptych.engine.model import Decoder
 from diptych.engine.sampler import sample
 from diptych.engine.sequence import SamplingParams
 from diptych.engine.step import Chunk, SampledToken, SampleSpec, StepOutput, StepPlan
-from diptych.errors import ConfigurationError
+from diptych.errors import ConfigurationError, LogitsError
 
 WarmUpProgress = Callable[[float], None]  # done ratio, 0 to 1
 
@@ -75,7 +75,6 @@ class Runner:
 
         Raises:
             ValueError: the plan is malformed (a bug of the caller's).
-            ArithmeticError: the logits are not numbers; the KV is written all the same.
         """
         begin = time.perf_counter()
         inputs = build_inputs(plan, self._kv_cache.block_size, self._model.device)
@@ -97,13 +96,13 @@ class Runner:
 
     def _sample(
         self, chunks: Sequence[Chunk], inputs: StepInputs, hidden: Tensor
-    ) -> tuple[SampledToken | None, ...]:
+    ) -> tuple[SampledToken | LogitsError | None, ...]:
         wanted = [
             (index, chunk.sample, chunk.end)
             for index, chunk in enumerate(chunks)
             if chunk.sample is not None
         ]
-        tokens: list[SampledToken | None] = [None] * len(chunks)
+        tokens: list[SampledToken | LogitsError | None] = [None] * len(chunks)
         if not wanted:
             return tuple(tokens)
         rows = torch.from_numpy(inputs.last_rows[[index for index, _, _ in wanted]])

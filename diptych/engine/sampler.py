@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diptych.engine.step import SampledToken, SampleSpec
+from diptych.errors import LogitsError
 
 GREEDY_BELOW = 1e-5  # smaller temperatures overflow float32 and mean greedy anyway
 
@@ -37,21 +38,18 @@ _Ints = NDArray[np.int64]
 
 def sample(
     logits: Tensor, specs: Sequence[SampleSpec], positions: Sequence[int]
-) -> list[SampledToken]:
-    """Draw one token per row.
+) -> list[SampledToken | LogitsError]:
+    """Draw one token per row; an error where the row has no finite largest logit.
 
     Args:
-        logits: [R, vocab_size] float32; stop tokens are masked in place.
+        logits: [R, vocab_size] float32; changed in place.
         specs: of each row.
         positions: of each token to draw, counted from the prompt's first.
-
-    Raises:
-        ArithmeticError: a row has no finite largest logit.
     """
     _mask_stop_tokens(logits, specs)
     token_ids, best = _largest(logits)
-    if not bool(torch.isfinite(best).all()):
-        raise ArithmeticError("the model's logits are not numbers")
+    broken = np.flatnonzero(~torch.isfinite(best[:, 0]).cpu().numpy())
+    logits[broken], best[broken] = 0.0, 0.0  # to be drawn from, in vain
     batch = _Batch.of(logits, best, specs, positions)
     margins = np.full(len(specs), np.nan)
 
@@ -70,7 +68,11 @@ def sample(
             token_ids[wide], margins[wide] = _draw_wide(batch.take(wide))
 
     margins[~batch.wants_margin] = np.nan
-    return list(map(SampledToken, token_ids.tolist(), margins.tolist()))
+    drawn: list[SampledToken | LogitsError]
+    drawn = list(map(SampledToken, token_ids.tolist(), margins.tolist()))
+    for row in broken:
+        drawn[row] = LogitsError("the model's logits for this sequence are not numbers")
+    return drawn
 
 
 def mix(seeds: Sequence[int], positions: Sequence[int], stream: int = 0) -> _Floats:

@@ -31,7 +31,12 @@ from diptych.engine.step import (
     StepOutput,
     StepPlan,
 )
-from diptych.errors import BlocksExhaustedError, ConfigurationError, InvalidRequestError
+from diptych.errors import (
+    BlocksExhaustedError,
+    ConfigurationError,
+    InvalidRequestError,
+    LogitsError,
+)
 
 
 class SchedulerConfig(BaseModel):
@@ -244,19 +249,26 @@ class Scheduler:
                 updates.append(self._book(seq, chunk, token))
         return updates
 
-    def _book(self, seq: Sequence, chunk: Chunk, token: SampledToken | None) -> SequenceUpdate:
+    def _book(
+        self, seq: Sequence, chunk: Chunk, token: SampledToken | LogitsError | None
+    ) -> SequenceUpdate:
         num_step_tokens = len(chunk.token_ids)
         if chunk.sample is None:
             return SequenceUpdate(seq, chunk.end, num_step_tokens, None, None, None)
         assert token is not None, "the runner owes a token"
-        seq.token_ids.append(token.token_id)
-        reason = self._finish_reason(seq, chunk.sample, token.token_id)
+        error = token if isinstance(token, LogitsError) else None
+        reason = None
+        if isinstance(token, SampledToken):
+            seq.token_ids.append(token.token_id)
+            reason = self._finish_reason(seq, chunk.sample, token.token_id)
         if seq.prefill_only:
             self._queues.lease(seq)
             self.pool.retag(seq.block_table, Owner.RUNNING, Owner.LEASED)
-        elif reason is not None:
+        elif reason is not None or error is not None:
             self._queues.finish(seq)
             self._tables.drop(seq, Owner.RUNNING)
+        if isinstance(token, LogitsError):
+            return SequenceUpdate(seq, chunk.end, num_step_tokens, None, None, None, token)
         return SequenceUpdate(seq, chunk.end, num_step_tokens, token, chunk.end, reason)
 
     def _finish_reason(

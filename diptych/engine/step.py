@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from diptych.engine.sequence import FinishReason, SamplingParams, Sequence
+from diptych.errors import LogitsError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,10 +69,10 @@ class SampledToken(NamedTuple):
 class StepOutput:
     """The runner's answer: ``tokens[i]`` belongs to ``plan.chunks[i]``.
 
-    None where the chunk asked for no sample.
+    None where the chunk asked for no sample; an error where none can be drawn.
     """
 
-    tokens: tuple[SampledToken | None, ...]
+    tokens: tuple[SampledToken | LogitsError | None, ...]
     duration_s: float  # model thread, inputs to tokens
 
 
@@ -84,3 +85,4 @@ class SequenceUpdate(NamedTuple):
     token: SampledToken | None
     position: int | None  # of the token
     finish_reason: FinishReason | None
+    error: LogitsError | None = None  # it ended, or (prefill_only) will have no token

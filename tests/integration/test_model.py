@@ -19,7 +19,7 @@ from diptych.engine.sequence import SamplingParams
 from diptych.engine.step import Chunk, SampledToken, SampleSpec, StepPlan
 from diptych.engine.tiny_model import ARCHITECTURES, write_tiny_model
 from diptych.engine.weights import load_weights
-from diptych.errors import ConfigurationError
+from diptych.errors import ConfigurationError, LogitsError
 from tests import hf_reference
 
 BLOCK_SIZE = 8
@@ -215,6 +215,30 @@ def test_execute_draws_what_is_asked_for(case: Case) -> None:
         top = torch.topk(case.expected(ids[sequence])[-1], 2)
         assert token.token_id == top.indices[0]
         assert token.margin == pytest.approx(float(top.values[0] - top.values[1]), abs=2e-4)
+
+
+def test_a_token_that_is_not_numbers_spoils_its_own_sequence_only(case: Case) -> None:
+    ids = [tokens_of(60 + i, 40) for i in range(2)]
+    tables = [scattered_table(i, 40, 30 * i) for i in range(2)]
+    ids[1][39] = broken_id = 511
+    ids[0] = [token_id if token_id != broken_id else 5 for token_id in ids[0]]
+    runner = case.runner()
+    alone = runner.execute(plan_of(chunk(ids[0], 0, 40, tables[0], sample=True)))
+    embedding = case.model.weights.embedding
+    kept = embedding[broken_id].clone()
+    embedding[broken_id] = float("nan")
+    try:
+        for begin in (0, 39):  # both prefilled, then both decode
+            got = runner.execute(
+                plan_of(*(chunk(ids[i], begin, 40, tables[i], sample=True) for i in range(2)))
+            )
+            token, error = got.tokens
+            assert isinstance(error, LogitsError)
+            assert isinstance(token, SampledToken)
+            assert isinstance(alone.tokens[0], SampledToken)
+            assert token.token_id == alone.tokens[0].token_id
+    finally:
+        embedding[broken_id] = kept
 
 
 def test_warm_up_leaves_zeros(case: Case) -> None:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from diptych.engine.sampler import mix, sample
 from diptych.engine.sequence import SamplingParams
 from diptych.engine.step import SampledToken, SampleSpec
+from diptych.errors import LogitsError
 
 
 def spec(
@@ -90,7 +91,10 @@ def random_logits(seed: int, rows: int, vocab_size: int, spread: float) -> torch
 
 
 def draw(logits: torch.Tensor, specs: list[SampleSpec], positions: list[int]) -> list[SampledToken]:
-    return sample(logits.clone(), specs, positions)
+    drawn = sample(logits.clone(), specs, positions)
+    tokens = [token for token in drawn if isinstance(token, SampledToken)]
+    assert len(tokens) == len(drawn)
+    return tokens
 
 
 def test_mix_is_the_documented_hash() -> None:
@@ -245,9 +249,25 @@ def test_masked_tokens_are_never_drawn() -> None:
         assert {token.token_id for token in drawn} <= {600, 601, 602}
 
 
-def test_broken_logits_are_refused() -> None:
-    for bad in (float("nan"), float("inf")):
-        logits = torch.zeros(1, 8)
-        logits[0, 3] = bad
-        with pytest.raises(ArithmeticError):
-            draw(logits, [spec()], [0])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_broken_logits_are_an_error_of_their_row_only(bad: float) -> None:
+    logits = random_logits(1, 3, 3000, 1.0)
+    specs = [spec(temperature=0), spec(top_p=0.9), spec()]
+    for broken in range(3):
+        spoilt = logits.clone()
+        spoilt[broken, slice(None) if bad == -math.inf else 7] = bad
+        drawn = sample(spoilt, specs, [1, 2, 3])
+        assert isinstance(drawn[broken], LogitsError)
+        assert drawn[:broken] + drawn[broken + 1 :] == [
+            token for row, token in enumerate(draw(logits, specs, [1, 2, 3])) if row != broken
+        ]
+
+
+def test_wide_rows_of_equal_logits() -> None:
+    """All in one bin, zeros of both signs among them."""
+    logits = torch.zeros(1, 5000)
+    logits[0, ::2] = -0.0
+    drawn = draw(logits.expand(300, -1), [spec(top_k=2000, top_p=0.75)] * 300, list(range(300)))
+    ids = [token.token_id for token in drawn]
+    assert max(ids) < 1500
+    assert len({token_id // 300 for token_id in ids}) == 5

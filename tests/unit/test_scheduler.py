@@ -23,7 +23,12 @@ from diptych.engine.sequence import (
     SequenceState,
 )
 from diptych.engine.step import Chunk, SampledToken, SequenceUpdate, StepOutput, StepPlan
-from diptych.errors import BlocksExhaustedError, ConfigurationError, InvalidRequestError
+from diptych.errors import (
+    BlocksExhaustedError,
+    ConfigurationError,
+    InvalidRequestError,
+    LogitsError,
+)
 
 VOCAB_SIZE = 3
 GARBAGE = -1
@@ -628,6 +633,32 @@ def test_a_prefill_that_finishes_is_leased_all_the_same() -> None:
     assert scheduler.schedule() is None
     scheduler.release(seq)
     assert scheduler.pool.counts().leased == 0
+
+
+@pytest.mark.parametrize("prefill_only", [False, True])
+def test_a_sequence_without_a_token_ends_alone(prefill_only: bool) -> None:
+    scheduler = make_scheduler()
+    broken = make_sequence([1] * 8, prefill_only=prefill_only)
+    if prefill_only:
+        scheduler.add_prefill(broken)
+    else:
+        start_local(scheduler, broken)
+    other = start_local(scheduler, make_sequence([2] * 8))
+    plan = scheduler.schedule()
+    assert plan is not None
+    error = LogitsError("not numbers")
+    tokens = (error, SampledToken(1, math.nan))
+    updates = scheduler.update(plan, StepOutput(tokens=tokens, duration_s=0.0))
+    assert [update.error for update in updates] == [error, None]
+    assert updates[0].token is None
+    # Readers of a lease may be reading its blocks until it is released.
+    held = SequenceState.LEASED if prefill_only else SequenceState.FINISHED
+    assert broken.state is held
+    assert other.state is SequenceState.RUNNING
+    scheduler.release(broken)
+    scheduler.release(other)
+    counts = scheduler.pool.counts()
+    assert counts.free + counts.cached == scheduler.pool.num_blocks
 
 
 def test_what_never_fits_is_refused() -> None:

@@ -19,7 +19,7 @@ from diptych.engine.block_pool import BlockPool
 from diptych.engine.scheduler import Scheduler, SchedulerConfig
 from diptych.engine.sequence import Sequence
 from diptych.engine.step import SampledToken, SequenceUpdate, StepOutput, StepPlan
-from diptych.errors import DiptychError, WorkerDrainingError
+from diptych.errors import DiptychError, LogitsError, WorkerDrainingError
 from diptych.v1 import common_pb2, decode_pb2
 from kvtransfer.pull import PullRequest
 
@@ -364,6 +364,24 @@ def test_too_full_is_said_at_once() -> None:
     session.reserve(reserve(1, 24))
     assert failure_of(session.reserve(reserve(2, 24, seed=5))) == "KV_BLOCKS_EXHAUSTED"
     assert session.phase_of(1) is Phase.RESERVED
+
+
+def test_a_sequence_without_numbers_ends_with_an_error() -> None:
+    rig = Rig()
+    session = rig.session()
+    for sequence_id in (1, 2):
+        session.reserve(reserve(sequence_id, 3, seed=sequence_id))
+        session.start(decode_pb2.Start(sequence_id=sequence_id, compute_missing=True))
+    plan = rig.scheduler.schedule()
+    assert plan is not None
+    tokens = (LogitsError("not numbers"), SampledToken(1, float("nan")))
+    updates = rig.scheduler.update(plan, StepOutput(tokens=tokens, duration_s=0.0))
+    said = events(session.step(updates))
+    assert [event.ended.failure.reason for event in said if event.HasField("ended")] == [
+        "LOGITS_NOT_FINITE"
+    ]
+    assert session.phase_of(2) is Phase.RUNNING
+    assert len(session) == 1
 
 
 def test_computed_tokens_are_counted() -> None:

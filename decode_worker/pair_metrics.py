@@ -32,6 +32,12 @@ def register(metrics: Metrics, pairs: PairTable) -> None:
         rates,
     )
     metrics.read_gauges("kv_pairs", "Prefill workers known, by state.", ("state",), states)
+    metrics.read_gauges(
+        "kv_pairs_failed",
+        "Times since start that a pair could not be proven, by the error's reason.",
+        ("reason",),
+        lambda: [((reason,), float(num)) for reason, num in counters.num_pairs_failed.items()],
+    )
     metrics.read_gauge(
         "kv_transport_fallbacks",
         "Times since start that a pair's wanted transport failed and the next was tried.",

@@ -53,12 +53,15 @@ class SourcePair:
         kit: ProbeKit,
         on_change: Callable[[], None],
         on_fallback: Callable[[], None],
+        on_failure: Callable[[str], None],
     ) -> None:
+        """``on_failure`` gets the error's reason each time the pair fails to be proven."""
         self.key = key
         self.link: Link | None = None  # while PROVEN
         self._kit = kit
         self._on_change = on_change
         self._on_fallback = on_fallback
+        self._on_failure = on_failure
         self._lost = asyncio.Event()
         self._state = worker_pb2.PAIR_STATE_CONNECTING
         self._message = ""
@@ -100,13 +103,13 @@ class SourcePair:
                         lost=self._until_lost, channel=partial(self._until_down, channel)
                     )
                 except LayoutMismatchError as error:
-                    self._become(worker_pb2.PAIR_STATE_FAILED, error.message)
+                    self._fail(error.reason, error.message)
                     await asyncio.Event().wait()  # nothing but a new process can heal this
                 except DiptychError as error:
-                    self._become(worker_pb2.PAIR_STATE_FAILED, error.message)
+                    self._fail(error.reason, error.message)
                 except Exception as error:  # a bug in one pair must not end the others
                     logger.exception("pair failed", extra={"source": self.key.address})
-                    self._become(worker_pb2.PAIR_STATE_FAILED, f"internal: {error!r}")
+                    self._fail("INTERNAL", f"internal: {error!r}")
                 finally:
                     self._disconnect()
                 if self._state == worker_pb2.PAIR_STATE_FAILED:
@@ -229,6 +232,10 @@ class SourcePair:
             await channel.wait_for_state_change(state)
             state = channel.get_state()
         self.lost("the connection broke")
+
+    def _fail(self, reason: str, message: str) -> None:
+        self._on_failure(reason)
+        self._become(worker_pb2.PAIR_STATE_FAILED, message)
 
     def _become(self, state: worker_pb2.PairState, message: str) -> None:
         if state != worker_pb2.PAIR_STATE_PROVEN:

@@ -84,7 +84,9 @@ class PairTable:
         for key in gone:
             del self._pairs[key]
         for key in wanted - self._pairs.keys():
-            self._pairs[key] = SourcePair(key, self._kit, self._on_change, self._fell_back)
+            self._pairs[key] = SourcePair(
+                key, self._kit, self._on_change, self._fell_back, self._pair_failed
+            )
         self._peers_changed.set()
         self._on_change()
 
@@ -168,6 +170,9 @@ class PairTable:
     def _unquarantined(self, block_ids: frozenset[int]) -> None:
         self.counters.num_quarantined_blocks -= len(block_ids)
         self._on_quarantine_end(block_ids)
+
+    def _pair_failed(self, reason: str) -> None:
+        self.counters.num_pairs_failed[reason] += 1
 
     def _fell_back(self) -> None:
         self.counters.num_transport_fallbacks += 1

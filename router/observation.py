@@ -6,7 +6,7 @@ from typing import Protocol
 
 from opentelemetry.trace import Span, SpanKind
 
-from diptych.errors import DiptychError
+from diptych.errors import DiptychError, TransferInterruptedError
 from diptych.telemetry import attributes, tracing
 from diptych.telemetry.families import RequestMetrics
 from diptych.telemetry.metrics import Metrics
@@ -31,6 +31,7 @@ OUTCOMES = (
     "DEADLINE_EXCEEDED",
     "CLIENT_TOO_SLOW",
     "KV_TRANSFER_INTERRUPTED",
+    "LOGITS_NOT_FINITE",
     "INTERNAL",
 )
 
@@ -141,7 +142,7 @@ class RequestObserver:
     def retried(self, retry: Retry, cause: DiptychError) -> None:
         """A fail-over."""
         self._metrics.requests.retries[retry.value].inc()
-        self.failed(cause)
+        self._alarm_if_unproven(cause)
         self._span.add_event(
             "retry", {attributes.FALLBACK: retry.value, attributes.ERROR_TYPE: cause.reason}
         )
@@ -151,7 +152,12 @@ class RequestObserver:
         )
 
     def failed(self, cause: DiptychError) -> None:
-        """An attempt failed; unproven KV is an alarm."""
+        """The request failed."""
+        if cause.reason == TransferInterruptedError.reason:
+            self._metrics.requests.retries["fail"].inc()
+        self._alarm_if_unproven(cause)
+
+    def _alarm_if_unproven(self, cause: DiptychError) -> None:
         if cause.metadata.get("cause") == "unproven":
             self._metrics.unproven.inc()
             logger.error("KV was unproven", extra={"request": self._request_id})

@@ -11,6 +11,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--golden-all", action="store_true", help="all golden prompts, not five per model"
     )
+    parser.addoption(
+        "--chaos-long", action="store_true", help="fault tests with ten times the cases"
+    )
+
+
+@pytest.fixture(scope="session")
+def chaos_long(request: pytest.FixtureRequest) -> bool:
+    """Whether fault tests run in their long form."""
+    return bool(request.config.getoption("--chaos-long"))
 
 
 @pytest.fixture(scope="session")

@@ -70,9 +70,10 @@ class RequestMetrics:
         )
         self.retries = metrics.counters(
             "retries_total",
-            "Attempts after the first, by what was done instead.",
+            "What followed a failed attempt: rebind, prefill_again or recompute, or fail, where a "
+            "hand-off failed and nothing was left to try.",
             "action",
-            ("rebind", "prefill_again", "recompute"),
+            ("rebind", "prefill_again", "recompute", "fail"),
         )
 
 

@@ -320,11 +320,15 @@ async def test_failed_pull_is_bound_again_then_prefilled_elsewhere(model: Path) 
         assert again[0].num_prompt_tokens == len(PROMPT)
 
 
-async def test_pulls_that_keep_failing_are_a_typed_error(model: Path) -> None:
-    async with running(model, 1, 1, allow_recompute=False) as cluster:
+async def test_pulls_that_keep_failing_are_a_typed_error(model: Path, tmp_path: Path) -> None:
+    ports = tmp_path / "ports.json"
+    settings = {"allow_recompute": False, "metrics_port": 0, "port_file": ports}
+    async with running(model, 1, 1, **settings) as cluster:
         cluster.decode[0].behaviour.pull_failures = 100
         with pytest.raises(TransferInterruptedError):
             await cluster.generate()
+        samples = await asyncio.to_thread(scrape, ports)
+        assert samples['diptych_retries_total{action="fail"}'] == "1.0"
 
 
 async def test_recompute_where_no_other_prefill_worker_is(model: Path) -> None:
@@ -457,6 +461,13 @@ async def test_router_drains(model: Path) -> None:
         assert await task == expected(10)
 
 
+def scrape(ports: Path) -> dict[str, str]:
+    """The router's metrics; not on its event loop."""
+    address = json.loads(ports.read_text())["metrics_address"]
+    lines = urlopen(f"http://{address}/metrics").read().decode().splitlines()
+    return dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+
+
 async def test_metrics_tell_outcomes_and_fallbacks(model: Path, tmp_path: Path) -> None:
     ports = tmp_path / "ports.json"
     async with running(model, 2, 1, metrics_port=0, port_file=ports) as cluster:
@@ -465,10 +476,7 @@ async def test_metrics_tell_outcomes_and_fallbacks(model: Path, tmp_path: Path) 
         await cluster.generate()
         with pytest.raises(InvalidRequestError):
             await cluster.generate(max_tokens=0)
-        address = json.loads(ports.read_text())["metrics_address"]
-        url = f"http://{address}/metrics"
-        lines = await asyncio.to_thread(lambda: urlopen(url).read().decode().splitlines())
-        samples = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        samples = await asyncio.to_thread(scrape, ports)
         assert samples['diptych_requests_total{outcome="ok"}'] == "2.0"
         assert samples['diptych_requests_total{outcome="REQUEST_INVALID"}'] == "1.0"
         assert samples['diptych_retries_total{action="rebind"}'] == "1.0"

@@ -64,7 +64,8 @@ class PagedAttention:
             and kv_cache.dtype is torch.float32
             and find_spec("numba") is not None
         )
-        self._prefill: ChunkAttention = (BlockedAttention if self._compiled else SDPA)(config)
+        blocked = self._compiled and config.head_dim >= BlockedAttention.MIN_HEAD_DIM
+        self._prefill: ChunkAttention = (BlockedAttention if blocked else SDPA)(config)
 
     def begin_step(self, inputs: StepInputs) -> AttentionStep:
         access = KVAccess(self._config, self._kv_cache)

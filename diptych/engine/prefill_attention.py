@@ -1,10 +1,10 @@
 """Attention of prefill chunks: many queries of one sequence, on gathered context.
 
-Both kinds here give the same result; which one is faster depends on the machine
-and the element type. Model thread only.
+Both kinds here give the same result; which one is faster depends on the shape.
+Model thread only.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import torch
@@ -39,6 +39,7 @@ class ChunkView:
     first: int  # position of the first key any of its queries sees
     block_rows: Tensor | None  # None: the chunk's own keys and values are all
     context: slice  # of the gathered slots
+    _masks: list[Tensor] = field(default_factory=list)  # the one of mask(), if any
 
     @classmethod
     def of(cls, chunk: PrefillChunk, window: int | None, access: KVAccess) -> "ChunkView":
@@ -61,50 +62,59 @@ class ChunkView:
             return kv.permute(1, 2, 0, 3)
         return access.read(layer, self.block_rows)[:, :, self.context]
 
+    def mask(self, like: Tensor) -> Tensor:
+        """[num_tokens, num_keys], to be added to scores; made once for all layers."""
+        if not self._masks:
+            chunk = self.chunk
+            keys = torch.arange(self.first, chunk.end, device=like.device)
+            queries = torch.arange(chunk.start, chunk.end, device=like.device)[:, None]
+            hidden = keys > queries
+            if self.window is not None:
+                hidden |= keys <= queries - self.window
+            mask = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device)
+            self._masks.append(mask.masked_fill_(hidden, float("-inf")))
+        return self._masks[0]
+
 
 class SDPA:
-    """torch's own kernel, on any device and element type."""
+    """torch's own kernel on blocks of queries, on any device and element type.
+
+    A block is given only keys that one of its queries sees.
+    """
+
+    _BLOCK = 256  # queries; the kernel works on as many at a time
 
     def __init__(self, config: ModelConfig) -> None:
         self._scale = config.attention_scale
 
     def __call__(self, q: Tensor, context: Tensor, view: ChunkView, out: Tensor) -> None:
-        num_tokens, num_heads, head_dim = q.shape
-        num_kv_heads, num_keys = context.shape[1:3]
-        group = num_heads // num_kv_heads
-        shape = (num_kv_heads, group, num_keys, head_dim)
-        mask = _mask(view, q)
-        output = F.scaled_dot_product_attention(
-            q.view(num_tokens, num_kv_heads, group, head_dim).permute(1, 2, 0, 3),
-            context[0, :, None].expand(shape),
-            context[1, :, None].expand(shape),
-            attn_mask=mask,
-            is_causal=mask is None,
-            scale=self._scale,
-        )
-        out.view(num_tokens, num_kv_heads, group, head_dim).copy_(output.permute(2, 0, 1, 3))
-
-
-def _mask(view: ChunkView, like: Tensor) -> Tensor | None:
-    """[num_tokens, num_keys], to be added to scores; None: plainly causal."""
-    chunk, window = view.chunk, view.window
-    if chunk.start == 0 and (window is None or chunk.end <= window):
-        return None
-    keys = torch.arange(view.first, chunk.end, device=like.device)
-    queries = torch.arange(chunk.start, chunk.end, device=like.device)[:, None]
-    hidden = keys > queries
-    if window is not None:
-        hidden |= keys <= queries - window
-    mask = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device)
-    return mask.masked_fill_(hidden, float("-inf"))
+        num_tokens, head_dim = len(q), q.shape[2]
+        num_kv_heads = context.shape[1]
+        grouped = (num_tokens, num_kv_heads, -1, head_dim)
+        q, out = q.view(grouped).permute(1, 2, 0, 3), out.view(grouped)
+        for begin in range(0, num_tokens, self._BLOCK):
+            block = _Block.of(view, begin, min(begin + self._BLOCK, num_tokens))
+            queries, keys = slice(begin, block.end), slice(block.first_key, block.end_key)
+            shape = (*q.shape[:2], block.end_key - block.first_key, head_dim)
+            attended = F.scaled_dot_product_attention(
+                q[:, :, queries],
+                context[0, :, None, keys].expand(shape),
+                context[1, :, None, keys].expand(shape),
+                attn_mask=view.mask(q)[queries, keys],
+                scale=self._scale,
+            )
+            out[queries] = attended.permute(2, 0, 1, 3)
 
 
 class BlockedAttention:
     """Matrix products on blocks of queries with a compiled softmax between them.
 
     A block multiplies only with keys that one of its queries sees, and nothing
-    masks: hidden weights are set to zero. float32 on the CPU.
+    masks: hidden weights are set to zero. float32 on the CPU. With heads of 64 the
+    softmax costs as much as it saves.
     """
+
+    MIN_HEAD_DIM = 128  # below, SDPA is as fast
 
     _BLOCK = 128  # queries
     _ROWS_PER_ITEM = 8

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import grpc
 
 from diptych import rpc
+from diptych.v1 import inference_pb2
 from tests.call import Answer, generate, token_request
 from tests.cluster import Cluster
 from tests.golden_rule import check_exact
@@ -23,6 +24,11 @@ class Job:
     max_tokens: int
     temperature: float
     seed: int
+
+    def request(self) -> inference_pb2.GenerateRequest:
+        return token_request(
+            self.token_ids, max_tokens=self.max_tokens, temperature=self.temperature, seed=self.seed
+        )
 
 
 def jobs(num: int, seed: int, max_tokens: int = 48, prompt_len: int = 320) -> list[Job]:
@@ -51,18 +57,8 @@ async def run_all(
 
     async def one(channel: grpc.aio.Channel, index: int) -> None:
         nonlocal num_done
-        job = work[index]
         async with slots:
-            answers[index] = await generate(
-                channel,
-                token_request(
-                    job.token_ids,
-                    max_tokens=job.max_tokens,
-                    temperature=job.temperature,
-                    seed=job.seed,
-                ),
-                timeout_s=60,
-            )
+            answers[index] = await generate(channel, work[index].request(), timeout_s=60)
         num_done += 1
         if on_answer is not None:
             await on_answer(num_done)

@@ -1,0 +1,141 @@
+"""Restarts by plan and by accident: all workers in turn, and a router under load."""
+
+import asyncio
+import itertools
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from diptych import rpc
+from tests.call import Answer, generate
+from tests.chaos.load import FLAGS, ROUTER_FLAGS, STEP_S, Job, check_answers, jobs, run_all
+from tests.cluster import HELD_OWNERS, Cluster, Process, running_cluster
+
+NUM_JOBS = 40
+SURVIVORS = 2  # requests at once
+SURVIVORS_BLOCKS = 4 * SURVIVORS  # 32 tokens and headroom each
+FREED_S = 5.0  # after a router was killed
+
+
+async def load_until(
+    stop: asyncio.Event, address: str, work: Sequence[Job], want: Sequence[Answer], *, at_once: int
+) -> int:
+    """Keep ``at_once`` requests of ``work`` in flight; returns how many were right."""
+    order, num_right = itertools.cycle(range(len(work))), 0
+
+    async def client() -> None:
+        nonlocal num_right
+        while not stop.is_set():
+            index = next(order)
+            answer = await generate(channel, work[index].request(), timeout_s=60)
+            check_answers([answer], [want[index]])
+            num_right += 1
+
+    async with rpc.channel(address) as channel, asyncio.TaskGroup() as tasks:
+        for number in range(at_once):
+            tasks.create_task(client(), name=f"client-{number}")
+    return num_right
+
+
+@pytest.mark.timeout(240)
+async def test_a_rolling_restart_of_all_workers_fails_no_request(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    with running_cluster(
+        tmp_path,
+        str(tiny_model),
+        num_prefill=2,
+        num_decode=2,
+        worker_flags=FLAGS,
+        router_flags=ROUTER_FLAGS,
+    ) as cluster:
+        await cluster.wait_ready()
+        work = jobs(NUM_JOBS, seed=21)
+        want = await run_all(cluster, work)
+        stop = asyncio.Event()
+        async with asyncio.TaskGroup() as tasks:
+            load = tasks.create_task(
+                load_until(stop, cluster.router.address, work, want, at_once=4)
+            )
+            for worker in cluster.workers:
+                await asyncio.sleep(0.5)
+                begin = time.monotonic()
+                code = await asyncio.to_thread(worker.stop)  # SIGTERM, then wait
+                assert code == 0, worker.log_tail()
+                drained_s = time.monotonic() - begin
+                worker.start(listen=worker.address)
+                await asyncio.to_thread(worker.wait_listening)
+                await cluster.wait_ready()
+                print(  # noqa: T201
+                    f"{worker.name}: drained in {drained_s:.1f} s,"
+                    f" in use again after {time.monotonic() - begin:.1f} s"
+                )
+            await asyncio.sleep(0.5)
+            stop.set()
+        print(f"{load.result()} requests, all right")  # noqa: T201
+        assert load.result() >= NUM_JOBS
+        await cluster.wait_baseline(within_s=1 + STEP_S)
+
+
+@pytest.mark.timeout(240)
+async def test_a_killed_router_is_cleaned_up_after_while_another_serves(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    with running_cluster(
+        tmp_path, str(tiny_model), worker_flags=FLAGS, router_flags=ROUTER_FLAGS
+    ) as cluster:
+        second = another_router(cluster, tmp_path, str(tiny_model))
+        try:
+            await cluster.wait_ready()
+            await Cluster(second, cluster.prefill, cluster.decode).wait_ready()
+            short = jobs(NUM_JOBS, seed=22, max_tokens=16, prompt_len=16)
+            want = await run_all(cluster, short)
+            stop = asyncio.Event()
+            async with asyncio.TaskGroup() as tasks:
+                served = tasks.create_task(
+                    load_until(stop, second.address, short, want, at_once=SURVIVORS)
+                )
+                orphans = tasks.create_task(
+                    run_all(cluster, jobs(NUM_JOBS, seed=23, max_tokens=400), concurrency=16)
+                )
+                await cluster.eventually(
+                    lambda: all(num_held(w) > 2 * SURVIVORS_BLOCKS for w in cluster.decode),
+                    within_s=20,
+                    what="the first router's sequences hold blocks",
+                )
+                cluster.router.kill()
+                killed_at = time.monotonic()
+                await cluster.eventually(
+                    lambda: all(num_held(w) <= SURVIVORS_BLOCKS for w in cluster.workers),
+                    FREED_S,
+                    "what the killed router held is free",
+                )
+                print(f"free after {time.monotonic() - killed_at:.2f} s")  # noqa: T201
+                await asyncio.sleep(1.0)
+                stop.set()
+            assert any(answer.error is not None for answer in orphans.result())
+            print(f"{served.result()} requests of the other router, all right")  # noqa: T201
+            assert served.result() >= SURVIVORS
+            await cluster.wait_baseline(within_s=1 + STEP_S)
+        finally:
+            second.stop()
+
+
+def num_held(worker: Process) -> int:
+    """Blocks that somebody holds."""
+    blocks = worker.blocks()
+    return sum(blocks[owner] for owner in HELD_OWNERS)
+
+
+def another_router(cluster: Cluster, work: Path, model: str) -> Process:
+    args = ["--model", model, "--local-prefill-below-tokens", "0"]
+    for process in cluster.prefill:
+        args += ["--prefill", process.address]
+    for process in cluster.decode:
+        args += ["--decode", process.address]
+    router = Process("router", "router-2", work, args)
+    router.start()
+    router.wait_listening()
+    return router

@@ -80,14 +80,21 @@ class LongStream(Generic[Command]):
                 self.tasks.create_task(self._keep_alive(), name="stream-heartbeat")
                 await self._ending
         except BaseExceptionGroup as group:
+            group.__traceback__ = None  # see below
             error = _cause(group)
-            if isinstance(error, _CallOverError):  # gRPC is about to cancel the handler
-                raise asyncio.CancelledError from None
-            if not isinstance(error, _HalfClosedError):
-                raise error from None
+            try:
+                if isinstance(error, _CallOverError):  # gRPC is about to cancel the handler
+                    raise asyncio.CancelledError from None
+                if not isinstance(error, _HalfClosedError):
+                    raise error from None
+            finally:
+                del error
         finally:
             if not self._ending.cancel() and not self._ending.cancelled():
                 self._ending.exception()  # marks it as retrieved
+            # No reference cycle may keep the call: gRPC's memory of it is larger than Python
+            # can see, so its collector would let many calls pile up.
+            self._take, self._beat = _nothing, _nothing
 
     async def _read(self, on_command: Callable[[Command], None]) -> None:
         async for command in self._commands:
@@ -129,6 +136,10 @@ class LongStream(Generic[Command]):
             silent_s = time.monotonic() - self._heard_at
             if silent_s > self._timers.lost_peer_s:
                 raise RouterLostError(f"no sign of the router for {silent_s:.1f} s")
+
+
+def _nothing() -> None:
+    """Stands for what a stream that is over no longer calls."""
 
 
 def _cause(group: BaseExceptionGroup[BaseException]) -> BaseException:

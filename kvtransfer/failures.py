@@ -27,10 +27,16 @@ _LOST_CODES = {
     grpc.StatusCode.UNKNOWN,
     grpc.StatusCode.INTERNAL,
 }
+# What grpc.aio says, instead of the source's status, when a message of ours met the end of
+# the stream on its way. A source that is gone takes its channel along, which the pair notices.
+_STATUS_OVERTAKEN = "Internal error from Core"
 
 
 def stream_failure(error: DiptychError) -> PullError:
     """How a pull fails when its stream ended with ``error``."""
+    if error.code is grpc.StatusCode.INTERNAL and error.message == _STATUS_OVERTAKEN:
+        message = "the source ended the stream; its reason was overtaken by our own message"
+        return PullError(decode_pb2.PULL_FAILURE_TRANSPORT, message, refusal="UNKNOWN")
     lost = error.code in _LOST_CODES
     other = decode_pb2.PULL_FAILURE_SOURCE_LOST if lost else decode_pb2.PULL_FAILURE_TRANSPORT
     failure = _FAILURES.get(type(error), other)

@@ -7,17 +7,20 @@ table, cannot reach a result. Used by the model thread only.
 """
 
 from importlib.util import find_spec
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from diptych.engine.gather_decode import GatherDecode
-from diptych.engine.inputs import DecodeBatch, StepInputs
+from diptych.engine.inputs import StepInputs
 from diptych.engine.kv_access import KVAccess
 from diptych.engine.kv_cache import KVCache
 from diptych.engine.model_config import ModelConfig
 from diptych.engine.prefill_attention import SDPA, BlockedAttention, ChunkAttention, ChunkView
+
+if TYPE_CHECKING:
+    from diptych.engine.paged_decode import PagedDecode
 
 
 class AttentionStep(Protocol):
@@ -49,29 +52,40 @@ class DecodeAttention(Protocol):
 class PagedAttention:
     """Decode rows in one batched kernel, prefill chunks one by one on gathered context.
 
-    On the host in float32, decode reads the blocks in place and prefill multiplies
-    blocks of queries (numba); elsewhere, or where numba is not installed, decode
-    gathers too and prefill is torch's.
+    On the host, decode reads the blocks in place and prefill of a float32 model
+    multiplies blocks of queries (numba); elsewhere, or where numba is not installed,
+    decode gathers too and prefill is torch's.
     """
 
-    def __init__(self, config: ModelConfig, kv_cache: KVCache, *, compiled: bool = True) -> None:
-        """compiled: False to do without compiled loops even where they work."""
+    def __init__(
+        self,
+        config: ModelConfig,
+        kv_cache: KVCache,
+        dtype: torch.dtype = torch.float32,
+        *,
+        compiled: bool = True,
+    ) -> None:
+        """dtype: the model's; compiled: False to do without compiled loops where they work."""
         self._config = config
         self._kv_cache = kv_cache
-        self._compiled = (
-            compiled
-            and kv_cache.memory_kind == "DRAM"
-            and kv_cache.dtype is torch.float32
-            and find_spec("numba") is not None
-        )
-        blocked = self._compiled and config.head_dim >= BlockedAttention.MIN_HEAD_DIM
+        self._dtype = dtype
+        compiled = compiled and kv_cache.memory_kind == "DRAM" and find_spec("numba") is not None
+        self._paged_decode: type[PagedDecode] | None = None
+        if compiled:
+            # Here, because numba is optional and takes a while to import.
+            from diptych.engine import paged_decode
+
+            if paged_decode.supports(config):
+                self._paged_decode = paged_decode.PagedDecode
+        blocked = compiled and dtype is torch.float32
+        blocked = blocked and config.head_dim >= BlockedAttention.MIN_HEAD_DIM
         self._prefill: ChunkAttention = (BlockedAttention if blocked else SDPA)(config)
 
     def begin_step(self, inputs: StepInputs) -> AttentionStep:
-        access = KVAccess(self._config, self._kv_cache)
+        access = KVAccess(self._config, self._kv_cache, self._dtype)
         decode: DecodeAttention | None = None
-        if inputs.decodes is not None and self._compiled:
-            decode = _InPlaceDecode(self._config, self._kv_cache, inputs.decodes)
+        if inputs.decodes is not None and self._paged_decode is not None:
+            decode = self._paged_decode(self._config, self._kv_cache, inputs.decodes)
         elif inputs.decodes is not None:
             decode = GatherDecode(self._config, access, inputs.decodes)
         return _Step(self._config, access, inputs, decode, self._prefill)
@@ -109,33 +123,3 @@ class _Step:
             context = view.read(self._access, layer, kv[rows])
             self._prefill(q[rows], context, view, output[rows])
         return output.view(len(q), -1)
-
-
-class _InPlaceDecode:
-    """Hands the rows to the compiled kernel."""
-
-    def __init__(self, config: ModelConfig, kv_cache: KVCache, batch: DecodeBatch) -> None:
-        # Here, because numba takes a while to import and not every process decodes.
-        from diptych.engine import paged_decode
-
-        self._kernel = paged_decode
-        self._config = config
-        self._cache = kv_cache.tensor.numpy()
-        self._block_tables = batch.block_tables.numpy()
-        self._context_lens = batch.context_lens.numpy()
-        self._num_threads = torch.get_num_threads()
-
-    def __call__(self, layer: int, q: Tensor) -> Tensor:
-        output = torch.empty(q.shape)
-        self._kernel.attend(
-            q.contiguous().numpy(),
-            self._cache,
-            layer,
-            self._block_tables,
-            self._context_lens,
-            self._config.layers[layer].sliding_window or self._kernel.NO_WINDOW,
-            self._config.attention_scale,
-            output.numpy(),
-            self._num_threads,
-        )
-        return output

@@ -6,26 +6,33 @@ Knows the layout's arithmetic, not which blocks belong to whom. Model thread onl
 import torch
 from torch import Tensor
 
+from diptych.engine.int8_linear import quantise
 from diptych.engine.kv_cache import KVCache
 from diptych.engine.model_config import ModelConfig
 
 
 class KVAccess:
-    """Copies of a layer's keys and values, in and out.
+    """Copies of a layer's keys and values, in and out, as the model's element type.
 
-    A row of the cache seen as ``[num_blocks * num_layers * 2 * num_kv_heads,
-    block_size * head_dim]`` is one head of one block. index_select and index_copy_
-    on such rows run near memory speed; indexing with several tensors does not.
+    A row of the cache is one run: one head of one block. index_select and index_copy_
+    on whole rows run near memory speed; indexing with several tensors does not.
     """
 
-    def __init__(self, config: ModelConfig, kv_cache: KVCache) -> None:
-        self.block_size, self.dtype = kv_cache.block_size, kv_cache.dtype
+    def __init__(self, config: ModelConfig, kv_cache: KVCache, dtype: torch.dtype) -> None:
+        """dtype: the model's, of what is written and read; the cache may have another."""
+        self.block_size = kv_cache.block_size
+        self._dtype = dtype
+        self._layout = kv_cache.layout
         self._head_dim = config.head_dim
         self._rows_per_layer = 2 * config.num_kv_heads
-        self._rows_per_block = config.num_layers * self._rows_per_layer
-        self._heads = kv_cache.tensor.view(-1, self.block_size * self._head_dim)
-        self._slots = kv_cache.tensor.view(-1, self._head_dim)
+        self._rows_per_block = self._layout.num_runs
+        self._runs = kv_cache.tensor.view(kv_cache.num_blocks * self._rows_per_block, -1)
         self._row_of_head = torch.arange(self._rows_per_layer, device=kv_cache.tensor.device)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether what is read is what was written, bit for bit."""
+        return self._runs.dtype == self._dtype
 
     def slot_rows(self, slots: Tensor) -> Tensor:
         """Where layer 0 of these slots goes. slots: [N] -> [N * 2 * num_kv_heads]."""
@@ -34,9 +41,21 @@ class KVAccess:
         return (rows * self.block_size + offsets[:, None]).view(-1)
 
     def write(self, layer: int, slot_rows: Tensor, kv: Tensor) -> None:
-        """kv: [N, 2, num_kv_heads, head_dim]."""
-        first = layer * self._rows_per_layer * self.block_size
-        self._slots.index_copy_(0, slot_rows + first, kv.reshape(-1, self._head_dim))
+        """kv: [N, 2, num_kv_heads, head_dim].
+
+        int8: the error of an element is at most 1/254 of the largest of its token and head.
+        """
+        tokens = kv.reshape(-1, self._head_dim)
+        slot_rows = slot_rows + layer * self._rows_per_layer * self.block_size
+        if not self._layout.has_scales:
+            slots = self._runs.view(-1, self._head_dim)
+            slots.index_copy_(0, slot_rows, tokens.to(slots.dtype))
+            return
+        rows, offsets = slot_rows // self.block_size, slot_rows % self.block_size
+        quantised = quantise(tokens.float())
+        values, scales = self._parts(self._runs)
+        values[rows, offsets] = quantised.values
+        scales[rows, offsets] = quantised.scales
 
     def block_rows(self, block_ids: Tensor) -> Tensor:
         """Where layer 0 of these blocks is. block_ids: [n] -> [2 * num_kv_heads * n]."""
@@ -44,5 +63,15 @@ class KVAccess:
 
     def read(self, layer: int, block_rows: Tensor) -> Tensor:
         """A copy: [2, num_kv_heads, n * block_size, head_dim]."""
-        heads = self._heads.index_select(0, block_rows + layer * self._rows_per_layer)
-        return heads.view(2, self._rows_per_layer // 2, -1, self._head_dim)
+        runs = self._runs.index_select(0, block_rows + layer * self._rows_per_layer)
+        if self._layout.has_scales:
+            values, scales = self._parts(runs)
+            runs = values * scales[:, :, None]
+        return runs.to(self._dtype).view(2, self._rows_per_layer // 2, -1, self._head_dim)
+
+    def _parts(self, runs: Tensor) -> tuple[Tensor, Tensor]:
+        """Views of int8 runs: [n, block_size, head_dim] int8, [n, block_size] float32."""
+        begin = self._layout.scales_offset
+        num_elements = self.block_size * self._head_dim
+        values = runs[:, :num_elements].view(-1, self.block_size, self._head_dim)
+        return values, runs[:, begin:].view(torch.float32)

@@ -1,15 +1,24 @@
-"""The paged KV memory of one worker: one tensor, cut into blocks.
+"""The paged KV memory of one worker: one run of bytes, cut into blocks.
 
 Owns the bytes, knows nothing of who uses which block (the block pool does) nor
-when (the scheduler does). Layout::
+when (the scheduler does). A block is ``[num_layers, 2, num_kv_heads]`` runs, keys
+and values; a run holds one head of the block's tokens::
 
-    tensor: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]
+    float32, bfloat16   [block_size, head_dim] elements
+    int8                [block_size, head_dim] int8, padded to 4 bytes,
+                        then [block_size] float32: the scale of each token
 
-so a block, with all its layers, keys and values, is one contiguous run of
-``block_bytes`` bytes. Written by the model thread (slots of running sequences)
-and the transfer thread (blocks being pulled); the block pool keeps them apart.
-It is the ``PoolMemory`` of ``kvtransfer``.
+so a block, a range of its layers and a head of it are contiguous, scales included,
+and nothing outside a block says what is in it. An int8 element stands for itself
+times its token's scale; zeros everywhere are valid and mean zeros.
+
+Written by the model thread (slots of running sequences) and the transfer thread
+(blocks being pulled); the block pool keeps them apart. It is the ``PoolMemory`` of
+``kvtransfer``.
 """
+
+from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -18,9 +27,53 @@ from diptych.engine.model_config import ModelConfig
 from diptych.errors import ConfigurationError
 from diptych.shared_bytes import SharedBytes
 
+KV_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
+
+_SCALE_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class KVBlockLayout:
+    """Where what lies in a block. Sizes in bytes unless named otherwise."""
+
+    dtype: torch.dtype  # of the elements: float32, bfloat16 or int8
+    block_size: int  # tokens
+    head_dim: int  # elements
+    num_runs: int  # of a block: num_layers * 2 * num_kv_heads
+
+    @classmethod
+    def of(cls, config: ModelConfig, block_size: int, dtype: torch.dtype) -> Self:
+        return cls(dtype, block_size, config.head_dim, config.num_layers * 2 * config.num_kv_heads)
+
+    @property
+    def has_scales(self) -> bool:
+        return self.dtype is torch.int8
+
+    @property
+    def scales_offset(self) -> int:
+        """Where a run's scales begin, or would: its elements and their padding."""
+        num_bytes = self.block_size * self.head_dim * self.dtype.itemsize
+        return -(-num_bytes // _SCALE_BYTES) * _SCALE_BYTES
+
+    @property
+    def run_bytes(self) -> int:
+        """One head of one block: keys or values."""
+        if not self.has_scales:
+            return self.block_size * self.head_dim * self.dtype.itemsize
+        return self.scales_offset + self.block_size * _SCALE_BYTES
+
+    @property
+    def block_bytes(self) -> int:
+        """All layers, keys and values."""
+        return self.num_runs * self.run_bytes
+
 
 class KVCache:
-    """All blocks of one worker, zeroed. Sizes in bytes; lives as long as the worker."""
+    """All blocks of one worker, zeroed. Sizes in bytes; lives as long as the worker.
+
+    ``tensor``: [num_blocks, num_layers, 2, num_kv_heads] runs, each [block_size,
+    head_dim] where the elements are floats, [run_bytes] int8 where they have scales.
+    """
 
     def __init__(
         self,
@@ -38,17 +91,12 @@ class KVCache:
         """
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"need positive sizes, got {num_blocks=} {block_size=}")
+        self.layout = KVBlockLayout.of(config, block_size, dtype)
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.block_bytes = block_bytes(config, block_size, dtype)
-        shape = (
-            num_blocks,
-            config.num_layers,
-            2,
-            config.num_kv_heads,
-            block_size,
-            config.head_dim,
-        )
+        self.block_bytes = self.layout.block_bytes
+        run = (self.layout.run_bytes,) if self.layout.has_scales else (block_size, config.head_dim)
+        shape = (num_blocks, config.num_layers, 2, config.num_kv_heads, *run)
         # Where it is host memory: what a child process maps to read into it.
         self.shared: SharedBytes | None = None
         try:
@@ -107,11 +155,10 @@ class KVCache:
         return self._blocks[begin : begin + self.block_bytes]
 
     def layer(self, index: int) -> Tensor:
-        """One layer's strided view: [num_blocks, 2, num_kv_heads, block_size, head_dim]."""
+        """One layer of every block, a strided view: [num_blocks, 2, num_kv_heads, ...]."""
         return self.tensor[:, index]
 
 
 def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
     """Bytes of one block: all layers, keys and values."""
-    per_token = config.num_layers * 2 * config.num_kv_heads * config.head_dim
-    return per_token * block_size * dtype.itemsize
+    return KVBlockLayout.of(config, block_size, dtype).block_bytes

@@ -43,7 +43,8 @@ class ChunkView:
 
     @classmethod
     def of(cls, chunk: PrefillChunk, window: int | None, access: KVAccess) -> "ChunkView":
-        if chunk.start == 0:
+        # A lossy cache is read even so: a token sees the same however the prompt is cut.
+        if chunk.start == 0 and access.is_exact:
             return cls(chunk, window, 0, None, slice(0))
         first = 0 if window is None else max(0, chunk.start - window + 1)
         first_block = first // access.block_size

@@ -18,7 +18,7 @@ from diptych.engine.model import Decoder
 from diptych.engine.sampler import sample
 from diptych.engine.sequence import SamplingParams
 from diptych.engine.step import Chunk, SampledToken, SampleSpec, StepOutput, StepPlan
-from diptych.errors import ConfigurationError, LogitsError
+from diptych.errors import LogitsError
 
 WarmUpProgress = Callable[[float], None]  # done ratio, 0 to 1
 
@@ -29,18 +29,10 @@ class Runner:
     def __init__(
         self, model: Decoder, kv_cache: KVCache, attention: AttentionBackend | None = None
     ) -> None:
-        """Take the model and the memory; both stay the caller's to free.
-
-        Raises:
-            ConfigurationError: their element types differ.
-        """
-        if kv_cache.dtype != model.dtype:
-            raise ConfigurationError(
-                f"a KV cache of {kv_cache.dtype} does not fit a model of {model.dtype}"
-            )
+        """Take the model and the memory; both stay the caller's to free."""
         self._model = model
         self._kv_cache = kv_cache
-        self._attention = attention or PagedAttention(model.config, kv_cache)
+        self._attention = attention or PagedAttention(model.config, kv_cache, model.dtype)
 
     @property
     def model(self) -> Decoder:

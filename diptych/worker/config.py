@@ -10,6 +10,7 @@ from diptych.timers import Timers
 
 DtypeName = Literal["auto", "float32", "bfloat16"]
 Quantization = Literal["none", "int8"]
+KVCacheDtypeName = Literal["auto", "float32", "bfloat16", "int8"]
 
 
 class WorkerConfig(ProcessConfig):
@@ -25,12 +26,17 @@ class WorkerConfig(ProcessConfig):
         None, description="Where models are imported and downloaded to. Unset: the user's cache."
     )
     dtype: DtypeName = Field(
-        "float32", description="Element type of weights and KV cache; auto: the model's own."
+        "float32", description="Element type of weights and arithmetic; auto: the model's own."
     )
     quantization: Quantization = Field(
         "none",
         description="Linear layers as loaded (none), or in int8 (needs dtype float32): a quarter "
         "of their memory.",
+    )
+    kv_cache_dtype: KVCacheDtypeName = Field(
+        "auto",
+        description="Element type of the KV cache; auto: that of the weights. int8 has a scale "
+        "for each token and head. Both workers of a pair need the same.",
     )
     block_size: int = Field(16, ge=1, le=256, description="Tokens per KV block.")
     kv_cache_memory: ByteSize = Field(

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from diptych import model_source
 from diptych.engine.fingerprint import kv_layout, model_digest
-from diptych.engine.kv_cache import KVCache, block_bytes
+from diptych.engine.kv_cache import KV_DTYPES, KVCache, block_bytes
 from diptych.engine.model import Decoder
 from diptych.engine.model_config import ModelConfig
 from diptych.engine.runner import Runner
@@ -73,7 +73,8 @@ def load_model(
     model_config = ModelConfig.from_folder(source.folder)
     dtype = resolve_dtype(config.dtype, model_config)
     check_quantization(config.quantization, dtype)
-    kv_cache, max_model_len = _allocate(config, model_config, dtype)
+    kv_dtype = dtype if config.kv_cache_dtype == "auto" else KV_DTYPES[config.kv_cache_dtype]
+    kv_cache, max_model_len = _allocate(config, model_config, kv_dtype)
     weights = load_weights(
         source.folder,
         model_config,
@@ -128,12 +129,12 @@ def confine_to(cpus: str) -> None:
 
 
 def _allocate(
-    config: WorkerConfig, model_config: ModelConfig, dtype: torch.dtype
+    config: WorkerConfig, model_config: ModelConfig, kv_dtype: torch.dtype
 ) -> tuple[KVCache, int]:
     size = pool_size(
         num_blocks=config.num_blocks,
         memory_bytes=config.kv_cache_memory,
-        block_bytes=block_bytes(model_config, config.block_size, dtype),
+        block_bytes=block_bytes(model_config, config.block_size, kv_dtype),
         block_size=config.block_size,
         context_len=model_config.max_position,
         max_model_len=config.max_model_len,
@@ -144,12 +145,13 @@ def _allocate(
             "the KV pool cannot hold the longest sequence: sequences are limited",
             extra={"max_model_len": size.max_model_len, "num_blocks": size.num_blocks},
         )
-    kv_cache = KVCache(model_config, size.num_blocks, config.block_size, dtype)
+    kv_cache = KVCache(model_config, size.num_blocks, config.block_size, kv_dtype)
     logger.info(
         "KV pool",
         extra={
             "num_blocks": kv_cache.num_blocks,
             "num_bytes": kv_cache.num_bytes,
+            "dtype": str(kv_dtype).removeprefix("torch."),
             "max_model_len": size.max_model_len,
         },
     )

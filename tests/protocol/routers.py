@@ -1,0 +1,400 @@
+"""A simulated router: production request machines, and streams that carry out their actions."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING
+
+from google.protobuf.message import Message
+
+from diptych.errors import DiptychError, NoWorkerError
+from diptych.v1 import common_pb2, decode_pb2, prefill_pb2
+from router import actions
+from router.actions import Action
+from router.output import RequestShape
+from router.placement import DecodeView, Placement, PrefillView, Query, Snapshot, WorkerId
+from router.policy import LeastLoaded
+from router.prefix_memory import PrefixMemory
+from router.request import RequestMachine, RequestState
+from router.surroundings import Surroundings
+from router.waiting_room import WaitingRoom
+from tests.protocol.fake_model import STOP_TOKEN, answer
+from tests.protocol.wire import Stream
+from tests.protocol.workers import MAX_LEN, TIMERS, DecodeSide, DecodeWorker, LeaseSide, PrefillWorker
+
+if TYPE_CHECKING:
+    from tests.protocol.cluster import Cluster
+
+
+@dataclass(frozen=True)
+class Question:
+    """What one client asks."""
+
+    prompt: tuple[int, ...]
+    max_tokens: int
+    deadline_s: float | None = None
+    stop_at: int | None = None  # a stop string that only the router sees, after so many tokens
+
+
+@dataclass(eq=False)
+class LeaseLink:
+    """The client's side of one Prefill stream (router.prefill_link)."""
+
+    request: "Request"
+    sequence_id: int
+    worker: WorkerId
+    stream: Stream | None = None
+
+    def on_message(self, message: Message) -> None:
+        assert isinstance(message, prefill_pb2.PrefillEvent)
+        if message.HasField("accepted"):
+            incarnation = message.accepted.incarnation
+            if incarnation != self.worker.incarnation:
+                self._over(NoWorkerError(f"{incarnation} is there now"))
+                return
+        self.request.on_prefill_event(self.sequence_id, message)
+
+    def on_end(self, error: DiptychError | None) -> None:
+        self._over(error or NoWorkerError("the worker ended the lease"))
+
+    def close(self) -> None:
+        assert self.stream is not None
+        self.stream.client_closes()
+
+    def _over(self, error: DiptychError) -> None:
+        self.close()
+        self.request.on_lease_ended(self.sequence_id, error)
+
+
+@dataclass(eq=False)
+class DecodeLink:
+    """The client's side of one Decode stream (router.decode_link)."""
+
+    router: "Router"
+    worker: DecodeWorker
+    is_up: bool = False
+    stream: Stream | None = None
+    requests: dict[int, "Request"] = field(default_factory=dict)
+
+    def send(self, command: decode_pb2.DecodeCommand) -> None:
+        assert self.stream is not None
+        self.stream.up.put(command)
+
+    def on_message(self, message: Message) -> None:
+        assert isinstance(message, decode_pb2.DecodeEvent)
+        kind = message.WhichOneof("event")
+        if kind == "welcome":
+            self.is_up = True
+        elif kind == "step":
+            for tokens in message.step.sequences:
+                if tokens.sequence_id in self.requests:
+                    self.requests[tokens.sequence_id].on_tokens(tokens)
+        elif kind is not None:
+            sequence_id = getattr(message, kind).sequence_id
+            request = self.requests.get(sequence_id)
+            if kind == "ended":
+                self.requests.pop(sequence_id, None)
+            if request is not None:
+                request.on_decode_event(message)
+
+    def on_end(self, error: DiptychError | None) -> None:
+        self.is_up = False
+        assert self.stream is not None
+        self.stream.client_closes()
+        del self.router.links[self.worker.identity]
+        requests, self.requests = self.requests, {}
+        for sequence_id, request in requests.items():
+            request.on_seat_lost(sequence_id)
+
+
+class Router:
+    """One router process."""
+
+    def __init__(self, cluster: "Cluster", incarnation: str) -> None:
+        self.cluster = cluster
+        self.incarnation = incarnation
+        self.alive = True
+        self.requests: list[Request] = []
+        self.links: dict[WorkerId, DecodeLink] = {}
+        self.known: set[WorkerId] = set()  # prefill workers, as Watch told
+        self.room = WaitingRoom(max_waiting=100, max_placed=100)
+        self.sequence_ids = count(1)
+        self.policy = LeastLoaded(
+            PrefixMemory(64),
+            local_below_tokens=0,
+            allow_local=True,
+            allow_recompute=True,
+            has_prefill_pool=True,
+        )
+
+    def snapshot(self) -> Snapshot:
+        prefills = tuple(
+            PrefillView(worker=worker, num_pending_tokens=0, max_model_len=MAX_LEN)
+            for worker in sorted(self.known)
+        )
+        decodes = tuple(
+            DecodeView(
+                worker=link.worker.identity,
+                num_sequences=len(link.requests),
+                max_model_len=MAX_LEN,
+                local_prefill=True,
+                proven=frozenset(w.incarnation for w in link.worker.connected),
+            )
+            for _, link in sorted(self.links.items())
+            if link.is_up
+        )
+        return Snapshot(prefills, decodes)
+
+    def ask(self, question: Question) -> "Request":
+        request = Request(self, question)
+        self.requests.append(request)
+        request.handle(request.machine.begin)
+        return request
+
+    def watch(self) -> None:
+        """Watch streams tell which workers there are."""
+        self.known = {worker.identity for worker in self.cluster.prefills}
+        for worker in self.cluster.decodes:
+            if worker.identity not in self.links:
+                self._connect(worker)
+        self.room.pump()
+
+    def tick(self) -> None:
+        for request in self.requests:
+            due = request.machine.wake_at_s
+            if due is not None and self.cluster.now >= due:
+                request.handle(request.machine.tick)
+        self.room.pump()
+
+    def _connect(self, worker: DecodeWorker) -> None:
+        link = self.links[worker.identity] = DecodeLink(self, worker)
+        side = DecodeSide(worker)
+        link.stream = side.stream = self.cluster.connect("decode", link, self, side, worker)
+        hello = decode_pb2.Hello(router_incarnation=self.incarnation)
+        link.send(decode_pb2.DecodeCommand(hello=hello))
+
+
+class Request:
+    """One client call (router.session and router.dispatch)."""
+
+    def __init__(self, router: Router, question: Question) -> None:
+        self.router = router
+        self.question = question
+        self.right, self.right_reason = answer(question.prompt, question.max_tokens)
+        self.emitted: list[int] = []
+        self.outcome: int | DiptychError | None = None
+        self.cancelled = False
+        self.leases: dict[int, LeaseLink] = {}
+        self.seats: dict[int, DecodeLink] = {}
+        self._actions: deque[Action] = deque()
+        self._executing = False
+        cluster = router.cluster
+        around = Surroundings(
+            clock=lambda: cluster.now,
+            place=self._place,
+            new_sequence_id=lambda: next(router.sequence_ids),
+            new_ticket=cluster.new_ticket,
+            timers=TIMERS,
+            max_attempts=3,
+        )
+        shape = RequestShape(
+            prompt_ids=question.prompt,
+            max_tokens=question.max_tokens,
+            stop_token_ids=frozenset({STOP_TOKEN}),
+        )
+        deadline_s = None if question.deadline_s is None else cluster.now + question.deadline_s
+        self.machine = RequestMachine(shape, around, self._sink, deadline_s=deadline_s)
+
+    @property
+    def is_over(self) -> bool:
+        return self.outcome is not None or self.cancelled
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        self.handle(self.machine.cancel)
+        self.router.room.leave(self)
+
+    def try_place(self) -> bool:
+        self.handle(self.machine.try_place)
+        return self.machine.state is not RequestState.QUEUED
+
+    def handle(self, step: Callable[[], list[Action]]) -> None:
+        self._actions.extend(step())
+        if self._executing:
+            return
+        self._executing = True
+        while self._actions:
+            self._execute(self._actions.popleft())
+        self._executing = False
+
+    def on_prefill_event(self, sequence_id: int, event: prefill_pb2.PrefillEvent) -> None:
+        machine, kind = self.machine, event.WhichOneof("event")
+        if kind == "accepted":
+            cached = event.accepted.num_cached_tokens
+            self.handle(lambda: machine.accepted(sequence_id, cached))
+        elif kind == "first_token":
+            first = event.first_token
+            self.handle(
+                lambda: machine.first_token(
+                    sequence_id, first.token_id, first.position, None, first.finish_reason
+                )
+            )
+        elif kind == "granted":
+            self.handle(lambda: machine.granted(sequence_id, event.granted.grant_id))
+
+    def on_lease_ended(self, sequence_id: int, error: DiptychError) -> None:
+        self.leases.pop(sequence_id, None)
+        self.handle(lambda: self.machine.lease_ended(sequence_id, error))
+
+    def on_tokens(self, tokens: decode_pb2.SequenceTokens) -> None:
+        self.handle(
+            lambda: self.machine.tokens(tokens.sequence_id, tokens.position, tokens.token_ids, ())
+        )
+
+    def on_decode_event(self, event: decode_pb2.DecodeEvent) -> None:
+        machine, kind = self.machine, event.WhichOneof("event")
+        if kind == "reserved":
+            held = event.reserved
+            self.handle(lambda: machine.reserved(held.sequence_id, held.num_cached_tokens))
+        elif kind == "proven":
+            proven = event.proven
+            self.handle(lambda: machine.proven(proven.sequence_id, proven.bind_id, proven.stats))
+        elif kind == "pull_failed":
+            failed = event.pull_failed
+            self.handle(
+                lambda: machine.pull_failed(
+                    failed.sequence_id, failed.bind_id, failed.reason, failed.message
+                )
+            )
+        elif kind == "ended":
+            self.seats.pop(event.ended.sequence_id, None)
+            self.handle(lambda: machine.ended(event.ended))
+
+    def on_seat_lost(self, sequence_id: int) -> None:
+        self.seats.pop(sequence_id, None)
+        self.handle(lambda: self.machine.seat_lost(sequence_id, "the stream broke"))
+
+    def _place(self, query: Query) -> Placement | None:
+        return self.router.policy.place(query, self.router.snapshot())
+
+    def _sink(self, token_ids: Sequence[int], margins: object) -> bool:
+        assert not self.is_over, "a token after the end"
+        self.emitted += token_ids
+        assert self.emitted == self.right[: len(self.emitted)], "wrong tokens were emitted"
+        stop_at = self.question.stop_at
+        return stop_at is not None and len(self.emitted) >= stop_at
+
+    def _execute(self, action: Action) -> None:
+        assert not self.is_over or self.cancelled, "an action after the last"
+        match action:
+            case actions.OpenLease():
+                self._open_lease(action)
+            case actions.Grant():
+                grant = prefill_pb2.Grant(
+                    grant_id=action.grant_id,
+                    ticket=action.ticket,
+                    reader_incarnation=action.reader.incarnation,
+                )
+                link = self.leases.get(action.sequence_id)
+                if link is not None and link.stream is not None:
+                    link.stream.up.put(prefill_pb2.PrefillCommand(grant=grant))
+            case actions.CloseLease():
+                link = self.leases.pop(action.sequence_id, None)
+                if link is not None:
+                    link.close()
+            case actions.Reserve():
+                self._reserve(action)
+            case actions.Bind():
+                bind = decode_pb2.Bind(
+                    sequence_id=action.sequence_id,
+                    bind_id=action.bind_id,
+                    source_address=action.source.address,
+                    source_incarnation=action.source.incarnation,
+                    ticket=action.ticket,
+                    first_missing_token=action.first_missing_token,
+                )
+                self._send(action.sequence_id, decode_pb2.DecodeCommand(bind=bind))
+            case actions.Start():
+                start = decode_pb2.Start(
+                    sequence_id=action.sequence_id,
+                    emitted_token_ids=action.emitted,
+                    compute_missing=action.compute_missing,
+                )
+                self._send(action.sequence_id, decode_pb2.DecodeCommand(start=start))
+            case actions.Release():
+                release = decode_pb2.Release(sequence_id=action.sequence_id)
+                self._send(action.sequence_id, decode_pb2.DecodeCommand(release=release))
+                seat = self.seats.pop(action.sequence_id, None)
+                if seat is not None:
+                    seat.requests.pop(action.sequence_id, None)
+            case actions.Enqueue():
+                self.router.room.enter(self, front=action.front)
+            case actions.Dequeue():
+                self.router.room.stop_waiting(self)
+            case actions.Pump():
+                self.router.room.pump()
+            case actions.RunLocally() | actions.Retried():
+                pass
+            case actions.Finish():
+                self._end(action.reason)
+            case actions.Fail():
+                self._end(action.error)
+
+    def _end(self, outcome: int | DiptychError) -> None:
+        assert self.outcome is None, "two ends"
+        self.outcome = outcome
+        self.router.room.leave(self)
+
+    def _spec(self, num_emitted: int) -> common_pb2.SequenceSpec:
+        sampling = common_pb2.SamplingParams(
+            temperature=0,
+            seed=1,
+            max_tokens=self.question.max_tokens,
+            stop_token_ids=[STOP_TOKEN],
+        )
+        return common_pb2.SequenceSpec(
+            token_ids=[*self.question.prompt, *self.emitted[:num_emitted]],
+            num_prompt_tokens=len(self.question.prompt),
+            sampling=sampling,
+        )
+
+    def _open_lease(self, action: actions.OpenLease) -> None:
+        if action.worker not in self.router.known:
+            gone = NoWorkerError("it is gone")
+            self._actions.extend(self.machine.lease_ended(action.sequence_id, gone))
+            return
+        cluster = self.router.cluster
+        link = LeaseLink(self, action.sequence_id, action.worker)
+        worker = cluster.prefill_at(action.worker.address)
+        side = None if worker is None else LeaseSide(worker)
+        link.stream = cluster.connect("prefill", link, self.router, side, worker)
+        if side is not None:
+            side.stream = link.stream
+        self.leases[action.sequence_id] = link
+        start = prefill_pb2.PrefillStart(
+            router_incarnation=self.router.incarnation,
+            sequence_id=action.sequence_id,
+            spec=self._spec(action.num_emitted),
+        )
+        link.stream.up.put(prefill_pb2.PrefillCommand(start=start))
+
+    def _reserve(self, action: actions.Reserve) -> None:
+        link = self.router.links.get(action.worker)
+        if link is None or not link.is_up:
+            self._actions.extend(self.machine.seat_lost(action.sequence_id, "it is gone"))
+            return
+        link.requests[action.sequence_id] = self
+        self.seats[action.sequence_id] = link
+        reserve = decode_pb2.Reserve(
+            sequence_id=action.sequence_id, spec=self._spec(action.num_emitted)
+        )
+        link.send(decode_pb2.DecodeCommand(reserve=reserve))
+
+    def _send(self, sequence_id: int, command: decode_pb2.DecodeCommand) -> None:
+        link = self.seats.get(sequence_id)
+        if link is not None:
+            link.send(command)
+
+
+__all__ = ["LeaseLink", "PrefillWorker", "Question", "Request", "Router"]

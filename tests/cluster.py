@@ -240,4 +240,5 @@ def running_cluster(
 
 
 def _args(flags: dict[str, str]) -> list[str]:
-    return [part for key, value in flags.items() for part in (f"--{key}", value)]
+    """Of each setting its flag and value; a switch has no value."""
+    return [part for key, value in flags.items() for part in (f"--{key}", value) if part]

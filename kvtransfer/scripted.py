@@ -46,7 +46,7 @@ class FaultSwitch:
         self.generation_of: Callable[[int], int] = lambda block_id: 0
         self.num_foreign_writes = 0
         self.unfinished: set[ScriptedCopy] = set()
-        self._last_ticket = b""
+        self.used_tickets: deque[bytes] = deque(maxlen=64)  # of proven pulls, oldest first
 
     def link(self, link: "Link", num_tokens: int) -> "Link":
         """``link`` as one pull of a sequence of so many tokens meets it."""
@@ -64,11 +64,6 @@ class FaultSwitch:
         """The transport's agents are gone: reads that hang end with an error."""
         for copy in list(self.unfinished):
             copy.is_torn_down = True
-
-    def swap_ticket(self, ticket: bytes) -> bytes:
-        """The ticket that was used before; remembers this one."""
-        self._last_ticket, last = ticket, self._last_ticket
-        return last or os.urandom(len(ticket))
 
 
 class ScriptedStub:
@@ -93,6 +88,7 @@ class ScriptedCall:
         self._arrived: deque[FetchEvent] = deque()
         self._held_back: FetchEvent | None = None
         self._unsent: FetchCommand | None = None
+        self._ticket = b""
 
     def cancel(self) -> bool:
         return bool(self._call.cancel())
@@ -101,9 +97,9 @@ class ScriptedCall:
         kind = command.WhichOneof("command") or ""
         fault = self._faults.at(_POINTS[kind]) if kind in _POINTS else None
         if kind == "open":
-            last = self._switch.swap_ticket(command.open.ticket)
-            if fault is not None and fault.do == "replay":
-                command.open.ticket = last
+            self._ticket = command.open.ticket
+            if fault is not None and fault.do == "replay" and self._switch.used_tickets:
+                command.open.ticket = self._switch.used_tickets[0]
         if fault is not None and fault.do == "reorder":
             self._unsent = command
             return
@@ -126,6 +122,8 @@ class ScriptedCall:
 
     async def _receive(self, event: FetchEvent) -> None:
         kind = event.WhichOneof("event") or ""
+        if kind == "confirmed":
+            self._switch.used_tickets.append(self._ticket)
         fault = self._faults.at(_POINTS[kind]) if kind in _POINTS else None
         if fault is not None and fault.do == "drop":
             return

@@ -35,6 +35,9 @@ class UpConfig(BaseModel):
     decode: int = Field(1, ge=1, le=64, description="Decode workers.")
     host: str = Field("127.0.0.1", description="Address that all processes listen on.")
     port: int = Field(50051, ge=0, le=65535, description="The router's port; 0 picks one.")
+    quantization: Literal["none", "int8"] = Field(
+        "none", description="Linear layers of every worker as loaded (none), or in int8."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least level that is logged."
     )
@@ -58,7 +61,7 @@ class UpConfig(BaseModel):
             host=self.host,
             port=self.port,
             common_args=tuple(common),
-            worker_args=tuple(shlex.split(self.worker_args)),
+            worker_args=("--quantization", self.quantization, *shlex.split(self.worker_args)),
             router_args=tuple(shlex.split(self.router_args)),
         )
 

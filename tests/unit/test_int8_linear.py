@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from diptych.cli.up import UpConfig
 from diptych.engine import int8_linear
 from diptych.engine.int8_linear import (
     PackedInt8Linear,
@@ -15,7 +16,10 @@ from diptych.engine.int8_linear import (
     quantise,
 )
 from diptych.engine.linear import Linear
-from diptych.errors import ConfigurationError
+from diptych.engine.weights import check_quantization
+from diptych.errors import ConfigurationError, LayoutMismatchError
+from diptych.v1 import common_pb2
+from kvtransfer.layout import compare_layouts
 
 OUTLIER = 1e4
 
@@ -122,5 +126,21 @@ def test_weights_that_cannot_be_quantised() -> None:
     weight[1, 1] = torch.inf
     with pytest.raises(ConfigurationError, match="not a finite number"):
         make_int8_linear(weight)
-    with pytest.raises(ConfigurationError, match="at most 65536"):
-        make_int8_linear(torch.zeros(1, 65537))
+
+
+def test_what_int8_goes_with() -> None:
+    check_quantization("int8", torch.float32)
+    check_quantization("none", torch.bfloat16)
+    with pytest.raises(ConfigurationError, match=r"needs dtype float32.*got bfloat16"):
+        check_quantization("int8", torch.bfloat16)
+
+
+def test_int8_and_float_workers_do_not_pair() -> None:
+    ours, theirs = (common_pb2.KVLayout(quantization=name) for name in ("int8", "none"))
+    with pytest.raises(LayoutMismatchError, match=r"^quantization: .*'int8'.*'none'"):
+        compare_layouts(ours, theirs)
+
+
+def test_up_gives_the_flag_to_every_worker() -> None:
+    plan = UpConfig(quantization="int8", worker_args="--num-blocks 8").plan()
+    assert plan.worker_args == ("--quantization", "int8", "--num-blocks", "8")

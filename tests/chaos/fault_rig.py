@@ -1,0 +1,132 @@
+"""Driving a running cluster through faults: scripts, exact counters, canaries."""
+
+import asyncio
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from diptych.v1 import faults_pb2, faults_pb2_grpc
+from tests.call import Answer, generate, token_request
+from tests.chaos.load import FLAGS, ROUTER_FLAGS, STEP_S
+from tests.cluster import Cluster, Process, running_cluster
+from tests.golden_rule import check_exact
+
+SHORT_TIMERS = {
+    "timers.heartbeat-s": "0.2",
+    "timers.confirm-s": "0.6",
+    "timers.read-progress-s": "0.8",
+}
+FAILED = 'diptych_kv_pulls_failed_total{reason="'
+REFUSED = 'diptych_kv_fetches_refused{reason="'
+RETRIED = 'diptych_retries_total{action="'
+MAX_OUTPUT = 4
+
+Rule = dict[str, object]
+
+
+@contextmanager
+def breakable_cluster(
+    work: Path, model: Path, transport: str, **flags: dict[str, str]
+) -> Iterator[Cluster]:
+    """One prefill and one decode worker that allow faults."""
+    allowed = {"transfer.transports": transport, "transfer.allow-faults": ""}
+    worker_flags = {**FLAGS, **SHORT_TIMERS, **allowed, **flags.get("worker_flags", {})}
+    with running_cluster(
+        work,
+        str(model),
+        worker_flags=worker_flags,
+        decode_flags=flags.get("decode_flags"),
+        router_flags=ROUTER_FLAGS,
+    ) as cluster:
+        yield cluster
+
+
+async def set_rules(worker: Process, rules: Sequence[Rule]) -> faults_pb2.FaultsReport:
+    """Put this script in force."""
+    async with grpc.aio.insecure_channel(worker.address) as channel:
+        stub: faults_pb2_grpc.FaultsAsyncStub = faults_pb2_grpc.FaultsStub(channel)
+        return await stub.SetRules(faults_pb2.SetRulesRequest(rules=json.dumps(rules)))
+
+
+async def report(worker: Process) -> faults_pb2.FaultsReport:
+    """What its script did so far."""
+    async with grpc.aio.insecure_channel(worker.address) as channel:
+        stub: faults_pb2_grpc.FaultsAsyncStub = faults_pb2_grpc.FaultsStub(channel)
+        return await stub.Report(faults_pb2.ReportRequest())
+
+
+async def check_untouched(cluster: Cluster, within_s: float = 1 + STEP_S) -> None:
+    """Idle again: nothing is held, no canary changed, no read wrote another's block."""
+    await cluster.wait_baseline(within_s=within_s)
+    state = await report(cluster.decode[0])
+    assert state.num_canaries > 0
+    assert state.num_canaries_changed == 0
+    assert state.num_foreign_writes == 0
+    assert state.num_reads_unfinished == 0
+
+
+@dataclass
+class Counters:
+    """Counters of all processes of a cluster at one moment."""
+
+    samples: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, cluster: Cluster) -> "Counters":
+        samples: dict[str, float] = {}
+        for process in cluster.processes:
+            samples |= process.metrics()
+        return cls(samples)
+
+    def grown(self, earlier: "Counters", prefix: str) -> dict[str, int]:
+        """By label value: how much each counter of a family grew, where it did."""
+        grown = {
+            key.removeprefix(prefix).split('"')[0]: int(value - earlier.samples.get(key, 0))
+            for key, value in self.samples.items()
+            if key.startswith(prefix)
+        }
+        return {label: num for label, num in grown.items() if num}
+
+
+class Prompts:
+    """Requests whose prompts have all different lengths, so that rules can name each one."""
+
+    def __init__(self, num: int) -> None:
+        self.token_ids = [
+            [3 + (17 * number + 31 * position + position * position) % 470 for position in range(n)]
+            for number, n in enumerate(range(80, 80 + num))
+        ]
+        self._answers: list[Answer] = []
+        self._num_asked = 0
+
+    async def learn(self, channel: grpc.aio.Channel) -> None:
+        """What each of them answers when nothing goes wrong."""
+        self._answers = await self.ask(channel)
+        assert all(answer.error is None for answer in self._answers)
+
+    async def ask(
+        self, channel: grpc.aio.Channel, num: int | None = None, concurrency: int = 8
+    ) -> list[Answer]:
+        """Answers to the first ``num``; their KV is in no cache."""
+        self._num_asked += 1
+        slots = asyncio.Semaphore(concurrency)
+
+        async def one(ids: list[int]) -> Answer:
+            async with slots:
+                request = token_request(ids, max_tokens=MAX_OUTPUT, salt=str(self._num_asked))
+                return await generate(channel, request, timeout_s=30)
+
+        async with asyncio.TaskGroup() as tasks:
+            asked = [tasks.create_task(one(ids)) for ids in self.token_ids[:num]]
+        return [task.result() for task in asked]
+
+    def check(self, answers: Sequence[Answer], what: str) -> None:
+        """Each is answered, with the undisturbed tokens."""
+        for index, answer in enumerate(answers):
+            assert answer.error is None, f"{what} {index}: {answer.error}"
+            want = self._answers[index]
+            check_exact(answer.token_ids, want.token_ids, want.margins, f"{what} {index}")

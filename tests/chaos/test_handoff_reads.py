@@ -1,0 +1,146 @@
+"""Reads that land after their pull is over, or never end: no one else is given their blocks."""
+
+import asyncio
+import signal
+import time
+from pathlib import Path
+
+import grpc
+import pytest
+
+from diptych import rpc
+from diptych.v1 import inference_pb2_grpc
+from tests.call import token_request
+from tests.chaos.fault_rig import (
+    Prompts,
+    Rule,
+    breakable_cluster,
+    check_untouched,
+    report,
+    set_rules,
+)
+from tests.chaos.load import STEP_S
+from tests.cluster import Cluster, Process
+
+NUM_LEFT = 6  # requests whose client leaves while they are read
+TCP = {"transfer.nixl-tls": "tcp", "transfer.allow-nixl-tcp": ""}
+SMALL = {"num-blocks": "96"}  # what is left of it is used again and again
+PATIENT = {"transfer.quarantine-max-s": "60", "transfer.quarantine-max-ratio": "1"}
+HASTY = {"transfer.quarantine-max-s": "1", "transfer.quarantine-max-ratio": "1"}
+TRANSPORTS = {
+    "inline": ("inline", {}),
+    "nixl": ("nixl", {}),
+    "nixl-tcp": ("nixl", TCP),
+}
+
+
+async def leave(channel: grpc.aio.Channel, prompts: Prompts, after_s: float) -> None:
+    """Send requests and cancel them all ``after_s`` later."""
+    stub = inference_pb2_grpc.InferenceStub(channel)
+    calls = [
+        stub.Generate(token_request(ids, max_tokens=8, salt="left"), timeout=30)
+        for ids in prompts.token_ids[:NUM_LEFT]
+    ]
+    await asyncio.sleep(after_s)
+    for call in calls:
+        call.cancel()
+
+
+def teardowns(worker: Process) -> int:
+    return int(worker.metric("diptych_kv_agent_teardowns"))
+
+
+async def until_quarantined(cluster: Cluster, decode: Process) -> None:
+    await cluster.eventually(
+        lambda: decode.blocks()["quarantined"] > 0, 1 + STEP_S, "blocks are quarantined"
+    )
+
+
+async def learn(cluster: Cluster, channel: grpc.aio.Channel) -> Prompts:
+    await cluster.wait_ready()
+    prompts = Prompts(20)
+    await prompts.learn(channel)
+    return prompts
+
+
+@pytest.mark.parametrize("kind", TRANSPORTS)
+async def test_late_landing_writes_nobody_elses_block(
+    tiny_model: Path, tmp_path: Path, kind: str, chaos_long: bool
+) -> None:
+    transport, tcp = TRANSPORTS[kind]
+    flags = {**SMALL, **tcp, **PATIENT, "timers.read-progress-s": "5"}
+    late: list[Rule] = [
+        {"at": "read", "do": do, "nth": nth, "seconds": 1, "seconds_max": 2, "times": None}
+        for nth, do in ((1, "delay"), (2, "linger"), (3, "delay"))
+    ]
+    with breakable_cluster(tmp_path, tiny_model, transport, worker_flags=flags) as cluster:
+        decode = cluster.decode[0]
+        async with rpc.channel(cluster.router.address) as channel:
+            prompts = await learn(cluster, channel)
+            for _ in range(20 if chaos_long else 2):
+                await set_rules(decode, late)
+                await leave(channel, prompts, 0.5)
+                await set_rules(decode, [])  # what was begun goes on
+                await until_quarantined(cluster, decode)
+                while (await report(decode)).num_reads_unfinished:
+                    prompts.check(await prompts.ask(channel, concurrency=4), "beside late reads")
+                await check_untouched(cluster)
+        assert teardowns(decode) == 0
+
+
+@pytest.mark.parametrize("kind", TRANSPORTS)
+async def test_a_read_that_never_ends_is_reclaimed_with_its_agent(
+    tiny_model: Path, tmp_path: Path, kind: str, chaos_long: bool
+) -> None:
+    transport, tcp = TRANSPORTS[kind]
+    hang: list[Rule] = [{"at": "read", "do": "hang", "times": 3}]
+    with breakable_cluster(
+        tmp_path, tiny_model, transport, worker_flags={**SMALL, **tcp, **HASTY}
+    ) as cluster:
+        decode = cluster.decode[0]
+        async with rpc.channel(cluster.router.address) as channel:
+            prompts = await learn(cluster, channel)
+            for number in range(1, 20 if chaos_long else 2):
+                await set_rules(decode, hang)
+                prompts.check(await prompts.ask(channel, NUM_LEFT), "hanging")
+                await until_quarantined(cluster, decode)
+                assert (await report(decode)).num_reads_unfinished == 3
+                assert teardowns(decode) == number - 1
+                await cluster.eventually(
+                    lambda: not decode.blocks()["quarantined"], 5, "the quarantine is reclaimed"
+                )
+                assert teardowns(decode) == number
+                await check_untouched(cluster)
+                await cluster.wait_ready()
+                prompts.check(await prompts.ask(channel), "after the teardown")
+        await check_untouched(cluster)
+
+
+async def test_a_stopped_source_over_tcp_leaves_reads_that_teardown_ends(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """The library's own unfinished reads: the source stops before they are posted."""
+    with breakable_cluster(
+        tmp_path, tiny_model, "nixl", worker_flags={**SMALL, **TCP, **HASTY}
+    ) as cluster:
+        source, decode = cluster.prefill[0], cluster.decode[0]
+        async with rpc.channel(cluster.router.address) as channel:
+            prompts = await learn(cluster, channel)
+            await set_rules(decode, [{"at": "read", "do": "delay", "seconds": 0.6, "times": None}])
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(leave(channel, prompts, 1.0))
+                await asyncio.sleep(0.4)
+                source.signal(signal.SIGSTOP)
+            await until_quarantined(cluster, decode)
+            stopped_s = time.monotonic()
+            await cluster.eventually(
+                lambda: not any(decode.blocks()[o] for o in ("quarantined", "reserved")),
+                8,
+                "the blocks are reclaimed while the source is stopped",
+            )
+            print(f"reclaimed after {time.monotonic() - stopped_s:.1f} s")  # noqa: T201
+            assert teardowns(decode) >= 1
+            source.kill()  # over TCP it may crash when it goes on: hence the switch
+            await asyncio.sleep(0.3)
+            state = await report(decode)
+            assert (state.num_canaries_changed, state.num_foreign_writes) == (0, 0)

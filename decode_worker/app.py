@@ -1,7 +1,7 @@
 """Decode worker process: puts engine, pairs and gRPC together."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 
 from decode_worker import pair_metrics
@@ -18,7 +18,6 @@ from diptych.telemetry.families import TransferMetrics
 from diptych.v1 import decode_pb2, decode_pb2_grpc, worker_pb2, worker_pb2_grpc
 from diptych.worker.loading import confine_to
 from diptych.worker.parts import EngineParts
-from diptych.worker.scratch import PoolScratch
 from diptych.worker.status import WatchServicer, WorkerStatus
 from diptych.worker.step_metrics import StepMetrics
 from diptych.worker.worker import WorkerLife
@@ -48,6 +47,7 @@ class DecodeRole:
         self._servicer = servicer
         self._faults = faults  # of a worker that tests may break
         self._pairs: PairTable | None = None
+        self._unfinished: UnfinishedReads | None = None
 
     @property
     def digest_level(self) -> str:
@@ -64,10 +64,10 @@ class DecodeRole:
             memory=memory,
             switch=None if self._faults is None else self._faults.switch,
         )
-        unfinished = UnfinishedReads(parts)
+        unfinished = self._unfinished = UnfinishedReads(parts)
         pairs = PairTable(
             endpoint,
-            scratch=PoolScratch(parts.pool, parts.engine.wake),
+            scratch=parts.scratch,
             timers=self._config.timers,
             on_change=self._status.changed,
             on_quarantine=unfinished.begin,
@@ -98,6 +98,9 @@ class DecodeRole:
 
     def on_step(self, updates: Sequence[SequenceUpdate]) -> None:
         self._servicer.on_step(updates)
+
+    def unfinished_block_ids(self) -> Collection[int]:
+        return () if self._unfinished is None else self._unfinished.block_ids
 
     def num_active(self) -> int:
         return self._servicer.num_unfinished

@@ -1,7 +1,7 @@
 """Prefill worker process: puts engine, leases, KV source and gRPC together."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -20,7 +20,6 @@ from diptych.v1 import (
 )
 from diptych.worker.loading import confine_to
 from diptych.worker.parts import EngineParts
-from diptych.worker.scratch import PoolScratch
 from diptych.worker.status import WatchServicer, WorkerStatus
 from diptych.worker.step_metrics import StepMetrics
 from diptych.worker.worker import WorkerLife
@@ -77,7 +76,7 @@ class PrefillRole:
             source = KVSourceServicer(
                 endpoint,
                 leases,
-                scratch=PoolScratch(parts.pool, parts.engine.wake),
+                scratch=parts.scratch,
                 timers=self._config.timers,
                 progress=parts.progress,
             )
@@ -99,6 +98,9 @@ class PrefillRole:
 
     def on_step(self, updates: Sequence[SequenceUpdate]) -> None:
         self._servicer.on_step(updates)
+
+    def unfinished_block_ids(self) -> Collection[int]:
+        return ()
 
     def num_active(self) -> int:
         return self._servicer.num_leases

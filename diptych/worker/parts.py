@@ -11,6 +11,7 @@ from diptych.engine.step import SequenceUpdate
 from diptych.v1 import common_pb2, worker_pb2
 from diptych.worker.config import WorkerConfig
 from diptych.worker.loading import LoadedModel
+from diptych.worker.scratch import PoolScratch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -21,6 +22,7 @@ class EngineParts:
     pool: BlockPool
     scheduler: Scheduler
     engine: Engine
+    scratch: PoolScratch
 
     @classmethod
     def build(
@@ -39,7 +41,8 @@ class EngineParts:
         )
         scheduler = Scheduler(limits, pool)
         engine = Engine(scheduler, model.runner, on_step, model_thread=model_thread)
-        return cls(model=model, pool=pool, scheduler=scheduler, engine=engine)
+        scratch = PoolScratch(pool, engine.wake)
+        return cls(model=model, pool=pool, scheduler=scheduler, engine=engine, scratch=scratch)
 
     def progress(self) -> common_pb2.EngineProgress:
         """For heartbeats: alive and advancing?"""

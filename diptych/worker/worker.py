@@ -9,7 +9,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
@@ -18,6 +18,7 @@ from diptych.engine.step import SequenceUpdate
 from diptych.errors import DiptychError, WorkerDrainingError
 from diptych.service_host import ServiceHost
 from diptych.v1 import worker_pb2
+from diptych.worker.audit import BlockAudit
 from diptych.worker.config import WorkerConfig
 from diptych.worker.loading import LoadAbandonedError, LoadedModel, load_model
 from diptych.worker.parts import EngineParts
@@ -52,6 +53,9 @@ class Role(Protocol):
 
     def ready(self) -> bool:
         """Whether requests may come, given that the engine is loaded."""
+
+    def unfinished_block_ids(self) -> Collection[int]:
+        """Local blocks that reads without a pull may still write."""
 
     def num_active(self) -> int:
         """What has to finish before a drain is done."""
@@ -92,9 +96,19 @@ class WorkerLife:
                 async with self._role.attached(parts, self._metrics):
                     try:
                         self._status.loaded = True
-                        ready = tasks.create_task(self._tell_ready(), name="readiness")
+                        audit = BlockAudit(
+                            parts,
+                            self._status,
+                            self._host.metrics,
+                            self._role.unfinished_block_ids,
+                        )
+                        watching = (
+                            tasks.create_task(self._tell_ready(), name="readiness"),
+                            tasks.create_task(audit.run(), name="audit"),
+                        )
                         await stop.wait()
-                        ready.cancel()
+                        for task in watching:
+                            task.cancel()
                         await self._drain()
                     finally:
                         await self._host.server.stop(_STOP_GRACE_S)
@@ -156,7 +170,9 @@ class WorkerLife:
         with self._status.watching() as changed:
             while True:
                 changed.clear()
-                if self._role.ready():
+                if self._status.state == worker_pb2.SERVING_STATE_FAILED:
+                    await self._set_serving(False)
+                elif self._role.ready():
                     self._status.set(worker_pb2.SERVING_STATE_READY)
                     await self._set_serving(True)
                 else:

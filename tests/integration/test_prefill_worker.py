@@ -2,11 +2,14 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 from grpc_health.v1 import health_pb2
 
 from diptych import rpc
+from diptych.engine.scheduler import Scheduler
+from diptych.engine.sequence import Sequence
 from diptych.errors import (
     BlocksExhaustedError,
     InvalidRequestError,
@@ -229,3 +232,26 @@ async def test_drain_ends_what_does_not_finish(tiny_llama: Path, tmp_path: Path)
             await lease.error()
         async with asyncio.timeout(3):
             await asyncio.wait([worker.serving])
+
+
+async def test_a_leaked_block_fails_the_health_check(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with prefill_worker(tiny_llama, tmp_path, SETTINGS) as worker:
+        lease = Lease(worker)
+        await lease.start(prompt(20))
+        await lease.next("first_token")
+        release = Scheduler.release
+
+        def leak(self: Scheduler, seq: Sequence, unfinished_block_ids: Any = ()) -> None:
+            seq.block_table.pop()
+            release(self, seq, unfinished_block_ids)
+
+        monkeypatch.setattr(Scheduler, "release", leak)
+        await lease.close()
+        failed = await worker.watch_until(
+            lambda state: state.state == worker_pb2.SERVING_STATE_FAILED
+        )
+        assert "leased 1" in failed.message
+        assert await worker.health() == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert (await worker.metrics())["diptych_kv_block_mismatches_total"] == 1

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from decode_worker.actions import RunPull
 from diptych.engine.sequence import Sequence
 from diptych.engine.step import SequenceUpdate
+from diptych.transitions import Transitions
 from diptych.v1 import common_pb2
 
 
@@ -18,12 +19,36 @@ class Phase(enum.Enum):
     RUNNING = enum.auto()  # in the engine's hands
 
 
-NEXT_PHASES: dict[Phase, frozenset[Phase]] = {
-    Phase.RESERVED: frozenset({Phase.PULLING, Phase.PROVEN, Phase.RUNNING}),
-    Phase.PULLING: frozenset({Phase.RESERVED, Phase.PROVEN}),
-    Phase.PROVEN: frozenset({Phase.RUNNING}),
-    Phase.RUNNING: frozenset(),
-}
+class EntryEvent(enum.Enum):
+    """What moves it. Its end, from any phase, is that it is forgotten."""
+
+    BIND = enum.auto()
+    STOP_PULL = enum.auto()  # by a newer Bind, a Start that does not wait, the end
+    PULL_FAILED = enum.auto()
+    PROVE = enum.auto()
+    START = enum.auto()
+
+
+ENTRY_TRANSITIONS = Transitions(
+    {
+        Phase.RESERVED: {
+            EntryEvent.BIND: Phase.PULLING,
+            EntryEvent.PROVE: Phase.PROVEN,  # nothing was missing
+            EntryEvent.START: Phase.RUNNING,  # it computes what is missing
+        },
+        Phase.PULLING: {
+            EntryEvent.STOP_PULL: Phase.RESERVED,
+            EntryEvent.PULL_FAILED: Phase.RESERVED,
+            EntryEvent.PROVE: Phase.PROVEN,
+        },
+        Phase.PROVEN: {EntryEvent.START: Phase.RUNNING},
+    },
+    ignored={
+        Phase.RESERVED: {EntryEvent.STOP_PULL},
+        Phase.PROVEN: {EntryEvent.BIND, EntryEvent.STOP_PULL},
+        Phase.RUNNING: {EntryEvent.BIND, EntryEvent.STOP_PULL, EntryEvent.START},
+    },
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -37,9 +62,8 @@ class Entry:
     pull: RunPull | None = None  # set in PULLING
     num_computed_tokens: int = 0  # by this worker; computed again, counted again
 
-    def move(self, phase: Phase) -> None:
-        assert phase in NEXT_PHASES[self.phase], f"{self.phase} -> {phase}"
-        self.phase = phase
+    def move(self, event: EntryEvent) -> None:
+        self.phase = ENTRY_TRANSITIONS.after(self.phase, event) or self.phase
 
     def book(self, update: SequenceUpdate) -> None:
         """Count what a step computed."""

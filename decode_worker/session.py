@@ -16,7 +16,7 @@ from typing import Protocol
 
 from decode_worker import actions
 from decode_worker.actions import Action, PreparedPull, RunPull, SendTokens, StopPull
-from decode_worker.entry import Entry, Phase
+from decode_worker.entry import Entry, EntryEvent, Phase
 from decode_worker.outbox import NewToken
 from decode_worker.rules import SessionRules
 from diptych.engine.sequence import FinishReason, Sequence, SequenceKey
@@ -135,7 +135,7 @@ class Session:
             local_block_ids=tuple(entry.sequence.block_table[first // self._rules.block_size :]),
         )
         entry.pull = RunPull(sequence_id, bind_id, self._open_pull(request))
-        entry.move(Phase.PULLING)
+        entry.move(EntryEvent.BIND)
         return [*stopped, entry.pull]
 
     def start(self, command: decode_pb2.Start) -> list[Action]:
@@ -156,7 +156,7 @@ class Session:
             )
         except DiptychError as error:
             return [*stopped, *self._end(sequence_id, error=error)]
-        entry.move(Phase.RUNNING)
+        entry.move(EntryEvent.START)
         fallback = None
         if not proven:
             fallback = Fallback.LOCAL if entry.bind_id is None else Fallback.RECOMPUTE
@@ -193,7 +193,7 @@ class Session:
         if entry is None:
             return []
         entry.pull = None
-        entry.move(Phase.RESERVED)
+        entry.move(EntryEvent.PULL_FAILED)
         return [actions.send_pull_failed(sequence_id, bind_id, reason, message)]
 
     def step(self, updates: Iterable[SequenceUpdate]) -> list[Action]:
@@ -230,15 +230,15 @@ class Session:
 
     def _prove(self, entry: Entry) -> None:
         self._scheduler.mark_proven(entry.sequence)
-        entry.move(Phase.PROVEN)
+        entry.move(EntryEvent.PROVE)
 
     def _stop_pull(self, entry: Entry) -> list[Action]:
+        entry.move(EntryEvent.STOP_PULL)
         if entry.pull is None:
             return []
         sequence_id, bind_id, pull = entry.pull
         pull.abandon()
         entry.pull = None
-        entry.move(Phase.RESERVED)
         return [StopPull(sequence_id, bind_id)]
 
     def _leave_unfinished_reads(self, entry: Entry) -> None:

@@ -16,8 +16,9 @@ from diptych.v1 import common_pb2, kv_source_pb2
 from diptych.v1.kv_source_pb2 import FetchEvent
 from kvtransfer.config import MAX_PROBE_BLOCKS
 from kvtransfer.digest import combined_digest
+from kvtransfer.fetch_machine import FetchMachine
 from kvtransfer.inline import gather
-from kvtransfer.lease_record import AnnouncedRange, Grant
+from kvtransfer.lease_record import AnnouncedRange, Lease
 from kvtransfer.liveness import PeerLiveness
 from kvtransfer.memory import block_digests
 from kvtransfer.race import first_to_end
@@ -33,19 +34,27 @@ class FetchSession:
     """
 
     def __init__(self, servicer: "KVSourceServicer", context: Context) -> None:
-        self.grant: Grant | None = None  # None until admitted, and for a probe
         self._servicer = servicer
         self._endpoint = servicer.endpoint
+        self._machine = FetchMachine(
+            servicer.leases,
+            incarnation=servicer.endpoint.incarnation,
+            transports=servicer.endpoint.transports,
+        )
         self._context = context
         self._write_lock = asyncio.Lock()
         self._ranges_changed = asyncio.Event()
         self._grant_changed = asyncio.Event()
         self._liveness = PeerLiveness(servicer.timers, time.monotonic())
         self._open = kv_source_pb2.FetchOpen()
-        self._next_token = 0
         self._num_written = 0
         self._num_sent_bytes = 0
         self._probe: AnnouncedRange | None = None
+
+    @property
+    def lease(self) -> Lease | None:
+        """What is read; None until admitted, and for a probe."""
+        return self._machine.lease
 
     def wake(self) -> None:
         """The lease or its grant changed."""
@@ -64,22 +73,11 @@ class FetchSession:
         if command.WhichOneof("command") != "open":
             raise InvalidRequestError("must come first", field="open")
         self._open = command.open
-        if self._open.source_incarnation != self._endpoint.incarnation:
-            raise TransferInterruptedError(
-                f"this is {self._endpoint.incarnation}, not {self._open.source_incarnation}"
-            )
-        if self._open.transport not in self._endpoint.transports:
-            raise InvalidRequestError("is not configured here", field="transport")
         if self._open.WhichOneof("what") == "num_probe_blocks":
+            self._machine.check_open(self._open)
             await self._run_probe()
             return
-        self.grant = self._servicer.leases.admit(
-            self._open.ticket, self._open.reader_incarnation, self._open.first_token
-        )
-        self._next_token = self._open.first_token
-        await self._write(
-            FetchEvent(opened=kv_source_pb2.FetchOpened(end_token=self.grant.lease.num_tokens))
-        )
+        await self._write(FetchEvent(opened=self._machine.open(self._open)))
         await self._serve()
 
     async def _run_probe(self) -> None:
@@ -131,18 +129,15 @@ class FetchSession:
             await self._send(self._probe)
         while True:
             self._ranges_changed.clear()
-            if self.grant is not None:
-                for ready in self._servicer.leases.ready_ranges(self.grant, self._next_token):
-                    await self._send(ready)
-                    self._next_token = ready.end_token
+            for ready in self._machine.take_ready():
+                await self._send(ready)
             await self._ranges_changed.wait()
 
     async def _guard(self) -> None:
         """End the stream the moment the grant does, even while a write is stuck."""
         while True:
             self._grant_changed.clear()
-            if self.grant is not None:
-                self.grant.check()
+            self._machine.check()
             await self._grant_changed.wait()
 
     async def _beat(self) -> None:
@@ -198,13 +193,10 @@ class FetchSession:
             self._servicer.counters.num_inline_bytes += len(payload)
 
     def _confirm(self, confirm: kv_source_pb2.Confirm) -> None:
-        if self.grant is not None:
-            self._servicer.leases.confirm(
-                self.grant, self._open.first_token, confirm.num_tokens, confirm.digest
-            )
-        elif self._probe is not None and (
-            confirm.num_tokens != self._probe.num_tokens
-            or confirm.digest != combined_digest(self._probe.digests or ())
+        if self._probe is None:
+            self._machine.confirm(confirm)
+        elif confirm.num_tokens != self._probe.num_tokens or confirm.digest != combined_digest(
+            self._probe.digests or ()
         ):
             raise KVUnprovenError("the probe blocks landed differently")
 

@@ -19,8 +19,10 @@ from kvtransfer.digest import combined_digest
 from kvtransfer.lease_record import (
     AnnouncedRange,
     Grant,
+    GrantEvent,
     GrantState,
     Lease,
+    LeaseEvent,
     LeaseId,
     LeaseState,
     check_state,
@@ -127,8 +129,7 @@ class LeaseTable:
                 last=last,
             )
         )
-        if last:
-            lease.move(LeaseState.COMPLETE)
+        lease.move(LeaseEvent.ANNOUNCE_LAST if last else LeaseEvent.ANNOUNCE)
         if self._observer is not None:
             self._observer.on_announced(lease, len(lease.ranges) - 1)
 
@@ -155,7 +156,7 @@ class LeaseTable:
         if ticket in self._grants or ticket in self._ended:
             raise InvalidRequestError("was used before", field="ticket")
         if lease.grant is not None:
-            self._end_grant(lease.grant, GrantState.REVOKED)
+            self._end_grant(lease.grant, GrantEvent.REVOKE)
         lease.grant = Grant(lease, ticket, reader_incarnation)
         self._grants[ticket] = lease.grant
         self._changed(lease)
@@ -168,9 +169,9 @@ class LeaseTable:
         lease = self._leases.pop(lease_id, None)
         if lease is None:
             return
-        lease.move(LeaseState.CLOSED)
+        lease.move(LeaseEvent.CLOSE)
         if lease.grant is not None:
-            self._end_grant(lease.grant, GrantState.EXPIRED)
+            self._end_grant(lease.grant, GrantEvent.EXPIRE)
         self._changed(lease)
 
     def admit(self, ticket: bytes, reader_incarnation: str, first_token: int) -> Grant:
@@ -243,10 +244,10 @@ class LeaseTable:
             digests=digests[skipped:] if digests else digests,
         )
 
-    def _end_grant(self, grant: Grant, state: GrantState) -> None:
-        grant.move(state)
+    def _end_grant(self, grant: Grant, event: GrantEvent) -> None:
+        grant.move(event)
         del self._grants[grant.ticket]
-        self._ended[grant.ticket] = state
+        self._ended[grant.ticket] = grant.state
         if len(self._ended) > MAX_ENDED_TICKETS:
             self._ended.popitem(last=False)
 

@@ -5,6 +5,7 @@ from collections.abc import Hashable
 from typing import NamedTuple
 
 from diptych.errors import LeaseExpiredError, TicketInvalidError
+from diptych.transitions import Transitions
 
 LeaseId = Hashable
 
@@ -17,11 +18,24 @@ class LeaseState(enum.Enum):
     CLOSED = enum.auto()
 
 
-_NEXT_LEASE_STATES = {
-    LeaseState.COMPUTING: {LeaseState.COMPLETE, LeaseState.CLOSED},
-    LeaseState.COMPLETE: {LeaseState.CLOSED},
-    LeaseState.CLOSED: set[LeaseState](),
-}
+class LeaseEvent(enum.Enum):
+    """What moves a lease."""
+
+    ANNOUNCE = enum.auto()
+    ANNOUNCE_LAST = enum.auto()
+    CLOSE = enum.auto()
+
+
+LEASE_TRANSITIONS = Transitions(
+    {
+        LeaseState.COMPUTING: {
+            LeaseEvent.ANNOUNCE: LeaseState.COMPUTING,
+            LeaseEvent.ANNOUNCE_LAST: LeaseState.COMPLETE,
+            LeaseEvent.CLOSE: LeaseState.CLOSED,
+        },
+        LeaseState.COMPLETE: {LeaseEvent.CLOSE: LeaseState.CLOSED},
+    }
+)
 
 
 class GrantState(enum.Enum):
@@ -32,11 +46,21 @@ class GrantState(enum.Enum):
     EXPIRED = enum.auto()  # its lease closed
 
 
-_NEXT_GRANT_STATES = {
-    GrantState.VALID: {GrantState.REVOKED, GrantState.EXPIRED},
-    GrantState.REVOKED: set[GrantState](),
-    GrantState.EXPIRED: set[GrantState](),
-}
+class GrantEvent(enum.Enum):
+    """What ends a grant."""
+
+    REVOKE = enum.auto()
+    EXPIRE = enum.auto()
+
+
+GRANT_TRANSITIONS = Transitions(
+    {
+        GrantState.VALID: {
+            GrantEvent.REVOKE: GrantState.REVOKED,
+            GrantEvent.EXPIRE: GrantState.EXPIRED,
+        },
+    }
+)
 
 
 class AnnouncedRange(NamedTuple):
@@ -77,9 +101,8 @@ class Lease:
     def num_announced_tokens(self) -> int:
         return self.ranges[-1].end_token if self.ranges else 0
 
-    def move(self, state: LeaseState) -> None:
-        assert state in _NEXT_LEASE_STATES[self.state], f"{self.state} to {state}"
-        self.state = state
+    def move(self, event: LeaseEvent) -> None:
+        self.state = LEASE_TRANSITIONS.after(self.state, event) or self.state
 
 
 class Grant:
@@ -91,9 +114,8 @@ class Grant:
         self.reader_incarnation = reader_incarnation
         self.state = GrantState.VALID
 
-    def move(self, state: GrantState) -> None:
-        assert state in _NEXT_GRANT_STATES[self.state], f"{self.state} to {state}"
-        self.state = state
+    def move(self, event: GrantEvent) -> None:
+        self.state = GRANT_TRANSITIONS.after(self.state, event) or self.state
 
     def check(self) -> None:
         """Raise TicketInvalidError or LeaseExpiredError unless the grant still holds."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn
 
 from diptych.errors import DiptychError
+from diptych.transitions import Transitions
 from diptych.v1 import common_pb2, decode_pb2, kv_source_pb2
 from kvtransfer.digest import DIGEST_BYTES, Coverage, combined_digest
 
@@ -59,13 +60,38 @@ class PullState(enum.Enum):
     FAILED = enum.auto()
 
 
-_NEXT_STATES = {
-    PullState.OPENING: {PullState.READING, PullState.FAILED},
-    PullState.READING: {PullState.CONFIRMING, PullState.FAILED},
-    PullState.CONFIRMING: {PullState.PROVEN, PullState.FAILED},
-    PullState.PROVEN: set[PullState](),
-    PullState.FAILED: set[PullState](),
-}
+class PullEvent(enum.Enum):
+    """What moves it. From the source, what is illegal fails the pull."""
+
+    OPENED = enum.auto()
+    RANGE = enum.auto()
+    DATA = enum.auto()
+    LAND = enum.auto()
+    LAND_LAST = enum.auto()  # everything is there
+    CONFIRMED = enum.auto()
+    FAIL = enum.auto()
+
+
+PULL_TRANSITIONS = Transitions(
+    {
+        PullState.OPENING: {
+            PullEvent.OPENED: PullState.READING,
+            PullEvent.FAIL: PullState.FAILED,
+        },
+        PullState.READING: {
+            PullEvent.RANGE: PullState.READING,
+            PullEvent.DATA: PullState.READING,
+            PullEvent.LAND: PullState.READING,
+            PullEvent.LAND_LAST: PullState.CONFIRMING,
+            PullEvent.FAIL: PullState.FAILED,
+        },
+        PullState.CONFIRMING: {
+            PullEvent.CONFIRMED: PullState.PROVEN,
+            PullEvent.FAIL: PullState.FAILED,
+        },
+    },
+    ignored={PullState.PROVEN: {PullEvent.FAIL}, PullState.FAILED: {PullEvent.FAIL}},
+)
 
 
 class PlannedRead(NamedTuple):
@@ -141,14 +167,14 @@ class PullMachine:
 
     def opened(self, end_token: int) -> None:
         """The source admitted us and will announce up to ``end_token``."""
-        self._expect(PullState.OPENING, "Opened")
+        self._expect(PullEvent.OPENED)
         if end_token != self._end_token:
             self._fail(f"the source has {end_token} tokens, expected {self._end_token}")
-        self._move(PullState.READING)
+        self._move(PullEvent.OPENED)
 
     def announced(self, announced: kv_source_pb2.Range) -> PlannedRead:
         """The next range became readable."""
-        self._expect(PullState.READING, "Range")
+        self._expect(PullEvent.RANGE)
         first, end = announced.first_token, announced.first_token + announced.num_tokens
         if first != self._announced_tokens or announced.num_tokens < 1 or end > self._end_token:
             self._fail(f"announced {first} to {end} after {self._announced_tokens}")
@@ -186,7 +212,7 @@ class PullMachine:
 
     def received(self, data: kv_source_pb2.Data) -> PlannedWrite:
         """inline: the next bytes came."""
-        self._expect(PullState.READING, "Data")
+        self._expect(PullEvent.DATA)
         begin, end = data.offset, data.offset + len(data.payload)
         if begin != self._num_received_bytes or not data.payload:
             self._fail(f"bytes {begin} to {end} came after {self._num_received_bytes}")
@@ -210,7 +236,7 @@ class PullMachine:
 
         Returns the question to ask the source once everything landed.
         """
-        self._expect(PullState.READING, "a read's end")
+        self._expect(PullEvent.LAND)
         past_block = first_block + num_blocks
         if past_block > len(self._landed) or any(self._landed[first_block:past_block]):
             self._fail(f"blocks {first_block} to {past_block} landed unasked")
@@ -220,7 +246,7 @@ class PullMachine:
         self._num_landed += num_blocks
         if self._num_landed < self.num_blocks:
             return None
-        self._move(PullState.CONFIRMING)
+        self._move(PullEvent.LAND_LAST)
         return kv_source_pb2.Confirm(
             num_tokens=self._end_token - self._first_token,
             digest=combined_digest(self._digests) if self._confirm_digest else b"",
@@ -228,22 +254,20 @@ class PullMachine:
 
     def confirmed(self) -> None:
         """The source confirmed."""
-        self._expect(PullState.CONFIRMING, "Confirmed")
-        self._move(PullState.PROVEN)
+        self._expect(PullEvent.CONFIRMED)
+        self._move(PullEvent.CONFIRMED)
 
     def failed(self) -> None:
         """The shell gave up (cancel, lost source, timer). Idempotent; PROVEN stays."""
-        if self.state is not PullState.PROVEN and self.state is not PullState.FAILED:
-            self._move(PullState.FAILED)
+        self._move(PullEvent.FAIL)
 
-    def _expect(self, state: PullState, event: str) -> None:
-        if self.state is not state:
-            self._fail(f"{event} while {self.state.name}")
+    def _expect(self, event: PullEvent) -> None:
+        if not PULL_TRANSITIONS.allows(self.state, event):
+            self._fail(f"{event.name} while {self.state.name}")
 
     def _fail(self, message: str) -> NoReturn:
         self.failed()
         raise PullError(decode_pb2.PULL_FAILURE_UNPROVEN, message)
 
-    def _move(self, state: PullState) -> None:
-        assert state in _NEXT_STATES[self.state], f"{self.state} to {state}"
-        self.state = state
+    def _move(self, event: PullEvent) -> None:
+        self.state = PULL_TRANSITIONS.after(self.state, event) or self.state

@@ -139,7 +139,7 @@ class PullReads:
         return not self.abandoned
 
     def abandon(self, now: float) -> frozenset[int]:
-        """The pull is over: its unfinished reads (their blocks returned) are orphans. Idempotent."""
+        """The pull is over: what is unfinished is orphaned; its blocks. Idempotent."""
         if not self.abandoned:
             self.abandoned = True
             if self._unfinished:

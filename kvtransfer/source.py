@@ -132,5 +132,5 @@ class KVSourceServicer(pb_grpc.KVSourceServicer):
     def on_changed(self, lease: Lease) -> None:
         """LeaseObserver: wake the readers of this lease."""
         for session in self.sessions:
-            if session.grant is not None and session.grant.lease is lease:
+            if session.lease is lease:
                 session.wake()

@@ -15,7 +15,8 @@ from typing import Protocol, cast
 
 from diptych.engine.sequence import Sequence, SequenceKey
 from diptych.engine.step import SequenceUpdate
-from diptych.errors import InvalidRequestError
+from diptych.errors import InvalidRequestError, LeaseExpiredError
+from diptych.transitions import Transitions
 from diptych.v1 import common_pb2, prefill_pb2
 from diptych.worker.check_spec import check_spec
 from kvtransfer.lease import LeaseTable
@@ -30,12 +31,35 @@ class LeasePhase(enum.Enum):
     CLOSED = enum.auto()  # nothing held
 
 
-NEXT_PHASES: dict[LeasePhase, frozenset[LeasePhase]] = {
-    LeasePhase.NEW: frozenset({LeasePhase.COMPUTING, LeasePhase.CLOSED}),
-    LeasePhase.COMPUTING: frozenset({LeasePhase.COMPUTED, LeasePhase.CLOSED}),
-    LeasePhase.COMPUTED: frozenset({LeasePhase.CLOSED}),
-    LeasePhase.CLOSED: frozenset(),
-}
+class SessionEvent(enum.Enum):
+    """What moves it. From the router, what is illegal ends the stream."""
+
+    START = enum.auto()
+    GRANT = enum.auto()
+    STEP = enum.auto()  # a chunk of the prompt was computed
+    SAMPLE = enum.auto()  # the last one
+    CLOSE = enum.auto()
+
+
+SESSION_TRANSITIONS = Transitions(
+    {
+        LeasePhase.NEW: {
+            SessionEvent.START: LeasePhase.COMPUTING,
+            SessionEvent.CLOSE: LeasePhase.CLOSED,
+        },
+        LeasePhase.COMPUTING: {
+            SessionEvent.GRANT: LeasePhase.COMPUTING,
+            SessionEvent.STEP: LeasePhase.COMPUTING,
+            SessionEvent.SAMPLE: LeasePhase.COMPUTED,
+            SessionEvent.CLOSE: LeasePhase.CLOSED,
+        },
+        LeasePhase.COMPUTED: {
+            SessionEvent.GRANT: LeasePhase.COMPUTED,
+            SessionEvent.CLOSE: LeasePhase.CLOSED,
+        },
+    },
+    ignored={LeasePhase.CLOSED: {SessionEvent.CLOSE}},
+)
 
 
 class PrefillScheduler(Protocol):
@@ -72,7 +96,6 @@ class LeaseSession:
         self._max_model_len = max_model_len
         self._clock = clock
         self._num_tokens = 0  # of the prompt: what the lease covers
-        self._granted = False
         self._grant_id: int | None = None
         self._accepted_at: float | None = None
         self._first_step_at: float | None = None
@@ -83,7 +106,7 @@ class LeaseSession:
     @property
     def unbound(self) -> bool:
         """Whether it is finished and nobody was granted it: it may not stay long."""
-        return self.phase is LeasePhase.COMPUTED and not self._granted
+        return self.phase is LeasePhase.COMPUTED and self._grant_id is None
 
     @property
     def times(self) -> LeaseTimes:
@@ -99,8 +122,7 @@ class LeaseSession:
 
         Raises InvalidRequestError; BlocksExhaustedError when the pool is too full.
         """
-        if self.phase is not LeasePhase.NEW:
-            raise InvalidRequestError("came twice", field="start")
+        self._expect(SessionEvent.START, field="start")
         check_spec(command.spec, vocab_size=self._vocab_size, max_model_len=self._max_model_len)
         key = SequenceKey(command.router_incarnation, command.sequence_id)
         sequence = Sequence.from_spec(key, command.spec, prefill_only=True)
@@ -108,7 +130,7 @@ class LeaseSession:
         self.sequence = sequence
         self._num_tokens = sequence.num_tokens
         self._leases.open(key, sequence.block_table, self._num_tokens)
-        self._move(LeasePhase.COMPUTING)
+        self._move(SessionEvent.START)
         self._accepted_at = self._clock()
         if sequence.num_cached_tokens:
             self._leases.announce(key, sequence.num_cached_tokens)
@@ -116,41 +138,43 @@ class LeaseSession:
             accepted=prefill_pb2.PrefillAccepted(num_cached_tokens=sequence.num_cached_tokens)
         )
 
-    def grant(self, command: prefill_pb2.Grant) -> prefill_pb2.PrefillEvent:
+    def grant(self, command: prefill_pb2.Grant) -> prefill_pb2.PrefillEvent | None:
         """Let one reader fetch, and no other any more: Granted.
 
-        Raises InvalidRequestError: before Start, or a bad ticket or id.
+        One that came before, or that a newer one overtook, is ignored: None. Raises
+        InvalidRequestError (before Start, or a bad ticket), LeaseExpiredError.
         """
-        if self.sequence is None:
-            raise InvalidRequestError("came before start", field="grant")
+        self._expect(SessionEvent.GRANT, field="grant")
         if self._grant_id is not None and command.grant_id <= self._grant_id:
-            raise InvalidRequestError(f"does not follow {self._grant_id}", field="grant.grant_id")
+            return None
+        assert self.sequence is not None
         self._leases.grant(self.sequence.key, command.ticket, command.reader_incarnation)
         self._grant_id = command.grant_id
-        self._granted = True
+        self._move(SessionEvent.GRANT)
         return prefill_pb2.PrefillEvent(granted=prefill_pb2.Granted(grant_id=command.grant_id))
 
     def step(
         self, update: SequenceUpdate, step_started_at: float
     ) -> prefill_pb2.PrefillEvent | None:
         """Book a step of this sequence: announce what is complete; FirstToken when sampled."""
-        if self.phase is not LeasePhase.COMPUTING or update.sequence is not self.sequence:
+        if self.sequence is None or update.sequence is not self.sequence:
             return None
+        if not SESSION_TRANSITIONS.allows(self.phase, SessionEvent.STEP):
+            return None  # closed while the step was made
         if self._first_step_at is None:
             self._first_step_at = step_started_at
         self._leases.announce(self.sequence.key, min(update.num_computed_tokens, self._num_tokens))
         if update.token is None:
             return None
         self._sampled_at = self._clock()
-        self._move(LeasePhase.COMPUTED)
+        self._move(SessionEvent.SAMPLE)
         return prefill_pb2.PrefillEvent(first_token=self._first_token(update))
 
     def close(self) -> None:
         """Refuse readers, then free the blocks. Idempotent."""
-        if self.phase is LeasePhase.CLOSED:
-            return
-        self._move(LeasePhase.CLOSED)
-        if self.sequence is not None:
+        is_first = SESSION_TRANSITIONS.allows(self.phase, SessionEvent.CLOSE)
+        self._move(SessionEvent.CLOSE)
+        if is_first and self.sequence is not None:
             self._leases.close(self.sequence.key)
             self._scheduler.release(self.sequence)
 
@@ -172,6 +196,11 @@ class LeaseSession:
             token.finish_reason = cast(common_pb2.FinishReason, int(update.finish_reason))
         return token
 
-    def _move(self, phase: LeasePhase) -> None:
-        assert phase in NEXT_PHASES[self.phase], f"{self.phase} -> {phase}"
-        self.phase = phase
+    def _expect(self, event: SessionEvent, *, field: str) -> None:
+        if self.phase is LeasePhase.CLOSED:
+            raise LeaseExpiredError("the lease has ended")
+        if not SESSION_TRANSITIONS.allows(self.phase, event):
+            raise InvalidRequestError(f"came while {self.phase.name}", field=field)
+
+    def _move(self, event: SessionEvent) -> None:
+        self.phase = SESSION_TRANSITIONS.after(self.phase, event) or self.phase

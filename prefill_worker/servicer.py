@@ -171,7 +171,9 @@ class LeaseStream:
             case "grant":
                 if self._session is None:
                     raise InvalidRequestError("came before start", field="grant")
-                self._send(self._session.grant(command.grant))
+                granted = self._session.grant(command.grant)
+                if granted is not None:
+                    self._send(granted)
             case "heartbeat" | None:
                 pass
 

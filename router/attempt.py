@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from diptych.v1 import common_pb2, inference_pb2
 from router import actions
 from router.actions import Action
-from router.halves import Lease, LeaseState, Seat, SeatState
+from router.halves import Lease, LeaseEvent, LeaseState, Seat, SeatEvent, SeatState
 from router.placement import Placement, Why, WorkerId
 from router.surroundings import Surroundings
 
@@ -98,22 +98,23 @@ class Attempt:
         self.decode_worker = worker.address
         self._do(actions.Reserve(worker, self.seat.sequence_id, self.base))
 
-    def reserved(self, num_cached_tokens: int) -> None:
-        """The seat's blocks are held; this many tokens' KV are there."""
+    def reserved(self, num_cached_tokens: int) -> bool:
+        """The seat's blocks are held; this many tokens' KV are there. False: it is known."""
         seat = self.seat
         assert seat is not None
-        seat.num_cached_tokens = num_cached_tokens
         is_whole = num_cached_tokens >= self._num_prompt_tokens + self.base
-        seat.move(SeatState.PROVEN if is_whole else SeatState.RESERVED)
+        if not seat.move(SeatEvent.RESERVED_WHOLE if is_whole else SeatEvent.RESERVED):
+            return False
+        seat.num_cached_tokens = num_cached_tokens
+        return True
 
     def grant_if_held(self) -> None:
         """Let the seat pull from the lease, once both are held and something is missing."""
         lease, seat = self.lease, self.seat
         if lease is None or lease.state is LeaseState.OPENING:
             return
-        if seat is None or seat.state is not SeatState.RESERVED:
+        if seat is None or not seat.move(SeatEvent.GRANT):
             return
-        seat.move(SeatState.GRANTING)
         lease.grant_id += 1
         lease.ticket = self._around.new_ticket()
         self._do(actions.Grant(lease.sequence_id, lease.grant_id, lease.ticket, seat.worker))
@@ -123,9 +124,8 @@ class Attempt:
         lease, seat = self.lease, self.seat
         if lease is None or seat is None or lease.grant_id != grant_id:
             return
-        if seat.state is not SeatState.GRANTING:
+        if not seat.move(SeatEvent.BIND):
             return
-        seat.move(SeatState.PULLING)
         seat.bind_id += 1
         first = seat.num_cached_tokens
         self._do(actions.Bind(seat.sequence_id, seat.bind_id, lease.worker, lease.ticket, first))
@@ -180,17 +180,17 @@ class Attempt:
     def drop_lease(self) -> None:
         """Forget the lease: its worker has, or was told to."""
         if self.lease is not None:
-            self.lease.move(LeaseState.CLOSED)
+            self.lease.move(LeaseEvent.CLOSE)
             self.lease = None
 
     def drop_seat(self) -> None:
         """Forget the seat: its worker has, or was told to."""
         if self.seat is not None:
-            self.seat.move(SeatState.CLOSED)
+            self.seat.move(SeatEvent.CLOSE)
             self.seat = None
 
     def _start(self, seat: Seat, output: Sequence[int], *, compute: bool) -> None:
-        seat.move(SeatState.RUNNING)
+        seat.move(SeatEvent.START)
         self._do(actions.Start(seat.sequence_id, tuple(output[self.base :]), compute))
 
     def _go_local(self, why: Why) -> None:

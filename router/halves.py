@@ -3,6 +3,7 @@
 import enum
 from dataclasses import dataclass
 
+from diptych.transitions import Transitions
 from diptych.v1 import common_pb2
 from router.placement import WorkerId
 
@@ -16,12 +17,32 @@ class LeaseState(enum.Enum):
     CLOSED = enum.auto()
 
 
-_NEXT_LEASE: dict[LeaseState, frozenset[LeaseState]] = {
-    LeaseState.OPENING: frozenset({LeaseState.HELD, LeaseState.CLOSED}),
-    LeaseState.HELD: frozenset({LeaseState.SAMPLED, LeaseState.CLOSED}),
-    LeaseState.SAMPLED: frozenset({LeaseState.CLOSED}),
-    LeaseState.CLOSED: frozenset(),
-}
+class LeaseEvent(enum.Enum):
+    """What moves a lease."""
+
+    ACCEPTED = enum.auto()
+    FIRST_TOKEN = enum.auto()
+    CLOSE = enum.auto()  # by us or by its worker
+
+
+LEASE_TRANSITIONS = Transitions(
+    {
+        LeaseState.OPENING: {
+            LeaseEvent.ACCEPTED: LeaseState.HELD,
+            LeaseEvent.CLOSE: LeaseState.CLOSED,
+        },
+        LeaseState.HELD: {
+            LeaseEvent.FIRST_TOKEN: LeaseState.SAMPLED,
+            LeaseEvent.CLOSE: LeaseState.CLOSED,
+        },
+        LeaseState.SAMPLED: {LeaseEvent.CLOSE: LeaseState.CLOSED},
+    },
+    ignored={
+        LeaseState.OPENING: {LeaseEvent.FIRST_TOKEN},
+        LeaseState.HELD: {LeaseEvent.ACCEPTED},
+        LeaseState.SAMPLED: {LeaseEvent.ACCEPTED, LeaseEvent.FIRST_TOKEN},
+    },
+)
 
 
 class SeatState(enum.Enum):
@@ -36,17 +57,60 @@ class SeatState(enum.Enum):
     CLOSED = enum.auto()
 
 
-_NEXT_SEAT: dict[SeatState, frozenset[SeatState]] = {
-    SeatState.RESERVING: frozenset({SeatState.RESERVED, SeatState.PROVEN, SeatState.CLOSED}),
-    SeatState.RESERVED: frozenset({SeatState.GRANTING, SeatState.RUNNING, SeatState.CLOSED}),
-    SeatState.GRANTING: frozenset({SeatState.PULLING, SeatState.RUNNING, SeatState.CLOSED}),
-    SeatState.PULLING: frozenset(
-        {SeatState.RESERVED, SeatState.PROVEN, SeatState.RUNNING, SeatState.CLOSED}
-    ),
-    SeatState.PROVEN: frozenset({SeatState.RUNNING, SeatState.CLOSED}),
-    SeatState.RUNNING: frozenset({SeatState.CLOSED}),
-    SeatState.CLOSED: frozenset(),
-}
+class SeatEvent(enum.Enum):
+    """What moves a seat."""
+
+    RESERVED = enum.auto()
+    RESERVED_WHOLE = enum.auto()  # and nothing is missing
+    GRANT = enum.auto()
+    BIND = enum.auto()
+    PULL_FAILED = enum.auto()
+    PROVEN = enum.auto()
+    START = enum.auto()
+    CLOSE = enum.auto()  # by us or by its worker
+
+
+_LATE = {SeatEvent.RESERVED, SeatEvent.RESERVED_WHOLE, SeatEvent.PULL_FAILED, SeatEvent.PROVEN}
+_NOT_YET = {SeatEvent.GRANT, SeatEvent.BIND}
+
+SEAT_TRANSITIONS = Transitions(
+    {
+        SeatState.RESERVING: {
+            SeatEvent.RESERVED: SeatState.RESERVED,
+            SeatEvent.RESERVED_WHOLE: SeatState.PROVEN,
+            SeatEvent.CLOSE: SeatState.CLOSED,
+        },
+        SeatState.RESERVED: {
+            SeatEvent.GRANT: SeatState.GRANTING,
+            SeatEvent.START: SeatState.RUNNING,
+            SeatEvent.CLOSE: SeatState.CLOSED,
+        },
+        SeatState.GRANTING: {
+            SeatEvent.BIND: SeatState.PULLING,
+            SeatEvent.START: SeatState.RUNNING,
+            SeatEvent.CLOSE: SeatState.CLOSED,
+        },
+        SeatState.PULLING: {
+            SeatEvent.PULL_FAILED: SeatState.RESERVED,
+            SeatEvent.PROVEN: SeatState.PROVEN,
+            SeatEvent.START: SeatState.RUNNING,
+            SeatEvent.CLOSE: SeatState.CLOSED,
+        },
+        SeatState.PROVEN: {
+            SeatEvent.START: SeatState.RUNNING,
+            SeatEvent.CLOSE: SeatState.CLOSED,
+        },
+        SeatState.RUNNING: {SeatEvent.CLOSE: SeatState.CLOSED},
+    },
+    ignored={
+        SeatState.RESERVING: {SeatEvent.PULL_FAILED, SeatEvent.PROVEN, *_NOT_YET},
+        SeatState.RESERVED: {*_LATE, SeatEvent.BIND},
+        SeatState.GRANTING: {*_LATE, SeatEvent.GRANT},
+        SeatState.PULLING: {SeatEvent.RESERVED, SeatEvent.RESERVED_WHOLE, *_NOT_YET},
+        SeatState.PROVEN: {*_LATE, *_NOT_YET},
+        SeatState.RUNNING: {*_LATE, *_NOT_YET},
+    },
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -60,9 +124,11 @@ class Lease:
     grant_id: int = 0
     ticket: bytes = b""
 
-    def move(self, state: LeaseState) -> None:
-        assert state in _NEXT_LEASE[self.state], f"{self.state} -> {state}"
-        self.state = state
+    def move(self, event: LeaseEvent) -> bool:
+        """False if the event is ignored in this state."""
+        following = LEASE_TRANSITIONS.after(self.state, event)
+        self.state = following or self.state
+        return following is not None
 
 
 @dataclass(slots=True, eq=False)
@@ -82,6 +148,8 @@ class Seat:
     was_rebound: bool = False
     stats: common_pb2.TransferStats | None = None
 
-    def move(self, state: SeatState) -> None:
-        assert state in _NEXT_SEAT[self.state], f"{self.state} -> {state}"
-        self.state = state
+    def move(self, event: SeatEvent) -> bool:
+        """False if the event is ignored in this state."""
+        following = SEAT_TRANSITIONS.after(self.state, event)
+        self.state = following or self.state
+        return following is not None

@@ -24,12 +24,13 @@ from diptych.errors import (
     LeaseExpiredError,
     LogitsError,
 )
+from diptych.transitions import Transitions
 from diptych.v1 import common_pb2, decode_pb2
 from router import actions, faults
 from router.actions import Action, Retry
 from router.attempt import Attempt
 from router.exclusions import Exclusions
-from router.halves import LeaseState, Seat, SeatState
+from router.halves import LeaseEvent, LeaseState, Seat, SeatEvent, SeatState
 from router.output import Output, RequestShape, TokenSink
 from router.placement import Pair, Placement, Query, Why, WorkerId
 from router.surroundings import Surroundings
@@ -45,15 +46,38 @@ class RequestState(enum.Enum):
     DONE = enum.auto()  # nothing held, nothing to come
 
 
-_NEXT: dict[RequestState, frozenset[RequestState]] = {
-    RequestState.NEW: frozenset({RequestState.QUEUED, RequestState.DONE}),
-    RequestState.QUEUED: frozenset({RequestState.PLACED, RequestState.DONE}),
-    RequestState.PLACED: frozenset(
-        {RequestState.PLACED, RequestState.QUEUED, RequestState.DECODING, RequestState.DONE}
-    ),
-    RequestState.DECODING: frozenset({RequestState.PLACED, RequestState.QUEUED, RequestState.DONE}),
-    RequestState.DONE: frozenset(),
-}
+class RequestEvent(enum.Enum):
+    """What moves it."""
+
+    QUEUE = enum.auto()
+    PLACE = enum.auto()  # open a whole placement
+    DECODE = enum.auto()  # the seat was started
+    END = enum.auto()
+
+
+REQUEST_TRANSITIONS = Transitions(
+    {
+        RequestState.NEW: {
+            RequestEvent.QUEUE: RequestState.QUEUED,
+            RequestEvent.END: RequestState.DONE,
+        },
+        RequestState.QUEUED: {
+            RequestEvent.PLACE: RequestState.PLACED,
+            RequestEvent.END: RequestState.DONE,
+        },
+        RequestState.PLACED: {
+            RequestEvent.QUEUE: RequestState.QUEUED,
+            RequestEvent.PLACE: RequestState.PLACED,
+            RequestEvent.DECODE: RequestState.DECODING,
+            RequestEvent.END: RequestState.DONE,
+        },
+        RequestState.DECODING: {
+            RequestEvent.QUEUE: RequestState.QUEUED,
+            RequestEvent.PLACE: RequestState.PLACED,
+            RequestEvent.END: RequestState.DONE,
+        },
+    },
+)
 
 
 class RequestMachine:
@@ -151,8 +175,7 @@ class RequestMachine:
     def accepted(self, sequence_id: int, num_cached_tokens: int) -> list[Action]:
         """The lease holds its blocks."""
         lease = self.attempt.lease_of(sequence_id)
-        if lease is not None and lease.state is LeaseState.OPENING:
-            lease.move(LeaseState.HELD)
+        if lease is not None and lease.move(LeaseEvent.ACCEPTED):
             self._book_cached(num_cached_tokens)
             self._settle()
             self.attempt.grant_if_held()
@@ -163,9 +186,8 @@ class RequestMachine:
     ) -> list[Action]:
         """The prefill worker sampled; ``reason`` is its FinishReason (0: goes on)."""
         lease = self.attempt.lease_of(sequence_id)
-        if lease is None or lease.state is not LeaseState.HELD:
+        if lease is None or not lease.move(LeaseEvent.FIRST_TOKEN):
             return []
-        lease.move(LeaseState.SAMPLED)
         broken = None
         if not self._output.accept(position, (token_id,), () if margin is None else (margin,)):
             broken = "it skipped a token"
@@ -207,14 +229,13 @@ class RequestMachine:
     def reserved(self, sequence_id: int, num_cached_tokens: int) -> list[Action]:
         """The seat holds its blocks and already has this many tokens' KV."""
         seat = self.attempt.seat_of(sequence_id)
-        if seat is None or seat.state is not SeatState.RESERVING:
+        if seat is None or not self.attempt.reserved(num_cached_tokens):
             return []
-        self.attempt.reserved(num_cached_tokens)
         self._settle()
         if seat.compute:
             self._book_cached(num_cached_tokens)
             self.attempt.start_computing(self.emitted)
-            self._move(RequestState.DECODING)
+            self._move(RequestEvent.DECODE)
         else:
             self.attempt.grant_if_held()
             self._start_proven()
@@ -225,8 +246,8 @@ class RequestMachine:
     ) -> list[Action]:
         """The pull of that Bind landed whole and was confirmed."""
         seat = self.attempt.seat_of(sequence_id)
-        if seat is not None and seat.state is SeatState.PULLING and seat.bind_id == bind_id:
-            seat.move(SeatState.PROVEN)
+        is_of_this = seat is not None and seat.bind_id == bind_id
+        if seat is not None and is_of_this and seat.move(SeatEvent.PROVEN):
             seat.stats = stats
             self._start_proven()
         return self._take()
@@ -236,10 +257,9 @@ class RequestMachine:
     ) -> list[Action]:
         """The pull of that Bind ended without proof; the reservation stands."""
         seat, lease = self.attempt.seat_of(sequence_id), self.attempt.lease
-        if seat is None or seat.state is not SeatState.PULLING or seat.bind_id != bind_id:
+        if seat is None or seat.bind_id != bind_id or not seat.move(SeatEvent.PULL_FAILED):
             return []
         assert lease is not None, "a pull without a lease"
-        seat.move(SeatState.RESERVED)
         error = faults.pull_failed(reason, message)
         source_lost = reason == decode_pb2.PULL_FAILURE_SOURCE_LOST
         if faults.may_bind_again(reason) and not seat.was_rebound:
@@ -323,7 +343,7 @@ class RequestMachine:
 
     def _open(self, placement: Placement) -> None:
         """Open a whole new placement; nothing is held."""
-        self._move(RequestState.PLACED)
+        self._move(RequestEvent.PLACE)
         if self._retrying is not None:
             again = Retry.RECOMPUTE if placement.local else Retry.PREFILL_AGAIN
             self._do(actions.Retried(again, self._retrying))
@@ -333,7 +353,7 @@ class RequestMachine:
     def _queue(self, *, front: bool) -> None:
         """Wait for a placement; nothing is held."""
         self._exclusions.wait(self._around.clock())
-        self._move(RequestState.QUEUED)
+        self._move(RequestEvent.QUEUE)
         self._do(actions.Enqueue(front))
 
     def _open_or_queue(self) -> None:
@@ -350,11 +370,11 @@ class RequestMachine:
 
     def _start_proven(self) -> None:
         if self.attempt.start_if_proven(self.emitted):
-            self._move(RequestState.DECODING)
+            self._move(RequestEvent.DECODE)
 
     def _compute_on_seat(self, why: Why) -> None:
         if self.attempt.compute_on_seat(why, self.emitted):
-            self._move(RequestState.DECODING)
+            self._move(RequestEvent.DECODE)
 
     # Refusals and failures
 
@@ -470,7 +490,7 @@ class RequestMachine:
         if self.state is RequestState.QUEUED:
             self._do(actions.Dequeue())
         self.attempt.close()
-        self._move(RequestState.DONE)
+        self._move(RequestEvent.END)
 
     # Small change
 
@@ -479,9 +499,8 @@ class RequestMachine:
         known = self.num_cached_tokens
         self.num_cached_tokens = num_tokens if known is None else min(known, num_tokens)
 
-    def _move(self, state: RequestState) -> None:
-        assert state in _NEXT[self.state], f"{self.state} -> {state}"
-        self.state = state
+    def _move(self, event: RequestEvent) -> None:
+        self.state = REQUEST_TRANSITIONS.after(self.state, event) or self.state
 
     def _do(self, action: Action) -> None:
         self._actions.append(action)

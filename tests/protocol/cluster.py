@@ -12,7 +12,7 @@ from random import Random
 from diptych.block_hash import block_keys
 from diptych.engine.block_pool import Owner
 from diptych.engine.sequence import Sequence, SequenceState
-from diptych.errors import DiptychError
+from diptych.errors import DiptychError, InvalidRequestError
 from kvtransfer.transport import SourceLostError, TransportError
 from router.placement import WorkerId
 from tests.protocol.fake_model import slots_of
@@ -86,12 +86,9 @@ class Cluster:
         """All that can happen now, in a fixed order."""
         found: list[tuple[str, Event]] = []
         for stream in self.streams:
-            for way in (stream.up, stream.down):
-                if way.can_deliver:
-                    found.append((f"deliver {way.name}", way.deliver))
-        for worker in self.workers:
-            if worker.can_step:
-                found.append((f"step {worker.identity.incarnation}", worker.step))
+            ways = (stream.up, stream.down)
+            found += [(f"deliver {way.name}", way.deliver) for way in ways if way.can_deliver]
+        found += [("step", worker.step) for worker in self.workers if worker.can_step]
         for prefill in self.prefills:
             if prefill.to_digest:
                 found.append(("digest", prefill.digest))
@@ -184,8 +181,8 @@ class Cluster:
         for request in self.requests:
             assert request.is_over, f"a request did not end: {request.machine.state}"
         for stream, (client, server) in self.streams.items():
-            decode = stream.up.name.startswith("decode")
-            assert stream.is_over or decode, f"{stream.up.name} is open: {client} {server}"
+            is_decode = stream.up.name.startswith("decode")
+            assert stream.is_over or is_decode, f"{stream.up.name} is open: {client} {server}"
         for worker in self.workers:
             counts = worker.pool.counts()
             assert counts.free + counts.cached == counts.total, f"a leak: {counts}"
@@ -285,9 +282,9 @@ class Cluster:
 
     def _check_lease_owners(self, worker: PrefillWorker) -> None:
         """Each sequence belongs to a stream that is open."""
-        owned = {
-            side.session.sequence for side in worker.streams if side.session is not None
-        } - {None}
+        owned = {side.session.sequence for side in worker.streams if side.session is not None} - {
+            None
+        }
         assert _living(worker) == owned, "a sequence without a stream"
         assert len(worker.leases.open_leases) == len(owned)
 
@@ -296,6 +293,7 @@ class Cluster:
         assert len(_living(worker)) == num_entries, "a sequence without a stream"
 
     def _check_outcome(self, request: Request) -> None:
+        assert not isinstance(request.outcome, InvalidRequestError), "a good request is refused"
         if request.outcome is None or isinstance(request.outcome, DiptychError):
             return
         stop_at = request.question.stop_at
@@ -338,8 +336,4 @@ class Cluster:
 
 def _living(worker: Worker) -> set[Sequence]:
     """Sequences that somebody holds; others only wait for the step in flight."""
-    return {
-        seq
-        for seq, _ in worker.scheduler.holders()
-        if seq.state is not SequenceState.FINISHED
-    }
+    return {seq for seq, _ in worker.scheduler.holders() if seq.state is not SequenceState.FINISHED}

@@ -21,7 +21,13 @@ from router.surroundings import Surroundings
 from router.waiting_room import WaitingRoom
 from tests.protocol.fake_model import STOP_TOKEN, answer
 from tests.protocol.wire import Stream
-from tests.protocol.workers import MAX_LEN, TIMERS, DecodeSide, DecodeWorker, LeaseSide, PrefillWorker
+from tests.protocol.workers import (
+    MAX_LEN,
+    TIMERS,
+    DecodeSide,
+    DecodeWorker,
+    LeaseSide,
+)
 
 if TYPE_CHECKING:
     from tests.protocol.cluster import Cluster
@@ -395,6 +401,3 @@ class Request:
         link = self.seats.get(sequence_id)
         if link is not None:
             link.send(command)
-
-
-__all__ = ["LeaseLink", "PrefillWorker", "Question", "Request", "Router"]

@@ -114,7 +114,7 @@ def free_the_blocks_of_an_open_lease(patch: pytest.MonkeyPatch) -> None:
 
     def step(self: LeaseSession, update: Any, started_at: float) -> Any:
         event = original(self, update, started_at)
-        if event is not None and update.sequence is self.sequence:
+        if event is not None:
             self._scheduler.release(update.sequence)
         return event
 

@@ -128,7 +128,9 @@ class LeaseSide:
     def on_message(self, message: Message) -> None:
         assert isinstance(message, prefill_pb2.PrefillCommand)
         try:
-            self._send(self._handle(message))
+            event = self._handle(message)
+            if event is not None:
+                self._send(event)
         except DiptychError as error:
             self.end(error)
 
@@ -157,7 +159,7 @@ class LeaseSide:
             self.session.close()
         self.worker.streams.remove(self)
 
-    def _handle(self, command: prefill_pb2.PrefillCommand) -> prefill_pb2.PrefillEvent:
+    def _handle(self, command: prefill_pb2.PrefillCommand) -> prefill_pb2.PrefillEvent | None:
         if command.HasField("start"):
             if self.session is not None:
                 raise InvalidRequestError("came twice", field="start")

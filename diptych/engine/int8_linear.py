@@ -1,8 +1,8 @@
 """A linear layer in int8: a scale for each output channel, and for each span of an input row.
 
 Symmetric: a weight row is its scale times -127..127, and so is each span of 64 inputs
-of a row, with a scale of its own (one scale for a whole row costs SmolLM2 three
-times as much perplexity). A row's result depends on that row alone, bit for bit, at
+of a row, with a scale of its own (one scale for a whole row costs SmolLM2 twice
+the perplexity lost). A row's result depends on that row alone, bit for bit, at
 every batch size and with every kernel. On the CPU, for float32 inputs.
 """
 

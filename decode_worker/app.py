@@ -23,7 +23,6 @@ from diptych.worker.step_metrics import StepMetrics
 from diptych.worker.worker import WorkerLife
 from kvtransfer.endpoint import TransferEndpoint
 from kvtransfer.fault_service import FaultsServicer, serve_faults
-from kvtransfer.memory import HostMemory
 from kvtransfer.pairs import PairTable
 
 DECODE = decode_pb2.DESCRIPTOR.services_by_name["Decode"].full_name
@@ -56,12 +55,11 @@ class DecodeRole:
     @asynccontextmanager
     async def attached(self, parts: EngineParts, metrics: StepMetrics) -> AsyncIterator[None]:
         """Open the transfer endpoint, keep the pairs connected, serve sequences."""
-        memory = HostMemory(parts.model.kv_bytes, parts.model.kv_cache.block_bytes)
         endpoint = await TransferEndpoint.open(
             self._config.transfer,
             incarnation=self._status.incarnation,
             layout=parts.model.layout,
-            memory=memory,
+            memory=parts.model.kv_cache,
             switch=None if self._faults is None else self._faults.switch,
         )
         unfinished = self._unfinished = UnfinishedReads(parts)
@@ -80,7 +78,7 @@ class DecodeRole:
             async with asyncio.TaskGroup() as tasks:
                 running = [tasks.create_task(pairs.run(), name="pairs")]
                 if self._faults is not None:
-                    canaries = self._faults.attach(memory, parts.pool)
+                    canaries = self._faults.attach(parts.model.kv_cache, parts.pool)
                     running.append(tasks.create_task(canaries.run(), name="canaries"))
                 self._servicer.attach(self._node(parts, pairs, unfinished, metrics))
                 yield

@@ -55,6 +55,18 @@ class TransferConfig(BaseModel):
         description="UCX transports that nixl may use (UCX_TLS). Unset: cross-memory attach and "
         "what its small messages need, or RDMA where nixl_net_devices names such devices.",
     )
+    nixl_process: Literal["child", "inside"] = Field(
+        "child",
+        description="Where nixl runs. child: in a process of its own beside the worker, so that a "
+        "crash or a hang of the library costs the reads under way and nothing else (a pool that "
+        "no other process can map is read inside). inside: in the worker itself.",
+    )
+    nixl_answer_s: float = Field(
+        2.0,
+        gt=0,
+        description="A nixl process that has not answered for this long is ended and another one "
+        "started, s.",
+    )
     probe_blocks: int = Field(
         4,
         ge=1,

@@ -1,8 +1,10 @@
 """This process's end of every transfer: its memory, transports and transfer thread."""
 
+import asyncio
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 
 from diptych.errors import ConfigurationError
 from diptych.v1 import common_pb2
@@ -10,10 +12,13 @@ from kvtransfer.config import TransferConfig, TransportName
 from kvtransfer.inline import InlineTransport
 from kvtransfer.memory import PoolMemory
 from kvtransfer.scripted import FaultSwitch
-from kvtransfer.transfer_thread import TransferThread
-from kvtransfer.transport import Transport, TransportError
+from kvtransfer.transfer_thread import TransferThread, deliver
+from kvtransfer.transport import Transport
 
 logger = logging.getLogger(__name__)
+
+REBUILD_WAIT_S = 2.0  # for an agent that is being rebuilt, before the next transport's turn
+_START_S = 30.0  # that a transport has to get ready: it may register a large pool
 
 
 class TransferEndpoint:
@@ -38,8 +43,9 @@ class TransferEndpoint:
         self.memory = memory
         self.thread = TransferThread()
         self.transports: dict[str, Transport] = {}  # as configured, most wanted first
+        self.on_change: Callable[[], None] = lambda: None  # a transport got ready, or is no more
         self._num_served = 0
-        self._polling = False  # transfer thread only
+        self._changed = asyncio.Event()
 
     @classmethod
     async def open(
@@ -79,16 +85,27 @@ class TransferEndpoint:
         """While open, the passive side of one-sided reads is progressed."""
         self._num_served += 1
         if self._num_served == 1:
-            self.thread.post(self._start_serving)
+            self._serve(True)
         try:
             yield
         finally:
             self._num_served -= 1
+            if not self._num_served:
+                self._serve(False)
+
+    async def until_ready(self, transport: Transport, timeout_s: float) -> bool:
+        """Wait while ``transport`` is being (re)built; whether it is ready then."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not transport.ready and not transport.problem:
+                    self._changed.clear()
+                    await self._changed.wait()
+        return transport.ready
 
     async def rebuild(self) -> None:
-        """Destroy and remake the agents: reads that never ended end here, with an error.
+        """Destroy and remake the agents: reads that never ended end, with AgentLostError.
 
-        Every connection over them has to be made anew. Raises ConfigurationError.
+        Every connection over them has to be made anew.
         """
         for transport in self.transports.values():
             await self.thread.call(transport.rebuild)
@@ -105,28 +122,30 @@ class TransferEndpoint:
         if name == "inline":
             self.transports[name] = InlineTransport(self.memory)
             return
-        from kvtransfer.nixl_transport import NixlTransport  # needs numpy; slow
+        transport = self.transports[name] = await self._open_nixl()
+        if await self.until_ready(transport, _START_S):
+            return
+        problem = transport.problem or f"not ready within {_START_S:.0f} s"
+        if "inline" not in self.config.transports:
+            raise ConfigurationError(problem)
+        logger.warning("nixl is not available, using inline", extra={"error": problem})
+        await self.thread.call(self.transports.pop(name).close)
 
-        try:
-            self.transports[name] = await self.thread.call(
-                lambda: NixlTransport(self.config, self.incarnation, self.memory)
-            )
-        except ConfigurationError as error:
-            if "inline" not in self.config.transports:
-                raise
-            logger.warning("nixl is not available, using inline", extra={"error": error.message})
+    async def _open_nixl(self) -> Transport:
+        from kvtransfer.nixl_child import NixlChildTransport  # these need numpy
+        from kvtransfer.nixl_transport import NixlTransport
 
-    def _start_serving(self) -> None:
-        if not self._polling:
-            self._polling = True
-            self.thread.poll(self._serve)
+        in_child = self.config.nixl_process == "child" and self.memory.shared_fd is not None
+        transport_type = NixlChildTransport if in_child else NixlTransport
+        changed = partial(deliver, asyncio.get_running_loop(), self._transport_changed)
+        return await self.thread.call(
+            lambda: transport_type(self.config, self.incarnation, self.memory, self.thread, changed)
+        )
 
-    def _serve(self) -> bool:
-        """Poller: ends with the last Fetch."""
+    def _serve(self, active: bool) -> None:
         for transport in self.transports.values():
-            try:
-                transport.serve()
-            except TransportError as error:  # of one reader: the others go on
-                logger.debug("serving reads", extra={"error": str(error)})
-        self._polling = self._num_served > 0
-        return not self._polling
+            self.thread.post(partial(transport.serve, active))
+
+    def _transport_changed(self) -> None:
+        self._changed.set()
+        self.on_change()

@@ -7,6 +7,8 @@ from kvtransfer.memory import PoolMemory
 class InlineWrite:
     """Copies one message's payload into the local blocks it belongs to."""
 
+    wakes = False
+
     def __init__(
         self, memory: PoolMemory, local_block_ids: tuple[int, ...], offset: int, payload: bytes
     ) -> None:
@@ -62,6 +64,8 @@ class InlineTransport:
     """Works between any two workers that have a channel."""
 
     name = "inline"
+    ready = True
+    problem = ""
 
     def __init__(self, memory: PoolMemory) -> None:
         self._memory = memory
@@ -72,7 +76,7 @@ class InlineTransport:
     def connect(self, descriptor: kv_source_pb2.MemoryDescriptor) -> InlinePeer:
         return InlinePeer(self._memory)
 
-    def serve(self) -> None:
+    def serve(self, active: bool) -> None:
         """The Fetch handler sends."""
 
     def rebuild(self) -> None:

@@ -28,6 +28,11 @@ class PoolMemory(Protocol):
     @property
     def device_id(self) -> int: ...
 
+    @property
+    def shared_fd(self) -> int | None:
+        """A file that is this memory, for another process to map; None where there is none."""
+        ...
+
     def block(self, block_id: int) -> memoryview:
         """Writable bytes of one block (DRAM only). Called on the transfer thread."""
         ...
@@ -53,7 +58,13 @@ class HostMemory:
     memory_kind = "DRAM"
     device_id = 0
 
-    def __init__(self, buffer: "memoryview | bytearray | object", block_bytes: int) -> None:
+    def __init__(
+        self,
+        buffer: "memoryview | bytearray | object",
+        block_bytes: int,
+        shared_fd: int | None = None,
+    ) -> None:
+        """``shared_fd``: of the file that ``buffer`` maps, if another process may map it too."""
         view = memoryview(buffer)  # type: ignore[arg-type]
         if view.readonly or not view.c_contiguous:
             raise ValueError("the pool must be writable and contiguous")
@@ -61,6 +72,7 @@ class HostMemory:
         if block_bytes < 1 or self._bytes.nbytes % block_bytes:
             raise ValueError(f"{self._bytes.nbytes} bytes are not whole blocks of {block_bytes}")
         self.block_bytes = block_bytes
+        self.shared_fd = shared_fd
         self.num_blocks = self._bytes.nbytes // block_bytes
         self.base_address = ctypes.addressof(ctypes.c_char.from_buffer(self._bytes))
 

@@ -1,11 +1,13 @@
 """One life of a nixl agent: the library loaded, an agent made, the pool registered.
 
-Everything here runs on the transfer thread, the only one that touches the agent (no
-lock, no progress thread: that one busy-polls). nixl is imported when an agent is
-first made.
+Everything here runs on the one thread that touches the agent: the main thread of its
+own process (``agent_main``), or the transfer thread where it lives inside the worker.
+(No lock, no progress thread: that one busy-polls.) nixl is imported when an agent is
+first made; torch, pydantic and gRPC are not, so that a process for it starts at once.
 """
 
 import gc
+import importlib
 import logging
 import os
 import weakref
@@ -14,12 +16,39 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from diptych.errors import ConfigurationError
-from kvtransfer.config import TransferConfig
-from kvtransfer.memory import PoolMemory
 from kvtransfer.transport import SourceLostError, TransportError
 
 logger = logging.getLogger(__name__)
+
+# Where no GPU is involved either build will do; ``nixl`` itself imports torch to choose one.
+_HOST_MODULES = ("nixl_cu13", "nixl_cu12", "nixl")
+
+
+class AgentSettings(NamedTuple):
+    """What an agent is made with."""
+
+    name: str  # of this life of it, never used again
+    ucx_tls: str
+    ucx_net_devices: str
+
+
+class Region(NamedTuple):
+    """A pool of blocks at the addresses of the process that registered it."""
+
+    base_address: int
+    block_bytes: int
+    num_blocks: int
+    memory_kind: str = "DRAM"
+    device_id: int = 0
+
+    def rows(self) -> NDArray[np.uint64]:
+        """Descriptors of all blocks: [num_blocks, 3] of (address, bytes, device)."""
+        rows = np.empty((self.num_blocks, 3), dtype=np.uint64)
+        offsets = np.arange(self.num_blocks, dtype=np.uint64) * np.uint64(self.block_bytes)
+        rows[:, 0] = np.uint64(self.base_address) + offsets
+        rows[:, 1] = self.block_bytes
+        rows[:, 2] = self.device_id
+        return rows
 
 
 class _Library(NamedTuple):
@@ -30,39 +59,45 @@ class _Library(NamedTuple):
     disconnect_error: type[Exception]
 
 
-def _load(environment: dict[str, str], log_environment: dict[str, str]) -> _Library:
-    """Import nixl under the given environment.
+def _load(settings: AgentSettings, memory_kind: str) -> _Library:
+    """Import nixl under these settings. Raises ImportError.
 
     The one place outside configuration that writes ``os.environ``: UCX takes its
     settings from nowhere else, and reads them when an agent is created.
     """
-    os.environ.update(environment)
-    for name, value in log_environment.items():
-        os.environ.setdefault(name, value)
+    os.environ.update(
+        UCX_TLS=settings.ucx_tls,
+        UCX_NET_DEVICES=settings.ucx_net_devices,
+        # a cut link is otherwise never noticed
+        UCX_TCP_USER_TIMEOUT="5s",
+        UCX_TCP_KEEPIDLE="2s",
+        UCX_TCP_KEEPINTVL="1s",
+        UCX_TCP_KEEPCNT="3",
+    )
+    os.environ.setdefault("UCX_LOG_LEVEL", "fatal")
+    os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")
     raise_exceptions = logging.raiseExceptions
-    from nixl import _bindings  # slow, and prints: only where it is used
-    from nixl._api import nixl_agent, nixl_agent_config
-
+    package = _package(_HOST_MODULES if memory_kind == "DRAM" else ("nixl",))
+    bindings = importlib.import_module(f"{package}._bindings")
+    api = importlib.import_module(f"{package}._api")
     # Importing it configures logging for the whole process, onto stdout.
     logging.raiseExceptions = raise_exceptions
     nixl_logger = logging.getLogger("nixl")
     nixl_logger.handlers.clear()
     nixl_logger.propagate = True
     nixl_logger.setLevel(logging.WARNING)
-    return _Library(nixl_agent, nixl_agent_config, _bindings.nixlRemoteDisconnectError)
+    return _Library(api.nixl_agent, api.nixl_agent_config, bindings.nixlRemoteDisconnectError)
 
 
-def ucx_transports(config: TransferConfig, memory_kind: str) -> tuple[str, ...]:
-    """UCX_TLS for these settings: RDMA devices are named ``mlx5_0:1``, others have no colon."""
-    if config.nixl_tls is not None:
-        return config.nixl_tls
-    rdma = any(":" in device for device in config.nixl_net_devices.split(","))
-    names = ["cma", *(["rc", "dc", "ud"] if rdma else ["tcp"])]
-    if rdma and config.allow_nixl_tcp:
-        names.append("tcp")
-    if memory_kind == "VRAM":
-        names += ["cuda_copy", "cuda_ipc"]
-    return tuple(names)
+def _package(names: tuple[str, ...]) -> str:
+    """The first of these packages that is installed. Raises ImportError."""
+    for name in names[:-1]:
+        try:
+            return importlib.import_module(name).__name__
+        except ModuleNotFoundError as error:
+            if error.name != name:
+                raise
+    return importlib.import_module(names[-1]).__name__
 
 
 class Dependent(Protocol):
@@ -74,49 +109,33 @@ class Dependent(Protocol):
 class NixlAgent:
     """Owns the library's agent; nobody else keeps a reference to it.
 
-    ``close`` destroys it, which alone stops reads that never end.
+    ``close`` destroys it, which alone stops reads that never end (as the end of its
+    process does, where it has one of its own).
     """
 
-    def __init__(self, config: TransferConfig, name: str, memory: PoolMemory) -> None:
-        """Raises ConfigurationError: nixl is missing or cannot start."""
+    def __init__(self, settings: AgentSettings, region: Region) -> None:
+        """Raises TransportError: nixl is missing or cannot start."""
         try:
-            self._library = _load(
-                {
-                    "UCX_TLS": ",".join(ucx_transports(config, memory.memory_kind)),
-                    "UCX_NET_DEVICES": config.nixl_net_devices,
-                    # a cut link is otherwise never noticed
-                    "UCX_TCP_USER_TIMEOUT": "5s",
-                    "UCX_TCP_KEEPIDLE": "2s",
-                    "UCX_TCP_KEEPINTVL": "1s",
-                    "UCX_TCP_KEEPCNT": "3",
-                },
-                {"UCX_LOG_LEVEL": "fatal", "NIXL_LOG_LEVEL": "FATAL"},
-            )
+            self._library = _load(settings, region.memory_kind)
         except ImportError as error:
-            raise ConfigurationError(f"the nixl transport needs nixl: {error}") from error
+            raise TransportError(f"the nixl transport needs nixl: {error}") from error
         self.raw: Any = None  # None once closed
         self.local_blocks: Any = None  # prepared descriptors of our own blocks
         self.dependents: set[Dependent] = set()  # connected peers, unfinished copies
         try:
-            self._open(name, memory)
+            self._open(settings.name, region)
         except Exception as error:  # the library raises a class of its own per status
-            raise ConfigurationError(f"nixl cannot start: {describe(error)}") from error
+            raise TransportError(f"nixl cannot start: {describe(error)}") from error
 
-    def _open(self, name: str, memory: PoolMemory) -> None:
+    def _open(self, name: str, region: Region) -> None:
         config = self._library.agent_config_class(enable_prog_thread=False, backends=[])
         raw = self._library.agent_class(name, config)
         raw.create_backend("UCX", {"ucx_error_handling_mode": "peer"})
-        pool_bytes = memory.block_bytes * memory.num_blocks
-        raw.register_memory(
-            [(memory.base_address, pool_bytes, memory.device_id, "")], memory.memory_kind
-        )
+        pool = (region.base_address, region.num_blocks * region.block_bytes, region.device_id, "")
+        raw.register_memory([pool], region.memory_kind)
         self.metadata: bytes = raw.get_agent_metadata()  # after registering, not before
         self.local_blocks = raw.prep_xfer_dlist(
-            "NIXL_INIT_AGENT",
-            block_rows(
-                memory.base_address, memory.block_bytes, memory.num_blocks, memory.device_id
-            ),
-            memory.memory_kind,
+            "NIXL_INIT_AGENT", region.rows(), region.memory_kind
         )
         self.raw = raw
 
@@ -153,17 +172,6 @@ class NixlAgent:
         if isinstance(error, self._library.disconnect_error):
             return SourceLostError(f"nixl lost the source: {describe(error)}")
         return TransportError(f"nixl: {describe(error)}")
-
-
-def block_rows(
-    base_address: int, block_bytes: int, num_blocks: int, device_id: int
-) -> NDArray[np.uint64]:
-    """Descriptors of all blocks: [num_blocks, 3] of (address, bytes, device)."""
-    rows = np.empty((num_blocks, 3), dtype=np.uint64)
-    rows[:, 0] = base_address + np.arange(num_blocks, dtype=np.uint64) * block_bytes
-    rows[:, 1] = block_bytes
-    rows[:, 2] = device_id
-    return rows
 
 
 def describe(error: Exception) -> str:

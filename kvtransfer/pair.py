@@ -13,7 +13,7 @@ from diptych.errors import DiptychError, LayoutMismatchError, TransferInterrupte
 from diptych.timers import Timers
 from diptych.v1 import common_pb2, decode_pb2, kv_source_pb2, worker_pb2
 from diptych.v1 import kv_source_pb2_grpc as pb_grpc
-from kvtransfer.endpoint import TransferEndpoint
+from kvtransfer.endpoint import REBUILD_WAIT_S, TransferEndpoint
 from kvtransfer.layout import compare_layouts
 from kvtransfer.memory import ScratchBlocks
 from kvtransfer.pull import PullError
@@ -178,6 +178,7 @@ class SourcePair:
     ) -> Link:
         endpoint = self._kit.endpoint
         transport = endpoint.transports[response.transport]
+        await endpoint.until_ready(transport, REBUILD_WAIT_S)
         opened: list[Peer] = []  # filled by the thread even if we are cancelled meanwhile
         try:
             await endpoint.thread.call(lambda: opened.append(transport.connect(response.memory)))

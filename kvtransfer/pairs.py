@@ -5,7 +5,6 @@ import logging
 import time
 from collections.abc import Callable, Hashable, Iterable
 
-from diptych.errors import ConfigurationError
 from diptych.timers import Timers
 from diptych.v1 import decode_pb2, kv_source_pb2, worker_pb2
 from kvtransfer.counters import ReaderCounters
@@ -55,6 +54,7 @@ class PairTable:
         self._pairs: dict[PeerKey, SourcePair] = {}
         self._tasks: dict[SourcePair, asyncio.Task[None]] = {}
         self._peers_changed = asyncio.Event()
+        endpoint.on_change = self._transport_changed
 
     async def run(self) -> None:
         """Keep all pairs connected and proven until cancelled. Run it in a task group."""
@@ -141,12 +141,14 @@ class PairTable:
                 extra={"age_s": round(oldest_s, 1), "num_blocks": num_blocks},
             )
             self.counters.num_agent_teardowns += 1
-            try:
-                await self._endpoint.rebuild()
-            except ConfigurationError as error:
-                logger.error("agent not rebuilt", extra={"error": error.message})
-            for pair in self._pairs.values():
-                pair.lost("the transport agent was rebuilt")
+            await self._endpoint.rebuild()
+
+    def _transport_changed(self) -> None:
+        """An agent ended, or is there again: its pairs have to be proven again."""
+        for pair in self._pairs.values():
+            link = pair.link
+            if link is not None and not self._endpoint.transports[link.transport].ready:
+                pair.lost("the transport agent ended")
 
     def _count(self, outcome: PullResult | PullError | None) -> None:
         counters = self.counters

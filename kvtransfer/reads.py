@@ -76,7 +76,8 @@ class ReadGroup:
             return
         read.started_s = time.monotonic()
         if not self._advance(read, read.copy.post):
-            self._thread.poll(partial(self._advance, read, read.copy.poll))
+            poll = partial(self._advance, read, read.copy.poll)
+            self._thread.poll(poll, wakes=read.copy.wakes)
 
     def _advance(self, read: "_Read", step: Callable[[], bool]) -> bool:
         """One step of a copy; True once it has ended and was reported."""

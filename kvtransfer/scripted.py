@@ -228,6 +228,8 @@ class ScriptedPeer:
 class ScriptedCopy:
     """One movement of bytes with a fault. Transfer thread only, once made."""
 
+    wakes = False
+
     def __init__(
         self,
         switch: FaultSwitch,

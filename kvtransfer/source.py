@@ -6,19 +6,19 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import cast
 
-from diptych.errors import DiptychError, LayoutMismatchError
+from diptych.errors import DiptychError, LayoutMismatchError, TransferInterruptedError
 from diptych.rpc import Context
 from diptych.timers import Timers
 from diptych.v1 import common_pb2, kv_source_pb2
 from diptych.v1 import kv_source_pb2_grpc as pb_grpc
 from kvtransfer.counters import SourceCounters
-from kvtransfer.endpoint import TransferEndpoint
+from kvtransfer.endpoint import REBUILD_WAIT_S, TransferEndpoint
 from kvtransfer.fetch import FetchSession
 from kvtransfer.layout import compare_layouts
 from kvtransfer.lease import LeaseTable
 from kvtransfer.lease_record import Lease
 from kvtransfer.memory import ScratchBlocks, block_digests
-from kvtransfer.transport import Transport
+from kvtransfer.transport import Transport, TransportError
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,8 @@ class KVSourceServicer(pb_grpc.KVSourceServicer):
         """Compare layouts; tell how to reach our memory over the first common transport."""
         endpoint = self.endpoint
         try:
-            transport = self._common_transport(request)
+            transport = await self._common_transport(request)
+            memory = await self._descriptor(transport)
         except DiptychError as error:
             self.counters.num_refused[error.reason] += 1
             raise
@@ -64,7 +65,7 @@ class KVSourceServicer(pb_grpc.KVSourceServicer):
             source_incarnation=endpoint.incarnation,
             layout=endpoint.layout,
             transport=transport.name,
-            memory=await endpoint.thread.call(transport.descriptor),
+            memory=memory,
         )
 
     async def Fetch(
@@ -90,8 +91,8 @@ class KVSourceServicer(pb_grpc.KVSourceServicer):
         return
         yield
 
-    def _common_transport(self, request: kv_source_pb2.ConnectRequest) -> Transport:
-        """The first that both have, given that the layouts agree."""
+    async def _common_transport(self, request: kv_source_pb2.ConnectRequest) -> Transport:
+        """The first that both have and that is ready, given that the layouts agree."""
         ours = self.endpoint.transports
         compare_layouts(request.layout, self.endpoint.layout)
         common = [name for name in request.transports if name in ours]
@@ -101,7 +102,16 @@ class KVSourceServicer(pb_grpc.KVSourceServicer):
                 f"{list(ours)}",
                 field="transports",
             )
-        return ours[common[0]]
+        for name in common:
+            if await self.endpoint.until_ready(ours[name], REBUILD_WAIT_S):
+                break
+        return ours[name]
+
+    async def _descriptor(self, transport: Transport) -> kv_source_pb2.MemoryDescriptor | None:
+        try:
+            return await self.endpoint.thread.call(transport.descriptor)
+        except TransportError as error:  # being rebuilt
+            raise TransferInterruptedError(str(error)) from error
 
     def on_announced(self, lease: Lease, index: int) -> None:
         """LeaseObserver: take the digests of a new range, off the loop."""

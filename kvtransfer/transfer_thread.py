@@ -1,11 +1,17 @@
 """The one thread that posts and polls reads and computes digests."""
 
 import asyncio
+import contextlib
+import heapq
+import itertools
 import logging
-import queue
+import selectors
+import socket
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 logger = logging.getLogger(__name__)
 
@@ -18,15 +24,21 @@ POLL_MAX_S = 1e-3  # and when nothing has for a while
 class TransferThread:
     """Runs short jobs in order; polls what is unfinished while there is any, else sleeps.
 
-    Knows no transport. One per process; started and stopped by the endpoint. Jobs
-    and pollers run on the thread; everything else is called from the event loop.
+    Knows no transport. One per process; started and stopped by the endpoint. Jobs,
+    pollers and what ``watch`` and ``later`` were given run on the thread, from which
+    alone those are called; everything else is called from the event loop.
     """
 
     def __init__(self, name: str = "kv-transfer") -> None:
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._pollers: list[Callable[[], bool]] = []  # thread only
+        self._jobs: deque[Callable[[], None] | None] = deque()
+        self._wake: socket.socket | None = None  # once started
+        # thread only
+        self._pollers: list[_Poller] = []
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []  # a heap
+        self._timer_ids = itertools.count()
+        self._selector: selectors.BaseSelector
+        self._woken: socket.socket
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._started = False
 
     @property
     def native_id(self) -> int | None:
@@ -34,14 +46,20 @@ class TransferThread:
         return self._thread.native_id
 
     def start(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._woken, self._wake = socket.socketpair()
+        self._woken.setblocking(False)
+        self._wake.setblocking(False)
+        self.watch(self._woken, selectors.EVENT_READ, self._rouse)
         self._thread.start()
-        self._started = True
 
     def stop(self) -> None:
-        """Finish queued jobs, drop pollers, end the thread, join it. Blocks for that long."""
-        if self._started:
-            self._jobs.put(None)
-            self._thread.join()
+        """Finish queued jobs, drop the rest, end the thread, join it. Blocks for that long."""
+        if self._wake is None:
+            return
+        self._put(None)
+        self._thread.join()
+        self._wake.close()
 
     async def call(self, job: Callable[[], T]) -> T:
         """Run ``job`` on the thread; cancelling the wait does not stop the job."""
@@ -76,31 +94,80 @@ class TransferThread:
                 error = raised
             deliver(loop, done, result, error)
 
-        self._jobs.put(run)
+        self._put(run)
 
     def post(self, job: Callable[[], None]) -> None:
         """Run ``job`` on the thread; it reports for itself and must not raise."""
-        self._jobs.put(job)
+        self._put(job)
 
-    def poll(self, poller: Callable[[], bool]) -> None:
-        """Call ``poller`` again and again until it returns True. From the thread only."""
-        self._pollers.append(poller)
+    def poll(self, poller: Callable[[], bool], *, wakes: bool = False) -> None:
+        """Call ``poller`` again and again until it returns True.
+
+        ``wakes``: only after something else happened here, for a change that
+        arrives over a watched file.
+        """
+        self._pollers.append(_Poller(poller, wakes))
+
+    def watch(self, file: int | socket.socket, events: int, callback: Callable[[], object]) -> None:
+        """Call ``callback`` while any of ``events`` (of ``selectors``) is there; replaces."""
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(file)
+        self._selector.register(file, events, callback)
+
+    def unwatch(self, file: int | socket.socket) -> None:
+        """Before ``file`` is closed."""
+        self._selector.unregister(file)
+
+    def later(self, delay_s: float, job: Callable[[], None]) -> None:
+        """Run ``job`` after ``delay_s``."""
+        heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._timer_ids), job))
+
+    def _put(self, job: Callable[[], None] | None) -> None:
+        assert self._wake is not None
+        self._jobs.append(job)
+        with contextlib.suppress(OSError):  # full: it will wake up anyway; closed: it has ended
+            self._wake.send(b"\0")
 
     def _run(self) -> None:
         pause_s = POLL_MIN_S
         while True:
-            try:
-                job = self._jobs.get(timeout=pause_s if self._pollers else None)
-            except queue.Empty:
-                pass
-            else:
+            events = self._wait(pause_s)
+            for key, _ in events:
+                _guarded(key.data)
+            while self._jobs:
+                job = self._jobs.popleft()
                 if job is None:
+                    self._selector.close()
+                    self._woken.close()
                     return
                 _guarded(job)
-                pause_s = POLL_MIN_S
-            waiting = [poller for poller in self._pollers if not _guarded(poller)]
-            pause_s = POLL_MIN_S if waiting != self._pollers else min(pause_s * 2, POLL_MAX_S)
-            self._pollers = waiting
+            while self._timers and self._timers[0][0] <= time.monotonic():
+                _guarded(heapq.heappop(self._timers)[2])
+            polled, self._pollers = self._pollers, []
+            self._pollers += [poller for poller in polled if not _guarded(poller.call)]
+            moved = bool(events) or self._pollers != polled
+            pause_s = POLL_MIN_S if moved else min(pause_s * 2, POLL_MAX_S)
+
+    def _wait(self, pause_s: float) -> list[tuple[selectors.SelectorKey, int]]:
+        """Until something is to be done."""
+        timeout_s = None
+        if not all(poller.wakes for poller in self._pollers):
+            timeout_s = pause_s
+        if self._timers:
+            until_timer_s = max(0.0, self._timers[0][0] - time.monotonic())
+            timeout_s = until_timer_s if timeout_s is None else min(timeout_s, until_timer_s)
+        if timeout_s is not None and timeout_s < POLL_MAX_S:  # a selector knows milliseconds only
+            time.sleep(timeout_s)
+            timeout_s = 0
+        return self._selector.select(timeout_s)
+
+    def _rouse(self) -> None:
+        self._woken.recv(4096)
+
+
+class _Poller(NamedTuple):
+    call: Callable[[], bool]
+    wakes: bool
 
 
 def deliver(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *args: object) -> None:

@@ -1,8 +1,9 @@
 """The seam between a pull and what moves its bytes. Everything here runs on the transfer thread."""
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from diptych.v1 import kv_source_pb2
+if TYPE_CHECKING:  # not in an agent's process
+    from diptych.v1 import kv_source_pb2
 
 
 class TransportError(Exception):
@@ -13,12 +14,20 @@ class SourceLostError(TransportError):
     """The process that was read from is gone."""
 
 
+class AgentLostError(TransportError):
+    """Our own end of the transport is gone, and its reads with it; it is being rebuilt."""
+
+
 class Copy(Protocol):
     """One posted movement of bytes into local blocks.
 
     Terminal once ``post`` or ``poll`` returned True or raised TransportError: only
-    then are the local blocks safe to reuse. ``post`` is called once.
+    then are the local blocks safe to reuse. ``post`` is called once. Where ``wakes``,
+    its end wakes the transfer thread, so that it need not be polled by time.
     """
+
+    @property
+    def wakes(self) -> bool: ...
 
     def post(self) -> bool: ...
 
@@ -54,21 +63,26 @@ class Transport(Protocol):
     """One way to move blocks, for both roles."""
 
     name: str
+    ready: bool  # whether peers can be connected; read on the event loop too
+    problem: str  # why it is not, if it failed; empty while it is (re)built
 
-    def descriptor(self) -> kv_source_pb2.MemoryDescriptor | None:
-        """How peers read our memory; None where they need not know."""
+    def descriptor(self) -> "kv_source_pb2.MemoryDescriptor | None":
+        """How peers read our memory; None where they need not know. Raises TransportError."""
         ...
 
-    def connect(self, descriptor: kv_source_pb2.MemoryDescriptor) -> Peer:
-        """Reach a source's memory. Raises TransportError."""
+    def connect(self, descriptor: "kv_source_pb2.MemoryDescriptor") -> Peer:
+        """Reach a source's memory. Raises TransportError, here or at the first read."""
         ...
 
-    def serve(self) -> None:
-        """Progress reads that peers make of our memory (polled while a Fetch is open)."""
+    def serve(self, active: bool) -> None:
+        """Progress reads that peers make of our memory, from now on or no more."""
         ...
 
     def rebuild(self) -> None:
-        """Tear down and start anew; peers must be connected again."""
+        """Tear down and start anew; peers must be connected again.
+
+        Every copy posted is terminal soon, with AgentLostError. A start that fails is tried again.
+        """
         ...
 
     def close(self) -> None:

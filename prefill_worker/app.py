@@ -26,7 +26,6 @@ from diptych.worker.worker import WorkerLife
 from kvtransfer.endpoint import TransferEndpoint
 from kvtransfer.fault_service import FaultsServicer, serve_faults
 from kvtransfer.lease import LeaseTable
-from kvtransfer.memory import HostMemory
 from kvtransfer.source import KVSourceServicer
 from prefill_worker import source_metrics
 from prefill_worker.config import PrefillWorkerConfig
@@ -69,7 +68,7 @@ class PrefillRole:
             self._config.transfer,
             incarnation=self._status.incarnation,
             layout=parts.model.layout,
-            memory=HostMemory(parts.model.kv_bytes, parts.model.kv_cache.block_bytes),
+            memory=parts.model.kv_cache,
             switch=None if self._faults is None else self._faults.switch,
         )
         try:

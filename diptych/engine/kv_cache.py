@@ -97,12 +97,11 @@ class KVCache:
         self.block_bytes = self.layout.block_bytes
         run = (self.layout.run_bytes,) if self.layout.has_scales else (block_size, config.head_dim)
         shape = (num_blocks, config.num_layers, 2, config.num_kv_heads, *run)
-        # Where it is host memory: what a child process maps to read into it.
-        self.shared: SharedBytes | None = None
+        self._shared: SharedBytes | None = None
         try:
             if torch.device(device).type == "cpu":
-                self.shared = SharedBytes(self.num_bytes)
-                empty = torch.frombuffer(self.shared.buffer, dtype=dtype).view(shape)
+                self._shared = SharedBytes(self.num_bytes)
+                empty = torch.frombuffer(self._shared.buffer, dtype=dtype).view(shape)
             else:
                 empty = torch.empty(shape, dtype=dtype, device=device)
             # Zeros, never empty: a slot nobody wrote must not hold a NaN.
@@ -139,6 +138,11 @@ class KVCache:
     def device_id(self) -> int:
         """Which device of its kind; 0 for the host."""
         return self.tensor.device.index or 0
+
+    @property
+    def shared_fd(self) -> int | None:
+        """A file that is this memory, for a child process to map; None on a device."""
+        return None if self._shared is None else self._shared.fd
 
     def block(self, block_id: int) -> memoryview:
         """The bytes of one block in place, writable: ``block_bytes`` unsigned bytes.

@@ -10,9 +10,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from diptych import model_source
 from diptych.engine.fingerprint import kv_layout, model_digest
@@ -46,11 +44,6 @@ class LoadedModel:
     runner: Runner
     layout: common_pb2.KVLayout
     max_model_len: int  # tokens: min(model's context, configured, what the pool holds)
-
-    @property
-    def kv_bytes(self) -> NDArray[np.uint8]:
-        """The whole pool in place, writable: [num_bytes] uint8 (host memory only)."""
-        return self.kv_cache.tensor.view(-1).view(torch.uint8).numpy()
 
 
 def load_model(

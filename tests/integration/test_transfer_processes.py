@@ -10,14 +10,24 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+import psutil
 import pytest
 import xxhash
 
 from diptych.v1 import decode_pb2, worker_pb2
+from kvtransfer.endpoint import TransferEndpoint
+from kvtransfer.nixl_child import NixlChildTransport
 from kvtransfer.pairs import PeerKey
 from kvtransfer.pull import PullError, PullRequest
 from kvtransfer.reader import Pull
-from tests.integration.transfer_rig import BLOCK_SIZE, Reader, config, open_reader, until
+from tests.integration.transfer_rig import (
+    BLOCK_SIZE,
+    Reader,
+    config,
+    open_reader,
+    open_source,
+    until,
+)
 from tests.integration.transfer_source import LEASED
 
 LOCAL = tuple(range(len(LEASED)))
@@ -42,6 +52,12 @@ class SourceProcess:
             num_tokens=NUM_TOKENS,
             local_block_ids=LOCAL,
         )
+
+    def signal(self, number: int) -> None:
+        """To the process, and to that of its agent where it has one."""
+        process = psutil.Process(self.process.pid)
+        for each in (process, *process.children()):
+            each.send_signal(number)
 
     def announce_rest(self) -> None:
         assert self.process.stdin is not None
@@ -134,11 +150,11 @@ async def test_a_stopped_source_is_lost_and_heals_when_it_continues(transport: s
             failing = tasks.create_task(failure_of(reader, source))
             await asyncio.sleep(0.2)
             stopped_s = time.monotonic()
-            os.kill(source.process.pid, signal.SIGSTOP)
+            source.signal(signal.SIGSTOP)
             error = await failing
             assert time.monotonic() - stopped_s < 1.5
         assert error.failure == decode_pb2.PULL_FAILURE_SOURCE_LOST
-        os.kill(source.process.pid, signal.SIGCONT)
+        source.signal(signal.SIGCONT)
         await reader.wait_for(source.key, worker_pb2.PAIR_STATE_PROVEN)
         source.announce_rest()
         await reader.pairs.pull(source.request)
@@ -175,7 +191,7 @@ async def test_an_unfinished_read_is_quarantined_and_teardown_reclaims_it() -> N
         async with asyncio.TaskGroup() as tasks:
             task = tasks.create_task(pull.run())
             await until_reading(pull)
-            os.kill(source.process.pid, signal.SIGSTOP)
+            source.signal(signal.SIGSTOP)
             await asyncio.sleep(0.1)
             unfinished = pull.abandon()
             task.cancel()
@@ -187,7 +203,7 @@ async def test_an_unfinished_read_is_quarantined_and_teardown_reclaims_it() -> N
         assert reader.pairs.counters.num_agent_teardowns == 1
         assert reader.pairs.counters.num_quarantined_blocks == 0
         before = reader.content(LOCAL)
-        os.kill(source.process.pid, signal.SIGCONT)  # over TCP it may crash now: hence the switch
+        source.signal(signal.SIGCONT)  # over TCP it may crash now: hence the switch
         await asyncio.sleep(0.3)
         assert reader.content(LOCAL) == before  # nothing landed late
         await connect(reader, other)
@@ -218,3 +234,58 @@ async def test_a_source_killed_while_it_is_read_loses_the_pull() -> None:
             assert time.monotonic() - killed_s < 1
         assert error.failure == decode_pb2.PULL_FAILURE_SOURCE_LOST
         await until(lambda: not reader.quarantined)
+
+
+def agent_pid(endpoint: TransferEndpoint) -> int:
+    transport = endpoint.transports["nixl"]
+    assert isinstance(transport, NixlChildTransport)
+    assert transport.process is not None
+    return transport.process.pid
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP])
+@pytest.mark.parametrize("side", ["reader", "source"])
+async def test_a_dead_or_hanging_agent_is_replaced_and_the_worker_stays(
+    side: str, number: signal.Signals
+) -> None:
+    """Whether it crashes or hangs, the pair is proven anew; leases and tickets stand."""
+    settings = config("nixl", nixl_answer_s=0.8)
+    async with open_source(settings) as source, open_reader(settings) as reader:
+        await reader.connect(source)
+        content = source.fill(LOCAL[:4])
+        ticket = source.lease("lease", LOCAL[:4], 4 * BLOCK_SIZE, "reader")
+        source.leases.announce("lease", 4 * BLOCK_SIZE)
+        endpoint = reader.endpoint if side == "reader" else source.endpoint
+        before = agent_pid(endpoint)
+        broken_s = time.monotonic()
+        os.kill(before, number)
+        await until(lambda: not endpoint.transports["nixl"].ready)
+        await until(lambda: endpoint.transports["nixl"].ready)
+        assert agent_pid(endpoint) != before
+        assert not psutil.pid_exists(before)
+        await until_pulled(reader, reader.request(source, ticket, 4 * BLOCK_SIZE, LOCAL[4:8]))
+        assert time.monotonic() - broken_s < 5
+        assert reader.content(LOCAL[4:8]) == content
+        assert not reader.quarantined
+
+
+async def until_pulled(reader: Reader, request: PullRequest) -> None:
+    """As a router would: again, until the pair is there."""
+    async with asyncio.timeout(5):
+        while True:
+            try:
+                await reader.pairs.pull(request)
+            except PullError:
+                await asyncio.sleep(0.02)
+            else:
+                return
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+async def test_no_agent_outlives_its_worker(number: signal.Signals) -> None:
+    async with source_process("nixl") as source:
+        (agent,) = psutil.Process(source.process.pid).children()
+        agent.suspend()  # even one that hangs
+        source.process.send_signal(number)
+        await source.process.wait()
+        await until(lambda: not agent.is_running() or agent.status() == psutil.STATUS_ZOMBIE, 2)

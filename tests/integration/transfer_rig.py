@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from diptych import rpc
 from diptych.errors import BlocksExhaustedError
+from diptych.shared_bytes import SharedBytes
 from diptych.timers import Timers
 from diptych.v1 import common_pb2, worker_pb2
 from diptych.v1 import kv_source_pb2_grpc as pb_grpc
@@ -154,7 +155,8 @@ async def open_source(
     kv_layout: common_pb2.KVLayout | None = None,
     timers: Timers = TIMERS,
 ) -> AsyncIterator[Source]:
-    memory = HostMemory(bytearray(num_blocks * block_bytes), block_bytes)
+    shared = SharedBytes(num_blocks * block_bytes)
+    memory = HostMemory(shared.buffer, block_bytes, shared.fd)
     endpoint = await TransferEndpoint.open(
         transfer,
         incarnation=incarnation,
@@ -186,7 +188,8 @@ async def open_reader(
     kv_layout: common_pb2.KVLayout | None = None,
     timers: Timers = TIMERS,
 ) -> AsyncIterator[Reader]:
-    memory = HostMemory(bytearray(num_blocks * block_bytes), block_bytes)
+    shared = SharedBytes(num_blocks * block_bytes)
+    memory = HostMemory(shared.buffer, block_bytes, shared.fd)
     endpoint = await TransferEndpoint.open(
         transfer,
         incarnation=incarnation,

@@ -3,14 +3,12 @@
 import gc
 import weakref
 
+import numpy as np
 import pytest
 
-from diptych.v1 import kv_source_pb2
 from kvtransfer import nixl_agent
-from kvtransfer.config import TransferConfig
-from kvtransfer.memory import HostMemory
-from kvtransfer.nixl_agent import NixlAgent
-from kvtransfer.nixl_transport import NixlPeer
+from kvtransfer.nixl_agent import AgentSettings, NixlAgent, Region
+from kvtransfer.nixl_reads import NixlCopy, NixlPeer
 from kvtransfer.transport import SourceLostError, TransportError
 
 
@@ -60,11 +58,12 @@ def agent_config(**options: object) -> object:
 
 def test_an_error_somebody_keeps_does_not_keep_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     library = nixl_agent._Library(RawAgent, agent_config, DisconnectError)
-    monkeypatch.setattr(nixl_agent, "_load", lambda *environments: library)
-    agent = NixlAgent(TransferConfig(), "reader.1", HostMemory(bytearray(64), 16))
-    descriptor = kv_source_pb2.MemoryDescriptor(block_bytes=16, num_blocks=4, memory_kind="DRAM")
-    peer = NixlPeer(agent, descriptor, True)
-    failing, unfinished = peer.read((0,), (0,)), peer.read((1,), (1,))
+    monkeypatch.setattr(nixl_agent, "_load", lambda *settings: library)
+    region = Region(base_address=4096, block_bytes=16, num_blocks=4)
+    agent = NixlAgent(AgentSettings("reader.1", "cma", "lo"), region)
+    peer = NixlPeer(agent, b"metadata", region)
+    first, second = np.array([0], dtype=np.int32), np.array([1], dtype=np.int32)
+    failing, unfinished = NixlCopy(peer, first, first), NixlCopy(peer, second, second)
     assert not failing.post()
     assert not unfinished.post()
     with pytest.raises(SourceLostError, match="gone") as caught:

@@ -17,7 +17,7 @@ demo: .venv/ready  ## Three answers from 1 router + 1 prefill + 1 decode worker,
 	$(PY) examples/demo.py
 
 test: .venv/ready  ## Unit, integration and fault tests; golden tests with five prompts per model
-	$(PYTEST) tests/unit tests/integration tests/chaos
+	$(PYTEST) tests/unit tests/protocol tests/integration tests/chaos
 
 golden: .venv/ready  ## Every golden prompt of every model, on every path
 	$(PYTEST) tests/integration/test_golden.py --golden-all

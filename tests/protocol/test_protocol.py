@@ -148,5 +148,11 @@ def _may_be_repeated(message: object) -> bool:
 
 
 TestProtocol = ProtocolMachine.TestCase
-TestProtocol.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
-pytestmark = pytest.mark.timeout(900)
+IS_LONG = settings.get_current_profile_name() == "long"
+TestProtocol.settings = settings(
+    max_examples=20_000 if IS_LONG else 150,
+    stateful_step_count=30,
+    derandomize=not IS_LONG,  # the short form is the same each time
+    deadline=None,
+)
+pytestmark = pytest.mark.timeout(7200 if IS_LONG else 300)

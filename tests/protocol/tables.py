@@ -1,0 +1,77 @@
+"""The transition tables as docs/protocol.md shows them. ``python -m tests.protocol.tables`` writes.
+
+Each machine is a heading there; between its markers stands its table, made here.
+"""
+
+import enum
+import re
+from pathlib import Path
+
+from decode_worker.entry import ENTRY_TRANSITIONS, EntryEvent, Phase
+from diptych.transitions import Transitions
+from kvtransfer.fetch_machine import FETCH_TRANSITIONS, FetchEvent, FetchState
+from kvtransfer.lease_record import (
+    GRANT_TRANSITIONS,
+    LEASE_TRANSITIONS,
+    GrantEvent,
+    GrantState,
+    LeaseEvent,
+    LeaseState,
+)
+from kvtransfer.pull import PULL_TRANSITIONS, PullEvent, PullState
+from kvtransfer.quarantine import READ_TRANSITIONS, ReadEvent, ReadState
+from prefill_worker.lease_session import SESSION_TRANSITIONS, LeasePhase, SessionEvent
+from router import halves
+from router.request import REQUEST_TRANSITIONS, RequestEvent, RequestState
+
+PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
+_MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def table(
+    states: type[enum.Enum],
+    events: type[enum.Enum],
+    transitions: Transitions[enum.Enum, enum.Enum],
+) -> str:
+    """Markdown: a row per state, a column per event."""
+    rows = [["", *(event.name for event in events)], ["---"] * (len(events) + 1)]
+    for state in states:
+        cells = []
+        for event in events:
+            if transitions.allows(state, event):
+                cells.append(transitions.moves[state][event].name)
+            else:
+                cells.append("ignored" if event in transitions.ignored.get(state, ()) else "")
+        rows.append([f"**{state.name}**", *cells])
+    return "".join("| " + " | ".join(row) + " |\n" for row in rows)
+
+
+def tables() -> dict[str, str]:
+    """By the name in the page's markers."""
+    return {
+        "request": table(RequestState, RequestEvent, REQUEST_TRANSITIONS),  # type: ignore[arg-type]
+        "lease": table(halves.LeaseState, halves.LeaseEvent, halves.LEASE_TRANSITIONS),  # type: ignore[arg-type]
+        "seat": table(halves.SeatState, halves.SeatEvent, halves.SEAT_TRANSITIONS),  # type: ignore[arg-type]
+        "session": table(LeasePhase, SessionEvent, SESSION_TRANSITIONS),  # type: ignore[arg-type]
+        "record": table(LeaseState, LeaseEvent, LEASE_TRANSITIONS),  # type: ignore[arg-type]
+        "grant": table(GrantState, GrantEvent, GRANT_TRANSITIONS),  # type: ignore[arg-type]
+        "fetch": table(FetchState, FetchEvent, FETCH_TRANSITIONS),  # type: ignore[arg-type]
+        "pull": table(PullState, PullEvent, PULL_TRANSITIONS),  # type: ignore[arg-type]
+        "read": table(ReadState, ReadEvent, READ_TRANSITIONS),  # type: ignore[arg-type]
+        "entry": table(Phase, EntryEvent, ENTRY_TRANSITIONS),  # type: ignore[arg-type]
+    }
+
+
+def with_tables(page: str) -> str:
+    """The page with every table as the code has it. KeyError: a marker names no machine."""
+    made = tables()
+    return _MARKED.sub(lambda found: f"{found[1]}{made[found[2]]}{found[3]}", page)
+
+
+def shown(page: str) -> list[str]:
+    """The names in the page's markers."""
+    return [found[2] for found in _MARKED.finditer(page)]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_tables(PAGE.read_text()))

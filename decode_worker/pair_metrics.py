@@ -49,6 +49,16 @@ def register(metrics: Metrics, pairs: PairTable) -> None:
         lambda: counters.num_agent_teardowns,
     )
     metrics.read_gauge(
+        "kv_reads_open",
+        "Reads that may still write local blocks, those of ended pulls included.",
+        lambda: pairs.num_open_reads,
+    )
+    metrics.read_gauge(
+        "kv_quarantine_age_seconds",
+        "Age of the oldest read that no pull waits for, s; 0 without one.",
+        lambda: pairs.oldest_quarantined_s,
+    )
+    metrics.read_gauge(
         "kv_quarantined_blocks_ever",
         "Blocks since start whose read was unfinished when their pull ended.",
         lambda: counters.num_quarantined_blocks_total,

@@ -90,6 +90,17 @@ class PairTable:
         self._peers_changed.set()
         self._on_change()
 
+    @property
+    def num_open_reads(self) -> int:
+        """Reads that may still write local blocks, probes' included."""
+        return self._quarantine.num_open_reads + self._kit.quarantine.num_open_reads
+
+    @property
+    def oldest_quarantined_s(self) -> float:
+        """Age of the oldest read that no pull waits for, s; 0 without one."""
+        now = time.monotonic()
+        return max(self._quarantine.oldest_s(now), self._kit.quarantine.oldest_s(now))
+
     def pairs(self) -> list[worker_pb2.Pair]:
         """The state of every pair, for Watch."""
         return [pair.to_proto() for _, pair in sorted(self._pairs.items())]
@@ -130,7 +141,7 @@ class PairTable:
         while True:
             await asyncio.sleep(_REAP_INTERVAL_S)
             quarantines = (self._quarantine, self._kit.quarantine)
-            oldest_s = max(quarantine.oldest_s(time.monotonic()) for quarantine in quarantines)
+            oldest_s = self.oldest_quarantined_s
             num_blocks = sum(len(quarantine.block_ids) for quarantine in quarantines)
             config = self._endpoint.config
             too_many = num_blocks > config.quarantine_max_ratio * self._endpoint.memory.num_blocks

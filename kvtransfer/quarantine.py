@@ -60,6 +60,7 @@ class Quarantine:
     ) -> None:
         self._on_begin = on_begin
         self._on_end = on_end
+        self.num_open_reads = 0  # of all pulls, wanted or orphaned; PullReads counts
         self._orphans: set[ReadRecord] = set()
         self._num_reads: dict[int, int] = {}  # orphaned ones, by block
 
@@ -67,11 +68,6 @@ class Quarantine:
     def block_ids(self) -> Set[int]:
         """Quarantined now."""
         return self._num_reads.keys()
-
-    @property
-    def num_reads(self) -> int:
-        """Orphaned reads."""
-        return len(self._orphans)
 
     def oldest_s(self, now: float) -> float:
         """Age of the oldest orphaned read, s; 0 without one."""
@@ -130,11 +126,13 @@ class PullReads:
         assert not self.abandoned, "a read for a pull that is over"
         read = ReadRecord(block_ids)
         self._unfinished.add(read)
+        self._quarantine.num_open_reads += 1
         return read
 
     def ended(self, read: ReadRecord) -> bool:
         """It writes no more; True if the pull still wants to know."""
         self._unfinished.remove(read)
+        self._quarantine.num_open_reads -= 1
         self._quarantine.ended(read)
         return not self.abandoned
 

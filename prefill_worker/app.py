@@ -80,7 +80,7 @@ class PrefillRole:
                 progress=parts.progress,
             )
             self._gate.source = source
-            source_metrics.register(self._host.metrics, source.counters)
+            source_metrics.register(self._host.metrics, source.counters, leases)
             lease_metrics = LeaseMetrics(self._host.metrics, lambda: self._servicer.num_leases)
             self._servicer.attach(parts, leases, lease_metrics)
             self._status.describe = partial(self._describe, parts)

@@ -2,10 +2,14 @@
 
 from diptych.telemetry.metrics import Metrics
 from kvtransfer.counters import SourceCounters
+from kvtransfer.lease import LeaseTable
 
 
-def register(metrics: Metrics, counters: SourceCounters) -> None:
-    """Make them; ``counters`` is live."""
+def register(metrics: Metrics, counters: SourceCounters, leases: LeaseTable) -> None:
+    """Make them; ``counters`` and ``leases`` are live."""
+    metrics.read_gauge(
+        "kv_tickets_valid", "Tickets with which a reader may fetch.", lambda: leases.num_grants
+    )
     metrics.read_gauge(
         "kv_fetches_open", "Pulls and probes under way.", lambda: counters.num_fetches_open
     )

@@ -64,6 +64,7 @@ async def test_first_token_and_lease(tiny_llama: Path, tmp_path: Path) -> None:
         assert first.finish_reason == common_pb2.FINISH_REASON_UNSPECIFIED
         await lease.grant("somebody")
         assert (await worker.blocks())["leased"] == 7
+        assert (await worker.metrics())["diptych_kv_tickets_valid"] == 1
         await lease.close()
         await worker.wait_baseline()
         assert (await worker.blocks())["cached"] == 6

@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kvtransfer.quarantine import Quarantine, ReadRecord
+from kvtransfer.quarantine import PullReads, Quarantine, ReadRecord, ReadState
 
 
 class QuarantineMachine(RuleBasedStateMachine):
@@ -58,3 +58,22 @@ class QuarantineMachine(RuleBasedStateMachine):
 
 TestQuarantine = QuarantineMachine.TestCase
 TestQuarantine.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+
+
+def test_reads_of_a_pull_are_its_own_until_it_is_over() -> None:
+    begun: list[frozenset[int]] = []
+    ended: list[frozenset[int]] = []
+    quarantine = Quarantine(begun.append, ended.append)
+    reads = PullReads(quarantine)
+    first, late = reads.begin(frozenset({1})), reads.begin(frozenset({2}))
+    assert quarantine.num_open_reads == 2
+    assert reads.ended(first), "the pull wants it"
+    assert reads.abandon(5.0) == {2}
+    assert reads.abandon(6.0) == {2}
+    assert begun == [{2}]
+    assert quarantine.oldest_s(7.0) == 2.0
+    assert quarantine.num_open_reads == 1
+    assert not reads.ended(late), "nobody waits for it"
+    assert ended == [{2}]
+    assert late.state is ReadState.ENDED
+    assert quarantine.num_open_reads == 0

@@ -247,9 +247,9 @@ class ScriptedCopy:
         self._generations = [(b, switch.generation_of(b)) for b in local_block_ids]
         self._posted: Copy | None = None
         self._due_s = 0.0  # of a delayed post, or of a lingering end
-        switch.unfinished.add(self)
 
     def post(self) -> bool:
+        self._switch.unfinished.add(self)
         if self._fault.do in ("delay", "linger"):
             self._due_s = time.monotonic() + self._fault.seconds
         return self.poll()

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -101,7 +102,6 @@ class Prompts:
             for number, n in enumerate(range(80, 80 + num))
         ]
         self._answers: list[Answer] = []
-        self._num_asked = 0
 
     async def learn(self, channel: grpc.aio.Channel) -> None:
         """What each of them answers when nothing goes wrong."""
@@ -112,12 +112,12 @@ class Prompts:
         self, channel: grpc.aio.Channel, num: int | None = None, concurrency: int = 8
     ) -> list[Answer]:
         """Answers to the first ``num``; their KV is in no cache."""
-        self._num_asked += 1
+        salt = secrets.token_hex(8)
         slots = asyncio.Semaphore(concurrency)
 
         async def one(ids: list[int]) -> Answer:
             async with slots:
-                request = token_request(ids, max_tokens=MAX_OUTPUT, salt=str(self._num_asked))
+                request = token_request(ids, max_tokens=MAX_OUTPUT, salt=salt)
                 return await generate(channel, request, timeout_s=30)
 
         async with asyncio.TaskGroup() as tasks:

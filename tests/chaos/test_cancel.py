@@ -1,7 +1,12 @@
-"""Clients that leave, at every stage: both pools return to their baseline, nothing leaks."""
+"""Clients that leave, at every stage, while reads are slow: nothing leaks, nobody is disturbed.
+
+Half of the reads start late, the others end late, each by a random time: many of them
+land after their pull is over. The pools hold 1.2 times what is asked for at once.
+"""
 
 import asyncio
 import random
+import statistics
 import time
 from pathlib import Path
 
@@ -10,68 +15,118 @@ import pytest
 
 from diptych import rpc
 from diptych.v1 import inference_pb2_grpc
-from tests.call import token_request
-from tests.chaos.load import FLAGS, ROUTER_FLAGS, STEP_S, Job, jobs, run_all
-from tests.cluster import Cluster, running_cluster
+from tests.call import Answer, generate, token_request
+from tests.chaos.fault_rig import Rule, breakable_cluster, check_untouched, report, set_rules
+from tests.chaos.load import STEP_S, Job, check_answers, jobs, run_all
+from tests.cluster import Cluster
 
-NUM_CANCELS = 200
+NUM_CANCELS, NUM_CANCELS_LONG = 100, 1000
+LATE_S, LATE_S_LONG = 0.5, 5.0
 CONCURRENCY = 8
+PROMPT_LEN, MAX_TOKENS, BLOCK_SIZE = 320, 48, 16
+PREFILLING, TRANSFERRING, DECODING = STAGES = ("prefilling", "transferring", "decoding")
+NUM_BLOCKS = int(1.2 * CONCURRENCY * ((PROMPT_LEN + MAX_TOKENS) // BLOCK_SIZE + 1))
 
 
-@pytest.mark.timeout(300)
-async def test_cancels_at_every_stage_leak_nothing(tiny_model: Path, tmp_path: Path) -> None:
-    with running_cluster(
-        tmp_path, str(tiny_model), worker_flags=FLAGS, router_flags=ROUTER_FLAGS
-    ) as cluster:
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("transport", ["inline", "nixl"])
+async def test_cancels_at_every_stage_leak_nothing(
+    tiny_model: Path, tmp_path: Path, transport: str, chaos_long: bool
+) -> None:
+    num_cancels = NUM_CANCELS_LONG if chaos_long else NUM_CANCELS
+    late_s = LATE_S_LONG if chaos_long else LATE_S
+    flags = {
+        "num-blocks": str(NUM_BLOCKS),
+        "timers.read-progress-s": str(2 * late_s + 2),
+        "transfer.quarantine-max-s": "60",
+        "transfer.quarantine-max-ratio": "1",
+    }
+    with breakable_cluster(tmp_path, tiny_model, transport, worker_flags=flags) as cluster:
         await cluster.wait_ready()
-        undisturbed = await run_all(cluster, jobs(8, seed=1), concurrency=4)
-        assert all(answer.error is None for answer in undisturbed)
-        longest_s = max(answer.times[-1] - answer.sent_at for answer in undisturbed)
-        await cluster.wait_baseline(within_s=1 + STEP_S)
+        decode = cluster.decode[0]
+        survivors = jobs(num_cancels // 4, seed=1, max_tokens=MAX_TOKENS, prompt_len=PROMPT_LEN)
+        undisturbed = await run_all(cluster, survivors, concurrency=4)
+        await check_untouched(cluster)
         before = await idle_counts(cluster)
 
-        rng = random.Random(2)
-        work = jobs(NUM_CANCELS, seed=3)
-        delays = [rng.uniform(0, longest_s) for _ in work]
-        slots = asyncio.Semaphore(CONCURRENCY)
-        stages: dict[str, int] = {"before first token": 0, "decoding": 0, "finished": 0}
-        async with rpc.channel(cluster.router.address) as channel, asyncio.TaskGroup() as tasks:
-            for job, delay in zip(work, delays, strict=True):
-                tasks.create_task(cancel_after(channel, slots, job, delay, stages))
-        print("cancelled at:", stages)  # noqa: T201
-        assert stages["before first token"] >= 20
-        assert stages["decoding"] >= 20
+        await set_rules(decode, slow_reads(late_s))
+        ttft_s = statistics.median(answer.timing.ttft_s for answer in undisturbed)
+        rng, stages = random.Random(2), dict.fromkeys(STAGES, 0)
+        work = jobs(num_cancels, seed=3, max_tokens=MAX_TOKENS, prompt_len=PROMPT_LEN)
+        slots, answers = asyncio.Semaphore(CONCURRENCY), [Answer()] * len(survivors)
 
-        await cluster.wait_baseline(within_s=1 + STEP_S)
+        async def survive(channel: grpc.aio.Channel, index: int) -> None:
+            job = survivors[index]
+            async with slots:
+                request = token_request(
+                    job.token_ids,
+                    max_tokens=job.max_tokens,
+                    temperature=job.temperature,
+                    seed=job.seed,
+                    salt="survivor",
+                )
+                answers[index] = await generate(channel, request, timeout_s=60)
+
+        async with rpc.channel(cluster.router.address) as channel, asyncio.TaskGroup() as tasks:
+            for index, job in enumerate(work):
+                stage = STAGES[index % len(STAGES)]
+                delay_s = rng.uniform(0, ttft_s if stage == PREFILLING else late_s)
+                tasks.create_task(cancel(channel, slots, job, stage, delay_s, stages))
+                if index % 4 == 3:
+                    tasks.create_task(survive(channel, index // 4))
+        print("cancelled:", stages)  # noqa: T201
+        assert min(stages.values()) >= num_cancels // 10
+        check_answers(answers, undisturbed)
+
+        await set_rules(decode, [])
+        deadline_s = time.monotonic() + late_s + 2
+        while (await report(decode)).num_reads_unfinished:
+            assert time.monotonic() < deadline_s
+            await asyncio.sleep(0.02)
+        await check_untouched(cluster, within_s=1 + STEP_S)
+        assert decode.metric("diptych_kv_quarantined_blocks_ever") > 0
+        assert decode.metric("diptych_kv_agent_teardowns") == 0
         after = await idle_counts(cluster)
         for name, (num_fds, num_tasks) in after.items():
             assert num_fds <= before[name][0] + 3, f"{name}: fds {before[name][0]} -> {num_fds}"
             assert num_tasks <= before[name][1], f"{name}: tasks {before[name][1]} -> {num_tasks}"
 
-        again = await run_all(cluster, jobs(8, seed=1), concurrency=4)
-        assert [a.token_ids for a in again] == [a.token_ids for a in undisturbed]
+
+def slow_reads(late_s: float) -> list[Rule]:
+    """Every read is late: some start late, others end late."""
+    deeds = ("delay", "linger", "delay", "linger", "delay", "linger")
+    return [
+        {"at": "read", "do": do, "nth": nth, "seconds": 0, "seconds_max": late_s, "times": None}
+        for nth, do in enumerate(deeds, start=1)
+    ]
 
 
-async def cancel_after(
+async def cancel(
     channel: grpc.aio.Channel,
     slots: asyncio.Semaphore,
     job: Job,
+    stage: str,
     delay_s: float,
     stages: dict[str, int],
 ) -> None:
-    """Send ``job``, leave after ``delay_s``; books how far it had come."""
+    """Send ``job`` and leave at that stage; books how far it had come."""
+    max_tokens = {PREFILLING: 0, TRANSFERRING: 1, DECODING: 2 + job.seed % (MAX_TOKENS - 2)}[stage]
+    loop, num_tokens = asyncio.get_running_loop(), 0
     async with slots:
-        request = token_request(job.token_ids, max_tokens=job.max_tokens)
+        request = token_request(job.token_ids, max_tokens=MAX_TOKENS)
         call = inference_pb2_grpc.InferenceStub(channel).Generate(request, timeout=60)
-        stage = "before first token"
         try:
-            async with asyncio.timeout(delay_s):
-                async for _ in call:
-                    stage = "decoding"
-            stage = "finished"
+            async with asyncio.timeout(delay_s if stage == PREFILLING else None) as limit:
+                async for response in call:
+                    num_tokens += len(response.token_ids)
+                    if stage == TRANSFERRING and limit.when() is None:
+                        limit.reschedule(loop.time() + delay_s)
+                    if num_tokens > max_tokens and stage != PREFILLING:
+                        break
         except TimeoutError:
-            call.cancel()
-        stages[stage] += 1
+            pass
+        call.cancel()
+        stages[STAGES[min(num_tokens, 2)]] += 1
 
 
 async def idle_counts(cluster: Cluster) -> dict[str, tuple[int, int]]:

@@ -1,0 +1,267 @@
+"""Every way a hand-off can go wrong: no wrong token, the documented outcome, one count each.
+
+Each case is done many times to one running cluster: a rule for each request breaks it once,
+other requests beside it are not touched. The counters of the three processes must then have
+grown by exactly so many.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import grpc
+import pytest
+
+from diptych import rpc
+from diptych.v1 import common_pb2, kv_source_pb2, kv_source_pb2_grpc, worker_pb2, worker_pb2_grpc
+from tests.chaos.fault_rig import (
+    FAILED,
+    REFUSED,
+    RETRIED,
+    Counters,
+    Prompts,
+    Rule,
+    breakable_cluster,
+    check_untouched,
+    report,
+    set_rules,
+)
+from tests.cluster import Cluster, Process
+
+NUM_AT_ONCE = 20
+LONG_FACTOR = 10
+
+
+class Case(NamedTuple):
+    """A fault and what must be counted for it: at the reader, and at the source."""
+
+    rule: Rule
+    failed: str = ""  # the pull's failure; empty: it succeeds all the same
+    refused: str = ""  # the source's reason
+    at_source: bool = False  # the source's script, not the reader's
+
+
+def unproven(at: str, do: str, **more: object) -> Case:
+    return Case({"at": at, "do": do, **more}, "UNPROVEN")
+
+
+def harmless(at: str, do: str, **more: object) -> Case:
+    return Case({"at": at, "do": do, **more})
+
+
+def bad_ticket(at: str, do: str, *, at_source: bool = False, **more: object) -> Case:
+    return Case({"at": at, "do": do, **more}, "TICKET_INVALID", "TICKET_INVALID", at_source)
+
+
+def invalid(at: str, do: str, **more: object) -> Case:
+    return Case({"at": at, "do": do, **more}, "TRANSPORT", "REQUEST_INVALID")
+
+
+# 20 of each; 200 in the long form.
+NAMED = {
+    "unknown ticket": bad_ticket("open", "corrupt"),
+    "revoked ticket": bad_ticket("open", "revoke", at_source=True),
+    "superseded ticket": bad_ticket("range", "revoke", at_source=True),
+    "ended lease": Case({"at": "open", "do": "replay"}, "TICKET_INVALID", "LEASE_EXPIRED"),
+    "wrong reader": bad_ticket("open", "corrupt", field="reader_incarnation"),
+    "beyond the prompt": invalid("open", "corrupt", field="first_token"),
+    "truncated range": unproven("read", "truncate"),
+    "bit-flipped range": unproven("read", "corrupt"),
+    "reordered range": unproven("read", "reorder"),
+    "late range": unproven("read", "drop"),  # said to be there before it is
+}
+# Every kind of fault at every message and read: 5 of each; 50 in the long form.
+MATRIX = {
+    f"{case.rule['do']} {case.rule['at']} {case.rule.get('field', '')}".strip(): case
+    for case in (
+        harmless("open", "delay", seconds=0.05),
+        invalid("open", "duplicate"),
+        bad_ticket("open", "truncate"),
+        invalid("open", "reorder"),
+        invalid("open", "corrupt", field="transport"),
+        unproven("opened", "drop"),
+        harmless("opened", "delay", seconds=0.05),
+        unproven("opened", "duplicate"),
+        unproven("opened", "corrupt"),
+        unproven("opened", "truncate"),
+        unproven("opened", "reorder"),
+        unproven("range", "drop"),
+        unproven("range", "drop", nth=2),
+        harmless("range", "delay", seconds=0.05),
+        unproven("range", "duplicate"),
+        *(
+            unproven("range", "corrupt", field=field)
+            for field in ("first_token", "num_tokens", "digests", "last")
+        ),
+        harmless("range", "corrupt", field="generations"),  # the source knows its own
+        *(
+            unproven("range", "truncate", field=field)
+            for field in ("num_tokens", "block_ids", "digests", "generations")
+        ),
+        unproven("range", "reorder"),
+        Case({"at": "confirm", "do": "drop"}, "UNPROVEN"),
+        harmless("confirm", "delay", seconds=0.05),
+        harmless("confirm", "duplicate"),
+        Case({"at": "confirm", "do": "corrupt"}, "UNPROVEN", "KV_UNPROVEN"),
+        Case({"at": "confirm", "do": "truncate"}, "UNPROVEN", "KV_UNPROVEN"),
+        unproven("confirmed", "drop"),
+        harmless("confirmed", "delay", seconds=0.05),
+        harmless("confirmed", "duplicate"),
+        harmless("read", "delay", seconds=0.1),
+        harmless("read", "linger", seconds=0.1),
+        harmless("read", "duplicate"),
+    )
+}
+ONLY_INLINE = {
+    f"{case.rule['do']} data": case
+    for case in (
+        unproven("data", "drop"),
+        harmless("data", "delay", seconds=0.05),
+        unproven("data", "duplicate"),
+        unproven("data", "corrupt"),
+        unproven("data", "truncate"),
+        unproven("data", "reorder"),
+    )
+}
+ONLY_NIXL = {"corrupt range block_ids": unproven("range", "corrupt", field="block_ids")}
+
+
+@pytest.fixture(scope="module", params=["inline", "nixl"])
+def transport(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def cluster(
+    transport: str, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    work = tmp_path_factory.mktemp("faults")
+    with breakable_cluster(work, tiny_model, transport) as running:
+        yield running
+
+
+async def play(cluster: Cluster, name: str, case: Case, num: int, prompts: Prompts) -> None:
+    """Break ``num`` hand-offs, each once, among others that are left alone."""
+    script = cluster.prefill[0] if case.at_source else cluster.decode[0]
+    lengths = [len(ids) for ids in prompts.token_ids]
+    async with rpc.channel(cluster.router.address) as channel:
+        while num:
+            broken = min(num, NUM_AT_ONCE)
+            num -= broken
+            await set_rules(script, [{**case.rule, "num_tokens": n} for n in lengths[:broken]])
+            before = Counters.of(cluster)
+            prompts.check(await prompts.ask(channel), name)
+            after = Counters.of(cluster)
+            fired = list((await report(script)).num_fired)
+            assert fired == [1] * broken, f"{name}: {fired}"
+            failed = after.grown(before, FAILED)
+            if (
+                case.refused and case.failed != "TRANSPORT"
+            ):  # gRPC loses a status that a message of ours meets on its way
+                failed[case.failed] = failed.get(case.failed, 0) + failed.pop("TRANSPORT", 0)
+            assert failed == ({case.failed: broken} if case.failed else {}), name
+            refused = {case.refused: broken} if case.refused else {}
+            assert after.grown(before, REFUSED) == refused, name
+            rebound = {"rebind": broken} if case.failed else {}
+            assert after.grown(before, RETRIED) == rebound, name
+            alarms = after.grown(before, "diptych_kv_unproven_total").get("", 0)
+            assert alarms == after.grown(before, FAILED).get("UNPROVEN", 0), name
+    await set_rules(script, [])
+    await check_untouched(cluster)
+
+
+@pytest.mark.timeout(1800)
+async def test_named_faults(cluster: Cluster, chaos_long: bool) -> None:
+    await cluster.wait_ready()
+    num = NUM_AT_ONCE * (LONG_FACTOR if chaos_long else 1)
+    prompts = Prompts(NUM_AT_ONCE + 2)
+    async with rpc.channel(cluster.router.address) as channel:
+        await prompts.learn(channel)
+    for name, case in NAMED.items():
+        await play(cluster, name, case, num, prompts)
+
+
+@pytest.mark.timeout(1800)
+async def test_every_message_and_read(cluster: Cluster, transport: str, chaos_long: bool) -> None:
+    await cluster.wait_ready()
+    prompts = Prompts(6)
+    async with rpc.channel(cluster.router.address) as channel:
+        await prompts.learn(channel)
+    own = ONLY_INLINE if transport == "inline" else ONLY_NIXL
+    for name, case in {**MATRIX, **own}.items():
+        await play(cluster, name, case, 5, prompts)
+        if chaos_long:
+            for _ in range(LONG_FACTOR - 1):
+                await play(cluster, name, case, 5, prompts)
+
+
+# These take the pair down for a moment, and with it whatever else goes over it.
+COSTLY: list[Rule] = [
+    {"at": "open", "do": "drop"},
+    {"at": "open", "do": "corrupt", "field": "source_incarnation"},
+    {"at": "read", "do": "fail"},
+]
+
+
+@pytest.mark.timeout(600)
+async def test_faults_that_lose_the_pair(cluster: Cluster, chaos_long: bool) -> None:
+    await cluster.wait_ready()
+    prompts = Prompts(4)
+    async with rpc.channel(cluster.router.address) as channel:
+        await prompts.learn(channel)
+        for rule in COSTLY * (LONG_FACTOR if chaos_long else 1):
+            before = Counters.of(cluster)
+            named = {**rule, "num_tokens": len(prompts.token_ids[0])}
+            await set_rules(cluster.decode[0], [named])
+            prompts.check(await prompts.ask(channel), str(rule))
+            assert list((await report(cluster.decode[0])).num_fired) == [1]
+            assert sum(Counters.of(cluster).grown(before, FAILED).values()) >= 1
+            await cluster.wait_ready()
+    await check_untouched(cluster)
+
+
+async def test_each_difference_of_layouts_is_refused_and_counted(
+    cluster: Cluster, chaos_long: bool
+) -> None:
+    """A reader whose fingerprint differs in one field: the error names it and both values."""
+    await cluster.wait_ready()
+    source = cluster.prefill[0]
+    true_layout = (await first_state(source)).layout
+    fields = [field.name for field in common_pb2.KVLayout.DESCRIPTOR.fields]
+    async with rpc.channel(source.address) as channel:
+        stub: kv_source_pb2_grpc.KVSourceAsyncStub = kv_source_pb2_grpc.KVSourceStub(channel)
+        for field in [*fields, "transports"]:
+            num = NUM_AT_ONCE * (LONG_FACTOR if chaos_long else 1)
+            request = kv_source_pb2.ConnectRequest(
+                reader_incarnation="stranger", layout=true_layout, transports=["inline", "nixl"]
+            )
+            if field == "transports":
+                request.transports[:] = ["pigeon"]
+            else:
+                value = getattr(true_layout, field)
+                changed = value + "x" if isinstance(value, str) else value + 1
+                setattr(request.layout, field, changed)
+            before = Counters.of(cluster)
+            for _ in range(num):
+                with pytest.raises(grpc.aio.AioRpcError) as excinfo:
+                    await stub.Connect(request)
+                error = rpc.from_rpc_error(excinfo.value)
+                assert error.reason == "KV_LAYOUT_MISMATCH"
+                assert error.message.startswith(f"{field}: the reader has ")
+            assert Counters.of(cluster).grown(before, REFUSED) == {"KV_LAYOUT_MISMATCH": num}
+
+
+async def first_state(worker: Process) -> worker_pb2.WorkerState:
+    async with rpc.channel(worker.address) as channel:
+        stub: worker_pb2_grpc.WorkerAsyncStub = worker_pb2_grpc.WorkerStub(channel)
+        async for state in stub.Watch(worker_pb2.WatchRequest()):
+            return state
+    raise AssertionError("Watch ended")
+
+
+async def test_a_worker_that_allows_faults_says_so(cluster: Cluster) -> None:
+    await cluster.wait_ready()
+    for worker in cluster.workers:
+        assert (await first_state(worker)).faults_allowed
+        assert worker.metric("diptych_faults_allowed") == 1
+        assert "FAULTS MAY BE INJECTED" in worker.log_path.read_text()

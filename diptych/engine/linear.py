@@ -1,20 +1,26 @@
 """The seam of matrix products with weights: how a layer's weight is kept and applied.
 
-oneDNN repacks a plain weight at every call, which costs a factor of two at decode
-batch sizes; packed once for a batch of about 16, it is within a few per cent of
-the best at every batch size. The packing operators are private to torch, so they
-are proven at first use, per element type, and :class:`PlainLinear` is the
-fallback. Nothing else knows how weights are stored.
+torch's own product repacks a plain weight at every call, which costs a factor of two
+at decode batch sizes. In float32 a kernel of ours reads it as it is; other element
+types are packed once by oneDNN, by operators that are private to torch. Either is
+proven at first use, and :class:`PlainLinear` is the last fallback. Nothing else knows
+how weights are stored.
 """
 
+import logging
+from collections.abc import Callable
 from functools import cache
+from importlib.util import find_spec
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+_LOG = logging.getLogger(__name__)
 _PACK_FOR_ROWS = 16
+# From here on torch's product, which is bound by arithmetic, is as fast.
+MAX_THIN_ROWS = 96
 
 
 class Linear(Protocol):
@@ -55,28 +61,80 @@ class PackedLinear:
         return y
 
 
+class ThinLinear:
+    """A float32 weight as loaded, and a kernel for few rows that streams it once.
+
+    Up to MAX_THIN_ROWS rows, a row's result has the same bits in any batch.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        """Raises ValueError: a weight that the kernel does not take."""
+        # Here, because numba takes a while to import and not every process needs it.
+        from diptych.engine.kernels import thin_matmul
+
+        self.out_features, self.in_features = weight.shape
+        if not thin_matmul.SUPPORTED or self.out_features < thin_matmul.MIN_COLUMNS:
+            raise ValueError("no kernel for this weight on this machine")
+        self._multiply = thin_matmul.thin_matmul
+        self._weight = weight.contiguous()
+        self._bias = None if bias is None else bias.contiguous()
+        self._offsets = weight.new_zeros(len(weight)) if self._bias is None else self._bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if not 0 < len(x) <= MAX_THIN_ROWS:
+            return F.linear(x, self._weight, self._bias)
+        return self._multiply(x.contiguous(), self._weight, self._offsets, torch.get_num_threads())
+
+
+_Maker = Callable[[Tensor, Tensor | None], Linear]
+
+
 def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
     """The fastest linear that works here. weight: [out_features, in_features]."""
-    if weight.device.type == "cpu" and packing_works(weight.dtype):
+    if weight.device.type != "cpu":
+        return PlainLinear(weight, bias)
+    if weight.dtype is torch.float32 and len(weight) >= 4 and thin_works():
+        return ThinLinear(weight, bias)
+    if packing_works(weight.dtype):
         return PackedLinear(weight, bias)
     return PlainLinear(weight, bias)
 
 
 @cache
+def thin_works() -> bool:
+    """Whether the kernel compiles here, has threads to run on, and multiplies right."""
+    if find_spec("numba") is None:
+        return False
+    from diptych.engine.kernels.loop import has_team
+
+    if torch.get_num_threads() > 1 and not has_team():
+        return False
+    return _is_right(lambda weight, bias: ThinLinear(weight, bias), torch.float32)
+
+
+@cache
 def packing_works(dtype: torch.dtype) -> bool:
     """Whether this torch packs weights of ``dtype`` and multiplies right with them."""
-    with torch.inference_mode():
-        weight = torch.linspace(-1, 1, 48 * 80).sin().view(80, 48).to(dtype)
-        bias = torch.linspace(-1, 1, 80).to(dtype)
-        tolerance = 8 * torch.finfo(dtype).eps
-        try:
-            packed = PackedLinear(weight, bias)
-            for num_rows in (1, 5, 33):
-                x = torch.linspace(-2, 2, num_rows * 48).cos().view(num_rows, 48).to(dtype)
-                expected = F.linear(x.double(), weight.double(), bias.double())
-                error = (packed(x).double() - expected).abs().max() / expected.abs().max()
-                if not error <= tolerance:
-                    return False
-        except (AttributeError, RuntimeError, TypeError):
-            return False
+    return _is_right(lambda weight, bias: PackedLinear(weight, bias), dtype)
+
+
+@torch.inference_mode()
+def _is_right(make: _Maker, dtype: torch.dtype) -> bool:
+    """Whether these linears agree with torch's in double; if not, that is logged."""
+    weight = torch.linspace(-1, 1, 52 * 81).sin().view(81, 52).to(dtype)
+    bias = torch.linspace(-1, 1, 81).to(dtype)
+    tolerance = 8 * torch.finfo(dtype).eps
+    try:
+        linear = make(weight, bias)
+        for num_rows in (1, 5, 33):
+            x = torch.linspace(-2, 2, num_rows * 52).cos().view(num_rows, 52).to(dtype)
+            expected = F.linear(x.double(), weight.double(), bias.double())
+            error = (linear(x).double() - expected).abs().max() / expected.abs().max()
+            if not error <= tolerance:
+                raise ArithmeticError(f"relative error {error:.1e}")
+    except Exception as error:  # noqa: BLE001 (a compiler can fail in any way)
+        _LOG.warning(
+            "a fast linear layer is not usable", extra={"dtype": str(dtype)}, exc_info=error
+        )
+        return False
     return True

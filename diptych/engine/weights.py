@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from diptych.engine.huge_pages import HugePages
 from diptych.engine.int8_linear import make_int8_linear
 from diptych.engine.linear import Linear, make_linear
 from diptych.engine.model_config import ModelConfig
@@ -110,15 +111,25 @@ def load_weights(
     """
     check_quantization(quantization, dtype, device)
     make = make_int8_linear if quantization == "int8" else make_linear
+    # What is used as loaded lies on huge pages; the rest is packed into memory of its own.
+    as_loaded = (
+        make is make_linear and dtype is torch.float32 and torch.device(device).type == "cpu"
+    )
+    place = HugePages().place if as_loaded else _same
+
+    def linear(weight: Tensor, bias: Tensor | None) -> Linear:
+        return make(place(weight), bias)
+
     reader = _CheckpointReader(Path(folder), dtype, torch.device(device), progress)
     embedding = reader.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
-    layers = tuple(_layer(reader, config, index, make) for index in range(config.num_layers))
+    embedding = place(embedding)
+    layers = tuple(_layer(reader, config, index, linear) for index in range(config.num_layers))
     if config.tied_embeddings:
         reader.skip("lm_head.weight")
         head = make(embedding, None)
     else:
         weight = reader.take("lm_head.weight", config.vocab_size, config.hidden_size)
-        head = make(weight, None)
+        head = linear(weight, None)
     weights = DecoderWeights(
         embedding=embedding,
         layers=layers,
@@ -128,6 +139,10 @@ def load_weights(
     )
     reader.close()
     return weights
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def _layer(

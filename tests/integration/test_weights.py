@@ -6,13 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812
 from safetensors.numpy import load_file, save_file
 
-from diptych.engine import linear
 from diptych.engine.fingerprint import kv_layout, model_digest
 from diptych.engine.kv_cache import KVCache
-from diptych.engine.linear import PlainLinear, make_linear
 from diptych.engine.model_config import ModelConfig
 from diptych.engine.tiny_model import write_tiny_model
 from diptych.engine.weights import load_weights, resolve_dtype
@@ -143,38 +140,3 @@ def test_layout(folder: Path) -> None:
     assert (layout.num_layers, layout.num_kv_heads, layout.head_dim) == (2, 2, 16)
     assert layout.block_bytes == cache.block_bytes
     assert layout.tensor_parallel_size == 1
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("num_rows", [1, 3, 16, 70])
-def test_linear_equals_torch(dtype: torch.dtype, num_rows: int) -> None:
-    generator = torch.Generator().manual_seed(1)
-    weight = torch.randn(70, 50, generator=generator).to(dtype)
-    bias = torch.randn(70, generator=generator).to(dtype)
-    x = torch.randn(num_rows, 50, generator=generator).to(dtype)
-    for given in (bias, None):
-        want = F.linear(x.double(), weight.double(), None if given is None else given.double())
-        for made in (make_linear(weight, given), PlainLinear(weight, given)):
-            assert (made.out_features, made.in_features) == (70, 50)
-            got = made(x)
-            assert got.dtype is dtype
-            error = (got.double() - want).abs().max() / want.abs().max()
-            assert error < 4 * torch.finfo(dtype).eps
-
-
-def test_linear_falls_back_where_packing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Broken(linear.PackedLinear):
-        def __call__(self, x: torch.Tensor) -> torch.Tensor:
-            return super().__call__(x) * 1.01
-
-    class Missing(linear.PackedLinear):
-        def __call__(self, x: torch.Tensor) -> torch.Tensor:
-            raise AttributeError("no such operator")
-
-    try:
-        for replacement in (Broken, Missing):
-            linear.packing_works.cache_clear()
-            monkeypatch.setattr(linear, "PackedLinear", replacement)
-            assert isinstance(make_linear(torch.zeros(4, 4)), PlainLinear)
-    finally:
-        linear.packing_works.cache_clear()

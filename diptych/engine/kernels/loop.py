@@ -39,12 +39,14 @@ FLOAT_RULES: dict[str, Any] = {
 class Loop:
     """A compiled loop over independent items."""
 
-    def __init__(self, function: Callable[[Any], None]) -> None:
+    def __init__(
+        self, function: Callable[[Any], None], float_rules: dict[str, Any] = FLOAT_RULES
+    ) -> None:
         """Compile it, or find it in numba's cache."""
         try:
-            compiled = numba.cfunc(SIGNATURE, cache=True, **FLOAT_RULES)(function)
+            compiled = numba.cfunc(SIGNATURE, cache=True, **float_rules)(function)
         except RuntimeError:  # no directory to cache in
-            compiled = numba.cfunc(SIGNATURE, **FLOAT_RULES)(function)
+            compiled = numba.cfunc(SIGNATURE, **float_rules)(function)
         self._compiled = compiled  # keeps the code alive
         self._call = compiled.ctypes
         self._address = ctypes.c_void_p(compiled.address)
@@ -59,6 +61,11 @@ class Loop:
             self._call(task)
         else:
             start_team(self._address, task, num_threads, 0)
+
+
+def has_team() -> bool:
+    """Whether loops can use more than one thread here."""
+    return _team_starter() is not None
 
 
 @cache

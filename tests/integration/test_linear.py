@@ -1,0 +1,159 @@
+"""Linear layers: right for every shape, the same bits in every batch, and with a way out."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from diptych.engine import linear
+from diptych.engine.huge_pages import HugePages
+from diptych.engine.kernels import loop
+from diptych.engine.linear import (
+    MAX_THIN_ROWS,
+    PackedLinear,
+    PlainLinear,
+    ThinLinear,
+    make_linear,
+)
+
+SHAPES = [(4, 1), (5, 15), (70, 50), (65, 16), (131, 577)]  # out_features, in_features
+
+
+@pytest.fixture(params=[1, 2])
+def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def fresh_proofs() -> Iterator[None]:
+    proofs = (linear.thin_works, linear.packing_works)
+    for proof in proofs:
+        proof.cache_clear()
+    yield
+    for proof in proofs:
+        proof.cache_clear()
+
+
+def random(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 5, 6, 7, 13, 16, 31, 70, MAX_THIN_ROWS + 1])
+def test_linear_equals_torch(dtype: torch.dtype, num_rows: int, num_threads: int) -> None:
+    for out_features, in_features in SHAPES:
+        weight = random(out_features, in_features).to(dtype)
+        bias = random(out_features).to(dtype)
+        x = random(num_rows, in_features).to(dtype)
+        size = x.double().abs() @ weight.double().abs().t()  # of what is summed
+        for given in (bias, None):
+            want = F.linear(x.double(), weight.double(), None if given is None else given.double())
+            for made in (make_linear(weight, given), PlainLinear(weight, given)):
+                assert (made.out_features, made.in_features) == (out_features, in_features)
+                got = made(x)
+                assert got.dtype is dtype
+                error = (got.double() - want).abs() / (size + bias.double().abs())
+                assert error.max() < 4 * torch.finfo(dtype).eps
+
+
+def test_which_linear_is_made() -> None:
+    assert linear.thin_works()
+    assert isinstance(make_linear(random(70, 50)), ThinLinear)
+    assert not isinstance(make_linear(random(3, 50)), ThinLinear)  # too few columns
+    assert not isinstance(make_linear(random(70, 50).bfloat16()), ThinLinear)
+
+
+def test_rows_do_not_depend_on_their_neighbours(num_threads: int) -> None:
+    made = ThinLinear(random(131, 577), random(131))
+    x = random(MAX_THIN_ROWS, 577)
+    x[1] *= 1e30
+    x[2] = torch.inf
+    alone = torch.cat([made(row[None]) for row in x])
+    for num_rows in (1, 2, 5, 6, 7, 8, 16, 33, MAX_THIN_ROWS):
+        torch.testing.assert_close(
+            made(x[:num_rows]), alone[:num_rows], rtol=0, atol=0, equal_nan=True
+        )
+
+
+def test_input_that_is_not_contiguous() -> None:
+    made = ThinLinear(random(50, 70).t(), random(140)[::2])
+    x = random(9, 100)[:, 10:60]
+    torch.testing.assert_close(made(x), F.linear(x, random(50, 70).t(), random(140)[::2]))
+    torch.testing.assert_close(made(x[::2]), made(x)[::2], rtol=0, atol=0)
+    assert made(x[:0]).shape == (0, 70)
+
+
+@pytest.mark.usefixtures("fresh_proofs")
+def test_falls_back_where_the_kernel_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Wrong(ThinLinear):
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            return super().__call__(x) * 1.01
+
+    monkeypatch.setattr(linear, "ThinLinear", Wrong)
+    assert isinstance(make_linear(torch.zeros(4, 4)), PackedLinear)
+    assert "not usable" in caplog.text
+
+
+@pytest.mark.usefixtures("fresh_proofs")
+def test_falls_back_where_threads_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "has_team", lambda: False)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert isinstance(make_linear(torch.zeros(4, 4)), PackedLinear)
+
+
+@pytest.mark.usefixtures("fresh_proofs")
+def test_falls_back_where_packing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(PackedLinear):
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            return super().__call__(x) * 1.2
+
+    class Missing(PackedLinear):
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            raise AttributeError("no such operator")
+
+    for replacement in (Broken, Missing):
+        linear.packing_works.cache_clear()
+        monkeypatch.setattr(linear, "PackedLinear", replacement)
+        assert isinstance(make_linear(torch.zeros(4, 4).bfloat16()), PlainLinear)
+
+
+@pytest.mark.parametrize(
+    ("features", "made"), [("+avx,+avx2,+fma", "ThinLinear"), ("+sse2", "PackedLinear")]
+)
+def test_on_smaller_processors(features: str, made: str) -> None:
+    """Compiled for another processor than this one, in a process of its own."""
+    program = (
+        "import torch; from diptych.engine.linear import make_linear;"
+        "w, x = torch.randn(131, 577), torch.randn(70, 577); made = make_linear(w);"
+        "torch.testing.assert_close(made(x), x @ w.T, rtol=1e-4, atol=1e-4);"
+        "print(type(made).__name__)"
+    )
+    variables = {"NUMBA_CPU_NAME": "x86-64", "NUMBA_CPU_FEATURES": features}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == made
+
+
+def test_huge_pages_keep_what_is_placed() -> None:
+    pages = HugePages()
+    sources = [random(100, 33), random(7).bfloat16(), random(5000, 4000), random(64, 64).t()]
+    placed = [pages.place(source) for source in sources]
+    for source, tensor in zip(sources, placed, strict=True):
+        assert torch.equal(source, tensor)
+        assert tensor.is_contiguous()
+        assert tensor.dtype is source.dtype
+        assert tensor.data_ptr() % 64 == 0

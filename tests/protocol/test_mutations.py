@@ -21,7 +21,7 @@ from prefill_worker.lease_session import LeaseSession
 from router.attempt import Attempt
 from router.output import Output
 from router.request import RequestMachine
-from tests.protocol.test_protocol import ProtocolMachine
+from tests.protocol.test_protocol import ProtocolMachine, SmallMachine
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
@@ -166,11 +166,14 @@ MUTATIONS: dict[str, Patch] = {
 }
 
 
+WIDE = ("never_give_up_waiting", "forget_the_seat_when_the_lease_is_lost")
+
+
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_the_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     MUTATIONS[name](monkeypatch)
     budget = settings(
-        max_examples=100,
+        max_examples=120,
         stateful_step_count=30,
         deadline=None,
         derandomize=True,
@@ -178,5 +181,6 @@ def test_the_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
+    machine = ProtocolMachine if name in WIDE else SmallMachine
     with pytest.raises(AssertionError):
-        run_state_machine_as_test(ProtocolMachine, settings=budget)
+        run_state_machine_as_test(machine, settings=budget)

@@ -30,9 +30,11 @@ MAX_ASKING = 4
 class ProtocolMachine(RuleBasedStateMachine):
     """``Cluster.check`` runs after every event; the end heals everything and counts."""
 
+    num_workers = 2  # of each role
+
     def __init__(self) -> None:
         super().__init__()
-        self.cluster = Cluster()
+        self.cluster = Cluster(self.num_workers, self.num_workers)
 
     @initialize(questions=st.lists(QUESTIONS, min_size=1, max_size=3))
     def begin(self, questions: list[Question]) -> None:
@@ -53,7 +55,15 @@ class ProtocolMachine(RuleBasedStateMachine):
         """So many events in some order; those named ``slow`` wait."""
         self.cluster.run(Random(seed), num_events, slow)
 
-    go_on_too = go_on_still = go_on_again = go_on
+    go_on_too = go_on_still = go_on
+
+    @rule(seed=st.integers(0, 2**16))
+    def go_on_until_a_read_is_posted(self, seed: int) -> None:
+        random = Random(seed)
+        for _ in range(40):
+            if self.cluster.reads():
+                break
+            self.cluster.run(random, 1)
 
     @rule(seconds=st.sampled_from([0.05, 0.3, 0.6, 1.1, 2.1, 5.1]))
     def time_passes(self, seconds: float) -> None:
@@ -74,9 +84,18 @@ class ProtocolMachine(RuleBasedStateMachine):
         streams[-1 - index % len(streams)].breaks(num_kept)
         self.cluster.check()
 
+    @precondition(lambda self: self.cluster.reads())
+    @rule(index=st.integers(0, 20))
+    def a_lease_breaks_while_it_is_read(self, index: int) -> None:
+        leases = [s for s in self.cluster.streams if s.up.name.startswith("prefill")]
+        if leases:
+            leases[index % len(leases)].breaks()
+            self.cluster.run(Random(index), 10, "land")
+
     @rule(index=st.integers(0, 3), num_kept=st.integers(0, 2))
     def a_worker_restarts(self, index: int, num_kept: int) -> None:
-        self.cluster.crash_worker(self.cluster.workers[index], num_kept)
+        workers = self.cluster.workers
+        self.cluster.crash_worker(workers[index % len(workers)], num_kept)
 
     @rule(num_kept=st.integers(0, 2))
     def the_router_restarts(self, num_kept: int) -> None:
@@ -84,13 +103,12 @@ class ProtocolMachine(RuleBasedStateMachine):
 
     @rule(index=st.integers(0, 3))
     def a_pair_is_lost(self, index: int) -> None:
-        self.cluster.decodes[index // 2].connected.pop(
-            self.cluster.prefills[index % 2].identity, None
-        )
+        decode = self.cluster.decodes[index // 2 % self.num_workers]
+        decode.connected.pop(self.cluster.prefills[index % self.num_workers].identity, None)
 
     @rule(index=st.integers(0, 1))
     def an_agent_is_torn_down(self, index: int) -> None:
-        self.cluster.decodes[index].tear_down_agent()
+        self.cluster.decodes[index % self.num_workers].tear_down_agent()
         self.cluster.check()
 
     @precondition(lambda self: self.cluster.reads())
@@ -148,9 +166,21 @@ def _may_be_repeated(message: object) -> bool:
 
 
 TestProtocol = ProtocolMachine.TestCase
+
+
+class SmallMachine(ProtocolMachine):
+    """One worker of each role that never restarts: deep rather than wide."""
+
+    num_workers = 1
+    a_worker_restarts = None  # type: ignore[assignment]
+    the_router_restarts = None  # type: ignore[assignment]
+    time_passes = None  # type: ignore[assignment]
+
+
 IS_LONG = settings.get_current_profile_name() == "long"
-TestProtocol.settings = settings(
-    max_examples=20_000 if IS_LONG else 150,
+TestSmall = SmallMachine.TestCase
+TestSmall.settings = TestProtocol.settings = settings(
+    max_examples=10_000 if IS_LONG else 80,
     stateful_step_count=30,
     derandomize=not IS_LONG,  # the short form is the same each time
     deadline=None,

@@ -1,9 +1,9 @@
 """What it costs to run nixl in a process of its own: latency, rate, start, memory, recovery.
 
-``python -m tests.bench.agent_process``: one JSON object; nothing else should run. A
-source and a reader in this process, both with their agents in children ("child") or
-here ("inside"); the forms alternate. A read is posted to the transfer thread and
-awaited on the event loop, as in a pull, without gRPC and digests.
+``python -m tests.bench.agent_process``: one JSON list; nothing else should run. A
+reader here and a source in another process, both with their agents in children
+("child") or not ("inside"); the forms alternate. A read is posted to the transfer
+thread and awaited on the event loop, as in a pull, without gRPC and digests.
 """
 
 import asyncio
@@ -17,11 +17,13 @@ from typing import Any
 
 import psutil
 
+from diptych.v1 import worker_pb2
 from kvtransfer.endpoint import TransferEndpoint
 from kvtransfer.quarantine import Quarantine
 from kvtransfer.reads import Landed, ReadGroup
 from kvtransfer.transport import Peer, TransportError
-from tests.integration.transfer_rig import config, open_reader, open_source
+from tests.integration.test_transfer_processes import source_process
+from tests.integration.transfer_rig import config, open_reader
 
 BLOCK_BYTES = 64 * 1024
 NUM_BLOCKS = 1024
@@ -44,53 +46,57 @@ async def one_read(endpoint: TransferEndpoint, peer: Peer, num_blocks: int) -> f
     return time.perf_counter() - begun_s
 
 
-def children_cpu_s() -> float:
-    return sum(sum(child.cpu_times()[:2]) for child in psutil.Process().children())
-
-
 async def measure(form: str) -> dict[str, Any]:
-    settings = config("nixl", nixl_process=form)
-    begun_s = time.perf_counter()
+    settings = {"nixl_process": form}
     figures: dict[str, Any] = {}
-    async with (
-        open_source(settings, num_blocks=NUM_BLOCKS, block_bytes=BLOCK_BYTES) as source,
-        open_reader(settings, num_blocks=NUM_BLOCKS, block_bytes=BLOCK_BYTES) as reader,
-    ):
-        figures["start_s"] = (time.perf_counter() - begun_s) / 2
-        await reader.connect(source)
-        descriptor = source.endpoint.transports["nixl"].descriptor()
-        assert descriptor is not None
-        transport = reader.endpoint.transports["nixl"]
-        peer = await reader.endpoint.thread.call(lambda: transport.connect(descriptor))
-        with source.endpoint.serving():
+    async with source_process(
+        "nixl", settings=json.dumps(settings), num_blocks=NUM_BLOCKS, block_bytes=BLOCK_BYTES
+    ) as source:
+        begun_s = time.perf_counter()
+        async with open_reader(
+            config("nixl", **settings), num_blocks=NUM_BLOCKS, block_bytes=BLOCK_BYTES
+        ) as reader:
+            figures["start_s"] = round(time.perf_counter() - begun_s, 2)
+            reader.pairs.set_peers("router", [source.key])
+            await reader.wait_for(source.key, worker_pb2.PAIR_STATE_PROVEN)
+            link = reader.pairs._pairs[source.key].link
+            assert link is not None
             for name, num_blocks in SIZES.items():
-                await one_read(reader.endpoint, peer, num_blocks)
+                await one_read(reader.endpoint, link.peer, num_blocks)
                 taken_s = [
-                    await one_read(reader.endpoint, peer, num_blocks)
+                    await one_read(reader.endpoint, link.peer, num_blocks)
                     for _ in range(NUM_READS[name])
                 ]
-                median_s = statistics.median(taken_s)
-                figures[name] = {
-                    "median_us": round(median_s * 1e6),
-                    "p99_us": round(sorted(taken_s)[int(0.99 * len(taken_s))] * 1e6),
-                    "gb_per_s": round(num_blocks * BLOCK_BYTES / median_s / 1e9, 2),
-                }
-        children = psutil.Process().children()
-        figures["child_rss_mb"] = [
-            round((child.memory_info().rss - child.memory_info().shared) / 1e6)
-            for child in children
-        ]
-        before_s, here_s = children_cpu_s(), time.process_time()
-        await asyncio.sleep(3)
-        figures["idle_cpu_percent"] = {
-            "children": round((children_cpu_s() - before_s) / 3 * 100, 2),
-            "worker": round((time.process_time() - here_s) / 3 * 100, 2),
-        }
-        if children:
-            figures["recovery_s"] = {
-                number.name: await recovery_s(reader.endpoint, children[-1].pid, number)
-                for number in (signal.SIGKILL,)
-            }
+                figures[name] = described(taken_s, num_blocks)
+            figures.update(await at_rest(reader.endpoint, source.process.pid))
+    return figures
+
+
+def described(taken_s: list[float], num_blocks: int) -> dict[str, float]:
+    median_s = statistics.median(taken_s)
+    return {
+        "median_us": round(median_s * 1e6),
+        "p99_us": round(sorted(taken_s)[int(0.99 * len(taken_s))] * 1e6),
+        "gb_per_s": round(num_blocks * BLOCK_BYTES / median_s / 1e9, 2),
+    }
+
+
+async def at_rest(endpoint: TransferEndpoint, source_pid: int) -> dict[str, Any]:
+    """Memory and CPU of processes that do nothing; then how soon a killed agent is replaced."""
+    here = psutil.Process()
+    children = [child for child in here.children() if child.pid != source_pid]
+    before_s = [sum(process.cpu_times()[:2]) for process in (here, *children)]
+    await asyncio.sleep(3)
+    after_s = [sum(process.cpu_times()[:2]) for process in (here, *children)]
+    figures: dict[str, Any] = {
+        "idle_cpu_percent": [
+            round((b - a) / 3 * 100, 1) for a, b in zip(before_s, after_s, strict=True)
+        ],
+    }
+    for child in children:
+        memory = child.memory_full_info()
+        figures["child_uss_mb"] = round(memory.uss / 1e6)
+        figures["recovery_s"] = await recovery_s(endpoint, child.pid, signal.SIGKILL)
     return figures
 
 

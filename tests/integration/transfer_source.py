@@ -22,6 +22,7 @@ async def main() -> None:
     parser.add_argument("--incarnation", default="source")
     parser.add_argument("--address", default="127.0.0.1:0")
     parser.add_argument("--block-bytes", type=int, default=4096)
+    parser.add_argument("--num-blocks", type=int, default=64)
     parser.add_argument("--settings", default="{}")
     arguments = parser.parse_args()
     transfer = config(arguments.transport, **json.loads(arguments.settings))
@@ -30,6 +31,7 @@ async def main() -> None:
         incarnation=arguments.incarnation,
         address=arguments.address,
         block_bytes=arguments.block_bytes,
+        num_blocks=arguments.num_blocks,
     ) as source:
         content = source.fill(LEASED)
         num_tokens = len(LEASED) * BLOCK_SIZE

@@ -12,6 +12,7 @@ from decode_worker.rules import SessionRules
 from decode_worker.session import Session
 from diptych.engine.block_pool import BlockPool
 from diptych.engine.scheduler import Scheduler
+from diptych.errors import InvalidRequestError
 from kvtransfer import pull
 from kvtransfer.lease import LeaseTable
 from kvtransfer.lease_record import Grant
@@ -144,6 +145,19 @@ def forget_the_seat_when_the_lease_is_lost(patch: pytest.MonkeyPatch) -> None:
 def never_give_up_waiting(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RequestMachine, "_tick_halves", lambda self, now: None)
     patch.setattr(RequestMachine, "seat_lost", lambda self, sequence_id, message: [])
+    patch.setattr(RequestMachine, "lease_ended", lambda self, sequence_id, error: [])
+
+
+def refuse_a_repeated_grant(patch: pytest.MonkeyPatch) -> None:
+    original = LeaseSession.grant
+
+    def grant(self: LeaseSession, command: Any) -> Any:
+        granted = original(self, command)
+        if granted is None:
+            raise InvalidRequestError("was repeated", field="grant")
+        return granted
+
+    patch.setattr(LeaseSession, "grant", grant)
 
 
 MUTATIONS: dict[str, Patch] = {
@@ -162,11 +176,12 @@ MUTATIONS: dict[str, Patch] = {
         announce_before_it_is_computed,
         forget_the_seat_when_the_lease_is_lost,
         never_give_up_waiting,
+        refuse_a_repeated_grant,
     )
 }
 
 
-WIDE = ("never_give_up_waiting", "forget_the_seat_when_the_lease_is_lost")
+WIDE = ("forget_the_seat_when_the_lease_is_lost",)  # needs a second worker
 
 
 @pytest.mark.parametrize("name", MUTATIONS)

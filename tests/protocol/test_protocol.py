@@ -138,18 +138,18 @@ class ProtocolMachine(RuleBasedStateMachine):
         reads = self.cluster.reads()
         return reads[index % len(reads)]
 
-    @precondition(lambda self: self.cluster.streams)
-    @rule(index=st.integers(0, 20))
-    def a_message_is_repeated(self, index: int) -> None:
-        found = [
-            (stream.up, message)
-            for stream in self.cluster.streams
-            for message in stream.up.queue
-            if _may_be_repeated(message)
-        ]
-        if found:
-            way, message = found[index % len(found)]
-            way.repeat(message)
+    @rule(seed=st.integers(0, 2**16))
+    def a_message_is_repeated(self, seed: int) -> None:
+        """The next that a retry could repeat."""
+        random = Random(seed)
+        for _ in range(30):
+            self.cluster.run(random, 1)
+            for stream in self.cluster.streams:
+                for message in list(stream.up.queue):
+                    if _may_be_repeated(message):
+                        stream.up.repeat(message)
+                        self.cluster.run(random, 3)
+                        return
 
     def teardown(self) -> None:
         self.cluster.heal()

@@ -6,10 +6,10 @@ PYTEST := $(PY) -m pytest
 GENERATED := diptych/v1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test golden chaos lint proto bench
+.PHONY: help setup demo test golden chaos chaos-long lint proto bench
 
 help:  ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: .venv/ready  ## Create .venv and install everything into it
 
@@ -22,8 +22,11 @@ test: .venv/ready  ## Unit, integration and fault tests; golden tests with five 
 golden: .venv/ready  ## Every golden prompt of every model, on every path
 	$(PYTEST) tests/integration/test_golden.py --golden-all
 
-chaos: .venv/ready  ## Faults alone: kills, stops, cancels
+chaos: .venv/ready  ## Faults alone, as CI runs them: kills, stops, cut links, cancels, overload
 	$(PYTEST) tests/chaos
+
+chaos-long: .venv/ready  ## The same with ten times the cases; hours
+	$(PYTEST) tests/chaos --chaos-long
 
 lint: .venv/ready  ## ruff, mypy, import rules, generated code up to date
 	$(PY) -m ruff check .

@@ -1,16 +1,26 @@
 """What Hugging Face transformers says: logits and greedy tokens of a model folder."""
 
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+# A linear layer: input [num_rows, in_features], weight, bias.
+Multiply = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+
 
 class GreedyRun(NamedTuple):
     token_ids: list[int]
     margins: list[float]  # of each token's logit to the runner-up's
+
+
+class ForcedRun(NamedTuple):
+    logits: torch.Tensor  # [num_tokens, vocab_size] float32
+    # By linear layer: how far its own input was from the one given, relative to it (euclidean),
+    # of the worst token.
+    distances: dict[str, float]
 
 
 @cache
@@ -21,37 +31,60 @@ def load(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
 
 
-@cache
-def load_int8(folder: Path) -> Any:
-    """The same in float32, but all that enters a linear layer is rounded as for int8.
-
-    Written out naively: each row of a weight, and each 64 inputs of a row, become -127
-    to 127 times a scale of their own, and are multiplied in float32.
-    """
-    model = load.__wrapped__(folder)
-    linears = [m for m in model.modules() if isinstance(m, torch.nn.Linear)]
-    assert model.lm_head in linears
-    for linear in linears:  # a tied head gets a weight of its own, the embedding stays
-        linear.weight = torch.nn.Parameter(_rounded(linear.weight.detach()), requires_grad=False)
-        linear.register_forward_pre_hook(
-            lambda module, inputs: (_rounded(inputs[0].unflatten(-1, (-1, 64))).flatten(-2),)
-        )
-    return model
-
-
-def _rounded(rows: torch.Tensor) -> torch.Tensor:
-    scale = rows.abs().amax(-1, keepdim=True).clamp_min(1e-30) / 127
-    return (rows / scale).round() * scale
+@torch.inference_mode()
+def logits(
+    folder: Path, token_ids: Sequence[int], dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """Logits after each token. Returns [num_tokens, vocab_size] float32."""
+    result: torch.Tensor = load(folder, dtype)(torch.tensor([list(token_ids)])).logits[0].float()
+    return result
 
 
 @torch.inference_mode()
-def logits(
-    folder: Path, token_ids: Sequence[int], load_model: Callable[[Path], Any] = load
-) -> torch.Tensor:
-    """Logits after each token. Returns [num_tokens, vocab_size] float32."""
-    model = load_model(folder)
-    result: torch.Tensor = model(torch.tensor([list(token_ids)])).logits[0].float()
-    return result
+def forced_logits(
+    folder: Path,
+    token_ids: Sequence[int],
+    inputs: Mapping[str, torch.Tensor],
+    multiply: Multiply = torch.nn.functional.linear,
+    dtype: torch.dtype = torch.float32,
+) -> ForcedRun:
+    """The same where every linear layer goes on with what it is given here.
+
+    inputs: [num_tokens, in_features] by name such as ``model.layers.0.mlp.down_proj``.
+    """
+    model = load(folder, dtype)
+    distances: dict[str, float] = {}
+
+    def force(name: str, linear: torch.nn.Linear, args: Any, output: torch.Tensor) -> torch.Tensor:
+        own, given = args[0][0].float(), inputs[name].float()
+        distances[name] = float(((own - given).norm(dim=1) / own.norm(dim=1)).max())
+        return multiply(inputs[name], linear.weight, linear.bias)[None]
+
+    handles = [
+        module.register_forward_hook(partial(force, name))
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear)
+    ]
+    try:
+        return ForcedRun(logits(folder, token_ids, dtype), distances)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def multiply_int8(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """What ``--quantization int8`` defines, in float64: sums are exact.
+
+    A row of the weight, and each 64 inputs of a row of x, are whole numbers of -127 to
+    127 times a scale of their own.
+    """
+    y = (_rounded(x.view(len(x), -1, 64)).flatten(1) @ _rounded(weight).T).float()
+    return y if bias is None else y + bias
+
+
+def _rounded(rows: torch.Tensor) -> torch.Tensor:
+    scales = rows.abs().amax(-1, keepdim=True).clamp_min(1e-30) / 127
+    return (rows * (1 / scales)).round().double() * scales.double()
 
 
 @torch.inference_mode()

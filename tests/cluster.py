@@ -28,11 +28,17 @@ HELD_OWNERS = ("running", "reserved", "leased", "quarantined")
 
 
 class Process:
-    """One role's process; ``address`` and ``metrics_address`` once it listens."""
+    """One role's process; ``address`` and ``metrics_address`` once it listens.
 
-    def __init__(self, module: str, name: str, work: Path, args: Sequence[str]) -> None:
+    ``prefix`` is a command that executes the one after it, such as nsenter.
+    """
+
+    def __init__(
+        self, module: str, name: str, work: Path, args: Sequence[str], prefix: Sequence[str] = ()
+    ) -> None:
         self.module, self.name, self._work = module, name, work
         self._args = list(args)
+        self._prefix = list(prefix)
         self._port_file = work / f"{name}.port.json"
         self.log_path = work / f"{name}.log"
         self.address = ""
@@ -41,7 +47,16 @@ class Process:
 
     def start(self, listen: str = "127.0.0.1:0") -> None:
         self._port_file.unlink(missing_ok=True)
-        command = [sys.executable, "-m", self.module, "--listen", listen, "--metrics-port", "0"]
+        command = [
+            *self._prefix,
+            sys.executable,
+            "-m",
+            self.module,
+            "--listen",
+            listen,
+            "--metrics-port",
+            "0",
+        ]
         command += ["--port-file", str(self._port_file), *self._args]
         with self.log_path.open("ab") as log:
             self._popen = subprocess.Popen(
@@ -118,6 +133,9 @@ class Process:
 
     def num_fds(self) -> int:
         return psutil.Process(self.pid).num_fds()
+
+    def rss_bytes(self) -> int:
+        return int(psutil.Process(self.pid).memory_info().rss)
 
 
 @dataclass
@@ -201,7 +219,9 @@ def running_cluster(
     num_threads = max(1, (os.cpu_count() or 1) // (num_prefill + num_decode))
     common = {"model": model, "num-threads": str(num_threads), **(worker_flags or {})}
     prefill = [
-        Process("prefill_worker", f"prefill-{i}", work, _args({**common, **(prefill_flags or {})}))
+        Process(
+            "prefill_worker", f"prefill-{i}", work, as_args({**common, **(prefill_flags or {})})
+        )
         for i in range(num_prefill)
     ]
     own = [*per_decode_flags, *([{}] * (num_decode - len(per_decode_flags)))]
@@ -210,7 +230,7 @@ def running_cluster(
             "decode_worker",
             f"decode-{i}",
             work,
-            _args({**common, **(decode_flags or {}), **own[i]}),
+            as_args({**common, **(decode_flags or {}), **own[i]}),
         )
         for i in range(num_decode)
     ]
@@ -222,7 +242,7 @@ def running_cluster(
         for process in started:
             process.wait_listening()
         flags = {"model": model, **(router_flags or {})}
-        args = _args(flags)
+        args = as_args(flags)
         for process in prefill:
             args += ["--prefill", process.address]
         for process in decode:
@@ -239,6 +259,6 @@ def running_cluster(
         assert code in (0, None), f"{process.name} exited with {code}:\n{process.log_tail()}"
 
 
-def _args(flags: dict[str, str]) -> list[str]:
+def as_args(flags: dict[str, str]) -> list[str]:
     """Of each setting its flag and value; a switch has no value."""
     return [part for key, value in flags.items() for part in (f"--{key}", value) if part]

@@ -1,7 +1,9 @@
 """A deterministic load, and what each of its requests must answer."""
 
 import asyncio
+import itertools
 import random
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
@@ -25,9 +27,14 @@ class Job:
     temperature: float
     seed: int
 
-    def request(self) -> inference_pb2.GenerateRequest:
+    def request(self, salt: str = "") -> inference_pb2.GenerateRequest:
+        """``salt``: requests of different salts share no cached blocks."""
         return token_request(
-            self.token_ids, max_tokens=self.max_tokens, temperature=self.temperature, seed=self.seed
+            self.token_ids,
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            seed=self.seed,
+            salt=salt,
         )
 
 
@@ -67,6 +74,34 @@ async def run_all(
         for index in range(len(work)):
             tasks.create_task(one(channel, index), name=f"job-{index}")
     return answers
+
+
+async def ask_until(
+    stop: asyncio.Event,
+    address: str,
+    work: Sequence[Job],
+    on_answer: Callable[[int, Answer], None],
+    *,
+    at_once: int,
+    fresh: bool = False,
+    timeout_s: float = 60,
+) -> None:
+    """Keep ``at_once`` requests of ``work`` in flight, again and again.
+
+    ``on_answer(index, answer)`` after each. ``fresh``: in no cache, however often asked.
+    """
+    numbers = itertools.count()
+
+    async def client() -> None:
+        while not stop.is_set():
+            number = next(numbers)
+            index = number % len(work)
+            request = work[index].request(salt=str(time.monotonic_ns()) if fresh else "")
+            on_answer(index, await generate(channel, request, timeout_s=timeout_s))
+
+    async with rpc.channel(address) as channel, asyncio.TaskGroup() as tasks:
+        for number in range(at_once):
+            tasks.create_task(client(), name=f"client-{number}")
 
 
 def check_answers(got: Sequence[Answer], want: Sequence[Answer]) -> None:

@@ -1,25 +1,194 @@
-"""Workers die or freeze under load: every request still ends with the right tokens."""
+"""Workers die or freeze under load: every request still ends with the right tokens.
+
+One cluster of two workers of each role. The first of each is the victim; the router and the
+second ones live through all of it.
+"""
 
 import asyncio
 import signal
 import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
+from diptych import rpc
+from diptych.v1 import worker_pb2, worker_pb2_grpc
 from tests.call import Answer
-from tests.chaos.load import FLAGS, ROUTER_FLAGS, STEP_S, check_answers, jobs, run_all
+from tests.chaos.load import (
+    FLAGS,
+    ROUTER_FLAGS,
+    STEP_S,
+    ask_until,
+    check_answers,
+    jobs,
+    run_all,
+)
 from tests.cluster import Cluster, Process, running_cluster
+from tests.golden_rule import check_exact
 
-NUM_JOBS = 60
+WORK = jobs(60, seed=11)
+AT_ONCE = 8
 NOTICED_S = 5.0
+NUM_ROUNDS, NUM_ROUNDS_LONG = 3, 20
+REQUESTS_A_ROUND, REQUESTS_A_ROUND_LONG = 60, 500
+DEADLINE_S = 30.0  # far more than a fail-over takes: it allows every request to complete
+MIN_COMPLETED_RATIO = 0.999
+USED_AGAIN_S = 5.0
+MAX_MORE_FDS = 3
+MAX_GROWTH_BYTES = 8 * 2**20
+
+
+@pytest.fixture(scope="module")
+def cluster(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running_cluster(
+        tmp_path_factory.mktemp("cluster"),
+        str(tiny_model),
+        num_prefill=2,
+        num_decode=2,
+        worker_flags=FLAGS,
+        router_flags=ROUTER_FLAGS,
+    ) as cluster:
+        yield cluster
+
+
+class Footprint(NamedTuple):
+    pid: int
+    num_fds: int
+    rss_bytes: int
+
+
+@dataclass
+class Tally:
+    """The answers of one round's load, checked as they come."""
+
+    want: Sequence[Answer]
+    num_completed: int = 0
+    num_ties: int = 0
+    failures: list[str] = field(default_factory=list)
+    last_by: dict[str, float] = field(default_factory=dict)  # worker address: its newest answer
+
+    def add(self, index: int, answer: Answer) -> None:
+        want = self.want[index]
+        if answer.error is not None:
+            self.failures.append(str(answer.error))
+            want_ids = want.token_ids[: len(answer.token_ids)]
+            check_exact(answer.token_ids, want_ids, want.margins, f"failed job {index}")
+            return
+        self.num_completed += 1
+        self.num_ties += check_exact(answer.token_ids, want.token_ids, want.margins, f"job {index}")
+        now = time.monotonic()
+        self.last_by[answer.timing.prefill_worker] = now
+        self.last_by[answer.timing.decode_worker] = now
+
+    @property
+    def num_asked(self) -> int:
+        return self.num_completed + len(self.failures)
+
+
+@pytest.mark.timeout(3600)
+async def test_rounds_of_sigkill_under_load(cluster: Cluster, chaos_long: bool) -> None:
+    num_rounds = NUM_ROUNDS_LONG if chaos_long else NUM_ROUNDS
+    num_requests = REQUESTS_A_ROUND_LONG if chaos_long else REQUESTS_A_ROUND
+    await cluster.wait_ready()
+    want = await undisturbed(cluster)
+    prefill, decode = cluster.prefill[0], cluster.decode[0]
+    survivors = [cluster.router, cluster.prefill[1], cluster.decode[1]]
+    incarnations = [await incarnation(worker) for worker in survivors[1:]]
+    rounds: list[list[Footprint]] = []
+    tallies: list[Tally] = []
+    for number in range(num_rounds):
+        victims = ([prefill], [decode], [prefill, decode])[number % 3]
+        tally = Tally(want)
+        async with load(cluster, tally):
+            await asyncio.sleep(0.3)
+            for victim in victims:
+                await when_busy(victim)
+            for victim in victims:
+                victim.kill()
+            for victim in victims:
+                victim.start(listen=victim.address)
+            for victim in victims:
+                await asyncio.to_thread(victim.wait_listening)
+                used_after_s = await used_again(cluster, victim, tally)
+                print(  # noqa: T201
+                    f"round {number}: {victim.name} answers {used_after_s:.2f} s after it listens"
+                )
+            while tally.num_asked < num_requests:
+                await asyncio.sleep(0.05)
+        tallies.append(tally)
+        await cluster.wait_ready()
+        await cluster.wait_baseline(within_s=1 + STEP_S)
+        rounds.append([await footprint(process) for process in survivors])
+
+    assert [await incarnation(worker) for worker in survivors[1:]] == incarnations
+    first, last = rounds[0], rounds[-1]
+    num_asked = sum(tally.num_asked for tally in tallies)
+    num_completed = sum(tally.num_completed for tally in tallies)
+    print(f"{num_completed} of {num_asked} requests completed; {first} -> {last}")  # noqa: T201
+    assert num_completed >= MIN_COMPLETED_RATIO * num_asked, [t.failures for t in tallies]
+    assert sum(tally.num_ties for tally in tallies) <= max(1, num_asked // 40)
+    for process, before, after in zip(survivors, first, last, strict=True):
+        assert after.pid == before.pid, process.name
+        assert after.num_fds <= before.num_fds + MAX_MORE_FDS, process.name
+        assert after.rss_bytes <= before.rss_bytes + MAX_GROWTH_BYTES, process.name
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_a_stopped_worker_is_noticed_and_failed_over(cluster: Cluster, role: str) -> None:
+    await cluster.wait_ready()
+    want = await undisturbed(cluster)
+    victim = getattr(cluster, role)[0]
+    async with asyncio.TaskGroup() as tasks:
+        load = tasks.create_task(run_all(cluster, WORK))
+        await asyncio.sleep(0.3)
+        await when_busy(victim)
+        victim.signal(signal.SIGSTOP)
+    answers = load.result()
+    check_answers(answers, want)
+    longest_s = max(answer.longest_gap_s for answer in answers)
+    print(f"longest silence of a stream: {longest_s:.2f} s")  # noqa: T201
+    assert longest_s <= NOTICED_S + 2 * STEP_S
+    victim.signal(signal.SIGCONT)
+    await cluster.wait_ready()
+    await cluster.wait_baseline(within_s=NOTICED_S + STEP_S)
+    check_answers(await run_all(cluster, WORK), want)
 
 
 async def undisturbed(cluster: Cluster) -> list[Answer]:
-    answers = await run_all(cluster, jobs(NUM_JOBS, seed=11))
+    answers = await run_all(cluster, WORK)
     assert all(answer.error is None for answer in answers)
     await cluster.wait_baseline(within_s=1 + STEP_S)
     return answers
+
+
+@asynccontextmanager
+async def load(cluster: Cluster, tally: Tally) -> AsyncIterator[None]:
+    """Requests that no cache knows, until the end of the block."""
+    stop = asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        address = cluster.router.address
+        asked = ask_until(
+            stop, address, WORK, tally.add, at_once=AT_ONCE, fresh=True, timeout_s=DEADLINE_S
+        )
+        tasks.create_task(asked, name="load")
+        yield
+        stop.set()
+
+
+async def used_again(cluster: Cluster, worker: Process, tally: Tally) -> float:
+    """Seconds from now, when it has just begun to listen, until its first good answer."""
+    since_s = time.monotonic()
+    await cluster.eventually(
+        lambda: tally.last_by.get(worker.address, 0) > since_s,
+        USED_AGAIN_S,
+        f"{worker.name} answers again",
+    )
+    return time.monotonic() - since_s
 
 
 async def when_busy(worker: Process) -> None:
@@ -33,62 +202,17 @@ async def when_busy(worker: Process) -> None:
     raise AssertionError(f"{worker.name} is never busy")
 
 
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize("role", ["prefill", "decode"])
-async def test_sigkill_under_load(tiny_model: Path, tmp_path: Path, role: str) -> None:
-    with running_cluster(
-        tmp_path,
-        str(tiny_model),
-        num_prefill=2,
-        num_decode=2,
-        worker_flags=FLAGS,
-        router_flags=ROUTER_FLAGS,
-    ) as cluster:
-        await cluster.wait_ready()
-        want = await undisturbed(cluster)
-        victim = getattr(cluster, role)[0]
-        async with asyncio.TaskGroup() as tasks:
-            load = tasks.create_task(run_all(cluster, jobs(NUM_JOBS, seed=11)))
-            await asyncio.sleep(0.3)
-            await when_busy(victim)
-            victim.kill()
-        check_answers(load.result(), want)
-        await cluster.wait_baseline(within_s=1 + STEP_S)
-
-        # The same address comes back as another incarnation and is used again.
-        victim.start(listen=victim.address)
-        victim.wait_listening()
-        await cluster.wait_ready()
-        check_answers(await run_all(cluster, jobs(NUM_JOBS, seed=11)), want)
+async def incarnation(worker: Process) -> str:
+    async with rpc.channel(worker.address) as channel:
+        async for state in worker_pb2_grpc.WorkerStub(channel).Watch(worker_pb2.WatchRequest()):
+            return state.incarnation
+    raise AssertionError(f"{worker.name} says nothing")
 
 
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize("role", ["prefill", "decode"])
-async def test_a_stopped_worker_is_noticed_and_failed_over(
-    tiny_model: Path, tmp_path: Path, role: str
-) -> None:
-    with running_cluster(
-        tmp_path,
-        str(tiny_model),
-        num_prefill=2,
-        num_decode=2,
-        worker_flags=FLAGS,
-        router_flags=ROUTER_FLAGS,
-    ) as cluster:
-        await cluster.wait_ready()
-        want = await undisturbed(cluster)
-        victim = getattr(cluster, role)[0]
-        async with asyncio.TaskGroup() as tasks:
-            load = tasks.create_task(run_all(cluster, jobs(NUM_JOBS, seed=11)))
-            await asyncio.sleep(0.3)
-            await when_busy(victim)
-            victim.signal(signal.SIGSTOP)
-        answers = load.result()
-        check_answers(answers, want)
-        longest_s = max(answer.longest_gap_s for answer in answers)
-        print(f"longest silence of a stream: {longest_s:.2f} s")  # noqa: T201
-        assert longest_s <= NOTICED_S + 2 * STEP_S
-        victim.signal(signal.SIGCONT)
-        await cluster.wait_ready()
-        await cluster.wait_baseline(within_s=NOTICED_S + STEP_S)
-        check_answers(await run_all(cluster, jobs(NUM_JOBS, seed=11)), want)
+async def footprint(process: Process) -> Footprint:
+    """The least number of fds during a second: a reconnection under way has one more."""
+    num_fds = []
+    for _ in range(5):
+        await asyncio.sleep(0.2)
+        num_fds.append(process.num_fds())
+    return Footprint(process.pid, min(num_fds), process.rss_bytes())

@@ -1,16 +1,23 @@
 """Restarts by plan and by accident: all workers in turn, and a router under load."""
 
 import asyncio
-import itertools
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from diptych import rpc
-from tests.call import Answer, generate
-from tests.chaos.load import FLAGS, ROUTER_FLAGS, STEP_S, Job, check_answers, jobs, run_all
+from tests.call import Answer
+from tests.chaos.load import (
+    FLAGS,
+    ROUTER_FLAGS,
+    STEP_S,
+    Job,
+    ask_until,
+    check_answers,
+    jobs,
+    run_all,
+)
 from tests.cluster import HELD_OWNERS, Cluster, Process, running_cluster
 
 NUM_JOBS = 40
@@ -23,19 +30,14 @@ async def load_until(
     stop: asyncio.Event, address: str, work: Sequence[Job], want: Sequence[Answer], *, at_once: int
 ) -> int:
     """Keep ``at_once`` requests of ``work`` in flight; returns how many were right."""
-    order, num_right = itertools.cycle(range(len(work))), 0
+    num_right = 0
 
-    async def client() -> None:
+    def check(index: int, answer: Answer) -> None:
         nonlocal num_right
-        while not stop.is_set():
-            index = next(order)
-            answer = await generate(channel, work[index].request(), timeout_s=60)
-            check_answers([answer], [want[index]])
-            num_right += 1
+        check_answers([answer], [want[index]])
+        num_right += 1
 
-    async with rpc.channel(address) as channel, asyncio.TaskGroup() as tasks:
-        for number in range(at_once):
-            tasks.create_task(client(), name=f"client-{number}")
+    await ask_until(stop, address, work, check, at_once=at_once)
     return num_right
 
 

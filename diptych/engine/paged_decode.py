@@ -20,6 +20,7 @@ _KINDS = {
     torch.int8: paged_loops.INT8,
 }
 _NO_WINDOW = 1 << 62
+_BYTES_AHEAD = 8192  # how much later what is fetched is used, at least
 
 
 def supports(config: ModelConfig) -> bool:
@@ -50,6 +51,7 @@ class PagedDecode:
             layout.run_bytes,
             layout.scales_offset,
         )
+        self._runs_ahead = -(-_BYTES_AHEAD // layout.run_bytes)
         num_rows, num_heads = len(self._context_lens), config.num_heads
         # Of each row and head, max_pieces times head_dim sums and their state.
         self._pieces = torch.empty(
@@ -68,13 +70,13 @@ class PagedDecode:
         paged_loops.attend(
             num_rows * config.num_kv_heads * max_pieces,
             self._num_threads,
-            num_rows,
             num_heads,
             config.num_kv_heads,
             head_dim,
             *self._layout,
             config.num_layers * 2 * config.num_kv_heads,
             layer * 2 * config.num_kv_heads,
+            self._runs_ahead,
             self._block_tables.shape[1],
             window or _NO_WINDOW,
             max_pieces,

@@ -44,7 +44,7 @@ def measure(num_threads: int, weight_type: str, *, quick: bool = False) -> Machi
         name: max(_matmul_rate(name, size, for_s) for size in sizes)
         for name in dict.fromkeys(["float32", weight_type])
     }
-    return Machine(num_threads, _read_rate(2**22 if quick else 2**27, for_s), flops_per_s)
+    return Machine(num_threads, read_rate(2**22 if quick else 2**27, for_s), flops_per_s)
 
 
 def _matmul_rate(element_type: str, size: int, for_s: float) -> float:
@@ -56,7 +56,7 @@ def _matmul_rate(element_type: str, size: int, for_s: float) -> float:
     return 2 * size**3 / _shortest_s(lambda: torch.mm(b, b, out=out), for_s)
 
 
-def _read_rate(num_elements: int, for_s: float) -> float:
+def read_rate(num_elements: int, for_s: float) -> float:
     """float32 elements; far more than a cache holds, unless quick."""
     values = torch.ones(num_elements)
     columns = 4096

@@ -1,52 +1,151 @@
-"""Caches of other element types are handed over, and those that differ are not."""
+"""Caches of other element types: handed over, preempted and reused, the tokens stay the same."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+import torch
 
 from diptych import rpc
+from diptych.engine.block_pool import BlockPool
+from diptych.engine.kv_cache import KV_DTYPES, KVCache
+from diptych.engine.model import Decoder
+from diptych.engine.model_config import ModelConfig
+from diptych.engine.runner import Runner
+from diptych.engine.scheduler import Scheduler, SchedulerConfig
+from diptych.engine.sequence import SamplingParams, Sequence, SequenceKey, SequenceState
+from diptych.engine.weights import load_weights
+from kvtransfer.canary import Canaries
 from tests.call import generate, token_request
 from tests.cluster import running_cluster
 from tests.integration.conftest import BLOCK_SIZE, TINY_MAX_LEN
 from tests.integration.test_boundaries import prompt
 
-LENGTHS = [15, 16, 33, 70]
+LENGTHS = [16, 33, 70]
+MAX_BATCHED_TOKENS = 64
+NUM_BLOCKS = 64
 NUM_TOKENS = 6
 
 
-async def answers(model: Path, path: Path, dtype: str, transport: str | None) -> list[list[int]]:
-    """Greedy tokens; transport None: a decode worker that computes the prompts itself."""
-    flags = {
-        "num-blocks": "64",
-        "max-model-len": str(TINY_MAX_LEN),
-        "block-size": str(BLOCK_SIZE),
-        "max-batched-tokens": "64",
-        "kv-cache-dtype": dtype,
-    }
-    if transport is not None:
-        flags["transfer.transports"] = transport
-    with running_cluster(
-        path,
-        str(model),
-        num_prefill=0 if transport is None else 1,
-        worker_flags=flags,
-        router_flags={"local-prefill-below-tokens": "0"},
-    ) as cluster:
-        await cluster.wait_ready()
-        async with rpc.channel(cluster.router.address) as channel:
-            tokens = []
-            for length in LENGTHS:
-                request = token_request(prompt(length, seed=length), max_tokens=NUM_TOKENS)
-                answer = await generate(channel, request)
-                assert answer.error is None
-                assert (answer.timing.transfer.num_tokens > 0) == (transport is not None)
-                tokens.append(list(answer.token_ids))
-    return tokens
+@pytest.fixture(scope="module")
+def model(tiny_llama: Path) -> Decoder:
+    config = ModelConfig.from_folder(tiny_llama)
+    return Decoder(config, load_weights(tiny_llama, config))
+
+
+class Answer(NamedTuple):
+    token_ids: list[int]
+    num_cached_tokens: int
+    num_preemptions: int
+
+
+class OneProcess:
+    """Scheduler, pool and runner, stepped by hand."""
+
+    def __init__(self, model: Decoder, dtype: str, num_blocks: int = NUM_BLOCKS) -> None:
+        self.cache = KVCache(model.config, num_blocks, BLOCK_SIZE, KV_DTYPES[dtype])
+        self.pool = BlockPool(num_blocks, BLOCK_SIZE)
+        config = SchedulerConfig(
+            max_model_len=num_blocks * BLOCK_SIZE,
+            max_batched_tokens=MAX_BATCHED_TOKENS,
+            max_num_seqs=8,
+        )
+        self._scheduler = Scheduler(config, self.pool)
+        self._runner = Runner(model, self.cache)
+
+    def greedy(self, prompts: list[list[int]], num_tokens: int) -> list[Answer]:
+        """All at once."""
+        sequences = [self._start(i, token_ids, num_tokens) for i, token_ids in enumerate(prompts)]
+        while any(seq.state is not SequenceState.FINISHED for seq in sequences):
+            plan = self._scheduler.schedule()
+            assert plan is not None
+            self._scheduler.update(plan, self._runner.execute(plan))
+        return [
+            Answer(
+                seq.token_ids[seq.num_prompt_tokens :], seq.num_cached_tokens, seq.num_preemptions
+            )
+            for seq in sequences
+        ]
+
+    def _start(self, number: int, token_ids: list[int], num_tokens: int) -> Sequence:
+        seq = Sequence(
+            key=SequenceKey("router", number),
+            token_ids=list(token_ids),
+            num_prompt_tokens=len(token_ids),
+            sampling=SamplingParams(temperature=0.0, max_tokens=num_tokens),
+        )
+        self._scheduler.reserve(seq)
+        self._scheduler.start(seq, [], compute_missing=True)
+        return seq
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize(("dtype", "transport"), [("int8", "nixl"), ("bfloat16", "inline")])
+async def test_handed_over_equals_one_process(
+    model: Decoder, tiny_llama: Path, tmp_path: Path, dtype: str, transport: str
+) -> None:
+    """The pair counts as proven only once probe blocks of this layout have crossed."""
+    prompts = [prompt(length, seed=length) for length in LENGTHS]
+    want = [OneProcess(model, dtype).greedy([p], NUM_TOKENS)[0].token_ids for p in prompts]
+    flags = {
+        "num-blocks": str(NUM_BLOCKS),
+        "max-model-len": str(TINY_MAX_LEN),
+        "block-size": str(BLOCK_SIZE),
+        "max-batched-tokens": str(MAX_BATCHED_TOKENS),
+        "kv-cache-dtype": dtype,
+        "transfer.transports": transport,
+    }
+    router_flags = {"local-prefill-below-tokens": "0"}
+    with running_cluster(
+        tmp_path, str(tiny_llama), worker_flags=flags, router_flags=router_flags
+    ) as cluster:
+        await cluster.wait_ready()
+        async with rpc.channel(cluster.router.address) as channel:
+            for token_ids, tokens in zip(prompts, want, strict=True):
+                answer = await generate(channel, token_request(token_ids, max_tokens=NUM_TOKENS))
+                assert answer.error is None
+                assert answer.timing.transfer.num_tokens == len(token_ids)
+                assert list(answer.token_ids) == tokens
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
-async def test_handed_over_equals_one_process(tiny_llama: Path, tmp_path: Path, dtype: str) -> None:
-    local = await answers(tiny_llama, tmp_path / "local", dtype, None)
-    for transport in ("inline", "nixl"):
-        assert await answers(tiny_llama, tmp_path / transport, dtype, transport) == local
+def test_preempted_and_reused(model: Decoder, dtype: str) -> None:
+    """What is recomputed, and what is found in the prefix cache, is as good as new."""
+    prompts = [prompt(length, seed=length) for length in (20, 30, 40)]
+    want = [OneProcess(model, dtype).greedy([p], 40)[0].token_ids for p in prompts]
+    crowded = OneProcess(model, dtype, num_blocks=10)
+    answers = crowded.greedy(prompts, 40)
+    assert [answer.token_ids for answer in answers] == want
+    assert sum(answer.num_preemptions for answer in answers) > 0
+
+    roomy = OneProcess(model, dtype)
+    for token_ids, tokens in zip(prompts, want, strict=True):
+        roomy.greedy([token_ids], 1)
+        (again,) = roomy.greedy([token_ids], 40)
+        assert again.num_cached_tokens >= 16
+        assert again.token_ids == tokens
+
+
+def test_canaries_watch_int8_blocks(model: Decoder) -> None:
+    """A stray write into a free block's last scale is noticed, and the engine's own are not."""
+    process = OneProcess(model, "int8")
+    canaries = Canaries(process.pool, process.cache)
+    canaries.look()
+    want = OneProcess(model, "int8").greedy([prompt(33, seed=33)], NUM_TOKENS)
+    assert process.greedy([prompt(33, seed=33)], NUM_TOKENS) == want  # on painted blocks
+    canaries.look()
+    canaries.look()
+    assert (canaries.num_changed, canaries.num_painted) == (0, process.pool.counts().free)
+    free = next(b for b in range(NUM_BLOCKS) if process.pool.is_free(b))
+    process.cache.block(free)[-1] ^= 1
+    canaries.look()
+    assert canaries.num_changed == 1

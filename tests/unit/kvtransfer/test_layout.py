@@ -21,6 +21,16 @@ def test_every_field_of_a_layout_counts() -> None:
         assert excinfo.value.metadata["field"] == field.name
 
 
+def test_caches_of_other_element_types_are_no_pair() -> None:
+    """Even where the blocks happen to be as large."""
+    ours, theirs = (
+        common_pb2.KVLayout(dtype=dtype, block_bytes=4096) for dtype in ("float32", "int8")
+    )
+    with pytest.raises(LayoutMismatchError, match=r"^dtype: .*float32.*int8") as excinfo:
+        compare_layouts(ours, theirs)
+    assert excinfo.value.metadata["field"] == "dtype"
+
+
 def test_a_descriptors_digest_covers_every_field() -> None:
     original = kv_source_pb2.MemoryDescriptor(agent_metadata=b"abc", memory_kind="DRAM")
     digests = {descriptor_digest(original)}

@@ -141,6 +141,7 @@ class Cluster:
                     has_runway=own < self._config.max_pending_prefill_tokens,
                 )
             )
+        sources = {watch.worker for watch in self._prefill}
         decode = []
         for link in self._links:
             state, worker = link.watch.state, link.watch.worker
@@ -158,6 +159,8 @@ class Cluster:
                         pair.source_incarnation
                         for pair in state.pairs
                         if pair.state == worker_pb2.PAIR_STATE_PROVEN
+                        # Another router's address of that worker proves nothing about ours.
+                        and WorkerId(pair.source_address, pair.source_incarnation) in sources
                     ),
                 )
             )

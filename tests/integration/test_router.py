@@ -169,6 +169,17 @@ async def test_the_plain_path(model: Path) -> None:
         assert bind.source_incarnation == cluster.prefill[0].incarnation
 
 
+async def test_a_pair_proven_at_another_address_is_not_used(model: Path) -> None:
+    """Two routers may know one worker by two addresses; the reader reaches only one of them."""
+    async with running(model, 1, 1) as cluster, DiptychClient(cluster.address) as client:
+        (pair,) = cluster.decode[0].pairs
+        pair.source_address = "10.0.0.1:7"
+        deadline = time.monotonic() + EVENTUALLY_S
+        while (await client.models())[0].ready:
+            assert time.monotonic() < deadline, "still placed on"
+            await asyncio.sleep(0.02)
+
+
 async def test_client_yields_chunks_and_typed_errors(model: Path) -> None:
     async with running(model, 1, 1) as cluster, DiptychClient(cluster.address) as client:
         chunks = await collect(client.generate(token_ids=PROMPT, max_tokens=3, ignore_eos=True))

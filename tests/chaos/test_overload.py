@@ -1,0 +1,168 @@
+"""Three times as many requests as can be served: refused fast, served as well as before.
+
+Both pools hold two requests, the router lets a few more wait. The peak is what clients
+that wait for each answer get done; the overload comes at three times that rate, whether
+answers come or not.
+"""
+
+import asyncio
+import itertools
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+
+from diptych import rpc
+from diptych.errors import QueueFullError
+from tests.call import Answer, generate
+from tests.chaos.load import STEP_S, Job, check_answers, jobs
+from tests.chaos.test_cancel import idle_counts
+from tests.cluster import Cluster, running_cluster
+
+PROMPT_LEN, MAX_TOKENS, BLOCK_SIZE = 96, 96, 16
+DEPTH = 2  # requests that a pool holds
+MAX_QUEUE = 4
+OVERLOAD = 3
+PEAK_S = 8.0
+OVERLOAD_S, OVERLOAD_LONG_S = 30.0, 300.0
+DEADLINE_S = 10.0  # the objective: an answer that comes later is a miss
+MAX_REFUSAL_S = 0.1
+MAX_SILENCE_S = 1.0
+MIN_GOODPUT_RATIO = 0.9
+WORK = [
+    Job(job.token_ids, MAX_TOKENS, job.temperature, job.seed)
+    for job in jobs(64, seed=31, prompt_len=PROMPT_LEN)
+]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One request and when it was over."""
+
+    index: int
+    answer: Answer
+    ended_at: float
+
+    @property
+    def is_good(self) -> bool:
+        return self.answer.error is None and self.took_s <= DEADLINE_S
+
+    @property
+    def took_s(self) -> float:
+        return self.ended_at - self.answer.sent_at
+
+
+@pytest.fixture(scope="module")
+def cluster(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    prompt_blocks = -(-PROMPT_LEN // BLOCK_SIZE)
+    all_blocks = -(-(PROMPT_LEN + MAX_TOKENS) // BLOCK_SIZE) + 1
+    with running_cluster(
+        tmp_path_factory.mktemp("cluster"),
+        str(tiny_model),
+        worker_flags={"max-model-len": str(PROMPT_LEN + MAX_TOKENS), "max-num-seqs": str(DEPTH)},
+        prefill_flags={"num-blocks": str(max(all_blocks, DEPTH * (prompt_blocks + 1)))},
+        decode_flags={"num-blocks": str(DEPTH * all_blocks)},
+        router_flags={"local-prefill-below-tokens": "0", "max-queue": str(MAX_QUEUE)},
+    ) as cluster:
+        yield cluster
+
+
+@pytest.mark.timeout(900)
+async def test_three_times_overload(cluster: Cluster, chaos_long: bool) -> None:
+    await cluster.wait_ready()
+    async with rpc.channel(cluster.router.address) as channel:
+        want = [await generate(channel, job.request()) for job in WORK]
+        await cluster.wait_baseline(within_s=1 + STEP_S)
+        idle_before = await idle_counts(cluster)
+        at_peak = await closed_loop(channel, PEAK_S)
+        peak = goodput(at_peak)
+        begin_s = time.monotonic()
+        outcomes = await open_loop(
+            channel, OVERLOAD * peak, OVERLOAD_LONG_S if chaos_long else OVERLOAD_S
+        )
+    check_answers(
+        [outcome.answer for outcome in outcomes if outcome.answer.error is None],
+        [want[outcome.index] for outcome in outcomes if outcome.answer.error is None],
+    )
+    refused = [outcome for outcome in outcomes if outcome.answer.error is not None]
+    errors = {outcome.answer.error.reason for outcome in refused if outcome.answer.error}
+    own_s = refusal_seconds(cluster)
+    seen_s = sorted(outcome.took_s for outcome in refused)
+    silence_s = longest_silence_s(begin_s, outcomes)
+    print(  # noqa: T201
+        f"peak {peak:.1f}/s, offered {len(outcomes)}, good {goodput(outcomes):.1f}/s,"
+        f" refused {len(refused)}: router max {max(own_s) * 1e3:.1f} ms,"
+        f" client p99 {seen_s[int(0.99 * len(seen_s))] * 1e3:.0f} ms,"
+        f" max {seen_s[-1] * 1e3:.0f} ms; longest silence {silence_s:.2f} s"
+    )
+    assert errors == {QueueFullError.reason}
+    assert len(refused) >= len(outcomes) // OVERLOAD
+    # The clients share the cores with all that they load: the router's own clock counts.
+    assert max(own_s) < MAX_REFUSAL_S
+    assert silence_s < MAX_SILENCE_S
+    assert goodput(outcomes) >= MIN_GOODPUT_RATIO * peak
+
+    await cluster.wait_baseline(within_s=1 + STEP_S)
+    for name, (num_fds, num_tasks) in (await idle_counts(cluster)).items():
+        assert num_fds <= idle_before[name][0] + 3, name
+        assert num_tasks <= idle_before[name][1], name
+
+
+async def closed_loop(channel: grpc.aio.Channel, for_s: float) -> list[Outcome]:
+    """As many clients as the pools and the queue hold, each one request after the other."""
+    outcomes: list[Outcome] = []
+    numbers, until_s = itertools.count(), time.monotonic() + for_s
+
+    async def client() -> None:
+        while time.monotonic() < until_s:
+            outcomes.append(await ask(channel, next(numbers)))
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(DEPTH + MAX_QUEUE):
+            tasks.create_task(client())
+    return outcomes
+
+
+async def open_loop(channel: grpc.aio.Channel, rate: float, for_s: float) -> list[Outcome]:
+    """``rate`` requests per second, evenly."""
+    begin_s = time.monotonic()
+    async with asyncio.TaskGroup() as tasks:
+        asked = []
+        for number in range(int(rate * for_s)):
+            await asyncio.sleep(begin_s + number / rate - time.monotonic())
+            asked.append(tasks.create_task(ask(channel, number)))
+    return [task.result() for task in asked]
+
+
+async def ask(channel: grpc.aio.Channel, number: int) -> Outcome:
+    index = number % len(WORK)
+    request = WORK[index].request(salt=str(time.monotonic_ns()))
+    answer = await generate(channel, request, timeout_s=2 * DEADLINE_S)
+    return Outcome(index, answer, time.monotonic())
+
+
+def goodput(outcomes: Sequence[Outcome]) -> float:
+    """Good answers per second, from the first request to the last good answer."""
+    good = [outcome for outcome in outcomes if outcome.is_good]
+    begin_s = min(outcome.answer.sent_at for outcome in outcomes)
+    return len(good) / (max(outcome.ended_at for outcome in good) - begin_s)
+
+
+def longest_silence_s(begin_s: float, outcomes: Sequence[Outcome]) -> float:
+    """During which no client got a token."""
+    times = sorted(moment for outcome in outcomes for moment in outcome.answer.times)
+    return max(later - earlier for earlier, later in itertools.pairwise([begin_s, *times]))
+
+
+def refusal_seconds(cluster: Cluster) -> list[float]:
+    """From a request's arrival to its refusal, by the router's log."""
+    ended = [
+        json.loads(line)
+        for line in cluster.router.log_path.read_text().splitlines()
+        if '"request ended"' in line
+    ]
+    return [line["total_s"] for line in ended if line["outcome"] == QueueFullError.reason]

@@ -3,6 +3,10 @@
 Knows the layout's arithmetic, not which blocks belong to whom. Model thread only.
 """
 
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
+
 import torch
 from torch import Tensor
 
@@ -28,11 +32,18 @@ class KVAccess:
         self._rows_per_block = self._layout.num_runs
         self._runs = kv_cache.tensor.view(kv_cache.num_blocks * self._rows_per_block, -1)
         self._row_of_head = torch.arange(self._rows_per_layer, device=kv_cache.tensor.device)
+        self._num_threads = torch.get_num_threads()
+        on_host = kv_cache.tensor.device.type == "cpu"
+        self._write_slots = _slot_writer() if on_host and self._is_float32 else None
 
     @property
     def is_exact(self) -> bool:
         """Whether what is read is what was written, bit for bit."""
         return self._runs.dtype == self._dtype
+
+    @property
+    def _is_float32(self) -> bool:
+        return self._dtype is torch.float32 and self.is_exact
 
     def slot_rows(self, slots: Tensor) -> Tensor:
         """Where layer 0 of these slots goes. slots: [N] -> [N * 2 * num_kv_heads]."""
@@ -46,7 +57,11 @@ class KVAccess:
         int8: the error of an element is at most 1/254 of the largest of its token and head.
         """
         tokens = kv.reshape(-1, self._head_dim)
-        slot_rows = slot_rows + layer * self._rows_per_layer * self.block_size
+        first = layer * self._rows_per_layer * self.block_size
+        if self._write_slots is not None:
+            self._write_slots(tokens.contiguous(), slot_rows, first, self._runs, self._num_threads)
+            return
+        slot_rows = slot_rows + first
         if not self._layout.has_scales:
             slots = self._runs.view(-1, self._head_dim)
             slots.index_copy_(0, slot_rows, tokens.to(slots.dtype))
@@ -75,3 +90,14 @@ class KVAccess:
         num_elements = self.block_size * self._head_dim
         values = runs[:, :num_elements].view(-1, self.block_size, self._head_dim)
         return values, runs[:, begin:].view(torch.float32)
+
+
+@cache
+def _slot_writer() -> Callable[[Tensor, Tensor, int, Tensor, int], None] | None:
+    """The compiled writer of float32 rows, where there is a compiler."""
+    if find_spec("numba") is None:
+        return None
+    # Here, because numba is optional and takes a while to import.
+    from diptych.engine.kernels.slot_loop import write_slots
+
+    return write_slots

@@ -51,3 +51,21 @@ def test_a_block_carries_all_that_it_holds(dtype: torch.dtype) -> None:
     want = access.read(0, access.block_rows(torch.tensor([1])))
     assert want.any()
     assert torch.equal(there.read(0, there.block_rows(torch.tensor([2]))), want)
+
+
+@pytest.mark.parametrize("num_rows", [1, 5, 200])
+def test_the_compiled_writer_writes_what_torch_does(
+    num_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kv = torch.randn(num_rows, 2, 2, 24)
+    slots = torch.randperm(16 * 16)[:num_rows]
+    pools = []
+    for compiled in (True, False):
+        if not compiled:
+            monkeypatch.setattr("diptych.engine.kv_access._slot_writer", lambda: None)
+        cache = KVCache(CONFIG, 16)
+        access = KVAccess(CONFIG, cache, torch.float32)
+        access.write(1, access.slot_rows(slots), kv)
+        pools.append(cache.tensor)
+    assert pools[0].any()
+    assert torch.equal(*pools)

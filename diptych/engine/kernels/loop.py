@@ -109,6 +109,16 @@ def floats_at(typing: Any, address: Any) -> Any:
 
 
 @_intrinsic
+def words_at(typing: Any, address: Any) -> Any:
+    """The 64-bit integers at an address, as a pointer for ``numba.carray``."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+    return _WORDS(types.int64), generate
+
+
+@_intrinsic
 def float_of_bits(typing: Any, bits: Any) -> Any:
     """The float32 that a 32-bit integer spells."""
 

@@ -111,12 +111,9 @@ async def test_rounds_of_sigkill_under_load(cluster: Cluster, chaos_long: bool) 
                 victim.kill()
             for victim in victims:
                 victim.start(listen=victim.address)
-            for victim in victims:
-                await asyncio.to_thread(victim.wait_listening)
-                used_after_s = await used_again(cluster, victim, tally)
-                print(  # noqa: T201
-                    f"round {number}: {victim.name} answers {used_after_s:.2f} s after it listens"
-                )
+            async with asyncio.TaskGroup() as tasks:
+                for victim in victims:
+                    tasks.create_task(used_again(cluster, victim, tally))
             while tally.num_asked < num_requests:
                 await asyncio.sleep(0.05)
         tallies.append(tally)
@@ -180,15 +177,17 @@ async def load(cluster: Cluster, tally: Tally) -> AsyncIterator[None]:
         stop.set()
 
 
-async def used_again(cluster: Cluster, worker: Process, tally: Tally) -> float:
-    """Seconds from now, when it has just begun to listen, until its first good answer."""
+async def used_again(cluster: Cluster, worker: Process, tally: Tally) -> None:
+    """Wait until it listens, and no longer than allowed from there to its first good answer."""
+    await asyncio.to_thread(worker.wait_listening)
     since_s = time.monotonic()
     await cluster.eventually(
         lambda: tally.last_by.get(worker.address, 0) > since_s,
         USED_AGAIN_S,
         f"{worker.name} answers again",
     )
-    return time.monotonic() - since_s
+    after_s = time.monotonic() - since_s
+    print(f"{worker.name} answers {after_s:.2f} s after it listens")  # noqa: T201
 
 
 async def when_busy(worker: Process) -> None:

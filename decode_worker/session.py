@@ -19,6 +19,7 @@ from decode_worker.actions import Action, PreparedPull, RunPull, SendTokens, Sto
 from decode_worker.entry import Entry, EntryEvent, Phase
 from decode_worker.outbox import NewToken
 from decode_worker.rules import SessionRules
+from diptych.block_hash import prompt_digest
 from diptych.engine.sequence import FinishReason, Sequence, SequenceKey
 from diptych.engine.step import SequenceUpdate
 from diptych.errors import DiptychError, InvalidRequestError
@@ -132,6 +133,7 @@ class Session:
             ticket=command.ticket,
             first_missing_token=first,
             num_tokens=entry.sequence.num_tokens,
+            prompt_digest=prompt_digest(entry.sequence.token_ids, entry.sequence.cache_salt),
             local_block_ids=tuple(entry.sequence.block_table[first // self._rules.block_size :]),
         )
         entry.pull = RunPull(sequence_id, bind_id, self._open_pull(request))

@@ -32,6 +32,14 @@ def block_keys(token_ids: Sequence[int], block_size: int, salt: bytes = b"") -> 
     return keys
 
 
+def prompt_digest(token_ids: Sequence[int], salt: bytes = b"") -> bytes:
+    """16 bytes that tell sequences apart whose KV differs; also their last, partial block.
+
+    Token ids are unsigned 32-bit; raises struct.error for others.
+    """
+    return xxh3_128_digest(root_key(salt) + struct.pack(f"<{len(token_ids)}I", *token_ids))
+
+
 def extend_block_keys(
     keys: list[BlockKey], token_ids: Sequence[int], block_size: int, salt: bytes = b""
 ) -> None:

@@ -24,11 +24,12 @@ from diptych.errors import InvalidRequestError
 Point = Literal["open", "opened", "range", "data", "confirm", "confirmed", "read"]
 Deed = Literal[
     "drop", "delay", "duplicate", "corrupt", "truncate", "reorder",
-    "replay", "revoke", "hang", "linger", "fail",
+    "replay", "swap", "revoke", "hang", "linger", "fail",
 ]  # fmt: skip
 
 _ONLY_AT: dict[str, tuple[str, ...]] = {
     "replay": ("open",),
+    "swap": ("open",),
     "revoke": ("open", "range"),
     "hang": ("read",),
     "linger": ("read",),
@@ -46,7 +47,8 @@ class FaultRule(BaseModel):
         description="drop: it never comes (a read: reported done, nothing landed). delay: by "
         "seconds. duplicate. corrupt: one bit. truncate: the second half is missing. reorder: a "
         "message after the next one; a read: its first and last half swapped. At open, replay: "
-        "an earlier pull's ticket. At a source, revoke: another grant takes the ticket's place. "
+        "an earlier pull's ticket; swap: that of the next pull to come here, which gets this "
+        "one's. At a source, revoke: another grant takes the ticket's place. "
         "At read, hang: never ends; linger: lands, but ends only seconds later; fail: ends with "
         "an error."
     )

@@ -81,7 +81,10 @@ class FetchMachine:
         )
         self._first_token = self._next_token = command.first_token
         self._move(FetchEvent.ADMIT)
-        return kv_source_pb2.FetchOpened(end_token=self._grant.lease.num_tokens)
+        lease = self._grant.lease
+        return kv_source_pb2.FetchOpened(
+            end_token=lease.num_tokens, prompt_digest=lease.prompt_digest
+        )
 
     def check(self) -> None:
         """Raise what the grant is worth once it does not hold any more."""

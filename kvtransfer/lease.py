@@ -88,9 +88,12 @@ class LeaseTable:
         assert self._observer is None, "one observer"
         self._observer = observer
 
-    def open(self, lease_id: LeaseId, block_ids: Sequence[int], num_tokens: int) -> None:
+    def open(
+        self, lease_id: LeaseId, block_ids: Sequence[int], num_tokens: int, prompt_digest: bytes
+    ) -> None:
         """Record a lease on ``block_ids``, which the caller holds, for ``num_tokens`` tokens.
 
+        ``prompt_digest`` tells readers whose KV this is; its making is the caller's.
         ``ceil(num_tokens / block_size)`` blocks are used; more are ignored.
         Raises ValueError: the id is open, no tokens, or too few blocks.
         """
@@ -101,7 +104,7 @@ class LeaseTable:
             raise ValueError(f"{num_tokens} tokens need {num_blocks} blocks, got {len(block_ids)}")
         used = tuple(block_ids[:num_blocks])
         generations = tuple(self._generation_of(block_id) for block_id in used)
-        self._leases[lease_id] = Lease(lease_id, used, generations, num_tokens)
+        self._leases[lease_id] = Lease(lease_id, used, generations, num_tokens, prompt_digest)
 
     def announce(self, lease_id: LeaseId, upto_tokens: int) -> None:
         """KV of the first ``upto_tokens`` tokens is complete on the device.

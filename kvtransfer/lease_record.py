@@ -88,12 +88,14 @@ class Lease:
         block_ids: tuple[int, ...],
         generations: tuple[int, ...],
         num_tokens: int,
+        prompt_digest: bytes,
     ) -> None:
         self.lease_id = lease_id
         self.state = LeaseState.COMPUTING
         self.block_ids = block_ids
         self.generations = generations  # when it was opened
         self.num_tokens = num_tokens
+        self.prompt_digest = prompt_digest
         self.ranges: list[AnnouncedRange] = []
         self.grant: Grant | None = None
 

@@ -215,6 +215,7 @@ class SourcePair:
                 transport=link.transport,
             ),
             end_token=num_blocks * kit.endpoint.layout.block_size,
+            prompt_digest=b"",
             local_block_ids=tuple(kit.scratch.allocate(num_blocks)),
         )
         pull = Pull(plan, link, kit.endpoint, kit.quarantine, kit.timers)

@@ -118,6 +118,7 @@ class PairTable:
                 transport=link.transport if link is not None else "",
             ),
             end_token=request.num_tokens,
+            prompt_digest=request.prompt_digest,
             local_block_ids=request.local_block_ids,
         )
 

@@ -19,6 +19,7 @@ class PullRequest:
     ticket: bytes = field(repr=False)
     first_missing_token: int  # a multiple of the block size
     num_tokens: int  # in the whole sequence; pulled are first_missing_token..num_tokens
+    prompt_digest: bytes  # of the whole sequence, as the source must have it
     local_block_ids: tuple[int, ...]  # for tokens from first_missing_token on; more are ignored
 
 
@@ -116,9 +117,10 @@ class PlannedWrite(NamedTuple):
 class PullMachine:
     """Decides everything about one pull that needs no clock and no I/O.
 
-    Invariant: PROVEN only if every block from ``first_token`` to ``end_token`` was
-    announced once, landed once after that, its digest (where checked) was equal,
-    and the source confirmed. Anything out of order raises PullError and is final.
+    Invariant: PROVEN only if the source's sequence is this one, every block from
+    ``first_token`` to ``end_token`` was announced once, landed once after that, its
+    digest (where checked) was equal, and the source confirmed. Anything out of order
+    raises PullError and is final.
     """
 
     def __init__(
@@ -126,6 +128,7 @@ class PullMachine:
         *,
         first_token: int,
         end_token: int,
+        prompt_digest: bytes,
         local_block_ids: tuple[int, ...],
         block_size: int,
         block_bytes: int,
@@ -135,6 +138,7 @@ class PullMachine:
         self.state = PullState.OPENING
         self._first_token = first_token
         self._end_token = end_token
+        self._prompt_digest = prompt_digest
         self._block_size = block_size
         self._block_bytes = block_bytes
         self._check_digests = check_digests
@@ -165,11 +169,13 @@ class PullMachine:
         if number != self._num_events:
             self._fail(f"event {number} of the stream came in place of {self._num_events}")
 
-    def opened(self, end_token: int) -> None:
-        """The source admitted us and will announce up to ``end_token``."""
+    def opened(self, opened: kv_source_pb2.FetchOpened) -> None:
+        """The source admitted us; it says of which sequence."""
         self._expect(PullEvent.OPENED)
-        if end_token != self._end_token:
-            self._fail(f"the source has {end_token} tokens, expected {self._end_token}")
+        if opened.end_token != self._end_token:
+            self._fail(f"the source has {opened.end_token} tokens, expected {self._end_token}")
+        if opened.prompt_digest != self._prompt_digest:
+            self._fail("the lease is another sequence's")
         self._move(PullEvent.OPENED)
 
     def announced(self, announced: kv_source_pb2.Range) -> PlannedRead:

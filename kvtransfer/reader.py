@@ -42,6 +42,7 @@ class PullPlan(NamedTuple):
 
     open: kv_source_pb2.FetchOpen
     end_token: int
+    prompt_digest: bytes  # empty for a probe
     local_block_ids: tuple[int, ...]
 
     @property
@@ -131,6 +132,7 @@ class Pull:
         machine = self._machine = PullMachine(
             first_token=self._plan.open.first_token,
             end_token=self._plan.end_token,
+            prompt_digest=self._plan.prompt_digest,
             local_block_ids=self._plan.local_block_ids,
             block_size=self._endpoint.layout.block_size,
             block_bytes=self._endpoint.memory.block_bytes,
@@ -220,7 +222,7 @@ class Pull:
         machine.numbered(event.number)
         match event.WhichOneof("event"):
             case "opened":
-                machine.opened(event.opened.end_token)
+                machine.opened(event.opened)
                 self._clock.moved()
             case "range":
                 self._on_range(machine, link, event.range)

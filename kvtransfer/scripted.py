@@ -47,6 +47,7 @@ class FaultSwitch:
         self.num_foreign_writes = 0
         self.unfinished: set[ScriptedCopy] = set()
         self.used_tickets: deque[bytes] = deque(maxlen=64)  # of proven pulls, oldest first
+        self._swap: tuple[bytes, asyncio.Future[bytes]] | None = None  # waits for another pull
 
     def link(self, link: "Link", num_tokens: int) -> "Link":
         """``link`` as one pull of a sequence of so many tokens meets it."""
@@ -59,6 +60,15 @@ class FaultSwitch:
     def context(self, context: Any, leases: LeaseTable) -> "ScriptedContext":
         """A source's end of one Fetch."""
         return ScriptedContext(self, context, leases)
+
+    async def swapped(self, ticket: bytes) -> bytes:
+        """The ticket of the next pull that comes here; it gets this one."""
+        waiting, self._swap = self._swap, None
+        if waiting is None or waiting[1].done():
+            self._swap = (ticket, asyncio.get_running_loop().create_future())
+            return await self._swap[1]
+        waiting[1].set_result(ticket)
+        return waiting[0]
 
     def tear_down(self) -> None:
         """The transport's agents are gone: reads that hang end with an error."""
@@ -100,6 +110,8 @@ class ScriptedCall:
             self._ticket = command.open.ticket
             if fault is not None and fault.do == "replay" and self._switch.used_tickets:
                 command.open.ticket = self._switch.used_tickets[0]
+            if fault is not None and fault.do == "swap":
+                command.open.ticket = await self._switch.swapped(self._ticket)
         if fault is not None and fault.do == "reorder":
             self._unsent = command
             return

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol, cast
 
+from diptych.block_hash import prompt_digest
 from diptych.engine.sequence import Sequence, SequenceKey
 from diptych.engine.step import SequenceUpdate
 from diptych.errors import InvalidRequestError, LeaseExpiredError
@@ -129,7 +130,8 @@ class LeaseSession:
         self._scheduler.add_prefill(sequence)
         self.sequence = sequence
         self._num_tokens = sequence.num_tokens
-        self._leases.open(key, sequence.block_table, self._num_tokens)
+        digest = prompt_digest(sequence.token_ids, sequence.cache_salt)
+        self._leases.open(key, sequence.block_table, self._num_tokens, digest)
         self._move(SessionEvent.START)
         self._accepted_at = self._clock()
         if sequence.num_cached_tokens:

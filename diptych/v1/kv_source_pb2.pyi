@@ -98,10 +98,12 @@ class FetchEvent(_message.Message):
     def __init__(self, number: _Optional[int] = ..., opened: _Optional[_Union[FetchOpened, _Mapping]] = ..., range: _Optional[_Union[Range, _Mapping]] = ..., data: _Optional[_Union[Data, _Mapping]] = ..., confirmed: _Optional[_Union[Confirmed, _Mapping]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ...) -> None: ...
 
 class FetchOpened(_message.Message):
-    __slots__ = ("end_token",)
+    __slots__ = ("end_token", "prompt_digest")
     END_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_DIGEST_FIELD_NUMBER: _ClassVar[int]
     end_token: int
-    def __init__(self, end_token: _Optional[int] = ...) -> None: ...
+    prompt_digest: bytes
+    def __init__(self, end_token: _Optional[int] = ..., prompt_digest: _Optional[bytes] = ...) -> None: ...
 
 class Range(_message.Message):
     __slots__ = ("first_token", "num_tokens", "block_ids", "generations", "digests", "last", "sample_seed")

@@ -29,6 +29,7 @@ import grpc
 import numpy as np
 
 from diptych import rpc
+from diptych.block_hash import prompt_digest
 from diptych.v1 import kv_source_pb2
 from kvtransfer.lease import LeaseTable
 from kvtransfer.memory import HostMemory, block_digests
@@ -97,20 +98,22 @@ def _book() -> None:
     """Everything both sides decide about one transfer, without bytes and messages' transport."""
     num_tokens = NUM_BLOCKS * BLOCK_SIZE
     leases = LeaseTable(BLOCK_SIZE, lambda block_id: 0)
-    leases.open("lease", list(range(NUM_BLOCKS)), num_tokens)
+    digest = prompt_digest(list(range(num_tokens)))
+    leases.open("lease", list(range(NUM_BLOCKS)), num_tokens, digest)
     ticket = os.urandom(16)
     leases.grant("lease", ticket, "reader")
     grant = leases.admit(ticket, "reader", 0)
     machine = PullMachine(
         first_token=0,
         end_token=num_tokens,
+        prompt_digest=prompt_digest(list(range(num_tokens))),
         local_block_ids=tuple(range(100, 100 + NUM_BLOCKS)),
         block_size=BLOCK_SIZE,
         block_bytes=BLOCK_BYTES,
         check_digests=True,
         confirm_digest=True,
     )
-    machine.opened(num_tokens)
+    machine.opened(kv_source_pb2.FetchOpened(end_token=num_tokens, prompt_digest=digest))
     confirm = None
     for number in range(NUM_RANGES):
         leases.announce("lease", (number + 1) * num_tokens // NUM_RANGES)

@@ -94,12 +94,15 @@ class Counters:
 
 
 class Prompts:
-    """Requests whose prompts have all different lengths, so that rules can name each one."""
+    """Requests whose prompts have all different lengths, so that rules can name each one.
 
-    def __init__(self, num: int) -> None:
+    Or all the same, so that only their tokens tell them apart.
+    """
+
+    def __init__(self, num: int, *, equally_long: bool = False) -> None:
         self.token_ids = [
             [3 + (17 * number + 31 * position + position * position) % 470 for position in range(n)]
-            for number, n in enumerate(range(80, 80 + num))
+            for number, n in enumerate([80] * num if equally_long else range(80, 80 + num))
         ]
         self._answers: list[Answer] = []
 

@@ -83,6 +83,7 @@ MATRIX = {
         harmless("opened", "delay", seconds=0.05),
         unproven("opened", "duplicate"),
         unproven("opened", "corrupt"),
+        unproven("opened", "corrupt", field="prompt_digest"),
         unproven("opened", "truncate"),
         unproven("opened", "reorder"),
         unproven("range", "drop"),
@@ -193,6 +194,31 @@ async def test_every_message_and_read(cluster: Cluster, transport: str, chaos_lo
         if chaos_long:
             for _ in range(LONG_FACTOR - 1):
                 await play(cluster, name, case, 5, prompts)
+
+
+async def test_swapped_tickets_of_equal_prompts(cluster: Cluster, chaos_long: bool) -> None:
+    """Two prompts of one length, each pulled with the other's ticket: neither is used.
+
+    The first to notice binds again, which may revoke the other's ticket before it has noticed.
+    """
+    await cluster.wait_ready()
+    decode = cluster.decode[0]
+    prompts = Prompts(2, equally_long=True)
+    async with rpc.channel(cluster.router.address) as channel:
+        await prompts.learn(channel)
+        for _ in range(NUM_AT_ONCE // 2 * (LONG_FACTOR if chaos_long else 1)):
+            await set_rules(decode, [{"at": "open", "do": "swap", "times": 2}])
+            before = Counters.of(cluster)
+            prompts.check(await prompts.ask(channel), "swapped")
+            after = Counters.of(cluster)
+            assert list((await report(decode)).num_fired) == [2]
+            failed = after.grown(before, FAILED)
+            assert failed["UNPROVEN"] >= 1
+            assert sum(failed.values()) == 2
+            assert after.grown(before, RETRIED) == {"rebind": 2}
+            assert after.grown(before, "diptych_kv_unproven_total") == {"": failed["UNPROVEN"]}
+    await set_rules(decode, [])
+    await check_untouched(cluster)
 
 
 # These take the pair down for a moment, and with it whatever else goes over it.

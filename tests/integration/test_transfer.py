@@ -211,6 +211,26 @@ async def test_bad_tickets_are_refused(source: Source, reader: Reader) -> None:
     assert pair.state == worker_pb2.PAIR_STATE_PROVEN
 
 
+async def test_a_lease_of_another_prompt_of_equal_length_is_unproven(
+    source: Source, reader: Reader
+) -> None:
+    """Two open leases for this reader, their tickets swapped: not a byte is read."""
+    await reader.connect(source)
+    others = [block_id + 30 for block_id in BLOCKS]
+    source.fill([*BLOCKS, *others])
+    mine = source.lease("mine", BLOCKS, NUM_TOKENS, "reader", prompt_digest=b"m" * 16)
+    swapped = source.lease("other", others, NUM_TOKENS, "reader", prompt_digest=b"o" * 16)
+    for lease in ("mine", "other"):
+        source.leases.announce(lease, NUM_TOKENS)
+    ask = partial(reader.request, source, prompt_digest=b"m" * 16)
+    with pytest.raises(PullError, match="another sequence's") as excinfo:
+        await reader.pairs.pull(ask(swapped, NUM_TOKENS, LOCAL))
+    assert excinfo.value.failure == decode_pb2.PULL_FAILURE_UNPROVEN
+    assert not any(reader.content(LOCAL))
+    await reader.pairs.pull(ask(mine, NUM_TOKENS, LOCAL))
+    assert reader.content(LOCAL) == source.content(BLOCKS)
+
+
 async def test_bytes_that_changed_after_their_digest_are_unproven(
     source: Source, reader: Reader
 ) -> None:

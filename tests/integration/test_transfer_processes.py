@@ -50,6 +50,7 @@ class SourceProcess:
             ticket=self.ticket,
             first_missing_token=0,
             num_tokens=NUM_TOKENS,
+            prompt_digest=b"",
             local_block_ids=LOCAL,
         )
 

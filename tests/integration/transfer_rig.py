@@ -93,10 +93,17 @@ class Source:
     def content(self, block_ids: Sequence[int]) -> bytes:
         return b"".join(self.memory.block(block_id) for block_id in block_ids)
 
-    def lease(self, lease_id: str, block_ids: Sequence[int], num_tokens: int, reader: str) -> bytes:
+    def lease(
+        self,
+        lease_id: str,
+        block_ids: Sequence[int],
+        num_tokens: int,
+        reader: str,
+        prompt_digest: bytes = b"",
+    ) -> bytes:
         """Open and grant; returns the ticket."""
         ticket = os.urandom(16)
-        self.leases.open(lease_id, block_ids, num_tokens)
+        self.leases.open(lease_id, block_ids, num_tokens, prompt_digest)
         self.leases.grant(lease_id, ticket, reader)
         return ticket
 
@@ -133,6 +140,7 @@ class Reader:
         num_tokens: int,
         local_block_ids: Sequence[int],
         first: int = 0,
+        prompt_digest: bytes = b"",
     ) -> PullRequest:
         return PullRequest(
             source_address=source.address,
@@ -140,6 +148,7 @@ class Reader:
             ticket=ticket,
             first_missing_token=first,
             num_tokens=num_tokens,
+            prompt_digest=prompt_digest,
             local_block_ids=tuple(local_block_ids),
         )
 

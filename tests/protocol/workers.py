@@ -458,6 +458,7 @@ class FakePull:
         self.machine = PullMachine(
             first_token=request.first_missing_token,
             end_token=request.num_tokens,
+            prompt_digest=request.prompt_digest,
             local_block_ids=request.local_block_ids,
             block_size=BLOCK_SIZE,
             block_bytes=BLOCK_SIZE * SLOT_BYTES,
@@ -524,7 +525,7 @@ class FakePull:
         self.machine.numbered(event.number)
         match event.WhichOneof("event"):
             case "opened":
-                self.machine.opened(event.opened.end_token)
+                self.machine.opened(event.opened)
             case "range":
                 self._post(event.range)
             case "confirmed":

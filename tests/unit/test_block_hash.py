@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diptych.block_hash import block_keys, extend_block_keys, root_key
+from diptych.block_hash import block_keys, extend_block_keys, prompt_digest, root_key
 
 token_lists = st.lists(st.integers(0, 3), max_size=24)
 sizes = st.integers(1, 5)
@@ -49,3 +49,16 @@ def test_token_ids_are_unsigned_32_bit() -> None:
         block_keys([-1], 1)
     with pytest.raises(struct.error):
         block_keys([2**32], 1)
+
+
+def test_a_prompts_digest_tells_every_difference() -> None:
+    """Also within the last, partial block, and of the salt."""
+    prompts = [
+        ([1, 2, 3], b""),
+        ([1, 2, 4], b""),
+        ([2, 1, 3], b""),
+        ([1, 2], b""),
+        ([1, 2, 3], b"x"),
+    ]
+    assert len({prompt_digest(ids, salt) for ids, salt in prompts}) == len(prompts)
+    assert prompt_digest((1, 2, 3), b"x") == prompt_digest([1, 2, 3], b"x")

@@ -22,6 +22,7 @@ from kvtransfer.lease import LeaseTable
 from kvtransfer.lease_record import AnnouncedRange, Grant, Lease, LeaseState
 
 BLOCK_SIZE = 4
+DIGEST = b"p" * 16
 READERS = ["r0", "r1"]
 
 
@@ -68,7 +69,7 @@ class LeaseMachine(RuleBasedStateMachine):
         self.num_tokens = num_tokens
         self.block_ids = list(range(-(-num_tokens // BLOCK_SIZE)))
         self.opened = [self.blocks.content(i) for i in self.block_ids]
-        self.leases.open("lease", self.block_ids, num_tokens)
+        self.leases.open("lease", self.block_ids, num_tokens, DIGEST)
         self.closed = False
         self.reused = False
         self.num_tickets = 0
@@ -184,7 +185,7 @@ TestLeases.settings = settings(max_examples=40, stateful_step_count=30, deadline
 def opened(num_tokens: int = 10) -> tuple[LeaseTable, Blocks, Grant]:
     blocks = Blocks()
     leases = table(blocks)
-    leases.open("lease", [5, 6, 7], num_tokens)
+    leases.open("lease", [5, 6, 7], num_tokens, DIGEST)
     leases.grant("lease", b"t" * 16, "reader")
     return leases, blocks, leases.admit(b"t" * 16, "reader", 0)
 
@@ -255,9 +256,9 @@ def test_the_reason_tells_an_ended_lease_from_a_revoked_ticket() -> None:
 def test_bad_arguments_are_refused() -> None:
     leases, _, _ = opened()
     with pytest.raises(ValueError, match="is open"):
-        leases.open("lease", [1], 1)
+        leases.open("lease", [1], 1, DIGEST)
     with pytest.raises(ValueError, match="need 2 blocks"):
-        leases.open("other", [1], 5)
+        leases.open("other", [1], 5, DIGEST)
     with pytest.raises(InvalidRequestError, match="16 bytes"):
         leases.grant("lease", b"short", "reader")
     with pytest.raises(InvalidRequestError, match="used before"):

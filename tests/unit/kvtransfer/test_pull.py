@@ -12,6 +12,7 @@ from kvtransfer.pull import PullError, PullMachine, PullState
 BLOCK_SIZE = 4
 BLOCK_BYTES = 10
 LOCAL = tuple(range(100, 120))
+PROMPT = b"p" * 16
 
 
 def digest(block: int) -> bytes:
@@ -22,12 +23,17 @@ def machine(first: int = 0, end: int = 11, check_digests: bool = True) -> PullMa
     return PullMachine(
         first_token=first,
         end_token=end,
+        prompt_digest=PROMPT,
         local_block_ids=LOCAL,
         block_size=BLOCK_SIZE,
         block_bytes=BLOCK_BYTES,
         check_digests=check_digests,
         confirm_digest=check_digests,
     )
+
+
+def opening(end: int, prompt: bytes = PROMPT) -> kv_source_pb2.FetchOpened:
+    return kv_source_pb2.FetchOpened(end_token=end, prompt_digest=prompt)
 
 
 def announcement(first: int, end: int, last: bool) -> kv_source_pb2.Range:
@@ -71,7 +77,7 @@ class PullStateMachine(RuleBasedStateMachine):
     def opened(self, right: bool) -> None:
         good = right and self.pull.state is PullState.OPENING
         try:
-            self.pull.opened(self.end if right else self.end + 1)
+            self.pull.opened(opening(self.end if right else self.end + 1))
         except PullError as error:
             self.feed(good, error)
         else:
@@ -186,7 +192,7 @@ TestPull.settings = settings(max_examples=40, stateful_step_count=30, deadline=N
 
 def test_data_is_laid_out_block_after_block() -> None:
     pull = machine()
-    pull.opened(11)
+    pull.opened(opening(11))
     pull.announced(announcement(0, 11, last=True))
     first = pull.received(kv_source_pb2.Data(offset=0, payload=b"a" * 14))
     assert first == (0, LOCAL[:2], 0, 1, (WHOLE,))
@@ -209,7 +215,7 @@ def test_an_event_that_was_lost_repeated_or_swapped_is_noticed(numbers: tuple[in
 
 def test_a_sampled_digest_is_of_the_place_in_the_sequence() -> None:
     pull = machine(first=BLOCK_SIZE)
-    pull.opened(11)
+    pull.opened(opening(11))
     sampled = announcement(BLOCK_SIZE, 11, last=True)
     sampled.sample_seed = 9
     assert pull.announced(sampled).to_digest == (Coverage(9, 1), Coverage(9, 2))
@@ -218,7 +224,7 @@ def test_a_sampled_digest_is_of_the_place_in_the_sequence() -> None:
 @pytest.mark.parametrize(("offset", "size"), [(1, 5), (0, 0), (0, 31)])
 def test_data_out_of_place_is_refused(offset: int, size: int) -> None:
     pull = machine()
-    pull.opened(11)
+    pull.opened(opening(11))
     pull.announced(announcement(0, 11, last=True))
     with pytest.raises(PullError):
         pull.received(kv_source_pb2.Data(offset=offset, payload=b"a" * size))
@@ -227,14 +233,14 @@ def test_data_out_of_place_is_refused(offset: int, size: int) -> None:
 
 def test_data_before_its_range_is_refused() -> None:
     pull = machine()
-    pull.opened(11)
+    pull.opened(opening(11))
     with pytest.raises(PullError):
         pull.received(kv_source_pb2.Data(offset=0, payload=b"a"))
 
 
 def test_without_digests_none_are_wanted_and_none_are_sent() -> None:
     pull = machine(check_digests=False)
-    pull.opened(11)
+    pull.opened(opening(11))
     message = announcement(0, 11, last=True)
     del message.digests[:]
     pull.announced(message)
@@ -250,3 +256,12 @@ def test_there_must_be_something_to_pull(first: int, end: int) -> None:
 def test_there_must_be_enough_local_blocks() -> None:
     with pytest.raises(PullError, match="21 blocks needed"):
         machine(end=len(LOCAL) * BLOCK_SIZE + 1)
+
+
+@pytest.mark.parametrize("prompt", [b"q" * 16, b""])
+def test_a_lease_of_another_sequence_is_unproven(prompt: bytes) -> None:
+    pull = machine()
+    with pytest.raises(PullError, match="another sequence's") as excinfo:
+        pull.opened(opening(11, prompt))
+    assert excinfo.value.failure == decode_pb2.PULL_FAILURE_UNPROVEN
+    assert pull.state is PullState.FAILED

@@ -224,6 +224,14 @@ def from_rpc_error(error: grpc.RpcError) -> DiptychError:
     return remote_error(error.code(), reason, error.details() or "", retry_after_s)
 
 
+def status_overtaken(error: DiptychError) -> bool:
+    """Whether gRPC lost the peer's status: a message of ours met the end of the stream.
+
+    grpc.aio then says this instead; a peer whose connection broke can look the same.
+    """
+    return error.code is grpc.StatusCode.INTERNAL and error.message == "Internal error from Core"
+
+
 async def _abort(context: Context, error: Exception, method: str) -> NoReturn:
     if isinstance(error, DiptychError):
         status = to_status(error)

@@ -2,6 +2,7 @@
 
 import grpc
 
+from diptych import rpc
 from diptych.errors import (
     DiptychError,
     KVUnprovenError,
@@ -27,14 +28,11 @@ _LOST_CODES = {
     grpc.StatusCode.UNKNOWN,
     grpc.StatusCode.INTERNAL,
 }
-# What grpc.aio says, instead of the source's status, when a message of ours met the end of
-# the stream on its way. A source that is gone takes its channel along, which the pair notices.
-_STATUS_OVERTAKEN = "Internal error from Core"
 
 
 def stream_failure(error: DiptychError) -> PullError:
     """How a pull fails when its stream ended with ``error``."""
-    if error.code is grpc.StatusCode.INTERNAL and error.message == _STATUS_OVERTAKEN:
+    if rpc.status_overtaken(error):  # a source that is gone takes its channel along: noticed there
         message = "the source ended the stream; its reason was overtaken by our own message"
         return PullError(decode_pb2.PULL_FAILURE_TRANSPORT, message, refusal="UNKNOWN")
     lost = error.code in _LOST_CODES

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Sequence
 
+import grpc
 import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
@@ -17,7 +18,7 @@ from diptych.errors import (
     NoWorkerError,
     TransferInterruptedError,
 )
-from diptych.rpc import to_failure
+from diptych.rpc import remote_error, to_failure
 from diptych.timers import Timers
 from diptych.v1 import common_pb2, decode_pb2, inference_pb2
 from router import actions
@@ -363,6 +364,15 @@ def test_refusal_by_prefill_keeps_the_seat() -> None:
     world.lose_lease(BlocksExhaustedError("full"))
     assert world.seat is seat
     assert world.lease.worker == prefill("p2")
+
+
+def test_a_refusal_whose_reason_grpc_lost_is_one_all_the_same() -> None:
+    world = World().begin()
+    seat = world.seat
+    world.lose_lease(remote_error(grpc.StatusCode.INTERNAL, "", "Internal error from Core"))
+    assert world.seat is seat
+    assert world.lease.worker == prefill("p2")
+    assert world.machine.num_attempts == 1
 
 
 def test_all_refuse_then_waits_then_says_why() -> None:

@@ -25,10 +25,20 @@ async def first_to_end(**works: Callable[[], Coroutine[Any, Any, None]]) -> None
             outcomes.append(None)
         ended.set()
 
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(follow(work), name=name) for name, work in works.items()]
-        await ended.wait()
-        for task in tasks:
-            task.cancel()
-    if outcomes[0] is not None:
-        raise outcomes[0]
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(follow(work), name=name) for name, work in works.items()]
+            await ended.wait()
+            for task in tasks:
+                task.cancel()
+        error = outcomes[0]
+    except asyncio.CancelledError as cancelled:
+        cancelled.__traceback__ = None  # no reference cycle may keep a call, see LongStream
+        raise
+    finally:
+        outcomes.clear()  # the same
+    if error is not None:
+        try:
+            raise error
+        finally:
+            del error

@@ -137,7 +137,9 @@ class FakePrefill(FakeWorker, prefill_pb2_grpc.PrefillServicer):
     async def Prefill(
         self, request_iterator: AsyncIterator[prefill_pb2.PrefillCommand], context: rpc.Context
     ) -> AsyncIterator[prefill_pb2.PrefillEvent]:
-        first = await anext(request_iterator)
+        first = await anext(request_iterator, None)
+        if first is None:  # the router left before it had said anything
+            return
         lease = FakeLease(first.start)
         metadata = dict(context.invocation_metadata() or ())
         self.traceparents.append(str(metadata.get("traceparent", "")))

@@ -1,0 +1,180 @@
+"""Wires that can be cut and a proxy that answers errors: what stands between two processes."""
+
+import os
+import subprocess
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import grpc
+
+ANY_PORT = "127.0.0.1:0"
+_TAG = f"d{os.getpid() % 100000}"  # interface names have 15 characters at the most
+_NET = f"10.{200 + os.getpid() % 50}"
+
+
+class Proxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]
+    """Passes every RPC on to one worker, byte for byte, and breaks a method when told.
+
+    Threads of its own, so it works whatever the test's event loop does.
+    """
+
+    def __init__(self, target: str, host: str = "127.0.0.1") -> None:
+        self._host = host
+        self.address = f"{host}:0"
+        self._channel = grpc.insecure_channel(target)
+        self._server: grpc.Server | None = None
+        self._lock = threading.Lock()
+        self._open: dict[str, set[Any]] = defaultdict(set)
+        self._codes: dict[str, list[grpc.StatusCode]] = defaultdict(list)
+
+    def listen(self) -> None:
+        """At the same address every time."""
+        server = grpc.server(
+            ThreadPoolExecutor(32), handlers=[self], options=[("grpc.so_reuseport", 0)]
+        )
+        port = server.add_insecure_port(self.address)
+        assert port, f"{self.address} is taken"
+        self.address = f"{self._host}:{port}"
+        server.start()
+        self._server = server
+
+    def refuse(self) -> None:
+        """Nothing listens at the address any more; what was open is broken."""
+        if self._server is not None:
+            self._server.stop(None).wait()
+            self._server = None
+
+    def close(self) -> None:
+        self.refuse()
+        self._channel.close()
+
+    def answer(self, method: str, code: grpc.StatusCode) -> None:
+        """End the calls of ``method`` that are open with ``code``, and the next one at once."""
+        with self._lock:
+            calls = list(self._open[method])
+            self._codes[method] += [code] * (len(calls) + 1)
+        for call in calls:
+            call.cancel()
+
+    def num_open(self, method: str) -> int:
+        return len(self._open[method])
+
+    def obey(self) -> None:
+        """Pass everything on again."""
+        self._codes.clear()
+
+    def service(self, details: Any) -> Any:
+        """See grpc.GenericRpcHandler: one handler for all methods."""
+        method = details.method.rpartition("/")[2]
+
+        def forward(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+            with self._lock:
+                if self._codes[method]:
+                    context.abort(self._codes[method].pop(), "as told")
+                metadata = [pair for pair in details.invocation_metadata if pair[0] != "user-agent"]
+                stub: Any = self._channel.stream_stream
+                call = stub(details.method)(requests, metadata=metadata)
+                self._open[method].add(call)
+            context.add_callback(call.cancel)
+            try:
+                yield from call
+            except grpc.RpcError:
+                with self._lock:
+                    if self._codes[method]:
+                        context.abort(self._codes[method].pop(), "as told")
+                context.set_trailing_metadata(call.trailing_metadata())
+                context.abort(call.code(), call.details())
+            finally:
+                self._open[method].discard(call)
+
+        return grpc.stream_stream_rpc_method_handler(forward)
+
+
+class Wires:
+    """A prefill and a decode worker in network namespaces, a wire on each of the three legs.
+
+    In the middle of each wire is a switch whose ports go down when it is cut, so neither
+    side is told anything. The router is in the namespace of the test.
+    """
+
+    legs = ("prefill", "decode", "fetch")
+
+    def __init__(self) -> None:
+        self.addresses = {"prefill": f"{_NET}.1.2", "decode": f"{_NET}.2.2"}
+        self.own_address = f"{_NET}.2.1"  # of the test's namespace, seen from the decode worker
+
+    def prefix(self, role: str) -> list[str]:
+        """The command that executes another one where the ``role``'s worker lives."""
+        return ["nsenter", f"--net=/run/netns/{_namespace(role)}"]
+
+    def cut(self, leg: str) -> None:
+        self._ports(leg, "down")
+
+    def mend(self, leg: str) -> None:
+        self._ports(leg, "up")
+
+    def refuse_fetch(self) -> None:
+        """At the prefill worker's address the decode worker finds itself, where nobody listens."""
+        self._in("decode", f"addr add {self.addresses['prefill']}/32 dev lo")
+
+    def accept_fetch(self) -> None:
+        self._in("decode", f"addr del {self.addresses['prefill']}/32 dev lo")
+
+    def lay(self, undo: ExitStack) -> None:
+        """Raises CalledProcessError where this process may not."""
+        for role in ("prefill", "decode"):
+            _ip(f"netns add {_namespace(role)}")
+            undo.callback(_ip, f"netns del {_namespace(role)}")
+            self._in(role, "link set lo up")
+        for number, leg in enumerate(self.legs, start=1):
+            bridge = f"{_TAG}{leg[0]}"
+            _ip(f"link add {bridge} type bridge")
+            undo.callback(_ip, f"link del {bridge}")
+            _ip(f"link set {bridge} up")
+            if leg == "fetch":
+                for role, host in (("prefill", 2), ("decode", 3)):
+                    self._plug(leg, role, f"{_NET}.{number}.{host}")
+            else:
+                _ip(f"addr add {_NET}.{number}.1/24 dev {bridge}")
+                self._plug(leg, leg, self.addresses[leg])
+        self._in("decode", f"route add {self.addresses['prefill']}/32 dev fetch")
+
+    def _plug(self, leg: str, role: str, address: str) -> None:
+        namespace, port = _namespace(role), f"{_TAG}{leg[0]}{role[0]}"
+        _ip(f"link add {port} type veth peer name {leg} netns {namespace}")
+        _ip(f"link set {port} master {_TAG}{leg[0]} up")
+        self._in(role, f"addr add {address}/24 dev {leg}")
+        self._in(role, f"link set {leg} up")
+
+    def _ports(self, leg: str, state: str) -> None:
+        for role in ("prefill", "decode") if leg == "fetch" else (leg,):
+            _ip(f"link set {_TAG}{leg[0]}{role[0]} {state}")
+
+    def _in(self, role: str, command: str) -> None:
+        _ip(f"-n {_namespace(role)} {command}")
+
+
+@contextmanager
+def wires() -> Iterator[Wires | None]:
+    """None where network namespaces cannot be made: not root, or not Linux."""
+    with ExitStack() as undo:
+        laid: Wires | None = Wires()
+        try:
+            assert laid is not None
+            laid.lay(undo)
+        except (subprocess.CalledProcessError, FileNotFoundError):
+            undo.close()
+            laid = None
+        yield laid
+
+
+def _namespace(role: str) -> str:
+    return f"{_TAG}-{role}"
+
+
+def _ip(command: str) -> None:
+    subprocess.run(["ip", *command.split()], check=True, capture_output=True)

@@ -18,7 +18,7 @@ from diptych.engine.linear import Linear
 from diptych.errors import ConfigurationError
 
 SPAN = 64  # inputs of a row that share a scale
-_SLICE_ROWS = 4096
+_SLICE_ROWS = 512
 _TINY = 1e-30  # a scale below this is zero: its reciprocal would overflow
 _ROWS_PER_ITEM = 16  # fewer are not worth another thread
 

@@ -122,7 +122,7 @@ def load_weights(
 
     reader = _CheckpointReader(Path(folder), dtype, torch.device(device), progress)
     embedding = reader.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
-    embedding = place(embedding)
+    embedding = place(embedding) if as_loaded else embedding.clone()  # off the file's pages
     layers = tuple(_layer(reader, config, index, linear) for index in range(config.num_layers))
     if config.tied_embeddings:
         reader.skip("lm_head.weight")

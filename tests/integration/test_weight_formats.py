@@ -8,6 +8,9 @@ exactly that. A wrong scale, sum, norm, rotation or attention shows at its place
 
 import dataclasses
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +19,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from diptych.engine.kernels import int8_loops
 from diptych.engine.kv_cache import KVCache
 from diptych.engine.linear import Linear
 from diptych.engine.model import Decoder
@@ -162,6 +166,38 @@ def test_every_layer_of_a_real_model(
     model = golden_model(name)
     prompt = next(p for p in model.prompts if len(p.token_ids) >= sum(CHUNKS))
     check_layers(model.folder, prompt.token_ids[: sum(CHUNKS)], format_)
+
+
+def test_compiled_code_stays_with_its_kind_of_processor() -> None:
+    """In one cache: what was compiled for VNNI is not used where a processor has AVX2 only."""
+    program = (
+        "from diptych.engine import int8_linear\n"
+        "from diptych.engine.kernels import int8_loops\n"
+        "assert int8_linear.loops_work()\n"
+        "print(int8_loops.multiply_bytes is not None)\n"
+    )
+    avx2 = {
+        "NUMBA_CPU_NAME": "haswell",
+        "NUMBA_CPU_FEATURES": "+sse4.1,+sse4.2,+popcnt,+avx,+avx2,+fma,+bmi,+bmi2",
+    }
+    has_vnni = int8_loops.multiply_bytes is not None
+    for environment, uses_bytes in ((avx2, False), ({}, has_vnni)):
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stdout.strip()) == (0, str(uses_bytes)), done.stderr
+
+
+@pytest.mark.parametrize("format_", [INT8, BFLOAT16], ids=lambda format_: format_.name)
+def test_nothing_lies_in_the_file(format_: Format, tmp_path: Path) -> None:
+    """A mapped file counts as memory as a whole, and ends the process where it is cut short."""
+    _, weights = load(write_tiny_model(tmp_path), format_)
+    assert weights.embedding.isfinite().all()
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
 
 
 @pytest.mark.parametrize("name", MODELS)

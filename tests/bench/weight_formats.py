@@ -1,0 +1,75 @@
+"""Int8 weights beside float32: whole steps of both, in turn; nothing else should run.
+
+    .venv/bin/python -m tests.bench.weight_formats --model demo --model gemma
+
+Decode steps at context 512 and prompts, from inputs to tokens, on one thread and on
+all: medians over rounds of the milliseconds of each, and float32's time to int8's.
+"""
+
+import argparse
+import statistics
+from contextlib import ExitStack
+from typing import NamedTuple
+
+from diptych.engine.step import StepPlan
+from diptych.worker.loading import num_usable_cores
+from tests.bench.engine_rig import Rig, loaded
+from tests.bench.limits import Workload, worker_config
+
+FORMATS = ("none", "int8")
+WORKLOAD = Workload(batches=(1, 8, 16), contexts=(512,), prompts=(512, 2048), num_rounds=3)
+
+
+class Task(NamedTuple):
+    name: str
+    plans: list[StepPlan]
+    num_runs: int  # of a round, after one that does not count
+
+
+def tasks(rig: Rig) -> list[Task]:
+    """What is timed; plans hold for either format."""
+    decode = [
+        Task(f"decode, {batch} at {context}", [rig.decode_plan(batch, context)], 5)
+        for context in WORKLOAD.contexts
+        for batch in WORKLOAD.batches
+    ]
+    prefill = [Task(f"prefill of {n}", rig.prefill_plans(n), 1) for n in WORKLOAD.prompts]
+    return decode + prefill
+
+
+def measure(name: str, threads: list[int]) -> None:
+    """Print the medians of one model."""
+    with ExitStack() as stack:
+        pool = WORKLOAD._replace(contexts=(512, max(WORKLOAD.prompts)), batches=(16,))
+        rigs = [
+            stack.enter_context(loaded(worker_config(name, pool, ["--quantization", format_])))
+            for format_ in FORMATS
+        ]
+        for num_threads in threads:
+            for rig in rigs:
+                rig.set_num_threads(num_threads)
+            for task in tasks(rigs[0]):
+                seconds: list[list[float]] = [[] for _ in rigs]
+                for _ in range(WORKLOAD.num_rounds):
+                    for rig, times in zip(rigs, seconds, strict=True):
+                        if task.num_runs > 1:
+                            rig.run(task.plans)  # after the other format's weights
+                        times += [rig.run(task.plans) for _ in range(task.num_runs)]
+                float32, int8 = (1e3 * statistics.median(times) for times in seconds)
+                print(  # noqa: T201
+                    f"{name}, threads {num_threads}, {task.name}: float32 {float32:.1f} ms, "
+                    f"int8 {int8:.1f} ms, {float32 / int8:.2f} times as fast",
+                    flush=True,
+                )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--model", action="append", help="demo, gemma or a folder; default: demo")
+    options = parser.parse_args()
+    for name in options.model or ["demo"]:
+        measure(name, sorted({1, num_usable_cores()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -103,6 +103,9 @@ class SourcePair:
                         lost=self._until_lost, channel=partial(self._until_down, channel)
                     )
                 except LayoutMismatchError as error:
+                    logger.error(
+                        "pair refused", extra={"source": self.key.address, "why": error.message}
+                    )
                     self._fail(error.reason, error.message)
                     await asyncio.Event().wait()  # nothing but a new process can heal this
                 except DiptychError as error:

@@ -35,6 +35,7 @@ class KVAccess:
         self._num_threads = torch.get_num_threads()
         on_host = kv_cache.tensor.device.type == "cpu"
         self._write_slots = _slot_writer() if on_host and self._is_float32 else None
+        self._write_int8 = _int8_writer() if on_host and self._layout.has_scales else None
 
     @property
     def is_exact(self) -> bool:
@@ -65,6 +66,10 @@ class KVAccess:
         if not self._layout.has_scales:
             slots = self._runs.view(-1, self._head_dim)
             slots.index_copy_(0, slot_rows, tokens.to(slots.dtype))
+            return
+        if self._write_int8 is not None:
+            tokens = tokens.float().contiguous()
+            self._write_int8(tokens, slot_rows, self._runs, self.block_size)
             return
         rows, offsets = slot_rows // self.block_size, slot_rows % self.block_size
         quantised = quantise(tokens.float())
@@ -101,3 +106,13 @@ def _slot_writer() -> Callable[[Tensor, Tensor, int, Tensor, int], None] | None:
     from diptych.engine.kernels.slot_loop import write_slots
 
     return write_slots
+
+
+@cache
+def _int8_writer() -> Callable[[Tensor, Tensor, Tensor, int], None] | None:
+    """The compiled writer of int8 rows and their scales, where there is a compiler."""
+    if find_spec("numba") is None:
+        return None
+    from diptych.engine.kernels.int8_slot_loop import write_int8_slots
+
+    return write_int8_slots

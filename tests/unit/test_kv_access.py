@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from diptych.engine import kv_access
 from diptych.engine.kv_access import KVAccess
 from diptych.engine.kv_cache import KVBlockLayout, KVCache
 from tests.unit.test_paged_decode import config_of
@@ -38,6 +39,28 @@ def test_int8_error_is_bounded_per_token_and_head(block_size: int) -> None:
     untouched[slots] = False
     assert not everything[:, :, untouched].any()
     assert not access.read(0, access.block_rows(torch.arange(12))).any()
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 16])
+def test_the_compiled_writer_writes_torchs_bits(
+    block_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tiny and huge numbers, zeros, and what is no number included."""
+    torch.manual_seed(2)
+    slots = torch.randperm(40)[:36]
+    kv = torch.randn(36, 2, 2, 24) * torch.logspace(-40, 35, 36)[:, None, None, None]
+    kv[3] = 0
+    kv[4, 0, 1, 7], kv[5, 1, 0, 0], kv[6, 0, 0, 23] = torch.nan, torch.inf, -torch.inf
+    blocks = []
+    for compiled in (True, False):
+        if not compiled:
+            monkeypatch.setattr(kv_access, "_int8_writer", lambda: None)
+        cache = KVCache(CONFIG, 40, block_size, torch.int8)
+        access = KVAccess(CONFIG, cache, torch.float32)
+        access.write(1, access.slot_rows(slots), kv)
+        blocks.append(b"".join(bytes(cache.block(i)) for i in range(40)))
+    assert any(blocks[0])
+    assert blocks[0] == blocks[1]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)

@@ -2,8 +2,8 @@
 
     .venv/bin/python -m tests.bench.weight_formats --model demo --model gemma
 
-Decode steps at context 512 and prompts, from inputs to tokens, on one thread and on
-all: medians over rounds of the milliseconds of each, and float32's time to int8's.
+Decode steps at context 512 and prompts, from inputs to tokens, medians over rounds
+of each, and float32's time to int8's.
 """
 
 import argparse
@@ -66,9 +66,11 @@ def measure(name: str, threads: list[int]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--model", action="append", help="demo, gemma or a folder; default: demo")
+    parser.add_argument("--threads", default=f"1,{num_usable_cores()}", help="such as 1,2")
     options = parser.parse_args()
+    threads = [int(number) for number in options.threads.split(",")]
     for name in options.model or ["demo"]:
-        measure(name, sorted({1, num_usable_cores()}))
+        measure(name, threads)
 
 
 if __name__ == "__main__":

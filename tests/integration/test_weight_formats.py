@@ -9,6 +9,7 @@ exactly that. A wrong scale, sum, norm, rotation or attention shows at its place
 import dataclasses
 import math
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from diptych import rpc
 from diptych.engine.kernels import int8_loops
 from diptych.engine.kv_cache import KVCache
 from diptych.engine.linear import Linear
@@ -29,7 +31,11 @@ from diptych.engine.step import Chunk, StepPlan
 from diptych.engine.tiny_model import ARCHITECTURES, write_tiny_model
 from diptych.engine.weights import DecoderWeights, Quantization, load_weights
 from tests import hf_reference
+from tests.call import generate, token_request
+from tests.cluster import running_cluster
 from tests.golden.models import MODELS, golden_model
+from tests.integration.test_boundaries import prompt
+from tests.integration.test_kv_dtype import OneProcess
 
 BLOCK_SIZE = 16
 CHUNKS = (23, 9, 1, 1)  # tokens of each step: prefill, more of it on its context, decode
@@ -166,6 +172,37 @@ def test_every_layer_of_a_real_model(
     model = golden_model(name)
     prompt = next(p for p in model.prompts if len(p.token_ids) >= sum(CHUNKS))
     check_layers(model.folder, prompt.token_ids[: sum(CHUNKS)], format_)
+
+
+@pytest.mark.asyncio
+async def test_int8_cluster_and_a_float32_worker_beside_it(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    """Handed over equals one process; the worker of another format forms no pair, and says why."""
+    token_ids = prompt(40, seed=40)
+    one_process = OneProcess(Decoder(*load(tiny_llama, INT8)), "float32")
+    want = one_process.greedy([token_ids], 6)[0].token_ids
+    with running_cluster(
+        tmp_path,
+        str(tiny_llama),
+        num_decode=2,
+        worker_flags={"num-blocks": "64", "quantization": "int8"},
+        per_decode_flags=({}, {"quantization": "none"}),
+        router_flags={"local-prefill-below-tokens": "0"},
+    ) as cluster:
+        await cluster.wait_ready(num_pairs=1)
+        async with rpc.channel(cluster.router.address) as channel:
+            answer = await generate(channel, token_request(token_ids, max_tokens=6))
+        assert answer.error is None
+        assert answer.timing.transfer.num_tokens == len(token_ids)
+        assert list(answer.token_ids) == want
+        log = cluster.decode[1].log_path
+        await cluster.eventually(
+            lambda: bool(re.search(r"quantization: .*'none'.*'int8'", log.read_text())),
+            10,
+            "a line that names the field and both values",
+        )
+        assert cluster.num_proven_pairs() == 1
 
 
 def test_compiled_code_stays_with_its_kind_of_processor() -> None:

@@ -51,27 +51,36 @@ def jobs(num: int, rng: random.Random) -> list[Job]:
     ]
 
 
-def rss_bytes(process: Process) -> int:
-    return int(psutil.Process(process.pid).memory_info().rss)
+def parts(cluster: Cluster) -> dict[str, psutil.Process]:
+    """Every process of the cluster, with those that workers started (a transport's agent)."""
+    found = {}
+    for process in cluster.processes:
+        own = psutil.Process(process.pid)
+        found[process.name] = own
+        for child in own.children(recursive=True):
+            found[f"{process.name}'s child {child.pid}"] = child
+    return found
 
 
 async def test_requests_leave_nothing_behind(cluster: Cluster) -> None:
     """RSS of each process after 2,000 requests and after 500: at most 8 MiB apart."""
     await cluster.wait_ready()
+    processes = parts(cluster)
+    assert len(processes) == len(cluster.processes) + len(cluster.workers)
     rng = random.Random(3)
     rss: list[dict[str, int]] = []
     for num in (NUM_BEFORE, NUM_REQUESTS - NUM_BEFORE):
         answers = await run_all(cluster, jobs(num, rng), concurrency=16)
         assert not [answer.error for answer in answers if answer.error is not None]
         await cluster.wait_baseline(within_s=10)
-        rss.append({process.name: rss_bytes(process) for process in cluster.processes})
+        rss.append({name: process.memory_info().rss for name, process in processes.items()})
     before, after = rss
     growth = {name: after[name] - before[name] for name in before}
     assert max(growth.values()) <= MAX_GROWTH_BYTES, growth
 
 
 async def test_an_idle_cluster_rests(cluster: Cluster) -> None:
-    """CPU time of each process over 30 s, its pair connected: under 2 % of a core."""
+    """CPU time of each process with its children over 30 s, pair connected: under 2 % of a core."""
     await cluster.wait_ready()
     await asyncio.sleep(SETTLE_S)
     before = {process.name: cpu_s(process) for process in cluster.processes}
@@ -84,15 +93,20 @@ async def test_an_idle_cluster_rests(cluster: Cluster) -> None:
 
 
 def cpu_s(process: Process) -> float:
-    times = psutil.Process(process.pid).cpu_times()
-    return float(times.user + times.system)
+    own = psutil.Process(process.pid)
+    times = [each.cpu_times() for each in (own, *own.children(recursive=True))]
+    return float(sum(each.user + each.system for each in times))
 
 
 def test_every_thread_keeps_to_its_cores(cluster: Cluster) -> None:
     """Torch's, gRPC's and nixl's threads too, after they have worked."""
     cores = sorted(psutil.Process().cpu_affinity())
     for process, core in ((cluster.prefill[0], cores[0]), (cluster.decode[0], cores[-1])):
-        threads = psutil.Process(process.pid).threads()
-        assert len(threads) > 1
-        for thread in threads:
-            assert psutil.Process(thread.id).cpu_affinity() == [core]
+        own = psutil.Process(process.pid)
+        children = own.children(recursive=True)
+        assert children, "nixl's agent lives in one"
+        for each in (own, *children):
+            threads = each.threads()
+            assert len(threads) > 1
+            for thread in threads:
+                assert psutil.Process(thread.id).cpu_affinity() == [core]

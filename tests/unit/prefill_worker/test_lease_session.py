@@ -100,6 +100,7 @@ class LeaseMachine(RuleBasedStateMachine):
         session = self.pick(data)
         self.number += 1
         event = session.grant(grant(self.number))
+        assert event is not None
         assert event.granted.grant_id == self.number
         assert not session.unbound
 

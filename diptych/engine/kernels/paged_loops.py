@@ -28,6 +28,7 @@ from diptych.engine.kernels.loop import (
     Loop,
     floats_at,
     next_item,
+    words_at,
 )
 from diptych.engine.kernels.paged_tiles import (
     HEADS,
@@ -82,13 +83,6 @@ def _count_code(_typing: Any, address: Any) -> Any:
     return types.int64(types.int64), generate
 
 
-def _words_code(_typing: Any, address: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
-
-    return types.CPointer(types.int64)(types.int64), generate
-
-
 def _scratch_code(_typing: Any) -> Any:
     def generate(context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
         place = cgutils.alloca_once(builder, FLOAT, I64(_SCRATCH_FLOATS))
@@ -100,7 +94,6 @@ def _scratch_code(_typing: Any) -> Any:
 _scratch: Any = intrinsic(_scratch_code)  # address; lasts as long as the function runs
 # Adds one to the integer there; returns what it was. Orders what threads wrote before.
 _count: Any = intrinsic(_count_code)
-_words_at: Any = intrinsic(_words_code)  # the 64-bit integers at an address
 
 
 @njit
@@ -111,7 +104,7 @@ def _span(task: Any, item: int) -> tuple[int, int, int, int]:
     """
     place, piece = item // task[_MAX_PIECES], item % task[_MAX_PIECES]
     row, kv_head = place // task[_NUM_KV_HEADS], place % task[_NUM_KV_HEADS]
-    context_len = _words_at(task[_CONTEXT_LENS])[row]
+    context_len = words_at(task[_CONTEXT_LENS])[row]
     begin = max(0, context_len - task[_WINDOW]) + piece * PIECE_TOKENS
     return row, kv_head, begin, min(begin + PIECE_TOKENS, context_len)
 
@@ -119,7 +112,7 @@ def _span(task: Any, item: int) -> tuple[int, int, int, int]:
 @njit
 def _run(task: Any, row: int, kv_head: int, values: int, column: int) -> int:
     """Address of the keys (or values) of a row's block."""
-    block = _words_at(task[_TABLES])[row * task[_NUM_COLUMNS] + column]
+    block = words_at(task[_TABLES])[row * task[_NUM_COLUMNS] + column]
     run = task[_FIRST_RUN] + values * task[_NUM_KV_HEADS] + kv_head
     return task[_POOL] + (block * task[_RUNS_PER_BLOCK] + run) * task[_RUN_BYTES]
 
@@ -169,7 +162,7 @@ def _attend_heads(
     queries = task[_QUERIES] + 4 * head * head_dim
     piece_bytes = 4 * (head_dim + STATE_FLOATS)
     head_bytes = task[_MAX_PIECES] * piece_bytes
-    begin_of_row = max(0, _words_at(task[_CONTEXT_LENS])[row] - task[_WINDOW])
+    begin_of_row = max(0, words_at(task[_CONTEXT_LENS])[row] - task[_WINDOW])
     sums = task[_PIECES] + head * head_bytes + (begin - begin_of_row) // PIECE_TOKENS * piece_bytes
     index = task[_RUNS_AHEAD]
     for values in range(2):
@@ -258,12 +251,12 @@ def _attend(task: Any) -> None:
         for head in range(first_head, last_head, HEADS):
             num_heads = min(HEADS, last_head - head)
             _attend_heads(task, span, following, head, num_heads, scratch)
-        context_len = _words_at(task[_CONTEXT_LENS])[row]
+        context_len = words_at(task[_CONTEXT_LENS])[row]
         length = min(context_len, task[_WINDOW])
         num_pieces = (length + PIECE_TOKENS - 1) // PIECE_TOKENS
         done = task[_NUM_DONE] + 8 * place
         if num_pieces == 1 or _count(done) == num_pieces - 1:
-            _words_at(done)[0] = 0
+            words_at(done)[0] = 0
             _merge_heads(task, row, first_head, last_head, num_pieces)
 
 

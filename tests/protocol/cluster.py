@@ -6,6 +6,7 @@ request, lease, pull and sequence. ``check`` holds after every event.
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from random import Random
 
@@ -79,6 +80,22 @@ class Cluster:
         for index, key in enumerate(block_keys(tokens, BLOCK_SIZE)):
             self._slots[key] = slots[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE]
         return request
+
+    def mix_up_tickets(self) -> bool:
+        """A pull that is about to begin gets the ticket of an equally long lease; False: none."""
+        for decode in self.decodes:
+            reader = decode.identity.incarnation
+            for pull in decode.pulls:
+                source = self.prefill_at(pull.request.source_address)
+                if source is None or not pull.can_begin:
+                    continue
+                for grant in source.leases.valid_grants:
+                    is_other = grant.ticket != pull.request.ticket
+                    as_long = grant.lease.num_tokens == pull.request.num_tokens
+                    if is_other and as_long and grant.reader_incarnation == reader:
+                        pull.request = replace(pull.request, ticket=grant.ticket)
+                        return True
+        return False
 
     # What may happen without a fault
 

@@ -13,6 +13,7 @@ from decode_worker.session import Session
 from diptych.engine.block_pool import BlockPool
 from diptych.engine.scheduler import Scheduler
 from diptych.errors import InvalidRequestError
+from diptych.v1 import kv_source_pb2
 from kvtransfer import pull
 from kvtransfer.lease import LeaseTable
 from kvtransfer.lease_record import Grant
@@ -47,6 +48,16 @@ def accept_what_was_not_proven(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(PullMachine, "__init__", unchecked)
     patch.setattr(LeaseTable, "confirm", lambda self, *asked: None)
+
+
+def accept_another_sequences_lease(patch: pytest.MonkeyPatch) -> None:
+    original = PullMachine.opened
+
+    def opened(self: PullMachine, message: kv_source_pb2.FetchOpened) -> None:
+        self._prompt_digest = message.prompt_digest
+        original(self, message)
+
+    patch.setattr(PullMachine, "opened", opened)
 
 
 def prove_before_everything_landed(patch: pytest.MonkeyPatch) -> None:
@@ -167,6 +178,7 @@ MUTATIONS: dict[str, Patch] = {
         forget_the_reads_of_a_dead_pull,
         compute_where_late_reads_may_write,
         accept_what_was_not_proven,
+        accept_another_sequences_lease,
         prove_before_everything_landed,
         grant_without_revoking,
         start_what_is_not_proven,

@@ -65,6 +65,16 @@ class ProtocolMachine(RuleBasedStateMachine):
                 break
             self.cluster.run(random, 1)
 
+    @rule(seed=st.integers(0, 2**16), num_tokens=st.integers(1, 8))
+    def equally_long_prompts_whose_tickets_are_mixed_up(self, seed: int, num_tokens: int) -> None:
+        random = Random(seed)
+        for base in BASES[1:]:
+            self.ask(Question(base[:num_tokens], 4, None, None))
+        for _ in range(60):
+            if self.cluster.mix_up_tickets():
+                break
+            self.cluster.run(random, 1)
+
     @rule(seconds=st.sampled_from([0.05, 0.3, 0.6, 1.1, 2.1, 5.1]))
     def time_passes(self, seconds: float) -> None:
         self.cluster.pass_time(seconds)

@@ -3,9 +3,11 @@
 import asyncio
 import signal
 import time
+from collections.abc import Awaitable
 from pathlib import Path
 
 import grpc
+import psutil
 import pytest
 
 from diptych import rpc
@@ -34,14 +36,21 @@ TRANSPORTS = {
 }
 
 
-async def leave(channel: grpc.aio.Channel, prompts: Prompts, after_s: float) -> None:
-    """Send requests and cancel them all ``after_s`` later."""
+async def until_reading(decode: Process) -> None:
+    """Some reads are under way."""
+    async with asyncio.timeout(10):
+        while (await report(decode)).num_reads_unfinished < NUM_LEFT // 2:
+            await asyncio.sleep(0.02)
+
+
+async def leave(channel: grpc.aio.Channel, prompts: Prompts, when: Awaitable[None]) -> None:
+    """Send requests and cancel them all once ``when`` is over."""
     stub = inference_pb2_grpc.InferenceStub(channel)
     calls = [
         stub.Generate(token_request(ids, max_tokens=8, salt="left"), timeout=30)
         for ids in prompts.token_ids[:NUM_LEFT]
     ]
-    await asyncio.sleep(after_s)
+    await when
     for call in calls:
         call.cancel()
 
@@ -79,7 +88,7 @@ async def test_late_landing_writes_nobody_elses_block(
             prompts = await learn(cluster, channel)
             for _ in range(20 if chaos_long else 1):
                 await set_rules(decode, late)
-                await leave(channel, prompts, 0.5)
+                await leave(channel, prompts, until_reading(decode))
                 await set_rules(decode, [])  # what was begun goes on
                 await until_quarantined(cluster, decode)
                 while (await report(decode)).num_reads_unfinished:
@@ -118,18 +127,24 @@ async def test_a_read_that_never_ends_is_reclaimed_with_its_agent(
 async def test_a_stopped_source_over_tcp_leaves_reads_that_teardown_ends(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    """The library's own unfinished reads: the source stops before they are posted."""
+    """The library's own unfinished reads: the source and its agent stop before they are posted."""
     with breakable_cluster(
         tmp_path, tiny_model, "nixl", worker_flags={**SMALL, **TCP, **HASTY}
     ) as cluster:
         source, decode = cluster.prefill[0], cluster.decode[0]
         async with rpc.channel(cluster.router.address) as channel:
             prompts = await learn(cluster, channel)
+            agent = psutil.Process(source.pid).children()
+            assert agent
             await set_rules(decode, [{"at": "read", "do": "delay", "seconds": 0.6, "times": None}])
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(leave(channel, prompts, 1.0))
-                await asyncio.sleep(0.4)
-                source.signal(signal.SIGSTOP)
+
+            async def until_stopped_and_posted() -> None:
+                await until_reading(decode)
+                for process in (*agent, psutil.Process(source.pid)):
+                    process.send_signal(signal.SIGSTOP)
+                await asyncio.sleep(0.7)
+
+            await leave(channel, prompts, until_stopped_and_posted())
             await until_quarantined(cluster, decode)
             stopped_s = time.monotonic()
             await cluster.eventually(
@@ -140,6 +155,8 @@ async def test_a_stopped_source_over_tcp_leaves_reads_that_teardown_ends(
             print(f"reclaimed after {time.monotonic() - stopped_s:.1f} s")  # noqa: T201
             assert teardowns(decode) >= 1
             source.kill()  # over TCP it may crash when it goes on: hence the switch
+            for process in agent:
+                process.kill()
             await asyncio.sleep(0.3)
             state = await report(decode)
             assert (state.num_canaries_changed, state.num_foreign_writes) == (0, 0)

@@ -29,7 +29,8 @@ class Proxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]
         self._server: grpc.Server | None = None
         self._lock = threading.Lock()
         self._open: dict[str, set[Any]] = defaultdict(set)
-        self._codes: dict[str, list[grpc.StatusCode]] = defaultdict(list)
+        self._told: dict[Any, grpc.StatusCode] = {}  # by open call
+        self._next: dict[str, grpc.StatusCode] = {}  # by method
 
     def listen(self) -> None:
         """At the same address every time."""
@@ -56,7 +57,8 @@ class Proxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]
         """End the calls of ``method`` that are open with ``code``, and the next one at once."""
         with self._lock:
             calls = list(self._open[method])
-            self._codes[method] += [code] * (len(calls) + 1)
+            self._told.update(dict.fromkeys(calls, code))
+            self._next[method] = code
         for call in calls:
             call.cancel()
 
@@ -65,7 +67,7 @@ class Proxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]
 
     def obey(self) -> None:
         """Pass everything on again."""
-        self._codes.clear()
+        self._next.clear()
 
     def service(self, details: Any) -> Any:
         """See grpc.GenericRpcHandler: one handler for all methods."""
@@ -73,8 +75,9 @@ class Proxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]
 
         def forward(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
             with self._lock:
-                if self._codes[method]:
-                    context.abort(self._codes[method].pop(), "as told")
+                code = self._next.pop(method, None)
+                if code is not None:
+                    context.abort(code, "as told")
                 metadata = [pair for pair in details.invocation_metadata if pair[0] != "user-agent"]
                 stub: Any = self._channel.stream_stream
                 call = stub(details.method)(requests, metadata=metadata)
@@ -83,13 +86,15 @@ class Proxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]
             try:
                 yield from call
             except grpc.RpcError:
-                with self._lock:
-                    if self._codes[method]:
-                        context.abort(self._codes[method].pop(), "as told")
+                code = self._told.get(call)
+                if code is not None:
+                    context.abort(code, "as told")
                 context.set_trailing_metadata(call.trailing_metadata())
                 context.abort(call.code(), call.details())
             finally:
-                self._open[method].discard(call)
+                with self._lock:
+                    self._open[method].discard(call)
+                    self._told.pop(call, None)
 
         return grpc.stream_stream_rpc_method_handler(forward)
 

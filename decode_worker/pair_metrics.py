@@ -44,6 +44,11 @@ def register(metrics: Metrics, pairs: PairTable) -> None:
         lambda: counters.num_transport_fallbacks,
     )
     metrics.read_gauge(
+        "kv_pull_refetches",
+        "Fetches since start that began a pull anew after a transport agent ended under it.",
+        lambda: counters.num_refetches,
+    )
+    metrics.read_gauge(
         "kv_agent_teardowns",
         "Times since start that the transport's agent was destroyed to end a read.",
         lambda: counters.num_agent_teardowns,

@@ -12,6 +12,7 @@ class ReaderCounters:
     num_pulls_cancelled: int = 0
     num_pulls_failed: Counter[str] = field(default_factory=Counter)  # by PullFailure name
     num_pairs_failed: Counter[str] = field(default_factory=Counter)  # by error reason
+    num_refetches: int = 0  # under the same ticket, after a transport agent ended
     num_bytes: Counter[str] = field(default_factory=Counter)  # proven, by transport
     num_quarantined_blocks: int = 0  # now
     num_quarantined_blocks_total: int = 0  # ever

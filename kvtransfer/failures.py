@@ -13,7 +13,7 @@ from diptych.errors import (
 )
 from diptych.v1 import decode_pb2
 from kvtransfer.pull import PullError
-from kvtransfer.transport import SourceLostError, TransportError
+from kvtransfer.transport import AgentLostError, SourceLostError, TransportError
 
 _FAILURES: dict[type[DiptychError], decode_pb2.PullFailure] = {
     TicketInvalidError: decode_pb2.PULL_FAILURE_TICKET_INVALID,
@@ -41,8 +41,20 @@ def stream_failure(error: DiptychError) -> PullError:
     return PullError(failure, f"{error.reason}: {error.message}", refusal=error.reason)
 
 
+def connect_failure(error: DiptychError) -> DiptychError:
+    """What it means that a source answered Connect with ``error``."""
+    if isinstance(error, TransferInterruptedError):  # its agent is being rebuilt
+        failure = decode_pb2.PULL_FAILURE_TRANSPORT
+        return PullError(failure, error.message, refusal=error.reason, agent_lost=True)
+    return error
+
+
 def read_failure(error: TransportError) -> PullError:
-    """How a pull fails when one of its reads ended with ``error``."""
+    """How a pull fails when one of its reads ended with ``error``.
+
+    The process that was read from is the source's agent: its end is not the source's.
+    """
     if isinstance(error, SourceLostError):
-        return PullError(decode_pb2.PULL_FAILURE_SOURCE_LOST, str(error))
-    return PullError(decode_pb2.PULL_FAILURE_TRANSPORT, str(error))
+        return PullError(decode_pb2.PULL_FAILURE_SOURCE_LOST, str(error), agent_lost=True)
+    agent_lost = isinstance(error, AgentLostError)
+    return PullError(decode_pb2.PULL_FAILURE_TRANSPORT, str(error), agent_lost=agent_lost)

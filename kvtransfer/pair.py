@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from diptych.timers import Timers
 from diptych.v1 import common_pb2, decode_pb2, kv_source_pb2, worker_pb2
 from diptych.v1 import kv_source_pb2_grpc as pb_grpc
 from kvtransfer.endpoint import REBUILD_WAIT_S, TransferEndpoint
+from kvtransfer.failures import connect_failure, read_failure
 from kvtransfer.layout import compare_layouts
 from kvtransfer.memory import ScratchBlocks
 from kvtransfer.pull import PullError
@@ -25,6 +27,7 @@ from kvtransfer.transport import Peer, TransportError
 logger = logging.getLogger(__name__)
 
 _TRANSPORT_TRIES = 3  # before the next transport's turn
+_AGENT_TRIES = 20  # the same, where an agent ended: the next one is on its way
 _RATE_WEIGHT = 0.2  # of the newest pull in the moving average
 
 
@@ -63,6 +66,7 @@ class SourcePair:
         self._on_fallback = on_fallback
         self._on_failure = on_failure
         self._lost = asyncio.Event()
+        self._changed = asyncio.Event()
         self._state = worker_pb2.PAIR_STATE_CONNECTING
         self._message = ""
         self._bytes_per_s = 0.0
@@ -76,6 +80,20 @@ class SourcePair:
             bytes_per_s=self._bytes_per_s,
             message=self._message,
         )
+
+    async def until_proven(self, timeout_s: float) -> Link | None:
+        """Wait while the pair is being proven. None: it fails, is left, or takes longer."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._state == worker_pb2.PAIR_STATE_CONNECTING:
+                    self._changed.clear()
+                    await self._changed.wait()
+        return self.link
+
+    def leave(self) -> None:
+        """No router names the source any more: nobody is to wait for it."""
+        self._state, self._message = worker_pb2.PAIR_STATE_FAILED, "nobody names the source"
+        self._changed.set()
 
     def lost(self, why: str) -> None:
         """Something failed over this pair: prove it again."""
@@ -123,15 +141,21 @@ class SourcePair:
         """Connect over the first transport that works. Raises DiptychError."""
         wanted = list(self._kit.endpoint.transports)
         failures: dict[str, str] = {}
-        num_tries = 0
+        num_tries = num_agent_tries = 0
         while wanted:
-            response = await self._connect(stub, wanted)
-            name = response.transport
+            name = wanted[0]
             try:
+                response = await self._connect(stub, wanted)
+                name = response.transport
                 link = await self._open_link(stub, response)
                 rate = await self._probe(link)
             except PullError as error:
-                if error.refusal or error.failure == decode_pb2.PULL_FAILURE_SOURCE_LOST:
+                if error.agent_lost and num_agent_tries < _AGENT_TRIES:
+                    num_agent_tries += 1
+                    await asyncio.sleep(self._kit.endpoint.config.reconnect_min_s)
+                    continue
+                lost = error.failure == decode_pb2.PULL_FAILURE_SOURCE_LOST
+                if error.refusal or (lost and not error.agent_lost):
                     raise  # not the transport's fault
                 failures[name] = error.message
                 num_tries += 1
@@ -163,7 +187,7 @@ class SourcePair:
         try:
             response = await stub.Connect(request, timeout=self._kit.timers.lost_peer_s)
         except grpc.aio.AioRpcError as error:
-            raise rpc.from_rpc_error(error) from error
+            raise connect_failure(rpc.from_rpc_error(error)) from error
         compare_layouts(endpoint.layout, response.layout)
         if response.source_incarnation != self.key.incarnation:
             raise TransferInterruptedError(
@@ -186,7 +210,7 @@ class SourcePair:
         try:
             await endpoint.thread.call(lambda: opened.append(transport.connect(response.memory)))
         except TransportError as error:
-            raise PullError(decode_pb2.PULL_FAILURE_TRANSPORT, str(error)) from error
+            raise read_failure(error) from error
         except BaseException:
             endpoint.thread.post(partial(_close_all, opened))
             raise
@@ -246,6 +270,7 @@ class SourcePair:
         if state != worker_pb2.PAIR_STATE_PROVEN:
             self._disconnect()
         self._state, self._message = state, message
+        self._changed.set()
         self._on_change()
 
     def _disconnect(self) -> None:

@@ -4,16 +4,18 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Hashable, Iterable
+from functools import partial
 
 from diptych.timers import Timers
 from diptych.v1 import decode_pb2, kv_source_pb2, worker_pb2
 from kvtransfer.counters import ReaderCounters
 from kvtransfer.endpoint import TransferEndpoint
+from kvtransfer.lease_pull import LeasePull
 from kvtransfer.memory import ScratchBlocks
 from kvtransfer.pair import PeerKey, ProbeKit, SourcePair
 from kvtransfer.pull import PullError, PullRequest, PullResult
 from kvtransfer.quarantine import Quarantine
-from kvtransfer.reader import Pull, PullPlan
+from kvtransfer.reader import Link, Pull, PullPlan
 
 __all__ = ["PairTable", "PeerKey"]
 
@@ -82,7 +84,7 @@ class PairTable:
         wanted = frozenset[PeerKey]().union(*self._peers.values())
         gone = self._pairs.keys() - wanted
         for key in gone:
-            del self._pairs[key]
+            self._pairs.pop(key).leave()
         for key in wanted - self._pairs.keys():
             self._pairs[key] = SourcePair(
                 key, self._kit, self._on_change, self._fell_back, self._pair_failed
@@ -105,37 +107,34 @@ class PairTable:
         """The state of every pair, for Watch."""
         return [pair.to_proto() for _, pair in sorted(self._pairs.items())]
 
-    def open_pull(self, request: PullRequest) -> Pull:
+    def open_pull(self, request: PullRequest) -> LeasePull:
         """Prepare a pull; ``await pull.run()`` performs it. Raises nothing."""
-        pair = self._pairs.get(PeerKey(request.source_address, request.source_incarnation))
-        link = pair.link if pair is not None else None
+        return LeasePull(
+            self._pairs.get(PeerKey(request.source_address, request.source_incarnation)),
+            partial(self._open_fetch, request),
+            wait_s=self._timers.read_progress_s,
+            on_refetch=self._refetched,
+            on_end=self._count,
+        )
+
+    async def pull(self, request: PullRequest) -> PullResult:
+        """``open_pull(request).run()``: see there."""
+        return await self.open_pull(request).run()
+
+    def _open_fetch(self, request: PullRequest, link: Link) -> Pull:
         plan = PullPlan(
             open=kv_source_pb2.FetchOpen(
                 reader_incarnation=self._endpoint.incarnation,
                 source_incarnation=request.source_incarnation,
                 ticket=request.ticket,
                 first_token=request.first_missing_token,
-                transport=link.transport if link is not None else "",
+                transport=link.transport,
             ),
             end_token=request.num_tokens,
             prompt_digest=request.prompt_digest,
             local_block_ids=request.local_block_ids,
         )
-
-        def ended(outcome: PullResult | PullError | None) -> None:
-            self._count(outcome)
-            if pair is None:
-                return
-            if isinstance(outcome, PullResult):
-                pair.measured(outcome.stats)
-            elif outcome is not None and _is_loss(outcome) and pair.link is link:
-                pair.lost(outcome.message)
-
-        return Pull(plan, link, self._endpoint, self._quarantine, self._timers, ended)
-
-    async def pull(self, request: PullRequest) -> PullResult:
-        """``open_pull(request).run()``: see there."""
-        return await self.open_pull(request).run()
+        return Pull(plan, link, self._endpoint, self._quarantine, self._timers)
 
     async def _reap(self) -> None:
         """Tear the agents down when a read never ends; every pair proves itself again."""
@@ -191,9 +190,5 @@ class PairTable:
     def _fell_back(self) -> None:
         self.counters.num_transport_fallbacks += 1
 
-
-def _is_loss(error: PullError) -> bool:
-    """Whether other pulls over the same pair would fail the same way."""
-    if error.failure == decode_pb2.PULL_FAILURE_SOURCE_LOST:
-        return True
-    return error.failure == decode_pb2.PULL_FAILURE_TRANSPORT and not error.refusal
+    def _refetched(self) -> None:
+        self.counters.num_refetches += 1

@@ -35,7 +35,8 @@ class PullError(DiptychError):
 
     ``unfinished_block_ids`` are local blocks that a posted read may still write:
     they were passed to ``on_quarantine`` before this was raised. ``refusal`` is the
-    source's reason where it was the source that ended the pull.
+    source's reason where it was the source that ended the pull. ``agent_lost``: a
+    transport agent's end broke it, ours or the source's; the ticket is as good as before.
     """
 
     def __init__(
@@ -44,11 +45,14 @@ class PullError(DiptychError):
         message: str,
         unfinished_block_ids: frozenset[int] = frozenset(),
         refusal: str = "",
+        *,
+        agent_lost: bool = False,
     ) -> None:
         super().__init__(message)
         self.failure = failure
         self.unfinished_block_ids = unfinished_block_ids
         self.refusal = refusal
+        self.agent_lost = agent_lost
 
 
 class PullState(enum.Enum):

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
@@ -51,24 +50,18 @@ class PullPlan(NamedTuple):
 
 
 class Pull:
-    """One pull, run once by one task on the event loop."""
+    """One fetch over one link, run once by one task on the event loop."""
 
     def __init__(
         self,
         plan: PullPlan,
-        link: Link | None,
+        link: Link,
         endpoint: TransferEndpoint,
         quarantine: Quarantine,
         timers: Timers,
-        on_end: Callable[[PullResult | PullError | None], None] = lambda _: None,
     ) -> None:
-        """``link`` is None where the source is not connected: ``run`` says so.
-
-        ``on_end`` gets the outcome, None when it was cancelled.
-        """
-        if link is not None and endpoint.switch is not None and not plan.is_probe:
+        if endpoint.switch is not None and not plan.is_probe:
             link = endpoint.switch.link(link, plan.end_token)
-        self._on_end_of_run = on_end
         self._plan = plan
         self._link = link
         self._endpoint = endpoint
@@ -80,12 +73,11 @@ class Pull:
         self._reads = ReadGroup(
             endpoint.thread, endpoint.memory, quarantine, self._inbox.put_nowait
         )
-        inline = link is not None and link.transport == "inline"
+        inline = link.transport == "inline"
         level_checks = endpoint.layout.digest_level != "off" or plan.is_probe
         self._check_digests = level_checks or inline
         self._confirm_digest = level_checks
         self._machine: PullMachine | None = None
-        self._abandoned = False
         self._clock = PullClock(time.monotonic())
 
     @property
@@ -99,18 +91,18 @@ class Pull:
         Waits first for local blocks that an earlier pull's reads may still write.
         Cancelling the task abandons the pull. Raises PullError.
         """
-        outcome: PullResult | PullError | None = None
         try:
-            outcome = await self._run()
-            return outcome
+            return await self._run()
         except PullError as error:
-            abandoned = self._abandoned
-            failed = PullError(error.failure, error.message, self.abandon(), error.refusal)
-            outcome = None if abandoned else failed
-            raise failed from error
+            raise PullError(
+                error.failure,
+                error.message,
+                self.abandon(),
+                error.refusal,
+                agent_lost=error.agent_lost,
+            ) from error
         finally:
             self.abandon()
-            self._on_end_of_run(outcome)
 
     def abandon(self) -> frozenset[int]:
         """End the pull now (its task still has to be cancelled). Idempotent, synchronous.
@@ -119,16 +111,11 @@ class Pull:
         still write, for ``scheduler.release(seq, ids)``; ``on_quarantine`` was called with
         them, ``on_quarantine_end`` follows.
         """
-        self._abandoned = True
         if self._machine is not None:
             self._machine.failed()
         return self._reads.abandon()
 
     async def _run(self) -> PullResult:
-        if self._link is None:
-            raise PullError(
-                decode_pb2.PULL_FAILURE_NOT_CONNECTED, "no proven connection to the source"
-            )
         machine = self._machine = PullMachine(
             first_token=self._plan.open.first_token,
             end_token=self._plan.end_token,

@@ -44,6 +44,7 @@ class KVSourceServicer(pb_grpc.KVSourceServicer):
         self.scratch = scratch
         self.timers = timers
         self.progress = progress or common_pb2.EngineProgress
+        self._rebuild_wait_s = min(REBUILD_WAIT_S, timers.lost_peer_s / 4)  # the reader's patience
         self.counters = SourceCounters()
         self.sessions: set[FetchSession] = set()
         leases.observe(self)
@@ -103,15 +104,19 @@ class KVSourceServicer(pb_grpc.KVSourceServicer):
                 field="transports",
             )
         for name in common:
-            if await self.endpoint.until_ready(ours[name], REBUILD_WAIT_S):
+            if await self.endpoint.until_ready(ours[name], self._rebuild_wait_s):
                 break
         return ours[name]
 
     async def _descriptor(self, transport: Transport) -> kv_source_pb2.MemoryDescriptor | None:
-        try:
-            return await self.endpoint.thread.call(transport.descriptor)
-        except TransportError as error:  # being rebuilt
-            raise TransferInterruptedError(str(error)) from error
+        """Of its agent; of the next one where that ends at this moment."""
+        for _ in range(2):
+            try:
+                return await self.endpoint.thread.call(transport.descriptor)
+            except TransportError as error:  # being rebuilt
+                interrupted = TransferInterruptedError(str(error))
+            await self.endpoint.until_ready(transport, self._rebuild_wait_s)
+        raise interrupted
 
     def on_announced(self, lease: Lease, index: int) -> None:
         """LeaseObserver: take the digests of a new range, off the loop."""

@@ -1,0 +1,115 @@
+"""What bfloat16 and int8 in the cache cost a real model, teacher-forced, float32 weights.
+
+The prompt is computed in chunks, the rest token by token through the compiled decode
+attention, all on what the cache kept. The reference is transformers in float32.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from diptych.engine.kv_cache import KVCache
+from diptych.engine.model import Decoder
+from diptych.engine.model_config import ModelConfig
+from diptych.engine.runner import Runner
+from diptych.engine.step import Chunk, StepPlan
+from diptych.engine.weights import load_weights
+from tests import hf_reference
+from tests.golden.models import golden_model
+
+BLOCK_SIZE = 16
+PROMPT_LEN = 257
+NUM_DECODED = 16
+CHUNK = 128
+
+pytestmark = pytest.mark.timeout(300)
+
+
+class Limits(NamedTuple):
+    """Of all tokens, against float32; logits reach about 30."""
+
+    logit: float  # the worst difference of any
+    divergence: float  # mean Kullback-Leibler divergence, nats
+    perplexity: float  # relative change
+
+
+# Measured: 7e-5, 0.16 and 0.99; 5e-9, 3e-5 and 8e-4; 1e-6, 3e-4 and 2e-3.
+LIMITS = {
+    torch.float32: Limits(1e-3, 1e-7, 1e-5),
+    torch.bfloat16: Limits(0.3, 1e-4, 1e-3),
+    torch.int8: Limits(1.5, 1.5e-3, 5e-3),
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def decoder() -> Decoder:
+    folder = golden_model("smollm2").folder
+    config = ModelConfig.from_folder(folder)
+    return Decoder(config, load_weights(folder, config, torch.float32))
+
+
+@pytest.fixture(scope="module")
+def token_ids() -> list[int]:
+    prompts = golden_model("smollm2").prompts
+    prompt = next(p for p in prompts if len(p.token_ids) == PROMPT_LEN)
+    return [*prompt.token_ids, *prompt.output_ids][: PROMPT_LEN + NUM_DECODED]
+
+
+@pytest.fixture(scope="module")
+def reference(token_ids: list[int]) -> Tensor:
+    return hf_reference.logits(golden_model("smollm2").folder, token_ids)
+
+
+def engine_logits(decoder: Decoder, dtype: torch.dtype, token_ids: list[int]) -> Tensor:
+    """After every token: [num_tokens, vocab_size]."""
+    num_blocks = -(-len(token_ids) // BLOCK_SIZE)
+    runner = Runner(decoder, KVCache(decoder.config, num_blocks, BLOCK_SIZE, dtype))
+    ends = [*range(CHUNK, PROMPT_LEN, CHUNK), *range(PROMPT_LEN, len(token_ids) + 1)]
+    rows = []
+    for start, end in zip([0, *ends], ends, strict=False):
+        chunk = Chunk(
+            token_ids=tuple(token_ids[start:end]),
+            start=start,
+            block_table=tuple(range(num_blocks)),
+            sample=None,
+        )
+        rows.append(runner.logits(StepPlan(chunks=(chunk,), sequences=())))
+    return torch.cat(rows)
+
+
+def perplexity(logits: Tensor, token_ids: list[int]) -> float:
+    """Of each token after the first, given those before it."""
+    loss = torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(token_ids[1:]))
+    return math.exp(float(loss))
+
+
+@pytest.mark.parametrize("dtype", LIMITS, ids=str)
+def test_close_to_float32(
+    dtype: torch.dtype, decoder: Decoder, token_ids: list[int], reference: Tensor
+) -> None:
+    got = engine_logits(decoder, dtype, token_ids)
+    worst = float((got - reference).abs().max())
+    divergence = torch.nn.functional.kl_div(
+        got.log_softmax(1), reference.log_softmax(1), log_target=True, reduction="batchmean"
+    )
+    exact, lossy = perplexity(reference, token_ids), perplexity(got, token_ids)
+    print(  # noqa: T201
+        f"{dtype} cache: largest logit difference {worst:.2g}, divergence {divergence:.2g} nats, "
+        f"perplexity {exact:.4f} to {lossy:.4f}"
+    )
+    limits = LIMITS[dtype]
+    assert worst <= limits.logit
+    assert abs(float(divergence)) <= limits.divergence
+    assert abs(lossy / exact - 1) <= limits.perplexity

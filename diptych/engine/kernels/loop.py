@@ -23,6 +23,8 @@ from numba import types
 from numba.extending import intrinsic
 from torch import Tensor
 
+from diptych.engine.kernels.code_cache import code_cache
+
 COUNTER, NUM_ITEMS, FIRST_ARGUMENT = 0, 1, 2  # places in what a loop is given
 
 _WORDS: Any = types.CPointer(types.int64)  # type: ignore[no-untyped-call]
@@ -42,11 +44,11 @@ class Loop:
     def __init__(
         self, function: Callable[[Any], None], float_rules: dict[str, Any] = FLOAT_RULES
     ) -> None:
-        """Compile it, or find it in numba's cache."""
-        try:
-            compiled = numba.cfunc(SIGNATURE, cache=True, **float_rules)(function)
-        except RuntimeError:  # no directory to cache in
-            compiled = numba.cfunc(SIGNATURE, **float_rules)(function)
+        """Compile it, or find it in the cache."""
+        folder = code_cache()
+        if folder is not None:
+            numba.config.CACHE_DIR = str(folder)  # type: ignore[attr-defined]
+        compiled = numba.cfunc(SIGNATURE, cache=folder is not None, **float_rules)(function)
         self._compiled = compiled  # keeps the code alive
         self._call = compiled.ctypes
         self._address = ctypes.c_void_p(compiled.address)

@@ -24,10 +24,11 @@ from kvtransfer.digest import block_digest
 from kvtransfer.failures import read_failure, stream_failure
 from kvtransfer.fetch_machine import FetchMachine
 from kvtransfer.lease import LeaseTable
+from kvtransfer.lease_pull import MAX_FETCHES
 from kvtransfer.lease_record import Lease
 from kvtransfer.pull import PullError, PullMachine, PullRequest, PullState
 from kvtransfer.quarantine import PullReads, Quarantine, ReadRecord
-from kvtransfer.transport import TransportError
+from kvtransfer.transport import AgentLostError, TransportError
 from prefill_worker.lease_session import LeaseSession
 from router.placement import WorkerId
 from tests.protocol.fake_model import SLOT_BYTES, VOCAB, Memory
@@ -269,7 +270,7 @@ class DecodeWorker(Worker):
         """Every read is terminal afterwards; every pair proves itself again."""
         self.connected.clear()
         for read in list(self.reads):
-            read.end(TransportError("the agent was torn down"))
+            read.end(AgentLostError("the agent was torn down"))
 
 
 class DecodeSide:
@@ -381,7 +382,8 @@ class FakeRead:
         self._source = source
         self._source_ids = source_ids
         self._first_block = first_block
-        self.record: ReadRecord = pull.reads.begin(frozenset(local_ids))
+        self.reads = pull.reads  # of the fetch that posted it
+        self.record: ReadRecord = self.reads.begin(frozenset(local_ids))
 
     def write(self, damage: str = "") -> None:
         """Bytes arrive; whose, is the fault's choice."""
@@ -402,27 +404,26 @@ class FakeRead:
             for block_id in self.local_ids
         )
         self._over()
-        self.pull.landed(self.record, self._first_block, digests)
+        self.pull.landed(self, self._first_block, digests)
 
     def end(self, error: TransportError) -> None:
         self._over()
-        self.pull.read_failed(self.record, error)
+        self.pull.read_failed(self, error)
 
     def _over(self) -> None:
         self.pull.worker.reads.remove(self)
 
 
 class FakePull:
-    """A pull without tasks, as kvtransfer.reader has it."""
+    """A pull without tasks, as kvtransfer.lease_pull and .reader have it."""
 
     def __init__(self, worker: DecodeWorker, request: PullRequest) -> None:
         self.worker = worker
         self.request = request
         self.reads = PullReads(worker.quarantine)
         self.machine: PullMachine | None = None
-        self._source = worker.connected.get(
-            WorkerId(request.source_address, request.source_incarnation)
-        )
+        self._source = self._find_source()
+        self._num_refetches = 0
         self._stream: Stream | None = None
         self._side: DecodeSide | None = None
         self._ids = (0, 0)
@@ -449,8 +450,24 @@ class FakePull:
             self.worker.pulls.remove(self)
         return self.reads.abandon(self.worker.clock())
 
+    def _find_source(self) -> PrefillWorker | None:
+        request = self.request
+        return self.worker.connected.get(
+            WorkerId(request.source_address, request.source_incarnation)
+        )
+
+    def _fetch_again(self) -> None:
+        """An agent ended: the next fetch has a stream, a machine and reads of its own."""
+        self._num_refetches += 1
+        self.abandon()
+        self.machine = self._stream = None
+        self.reads = PullReads(self.worker.quarantine)
+        self._moved_s = self.worker.clock()
+        self.worker.pulls.append(self)
+
     def begin(self) -> None:
         request = self.request
+        self._source = self._find_source()
         if self._source is None:
             error = PullError(decode_pb2.PULL_FAILURE_NOT_CONNECTED, "no connection")
             self._fail(error)
@@ -489,8 +506,8 @@ class FakePull:
         else:
             self._fail(stream_failure(error))
 
-    def landed(self, record: ReadRecord, first_block: int, digests: tuple[bytes, ...]) -> None:
-        if not self.reads.ended(record):
+    def landed(self, read: FakeRead, first_block: int, digests: tuple[bytes, ...]) -> None:
+        if not read.reads.ended(read.record):
             return
         assert self.machine is not None
         self._moved_s = self.worker.clock()
@@ -502,8 +519,8 @@ class FakePull:
         if confirm is not None and self._stream is not None:
             self._stream.up.put(kv_source_pb2.FetchCommand(confirm=confirm))
 
-    def read_failed(self, record: ReadRecord, error: TransportError) -> None:
-        if self.reads.ended(record):
+    def read_failed(self, read: FakeRead, error: TransportError) -> None:
+        if read.reads.ended(read.record):
             self._fail(read_failure(error))
 
     def tick(self) -> None:
@@ -554,6 +571,9 @@ class FakePull:
     def _fail(self, error: PullError) -> None:
         assert self._side is not None
         assert self._side.session is not None
+        if error.agent_lost and self._num_refetches < MAX_FETCHES - 1:
+            self._fetch_again()
+            return
         self.abandon()
         if error.failure == decode_pb2.PULL_FAILURE_SOURCE_LOST:
             self.worker.connected.pop(

@@ -116,12 +116,13 @@ class RequestMachine:
         self._queue(front=False)
         return self._take()
 
-    def try_place(self) -> list[Action]:
-        """The queue offers its turn; the state tells whether it was taken."""
-        if (
-            self.state is RequestState.QUEUED
-            and self._around.clock() >= self._exclusions.not_before_s
-        ):
+    def try_place(self, *, room_made: bool = False) -> list[Action]:
+        """The queue offers its turn; the state tells whether it was taken.
+
+        The pause after a refusal is over early when ``room_made``: another request ended.
+        """
+        due = room_made or self._around.clock() >= self._exclusions.not_before_s
+        if self.state is RequestState.QUEUED and due:
             placement = self._ask()
             if placement is not None:
                 self._open(placement)

@@ -133,9 +133,10 @@ class Session:
         """0 unless it finished."""
         return self._finish_reason
 
-    def try_place(self) -> bool:
+    def try_place(self, *, room_made: bool) -> bool:
         """See :class:`router.waiting_room.Waiter`."""
-        self._handle(self._machine.try_place)
+        machine = self._machine
+        self._handle(lambda: machine.try_place(room_made=room_made))
         return self._machine.state is not RequestState.QUEUED
 
     # What the workers say

@@ -11,8 +11,11 @@ _RETRY_AFTER_S = 1.0
 class Waiter(Protocol):
     """A request that wants a placement."""
 
-    def try_place(self) -> bool:
-        """Take a placement if there is one; True if it was taken."""
+    def try_place(self, *, room_made: bool) -> bool:
+        """Take a placement if there is one; True if it was taken.
+
+        ``room_made``: another request ended, so whoever refused before may take this one.
+        """
         ...
 
 
@@ -28,6 +31,7 @@ class WaitingRoom:
         self._max_placed = max_placed
         self._waiting: deque[Waiter] = deque()
         self._placed: set[Waiter] = set()
+        self._num_left = 0  # since the last pump
 
     @property
     def num_waiting(self) -> int:
@@ -64,20 +68,26 @@ class WaitingRoom:
     def leave(self, waiter: Waiter) -> None:
         """``waiter`` is done. Idempotent."""
         self.stop_waiting(waiter)
-        self._placed.discard(waiter)
+        if waiter in self._placed:
+            self._placed.discard(waiter)
+            self._num_left += 1
 
     def pump(self) -> None:
-        """Something changed: offer everybody a placement, the first first."""
-        for waiter in list(self._waiting):
-            if waiter in self._waiting and self._offer(waiter):
+        """Something changed: offer everybody a placement, the first first.
+
+        For each request that left, one that was refused need not sit out its pause.
+        """
+        num_left, self._num_left = self._num_left, 0
+        for number, waiter in enumerate(list(self._waiting)):
+            if waiter in self._waiting and self._offer(waiter, room_made=number < num_left):
                 self.stop_waiting(waiter)
 
-    def _offer(self, waiter: Waiter) -> bool:
+    def _offer(self, waiter: Waiter, *, room_made: bool = False) -> bool:
         has_slot = waiter in self._placed
         if not has_slot and len(self._placed) >= self._max_placed:
             return False
         self._placed.add(waiter)
-        if waiter.try_place():
+        if waiter.try_place(room_made=room_made):
             return True
         if not has_slot:
             self._placed.discard(waiter)

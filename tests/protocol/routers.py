@@ -221,8 +221,8 @@ class Request:
         self.handle(self.machine.cancel)
         self.router.room.leave(self)
 
-    def try_place(self) -> bool:
-        self.handle(self.machine.try_place)
+    def try_place(self, *, room_made: bool) -> bool:
+        self.handle(lambda: self.machine.try_place(room_made=room_made))
         return self.machine.state is not RequestState.QUEUED
 
     def handle(self, step: Callable[[], list[Action]]) -> None:

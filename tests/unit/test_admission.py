@@ -15,9 +15,11 @@ class Waiter:
         self.world = world
         self.is_placed = False
         self.was_placed = False
+        self.told: list[bool] = []  # room_made, each time
 
-    def try_place(self) -> bool:
+    def try_place(self, *, room_made: bool) -> bool:
         assert not self.is_placed
+        self.told.append(room_made)
         if self.world.capacity <= 0:
             return False
         self.world.capacity -= 1
@@ -60,6 +62,20 @@ def test_nobody_overtakes_and_the_replaced_go_first() -> None:
     assert world.order == [first], "somebody was before it"
     room.pump()
     assert world.order == [first, first, second]
+
+
+def test_one_that_leaves_makes_room_for_the_first_that_waits() -> None:
+    world, room = World(capacity=1), WaitingRoom(max_waiting=9, max_placed=9)
+    placed, first, second = Waiter(world), Waiter(world), Waiter(world)
+    for waiter in (placed, first, second):
+        room.enter(waiter, front=False)
+    room.pump()
+    assert first.told == [False, False]
+    room.leave(placed)
+    room.pump()
+    room.pump()
+    assert first.told[2:] == [True, False], "once"
+    assert second.told[1:] == [False, False]
 
 
 def test_no_more_placed_than_allowed() -> None:

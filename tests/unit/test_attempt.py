@@ -168,9 +168,9 @@ class World:
         if any(isinstance(action, actions.Pump | actions.Enqueue) for action in wanted):
             self.pump()
 
-    def pump(self) -> None:
+    def pump(self, *, room_made: bool = False) -> None:
         if self.queued:
-            wanted = self.machine.try_place()
+            wanted = self.machine.try_place(room_made=room_made)
             if self.machine.state is not RequestState.QUEUED:
                 self.queued = False
             self.do(wanted)
@@ -389,6 +389,15 @@ def test_all_refuse_then_waits_then_says_why() -> None:
     world.pass_time(TIMERS.no_worker_s)
     assert isinstance(world.outcome, BlocksExhaustedError)
     world.check_nothing_is_held()
+
+
+def test_a_pause_is_over_when_room_was_made() -> None:
+    world = World(prefills=("p1",), decodes=("d1",)).begin()
+    world.end_seat(error=BlocksExhaustedError("full"))
+    world.pump()
+    assert world.queued
+    world.pump(room_made=True)
+    assert not world.queued
 
 
 def test_silence_after_the_request_is_a_refusal() -> None:

@@ -7,7 +7,7 @@ itself. While one group of weight rows is used, the next is prefetched.
 
 A row's result has the same bits whatever the other rows are, how many they are, and
 how many threads there are. Needs AVX-512, or AVX2 with FMA. Compiles in a second or
-less; later processes find the result in numba's cache.
+less; later processes find the result in the cache.
 """
 
 from collections.abc import Callable

@@ -52,6 +52,11 @@ class Up:
     def children(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
 
+    def modules(self) -> list[str]:
+        """What each child runs, sorted; every worker has its transport's agent as a child."""
+        commands = [child.cmdline() for child in self.children()]
+        return sorted(command[command.index("-m") + 1] for command in commands)
+
     def wait(self) -> tuple[int, str]:
         """Exit code and everything it wrote, once it has ended."""
         code = self.process.wait(40)
@@ -66,6 +71,12 @@ class Up:
         self._reader.join()
         assert self.process.stderr is not None
         self.process.stderr.close()
+
+
+def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Those that still run. An orphan that has ended waits for the system to collect it."""
+    running = [process for process in processes if process.is_running()]
+    return [process for process in running if process.status() != psutil.STATUS_ZOMBIE]
 
 
 @contextlib.contextmanager
@@ -103,11 +114,16 @@ def test_it_serves_and_ends_cleanly(tiny_llama: Path) -> None:
         assert "temperature" in refused.stderr
 
         children = cluster.children()
-        assert len(children) == 3
+        assert cluster.modules() == [
+            "decode_worker",
+            *["kvtransfer.agent_main"] * 2,
+            "prefill_worker",
+            "router",
+        ]
         cluster.process.send_signal(signal.SIGTERM)
         code, output = cluster.wait()
         assert code == 0, output
-        assert not [child for child in children if child.is_running()]
+        assert not alive(children)
         assert "Traceback" not in output
 
 
@@ -115,20 +131,20 @@ def test_a_child_that_dies_is_reported_and_ends_it(tiny_llama: Path) -> None:
     with up("--model", str(tiny_llama), "--prefill", "0") as cluster:
         cluster.wait_for("diptych generate --address")
         children = cluster.children()
-        assert len(children) == 2
+        assert cluster.modules() == ["decode_worker", "kvtransfer.agent_main", "router"]
         worker = next(c for c in children if "decode_worker" in c.cmdline())
         worker.kill()
         code, output = cluster.wait()
         assert code == 1
         assert "decode-0 was killed by signal 9; its last lines:" in output
-        assert not [child for child in children if child.is_running()]
+        assert not alive(children)
 
 
 def test_nothing_outlives_it_when_it_is_killed(tiny_llama: Path) -> None:
     with up("--model", str(tiny_llama), "--prefill", "0") as cluster:
         cluster.wait_for("router listens on")
         children = cluster.children()
-        assert len(children) == 2
+        assert {"router", "decode_worker"} <= set(cluster.modules())
         cluster.process.kill()
         assert psutil.wait_procs(children, timeout=15)[1] == []
 

@@ -184,8 +184,19 @@ def weight_type(config: DecodeWorkerConfig) -> str:
 
 
 @contextmanager
-def loaded(config: DecodeWorkerConfig) -> Iterator[Rig]:
-    """Load a model as a worker does, warmed up."""
+def model_thread() -> Iterator[ThreadPoolExecutor]:
+    """The one thread that may use torch.
+
+    OpenMP keeps a team of threads for each thread that ever ran a parallel operator, and once
+    there are more of them than cores, none spins for work: every operator then waits for
+    the system to wake its team, and a decode step takes a third longer.
+    """
     with ThreadPoolExecutor(1, thread_name_prefix="model") as thread:
-        model = thread.submit(load_model, config, "off", silent, Event()).result()
-        yield Rig(config, model, thread)
+        yield thread
+
+
+@contextmanager
+def loaded(config: DecodeWorkerConfig, thread: ThreadPoolExecutor) -> Iterator[Rig]:
+    """Load a model as a worker does, warmed up."""
+    model = thread.submit(load_model, config, "off", silent, Event()).result()
+    yield Rig(config, model, thread)

@@ -24,6 +24,7 @@ import json
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,7 +37,7 @@ from diptych.engine.step import StepPlan
 from diptych.worker.loading import num_usable_cores
 from tests.bench import ceilings, engine_rig, roofline
 from tests.bench.ceilings import Machine
-from tests.bench.engine_rig import Overhead, Rig, loaded
+from tests.bench.engine_rig import Overhead, Rig, loaded, model_thread
 from tests.bench.handoff import environment
 from tests.bench.roofline import Ceilings, Operation
 from tests.golden import models
@@ -145,18 +146,33 @@ def run(
     names: Sequence[str], threads: Sequence[int], worker_args: Sequence[str], *, quick: bool = False
 ) -> dict[str, Any]:
     """Everything, as one JSON document."""
+    with model_thread() as thread:
+        return _run(thread, names, threads, worker_args, quick=quick)
+
+
+def _run(
+    thread: ThreadPoolExecutor,
+    names: Sequence[str],
+    threads: Sequence[int],
+    worker_args: Sequence[str],
+    *,
+    quick: bool,
+) -> dict[str, Any]:
     workload = QUICK if quick else Workload()
     configs = {name: worker_config(name, workload, worker_args) for name in names}
     weight_type = engine_rig.weight_type(next(iter(configs.values())))
 
     def machines() -> list[Machine]:
         show("ceilings of the machine")
-        return [ceilings.measure(number, weight_type, quick=quick) for number in threads]
+        return [
+            thread.submit(ceilings.measure, number, weight_type, quick=quick).result()
+            for number in threads
+        ]
 
     measured = [machines()]
     timings: list[tuple[str, Machine, list[Timing], Shares]] = []
     for name, config in configs.items():
-        with loaded(config) as rig:
+        with loaded(config, thread) as rig:
             for machine in measured[0]:
                 show(f"{name}, threads: {machine.num_threads}")
                 rig.set_num_threads(machine.num_threads)

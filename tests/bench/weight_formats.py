@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from diptych.engine.step import StepPlan
 from diptych.worker.loading import num_usable_cores
-from tests.bench.engine_rig import Rig, loaded
+from tests.bench.engine_rig import Rig, loaded, model_thread
 from tests.bench.limits import Workload, worker_config
 
 FORMATS = ("none", "int8")
@@ -40,9 +40,12 @@ def tasks(rig: Rig) -> list[Task]:
 def measure(name: str, threads: list[int]) -> None:
     """Print the medians of one model."""
     with ExitStack() as stack:
+        thread = stack.enter_context(model_thread())
         pool = WORKLOAD._replace(contexts=(512, max(WORKLOAD.prompts)), batches=(16,))
         rigs = [
-            stack.enter_context(loaded(worker_config(name, pool, ["--quantization", format_])))
+            stack.enter_context(
+                loaded(worker_config(name, pool, ["--quantization", format_]), thread)
+            )
             for format_ in FORMATS
         ]
         for num_threads in threads:

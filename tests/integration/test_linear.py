@@ -157,3 +157,19 @@ def test_huge_pages_keep_what_is_placed() -> None:
         assert tensor.is_contiguous()
         assert tensor.dtype is source.dtype
         assert tensor.data_ptr() % 64 == 0
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 16, 70])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_it_is_as_exact_as_torch_beside_the_largest_result(
+    dtype: torch.dtype, num_rows: int
+) -> None:
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randn(70, 50, generator=generator).to(dtype)
+    bias = torch.randn(70, generator=generator).to(dtype)
+    x = torch.randn(num_rows, 50, generator=generator).to(dtype)
+    for given in (bias, None):
+        want = F.linear(x.double(), weight.double(), None if given is None else given.double())
+        for made in (make_linear(weight, given), PlainLinear(weight, given)):
+            error = (made(x).double() - want).abs().max() / want.abs().max()
+            assert error < 4 * torch.finfo(dtype).eps

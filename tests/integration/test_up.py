@@ -74,9 +74,14 @@ class Up:
 
 
 def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
-    """Those that still run. An orphan that has ended waits for the system to collect it."""
-    running = [process for process in processes if process.is_running()]
-    return [process for process in running if process.status() != psutil.STATUS_ZOMBIE]
+    """Those that still run. An ended orphan (a killed worker's agent) is the system's."""
+    return [process for process in processes if process.is_running() and not ended(process)]
+
+
+def ended(orphan: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return orphan.ppid() == 1 and orphan.status() == psutil.STATUS_ZOMBIE
+    return True
 
 
 @contextlib.contextmanager

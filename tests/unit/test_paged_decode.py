@@ -141,6 +141,16 @@ def test_equals_float64(shape: tuple[int, int, int], block_size: int, dtype: tor
                 assert (error <= bound).all(), (spread, float(error.max()))
 
 
+@pytest.mark.parametrize("spread", [0.1, 30.0])
+def test_flat_and_peaked_weights(spread: float) -> None:
+    filled = Filled(config_of(6, 2, 16, window=40), 8, torch.float32)
+    decode = PagedDecode(filled.config, filled.cache, filled.batch)
+    for layer in range(2):
+        q = torch.randn(len(LENGTHS), 6, 16) * spread
+        error = (decode(layer, q).double() - filled.expected(layer, q)).abs().max()
+        assert error <= 1e-5
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_same_bits_alone_and_on_any_number_of_threads(dtype: torch.dtype) -> None:
     filled = Filled(config_of(4, 1, 32, window=WINDOW), 16, dtype)

@@ -7,6 +7,7 @@ it is alive: heartbeats do.
 """
 
 import asyncio
+import contextlib
 import logging
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -222,6 +223,19 @@ def from_rpc_error(error: grpc.RpcError) -> DiptychError:
             elif detail.Unpack(retry):
                 retry_after_s = retry.retry_delay.ToNanoseconds() / 1e9
     return remote_error(error.code(), reason, error.details() or "", retry_after_s)
+
+
+async def last_word(context: Context, message: Message, within_s: float) -> None:
+    """Send ``message``, why a stream is about to end, and wait for the peer to cancel it.
+
+    The status that follows says the same, but gRPC loses a status that meets a message of
+    the peer's on its way. Nothing may be on its way out. Returns after ``within_s`` at the
+    latest; a cancel ends the handler itself before.
+    """
+    with contextlib.suppress(TimeoutError, grpc.aio.BaseError):
+        async with asyncio.timeout(within_s):
+            await context.write(message)
+            await asyncio.Event().wait()
 
 
 def status_overtaken(error: DiptychError) -> bool:

@@ -6,7 +6,9 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
+from diptych import rpc
 from diptych.errors import (
+    DiptychError,
     InvalidRequestError,
     KVUnprovenError,
     TransferInterruptedError,
@@ -43,6 +45,7 @@ class FetchSession:
         )
         self._context = context
         self._write_lock = asyncio.Lock()
+        self._is_writing = False  # or a write was broken off
         self._ranges_changed = asyncio.Event()
         self._grant_changed = asyncio.Event()
         self._liveness = PeerLiveness(servicer.timers, time.monotonic())
@@ -79,6 +82,12 @@ class FetchSession:
             return
         await self._write(FetchEvent(opened=self._machine.open(self._open)))
         await self._serve()
+
+    async def tell(self, error: DiptychError) -> None:
+        """Send the reader ``error`` and let it leave: the last call, after ``run`` raised it."""
+        if not self._is_writing:
+            event = self._numbered(FetchEvent(ended=rpc.to_failure(error)))
+            await rpc.last_word(self._context, event, self._servicer.timers.heartbeat_s)
 
     async def _run_probe(self) -> None:
         """Announce scratch blocks full of random bytes."""
@@ -210,9 +219,14 @@ class FetchSession:
 
     async def _write(self, event: FetchEvent) -> None:
         async with self._write_lock:
-            self._num_written += 1
-            event.number = self._num_written
-            await self._context.write(event)
+            self._is_writing = True
+            await self._context.write(self._numbered(event))
+            self._is_writing = False
+
+    def _numbered(self, event: FetchEvent) -> FetchEvent:
+        self._num_written += 1
+        event.number = self._num_written
+        return event
 
 
 def _nothing() -> None:

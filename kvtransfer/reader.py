@@ -158,6 +158,8 @@ class Pull:
                 event = await call.read()
                 if not isinstance(event, FetchEvent):  # EOF
                     break
+                if event.HasField("ended"):
+                    raise stream_failure(rpc.from_failure(event.ended))
                 if event.HasField("data"):
                     await self._window.acquire()
                 self._inbox.put_nowait(event)

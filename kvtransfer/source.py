@@ -78,19 +78,24 @@ class KVSourceServicer(pb_grpc.KVSourceServicer):
         if self.endpoint.switch is not None:
             context = cast("Context", self.endpoint.switch.context(context, self.leases))
         session = FetchSession(self, context)
+        try:
+            await self._serve(session)
+        except DiptychError as error:
+            self.counters.num_refused[error.reason] += 1
+            await session.tell(error)
+            raise
+        return
+        yield
+
+    async def _serve(self, session: FetchSession) -> None:
         self.sessions.add(session)
         self.counters.num_fetches_open += 1
         try:
             with self.endpoint.serving():
                 await session.run()
-        except DiptychError as error:
-            self.counters.num_refused[error.reason] += 1
-            raise
         finally:
             self.counters.num_fetches_open -= 1
             self.sessions.discard(session)
-        return
-        yield
 
     async def _common_transport(self, request: kv_source_pb2.ConnectRequest) -> Transport:
         """The first that both have and that is ready, given that the layouts agree."""

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from google.protobuf.message import Message
 
+from diptych import rpc
 from diptych.engine.sequence import SequenceKey
 from diptych.engine.step import SequenceUpdate
 from diptych.errors import (
@@ -70,8 +71,12 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
     ) -> AsyncIterator[prefill_pb2.PrefillEvent]:
         """Serve one lease; its blocks are freed however the stream ends."""
         self._num_streams += 1
+        stream = LeaseStream(self, request_iterator, context)
         try:
-            await LeaseStream(self, request_iterator, context).run()
+            await stream.run()
+        except DiptychError as error:
+            await stream.tell(error)
+            raise
         finally:
             self._num_streams -= 1
             self.status.changed()
@@ -140,6 +145,10 @@ class LeaseStream:
             raise
         finally:
             self._close(why)
+
+    async def tell(self, error: DiptychError) -> None:
+        """Send the router ``error``, which ``run`` has raised: nothing is held any more."""
+        await self._stream.tell(prefill_pb2.PrefillEvent(ended=rpc.to_failure(error)))
 
     def end(self, error: DiptychError) -> None:
         """End the stream with ``error``, soon."""

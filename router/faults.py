@@ -44,12 +44,6 @@ def no_answer(role: str, worker: WorkerId) -> DiptychError:
     return NoWorkerError(message, retry_after_s=_RETRY_AFTER_S)
 
 
-def no_reason(role: str, worker: WorkerId) -> DiptychError:
-    """A worker refused, and gRPC lost what it said."""
-    message = f"{role} worker {worker.address} refused; its reason was lost on the way"
-    return NoWorkerError(message, retry_after_s=_RETRY_AFTER_S)
-
-
 def lost(role: str, worker: WorkerId, why: str) -> DiptychError:
     """A worker, or what it held, is gone or broken."""
     message = f"{role} worker {worker.address} was lost: {why}"

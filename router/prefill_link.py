@@ -90,6 +90,8 @@ class LeaseStream:
                         liveness.advanced(event.heartbeat.progress)
                     else:
                         liveness.heard()
+                    if event.HasField("ended"):
+                        return rpc.from_failure(event.ended)
                     if event.HasField("accepted"):
                         incarnation = event.accepted.incarnation
                         if incarnation != self._worker.incarnation:

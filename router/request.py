@@ -17,7 +17,6 @@ held are ignored.
 import enum
 from collections.abc import Sequence
 
-from diptych import rpc
 from diptych.errors import (
     DeadlineExceededError,
     DiptychError,
@@ -220,8 +219,6 @@ class RequestMachine:
             self._fail(error)
         elif lease.state is LeaseState.OPENING and faults.is_refusal(error):
             self._lease_refused(error)
-        elif lease.state is LeaseState.OPENING and rpc.status_overtaken(error):
-            self._lease_refused(faults.no_reason("prefill", lease.worker))
         else:
             self.attempt.drop_lease()
             blame = None if error.reason == LeaseExpiredError.reason else lease.worker

@@ -82,20 +82,22 @@ class Confirm(_message.Message):
     def __init__(self, num_tokens: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class FetchEvent(_message.Message):
-    __slots__ = ("number", "opened", "range", "data", "confirmed", "heartbeat")
+    __slots__ = ("number", "opened", "range", "data", "confirmed", "heartbeat", "ended")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     OPENED_FIELD_NUMBER: _ClassVar[int]
     RANGE_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     CONFIRMED_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
     number: int
     opened: FetchOpened
     range: Range
     data: Data
     confirmed: Confirmed
     heartbeat: _common_pb2.Heartbeat
-    def __init__(self, number: _Optional[int] = ..., opened: _Optional[_Union[FetchOpened, _Mapping]] = ..., range: _Optional[_Union[Range, _Mapping]] = ..., data: _Optional[_Union[Data, _Mapping]] = ..., confirmed: _Optional[_Union[Confirmed, _Mapping]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ...) -> None: ...
+    ended: _common_pb2.Failure
+    def __init__(self, number: _Optional[int] = ..., opened: _Optional[_Union[FetchOpened, _Mapping]] = ..., range: _Optional[_Union[Range, _Mapping]] = ..., data: _Optional[_Union[Data, _Mapping]] = ..., confirmed: _Optional[_Union[Confirmed, _Mapping]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ..., ended: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ...) -> None: ...
 
 class FetchOpened(_message.Message):
     __slots__ = ("end_token", "prompt_digest")

@@ -61,8 +61,9 @@ class KVSourceServicer:
     def Fetch(self, request_iterator, context):
         """Fetch controls one pull. Reader: Open, then Confirm once all that was
         announced has landed. Source: Opened, Range..., Confirmed. A source that
-        cannot confirm ends the stream: PERMISSION_DENIED/TICKET_INVALID (unknown,
-        revoked, another reader's), NOT_FOUND/LEASE_EXPIRED, DATA_LOSS/KV_UNPROVEN.
+        cannot confirm says Ended and ends the stream: PERMISSION_DENIED/TICKET_INVALID
+        (unknown, revoked, another reader's), NOT_FOUND/LEASE_EXPIRED,
+        DATA_LOSS/KV_UNPROVEN.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -41,8 +41,9 @@ class KVSourceStub:
     Fetch: _grpc.StreamStreamMultiCallable[_kv_source_pb2.FetchCommand, _kv_source_pb2.FetchEvent]
     """Fetch controls one pull. Reader: Open, then Confirm once all that was
     announced has landed. Source: Opened, Range..., Confirmed. A source that
-    cannot confirm ends the stream: PERMISSION_DENIED/TICKET_INVALID (unknown,
-    revoked, another reader's), NOT_FOUND/LEASE_EXPIRED, DATA_LOSS/KV_UNPROVEN.
+    cannot confirm says Ended and ends the stream: PERMISSION_DENIED/TICKET_INVALID
+    (unknown, revoked, another reader's), NOT_FOUND/LEASE_EXPIRED,
+    DATA_LOSS/KV_UNPROVEN.
     """
 
 @_typing.type_check_only
@@ -56,8 +57,9 @@ class KVSourceAsyncStub(KVSourceStub):
     Fetch: _aio.StreamStreamMultiCallable[_kv_source_pb2.FetchCommand, _kv_source_pb2.FetchEvent]  # type: ignore[assignment]
     """Fetch controls one pull. Reader: Open, then Confirm once all that was
     announced has landed. Source: Opened, Range..., Confirmed. A source that
-    cannot confirm ends the stream: PERMISSION_DENIED/TICKET_INVALID (unknown,
-    revoked, another reader's), NOT_FOUND/LEASE_EXPIRED, DATA_LOSS/KV_UNPROVEN.
+    cannot confirm says Ended and ends the stream: PERMISSION_DENIED/TICKET_INVALID
+    (unknown, revoked, another reader's), NOT_FOUND/LEASE_EXPIRED,
+    DATA_LOSS/KV_UNPROVEN.
     """
 
 class KVSourceServicer(metaclass=_abc_1.ABCMeta):
@@ -80,8 +82,9 @@ class KVSourceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_kv_source_pb2.FetchEvent], _abc.AsyncIterator[_kv_source_pb2.FetchEvent]]:
         """Fetch controls one pull. Reader: Open, then Confirm once all that was
         announced has landed. Source: Opened, Range..., Confirmed. A source that
-        cannot confirm ends the stream: PERMISSION_DENIED/TICKET_INVALID (unknown,
-        revoked, another reader's), NOT_FOUND/LEASE_EXPIRED, DATA_LOSS/KV_UNPROVEN.
+        cannot confirm says Ended and ends the stream: PERMISSION_DENIED/TICKET_INVALID
+        (unknown, revoked, another reader's), NOT_FOUND/LEASE_EXPIRED,
+        DATA_LOSS/KV_UNPROVEN.
         """
 
 def add_KVSourceServicer_to_server(servicer: KVSourceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

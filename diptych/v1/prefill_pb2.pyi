@@ -39,16 +39,18 @@ class Grant(_message.Message):
     def __init__(self, grant_id: _Optional[int] = ..., ticket: _Optional[bytes] = ..., reader_incarnation: _Optional[str] = ...) -> None: ...
 
 class PrefillEvent(_message.Message):
-    __slots__ = ("accepted", "first_token", "granted", "heartbeat")
+    __slots__ = ("accepted", "first_token", "granted", "heartbeat", "ended")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     GRANTED_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
     accepted: PrefillAccepted
     first_token: FirstToken
     granted: Granted
     heartbeat: _common_pb2.Heartbeat
-    def __init__(self, accepted: _Optional[_Union[PrefillAccepted, _Mapping]] = ..., first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., granted: _Optional[_Union[Granted, _Mapping]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ...) -> None: ...
+    ended: _common_pb2.Failure
+    def __init__(self, accepted: _Optional[_Union[PrefillAccepted, _Mapping]] = ..., first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., granted: _Optional[_Union[Granted, _Mapping]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ..., ended: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ...) -> None: ...
 
 class PrefillAccepted(_message.Message):
     __slots__ = ("incarnation", "num_cached_tokens")

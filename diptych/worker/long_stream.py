@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 import grpc
 from google.protobuf.message import Message
 
+from diptych import rpc
 from diptych.errors import DiptychError, InvalidRequestError, RouterLostError, SlowClientError
 from diptych.rpc import Context
 from diptych.timers import Timers
@@ -55,7 +56,7 @@ class LongStream(Generic[Command]):
         self._ending: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._heard_at = time.monotonic()
         self.tasks: asyncio.TaskGroup | None = None  # of the stream, while it runs
-        self.writing = False  # a message is on its way out
+        self.writing = False  # a message is on its way out, or was broken off there
 
     def wake(self) -> None:
         """There is something to send."""
@@ -96,6 +97,11 @@ class LongStream(Generic[Command]):
             # can see, so its collector would let many calls pile up.
             self._take, self._beat = _nothing, _nothing
 
+    async def tell(self, last: Message) -> None:
+        """Send why the stream ends, once ``run`` has raised it, and let the router leave."""
+        if not self.writing:
+            await rpc.last_word(self._context, last, self._timers.heartbeat_s)
+
     async def _read(self, on_command: Callable[[Command], None]) -> None:
         async for command in self._commands:
             if not isinstance(command, Message):
@@ -121,8 +127,7 @@ class LongStream(Generic[Command]):
                 ) from None
             except grpc.aio.BaseError:
                 raise _CallOverError from None
-            finally:
-                self.writing = False
+            self.writing = False
 
     async def _keep_alive(self) -> None:
         interval_s = self._timers.heartbeat_s

@@ -156,10 +156,6 @@ async def play(cluster: Cluster, name: str, case: Case, num: int, prompts: Promp
             fired = list((await report(script)).num_fired)
             assert fired == [1] * broken, f"{name}: {fired}"
             failed = after.grown(before, FAILED)
-            if (
-                case.refused and case.failed != "TRANSPORT"
-            ):  # gRPC loses a status that a message of ours meets on its way
-                failed[case.failed] = failed.get(case.failed, 0) + failed.pop("TRANSPORT", 0)
             assert failed == ({case.failed: broken} if case.failed else {}), name
             refused = {case.refused: broken} if case.refused else {}
             assert after.grown(before, REFUSED) == refused, name

@@ -199,6 +199,26 @@ async def test_nonsense_is_refused_by_field(
         await worker.wait_baseline()
 
 
+async def test_a_reason_reaches_a_router_that_is_sending(tiny_llama: Path, tmp_path: Path) -> None:
+    """A status that meets a message on its way is lost; Ended is not."""
+    beat = prefill_pb2.PrefillCommand(heartbeat=common_pb2.Heartbeat())
+    async with prefill_worker(tiny_llama, tmp_path, SETTINGS) as worker:
+        for _ in range(20):
+            lease = Lease(worker)
+            await lease.start([])
+
+            async def send(lease: Lease = lease) -> None:
+                for _ in range(50):
+                    await lease.call.write(beat)
+
+            async with asyncio.TaskGroup() as tasks:
+                sending = tasks.create_task(send())
+                with pytest.raises(InvalidRequestError):
+                    await lease.next("accepted")
+                sending.cancel()
+        await worker.wait_baseline()
+
+
 async def test_drain_lets_leases_finish(tiny_llama: Path, tmp_path: Path) -> None:
     async with prefill_worker(tiny_llama, tmp_path, SETTINGS) as worker:
         lease = Lease(worker)

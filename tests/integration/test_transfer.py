@@ -6,10 +6,12 @@ import time
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from diptych.v1 import common_pb2, decode_pb2, worker_pb2
+from diptych import rpc
+from diptych.v1 import common_pb2, decode_pb2, kv_source_pb2, kv_source_pb2_grpc, worker_pb2
 from kvtransfer.pull import PullError
 from kvtransfer.transport import TransportError
 from tests.integration.transfer_rig import (
@@ -197,6 +199,38 @@ async def test_closing_the_lease_ends_the_pull_at_once(source: Source, reader: R
     assert error.refusal == "LEASE_EXPIRED"
     assert (await failure_of(reader, source, ticket)).refusal == "LEASE_EXPIRED"
     assert source.servicer.counters.num_refused["LEASE_EXPIRED"] == 2
+
+
+async def test_a_reason_reaches_a_reader_that_is_sending(source: Source) -> None:
+    """A status that meets a message on its way is lost; Ended is not."""
+    opened = kv_source_pb2.FetchOpen(
+        reader_incarnation="reader",
+        source_incarnation="source",
+        transport=source.endpoint.config.transports[0],
+    )
+    beat = kv_source_pb2.FetchCommand(heartbeat=common_pb2.Heartbeat())
+    async with rpc.channel(source.address) as channel:
+        stub: Any = kv_source_pb2_grpc.KVSourceStub(channel)
+        for number in range(20):
+            opened.ticket = source.lease(str(number), BLOCKS, NUM_TOKENS, "reader")
+            call = stub.Fetch()
+            await call.write(kv_source_pb2.FetchCommand(open=opened))
+            assert (await call.read()).HasField("opened")
+
+            async def send(call: Any = call) -> None:
+                for _ in range(50):
+                    await call.write(beat)
+
+            async with asyncio.TaskGroup() as tasks:
+                sending = tasks.create_task(send())
+                await asyncio.sleep(0.002)
+                source.leases.close(str(number))
+                while not (event := await call.read()).HasField("ended"):
+                    pass
+                assert event.ended.reason == "LEASE_EXPIRED"
+                sending.cancel()
+            call.cancel()
+    await until_idle(source)
 
 
 async def test_bad_tickets_are_refused(source: Source, reader: Reader) -> None:

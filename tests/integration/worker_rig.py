@@ -251,6 +251,9 @@ class Lease:
             event = await self.call.read()
         except grpc.aio.AioRpcError as error:
             raise rpc.from_rpc_error(error) from error
+        if event is not EOF and event.HasField("ended"):
+            self.call.cancel()
+            raise rpc.from_failure(event.ended)
         return None if event is EOF else event
 
     async def close(self) -> None:

@@ -47,6 +47,12 @@ class Attempt:
         return not opening and not reserving
 
     @property
+    def is_rebinding(self) -> bool:
+        """Whether a pull failed and the lease has not let its reader in again since."""
+        seat = self.seat
+        return seat is not None and seat.was_rebound and seat.state is SeatState.GRANTING
+
+    @property
     def due_s(self) -> list[float]:
         """When the halves that were asked for must have answered."""
         due = []

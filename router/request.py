@@ -222,7 +222,8 @@ class RequestMachine:
         else:
             self.attempt.drop_lease()
             blame = None if error.reason == LeaseExpiredError.reason else lease.worker
-            self._without_lease(faults.lost("prefill", lease.worker, error.message), blame=blame)
+            gone = faults.lost("prefill", lease.worker, error.message)
+            self._without_lease(gone, blame=blame, is_counted=self.attempt.is_rebinding)
         return self._take()
 
     # The decode worker
@@ -404,11 +405,16 @@ class RequestMachine:
                 return
         self._open_or_queue()
 
-    def _without_lease(self, error: DiptychError, *, blame: WorkerId | None) -> None:
-        """The lease is gone before the seat could run: prefill elsewhere, else compute here."""
+    def _without_lease(
+        self, error: DiptychError, *, blame: WorkerId | None, is_counted: bool = False
+    ) -> None:
+        """The lease is gone before the seat could run: prefill elsewhere, else compute here.
+
+        ``is_counted``: its reader noticed first, and an attempt was spent on that.
+        """
         if blame is not None:
             self._exclusions.failed.add(blame.incarnation)
-        if self._finish_if_complete() or not self._spend_attempt(error):
+        if self._finish_if_complete() or not (is_counted or self._spend_attempt(error)):
             return
         seat = self.attempt.seat
         if seat is None:

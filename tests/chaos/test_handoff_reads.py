@@ -37,7 +37,7 @@ TRANSPORTS = {
 
 
 async def until_reading(decode: Process) -> None:
-    """Some reads are under way."""
+    """Half of the reads are under way."""
     async with asyncio.timeout(10):
         while (await report(decode)).num_reads_unfinished < NUM_LEFT // 2:
             await asyncio.sleep(0.02)
@@ -110,10 +110,15 @@ async def test_a_read_that_never_ends_is_reclaimed_with_its_agent(
             prompts = await learn(cluster, channel)
             for number in range(1, 21 if chaos_long else 2):
                 await set_rules(decode, hang)
-                prompts.check(await prompts.ask(channel, NUM_LEFT), "hanging")
-                await until_quarantined(cluster, decode)
-                assert (await report(decode)).num_reads_unfinished == 3
-                assert teardowns(decode) == number - 1
+                async with asyncio.TaskGroup() as tasks:
+                    asked = tasks.create_task(prompts.ask(channel, NUM_LEFT))
+                    await until_reading(decode)
+                    await cluster.eventually(  # read-progress-s, and as long as the others take
+                        lambda: decode.blocks()["quarantined"] > 0, 10, "blocks are quarantined"
+                    )
+                    assert (await report(decode)).num_reads_unfinished == 3
+                    assert teardowns(decode) == number - 1
+                prompts.check(asked.result(), "hanging")
                 await cluster.eventually(
                     lambda: not decode.blocks()["quarantined"], 5, "the quarantine is reclaimed"
                 )

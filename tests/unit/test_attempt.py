@@ -3,7 +3,6 @@
 import itertools
 from collections.abc import Sequence
 
-import grpc
 import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
@@ -18,7 +17,7 @@ from diptych.errors import (
     NoWorkerError,
     TransferInterruptedError,
 )
-from diptych.rpc import remote_error, to_failure
+from diptych.rpc import to_failure
 from diptych.timers import Timers
 from diptych.v1 import common_pb2, decode_pb2, inference_pb2
 from router import actions
@@ -366,15 +365,6 @@ def test_refusal_by_prefill_keeps_the_seat() -> None:
     assert world.lease.worker == prefill("p2")
 
 
-def test_a_refusal_whose_reason_grpc_lost_is_one_all_the_same() -> None:
-    world = World().begin()
-    seat = world.seat
-    world.lose_lease(remote_error(grpc.StatusCode.INTERNAL, "", "Internal error from Core"))
-    assert world.seat is seat
-    assert world.lease.worker == prefill("p2")
-    assert world.machine.num_attempts == 1
-
-
 def test_all_refuse_then_waits_then_says_why() -> None:
     world = World(prefills=("p1",), decodes=("d1",)).begin()
     for pause_s in (0.05, 0.1, 0.2):
@@ -422,6 +412,18 @@ def test_failed_pull_is_bound_again_once() -> None:
     assert world.started
     assert world.retries == ["rebind"]
     assert world.machine.num_attempts == 2
+
+
+def test_a_lost_lease_that_its_reader_noticed_first_costs_one_attempt() -> None:
+    world = World(decodes=("d1",)).begin()
+    world.accept()
+    world.reserve()
+    world.grant()
+    world.pull_fails()
+    world.lose_lease()
+    assert world.lease.worker == prefill("p2")
+    assert world.machine.num_attempts == 2
+    assert world.retries == ["rebind", "prefill_again"]
 
 
 def test_pull_failing_twice_prefills_elsewhere_with_what_was_emitted() -> None:

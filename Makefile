@@ -25,8 +25,11 @@ golden: .venv/ready  ## Every golden prompt of every model, on every path
 chaos: .venv/ready  ## Faults alone, as CI runs them: kills, stops, cut links, cancels, overload
 	$(PYTEST) tests/chaos
 
-chaos-long: .venv/ready  ## The same with ten times the cases; hours
+chaos-long: .venv/ready  ## The same with ten times the cases, again with SmolLM2, and a long search of the protocol; hours
 	$(PYTEST) tests/chaos --chaos-long
+	$(PYTEST) tests/chaos/test_handoff_faults.py tests/chaos/test_handoff_reads.py tests/chaos/test_cancel.py \
+	  tests/chaos/test_kill.py --chaos-long --chaos-model demo
+	$(PYTEST) tests/protocol --hypothesis-profile long
 
 lint: .venv/ready  ## ruff, mypy, import rules, generated code up to date
 	$(PY) -m ruff check .

@@ -14,6 +14,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--chaos-long", action="store_true", help="fault tests with ten times the cases"
     )
+    parser.addoption(
+        "--chaos-model",
+        choices=("tiny", "demo"),
+        default="tiny",
+        help="model of the fault tests: a random one, whose steps take milliseconds, or SmolLM2",
+    )
 
 
 @pytest.fixture(scope="session")

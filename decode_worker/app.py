@@ -52,6 +52,10 @@ class DecodeRole:
     def digest_level(self) -> str:
         return self._config.transfer.digest_level
 
+    @property
+    def num_scratch_blocks(self) -> int:
+        return self._config.transfer.num_scratch_blocks
+
     @asynccontextmanager
     async def attached(self, parts: EngineParts, metrics: StepMetrics) -> AsyncIterator[None]:
         """Open the transfer endpoint, keep the pairs connected, serve sequences."""

@@ -11,6 +11,7 @@ TransportName = Literal["nixl", "inline"]
 DigestLevel = Literal["full", "sampled", "off"]
 
 MAX_PROBE_BLOCKS = 256
+_PROBES_AT_ONCE = 4  # more wait for their turn
 
 
 class TransferConfig(BaseModel):
@@ -71,7 +72,8 @@ class TransferConfig(BaseModel):
         4,
         ge=1,
         le=MAX_PROBE_BLOCKS,
-        description="Random scratch blocks moved to prove and measure a pair.",
+        description="Random scratch blocks moved to prove and measure a pair. A worker has four times "
+        "as many behind its pool, which is also the most that another may ask of it.",
     )
     max_read_bytes: int = Field(
         16 * 2**20, ge=4096, description="Bytes of one read at the most; longer ones are split."
@@ -94,9 +96,14 @@ class TransferConfig(BaseModel):
         0.05,
         gt=0,
         le=1,
-        description="So do reads unfinished for a second that hold more than this part of the "
-        "pool, 0 to 1.",
+        description="So do reads unfinished for a second that hold more than this part of all "
+        "blocks, 0 to 1.",
     )
+
+    @property
+    def num_scratch_blocks(self) -> int:
+        """Blocks that a worker's memory has beyond its pool, for the probes at work at once."""
+        return _PROBES_AT_ONCE * self.probe_blocks
 
     @field_validator("faults")
     @classmethod

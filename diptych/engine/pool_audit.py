@@ -9,21 +9,17 @@ _QUARANTINED = len(Owner)  # above every owner
 
 
 def pool_mismatch(
-    pool: BlockPool,
-    scheduler: Scheduler,
-    *,
-    lent: Collection[int] = (),
-    quarantined: Collection[int] = (),
+    pool: BlockPool, scheduler: Scheduler, quarantined: Collection[int] = ()
 ) -> str | None:
     """What is wrong, with the numbers; None if each block is where its owner says.
 
-    ``lent`` blocks are held as scratch, ``quarantined`` ones by unfinished reads. May be
-    asked at any time between two calls of the scheduler. O(held blocks).
+    ``quarantined`` blocks are held by unfinished reads. May be asked at any time between
+    two calls of the scheduler. O(held blocks).
     """
     counts = pool.counts()
     if sum(counts[1:]) != counts.total:
         return f"the blocks do not sum to {counts.total}: {_text(counts._asdict())}"
-    highest = dict.fromkeys(lent, int(Owner.RESERVED))
+    highest: dict[int, int] = {}
     for seq, owner in scheduler.holders():
         for block_id in seq.block_table:
             highest[block_id] = max(highest.get(block_id, 0), owner)

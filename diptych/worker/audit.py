@@ -50,9 +50,7 @@ class BlockAudit:
         parts = self._parts
         if parts.scheduler.has_work or parts.engine.step_due:
             return
-        mismatch = pool_mismatch(
-            parts.pool, parts.scheduler, lent=parts.scratch.lent, quarantined=self._unfinished()
-        )
+        mismatch = pool_mismatch(parts.pool, parts.scheduler, self._unfinished())
         if mismatch is None or mismatch == self._known:
             return
         self._known = mismatch

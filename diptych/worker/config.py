@@ -42,9 +42,12 @@ class WorkerConfig(ProcessConfig):
     kv_cache_memory: ByteSize = Field(
         ByteSize(2**30),
         gt=0,
-        description="Memory of the KV pool at the most, such as 1GiB. Ignored with num_blocks.",
+        description="Memory of the KV pool and the scratch blocks behind it at the most, such as "
+        "1GiB. Ignored with num_blocks.",
     )
-    num_blocks: int | None = Field(None, ge=2, description="KV blocks, instead of by memory.")
+    num_blocks: int | None = Field(
+        None, ge=2, description="KV blocks of the pool, instead of by memory."
+    )
     max_model_len: int | None = Field(
         None, ge=2, description="Longest sequence, tokens. Unset: the model's context length."
     )

@@ -23,7 +23,7 @@ from diptych.errors import ConfigurationError
 from diptych.progress import Progress
 from diptych.v1 import common_pb2
 from diptych.worker.config import WorkerConfig, parse_cpus
-from diptych.worker.pool_size import pool_size
+from diptych.worker.pool_size import PoolSize, pool_size
 
 logger = logging.getLogger(__name__)
 
@@ -41,13 +41,18 @@ class LoadedModel:
     name: str  # what clients call it
     config: ModelConfig
     kv_cache: KVCache
+    num_blocks: int  # of the pool; those behind them are scratch
     runner: Runner
     layout: common_pb2.KVLayout
     max_model_len: int  # tokens: min(model's context, configured, what the pool holds)
 
 
 def load_model(
-    config: WorkerConfig, digest_level: str, progress: Progress, abandoned: threading.Event
+    config: WorkerConfig,
+    digest_level: str,
+    num_scratch_blocks: int,
+    progress: Progress,
+    abandoned: threading.Event,
 ) -> LoadedModel:
     """Resolve, read, allocate, warm up.
 
@@ -67,7 +72,10 @@ def load_model(
     dtype = resolve_dtype(config.dtype, model_config)
     check_quantization(config.quantization, dtype)
     kv_dtype = dtype if config.kv_cache_dtype == "auto" else KV_DTYPES[config.kv_cache_dtype]
-    kv_cache, max_model_len = _allocate(config, model_config, kv_dtype)
+    size = _pool_size(config, model_config, kv_dtype, num_scratch_blocks)
+    kv_cache = KVCache(
+        model_config, size.num_blocks + num_scratch_blocks, config.block_size, kv_dtype
+    )
     weights = load_weights(
         source.folder,
         model_config,
@@ -84,9 +92,10 @@ def load_model(
         name=config.model_name or source.name,
         config=model_config,
         kv_cache=kv_cache,
+        num_blocks=size.num_blocks,
         runner=runner,
         layout=layout,
-        max_model_len=max_model_len,
+        max_model_len=size.max_model_len,
     )
 
 
@@ -121,31 +130,33 @@ def confine_to(cpus: str) -> None:
         raise ConfigurationError(f"cpus: {cpus}: {error.strerror}; usable: {usable}") from None
 
 
-def _allocate(
-    config: WorkerConfig, model_config: ModelConfig, kv_dtype: torch.dtype
-) -> tuple[KVCache, int]:
+def _pool_size(
+    config: WorkerConfig, model_config: ModelConfig, kv_dtype: torch.dtype, num_scratch_blocks: int
+) -> PoolSize:
+    bytes_of_block = block_bytes(model_config, config.block_size, kv_dtype)
     size = pool_size(
         num_blocks=config.num_blocks,
         memory_bytes=config.kv_cache_memory,
-        block_bytes=block_bytes(model_config, config.block_size, kv_dtype),
+        block_bytes=bytes_of_block,
         block_size=config.block_size,
         context_len=model_config.max_position,
         max_model_len=config.max_model_len,
         max_num_seqs=config.max_num_seqs,
+        num_scratch_blocks=num_scratch_blocks,
     )
     if size.clipped:
         logger.warning(
             "the KV pool cannot hold the longest sequence: sequences are limited",
             extra={"max_model_len": size.max_model_len, "num_blocks": size.num_blocks},
         )
-    kv_cache = KVCache(model_config, size.num_blocks, config.block_size, kv_dtype)
     logger.info(
         "KV pool",
         extra={
-            "num_blocks": kv_cache.num_blocks,
-            "num_bytes": kv_cache.num_bytes,
+            "num_blocks": size.num_blocks,
+            "num_scratch_blocks": num_scratch_blocks,
+            "num_bytes": (size.num_blocks + num_scratch_blocks) * bytes_of_block,
             "dtype": str(kv_dtype).removeprefix("torch."),
             "max_model_len": size.max_model_len,
         },
     )
-    return kv_cache, size.max_model_len
+    return size

@@ -33,7 +33,7 @@ class EngineParts:
         on_step: Callable[[list[SequenceUpdate]], None],
     ) -> "EngineParts":
         """Make the scheduler and the engine; the caller runs ``engine.run()``."""
-        pool = BlockPool(model.kv_cache.num_blocks, config.block_size)
+        pool = BlockPool(model.num_blocks, config.block_size)
         limits = SchedulerConfig(
             max_num_seqs=config.max_num_seqs,
             max_batched_tokens=config.max_batched_tokens,
@@ -41,7 +41,7 @@ class EngineParts:
         )
         scheduler = Scheduler(limits, pool)
         engine = Engine(scheduler, model.runner, on_step, model_thread=model_thread)
-        scratch = PoolScratch(pool, engine.wake)
+        scratch = PoolScratch(range(model.num_blocks, model.kv_cache.num_blocks))
         return cls(model=model, pool=pool, scheduler=scheduler, engine=engine, scratch=scratch)
 
     def progress(self) -> common_pb2.EngineProgress:

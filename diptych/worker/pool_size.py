@@ -22,9 +22,11 @@ def pool_size(
     context_len: int,
     max_model_len: int | None,
     max_num_seqs: int,
+    num_scratch_blocks: int,
 ) -> PoolSize:
     """Choose the pool: ``num_blocks`` if given, else what fits ``memory_bytes``.
 
+    ``num_scratch_blocks`` lie behind it, and within ``memory_bytes`` too.
     By memory never more than ``max_num_seqs`` of the longest sequences need, so a
     small model does not take a gigabyte. ``context_len`` is the model's own limit,
     ``max_model_len`` the configured one (both in tokens). Raises ConfigurationError
@@ -37,11 +39,12 @@ def pool_size(
     wanted_len = max_model_len or context_len
     if num_blocks is None:
         blocks_per_seq = -(-wanted_len // block_size)
-        num_blocks = min(memory_bytes // block_bytes, max_num_seqs * blocks_per_seq + max_num_seqs)
+        fitting = memory_bytes // block_bytes
+        num_blocks = min(fitting - num_scratch_blocks, max_num_seqs * blocks_per_seq + max_num_seqs)
         if num_blocks < 2:
             raise ConfigurationError(
-                f"kv_cache_memory: {memory_bytes} bytes hold {num_blocks} blocks of "
-                f"{block_bytes} bytes; at least 2 are needed"
+                f"kv_cache_memory: {memory_bytes} bytes hold {fitting} blocks of {block_bytes} "
+                f"bytes; at least {2 + num_scratch_blocks} are needed"
             )
     longest = min(wanted_len, (num_blocks - 1) * block_size)  # one block is decode headroom
     return PoolSize(num_blocks, longest, clipped=longest < wanted_len)

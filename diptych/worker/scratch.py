@@ -1,29 +1,43 @@
-"""Lends blocks of the pool to the transfer's probes. Event loop only."""
+"""The KV blocks behind those of the pool, for the transfer's probes. Event loop only."""
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 
-from diptych.engine.block_pool import BlockPool, Owner
+from diptych.errors import BlocksExhaustedError
+
+_RETRY_AFTER_S = 0.05
 
 
 class PoolScratch:
-    """Blocks that no sequence owns, counted as reserved while they are lent.
+    """Lends blocks that no sequence ever has, so that probes need no room in the pool.
 
-    ``on_free`` is called after blocks came back: somebody may wait for them.
+    The block pool does not know them, and its counts leave them out.
     """
 
-    def __init__(self, pool: BlockPool, on_free: Callable[[], None]) -> None:
-        self._pool = pool
-        self._on_free = on_free
-        self.lent: set[int] = set()
+    def __init__(self, block_ids: Iterable[int]) -> None:
+        self._free = deque(block_ids)
+        self._lent: set[int] = set()
+
+    @property
+    def num_lent(self) -> int:
+        """Blocks that a probe holds, or a read that its probe gave up."""
+        return len(self._lent)
 
     def allocate(self, num_blocks: int) -> list[int]:
-        """Take blocks nobody else writes. Raises BlocksExhaustedError."""
-        block_ids = self._pool.allocate(num_blocks, Owner.RESERVED)
-        self.lent.update(block_ids)
+        """Take blocks nobody else writes. Raises BlocksExhaustedError; nothing is taken then."""
+        if num_blocks > len(self._free):
+            raise BlocksExhaustedError(
+                f"need {num_blocks} scratch blocks, {len(self._free)} free",
+                retry_after_s=_RETRY_AFTER_S,
+                needed=str(num_blocks),
+                free=str(len(self._free)),
+            )
+        block_ids = [self._free.popleft() for _ in range(num_blocks)]
+        self._lent.update(block_ids)
         return block_ids
 
     def free(self, block_ids: Sequence[int]) -> None:
         """Give them back."""
-        self.lent.difference_update(block_ids)
-        self._pool.free(block_ids, Owner.RESERVED)
-        self._on_free()
+        assert self._lent.issuperset(block_ids), f"not all of {block_ids} are lent"
+        self._lent.difference_update(block_ids)
+        self._free.extend(block_ids)

@@ -43,6 +43,11 @@ class Role(Protocol):
     @property
     def digest_level(self) -> str: ...
 
+    @property
+    def num_scratch_blocks(self) -> int:
+        """KV blocks beyond the pool's that the transfer needs."""
+        ...
+
     def on_step(self, updates: Sequence[SequenceUpdate]) -> None:
         """Tell the streams what a step did to their sequences."""
 
@@ -132,7 +137,13 @@ class WorkerLife:
                 )
 
         loading = loop.run_in_executor(
-            model_thread, load_model, self._config, self._role.digest_level, progress, abandoned
+            model_thread,
+            load_model,
+            self._config,
+            self._role.digest_level,
+            self._role.num_scratch_blocks,
+            progress,
+            abandoned,
         )
         async with asyncio.TaskGroup() as tasks:
             stopping = tasks.create_task(stop.wait(), name="stop-while-loading")

@@ -198,5 +198,5 @@ def model_thread() -> Iterator[ThreadPoolExecutor]:
 @contextmanager
 def loaded(config: DecodeWorkerConfig, thread: ThreadPoolExecutor) -> Iterator[Rig]:
     """Load a model as a worker does, warmed up."""
-    model = thread.submit(load_model, config, "off", silent, Event()).result()
+    model = thread.submit(load_model, config, "off", 0, silent, Event()).result()
     yield Rig(config, model, thread)

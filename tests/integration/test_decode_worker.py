@@ -190,6 +190,47 @@ async def test_a_failed_pull_keeps_the_reservation_and_a_new_bind_wins(
         await router.close()
 
 
+async def test_a_pair_lost_while_both_pools_are_full_is_proven_at_once(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    """Probes need no block that a sequence could have."""
+    tokens = prompt(240)
+    full = {**SETTINGS, "num_blocks": 17}
+    losing = INLINE.model_copy(
+        update={"allow_faults": True, "faults": '[{"at": "read", "do": "fail"}]'}
+    )
+    async with (
+        prefill_worker(tiny_llama, tmp_path, full) as prefill,
+        decode_worker(tiny_llama, tmp_path, full, transfer=losing) as decode,
+    ):
+        router = Router(decode)
+        source = await peer_of(prefill)
+        await router.open([source])
+        await until_proven(decode)
+        sequence_id, _ = await router.reserve(tokens, max_tokens=2)
+        await router.reserve(prompt(10, seed=2), max_tokens=2)
+        lease, ticket, _ = await leased(prefill, tokens, router.worker_incarnation)
+        other, _, _ = await leased(prefill, prompt(20, seed=2), router.worker_incarnation)
+        for worker in (prefill, decode):
+            blocks = await worker.blocks()
+            assert not blocks["free"] + blocks["cached"], blocks
+
+        await router.bind(sequence_id, source, ticket, 0, bind_id=1)
+        failed = (await router.next("pull_failed")).pull_failed
+        assert failed.reason == decode_pb2.PULL_FAILURE_TRANSPORT
+        async with asyncio.timeout(1):
+            await router.bind(sequence_id, source, ticket, 0, bind_id=2)
+            assert (await router.next("proven")).proven.bind_id == 2
+        metrics = await prefill.metrics()
+        num_probes = 4  # two for each proof of the pair
+        assert metrics["diptych_kv_fetches_confirmed"] == num_probes + 1
+        for each in (lease, other):
+            await each.close()
+        await router.close()
+        for worker in (prefill, decode):
+            await worker.wait_baseline()
+
+
 async def test_release_at_every_phase_frees_everything(tiny_llama: Path, tmp_path: Path) -> None:
     tokens = prompt(240)
     slow = {**SETTINGS, "max_batched_tokens": 16, "max_num_seqs": 8}

@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from diptych import rpc
-from diptych.errors import BlocksExhaustedError
 from diptych.shared_bytes import SharedBytes
 from diptych.timers import Timers
 from diptych.v1 import common_pb2, worker_pb2
 from diptych.v1 import kv_source_pb2_grpc as pb_grpc
+from diptych.worker.scratch import PoolScratch
 from kvtransfer.config import TransferConfig
 from kvtransfer.endpoint import TransferEndpoint
 from kvtransfer.lease import LeaseTable
@@ -21,6 +21,7 @@ from kvtransfer.pull import PullRequest
 from kvtransfer.source import KVSourceServicer
 
 BLOCK_SIZE = 16
+NUM_SCRATCH = 8  # the last blocks of each memory, for probes
 TIMERS = Timers(heartbeat_s=0.1, lost_peer_s=0.8, read_progress_s=2.0, confirm_s=1.0)
 
 
@@ -54,22 +55,6 @@ def config(transport: str, **settings: object) -> TransferConfig:
     )
 
 
-class Scratch:
-    """The last blocks of a pool, for probes."""
-
-    def __init__(self, num_blocks: int, num_scratch: int = 8) -> None:
-        self.free_ids = list(range(num_blocks - num_scratch, num_blocks))
-
-    def allocate(self, num_blocks: int) -> list[int]:
-        if num_blocks > len(self.free_ids):
-            raise BlocksExhaustedError("no scratch blocks")
-        taken, self.free_ids = self.free_ids[:num_blocks], self.free_ids[num_blocks:]
-        return taken
-
-    def free(self, block_ids: Sequence[int]) -> None:
-        self.free_ids += block_ids
-
-
 @dataclass
 class Source:
     endpoint: TransferEndpoint
@@ -78,7 +63,7 @@ class Source:
     memory: HostMemory
     address: str
     generations: dict[int, int]
-    scratch: Scratch
+    scratch: PoolScratch
 
     @property
     def key(self) -> PeerKey:
@@ -113,7 +98,7 @@ class Reader:
     endpoint: TransferEndpoint
     pairs: PairTable
     memory: HostMemory
-    scratch: Scratch
+    scratch: PoolScratch
     quarantined: set[int] = field(default_factory=set)
     num_quarantined: int = 0
 
@@ -174,7 +159,7 @@ async def open_source(
     )
     generations: dict[int, int] = {}
     leases = LeaseTable(BLOCK_SIZE, lambda block_id: generations.get(block_id, 0))
-    scratch = Scratch(num_blocks)
+    scratch = PoolScratch(range(num_blocks - NUM_SCRATCH, num_blocks))
     servicer = KVSourceServicer(endpoint, leases, scratch=scratch, timers=timers)
     server = rpc.server()
     pb_grpc.add_KVSourceServicer_to_server(servicer, server)
@@ -206,7 +191,7 @@ async def open_reader(
         memory=memory,
     )
     quarantined: set[int] = set()
-    scratch = Scratch(num_blocks)
+    scratch = PoolScratch(range(num_blocks - NUM_SCRATCH, num_blocks))
 
     def begin(block_ids: frozenset[int]) -> None:
         assert not quarantined & block_ids

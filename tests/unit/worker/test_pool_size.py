@@ -13,6 +13,7 @@ def size(
     context_len: int = 1600,
     max_model_len: int | None = None,
     max_num_seqs: int = 64,
+    num_scratch_blocks: int = 0,
 ) -> PoolSize:
     return pool_size(
         num_blocks=num_blocks,
@@ -22,11 +23,18 @@ def size(
         context_len=context_len,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
+        num_scratch_blocks=num_scratch_blocks,
     )
 
 
 def test_memory_is_used_up() -> None:
     assert size() == PoolSize(1000, 1600, clipped=False)
+
+
+def test_scratch_blocks_are_part_of_the_memory_and_not_of_the_pool() -> None:
+    assert size(num_scratch_blocks=16).num_blocks == 1000 - 16
+    assert size(num_scratch_blocks=16, max_num_seqs=2).num_blocks == 2 * 100 + 2
+    assert size(num_scratch_blocks=16, num_blocks=128).num_blocks == 128
 
 
 def test_no_more_than_the_longest_sequences_need() -> None:
@@ -43,7 +51,11 @@ def test_what_the_pool_cannot_hold_is_clipped() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [({"max_model_len": 1601}, "max_model_len: 1601"), ({"memory_bytes": 199}, "kv_cache_memory")],
+    [
+        ({"max_model_len": 1601}, "max_model_len: 1601"),
+        ({"memory_bytes": 199}, "kv_cache_memory"),
+        ({"memory_bytes": 1799, "num_scratch_blocks": 16}, "17 blocks .* at least 18"),
+    ],
 )
 def test_what_cannot_be_is_refused(arguments: dict[str, int], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):

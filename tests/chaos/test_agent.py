@@ -8,12 +8,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.chaos.load import FLAGS, ROUTER_FLAGS, STEP_S, check_answers, jobs, run_all
-from tests.cluster import Process, running_cluster
+from tests.call import Answer
+from tests.chaos.load import FLAGS, ROUTER_FLAGS, STEP_S, Job, check_answers, jobs, run_all
+from tests.cluster import Cluster, Process, running_cluster
 
 NUM_JOBS = 40
-REPLACED_S = 5.0  # of which transfer.nixl_answer_s for one that is stopped
+REPLACED_S = 5.0  # of which transfer.agent_answer_s for one that is stopped
 NUM_ROUNDS_LONG = 5
+NUM_KILLS, NUM_KILLS_LONG = 3, 20
 SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP)
 
 
@@ -31,6 +33,26 @@ async def until_replaced(worker: Process, before: psutil.Process) -> None:
             return
         await asyncio.sleep(0.01)
     raise AssertionError(f"{worker.name} has no new agent")
+
+
+async def strike(
+    cluster: Cluster,
+    worker: Process,
+    number: signal.Signals,
+    work: list[Job],
+    want: list[Answer],
+    after_s: float = 0.2,
+) -> None:
+    """Send the signal to the worker's agent under load: every answer is right."""
+    agent = agent_of(worker)
+    assert agent is not None
+    async with asyncio.TaskGroup() as tasks:
+        load = tasks.create_task(run_all(cluster, work))
+        await asyncio.sleep(after_s)
+        agent.send_signal(number)
+        await until_replaced(worker, agent)
+    check_answers(load.result(), want)
+    await cluster.wait_ready()
 
 
 @pytest.mark.timeout(240)
@@ -54,15 +76,36 @@ async def test_agents_that_die_or_freeze_under_load_cost_no_request_and_no_worke
             (side[0], number) for side in (cluster.prefill, cluster.decode) for number in SIGNALS
         ]
         for worker, number in victims * (NUM_ROUNDS_LONG if chaos_long else 1):
-            agent = agent_of(worker)
-            assert agent is not None
-            async with asyncio.TaskGroup() as tasks:
-                load = tasks.create_task(run_all(cluster, work))
-                await asyncio.sleep(0.2)
-                agent.send_signal(number)
-                await until_replaced(worker, agent)
-            check_answers(load.result(), want)
-            await cluster.wait_ready()
+            await strike(cluster, worker, number, work, want)
         await cluster.wait_baseline(within_s=1 + STEP_S)
         assert [worker.pid for worker in workers] == pids
+        assert all(psutil.Process(pid).is_running() for pid in pids)
+
+
+@pytest.mark.timeout(600)
+async def test_readers_killed_while_they_read_over_tcp_cost_the_source_nothing(
+    tiny_model: Path, tmp_path: Path, chaos_long: bool
+) -> None:
+    """There the library may crash the process that is read from: the source's agent, at worst."""
+    tcp = {
+        "transfer.transports": "nixl",
+        "transfer.ucx-tls": "tcp",
+        "transfer.allow-faults": "",
+        "transfer.allow-nixl-tcp": "",
+    }
+    with running_cluster(
+        tmp_path, str(tiny_model), worker_flags={**FLAGS, **tcp}, router_flags=ROUTER_FLAGS
+    ) as cluster:
+        await cluster.wait_ready()
+        work = jobs(NUM_JOBS // 2, seed=12)
+        want = await run_all(cluster, work)
+        pids = [worker.pid for worker in cluster.workers]
+        source_agents = set()
+        for number in range(NUM_KILLS_LONG if chaos_long else NUM_KILLS):
+            after_s = 0.05 + 0.03 * (number % 10)
+            await strike(cluster, cluster.decode[0], signal.SIGKILL, work, want, after_s)
+            source_agents.add(agent_of(cluster.prefill[0]))
+        print(f"{len(source_agents) - 1} agents of the source crashed")  # noqa: T201
+        await cluster.wait_baseline(within_s=1 + STEP_S)
+        assert [worker.pid for worker in cluster.workers] == pids
         assert all(psutil.Process(pid).is_running() for pid in pids)

@@ -2,10 +2,26 @@
 
 import os
 import time
+from typing import NamedTuple
 
 import psutil
 
 _NUM_SHOWN = 8
+
+
+class Use(NamedTuple):
+    """CPU time by elapsed time: cores, on average.
+
+    ``others_cores`` were used neither by this process nor by what it started, but by the
+    kernel, the host, or processes that may have come and gone meanwhile; ``processes`` names
+    only those that stayed.
+    """
+
+    elapsed_s: float
+    cores_busy: float
+    others_cores: float
+    load_average: float
+    processes: dict[str, float]  # the busiest
 
 
 class MachineUse:
@@ -16,22 +32,25 @@ class MachineUse:
         self._busy_s = _busy_s()
         self._by_process = _by_process()
 
-    def since(self) -> dict[str, object]:
-        """Cores busy on average, and the processes that used most of them.
-
-        A process that began and ended meanwhile counts in ``cores_busy`` only.
-        """
+    def since(self) -> Use:
         elapsed_s = time.monotonic() - self._began_s
-        shares = {
-            name: round((seconds - self._by_process.get(name, 0.0)) / elapsed_s, 3)
-            for name, seconds in _by_process().items()
+        cores_busy = (_busy_s() - self._busy_s) / elapsed_s
+        now = _by_process()
+        cores = {
+            pid: (seconds - self._by_process.get(pid, ("", 0.0))[1]) / elapsed_s
+            for pid, (_, seconds) in now.items()
         }
-        busiest = sorted(shares, key=lambda name: -shares[name])[:_NUM_SHOWN]
-        return {
-            "cores_busy": (_busy_s() - self._busy_s) / elapsed_s,
-            "load_average": os.getloadavg()[0],
-            "processes": {name: shares[name] for name in busiest if shares[name]},
-        }
+        own = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
+        busiest = sorted(cores, key=lambda pid: -cores[pid])[:_NUM_SHOWN]
+        return Use(
+            elapsed_s=elapsed_s,
+            cores_busy=cores_busy,
+            others_cores=max(0.0, cores_busy - sum(cores.get(pid, 0.0) for pid in own)),
+            load_average=os.getloadavg()[0],
+            processes={
+                f"{pid} {now[pid][0]}": round(cores[pid], 3) for pid in busiest if cores[pid] > 0
+            },
+        )
 
 
 def _busy_s() -> float:
@@ -39,11 +58,11 @@ def _busy_s() -> float:
     return float(sum(times) - times.idle - times.iowait - times.guest - times.guest_nice)
 
 
-def _by_process() -> dict[str, float]:
-    """CPU seconds so far, by pid and the start of the command."""
+def _by_process() -> dict[int, tuple[str, float]]:
+    """By pid: the start of the command, CPU seconds so far."""
     result = {}
-    for process in psutil.process_iter(["pid", "cmdline", "cpu_times"]):
+    for process in psutil.process_iter(["cmdline", "cpu_times"]):
         command, times = process.info["cmdline"], process.info["cpu_times"]
         if command and times:
-            result[f"{process.pid} {' '.join(command)[:80]}"] = times.user + times.system
+            result[process.pid] = (" ".join(command)[:80], times.user + times.system)
     return result

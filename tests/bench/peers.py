@@ -1,147 +1,44 @@
 """Diptych beside other servers on this machine: the same prompts, in turn, in one run.
 
     .venv/bin/python -m tests.bench.peers --model demo \\
-        --diptych one=127.0.0.1:4000 --openai vllm=http://127.0.0.1:8000/v1
+        --diptych one=127.0.0.1:4000 --start one=".venv/bin/diptych up --port 4000 ..." \\
+        --openai vllm=http://127.0.0.1:8000/v1 --start vllm="vllm serve ..."
 
-How to start the servers: ``tests/bench/peers.md``. Each round asks every server
-the same texts, which no server has seen before; the order of servers changes from
-round to round. A text has the same number of tokens everywhere, because it is made
-of words that are one token each. What a server says it read and wrote is checked.
+How the servers are started: ``tests/bench/peers.md``. In each round every server has its
+turn, in the opposite order every other round: it is started (unless it has no
+``--start``: then it runs already), warmed up, measured and ended. Each round asks every
+server the same texts, which no server has seen before. A text has the same number of
+tokens everywhere, because it is made of words that are one token each. What a server
+says it read and wrote is checked. A server that fails is left out from then on, and named.
 
-Ratios are ours (``--diptych``) over theirs: output tokens/s, or for the long
-prompt its tokens/s until the first token. Above 1 we are faster.
+Ratios are ours (``--diptych``) over theirs, of the medians of all rounds: output
+tokens/s, or for the long prompt its tokens/s until the first token. Above 1 we are faster.
 """
 
 import argparse
 import asyncio
-import itertools
 import json
 import os
 import random
+import signal
 import statistics
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
-import grpc
-import httpx
-
-from diptych import model_source, rpc
+from diptych import model_source
 from diptych.tokenizer import Tokenizer
-from diptych.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 from tests.bench.handoff import environment
 from tests.bench.machine_use import MachineUse
+from tests.bench.peer_ratios import Scenario, line, ratios, table
+from tests.bench.peer_servers import EXACT, Server, ServerError, Target
 from tests.golden import models
 
-# Asks for exactly max_tokens tokens; unknown fields are ignored by vLLM and llama.cpp.
-_EXACT: dict[str, Any] = {"ignore_eos": True}
-_TIMEOUT_S = 280.0
-
-
-class Scenario(NamedTuple):
-    """Requests that are sent at the same time."""
-
-    name: str
-    num_streams: int
-    num_prompt_tokens: int
-    num_output_tokens: int
-
-
-class Reply(NamedTuple):
-    """One answer. Times in s on the monotonic clock."""
-
-    sent_s: float
-    first_s: float  # first token
-    last_s: float
-    num_prompt_tokens: int  # as the server says
-    num_output_tokens: int
-
-
-class Target(Protocol):
-    """A server under test."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def ours(self) -> bool: ...
-    async def ask(self, text: str, num_output_tokens: int) -> Reply: ...
-
-
-class OpenAITarget:
-    """Any server of the OpenAI completions API, streaming."""
-
-    ours = False
-
-    def __init__(
-        self, name: str, client: httpx.AsyncClient, model_id: str, extra: dict[str, Any]
-    ) -> None:
-        """client: its base_url ends with the API's version, such as /v1."""
-        self.name = name
-        self._client = client
-        self._body = {
-            "model": model_id,
-            "temperature": 0,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            **extra,
-        }
-
-    async def ask(self, text: str, num_output_tokens: int) -> Reply:
-        """Raises ValueError if the server does not say how many tokens there were."""
-        body = {**self._body, "prompt": text, "max_tokens": num_output_tokens}
-        sent_s, times = time.monotonic(), []
-        usage: dict[str, int] = {}
-        async with self._client.stream("POST", "/completions", json=body) as reply:
-            if reply.status_code != httpx.codes.OK:
-                raise ValueError(f"{self.name}: {reply.status_code}: {await reply.aread()!r}")
-            async for line in reply.aiter_lines():
-                event = _event(line)
-                if event.get("choices"):
-                    times.append(time.monotonic())
-                usage = event.get("usage") or usage
-        if not usage or not times:
-            raise ValueError(f"{self.name}: an answer without usage or tokens")
-        return Reply(
-            sent_s, times[0], times[-1], usage["prompt_tokens"], usage["completion_tokens"]
-        )
-
-
-def _event(line: str) -> dict[str, Any]:
-    """The content of a line of an event stream; empty if it has none."""
-    kind, _, content = line.partition(":")
-    if kind != "data" or content.strip() in ("", "[DONE]"):
-        return {}
-    event: dict[str, Any] = json.loads(content)
-    return event
-
-
-class DiptychTarget:
-    """A router, over gRPC."""
-
-    ours = True
-
-    def __init__(self, name: str, channel: grpc.aio.Channel) -> None:
-        self.name = name
-        self._stub = inference_pb2_grpc.InferenceStub(channel)
-
-    async def ask(self, text: str, num_output_tokens: int) -> Reply:
-        request = inference_pb2.GenerateRequest(
-            text=text,
-            sampling=common_pb2.SamplingParams(
-                temperature=0.0, max_tokens=num_output_tokens, ignore_eos=True
-            ),
-        )
-        sent_s, times = time.monotonic(), []
-        last = inference_pb2.GenerateResponse()
-        async for response in self._stub.Generate(request, timeout=_TIMEOUT_S):
-            last = response
-            if response.token_ids:
-                times.append(time.monotonic())
-        usage = last.usage
-        return Reply(sent_s, times[0], times[-1], usage.num_prompt_tokens, usage.num_output_tokens)
+_WARM_UP_TOKENS = 8
+_LEAST_S = 1e-6
+_SHORT_PROMPT_TOKENS = 32
 
 
 class Prompts:
@@ -192,91 +89,67 @@ async def measure(target: Target, scenario: Scenario, texts: Sequence[str]) -> d
         "num_prompt_tokens": [r.num_prompt_tokens for r in replies],
         "num_output_tokens": [r.num_output_tokens for r in replies],
         "exact": exact,
-        "machine": use.since(),
+        "machine": use.since()._asdict(),
     }
     if scenario.num_output_tokens > 1:
         row["decode_tokens_per_s"] = statistics.median(
-            (r.num_output_tokens - 1) / (r.last_s - r.first_s) for r in replies
+            (r.num_output_tokens - 1) / max(r.last_s - r.first_s, _LEAST_S) for r in replies
         )
     return row
 
 
-async def compare(
-    targets: Sequence[Target], scenarios: Sequence[Scenario], prompts: Prompts, num_rounds: int
-) -> list[dict[str, Any]]:
-    """All rows. Before the first round each server answers one short request, unmeasured."""
-    for target in targets:
-        await target.ask(prompts.text(32), 8)
-    rows = []
-    for number in range(num_rounds):
-        for scenario in scenarios:
-            texts = [prompts.text(scenario.num_prompt_tokens) for _ in range(scenario.num_streams)]
-            turn = number % len(targets)
-            for target in [*targets[turn:], *targets[:turn]]:
-                row = await measure(target, scenario, texts)
-                rows.append({"round": number, **row})
+class Comparison:
+    """Turns of all servers, in rounds. What was measured stays there if a round is cut short."""
+
+    def __init__(
+        self, servers: Sequence[Server], scenarios: Sequence[Scenario], prompts: Prompts
+    ) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.failures: dict[str, str] = {}  # by server
+        self._servers, self._scenarios, self._prompts = servers, scenarios, prompts
+
+    async def run(self, num_rounds: int) -> None:
+        """All rounds; says how long they take."""
+        began_s = time.monotonic()
+        for number in range(num_rounds):
+            await self._round(number)
+            round_s = (time.monotonic() - began_s) / (number + 1)
+            left_s = round_s * (num_rounds - number - 1)
+            show(f"round {number + 1} of {num_rounds}: {round_s:.0f} s each, {left_s:.0f} s left")
+
+    async def _round(self, number: int) -> None:
+        texts = {
+            each.name: [self._prompts.text(each.num_prompt_tokens) for _ in range(each.num_streams)]
+            for each in self._scenarios
+        }
+        for server in self._servers if number % 2 == 0 else reversed(self._servers):
+            if server.name in self.failures:
+                continue
+            began_s = time.monotonic()
+            try:
+                await self._turn(server, number, texts)
+            except* ServerError as errors:
+                self.failures[server.name] = str(errors.exceptions[0])
+                show(f"{server.name} is left out: {self.failures[server.name]}")
+            show(f"{server.name}: a turn of {time.monotonic() - began_s:.0f} s")
+
+    async def _turn(self, server: Server, number: int, texts: dict[str, list[str]]) -> None:
+        """Raises ServerError, alone or in groups."""
+        async with server.running() as target:
+            await self._warm_up(target)
+            for scenario in self._scenarios:
+                row = await measure(target, scenario, texts[scenario.name])
+                self.rows.append({"round": number, **row})
                 show(line(row))
-    return rows
 
-
-def metric(scenario: Scenario) -> str:
-    """What is compared."""
-    return "output_tokens_per_s" if scenario.num_output_tokens > 1 else "prompt_tokens_per_s"
-
-
-def medians(rows: Sequence[dict[str, Any]], name: str, key: str) -> dict[str, float]:
-    """Of one figure in one scenario, by target."""
-    values: dict[str, list[float]] = {}
-    for row in rows:
-        if row["scenario"] == name and key in row:
-            values.setdefault(row["target"], []).append(row[key])
-    return {target: statistics.median(each) for target, each in values.items()}
-
-
-def ratios(
-    rows: Sequence[dict[str, Any]], scenarios: Sequence[Scenario], ours: Sequence[str]
-) -> list[dict[str, Any]]:
-    """Ours over theirs, medians, for every scenario and pair of servers."""
-    result = []
-    for scenario in scenarios:
-        by_target = medians(rows, scenario.name, metric(scenario))
-        theirs = [name for name in by_target if name not in ours]
-        for our, their in itertools.product(ours, theirs):
-            ratio = by_target[our] / by_target[their]
-            result.append({"scenario": scenario.name, "ours": our, "theirs": their, "ratio": ratio})
-    return result
-
-
-def table(
-    rows: Sequence[dict[str, Any]], scenarios: Sequence[Scenario], ours: Sequence[str]
-) -> str:
-    compared = ratios(rows, scenarios, ours)
-    lines = []
-    for scenario in scenarios:
-        key = metric(scenario)
-        speeds, ttfts = (medians(rows, scenario.name, each) for each in (key, "ttft_s"))
-        decodes = medians(rows, scenario.name, "decode_tokens_per_s")
-        lines.append(f"{scenario.name}: {key.replace('_', ' ')}")
-        for name, speed in speeds.items():
-            pairs = [c for c in compared if (c["scenario"], c["theirs"]) == (scenario.name, name)]
-            text = f"  {name:<16}{speed:9.1f}   TTFT {ttfts[name]:6.2f} s"
-            if name in decodes:
-                text += f"   decode {decodes[name]:6.1f} tokens/s per stream"
-            lines.append(text + "".join(f"   {c['ours']} x{c['ratio']:.2f}" for c in pairs))
-    inexact = sorted({f"{r['target']} ({r['scenario']})" for r in rows if not r["exact"]})
-    if inexact:
-        lines.append("token counts differ from what was asked: " + ", ".join(inexact))
-    return "\n".join(lines)
-
-
-def line(row: dict[str, Any]) -> str:
-    count = (
-        "" if row["exact"] else f", tokens {row['num_prompt_tokens']} {row['num_output_tokens']}"
-    )
-    return (
-        f"{row['scenario']}: {row['target']}: {row['output_tokens_per_s']:.1f} tokens/s, "
-        f"TTFT {row['ttft_s']:.2f} s, machine {row['machine']['cores_busy']:.2f} cores{count}"
-    )
+    async def _warm_up(self, target: Target) -> None:
+        """One prompt of the first scenario's length, and short ones, as many as ever at a time."""
+        num_streams = max(each.num_streams for each in self._scenarios)
+        await target.ask(self._prompts.text(self._scenarios[0].num_prompt_tokens), _WARM_UP_TOKENS)
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(num_streams):
+                text = self._prompts.text(_SHORT_PROMPT_TOKENS)
+                tasks.create_task(target.ask(text, _WARM_UP_TOKENS), name="warm up")
 
 
 def show(text: str) -> None:
@@ -291,48 +164,70 @@ def named(text: str) -> tuple[str, str]:
     return name, value
 
 
-async def run(options: argparse.Namespace) -> dict[str, Any]:
-    if options.model == "gemma":
-        folder = models.golden_folder("gemma3")
-    else:
-        folder = model_source.resolve(
-            options.model, model_source.DEFAULT_CACHE_DIR, lambda stage, ratio: None
-        ).folder
-    prompts = Prompts(Tokenizer(folder), options.seed)
+def counts(text: str) -> list[int]:
+    """Numbers between commas."""
+    return [int(number) for number in text.split(",")]
+
+
+def servers_of(options: argparse.Namespace, folder: Path) -> list[Server]:
+    commands, model_ids = dict(options.start), dict(options.model_id)
+    bodies = {name: json.loads(body) for name, body in options.body}
+    return [
+        Server(
+            name=name,
+            ours=ours,
+            address=address,
+            command=commands.get(name),
+            log=options.out.with_suffix(f".{name}.log"),
+            model_id=model_ids.get(name, str(folder)),
+            extra=bodies.get(name, EXACT),
+        )
+        for ours, pairs in ((True, options.diptych), (False, options.openai))
+        for name, address in pairs
+    ]
+
+
+def folder_of(model: str) -> Path:
+    if model == "gemma":
+        return models.golden_folder("gemma3")
+    return model_source.resolve(
+        model, model_source.DEFAULT_CACHE_DIR, lambda stage, ratio: None
+    ).folder
+
+
+async def run(options: argparse.Namespace) -> int:
+    """Compare, write and print; 1 if a server failed. A termination signal cuts it short."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    folder = folder_of(options.model)
     scenarios = [
         Scenario(f"{num} at a time", num, options.prompt_tokens, options.output_tokens)
         for num in options.streams
     ]
     if options.long_prompt_tokens:
         scenarios.append(Scenario("long prompt", 1, options.long_prompt_tokens, 1))
-    bodies = {name: json.loads(body) for name, body in options.body}
-    model_ids = dict(options.model_id)
-    async with AsyncExitStack() as stack:
-        targets: list[Target] = []
-        for name, address in options.diptych:
-            targets.append(
-                DiptychTarget(name, await stack.enter_async_context(rpc.channel(address)))
-            )
-        for name, url in options.openai:
-            client = httpx.AsyncClient(
-                base_url=url, timeout=_TIMEOUT_S, limits=httpx.Limits(max_connections=None)
-            )
-            await stack.enter_async_context(client)
-            model_id = model_ids.get(name, str(folder))
-            targets.append(OpenAITarget(name, client, model_id, bodies.get(name, _EXACT)))
-        rows = await compare(targets, scenarios, prompts, options.rounds)
-    ours = [name for name, _ in options.diptych]
-    print(table(rows, scenarios, ours))  # noqa: T201
-    return {
-        "environment": environment(),
-        "model": str(folder.name),
-        "load_average": os.getloadavg(),
-        "ratios": ratios(rows, scenarios, ours),
-        "rows": rows,
-    }
+    servers = servers_of(options, folder)
+    prompts = Prompts(Tokenizer(folder), options.seed)
+    comparison = Comparison(servers, scenarios, prompts)
+    try:
+        await comparison.run(options.rounds)
+    finally:
+        ours = [server.name for server in servers if server.ours]
+        result = {
+            "environment": environment(),
+            "model": str(folder.name),
+            "servers": {s.name: s.command for s in servers},
+            "failures": comparison.failures,
+            "ratios": ratios(comparison.rows, scenarios, ours),
+            "rows": comparison.rows,
+        }
+        options.out.write_text(json.dumps(result, indent=1) + "\n")
+        print(table(comparison.rows, scenarios, ours))  # noqa: T201
+    return 1 if comparison.failures else 0
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -340,19 +235,18 @@ def main() -> None:
     add("--model", default="demo", help="demo, gemma or a folder: whose tokens are counted")
     add("--diptych", type=named, action="append", default=[], help="NAME=HOST:PORT of a router")
     add("--openai", type=named, action="append", default=[], help="NAME=URL, which ends in /v1")
+    add("--start", type=named, action="append", default=[], help="NAME=COMMAND of its turn")
     add("--model-id", type=named, action="append", default=[], help="NAME=ID; default: the folder")
-    add("--body", type=named, action="append", default=[], help=f"NAME=JSON; default: {_EXACT}")
-    add("--streams", type=int, nargs="*", default=[1, 8, 16], help="requests at a time")
+    add("--body", type=named, action="append", default=[], help=f"NAME=JSON; default: {EXACT}")
+    add("--streams", type=counts, default=[1, 8, 16], help="requests at a time: 1,8,16")
     add("--prompt-tokens", type=int, default=512)
     add("--output-tokens", type=int, default=128)
     add("--long-prompt-tokens", type=int, default=2048, help="0: none")
     add("--rounds", type=int, default=3)
     add("--seed", type=int, default=os.getpid(), help="of the texts; the same are cached")
-    add("--out", type=Path, default=Path("bench-peers.json"))
-    options = parser.parse_args()
-    result = asyncio.run(run(options))
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    add("--out", type=Path, default=Path("bench-peers.json"), help="logs of servers go beside it")
+    return asyncio.run(run(parser.parse_args()))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -2,11 +2,14 @@
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import httpx
 import pytest
 
-from tests.bench.peers import OpenAITarget, Reply, Scenario, line, measure, ratios, table
+from tests.bench.peer_ratios import Scenario, line, ratios, table
+from tests.bench.peer_servers import OpenAITarget, Reply, ServerError, UnavailableError
+from tests.bench.peers import measure
 
 SCENARIO = Scenario("2 at a time", num_streams=2, num_prompt_tokens=5, num_output_tokens=3)
 
@@ -38,25 +41,33 @@ async def test_an_answer_is_timed_and_its_tokens_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("response", "message"),
+    ("response", "kind", "message"),
     [
-        (httpx.Response(404, content=b"no such model"), "s: 404: .*no such model"),
-        (httpx.Response(200, content=event_stream({"choices": [{}]})), "without usage"),
+        (httpx.Response(404, content=b"no such model"), ServerError, "s: 404: .*no such model"),
+        (httpx.Response(503, content=b"loading"), UnavailableError, "s: 503: .*loading"),
+        (
+            httpx.Response(200, content=event_stream({"choices": [{}]})),
+            ServerError,
+            "without usage",
+        ),
     ],
 )
-async def test_what_is_no_answer_is_an_error(response: httpx.Response, message: str) -> None:
+async def test_what_is_no_answer_is_an_error(
+    response: httpx.Response, kind: type[ServerError], message: str
+) -> None:
     client = httpx.AsyncClient(
         transport=httpx.MockTransport(lambda request: response), base_url="http://x/v1"
     )
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ServerError, match=message) as caught:
         await OpenAITarget("s", client, "m", {}).ask("text", 3)
+    assert caught.type is kind
 
 
 class Scripted:
     """Answers as told: first token after 1 s, last after 2 s."""
 
-    def __init__(self, name: str, ours: bool, num_output_tokens: int) -> None:
-        self.name, self.ours = name, ours
+    def __init__(self, name: str, num_output_tokens: int) -> None:
+        self.name = name
         self._num_output_tokens = num_output_tokens
 
     async def ask(self, text: str, num_output_tokens: int) -> Reply:
@@ -64,8 +75,8 @@ class Scripted:
 
 
 async def test_ratios_are_ours_over_theirs_and_wrong_counts_are_shown() -> None:
-    targets: Sequence[Scripted] = (Scripted("we", True, 3), Scripted("they", False, 2))
-    rows = [await measure(target, SCENARIO, ["a", "b"]) for target in targets]
+    targets: Sequence[Scripted] = (Scripted("we", 3), Scripted("they", 2))
+    rows = [{"round": 0, **await measure(target, SCENARIO, ["a", "b"])} for target in targets]
     assert rows[0]["output_tokens_per_s"] == pytest.approx(2 * 3 / 2.0)
     assert rows[0]["ttft_s"] == pytest.approx(1.0)
     assert rows[0]["decode_tokens_per_s"] == pytest.approx(2.0)
@@ -77,3 +88,33 @@ async def test_ratios_are_ours_over_theirs_and_wrong_counts_are_shown() -> None:
     assert "token counts differ from what was asked: they (2 at a time)" in shown
     assert "tokens [5, 5] [2, 2]" in line(rows[1])
     assert "tokens [5, 5]" not in line(rows[0])
+
+
+def row(number: int, target: str, speed: float) -> dict[str, Any]:
+    return {
+        "round": number,
+        "target": target,
+        "scenario": SCENARIO.name,
+        "output_tokens_per_s": speed,
+        "ttft_s": 1.0,
+        "exact": True,
+        "machine": {"others_cores": 0.1 * number},
+    }
+
+
+def test_ratios_are_of_medians_and_the_least_of_them_is_over_the_best() -> None:
+    speeds = {"we": [10.0, 30.0, 20.0], "slow": [5.0, 5.0, 5.0], "fast": [10.0, 15.0, 16.0]}
+    rows = [row(n, name, each[n]) for n in range(3) for name, each in speeds.items()]
+    compared = {each["theirs"]: each for each in ratios(rows, [SCENARIO], ["we"])}
+    assert compared["slow"]["ratio"] == pytest.approx(20 / 5)
+    assert compared["fast"]["ratio"] == pytest.approx(20 / 15)
+    assert compared["fast"]["by_round"] == pytest.approx([1.0, 2.0, 1.25])
+    shown = table(rows, [SCENARIO], ["we"])
+    assert "we over the best, fast: x1.33 (by round 1.00, 2.00, 1.25)" in shown
+    assert "used 0.10 cores meanwhile, at most 0.20" in shown
+
+
+def test_a_server_that_failed_in_a_round_is_compared_in_the_others() -> None:
+    rows = [row(0, "we", 20.0), row(1, "we", 10.0), row(1, "they", 10.0)]
+    (ratio,) = ratios(rows, [SCENARIO], ["we"])
+    assert ratio["by_round"] == pytest.approx([1.0])

@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 
+from kvtransfer.agent import Agent, AgentCopy, AgentPeer, AgentSettings, Library, Region
 from kvtransfer.agent_wire import (
     Channel,
     Kind,
@@ -23,9 +24,15 @@ from kvtransfer.agent_wire import (
     pack_error,
     unpack_peer,
 )
-from kvtransfer.nixl_agent import AgentSettings, NixlAgent, Region
-from kvtransfer.nixl_reads import NixlCopy, NixlPeer
+from kvtransfer.nixl_agent import NixlAgent
+from kvtransfer.nixl_reads import NixlPeer
 from kvtransfer.transport import TransportError
+from kvtransfer.ucxx_agent import UcxxAgent, UcxxPeer
+
+LIBRARIES = {
+    "nixl": Library(NixlAgent, NixlPeer),
+    "ucxx": Library(UcxxAgent, UcxxPeer),
+}
 
 POLL_MIN_S = 50e-6  # between polls while something moves
 POLL_MAX_S = 1e-3  # and when nothing has for a while
@@ -33,30 +40,30 @@ _PR_SET_PDEATHSIG = 1
 
 
 class AgentLoop:
-    """Carries out the worker's commands; polls what is unfinished while there is any."""
+    """Carries out the worker's commands; sleeps while nothing moves."""
 
-    def __init__(self, agent: NixlAgent, channel: Channel) -> None:
+    def __init__(self, library: Library, agent: Agent, channel: Channel) -> None:
+        self._library = library
         self._agent = agent
         self._channel = channel
-        self._peers: dict[int, NixlPeer | TransportError] = {}
-        self._copies: dict[int, NixlCopy] = {}  # posted, not ended
+        self._peers: dict[int, AgentPeer | TransportError] = {}
+        self._copies: dict[int, AgentCopy] = {}  # posted, not ended
         self._serving = False
 
     def run(self) -> None:
         """Until the worker is gone: raises EOFError or OSError."""
+        to_read: list[socket.socket | int] = [self._channel.socket, *self._agent.files]
         pause_s = POLL_MIN_S
         while True:
-            polling = self._serving or bool(self._copies)
+            active = self._serving or bool(self._copies)
             to_write = [self._channel.socket] if self._channel.has_unsent else []
-            ready, _, _ = select.select(
-                [self._channel.socket], to_write, [], pause_s if polling else None
-            )
+            sleep_s = self._agent.sleep_s(active, pause_s)
+            ready, _, _ = select.select(to_read, to_write, [], sleep_s)
             self._channel.flush()
-            pause_s = min(2 * pause_s, POLL_MAX_S)
-            if ready:
+            pause_s = POLL_MIN_S if ready else min(2 * pause_s, POLL_MAX_S)
+            if self._channel.socket in ready:
                 for message in self._channel.receive():
                     self._obey(message)
-                pause_s = POLL_MIN_S
             if self._progress():
                 pause_s = POLL_MIN_S
 
@@ -70,7 +77,7 @@ class AgentLoop:
                 self._connect(message)
             case Kind.DISCONNECT:
                 peer = self._peers.pop(message.id, None)
-                if isinstance(peer, NixlPeer):
+                if peer is not None and not isinstance(peer, TransportError):
                     peer.close()
             case Kind.READ:
                 self._read(message.id, ReadCommand.unpacked(message.payload))
@@ -80,7 +87,7 @@ class AgentLoop:
     def _connect(self, message: Message) -> None:
         region, metadata = unpack_peer(message.payload)
         try:
-            self._peers[message.id] = NixlPeer(self._agent, metadata, region)
+            self._peers[message.id] = self._library.peer(self._agent, metadata, region)
         except TransportError as error:
             self._peers[message.id] = error
 
@@ -89,7 +96,7 @@ class AgentLoop:
         try:
             if isinstance(peer, TransportError):
                 raise peer
-            copy = NixlCopy(peer, command.source_block_ids, command.local_block_ids)
+            copy = peer.read(command.source_block_ids, command.local_block_ids)
             if copy.post():
                 self._channel.send(Message(Kind.DONE, read_id, b"\1"))
             else:
@@ -99,7 +106,7 @@ class AgentLoop:
 
     def _progress(self) -> bool:
         """Poll once; True when something ended."""
-        if self._serving:
+        if self._serving or self._agent.files:
             with contextlib.suppress(TransportError):  # of one reader: the others go on
                 self._agent.serve()
         ended = []
@@ -138,6 +145,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     for name in ("parent-pid", "socket-fd", "pool-fd", "block-bytes", "num-blocks"):
         parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--library", choices=LIBRARIES, required=True)
     for name in AgentSettings._fields:
         parser.add_argument(f"--{name.replace('_', '-')}", required=True)
     arguments = parser.parse_args()
@@ -145,14 +153,15 @@ def main() -> None:
     channel = Channel(socket.socket(fileno=arguments.socket_fd))
     _pool, region = map_pool(arguments.pool_fd, arguments.block_bytes, arguments.num_blocks)
     settings = AgentSettings(*(getattr(arguments, name) for name in AgentSettings._fields))
+    library = LIBRARIES[arguments.library]
     try:
-        agent = NixlAgent(settings, region)
+        agent = library.agent(settings, region)
     except TransportError as error:
         channel.send(Message(Kind.UNABLE, 0, pack_error(error)))
         return
     try:
         channel.send(Message(Kind.READY, region.base_address, agent.metadata))
-        AgentLoop(agent, channel).run()
+        AgentLoop(library, agent, channel).run()
     except (EOFError, OSError):  # the worker is gone
         os._exit(0)
 

@@ -9,8 +9,8 @@ import sys
 import time
 from typing import NamedTuple, Protocol
 
+from kvtransfer.agent import AgentSettings
 from kvtransfer.agent_wire import Channel, Kind, Message
-from kvtransfer.nixl_agent import AgentSettings
 from kvtransfer.transfer_thread import TransferThread
 
 logger = logging.getLogger(__name__)
@@ -48,13 +48,14 @@ class AgentProcess:
 
     def __init__(
         self,
+        library: str,
         settings: AgentSettings,
         pool: SharedPool,
         owner: AgentOwner,
         thread: TransferThread,
         answer_s: float,
     ) -> None:
-        """Start it. Raises OSError."""
+        """Start it; ``library`` names one that it knows. Raises OSError."""
         self._owner = owner
         self._thread = thread
         self._answer_s = answer_s
@@ -63,7 +64,7 @@ class AgentProcess:
         try:
             with theirs:
                 self._process = subprocess.Popen(
-                    _command(settings, pool, theirs.fileno()),
+                    _command(library, settings, pool, theirs.fileno()),
                     pass_fds=(theirs.fileno(), pool.fd),
                     stdin=subprocess.DEVNULL,
                     stdout=2,  # nobody parses that
@@ -160,7 +161,7 @@ class AgentProcess:
             self._is_watched = False
 
 
-def _command(settings: AgentSettings, pool: SharedPool, socket_fd: int) -> list[str]:
+def _command(library: str, settings: AgentSettings, pool: SharedPool, socket_fd: int) -> list[str]:
     numbers = {
         "parent-pid": os.getpid(),
         "socket-fd": socket_fd,
@@ -170,4 +171,4 @@ def _command(settings: AgentSettings, pool: SharedPool, socket_fd: int) -> list[
     }
     texts = {name.replace("_", "-"): value for name, value in settings._asdict().items()}
     arguments = [f"--{name}={value}" for name, value in {**numbers, **texts}.items()]
-    return [sys.executable, "-m", "kvtransfer.agent_main", *arguments]
+    return [sys.executable, "-m", "kvtransfer.agent_main", f"--library={library}", *arguments]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtransfer.nixl_agent import Region
+from kvtransfer.agent import Region
 from kvtransfer.transport import SourceLostError, TransportError
 
 _HEADER = struct.Struct("<IBQ")

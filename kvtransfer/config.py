@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from diptych.errors import InvalidRequestError
 from kvtransfer.faults import parse_rules
 
-TransportName = Literal["nixl", "inline"]
+TransportName = Literal["nixl", "ucxx", "inline"]
 DigestLevel = Literal["full", "sampled", "off"]
 
 MAX_PROBE_BLOCKS = 256
@@ -23,7 +23,8 @@ class TransferConfig(BaseModel):
         ("nixl", "inline"),
         min_length=1,
         description="Transports this worker may use, most wanted first. A pair that cannot be "
-        "proven over one falls back to the next, visibly; list one only to forbid that.",
+        "proven over one falls back to the next, visibly; list one only to forbid that. ucxx needs "
+        "the extra ucxx.",
     )
     digest_level: DigestLevel = Field(
         "full",
@@ -46,15 +47,16 @@ class TransferConfig(BaseModel):
         description="Let nixl read over plain TCP. Off, because a reader that dies can crash "
         "the process it reads from; inline is faster as well. Needs allow_faults.",
     )
-    nixl_net_devices: str = Field(
+    ucx_net_devices: str = Field(
         "lo",
-        description="Network devices that nixl may use and listen on (UCX_NET_DEVICES), "
-        "comma-separated.",
+        description="Network devices that nixl and ucxx may use and listen on "
+        "(UCX_NET_DEVICES), comma-separated.",
     )
-    nixl_tls: tuple[str, ...] | None = Field(
+    ucx_tls: tuple[str, ...] | None = Field(
         None,
-        description="UCX transports that nixl may use (UCX_TLS). Unset: cross-memory attach and "
-        "what its small messages need, or RDMA where nixl_net_devices names such devices.",
+        description="UCX transports that nixl and ucxx may use (UCX_TLS). Unset: cross-memory "
+        "attach (ucxx: shared memory) and what small messages need, or RDMA where "
+        "ucx_net_devices names such devices.",
     )
     nixl_process: Literal["child", "inside"] = Field(
         "child",
@@ -62,18 +64,18 @@ class TransferConfig(BaseModel):
         "crash or a hang of the library costs the reads under way and nothing else (a pool that "
         "no other process can map is read inside). inside: in the worker itself.",
     )
-    nixl_answer_s: float = Field(
+    agent_answer_s: float = Field(
         2.0,
         gt=0,
-        description="A nixl process that has not answered for this long is ended and another one "
-        "started, s.",
+        description="A nixl or ucxx process that has not answered for this long is ended and "
+        "another one started, s.",
     )
     probe_blocks: int = Field(
         4,
         ge=1,
         le=MAX_PROBE_BLOCKS,
-        description="Random scratch blocks moved to prove and measure a pair. A worker has four times "
-        "as many behind its pool, which is also the most that another may ask of it.",
+        description="Random scratch blocks moved to prove and measure a pair. A worker has four "
+        "times as many behind its pool, which is also the most that another may ask of it.",
     )
     max_read_bytes: int = Field(
         16 * 2**20, ge=4096, description="Bytes of one read at the most; longer ones are split."

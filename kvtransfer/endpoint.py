@@ -1,10 +1,12 @@
 """This process's end of every transfer: its memory, transports and transfer thread."""
 
 import asyncio
+import importlib.util
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from typing import Literal
 
 from diptych.errors import ConfigurationError
 from diptych.v1 import common_pb2
@@ -61,8 +63,8 @@ class TransferEndpoint:
 
         ``layout.digest_level`` must equal ``config.digest_level``, and
         ``layout.block_bytes`` the memory's. Raises ConfigurationError: that, or no
-        configured transport is available (nixl missing falls back to inline where
-        inline is configured too, with a warning).
+        configured transport is available (one that cannot start is left out with a warning
+        where others are configured; but ucxx, named on purpose, has to be installed).
         """
         for name, ours, theirs in (
             ("digest_level", config.digest_level, layout.digest_level),
@@ -122,24 +124,29 @@ class TransferEndpoint:
         if name == "inline":
             self.transports[name] = InlineTransport(self.memory)
             return
-        transport = self.transports[name] = await self._open_nixl()
+        transport = self.transports[name] = await self._open_agent(name)
         if await self.until_ready(transport, _START_S):
             return
         problem = transport.problem or f"not ready within {_START_S:.0f} s"
-        if "inline" not in self.config.transports:
+        if len(self.transports) == 1 and name == self.config.transports[-1]:
             raise ConfigurationError(problem)
-        logger.warning("nixl is not available, using inline", extra={"error": problem})
+        logger.warning("transport not available", extra={"transport": name, "error": problem})
         await self.thread.call(self.transports.pop(name).close)
 
-    async def _open_nixl(self) -> Transport:
-        from kvtransfer.nixl_child import NixlChildTransport  # these need numpy
+    async def _open_agent(self, name: Literal["nixl", "ucxx"]) -> Transport:
+        from kvtransfer.child_transport import ChildTransport  # these need numpy
         from kvtransfer.nixl_transport import NixlTransport
 
-        in_child = self.config.nixl_process == "child" and self.memory.shared_fd is not None
-        transport_type = NixlChildTransport if in_child else NixlTransport
+        shared = self.memory.shared_fd is not None
+        if name == "ucxx" and not shared:
+            raise ConfigurationError("ucxx needs a KV pool in shared host memory")
+        if name == "ucxx" and importlib.util.find_spec("ucxx") is None:
+            raise ConfigurationError("ucxx is not installed: pip install 'diptych[ucxx]'")
+        inside = name == "nixl" and (self.config.nixl_process == "inside" or not shared)
+        opened = NixlTransport if inside else partial(ChildTransport, name)
         changed = partial(deliver, asyncio.get_running_loop(), self._transport_changed)
         return await self.thread.call(
-            lambda: transport_type(self.config, self.incarnation, self.memory, self.thread, changed)
+            lambda: opened(self.config, self.incarnation, self.memory, self.thread, changed)
         )
 
     def _serve(self, active: bool) -> None:

@@ -13,42 +13,13 @@ import os
 import weakref
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
+from kvtransfer.agent import AgentSettings, Region
 from kvtransfer.transport import SourceLostError, TransportError
 
 logger = logging.getLogger(__name__)
 
 # Where no GPU is involved either build will do; ``nixl`` itself imports torch to choose one.
 _HOST_MODULES = ("nixl_cu13", "nixl_cu12", "nixl")
-
-
-class AgentSettings(NamedTuple):
-    """What an agent is made with."""
-
-    name: str  # of this life of it, never used again
-    ucx_tls: str
-    ucx_net_devices: str
-
-
-class Region(NamedTuple):
-    """A pool of blocks at the addresses of the process that registered it."""
-
-    base_address: int
-    block_bytes: int
-    num_blocks: int
-    memory_kind: str = "DRAM"
-    device_id: int = 0
-
-    def rows(self) -> NDArray[np.uint64]:
-        """Descriptors of all blocks: [num_blocks, 3] of (address, bytes, device)."""
-        rows = np.empty((self.num_blocks, 3), dtype=np.uint64)
-        offsets = np.arange(self.num_blocks, dtype=np.uint64) * np.uint64(self.block_bytes)
-        rows[:, 0] = np.uint64(self.base_address) + offsets
-        rows[:, 1] = self.block_bytes
-        rows[:, 2] = self.device_id
-        return rows
 
 
 class _Library(NamedTuple):
@@ -113,6 +84,8 @@ class NixlAgent:
     process does, where it has one of its own).
     """
 
+    files: tuple[int, ...] = ()  # the library has one, but hides it
+
     def __init__(self, settings: AgentSettings, region: Region) -> None:
         """Raises TransportError: nixl is missing or cannot start."""
         try:
@@ -147,6 +120,9 @@ class NixlAgent:
             self.raw.get_new_notifs(["UCX"])
         except Exception as error:
             raise self.translated(error) from error
+
+    def sleep_s(self, active: bool, pause_s: float) -> float | None:
+        return pause_s if active else None
 
     def close(self) -> None:
         """Destroy the agent; copies that were unfinished report TransportError next."""

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtransfer.nixl_agent import NixlAgent, Region, describe
+from kvtransfer.agent import Region
+from kvtransfer.nixl_agent import NixlAgent, describe
 from kvtransfer.transport import TransportError
 
 logger = logging.getLogger(__name__)
@@ -41,6 +42,11 @@ class NixlPeer:
     @property
     def usable(self) -> bool:
         return not self._closing and self.agent.raw is not None and self.blocks is not None
+
+    def read(
+        self, source_block_ids: NDArray[np.int32], local_block_ids: NDArray[np.int32]
+    ) -> "NixlCopy":
+        return NixlCopy(self, source_block_ids, local_block_ids)
 
     def close(self) -> None:
         self._closing = True

@@ -1,14 +1,9 @@
 """The nixl transport: one-sided reads of a source's registered pool, over UCX.
 
 Here its agent lives inside the worker: for pools in GPU memory, which no child
-process maps; ``nixl_child`` is the usual form. Transfer thread only.
+process maps; ``child_transport`` is the usual form. Transfer thread only.
 
-Facts that shape both: metadata is accepted with flipped bits, so its digest is checked
-first; reads over TCP can crash the process that is read, so they are refused unless
-allowed. Which way the bytes go ("lane") cannot be asked. Cross-memory attach copies
-inside ``transfer()``, so a warm read that is still in progress when it returns went over
-a network. UCX refuses to start without TCP as the carrier of its small messages on a
-machine without RDMA, so TCP cannot simply be excluded there; with RDMA devices it is.
+Facts that shape both: see ``agent_identity``.
 """
 
 import logging
@@ -18,82 +13,15 @@ from typing import NoReturn
 import numpy as np
 
 from diptych.v1 import kv_source_pb2
+from kvtransfer.agent_identity import AgentIdentity, verified_region
 from kvtransfer.config import TransferConfig
-from kvtransfer.digest import descriptor_digest
 from kvtransfer.memory import PoolMemory
-from kvtransfer.nixl_agent import AgentSettings, NixlAgent, Region
+from kvtransfer.nixl_agent import NixlAgent
 from kvtransfer.nixl_reads import NixlCopy, NixlPeer
 from kvtransfer.transfer_thread import TransferThread
 from kvtransfer.transport import AgentLostError, TransportError
 
 logger = logging.getLogger(__name__)
-
-
-def ucx_transports(config: TransferConfig, memory_kind: str) -> tuple[str, ...]:
-    """UCX_TLS for these settings: RDMA devices are named ``mlx5_0:1``, others have no colon."""
-    if config.nixl_tls is not None:
-        return config.nixl_tls
-    rdma = any(":" in device for device in config.nixl_net_devices.split(","))
-    names = ["cma", *(["rc", "dc", "ud"] if rdma else ["tcp"])]
-    if rdma and config.allow_nixl_tcp:
-        names.append("tcp")
-    if memory_kind == "VRAM":
-        names += ["cuda_copy", "cuda_ipc"]
-    return tuple(names)
-
-
-class AgentIdentity:
-    """Names each life of a worker's agent: incarnation and epoch; describes it to peers."""
-
-    def __init__(self, config: TransferConfig, incarnation: str, memory: PoolMemory) -> None:
-        tls = ucx_transports(config, memory.memory_kind)
-        self.epoch = 0  # of the current life, or the last one
-        self.may_use_network = config.allow_nixl_tcp or not {"tcp", "all"} & set(tls)
-        self._incarnation = incarnation
-        self._ucx_tls = ",".join(tls)
-        self._net_devices = config.nixl_net_devices
-        self._memory = memory
-
-    def next_life(self) -> AgentSettings:
-        self.epoch += 1
-        name = f"{self._incarnation}.{self.epoch}"
-        return AgentSettings(name, self._ucx_tls, self._net_devices)
-
-    def region(self, base_address: int) -> Region:
-        memory = self._memory
-        return Region(
-            base_address,
-            memory.block_bytes,
-            memory.num_blocks,
-            memory.memory_kind,
-            memory.device_id,
-        )
-
-    def descriptor(self, region: Region, metadata: bytes) -> kv_source_pb2.MemoryDescriptor:
-        descriptor = kv_source_pb2.MemoryDescriptor(agent_metadata=metadata, **region._asdict())
-        descriptor.digest = descriptor_digest(descriptor)
-        return descriptor
-
-
-def verified_region(descriptor: kv_source_pb2.MemoryDescriptor) -> Region:
-    """A source's pool, from a descriptor that arrived whole. Raises TransportError."""
-    if descriptor.digest != descriptor_digest(descriptor):
-        raise TransportError("the source's memory descriptor was damaged on its way")
-    return Region(
-        descriptor.base_address,
-        descriptor.block_bytes,
-        descriptor.num_blocks,
-        descriptor.memory_kind,
-        descriptor.device_id,
-    )
-
-
-def refuse_network() -> None:
-    """See the module's docstring. Raises TransportError."""
-    raise TransportError(
-        "nixl would read over TCP: cross-memory attach does not reach the source "
-        "(another machine, user or pid namespace, or ptrace is restricted)"
-    )
 
 
 class NixlTransport:
@@ -120,7 +48,7 @@ class NixlTransport:
         self._memory = memory
         self._thread = thread
         self._on_change = on_change
-        self._identity = AgentIdentity(config, incarnation, memory)
+        self._identity = AgentIdentity("nixl", config, incarnation, memory)
         self._agent: NixlAgent | None = None
         self._wait_s = config.reconnect_min_s
         self._serving = False
@@ -138,7 +66,7 @@ class NixlTransport:
         if self._agent is None:
             raise AgentLostError("the nixl agent is being rebuilt")
         peer = NixlPeer(self._agent, descriptor.agent_metadata, region)
-        return InsidePeer(peer, self._identity.may_use_network)
+        return InsidePeer(peer, self._identity)
 
     def serve(self, active: bool) -> None:
         if active and not self._serving:
@@ -189,9 +117,9 @@ class NixlTransport:
 class InsidePeer:
     """One source's pool. Useless once its agent is closed."""
 
-    def __init__(self, peer: NixlPeer, may_use_network: bool) -> None:
+    def __init__(self, peer: NixlPeer, identity: AgentIdentity) -> None:
         self._peer = peer
-        self._may_use_network = may_use_network
+        self._identity = identity
         self.last_read_was_local: bool | None = None
 
     def read(
@@ -203,9 +131,8 @@ class InsidePeer:
         raise TransportError("the source sent bytes that are read from its memory")
 
     def check_lane(self) -> None:
-        """Refuse TCP (see the module's docstring). Judges the last read made."""
-        if self.last_read_was_local is False and not self._may_use_network:
-            refuse_network()
+        """Judges the last read made."""
+        self._identity.check_lane(self.last_read_was_local)
 
     def close(self) -> None:
         self._peer.close()

@@ -25,13 +25,14 @@ from tests.integration.transfer_rig import (
     open_source,
     until,
 )
+from tests.transports import TRANSPORTS, needs_ucxx
 
 BLOCKS = [3, 9, 4, 5, 20]
 LOCAL = [10, 11, 12, 1, 0]
 NUM_TOKENS = 4 * BLOCK_SIZE + 3
 
 
-@pytest.fixture(params=["inline", "nixl"])
+@pytest.fixture(params=TRANSPORTS)
 def transport(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -355,26 +356,27 @@ async def test_no_common_transport_is_named() -> None:
 
 async def test_plain_tcp_is_refused_unless_allowed() -> None:
     async with open_source(config("nixl", transports=("nixl", "inline"))) as source:
-        async with open_reader(config("nixl", nixl_tls=("tcp",)), incarnation="a") as reader:
+        async with open_reader(config("nixl", ucx_tls=("tcp",)), incarnation="a") as reader:
             reader.pairs.set_peers("router", [source.key])
             pair = await reader.wait_for(source.key, worker_pb2.PAIR_STATE_FAILED)
             assert "nixl would read over TCP" in pair.message
-        either = config("nixl", nixl_tls=("tcp",), transports=("nixl", "inline"))
+        either = config("nixl", ucx_tls=("tcp",), transports=("nixl", "inline"))
         async with open_reader(either, incarnation="b") as reader:
             pair = await reader.connect(source)
             assert pair.transport == "inline"
             assert "nixl would read over TCP" in pair.message
             assert reader.pairs.counters.num_transport_fallbacks == 1
-        allowed = config("nixl", nixl_tls=("tcp",), allow_nixl_tcp=True, allow_faults=True)
+        allowed = config("nixl", ucx_tls=("tcp",), allow_nixl_tcp=True, allow_faults=True)
         async with open_reader(allowed, incarnation="c") as reader:
             pair = await reader.connect(source)
             assert pair.transport == "nixl"
 
 
-async def test_a_damaged_descriptor_never_reaches_the_library() -> None:
-    async with open_source(config("nixl")) as source, open_reader(config("nixl")) as reader:
-        transport = reader.endpoint.transports["nixl"]
-        descriptor = source.endpoint.transports["nixl"].descriptor()
+@pytest.mark.parametrize("name", ["nixl", pytest.param("ucxx", marks=needs_ucxx)])
+async def test_a_damaged_descriptor_never_reaches_the_library(name: str) -> None:
+    async with open_source(config(name)) as source, open_reader(config(name)) as reader:
+        transport = reader.endpoint.transports[name]
+        descriptor = source.endpoint.transports[name].descriptor()
         assert descriptor is not None
         metadata = bytearray(descriptor.agent_metadata)
         metadata[len(metadata) // 2] ^= 1

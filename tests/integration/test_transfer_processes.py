@@ -15,9 +15,9 @@ import pytest
 import xxhash
 
 from diptych.v1 import decode_pb2, worker_pb2
+from kvtransfer.child_transport import ChildTransport
 from kvtransfer.endpoint import TransferEndpoint
 from kvtransfer.lease_pull import LeasePull
-from kvtransfer.nixl_child import NixlChildTransport
 from kvtransfer.pairs import PeerKey
 from kvtransfer.pull import PullError, PullRequest
 from tests.integration.transfer_rig import (
@@ -29,10 +29,10 @@ from tests.integration.transfer_rig import (
     until,
 )
 from tests.integration.transfer_source import LEASED
+from tests.transports import TRANSPORTS
 
 LOCAL = tuple(range(len(LEASED)))
 NUM_TOKENS = len(LEASED) * BLOCK_SIZE
-TRANSPORTS = ["inline", "nixl"]
 
 
 @dataclass
@@ -162,7 +162,7 @@ async def test_a_stopped_source_is_lost_and_heals_when_it_continues(transport: s
 
 
 BIG = 2 * 2**20
-TCP = {"nixl_tls": ("tcp",), "allow_nixl_tcp": True, "allow_faults": True}
+TCP = {"ucx_tls": ("tcp",), "allow_nixl_tcp": True, "allow_faults": True}
 
 
 async def until_reading(pull: LeasePull) -> None:
@@ -239,7 +239,7 @@ async def test_a_source_killed_while_it_is_read_loses_the_pull() -> None:
 
 def agent_pid(endpoint: TransferEndpoint) -> int:
     transport = endpoint.transports["nixl"]
-    assert isinstance(transport, NixlChildTransport)
+    assert isinstance(transport, ChildTransport)
     assert transport.process is not None
     return transport.process.pid
 
@@ -250,7 +250,7 @@ async def test_a_dead_or_hanging_agent_is_replaced_and_the_worker_stays(
     side: str, number: signal.Signals
 ) -> None:
     """Whether it crashes or hangs, the pair is proven anew; leases and tickets stand."""
-    settings = config("nixl", nixl_answer_s=0.8)
+    settings = config("nixl", agent_answer_s=0.8)
     async with open_source(settings) as source, open_reader(settings) as reader:
         await reader.connect(source)
         content = source.fill(LOCAL[:4])

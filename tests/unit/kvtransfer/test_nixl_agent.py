@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from kvtransfer import nixl_agent
-from kvtransfer.nixl_agent import AgentSettings, NixlAgent, Region
+from kvtransfer.agent import AgentSettings, Region
+from kvtransfer.nixl_agent import NixlAgent
 from kvtransfer.nixl_reads import NixlCopy, NixlPeer
 from kvtransfer.transport import SourceLostError, TransportError
 

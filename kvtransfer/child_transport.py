@@ -1,4 +1,4 @@
-"""The nixl transport with its agent in a process of its own (see ``nixl_transport``).
+"""A transport whose agent, of any library, is in a process of its own (``agent_main``).
 
 Whatever crashes or hangs in the library ends that process, never this one; its reads
 are over with it, for certain, and a new one is started. Transfer thread only.
@@ -13,11 +13,11 @@ from typing import NoReturn
 import numpy as np
 
 from diptych.v1 import kv_source_pb2
+from kvtransfer.agent_identity import AgentIdentity, verified_region
 from kvtransfer.agent_process import AgentProcess, SharedPool
 from kvtransfer.agent_wire import Kind, Message, ReadCommand, pack_peer, unpack_error
 from kvtransfer.config import TransferConfig
 from kvtransfer.memory import PoolMemory
-from kvtransfer.nixl_transport import AgentIdentity, refuse_network, verified_region
 from kvtransfer.transfer_thread import TransferThread
 from kvtransfer.transport import AgentLostError, TransportError
 
@@ -26,24 +26,24 @@ logger = logging.getLogger(__name__)
 _STEADY_S = 10.0  # a process that lived for this long is replaced at once
 
 
-class NixlChildTransport:
+class ChildTransport:
     """One process at a time; the next one follows, after a growing pause if they die young."""
-
-    name = "nixl"
 
     def __init__(
         self,
+        name: str,
         config: TransferConfig,
         incarnation: str,
         memory: PoolMemory,
         thread: TransferThread,
         on_change: Callable[[], None],
     ) -> None:
-        """Start the process. ``memory`` must be shared.
+        """Start the process. ``name`` is the library's; ``memory`` must be shared.
 
         ``on_change`` is called whenever ``ready`` or ``problem`` changed.
         """
         assert memory.shared_fd is not None
+        self.name = name
         self.ready = False
         self.problem = ""
         self.process: AgentProcess | None = None
@@ -51,7 +51,7 @@ class NixlChildTransport:
         self._thread = thread
         self._on_change = on_change
         self._pool = SharedPool(memory.shared_fd, memory.block_bytes, memory.num_blocks)
-        self._identity = AgentIdentity(config, incarnation, memory)
+        self._identity = AgentIdentity(name, config, incarnation, memory)
         self._descriptor: kv_source_pb2.MemoryDescriptor | None = None
         self._copies: dict[int, ChildCopy] = {}  # posted, not ended
         self._ids = itertools.count(1)  # of peers and reads
@@ -63,13 +63,13 @@ class NixlChildTransport:
 
     def descriptor(self) -> kv_source_pb2.MemoryDescriptor:
         if self._descriptor is None:
-            raise TransportError("the nixl agent is being rebuilt")
+            raise TransportError(f"the {self.name} agent is being rebuilt")
         return self._descriptor
 
     def connect(self, descriptor: kv_source_pb2.MemoryDescriptor) -> "ChildPeer":
         region = verified_region(descriptor)
         if not self.ready:
-            raise AgentLostError("the nixl agent is being rebuilt")
+            raise AgentLostError(f"the {self.name} agent is being rebuilt")
         peer = ChildPeer(self, next(self._ids), self._identity.epoch)
         payload = pack_peer(region, descriptor.agent_metadata)
         self.send(Message(Kind.CONNECT, peer.id, payload))
@@ -96,9 +96,8 @@ class NixlChildTransport:
     def epoch(self) -> int:
         return self._identity.epoch
 
-    @property
-    def may_use_network(self) -> bool:
-        return self._identity.may_use_network
+    def check_lane(self, last_read_was_local: bool | None) -> None:
+        self._identity.check_lane(last_read_was_local)
 
     def send(self, message: Message) -> None:
         if self.process is not None:
@@ -130,10 +129,10 @@ class NixlChildTransport:
         self.process = self._descriptor = None
         lost = len(self._copies)
         for copy in self._copies.values():
-            copy.ended(error=AgentLostError(f"the nixl agent's process ended: {why}"))
+            copy.ended(error=AgentLostError(f"the {self.name} agent's process ended: {why}"))
         self._copies.clear()
         if not self.ready and not self.problem:
-            self.problem = f"the nixl agent's process ended as it started: {why}"
+            self.problem = f"the {self.name} agent's process ended as it started: {why}"
         self.ready = False
         self._on_change()
         if self._closed:
@@ -141,8 +140,13 @@ class NixlChildTransport:
         if time.monotonic() - self._started_s > _STEADY_S:
             self._wait_s = 0.0
         logger.error(
-            "nixl agent's process ended",
-            extra={"why": self.problem or why, "num_reads": lost, "wait_s": self._wait_s},
+            "transport agent's process ended",
+            extra={
+                "transport": self.name,
+                "why": self.problem or why,
+                "num_reads": lost,
+                "wait_s": self._wait_s,
+            },
         )
         self._thread.later(self._wait_s, self._start)
         doubled_s = max(2 * self._wait_s, self._config.reconnect_min_s)
@@ -154,21 +158,22 @@ class NixlChildTransport:
         self._started_s = time.monotonic()
         try:
             self.process = AgentProcess(
+                self.name,
                 self._identity.next_life(),
                 self._pool,
                 self,
                 self._thread,
-                self._config.nixl_answer_s,
+                self._config.agent_answer_s,
             )
         except OSError as error:
-            self.problem = f"the nixl agent's process cannot start: {error}"
+            self.problem = f"the {self.name} agent's process cannot start: {error}"
             self.on_end(str(error))
 
 
 class ChildPeer:
     """One source's pool. Useless once the process that knew it has ended."""
 
-    def __init__(self, transport: NixlChildTransport, id_: int, epoch: int) -> None:
+    def __init__(self, transport: ChildTransport, id_: int, epoch: int) -> None:
         self.id = id_
         self.last_read_was_local: bool | None = None
         self._transport = transport
@@ -193,9 +198,8 @@ class ChildPeer:
         raise TransportError("the source sent bytes that are read from its memory")
 
     def check_lane(self) -> None:
-        """Refuse TCP (see ``nixl_transport``). Judges the last read made."""
-        if self.last_read_was_local is False and not self._transport.may_use_network:
-            refuse_network()
+        """Judges the last read made."""
+        self._transport.check_lane(self.last_read_was_local)
 
     def close(self) -> None:
         if self.usable:
@@ -208,9 +212,7 @@ class ChildCopy:
 
     wakes = True
 
-    def __init__(
-        self, transport: NixlChildTransport, peer: ChildPeer, command: ReadCommand
-    ) -> None:
+    def __init__(self, transport: ChildTransport, peer: ChildPeer, command: ReadCommand) -> None:
         self._transport = transport
         self._peer = peer
         self._command = command

@@ -1,0 +1,10 @@
+"""The transports that tests run over."""
+
+import importlib.util
+
+import pytest
+
+needs_ucxx = pytest.mark.skipif(
+    importlib.util.find_spec("ucxx") is None, reason="ucxx is not installed: the extra ucxx"
+)
+TRANSPORTS = ["inline", "nixl", pytest.param("ucxx", marks=needs_ucxx)]

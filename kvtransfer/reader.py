@@ -68,6 +68,7 @@ class Pull:
         self._quarantine = quarantine
         self._timers = timers
         self._inbox: asyncio.Queue[FetchEvent | Landed | TransportError] = asyncio.Queue()
+        self._failure: PullError | None = None  # why we gave up
         self._window = asyncio.Semaphore(MAX_UNWRITTEN_MESSAGES)
         self._write_lock = asyncio.Lock()
         self._reads = ReadGroup(
@@ -131,11 +132,12 @@ class Pull:
         try:
             await first_to_end(
                 receive=partial(self._receive, call),
-                drive=partial(self._drive, call, machine, self._link),
+                drive=partial(self._drive_or_part, call, machine, self._link),
                 beat=partial(self._beat, call),
             )
         finally:
             call.cancel()
+            self._failure = None  # the same as in _receive
         num_tokens = self._plan.end_token - self._plan.open.first_token
         num_bytes = machine.num_blocks * self._endpoint.memory.block_bytes
         return PullResult(stats=self._clock.stats(self._link.transport, num_bytes, num_tokens))
@@ -151,27 +153,29 @@ class Pull:
             await asyncio.sleep(0.005)
 
     async def _receive(self, call: FetchCall) -> None:
-        """Read the stream into the inbox. Never returns: raises how the stream ended."""
+        """Read the stream into the inbox. Never returns: raises how the pull ended with it."""
+        failure = PullError(decode_pb2.PULL_FAILURE_SOURCE_LOST, "the source ended the stream")
         try:
             await self._write(call, FetchCommand(open=self._plan.open))
-            while True:
-                event = await call.read()
-                if not isinstance(event, FetchEvent):  # EOF
-                    break
+            while isinstance(event := await call.read(), FetchEvent):  # until EOF
                 if event.HasField("ended"):
-                    raise stream_failure(rpc.from_failure(event.ended))
-                if event.HasField("data"):
+                    failure = stream_failure(rpc.from_failure(event.ended))
+                    break
+                if event.HasField("data") and self._failure is None:
                     await self._window.acquire()
                 self._inbox.put_nowait(event)
         except grpc.aio.AioRpcError as error:
-            raise stream_failure(rpc.from_rpc_error(error)) from error
+            failure = stream_failure(rpc.from_rpc_error(error))
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
             # the peer's status was CANCELLED
-            raise PullError(decode_pb2.PULL_FAILURE_SOURCE_LOST, "the source cancelled") from None
-        raise PullError(decode_pb2.PULL_FAILURE_SOURCE_LOST, "the source ended the stream")
+            failure = PullError(decode_pb2.PULL_FAILURE_SOURCE_LOST, "the source cancelled")
+        try:
+            raise self._failure or failure
+        finally:
+            del failure  # no reference cycle may keep the call
 
     async def _beat(self, call: FetchCall) -> None:
         while True:
@@ -183,6 +187,28 @@ class Pull:
             # Raised when the call ended: _receive knows how.
             with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 await call.write(command)
+
+    async def _drive_or_part(self, call: FetchCall, machine: PullMachine, link: Link) -> None:
+        """Drive; where we give up, let the source end the stream before anybody hears of it.
+
+        Else the fetch might still be open there when the router has granted the next one.
+        """
+        try:
+            await self._drive(call, machine, link)
+        except PullError as error:
+            if error.failure != decode_pb2.PULL_FAILURE_SOURCE_LOST:
+                self._failure = error  # _receive raises it
+                self._window.release()
+                await self._part(call)
+            raise
+
+    async def _part(self, call: FetchCall) -> None:
+        """Half-close; _receive ends this wait once the source has ended the stream."""
+        with contextlib.suppress(TimeoutError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            async with asyncio.timeout(self._timers.heartbeat_s / 4):
+                async with self._write_lock:
+                    await call.done_writing()
+                await asyncio.Event().wait()
 
     async def _drive(self, call: FetchCall, machine: PullMachine, link: Link) -> None:
         """The one task that moves the machine. Returns once the pull is proven."""

@@ -103,6 +103,9 @@ class ScriptedCall:
     def cancel(self) -> bool:
         return bool(self._call.cancel())
 
+    async def done_writing(self) -> None:
+        await self._call.done_writing()
+
     async def write(self, command: FetchCommand) -> None:
         kind = command.WhichOneof("command") or ""
         fault = self._faults.at(_POINTS[kind]) if kind in _POINTS else None

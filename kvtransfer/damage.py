@@ -16,7 +16,10 @@ _FIELD: Final = {
 
 
 def corrupted(message: Message, field: str, rng: random.Random) -> None:
-    """Change one bit (an integer's at 2**20, so that it is far off) or one letter, in place."""
+    """Change one bit (an integer's at 2**20, so that it is far off) or one letter, in place.
+
+    Of several integers, exchange two: a block next to the right one may hold the same bytes.
+    """
     name, value = _field_of(message, field)
     if name is None:
         return
@@ -30,8 +33,12 @@ def corrupted(message: Message, field: str, rng: random.Random) -> None:
         _set(message, name, value ^ (1 << 20))
     elif len(value):
         index = rng.randrange(len(value))
-        one = value[index]
-        value[index] = _flipped(one, rng) if isinstance(one, bytes) else one ^ 1
+        if isinstance(value[index], bytes):
+            value[index] = _flipped(value[index], rng)
+        elif len(value) == 1:
+            value[index] ^= 1
+        else:
+            value[index], value[index - 1] = value[index - 1], value[index]
 
 
 def truncated(message: Message, field: str) -> None:

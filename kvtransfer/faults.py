@@ -45,8 +45,9 @@ class FaultRule(BaseModel):
     at: Point = Field(description="The point of a pull where it happens.")
     do: Deed = Field(
         description="drop: it never comes (a read: reported done, nothing landed). delay: by "
-        "seconds. duplicate. corrupt: one bit. truncate: the second half is missing. reorder: a "
-        "message after the next one; a read: its first and last half swapped. At open, replay: "
+        "seconds. duplicate. corrupt: one bit, or two of a list's numbers "
+        "exchanged. truncate: the second half is missing. reorder: a message after the next one; a "
+        "read: its first and last half swapped. At open, replay: "
         "an earlier pull's ticket; swap: that of the next pull to come here, which gets this "
         "one's. At a source, revoke: another grant takes the ticket's place. "
         "At read, hang: never ends; linger: lands, but ends only seconds later; fail: ends with "

@@ -88,6 +88,12 @@ class TransferConfig(BaseModel):
     )
     reconnect_min_s: float = Field(0.1, gt=0, description="First wait before a pair is retried, s.")
     reconnect_max_s: float = Field(5.0, gt=0, description="Longest wait between retries, s.")
+    reprove_s: float = Field(
+        30.0,
+        gt=0,
+        description="How often a pair that is proven over a less wanted transport tries the better "
+        "ones again, s.",
+    )
     quarantine_max_s: float = Field(
         10.0,
         gt=0,

@@ -3,9 +3,10 @@
 from collections.abc import Callable
 
 from diptych.v1 import decode_pb2
+from kvtransfer.link import Link
 from kvtransfer.pair import SourcePair
 from kvtransfer.pull import PullError, PullResult
-from kvtransfer.reader import Link, Pull
+from kvtransfer.reader import Pull
 
 MAX_FETCHES = 4  # an agent that ends each time is no connection
 
@@ -75,7 +76,8 @@ class LeasePull:
                 self._on_refetch()
             self._fetch = self._open_fetch(link)
             try:
-                result = await self._fetch.run()
+                with link.fetching():
+                    result = await self._fetch.run()
             except PullError as error:
                 if _is_loss(error) and pair.link is link:
                     pair.lost(error.message)
@@ -83,7 +85,8 @@ class LeasePull:
                     raise
                 failed = error
             else:
-                pair.measured(result.stats)
+                if pair.link is link:
+                    pair.measured(result.stats)
                 return result
         raise failed
 

@@ -1,4 +1,4 @@
-"""One source as its reader keeps it: connect, compare, prove, measure; again after a loss."""
+"""One source as its reader keeps it: proven over the best transport; again after a loss."""
 
 import asyncio
 import logging
@@ -10,19 +10,12 @@ from typing import NamedTuple
 import grpc
 
 from diptych import rpc
-from diptych.errors import DiptychError, LayoutMismatchError, TransferInterruptedError
-from diptych.timers import Timers
-from diptych.v1 import common_pb2, decode_pb2, kv_source_pb2, worker_pb2
-from diptych.v1 import kv_source_pb2_grpc as pb_grpc
-from kvtransfer.endpoint import REBUILD_WAIT_S, TransferEndpoint
-from kvtransfer.failures import connect_failure, read_failure
-from kvtransfer.layout import compare_layouts
-from kvtransfer.memory import ScratchBlocks
+from diptych.errors import DiptychError, LayoutMismatchError
+from diptych.v1 import common_pb2, decode_pb2, worker_pb2
+from kvtransfer.link import Link
+from kvtransfer.proof import LinkProver, ProbeKit, ProvenLink
 from kvtransfer.pull import PullError
-from kvtransfer.quarantine import Quarantine
 from kvtransfer.race import first_to_end
-from kvtransfer.reader import Link, Pull, PullPlan
-from kvtransfer.transport import Peer, TransportError
 
 logger = logging.getLogger(__name__)
 
@@ -36,15 +29,6 @@ class PeerKey(NamedTuple):
 
     address: str
     incarnation: str
-
-
-class ProbeKit(NamedTuple):
-    """What every pair needs to prove itself."""
-
-    endpoint: TransferEndpoint
-    scratch: ScratchBlocks
-    quarantine: Quarantine  # of scratch blocks: they are freed when it ends
-    timers: Timers
 
 
 class SourcePair:
@@ -112,13 +96,15 @@ class SourcePair:
         config = self._kit.endpoint.config
         wait_s = config.reconnect_min_s
         async with rpc.channel(self.key.address) as channel:
-            stub: pb_grpc.KVSourceAsyncStub = pb_grpc.KVSourceStub(channel)
+            prover = LinkProver(self._kit, self.key.incarnation, channel)
             while True:
                 try:
-                    await self._prove(stub)
+                    await self._prove(prover)
                     wait_s = config.reconnect_min_s
                     await first_to_end(
-                        lost=self._until_lost, channel=partial(self._until_down, channel)
+                        lost=self._until_lost,
+                        channel=partial(self._until_down, channel),
+                        improve=partial(self._keep_improving, prover),
                     )
                 except LayoutMismatchError as error:
                     logger.error(
@@ -137,7 +123,7 @@ class SourcePair:
                     await asyncio.sleep(wait_s)
                     wait_s = min(2 * wait_s, config.reconnect_max_s)
 
-    async def _prove(self, stub: "pb_grpc.KVSourceAsyncStub") -> None:
+    async def _prove(self, prover: LinkProver) -> None:
         """Connect over the first transport that works. Raises DiptychError."""
         wanted = list(self._kit.endpoint.transports)
         failures: dict[str, str] = {}
@@ -145,10 +131,9 @@ class SourcePair:
         while wanted:
             name = wanted[0]
             try:
-                response = await self._connect(stub, wanted)
+                response = await prover.connect(wanted)
                 name = response.transport
-                link = await self._open_link(stub, response)
-                rate = await self._probe(link)
+                proven = await prover.prove(response)
             except PullError as error:
                 if error.agent_lost and num_agent_tries < _AGENT_TRIES:
                     num_agent_tries += 1
@@ -170,87 +155,60 @@ class SourcePair:
                     self._on_fallback()
                 continue
             failures.pop(name, None)
-            self._bytes_per_s = rate
             self._lost.clear()
-            self.link = link
-            self._become(worker_pb2.PAIR_STATE_PROVEN, _listed(failures))
+            self._use(proven, failures)
             return
         raise PullError(decode_pb2.PULL_FAILURE_TRANSPORT, _listed(failures))
 
-    async def _connect(
-        self, stub: "pb_grpc.KVSourceAsyncStub", wanted: list[str]
-    ) -> kv_source_pb2.ConnectResponse:
-        endpoint = self._kit.endpoint
-        request = kv_source_pb2.ConnectRequest(
-            reader_incarnation=endpoint.incarnation, layout=endpoint.layout, transports=wanted
-        )
-        try:
-            response = await stub.Connect(request, timeout=self._kit.timers.lost_peer_s)
-        except grpc.aio.AioRpcError as error:
-            raise connect_failure(rpc.from_rpc_error(error)) from error
-        compare_layouts(endpoint.layout, response.layout)
-        if response.source_incarnation != self.key.incarnation:
-            raise TransferInterruptedError(
-                f"at this address is {response.source_incarnation}, not {self.key.incarnation}"
+    async def _keep_improving(self, prover: LinkProver) -> None:
+        """Try the transports that are wanted more again and again, beside the pulls under way."""
+        while True:
+            await asyncio.sleep(self._kit.endpoint.config.reprove_s)
+            if self.link is None:
+                continue
+            try:
+                await self._improve(prover, self.link)
+            except DiptychError as error:
+                self._log_no_better(error)
+
+    async def _improve(self, prover: LinkProver, link: Link) -> None:
+        """Replace ``link`` by a better one, if that can be proven. Raises DiptychError."""
+        ranked = list(self._kit.endpoint.transports)
+        wanted = ranked[: ranked.index(link.transport) + 1]
+        failures: dict[str, str] = {}
+        while wanted[0] != link.transport:
+            response = await prover.connect(wanted)
+            if response.transport == link.transport:  # all that the source can offer
+                return
+            try:
+                proven = await prover.prove(response)
+            except PullError as error:
+                self._log_no_better(error)
+                failures[response.transport] = error.message
+                wanted = wanted[wanted.index(response.transport) + 1 :]
+                continue
+            if self.link is not link:  # the pair was lost meanwhile
+                proven.link.close()
+                return
+            link.retire()
+            logger.info(
+                "better transport proven",
+                extra={
+                    "source": self.key.address,
+                    "transport": response.transport,
+                    "before": link.transport,
+                },
             )
-        if response.transport not in wanted:
-            raise LayoutMismatchError(
-                f"transports: the source chose {response.transport!r} of {wanted}",
-                field="transports",
-            )
-        return response
+            self._use(proven, failures)
+            return
 
-    async def _open_link(
-        self, stub: "pb_grpc.KVSourceAsyncStub", response: kv_source_pb2.ConnectResponse
-    ) -> Link:
-        endpoint = self._kit.endpoint
-        transport = endpoint.transports[response.transport]
-        await endpoint.until_ready(transport, REBUILD_WAIT_S)
-        opened: list[Peer] = []  # filled by the thread even if we are cancelled meanwhile
-        try:
-            await endpoint.thread.call(lambda: opened.append(transport.connect(response.memory)))
-        except TransportError as error:
-            raise read_failure(error) from error
-        except BaseException:
-            endpoint.thread.post(partial(_close_all, opened))
-            raise
-        return Link(stub, response.transport, opened[0])
+    def _use(self, proven: ProvenLink, failures: dict[str, str]) -> None:
+        self.link, self._bytes_per_s = proven
+        self._become(worker_pb2.PAIR_STATE_PROVEN, _listed(failures))
 
-    async def _probe(self, link: Link) -> float:
-        """Move random blocks twice, the second time warm. Returns bytes/s. Raises PullError."""
-        endpoint = self._kit.endpoint
-        try:
-            await self._pull_probe(link)
-            stats = await self._pull_probe(link)
-            await endpoint.thread.call(link.peer.check_lane)
-        except TransportError as error:
-            endpoint.thread.post(link.peer.close)
-            raise PullError(decode_pb2.PULL_FAILURE_TRANSPORT, str(error)) from error
-        except BaseException:
-            endpoint.thread.post(link.peer.close)
-            raise
-        return stats.num_bytes / max(stats.read_s, 1e-9)
-
-    async def _pull_probe(self, link: Link) -> common_pb2.TransferStats:
-        kit = self._kit
-        num_blocks = kit.endpoint.config.probe_blocks
-        plan = PullPlan(
-            open=kv_source_pb2.FetchOpen(
-                reader_incarnation=kit.endpoint.incarnation,
-                source_incarnation=self.key.incarnation,
-                num_probe_blocks=num_blocks,
-                transport=link.transport,
-            ),
-            end_token=num_blocks * kit.endpoint.layout.block_size,
-            prompt_digest=b"",
-            local_block_ids=tuple(kit.scratch.allocate(num_blocks)),
-        )
-        pull = Pull(plan, link, kit.endpoint, kit.quarantine, kit.timers)
-        try:
-            return (await pull.run()).stats
-        finally:
-            unfinished = pull.abandon()
-            kit.scratch.free([b for b in plan.local_block_ids if b not in unfinished])
+    def _log_no_better(self, error: DiptychError) -> None:
+        extra = {"source": self.key.address, "error": error.message}
+        logger.debug("no better transport", extra=extra)
 
     async def _until_lost(self) -> None:
         await self._lost.wait()
@@ -276,12 +234,7 @@ class SourcePair:
     def _disconnect(self) -> None:
         link, self.link = self.link, None
         if link is not None:
-            self._kit.endpoint.thread.post(partial(link.peer.close))
-
-
-def _close_all(peers: list[Peer]) -> None:
-    for peer in peers:
-        peer.close()
+            link.close()
 
 
 def _listed(failures: dict[str, str]) -> str:

@@ -11,11 +11,13 @@ from diptych.v1 import decode_pb2, kv_source_pb2, worker_pb2
 from kvtransfer.counters import ReaderCounters
 from kvtransfer.endpoint import TransferEndpoint
 from kvtransfer.lease_pull import LeasePull
+from kvtransfer.link import Link
 from kvtransfer.memory import ScratchBlocks
-from kvtransfer.pair import PeerKey, ProbeKit, SourcePair
+from kvtransfer.pair import PeerKey, SourcePair
+from kvtransfer.proof import ProbeKit
 from kvtransfer.pull import PullError, PullRequest, PullResult
 from kvtransfer.quarantine import Quarantine
-from kvtransfer.reader import Link, Pull, PullPlan
+from kvtransfer.reader import Pull, PullPlan
 
 __all__ = ["PairTable", "PeerKey"]
 

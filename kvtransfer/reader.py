@@ -11,29 +11,21 @@ import grpc
 from diptych import rpc
 from diptych.timers import Timers
 from diptych.v1 import common_pb2, decode_pb2, kv_source_pb2
-from diptych.v1 import kv_source_pb2_grpc as pb_grpc
 from diptych.v1.kv_source_pb2 import FetchCommand, FetchEvent
 from kvtransfer.endpoint import TransferEndpoint
 from kvtransfer.failures import read_failure, stream_failure
+from kvtransfer.link import Link
 from kvtransfer.liveness import PeerLiveness
 from kvtransfer.pull import PullError, PullMachine, PullResult, PullState
 from kvtransfer.pull_clock import PullClock
 from kvtransfer.quarantine import Quarantine
 from kvtransfer.race import first_to_end
 from kvtransfer.reads import Landed, ReadGroup
-from kvtransfer.transport import Peer, TransportError
+from kvtransfer.transport import TransportError
 
 FetchCall: TypeAlias = "grpc.aio.StreamStreamCall[FetchCommand, FetchEvent]"
 
 MAX_UNWRITTEN_MESSAGES = 8  # inline: received, not yet copied into blocks
-
-
-class Link(NamedTuple):
-    """A connected source: its stub, and its memory over one transport."""
-
-    stub: "pb_grpc.KVSourceAsyncStub"
-    transport: str
-    peer: Peer
 
 
 class PullPlan(NamedTuple):

@@ -11,18 +11,16 @@ import os
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from diptych.errors import DiptychError
 from diptych.v1.kv_source_pb2 import FetchCommand, FetchEvent
 from kvtransfer import damage
 from kvtransfer.faults import Fault, FaultScript, Point, PullFaults
 from kvtransfer.lease import LeaseTable
+from kvtransfer.link import Link
 from kvtransfer.memory import PoolMemory
 from kvtransfer.transport import Copy, Peer, TransportError
-
-if TYPE_CHECKING:
-    from kvtransfer.reader import Link
 
 _POINTS: dict[str, Point] = {
     "open": "open",
@@ -49,13 +47,11 @@ class FaultSwitch:
         self.used_tickets: deque[bytes] = deque(maxlen=64)  # of proven pulls, oldest first
         self._swap: tuple[bytes, asyncio.Future[bytes]] | None = None  # waits for another pull
 
-    def link(self, link: "Link", num_tokens: int) -> "Link":
+    def link(self, link: Link, num_tokens: int) -> Link:
         """``link`` as one pull of a sequence of so many tokens meets it."""
         faults = self.script.of_pull(num_tokens)
-        return link._replace(
-            stub=cast("Any", ScriptedStub(self, faults, link.stub)),
-            peer=ScriptedPeer(self, faults, link.peer),
-        )
+        stub = cast("Any", ScriptedStub(self, faults, link.stub))
+        return Link(stub, link.transport, ScriptedPeer(self, faults, link.peer), link.close)
 
     def context(self, context: Any, leases: LeaseTable) -> "ScriptedContext":
         """A source's end of one Fetch."""

@@ -2,17 +2,20 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from diptych.v1 import common_pb2, decode_pb2, worker_pb2
 from kvtransfer.lease_pull import MAX_FETCHES, LeasePull
-from kvtransfer.pair import PeerKey, ProbeKit, SourcePair
+from kvtransfer.link import Link
+from kvtransfer.pair import PeerKey, SourcePair
+from kvtransfer.proof import ProbeKit
 from kvtransfer.pull import PullError, PullResult
-from kvtransfer.reader import Link, Pull
+from kvtransfer.reader import Pull
+from kvtransfer.transport import Peer
 
-LINK = cast(Link, object())
+LINK = Link(cast(Any, None), "nixl", cast(Peer, None), lambda: None)
 PROVEN = PullResult(stats=common_pb2.TransferStats())
 AGENT_LOST = PullError(decode_pb2.PULL_FAILURE_SOURCE_LOST, "agent", agent_lost=True)
 UNPROVEN = PullError(decode_pb2.PULL_FAILURE_UNPROVEN, "digest")

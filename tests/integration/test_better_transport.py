@@ -1,0 +1,117 @@
+"""A pair that fell back is proven over the wanted transport later, beside its pulls."""
+
+import asyncio
+import logging
+from functools import partial
+
+import pytest
+
+from diptych.v1 import worker_pb2
+from kvtransfer.child_transport import ChildTransport
+from tests.integration.transfer_rig import (
+    BLOCK_SIZE,
+    Reader,
+    Source,
+    config,
+    open_reader,
+    open_source,
+    until,
+)
+from tests.transports import AGENTS
+
+BLOCKS, LOCAL, OTHERS = range(4), range(10, 14), range(20, 24)
+NUM_TOKENS = 4 * BLOCK_SIZE
+AWAY_S = 1.0
+
+
+async def take_agent_away(source: Source, name: str) -> None:
+    """For ``AWAY_S``, a pause that an agent gets whose predecessor died young as well."""
+    transport = source.endpoint.transports[name]
+    assert isinstance(transport, ChildTransport)
+    await source.endpoint.rebuild()
+    await until(lambda: transport.process is not None)
+    await source.endpoint.rebuild()
+
+
+def has_confirmed(source: Source, num_fetches: int) -> bool:
+    return source.servicer.counters.num_confirmed >= num_fetches
+
+
+async def until_over(reader: Reader, transport: str) -> None:
+    """Watch the one pair; it may at no time be anything but proven."""
+    async with asyncio.timeout(5):
+        while True:
+            (pair,) = reader.pairs.pairs()
+            assert pair.state == worker_pb2.PAIR_STATE_PROVEN, pair
+            if pair.transport == transport:
+                return
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("name", AGENTS)
+async def test_a_source_whose_agent_comes_back(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    both = (name, "inline")
+    of_source = config(name, transports=both, reconnect_min_s=AWAY_S, reconnect_max_s=AWAY_S)
+    async with (
+        open_source(of_source) as source,
+        open_reader(config(name, transports=both, reprove_s=0.2)) as reader,
+    ):
+        await take_agent_away(source, name)
+        assert (await reader.connect(source)).transport == "inline"
+        content = source.fill(BLOCKS)
+        ticket = source.lease("lease", BLOCKS, NUM_TOKENS, "reader")
+        source.leases.announce("lease", BLOCK_SIZE)
+        caplog.set_level(logging.INFO, logger="kvtransfer")
+        caplog.clear()
+        async with asyncio.TaskGroup() as tasks:
+            request = reader.request(source, ticket, NUM_TOKENS, LOCAL)
+            pulling = tasks.create_task(reader.pairs.pull(request))
+            await until(lambda: reader.content(LOCAL[:1]) == content[:4096])
+            await until_over(reader, name)
+            assert not pulling.done()
+            source.leases.announce("lease", NUM_TOKENS)
+        assert pulling.result().stats.transport == "inline"
+        assert reader.content(LOCAL) == content
+
+        ticket = source.lease("next", BLOCKS, NUM_TOKENS, "reader")
+        source.leases.announce("next", NUM_TOKENS)
+        result = await reader.pairs.pull(reader.request(source, ticket, NUM_TOKENS, OTHERS))
+        assert result.stats.transport == name
+        assert reader.content(OTHERS) == content
+        (line,) = [r for r in caplog.records if r.name == "kvtransfer.pair"]
+        assert line.getMessage() == "better transport proven"
+        assert not reader.pairs.counters.num_pairs_failed
+        assert not reader.pairs.counters.num_refetches
+
+
+async def test_attempts_that_fail_are_not_noticed(caplog: pytest.LogCaptureFixture) -> None:
+    """A source that nixl reaches over TCP alone."""
+    both = ("nixl", "inline")
+    tcp = config("nixl", transports=both, ucx_tls=("tcp",), reprove_s=0.05)
+    async with open_source(config("nixl", transports=both)) as source, open_reader(tcp) as reader:
+        before = await reader.connect(source)
+        assert before.transport == "inline"
+        assert "nixl would read over TCP" in before.message
+        served = source.servicer.counters
+        num_confirmed = served.num_confirmed
+        caplog.set_level(logging.DEBUG, logger="kvtransfer.pair")
+        caplog.clear()
+        source.fill(BLOCKS)
+        for number in range(3):
+            num_probes = 2 * (number + 1)
+            await until(partial(has_confirmed, source, num_confirmed + num_probes))
+            ticket = source.lease(str(number), BLOCKS, NUM_TOKENS, "reader")
+            source.leases.announce(str(number), NUM_TOKENS)
+            await reader.pairs.pull(reader.request(source, ticket, NUM_TOKENS, LOCAL))
+            assert reader.content(LOCAL) == source.content(BLOCKS)
+        (after,) = reader.pairs.pairs()
+        assert (after.state, after.transport, after.message) == (
+            before.state,
+            before.transport,
+            before.message,
+        )
+        assert reader.pairs.counters.num_transport_fallbacks == 1
+        assert not served.num_refused
+        lines = [r for r in caplog.records if r.name == "kvtransfer.pair"]
+        assert {line.levelno for line in lines} == {logging.DEBUG}
+        await until(lambda: not reader.scratch.num_lent)

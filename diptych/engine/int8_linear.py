@@ -8,14 +8,18 @@ every batch size and with every kernel. On the CPU, for float32 inputs.
 
 from functools import cache
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from diptych.engine.linear import Linear
+from diptych.engine.workspace import Workspace
 from diptych.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from diptych.engine.kernels.loop import Call
 
 SPAN = 64  # inputs of a row that share a scale
 _SLICE_ROWS = 512
@@ -91,15 +95,19 @@ class PackedInt8Linear:
         self._num_spans = self._packed.shape[1] // int8_loops.SPAN_GROUPS
 
     def __call__(self, x: Tensor) -> Tensor:
-        num_rows, num_threads = len(x), torch.get_num_threads()
-        x = x.contiguous()
-        q = torch.empty((num_rows, self._num_spans * SPAN), dtype=self._row_dtype)
-        zeros = torch.empty((num_rows, self._num_spans), dtype=torch.int32)
-        scales = torch.empty((num_rows, self._num_spans))
-        out = torch.empty((num_rows, self.out_features))
-        self._quantise(
+        y = torch.empty(len(x), self.out_features)
+        for call in self.calls(x.contiguous(), y, Workspace(len(x))):
+            call.run(torch.get_num_threads())
+        return y
+
+    def calls(self, x: Tensor, y: Tensor, workspace: Workspace) -> "list[Call]":
+        """What computes y from x; any number of rows, both contiguous."""
+        num_rows = len(x)
+        q = workspace.take("int8.q", num_rows, self._num_spans * SPAN, self._row_dtype)
+        zeros = workspace.take("int8.zeros", num_rows, self._num_spans, torch.int32)
+        scales = workspace.take("int8.scales", num_rows, self._num_spans)
+        rounding = self._quantise.call(
             -(-num_rows // _ROWS_PER_ITEM),
-            num_threads,
             _ROWS_PER_ITEM,
             num_rows,
             self.in_features,
@@ -110,9 +118,8 @@ class PackedInt8Linear:
             zeros,
             scales,
         )
-        self._multiply(
+        product = self._multiply.call(
             self._num_tiles,
-            num_threads,
             num_rows,
             self._num_spans,
             self.out_features,
@@ -122,9 +129,9 @@ class PackedInt8Linear:
             self._packed,
             self._scales,
             0 if self._bias is None else self._bias,
-            out,
+            y,
         )
-        return out
+        return [rounding, product]
 
 
 def _pack(values: Tensor, channels: int, depth: int, blocks: int) -> Tensor:

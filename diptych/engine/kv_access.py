@@ -6,6 +6,7 @@ Knows the layout's arithmetic, not which blocks belong to whom. Model thread onl
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,6 +14,11 @@ from torch import Tensor
 from diptych.engine.int8_linear import quantise
 from diptych.engine.kv_cache import KVCache
 from diptych.engine.model_config import ModelConfig
+
+if TYPE_CHECKING:
+    from diptych.engine.kernels.loop import Call
+
+_SERIAL_SIZE = 1 << 15  # numbers; below, starting threads costs more than they do
 
 
 class KVAccess:
@@ -32,7 +38,6 @@ class KVAccess:
         self._rows_per_block = self._layout.num_runs
         self._runs = kv_cache.tensor.view(kv_cache.num_blocks * self._rows_per_block, -1)
         self._row_of_head = torch.arange(self._rows_per_layer, device=kv_cache.tensor.device)
-        self._num_threads = torch.get_num_threads()
         on_host = kv_cache.tensor.device.type == "cpu"
         self._write_slots = _slot_writer() if on_host and self._is_float32 else None
         self._write_int8 = _int8_writer() if on_host and self._layout.has_scales else None
@@ -46,6 +51,11 @@ class KVAccess:
     def _is_float32(self) -> bool:
         return self._dtype is torch.float32 and self.is_exact
 
+    @property
+    def has_loops(self) -> bool:
+        """Whether compiled loops write this cache."""
+        return self._write_slots is not None or self._write_int8 is not None
+
     def slot_rows(self, slots: Tensor) -> Tensor:
         """Where layer 0 of these slots goes. slots: [N] -> [N * 2 * num_kv_heads]."""
         block_ids, offsets = slots // self.block_size, slots % self.block_size
@@ -57,25 +67,31 @@ class KVAccess:
 
         int8: the error of an element is at most 1/254 of the largest of its token and head.
         """
-        tokens = kv.reshape(-1, self._head_dim)
-        first = layer * self._rows_per_layer * self.block_size
-        if self._write_slots is not None:
-            self._write_slots(tokens.contiguous(), slot_rows, first, self._runs, self._num_threads)
+        if self.has_loops:
+            num_threads = 1 if kv.numel() < _SERIAL_SIZE else torch.get_num_threads()
+            self.write_call(layer, slot_rows, kv).run(num_threads)
             return
-        slot_rows = slot_rows + first
+        tokens = kv.reshape(-1, self._head_dim)
+        slot_rows = slot_rows + self._first_slot(layer)
         if not self._layout.has_scales:
             slots = self._runs.view(-1, self._head_dim)
             slots.index_copy_(0, slot_rows, tokens.to(slots.dtype))
-            return
-        if self._write_int8 is not None:
-            tokens = tokens.float().contiguous()
-            self._write_int8(tokens, slot_rows, self._runs, self.block_size)
             return
         rows, offsets = slot_rows // self.block_size, slot_rows % self.block_size
         quantised = quantise(tokens.float())
         values, scales = self._parts(self._runs)
         values[rows, offsets] = quantised.values
         scales[rows, offsets] = quantised.scales
+
+    def write_call(self, layer: int, slot_rows: Tensor, kv: Tensor) -> "Call":
+        """As ``write``, to be run later. Where there are loops only."""
+        first = self._first_slot(layer)
+        if self._write_slots is not None:
+            tokens = kv.reshape(-1, self._head_dim).contiguous()
+            return self._write_slots(tokens, slot_rows, first, self._runs)
+        assert self._write_int8 is not None
+        tokens = kv.reshape(-1, self._head_dim).float().contiguous()
+        return self._write_int8(tokens, slot_rows, first, self._runs, self.block_size)
 
     def block_rows(self, block_ids: Tensor) -> Tensor:
         """Where layer 0 of these blocks is. block_ids: [n] -> [2 * num_kv_heads * n]."""
@@ -89,6 +105,9 @@ class KVAccess:
             runs = values * scales[:, :, None]
         return runs.to(self._dtype).view(2, self._rows_per_layer // 2, -1, self._head_dim)
 
+    def _first_slot(self, layer: int) -> int:
+        return layer * self._rows_per_layer * self.block_size
+
     def _parts(self, runs: Tensor) -> tuple[Tensor, Tensor]:
         """Views of int8 runs: [n, block_size, head_dim] int8, [n, block_size] float32."""
         begin = self._layout.scales_offset
@@ -98,7 +117,7 @@ class KVAccess:
 
 
 @cache
-def _slot_writer() -> Callable[[Tensor, Tensor, int, Tensor, int], None] | None:
+def _slot_writer() -> "Callable[[Tensor, Tensor, int, Tensor], Call] | None":
     """The compiled writer of float32 rows, where there is a compiler."""
     if find_spec("numba") is None:
         return None
@@ -109,7 +128,7 @@ def _slot_writer() -> Callable[[Tensor, Tensor, int, Tensor, int], None] | None:
 
 
 @cache
-def _int8_writer() -> Callable[[Tensor, Tensor, Tensor, int], None] | None:
+def _int8_writer() -> "Callable[[Tensor, Tensor, int, Tensor, int], Call] | None":
     """The compiled writer of int8 rows and their scales, where there is a compiler."""
     if find_spec("numba") is None:
         return None

@@ -6,13 +6,16 @@ torch's operators everywhere else. Model thread only.
 """
 
 from importlib.util import find_spec
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from diptych.engine.model_config import Activation, ModelConfig
+
+if TYPE_CHECKING:
+    from diptych.engine.kernels.loop import Call
 
 
 class Rotation(NamedTuple):
@@ -142,32 +145,26 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class CompiledLayerOps:
     """float32 on the CPU, one compiled loop each."""
 
-    _MIN_ITEM_SIZE = 1 << 13  # numbers; below about four times that, threads cost more
+    _SERIAL_SIZE = 1 << 15  # numbers; below, starting threads costs more than they do
 
     def __init__(self, config: ModelConfig) -> None:
         # Here, because numba is optional and takes a while to import.
-        from diptych.engine.kernels import layer_loops
+        from diptych.engine.layer_calls import LayerCalls
 
-        self._loops = layer_loops
+        self._calls = LayerCalls(config)
         self._config = config
-        self._num_threads = torch.get_num_threads()
-        self._eps = torch.tensor([config.rms_norm_eps], dtype=torch.float32)
-        self._ones = torch.ones(config.head_dim)
 
     def norm(self, x: Tensor, weight: Tensor) -> Tensor:
         out = torch.empty_like(x)
-        num_items, rows_per_item = self._split(x)
-        self._loops.norm(
-            num_items, self._num_threads, rows_per_item, *x.shape, x, weight, self._eps, out
-        )
+        self._run(self._calls.norm(x, weight, out), x)
         return out
 
     def add(self, x: Tensor, y: Tensor, y_weight: Tensor | None) -> None:
-        self._add(x, y, y_weight, None, None)
+        self._run(self._calls.add_norm(x, y, y_weight, None, None), x)
 
     def add_norm(self, x: Tensor, y: Tensor, y_weight: Tensor | None, weight: Tensor) -> Tensor:
         out = torch.empty_like(x)
-        self._add(x, y, y_weight, weight, out)
+        self._run(self._calls.add_norm(x, y, y_weight, weight, out), x)
         return out
 
     def rotate(
@@ -176,64 +173,13 @@ class CompiledLayerOps:
         config = self._config
         q = torch.empty(len(qkv), config.num_heads, config.head_dim)
         kv = torch.empty(len(qkv), 2, config.num_kv_heads, config.head_dim)
-        has_norm = q_weight is not None
-        num_items, rows_per_item = self._split(qkv)
-        self._loops.rotate(
-            num_items,
-            self._num_threads,
-            rows_per_item,
-            len(qkv),
-            config.num_heads,
-            config.num_kv_heads,
-            config.head_dim,
-            qkv,
-            rotation.cos,
-            rotation.sin,
-            self._ones if q_weight is None else q_weight,
-            self._ones if k_weight is None else k_weight,
-            has_norm,
-            self._eps,
-            q,
-            kv,
-        )
+        self._run(self._calls.rotate(qkv, *rotation, q_weight, k_weight, q, kv), qkv)
         return q, kv
 
     def gate(self, gate_up: Tensor) -> Tensor:
-        num_rows, size = len(gate_up), gate_up.shape[1] // 2
-        out = torch.empty(num_rows, size)
-        num_items, rows_per_item = self._split(gate_up)
-        is_gelu = self._config.activation is Activation.GELU_TANH
-        self._loops.gate(
-            num_items, self._num_threads, rows_per_item, num_rows, size, is_gelu, gate_up, out
-        )
+        out = torch.empty(len(gate_up), gate_up.shape[1] // 2)
+        self._run(self._calls.gate(gate_up, out), gate_up)
         return out
 
-    def _add(
-        self,
-        x: Tensor,
-        y: Tensor,
-        y_weight: Tensor | None,
-        weight: Tensor | None,
-        out: Tensor | None,
-    ) -> None:
-        num_items, rows_per_item = self._split(x)
-        self._loops.add_norm(
-            num_items,
-            self._num_threads,
-            rows_per_item,
-            *x.shape,
-            x,
-            y,
-            0 if y_weight is None else y_weight,
-            0 if weight is None else weight,
-            self._eps,
-            0 if out is None else out,
-        )
-
-    def _split(self, x: Tensor) -> tuple[int, int]:
-        """Items of x's rows, and rows in each."""
-        num_rows, size = x.shape
-        if num_rows * size < 4 * self._MIN_ITEM_SIZE:
-            return 1, num_rows
-        rows_per_item = max(1, self._MIN_ITEM_SIZE // size)
-        return -(-num_rows // rows_per_item), rows_per_item
+    def _run(self, call: "Call", x: Tensor) -> None:
+        call.run(1 if x.numel() < self._SERIAL_SIZE else torch.get_num_threads())

@@ -11,11 +11,16 @@ import logging
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
+
+from diptych.engine.workspace import Workspace
+
+if TYPE_CHECKING:
+    from diptych.engine.kernels.loop import Call
 
 _LOG = logging.getLogger(__name__)
 _PACK_FOR_ROWS = 16
@@ -32,6 +37,15 @@ class Linear(Protocol):
     def out_features(self) -> int: ...
     def __call__(self, x: Tensor) -> Tensor:
         """x: [num_rows, in_features] -> [num_rows, out_features], same element type."""
+        ...
+
+
+@runtime_checkable
+class CompiledLinear(Linear, Protocol):
+    """One that can be a part of a program."""
+
+    def calls(self, x: Tensor, y: Tensor, workspace: Workspace) -> "list[Call]":
+        """What computes y from x; at most MAX_THIN_ROWS rows, both contiguous."""
         ...
 
 
@@ -75,7 +89,7 @@ class ThinLinear:
         self.out_features, self.in_features = weight.shape
         if not thin_matmul.SUPPORTED or self.out_features < thin_matmul.MIN_COLUMNS:
             raise ValueError("no kernel for this weight on this machine")
-        self._multiply = thin_matmul.thin_matmul
+        self._multiply = thin_matmul.multiply
         self._weight = weight.contiguous()
         self._bias = None if bias is None else bias.contiguous()
         self._offsets = weight.new_zeros(len(weight)) if self._bias is None else self._bias
@@ -83,7 +97,15 @@ class ThinLinear:
     def __call__(self, x: Tensor) -> Tensor:
         if not 0 < len(x) <= MAX_THIN_ROWS:
             return F.linear(x, self._weight, self._bias)
-        return self._multiply(x.contiguous(), self._weight, self._offsets, torch.get_num_threads())
+        y = x.new_empty(len(x), self.out_features)
+        self._call(x.contiguous(), y).run(torch.get_num_threads())
+        return y
+
+    def calls(self, x: Tensor, y: Tensor, workspace: Workspace) -> "list[Call]":
+        return [self._call(x, y)]
+
+    def _call(self, x: Tensor, y: Tensor) -> "Call":
+        return self._multiply(x, self._weight, self._offsets, y)
 
 
 _Maker = Callable[[Tensor, Tensor | None], Linear]

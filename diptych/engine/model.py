@@ -31,7 +31,7 @@ class Decoder:
             rope: rope_frequencies(rope, config.head_dim).to(device)
             for rope in {layer.rope for layer in config.layers}
         }
-        self._ops = make_layer_ops(config, weights.dtype, device)
+        self.ops = make_layer_ops(config, weights.dtype, device)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -43,14 +43,9 @@ class Decoder:
 
     def forward(self, inputs: StepInputs, attention: AttentionStep) -> Tensor:
         """Run every layer. Returns hidden states before the last norm, [N, hidden_size]."""
-        config, ops, layers = self.config, self._ops, self.weights.layers
-        rotations = {
-            rope: Rotation.at(inputs.positions, frequencies)
-            for rope, frequencies in self._frequencies.items()
-        }
-        x = F.embedding(inputs.token_ids, self.weights.embedding)
-        if config.embedding_scale != 1.0:
-            x *= self._embedding_scale
+        config, ops, layers = self.config, self.ops, self.weights.layers
+        rotations = self.rotations(inputs.positions)
+        x = self.embed(inputs.token_ids)
         y = ops.norm(x, layers[0].input_norm)
         for index, layer in enumerate(layers):
             q, kv = ops.rotate(
@@ -65,9 +60,21 @@ class Decoder:
                 ops.add(x, y, layer.post_mlp_norm)
         return x
 
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """What goes into the first layer. token_ids: [N] -> [N, hidden_size]."""
+        x = F.embedding(token_ids, self.weights.embedding)
+        return x if self.config.embedding_scale == 1.0 else x.mul_(self._embedding_scale)
+
+    def rotations(self, positions: Tensor) -> dict[RopeConfig, Rotation]:
+        """Those of all layers. positions: [N]."""
+        return {
+            rope: Rotation.at(positions, frequencies)
+            for rope, frequencies in self._frequencies.items()
+        }
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of the next token. hidden: [R, hidden_size] -> [R, vocab_size] float32."""
-        scores = self.weights.head(self._ops.norm(hidden, self.weights.final_norm)).float()
+        scores = self.weights.head(self.ops.norm(hidden, self.weights.final_norm)).float()
         cap = self.config.logit_softcap
         return scores if cap is None else torch.tanh(scores / cap) * cap
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from diptych.engine.inputs import DecodeBatch
 from diptych.engine.kernels import paged_loops
+from diptych.engine.kernels.loop import Call
 from diptych.engine.kernels.paged_loops import PIECE_TOKENS, STATE_FLOATS
 from diptych.engine.kv_cache import KVCache
 from diptych.engine.model_config import ModelConfig
@@ -41,7 +42,6 @@ class PagedDecode:
         self._block_tables = batch.block_tables.contiguous()
         self._context_lens = batch.context_lens.contiguous()
         self._longest = int(batch.context_lens.max())
-        self._num_threads = torch.get_num_threads()
         self._scale = torch.tensor([config.attention_scale], dtype=torch.float32)
         layout = kv_cache.layout
         self._layout = (
@@ -61,35 +61,46 @@ class PagedDecode:
 
     def __call__(self, layer: int, q: Tensor) -> Tensor:
         """q: [num_rows, num_heads, head_dim] -> the same shape and element type."""
-        config = self._config
-        num_rows, num_heads, head_dim = q.shape
-        window = config.layers[layer].sliding_window
-        max_pieces = self._max_pieces(window)
         queries = q.float().contiguous()
         out = torch.empty_like(queries)
-        paged_loops.attend(
-            num_rows * config.num_kv_heads * max_pieces,
-            self._num_threads,
-            num_heads,
+        self.call(layer, queries, out).run(torch.get_num_threads())
+        return out.to(q.dtype)
+
+    def call(self, layer: int, queries: Tensor, out: Tensor) -> Call:
+        """What attends in one layer. queries, out: [num_rows, num_heads, head_dim] float32.
+
+        In another step it has other :meth:`step_words`, and else the same.
+        """
+        config = self._config
+        window = config.layers[layer].sliding_window
+        return paged_loops.attend.call(
+            *self.step_words(window),
+            config.num_heads,
             config.num_kv_heads,
-            head_dim,
+            config.head_dim,
             *self._layout,
             config.num_layers * 2 * config.num_kv_heads,
             layer * 2 * config.num_kv_heads,
             self._runs_ahead,
-            self._block_tables.shape[1],
             window or _NO_WINDOW,
-            max_pieces,
             queries,
             self._pool,
-            self._block_tables,
-            self._context_lens,
             self._scale,
             out,
-            self._pieces,
-            self._num_done,
         )
-        return out.to(q.dtype)
+
+    def step_words(self, window: int | None) -> list[int]:
+        """Number of items, and the arguments that are this step's: the first ones."""
+        max_pieces = self._max_pieces(window)
+        return [
+            len(self._context_lens) * self._config.num_kv_heads * max_pieces,
+            self._block_tables.shape[1],
+            max_pieces,
+            self._block_tables.data_ptr(),
+            self._context_lens.data_ptr(),
+            self._pieces.data_ptr(),
+            self._num_done.data_ptr(),
+        ]
 
     def _max_pieces(self, window: int | None) -> int:
         """Of any row."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from diptych.engine.attention import AttentionBackend, PagedAttention
+from diptych.engine.decode_program import DecodePrograms
 from diptych.engine.inputs import StepInputs, build_inputs
 from diptych.engine.kv_cache import KVCache
 from diptych.engine.model import Decoder
@@ -33,6 +34,7 @@ class Runner:
         self._model = model
         self._kv_cache = kv_cache
         self._attention = attention or PagedAttention(model.config, kv_cache, model.dtype)
+        self._programs = DecodePrograms.of(model, kv_cache) if attention is None else None
 
     @property
     def model(self) -> Decoder:
@@ -70,7 +72,7 @@ class Runner:
         """
         begin = time.perf_counter()
         inputs = build_inputs(plan, self._kv_cache.block_size, self._model.device)
-        hidden = self._model.forward(inputs, self._attention.begin_step(inputs))
+        hidden = self._forward(inputs)
         tokens = self._sample(plan.chunks, inputs, hidden)
         return StepOutput(tokens=tokens, duration_s=time.perf_counter() - begin)
 
@@ -81,10 +83,16 @@ class Runner:
         For tests and scoring. Returns [plan.num_tokens, vocab_size] float32.
         """
         inputs = build_inputs(plan, self._kv_cache.block_size, self._model.device)
-        hidden = self._model.forward(inputs, self._attention.begin_step(inputs))
+        hidden = self._forward(inputs)
         lasts = zip(plan.chunks, inputs.last_rows, strict=True)
         rows = [torch.arange(last + 1 - len(chunk.token_ids), last + 1) for chunk, last in lasts]
         return self._model.logits(hidden[torch.cat(rows).to(hidden.device)])
+
+    def _forward(self, inputs: StepInputs) -> Tensor:
+        hidden = None if self._programs is None else self._programs.forward(inputs)
+        if hidden is not None:
+            return hidden
+        return self._model.forward(inputs, self._attention.begin_step(inputs))
 
     def _sample(
         self, chunks: Sequence[Chunk], inputs: StepInputs, hidden: Tensor

@@ -9,6 +9,7 @@ loop.
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -69,6 +70,12 @@ class DecoderWeights:
     final_norm: Tensor  # [hidden_size]
     head: Linear  # hidden_size -> vocab_size
     dtype: torch.dtype
+
+    @property
+    def linears(self) -> list[Linear]:
+        """All, the head last."""
+        layers = ((w.qkv, w.output, w.gate_up, w.down) for w in self.layers)
+        return [*chain.from_iterable(layers), self.head]
 
 
 def resolve_dtype(name: str, config: ModelConfig) -> torch.dtype:

@@ -13,9 +13,18 @@ from typing import Any
 from torch import Tensor
 
 from diptych.engine.attention import AttentionStep
+from diptych.engine.decode_program import DecodePrograms
 from diptych.engine.inputs import StepInputs
+from diptych.engine.kernels.program import Program
 from diptych.engine.kv_access import KVAccess
 from diptych.engine.model import Decoder
+
+_FORWARD: tuple[tuple[type, str], ...] = (
+    (Decoder, "forward"),
+    (Decoder, "logits"),
+    (DecodePrograms, "forward"),
+)
+_LINEARS, _ATTENTION = {"thin_matmul", "int8_loops"}, {"paged_loops"}  # loops of programs
 
 
 class Stopwatch:
@@ -57,7 +66,9 @@ class Stopwatch:
 def forward_timed() -> Iterator[Stopwatch]:
     """Everything between a step's inputs and its logits."""
     watch = Stopwatch()
-    with watch.on(Decoder, "forward"), watch.on(Decoder, "logits"):
+    with ExitStack() as stack:
+        for owner, name in _FORWARD:
+            stack.enter_context(watch.on(owner, name))
         yield watch
 
 
@@ -88,18 +99,37 @@ class Parts:
 def parts_timed(decoder: Decoder) -> Iterator[Parts]:
     """Time the parts of ``decoder``'s forward pass while open."""
     parts = Parts()
-    weights = decoder.weights
-    linears = [weights.head]
-    for layer in weights.layers:
-        linears += [layer.qkv, layer.output, layer.gate_up, layer.down]
     with ExitStack() as stack:
-        for owner in {type(linear) for linear in linears}:
+        for owner in {type(linear) for linear in decoder.weights.linears}:
             stack.enter_context(parts.linears.on(owner, "__call__"))
         stack.enter_context(parts.kv_write.on(KVAccess, "write"))
         stack.enter_context(_attention_timed(parts.attention))
-        stack.enter_context(parts.forward.on(Decoder, "forward"))
-        stack.enter_context(parts.forward.on(Decoder, "logits"))
+        stack.enter_context(_programs_timed(parts))
+        for part, name in _FORWARD:
+            stack.enter_context(parts.forward.on(part, name))
         yield parts
+
+
+@contextmanager
+def _programs_timed(parts: Parts) -> Iterator[None]:
+    """Programs keep time themselves."""
+    original = Program.run
+
+    def run(self: Program, num_threads: int) -> None:
+        begin = time.perf_counter()
+        original(self, num_threads)
+        elapsed_s = time.perf_counter() - begin
+        for call, share in zip(self.calls, self.shares, strict=True):
+            if call.loop.name in _LINEARS:
+                parts.linears.total_s += elapsed_s * share
+            elif call.loop.name in _ATTENTION:
+                parts.attention.total_s += elapsed_s * share
+
+    Program.run = run  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Program.run = original  # type: ignore[method-assign]
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from torch import Tensor
 from diptych.engine.kernels.loop import (
     FIRST_ARGUMENT,
     NUM_ITEMS,
+    Call,
     Loop,
     float_of_bits,
     floats_at,
@@ -25,25 +26,28 @@ from diptych.engine.kernels.loop import (
 )
 
 # What a task holds; slots number those of all runs, one behind the other.
-_HEAD_DIM, _BLOCK_SIZE, _RUN_BYTES, _SCALES_OFFSET, _ROWS, _INDICES, _RUNS = range(
-    FIRST_ARGUMENT, FIRST_ARGUMENT + 7
+_HEAD_DIM, _BLOCK_SIZE, _RUN_BYTES, _SCALES_OFFSET, _OFFSET, _ROWS, _INDICES, _RUNS = range(
+    FIRST_ARGUMENT, FIRST_ARGUMENT + 8
 )
 _SCALE_BYTES = 4
 _INFINITY = 0x7F800000  # bits of the float32
 _TINY = np.float32(1e-30)  # as of quantise
 
 
-def write_int8_slots(rows: Tensor, indices: Tensor, runs: Tensor, block_size: int) -> None:
-    """Quantise rows into slots, counted through all runs.
+def write_int8_slots(
+    rows: Tensor, indices: Tensor, offset: int, runs: Tensor, block_size: int
+) -> Call:
+    """Quantise rows into slots ``indices + offset``, counted through all runs.
 
     rows: [N, head_dim] float32; indices: [N] int64, no index twice; runs: [R, run_bytes]
     int8, as :mod:`diptych.engine.kv_cache` lays them out. All contiguous, on the host.
-    One thread: a step has few rows, and a prompt's are little work beside the rest.
     """
     num_rows, head_dim = rows.shape
     run_bytes = runs.shape[1]
     scales_offset = run_bytes - block_size * _SCALE_BYTES
-    _write(num_rows, 1, head_dim, block_size, run_bytes, scales_offset, rows, indices, runs)
+    return _write.call(
+        num_rows, head_dim, block_size, run_bytes, scales_offset, offset, rows, indices, runs
+    )
 
 
 def _pointer_code(target: Any) -> Any:
@@ -85,7 +89,7 @@ def _write_rows(task: Any) -> None:
     head_dim, block_size = task[_HEAD_DIM], task[_BLOCK_SIZE]
     item = next_item(task)
     while item < task[NUM_ITEMS]:
-        slot = words_at(task[_INDICES])[item]
+        slot = words_at(task[_INDICES])[item] + task[_OFFSET]
         run = task[_RUNS] + slot // block_size * task[_RUN_BYTES]
         within = slot % block_size
         _quantise(

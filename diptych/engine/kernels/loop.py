@@ -15,7 +15,7 @@ import ctypes
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import torch
@@ -27,9 +27,9 @@ from diptych.engine.kernels.code_cache import code_cache
 
 COUNTER, NUM_ITEMS, FIRST_ARGUMENT = 0, 1, 2  # places in what a loop is given
 
-_WORDS: Any = types.CPointer(types.int64)  # type: ignore[no-untyped-call]
+WORDS: Any = types.CPointer(types.int64)  # type: ignore[no-untyped-call]
 _FLOATS: Any = types.CPointer(types.float32)  # type: ignore[no-untyped-call]
-SIGNATURE = types.void(_WORDS)
+SIGNATURE = types.void(WORDS)
 
 # Sums may be reordered; infinities and NaNs keep their meaning.
 FLOAT_RULES: dict[str, Any] = {
@@ -51,18 +51,43 @@ class Loop:
         compiled = numba.cfunc(SIGNATURE, cache=folder is not None, **float_rules)(function)
         self._compiled = compiled  # keeps the code alive
         self._call = compiled.ctypes
-        self._address = ctypes.c_void_p(compiled.address)
+        self.name = function.__module__.rpartition(".")[2]  # for profiles
+        self.address = int(compiled.address or 0)
 
     def __call__(self, num_items: int, num_threads: int, *arguments: int | Tensor) -> None:
-        """Do every item. Tensors must be contiguous and outlive the call."""
-        words = [a.data_ptr() if isinstance(a, Tensor) else a for a in arguments]
-        task = (ctypes.c_int64 * (FIRST_ARGUMENT + len(words)))(0, num_items, *words)
-        num_threads = min(num_threads, num_items)
+        """Do every item. Tensors must be contiguous."""
+        self.call(num_items, *arguments).run(num_threads)
+
+    def call(self, num_items: int, *arguments: int | Tensor) -> "Call":
+        """To be run later. Tensors must be contiguous."""
+        return Call(self, num_items, arguments)
+
+    def run(self, words: list[int], num_threads: int) -> None:
+        """Do what ``words`` say."""
+        task = (ctypes.c_int64 * len(words))(*words)
         start_team = _team_starter() if num_threads > 1 else None
         if start_team is None:
             self._call(task)
         else:
-            start_team(self._address, task, num_threads, 0)
+            start_team(self.address, task, num_threads, 0)
+
+
+class Call(NamedTuple):
+    """A loop and what it is given: to be run, once or often."""
+
+    loop: Loop
+    num_items: int
+    arguments: tuple[int | Tensor, ...]  # tensors are contiguous
+
+    @property
+    def words(self) -> list[int]:
+        """What the loop's function gets."""
+        arguments = (a.data_ptr() if isinstance(a, Tensor) else a for a in self.arguments)
+        return [0, self.num_items, *arguments]
+
+    def run(self, num_threads: int) -> None:
+        """Do every item."""
+        self.loop.run(self.words, min(num_threads, self.num_items))
 
 
 def has_team() -> bool:
@@ -95,9 +120,9 @@ def next_item(typing: Any, task: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         one = context.get_constant(types.int64, 1)
-        return builder.atomic_rmw("add", arguments[0], one, "monotonic")
+        return builder.atomic_rmw("add", arguments[0], one, "acq_rel")
 
-    return types.int64(_WORDS), generate
+    return types.int64(WORDS), generate
 
 
 @_intrinsic
@@ -117,7 +142,7 @@ def words_at(typing: Any, address: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
 
-    return _WORDS(types.int64), generate
+    return WORDS(types.int64), generate
 
 
 @_intrinsic

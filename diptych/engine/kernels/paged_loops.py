@@ -50,6 +50,12 @@ _STATE_AT = 4 * (PIECE_TOKENS + TILE_KEYS) * HEADS
 
 # What a task holds; see diptych.engine.paged_decode.PagedDecode, which fills it.
 (
+    _NUM_COLUMNS,
+    _MAX_PIECES,
+    _TABLES,
+    _CONTEXT_LENS,
+    _PIECES,
+    _NUM_DONE,
     _NUM_HEADS,
     _NUM_KV_HEADS,
     _HEAD_DIM,
@@ -61,17 +67,11 @@ _STATE_AT = 4 * (PIECE_TOKENS + TILE_KEYS) * HEADS
     _RUNS_PER_BLOCK,
     _FIRST_RUN,
     _RUNS_AHEAD,
-    _NUM_COLUMNS,
     _WINDOW,
-    _MAX_PIECES,
     _QUERIES,
     _POOL,
-    _TABLES,
-    _CONTEXT_LENS,
     _SCALE,
     _OUT,
-    _PIECES,
-    _NUM_DONE,
 ) = range(FIRST_ARGUMENT, FIRST_ARGUMENT + 22)
 
 

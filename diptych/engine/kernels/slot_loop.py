@@ -5,24 +5,20 @@ from typing import Any
 from numba import carray  # type: ignore[attr-defined]
 from torch import Tensor
 
-from diptych.engine.kernels.loop import NUM_ITEMS, Loop, floats_at, next_item, words_at
+from diptych.engine.kernels.loop import NUM_ITEMS, Call, Loop, floats_at, next_item, words_at
 
-_MIN_ITEM_SIZE = 1 << 13  # numbers; below about four times that, threads cost more
+_ITEM_SIZE = 1 << 13  # numbers
 
 
-def write_slots(
-    rows: Tensor, indices: Tensor, offset: int, slots: Tensor, num_threads: int
-) -> None:
+def write_slots(rows: Tensor, indices: Tensor, offset: int, slots: Tensor) -> Call:
     """slots[indices + offset] = rows. rows: [N, size]; indices: [N] int64; slots: [S, size].
 
     All contiguous, on the host; no index twice.
     """
     num_rows, size = rows.shape
-    rows_per_item = num_rows
-    if num_rows * size >= 4 * _MIN_ITEM_SIZE:
-        rows_per_item = max(1, _MIN_ITEM_SIZE // size)
+    rows_per_item = max(1, _ITEM_SIZE // size)
     num_items = -(-num_rows // rows_per_item)
-    _write(num_items, num_threads, rows_per_item, num_rows, size, offset, rows, indices, slots)
+    return _write.call(num_items, rows_per_item, num_rows, size, offset, rows, indices, slots)
 
 
 def _write_rows(task: Any) -> None:

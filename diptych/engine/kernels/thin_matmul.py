@@ -21,7 +21,7 @@ from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 from torch import Tensor
 
-from diptych.engine.kernels.loop import FIRST_ARGUMENT, NUM_ITEMS, Loop, next_item
+from diptych.engine.kernels.loop import FIRST_ARGUMENT, NUM_ITEMS, Call, Loop, next_item
 
 
 def _lanes() -> int:
@@ -49,17 +49,15 @@ _QUAD = ir.VectorType(_FLOAT, 4)
 _X, _WEIGHT, _BIAS, _Y, _ROWS, _COLUMNS, _INNER = range(FIRST_ARGUMENT, FIRST_ARGUMENT + 7)
 
 
-def thin_matmul(x: Tensor, weight: Tensor, bias: Tensor, num_threads: int) -> Tensor:
-    """x: [rows, inner] -> [rows, columns]; weight: [columns, inner]; bias: [columns].
+def multiply(x: Tensor, weight: Tensor, bias: Tensor, y: Tensor) -> Call:
+    """x: [rows, inner]; weight: [columns, inner]; bias: [columns]; y: [rows, columns].
 
     All contiguous float32 on the host; at least one row and MIN_COLUMNS columns.
     """
     rows, inner = x.shape
     columns = len(weight)
-    y = x.new_empty(rows, columns)
     num_blocks = (columns + _BLOCK_COLUMNS - 1) // _BLOCK_COLUMNS
-    _multiply(num_blocks, num_threads, x, weight, bias, y, rows, columns, inner)
-    return y
+    return _multiply.call(num_blocks, x, weight, bias, y, rows, columns, inner)
 
 
 def _tile_code(

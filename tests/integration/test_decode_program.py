@@ -1,0 +1,118 @@
+"""A decode step in one go has the bits of one that is called operation by operation."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from diptych.engine.attention import PagedAttention
+from diptych.engine.decode_program import DecodePrograms
+from diptych.engine.inputs import StepInputs, build_inputs
+from diptych.engine.kv_cache import KVCache
+from diptych.engine.linear import MAX_THIN_ROWS, CompiledLinear, PlainLinear
+from diptych.engine.model import Decoder
+from diptych.engine.model_config import ModelConfig
+from diptych.engine.runner import Runner
+from diptych.engine.step import Chunk, StepPlan
+from diptych.engine.tiny_model import write_tiny_model
+from diptych.engine.weights import Quantization, load_weights
+
+BLOCK_SIZE, NUM_BLOCKS = 8, 400
+FLOATS: tuple[torch.dtype, Quantization] = (torch.float32, "none")
+
+
+class Case:
+    """A tiny model and a cache of random contexts."""
+
+    def __init__(self, folder: Path, family: str, dtype: torch.dtype, weights: Quantization):
+        write_tiny_model(folder, family)
+        self.config = ModelConfig.from_folder(folder)
+        loaded = load_weights(folder, self.config, quantization=weights)
+        self.model = Decoder(self.config, loaded)
+        self.cache = KVCache(self.config, NUM_BLOCKS, BLOCK_SIZE, dtype)
+        bits = torch.randint(60, self.cache.tensor.view(-1).view(torch.uint8).shape)
+        self.cache.tensor.view(-1).view(torch.uint8).copy_(bits)  # small numbers of each type
+
+    def inputs(self, context_lens: list[int]) -> StepInputs:
+        order = torch.randperm(NUM_BLOCKS).tolist()
+        chunks = []
+        for row, length in enumerate(context_lens):
+            table = tuple(order.pop() for _ in range(-(-length // BLOCK_SIZE)))
+            chunks.append(
+                Chunk(token_ids=(5 + row,), start=length - 1, block_table=table, sample=None)
+            )
+        return build_inputs(StepPlan(chunks=tuple(chunks), sequences=()), BLOCK_SIZE)
+
+    def one_by_one(self, inputs: StepInputs) -> Tensor:
+        attention = PagedAttention(self.config, self.cache)
+        return self.model.forward(inputs, attention.begin_step(inputs))
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype", "weights", "num_threads"),
+    [
+        ("llama", *FLOATS, 2),
+        ("gemma3", *FLOATS, 1),
+        ("qwen2", torch.int8, "none", 1),
+        ("qwen3", torch.float32, "int8", 1),
+    ],
+)
+@torch.inference_mode()
+def test_the_same_bits(
+    family: str, dtype: torch.dtype, weights: Quantization, num_threads: int, tmp_path: Path
+) -> None:
+    """Hidden states and what is written to the cache; other rows and contexts in each step."""
+    torch.manual_seed(3)
+    case = Case(tmp_path, family, dtype, weights)
+    programs = DecodePrograms.of(case.model, case.cache)
+    assert programs is not None
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        for lens in ([7], [300, 1, 40], [500], [9, 129, 33], [20] * 17, [8] * MAX_THIN_ROWS):
+            inputs = case.inputs(lens)
+            blocks = case.cache.tensor.clone()
+            want = case.one_by_one(inputs)
+            written = case.cache.tensor.clone()
+            case.cache.tensor.copy_(blocks)
+            got = programs.forward(inputs)
+            assert got is not None
+            assert want.isfinite().all()
+            assert torch.equal(got, want)
+            assert torch.equal(case.cache.tensor, written)
+            assert not torch.equal(blocks, written)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_other_steps_are_not_taken(tmp_path: Path) -> None:
+    case = Case(tmp_path, "llama", *FLOATS)
+    programs = DecodePrograms.of(case.model, case.cache)
+    assert programs is not None
+    assert programs.forward(case.inputs([8] * (MAX_THIN_ROWS + 1))) is None
+    prompt = Chunk(token_ids=(5, 6), start=0, block_table=(0,), sample=None)
+    decode = Chunk(token_ids=(5,), start=3, block_table=(1,), sample=None)
+    mixed = StepPlan(chunks=(prompt, decode), sequences=())
+    assert programs.forward(build_inputs(mixed, BLOCK_SIZE)) is None
+
+
+def test_a_part_without_a_loop(tmp_path: Path) -> None:
+    case = Case(tmp_path, "llama", *FLOATS)
+    bfloat16 = KVCache(case.config, NUM_BLOCKS, BLOCK_SIZE, torch.bfloat16)
+    assert DecodePrograms.of(case.model, bfloat16) is None
+    layer = case.model.weights.layers[1]
+    plain = PlainLinear(torch.zeros(layer.down.out_features, layer.down.in_features))
+    assert not isinstance(plain, CompiledLinear)
+    object.__setattr__(layer, "down", plain)
+    assert DecodePrograms.of(case.model, case.cache) is None
+    case.model.ops = object()  # type: ignore[assignment]
+    assert DecodePrograms.of(case.model, case.cache) is None
+
+
+def test_a_runner_uses_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(tmp_path, "llama", *FLOATS)
+    runner = Runner(case.model, case.cache)
+    monkeypatch.setattr(Decoder, "forward", None)
+    chunk = Chunk(token_ids=(5,), start=3, block_table=(1,), sample=None)
+    runner.execute(StepPlan(chunks=(chunk,), sequences=()))

@@ -67,7 +67,11 @@ class Agent(Protocol):
     """One life of an agent."""
 
     metadata: bytes  # what a peer needs to reach it
-    files: tuple[int, ...]  # wake whoever sleeps, where the library has such
+
+    @property
+    def files(self) -> list[int]:
+        """They wake whoever sleeps; none where the library has to be polled."""
+        ...
 
     def serve(self) -> None:
         """Progress what peers do. Raises TransportError, of one peer: the others go on."""

@@ -67,7 +67,10 @@ def ucx_transports(library: str, config: TransferConfig, memory_kind: str) -> tu
     if config.ucx_tls is not None:
         return config.ucx_tls
     rdma = any(":" in device for device in config.ucx_net_devices.split(","))
-    names = [_SAME_MACHINE[library], *(["rc", "dc", "ud"] if rdma else ["tcp"])]
+    names = ["rc", "dc", "ud"] if rdma else ["tcp"]
+    if library == "ucxx":  # its messages do not go through cross-memory attach
+        return tuple(names)
+    names.insert(0, "cma")
     if rdma and config.allow_nixl_tcp:
         names.append("tcp")
     if memory_kind == "VRAM":
@@ -86,6 +89,3 @@ def verified_region(descriptor: kv_source_pb2.MemoryDescriptor) -> Region:
         descriptor.memory_kind,
         descriptor.device_id,
     )
-
-
-_SAME_MACHINE = {"nixl": "cma", "ucxx": "sysv"}

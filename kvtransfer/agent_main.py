@@ -52,10 +52,10 @@ class AgentLoop:
 
     def run(self) -> None:
         """Until the worker is gone: raises EOFError or OSError."""
-        to_read: list[socket.socket | int] = [self._channel.socket, *self._agent.files]
         pause_s = POLL_MIN_S
         while True:
             active = self._serving or bool(self._copies)
+            to_read: list[socket.socket | int] = [self._channel.socket, *self._agent.files]
             to_write = [self._channel.socket] if self._channel.has_unsent else []
             sleep_s = self._agent.sleep_s(active, pause_s)
             ready, _, _ = select.select(to_read, to_write, [], sleep_s)

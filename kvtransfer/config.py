@@ -54,8 +54,8 @@ class TransferConfig(BaseModel):
     )
     ucx_tls: tuple[str, ...] | None = Field(
         None,
-        description="UCX transports that nixl and ucxx may use (UCX_TLS). Unset: cross-memory "
-        "attach (ucxx: shared memory) and what small messages need, or RDMA where "
+        description="UCX transports that nixl and ucxx may use (UCX_TLS). Unset: for nixl "
+        "cross-memory attach and what its small messages need, for ucxx TCP, or RDMA where "
         "ucx_net_devices names such devices.",
     )
     nixl_process: Literal["child", "inside"] = Field(

@@ -84,8 +84,6 @@ class NixlAgent:
     process does, where it has one of its own).
     """
 
-    files: tuple[int, ...] = ()  # the library has one, but hides it
-
     def __init__(self, settings: AgentSettings, region: Region) -> None:
         """Raises TransportError: nixl is missing or cannot start."""
         try:
@@ -111,6 +109,10 @@ class NixlAgent:
             "NIXL_INIT_AGENT", region.rows(), region.memory_kind
         )
         self.raw = raw
+
+    @property
+    def files(self) -> list[int]:
+        return []
 
     def serve(self) -> None:
         """Progress the passive side; arriving notifications are not used."""

@@ -36,6 +36,13 @@ class _Library(NamedTuple):
     array: Any  # a buffer, as the library takes it
 
 
+class _Pending(NamedTuple):
+    """A request of the library, and the buffer that has to live as long: it keeps none."""
+
+    request: Any
+    buffer: Any
+
+
 def _load() -> _Library:
     """Import ucxx. Raises ImportError.
 
@@ -49,15 +56,15 @@ def _load() -> _Library:
 
 
 class UcxxAgent:
-    """Owns the library's worker. Answers whoever asks for blocks."""
+    """Owns the library's context, and the worker that answers whoever asks for blocks."""
 
     def __init__(self, settings: AgentSettings, region: Region) -> None:
         """Raises TransportError: ucxx is missing or cannot start."""
         try:
-            self._library = _load()
+            self.library = _load()
         except ImportError as error:
             raise TransportError(f"the ucxx transport needs ucxx: {error}") from error
-        api = self._library.api
+        api = self.library.api
         options = {
             "TLS": settings.ucx_tls,
             "NET_DEVICES": settings.ucx_net_devices,
@@ -67,129 +74,145 @@ class UcxxAgent:
             "TCP_KEEPCNT": "3",
         }
         try:
-            context = api.UCXContext(options, (api.Feature.TAG, api.Feature.WAKEUP))
-            self._worker = api.UCXWorker(context)
-            self._worker.init_blocking_progress_mode()
+            self._context = api.UCXContext(options, (api.Feature.TAG, api.Feature.WAKEUP))
+            self._worker = self.new_worker()
             self.metadata = bytes(self._worker.address)
         except Exception as error:
             raise TransportError(f"ucxx cannot start: {_describe(error)}") from error
-        self.files: tuple[int, ...] = (int(self._worker.epoll_file_descriptor),)
+        self.peers: set[UcxxPeer] = set()  # with a connection
         self._region = region
         num_bytes = region.num_blocks * region.block_bytes
         self._pool = memoryview((ctypes.c_char * num_bytes).from_address(region.base_address))
-        self._next_tag = 1
-        self._readers: dict[bytes, Any] = {}  # endpoints, by the reader's address
-        self._asked: list[tuple[Any, bytearray]] = []  # requests on their way here
-        self._sent: list[Any] = []  # sends on their way; no one waits for them
+        self._readers: dict[bytes, Any] = {}  # endpoints, by the address of the reader's worker
+        self._asked: list[_Pending] = []  # what readers ask for, on its way here
+        self._sent: list[Any] = []  # sends of our pool; no one waits for them
+
+    @property
+    def files(self) -> list[int]:
+        return [worker.epoll_file_descriptor for worker in self._workers()]
 
     def sleep_s(self, active: bool, pause_s: float) -> float | None:
-        return None if self._worker.arm() else 0.0  # it does not arm while something is to be done
+        """A worker does not arm while it has something to do."""
+        return None if all(worker.arm() for worker in self._workers()) else 0.0
 
     def serve(self) -> None:
         """Progress everything; answer what was asked."""
-        self._worker.progress()
-        while (found := self._worker.tag_probe(self._tag(_ASK), remove=True)).matched:
-            request = bytearray(found.length)
-            receive = self._worker.tag_recv_with_handle(self._library.array(request), found)
-            self._asked.append((receive, request))
-        arrived = [ask for ask in self._asked if ask[0].completed]
-        if arrived:
-            self._asked = [ask for ask in self._asked if not ask[0].completed]
-        self._sent = [send for send in self._sent if not send.completed]
-        for receive, request in arrived:
-            if not _failed(receive):
+        for worker in self._workers():
+            worker.progress()
+        while (found := self._worker.tag_probe(self.tag(_ASK), remove=True)).matched:
+            ask = bytearray(found.length)
+            receive = self._worker.tag_recv_with_handle(self.library.array(ask), found)
+            self._asked.append(_Pending(receive, ask))
+        asked, self._asked = self._asked, []
+        for receive, ask in asked:
+            if not receive.completed:
+                self._asked.append(_Pending(receive, ask))
+            elif not _failed(receive):
                 with contextlib.suppress(TransportError):  # of one reader: the others go on
-                    self._answer(request)
+                    self._answer(ask)
+        self._sent = [send for send in self._sent if not send.completed]
 
-    def endpoint(self, address: bytes) -> Any:
-        """A connection to the agent of that address. Raises TransportError."""
-        api = self._library.api
+    def new_worker(self) -> Any:
+        """One that wakes us, by a file."""
+        worker = self.library.api.UCXWorker(self._context)
+        worker.init_blocking_progress_mode()
+        return worker
+
+    def connect(self, worker: Any, address: bytes) -> Any:
+        """An endpoint of ``worker`` to the worker at ``address``. Raises TransportError."""
+        api = self.library.api
         try:
             known = api.UCXAddress.create_from_buffer(address)
-            return api.UCXEndpoint.create_from_worker_address(self._worker, known, True)
+            return api.UCXEndpoint.create_from_worker_address(worker, known, True)
         except Exception as error:
             raise TransportError(f"ucxx cannot connect: {_describe(error)}") from error
 
-    def ask(self, endpoint: Any, runs: NDArray[np.int32]) -> list[Any]:
-        """Receive ``runs`` of blocks, [n, 3] of source's first, our first, number.
+    def blocks(self, block_id: int, num_blocks: int) -> Any:
+        """A run of our own pool."""
+        size = self._region.block_bytes
+        return self.library.array(self._pool[block_id * size : (block_id + num_blocks) * size])
 
-        Returns the library's requests; the read is over once all of them are. Raises
-        TransportError: nothing was begun.
-        """
-        if not endpoint.alive:
-            raise SourceLostError("ucxx lost the source")
-        first_tag = self._next_tag
-        self._next_tag += len(runs)
-        requests = [
-            endpoint.tag_recv(self._blocks(local, num), self._tag(first_tag + index))
-            for index, (_, local, num) in enumerate(runs.tolist())
-        ]
-        header = _ASK_HEADER.pack(first_tag, len(self.metadata))
-        wanted = np.ascontiguousarray(runs[:, [0, 2]], dtype="<i4").tobytes()
-        message = self._library.array(header + self.metadata + wanted)
-        requests.append(endpoint.tag_send(message, self._tag(_ASK)))
-        return requests
+    def tag(self, value: int) -> Any:
+        return self.library.api.UCXXTag(value)
 
-    def _answer(self, request: bytearray) -> None:
+    def _workers(self) -> list[Any]:
+        return [self._worker, *(peer.worker for peer in self.peers)]
+
+    def _answer(self, ask: bytearray) -> None:
         """Send the runs that a reader asked for; nothing where that is not sound.
 
         Raises TransportError: the reader cannot be reached.
         """
         try:
-            first_tag, num_bytes = _ASK_HEADER.unpack_from(request)
+            first_tag, num_bytes = _ASK_HEADER.unpack_from(ask)
             begin = _ASK_HEADER.size + num_bytes
-            address = bytes(request[_ASK_HEADER.size : begin])
-            runs = np.frombuffer(request, dtype="<i4", offset=begin).reshape(-1, 2).astype(np.int64)
+            address = bytes(ask[_ASK_HEADER.size : begin])
+            runs = np.frombuffer(ask, dtype="<i4", offset=begin).reshape(-1, 2).astype(np.int64)
         except (struct.error, ValueError):
             return
         first, num = runs[:, 0], runs[:, 1]
         if not ((first >= 0) & (num > 0) & (first + num <= self._region.num_blocks)).all():
             return
-        endpoint = self._reader(address)
-        for index, (block_id, num_blocks) in enumerate(runs.tolist()):
-            blocks = self._blocks(block_id, num_blocks)
-            self._sent.append(endpoint.tag_send(blocks, self._tag(first_tag + index)))
-
-    def _reader(self, address: bytes) -> Any:
         endpoint = self._readers.get(address)
-        if endpoint is None or not endpoint.alive:
+        if endpoint is None:
             self._readers = {each: known for each, known in self._readers.items() if known.alive}
-            endpoint = self._readers[address] = self.endpoint(address)
-        return endpoint
-
-    def _blocks(self, block_id: int, num_blocks: int) -> Any:
-        size = self._region.block_bytes
-        return self._library.array(self._pool[block_id * size : (block_id + num_blocks) * size])
-
-    def _tag(self, value: int) -> Any:
-        return self._library.api.UCXXTag(value)
+            endpoint = self._readers[address] = self.connect(self._worker, address)
+        if endpoint.alive:
+            self._sent += [
+                endpoint.tag_send(self.blocks(*run), self.tag(tag))
+                for tag, run in enumerate(runs.tolist(), first_tag)
+            ]
 
 
 class UcxxPeer:
-    """One source's pool, as its agent sends it."""
+    """One source's pool, as its agent sends it.
+
+    Each has a worker of its own, which the source sees as a new one: UCX pairs the
+    endpoints of two workers by counting them on either side, and the counts differ for
+    good once one side has given up a connection that the other has not.
+    """
 
     def __init__(self, agent: UcxxAgent, metadata: bytes, region: Region) -> None:
         """Begin to connect. Raises TransportError."""
         self._agent = agent
-        self._num_blocks = region.num_blocks
-        self._endpoint = agent.endpoint(metadata)
+        self._num_source_blocks = region.num_blocks
+        self.worker = agent.new_worker()
+        self._address = bytes(self.worker.address)
+        self._endpoint = agent.connect(self.worker, metadata)
+        self._next_tag = 1
         self._num_live_copies = 0
         self._closing = False
+        agent.peers.add(self)
 
     def read(
         self, source_block_ids: NDArray[np.int32], local_block_ids: NDArray[np.int32]
     ) -> "UcxxCopy":
         return UcxxCopy(self, runs_of(source_block_ids, local_block_ids))
 
-    def begin(self, runs: NDArray[np.int32]) -> list[Any]:
-        """Post a read; ``ended`` once all of what this returns is over. Raises TransportError."""
+    def begin(self, runs: NDArray[np.int32]) -> list[_Pending]:
+        """Ask for ``runs``, [n, 3] of source's first block, our first, number.
+
+        All that this returns has to complete: then ``ended``. Raises TransportError:
+        nothing was begun.
+        """
         if self._closing:
             raise TransportError("the connection to the source was closed")
-        if runs[-1, 0] + runs[-1, 2] > self._num_blocks:
+        if not self._endpoint.alive:
+            raise SourceLostError("ucxx lost the source")
+        if runs[-1, 0] + runs[-1, 2] > self._num_source_blocks:
             raise TransportError("the source has no such block")
-        requests = self._agent.ask(self._endpoint, runs)
+        agent, first_tag = self._agent, self._next_tag
+        self._next_tag += len(runs)
+        pending = []
+        for tag, (_, local, num) in enumerate(runs.tolist(), first_tag):
+            blocks = agent.blocks(local, num)
+            pending.append(_Pending(self._endpoint.tag_recv(blocks, agent.tag(tag)), blocks))
+        header = _ASK_HEADER.pack(first_tag, len(self._address))
+        wanted = np.ascontiguousarray(runs[:, [0, 2]], dtype="<i4").tobytes()
+        ask = agent.library.array(header + self._address + wanted)
+        pending.append(_Pending(self._endpoint.tag_send(ask, agent.tag(_ASK)), ask))
         self._num_live_copies += 1
-        return requests
+        return pending
 
     def ended(self, error: Exception | None) -> None:
         """A read is over. Raises TransportError, if not well."""
@@ -207,7 +230,8 @@ class UcxxPeer:
     def _close_if_idle(self) -> None:
         """Once closing, end the connection with the last copy: those under way need it."""
         if self._closing and not self._num_live_copies:
-            self._endpoint.close()
+            self._agent.peers.discard(self)
+            self._endpoint.close_blocking()
 
 
 class UcxxCopy:
@@ -216,17 +240,17 @@ class UcxxCopy:
     def __init__(self, peer: UcxxPeer, runs: NDArray[np.int32]) -> None:
         self._peer = peer
         self._runs = runs
-        self._requests: list[Any] = []  # not seen to have ended
+        self._pending: list[_Pending] = []  # not seen to have ended
         self._error: Exception | None = None  # the first
 
     def post(self) -> bool:
-        self._requests = self._peer.begin(self._runs)
+        self._pending = self._peer.begin(self._runs)
         return False
 
     def poll(self) -> bool:
-        while self._requests and self._requests[-1].completed:
-            self._error = self._error or _failed(self._requests.pop())
-        if self._requests:
+        while self._pending and self._pending[-1].request.completed:
+            self._error = self._error or _failed(self._pending.pop().request)
+        if self._pending:
             return False
         self._peer.ended(self._error)
         return True

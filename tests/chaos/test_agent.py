@@ -11,6 +11,7 @@ import pytest
 from tests.call import Answer
 from tests.chaos.load import FLAGS, ROUTER_FLAGS, STEP_S, Job, check_answers, jobs, run_all
 from tests.cluster import Cluster, Process, running_cluster
+from tests.transports import AGENTS
 
 NUM_JOBS = 40
 REPLACED_S = 5.0  # of which transfer.agent_answer_s for one that is stopped
@@ -56,15 +57,16 @@ async def strike(
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.parametrize("transport", AGENTS)
 async def test_agents_that_die_or_freeze_under_load_cost_no_request_and_no_worker(
-    tiny_model: Path, tmp_path: Path, chaos_long: bool
+    tiny_model: Path, tmp_path: Path, transport: str, chaos_long: bool
 ) -> None:
     with running_cluster(
         tmp_path,
         str(tiny_model),
         num_prefill=2,
         num_decode=2,
-        worker_flags=FLAGS,
+        worker_flags={**FLAGS, "transfer.transports": f"{transport},inline"},
         router_flags=ROUTER_FLAGS,
     ) as cluster:
         await cluster.wait_ready()
@@ -83,12 +85,13 @@ async def test_agents_that_die_or_freeze_under_load_cost_no_request_and_no_worke
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("transport", AGENTS)
 async def test_readers_killed_while_they_read_over_tcp_cost_the_source_nothing(
-    tiny_model: Path, tmp_path: Path, chaos_long: bool
+    tiny_model: Path, tmp_path: Path, transport: str, chaos_long: bool
 ) -> None:
-    """There the library may crash the process that is read from: the source's agent, at worst."""
+    """There nixl may crash the process that is read from: the source's agent, at worst."""
     tcp = {
-        "transfer.transports": "nixl",
+        "transfer.transports": transport,
         "transfer.ucx-tls": "tcp",
         "transfer.allow-faults": "",
         "transfer.allow-nixl-tcp": "",

@@ -19,6 +19,7 @@ from tests.call import Answer, generate, token_request
 from tests.chaos.fault_rig import Rule, breakable_cluster, check_untouched, report, set_rules
 from tests.chaos.load import STEP_S, Job, check_answers, jobs, run_all
 from tests.cluster import Cluster
+from tests.transports import TRANSPORTS
 
 NUM_CANCELS, NUM_CANCELS_LONG = 100, 1000
 LATE_S, LATE_S_LONG = 0.5, 5.0
@@ -29,7 +30,7 @@ NUM_BLOCKS = int(1.2 * CONCURRENCY * ((PROMPT_LEN + MAX_TOKENS) // BLOCK_SIZE + 
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("transport", ["inline", "nixl"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_cancels_at_every_stage_leak_nothing(
     tiny_model: Path, tmp_path: Path, transport: str, chaos_long: bool
 ) -> None:

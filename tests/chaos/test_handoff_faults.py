@@ -27,6 +27,7 @@ from tests.chaos.fault_rig import (
     set_rules,
 )
 from tests.cluster import Cluster, Process
+from tests.transports import TRANSPORTS
 
 NUM_AT_ONCE = 20
 LONG_FACTOR = 10
@@ -124,10 +125,10 @@ ONLY_INLINE = {
         unproven("data", "reorder"),
     )
 }
-ONLY_NIXL = {"corrupt range block_ids": unproven("range", "corrupt", field="block_ids")}
+ONLY_AGENTS = {"corrupt range block_ids": unproven("range", "corrupt", field="block_ids")}
 
 
-@pytest.fixture(scope="module", params=["inline", "nixl"])
+@pytest.fixture(scope="module", params=TRANSPORTS)
 def transport(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -184,7 +185,7 @@ async def test_every_message_and_read(cluster: Cluster, transport: str, chaos_lo
     prompts = Prompts(6)
     async with rpc.channel(cluster.router.address) as channel:
         await prompts.learn(channel)
-    own = ONLY_INLINE if transport == "inline" else ONLY_NIXL
+    own = ONLY_INLINE if transport == "inline" else ONLY_AGENTS
     for name, case in {**MATRIX, **own}.items():
         await play(cluster, name, case, 5, prompts)
         if chaos_long:
@@ -255,7 +256,9 @@ async def test_each_difference_of_layouts_is_refused_and_counted(
         for field in [*fields, "transports"]:
             num = NUM_AT_ONCE * (LONG_FACTOR if chaos_long else 1)
             request = kv_source_pb2.ConnectRequest(
-                reader_incarnation="stranger", layout=true_layout, transports=["inline", "nixl"]
+                reader_incarnation="stranger",
+                layout=true_layout,
+                transports=["inline", "nixl", "ucxx"],
             )
             if field == "transports":
                 request.transports[:] = ["pigeon"]

@@ -23,16 +23,18 @@ from tests.chaos.fault_rig import (
 )
 from tests.chaos.load import STEP_S
 from tests.cluster import Cluster, Process
+from tests.transports import TRANSPORTS, UCXX
 
 NUM_LEFT = 6  # requests whose client leaves while they are read
 TCP = {"transfer.ucx-tls": "tcp", "transfer.allow-nixl-tcp": ""}
 SMALL = {"num-blocks": "96"}  # what is left of it is used again and again
 PATIENT = {"transfer.quarantine-max-s": "60", "transfer.quarantine-max-ratio": "1"}
 HASTY = {"transfer.quarantine-max-s": "1", "transfer.quarantine-max-ratio": "1"}
-TRANSPORTS = {
+KINDS = {
     "inline": ("inline", {}),
     "nixl": ("nixl", {}),
     "nixl-tcp": ("nixl", TCP),
+    "ucxx": ("ucxx", {}),
 }
 
 
@@ -72,11 +74,11 @@ async def learn(cluster: Cluster, channel: grpc.aio.Channel) -> Prompts:
     return prompts
 
 
-@pytest.mark.parametrize("kind", TRANSPORTS)
+@pytest.mark.parametrize("kind", ["nixl-tcp", *TRANSPORTS])
 async def test_late_landing_writes_nobody_elses_block(
     tiny_model: Path, tmp_path: Path, kind: str, chaos_long: bool
 ) -> None:
-    transport, tcp = TRANSPORTS[kind]
+    transport, tcp = KINDS[kind]
     flags = {**SMALL, **tcp, **PATIENT, "timers.read-progress-s": "5"}
     late: list[Rule] = [
         {"at": "read", "do": do, "nth": nth, "seconds": 1, "seconds_max": 2, "times": None}
@@ -97,7 +99,7 @@ async def test_late_landing_writes_nobody_elses_block(
         assert teardowns(decode) == 0
 
 
-@pytest.mark.parametrize("transport", ["inline", "nixl"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_a_read_that_never_ends_is_reclaimed_with_its_agent(
     tiny_model: Path, tmp_path: Path, transport: str, chaos_long: bool
 ) -> None:
@@ -129,12 +131,14 @@ async def test_a_read_that_never_ends_is_reclaimed_with_its_agent(
         await check_untouched(cluster)
 
 
+@pytest.mark.parametrize("kind", ["nixl-tcp", UCXX])
 async def test_a_stopped_source_over_tcp_leaves_reads_that_teardown_ends(
-    tiny_model: Path, tmp_path: Path
+    tiny_model: Path, tmp_path: Path, kind: str
 ) -> None:
     """The library's own unfinished reads: the source and its agent stop before they are posted."""
+    transport, tcp = KINDS[kind]
     with breakable_cluster(
-        tmp_path, tiny_model, "nixl", worker_flags={**SMALL, **TCP, **HASTY}
+        tmp_path, tiny_model, transport, worker_flags={**SMALL, **tcp, **HASTY}
     ) as cluster:
         source, decode = cluster.prefill[0], cluster.decode[0]
         async with rpc.channel(cluster.router.address) as channel:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.chaos.load import Job, run_all
 from tests.cluster import Cluster, Process, running_cluster
+from tests.transports import AGENTS
 
 SETTLE_S = 3.0
 IDLE_S = 30.0
@@ -19,9 +20,11 @@ NUM_BEFORE, NUM_REQUESTS = 500, 2000
 MAX_GROWTH_BYTES = 8 * 2**20
 
 
-@pytest.fixture(scope="module")
-def cluster(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """One prefill and one decode worker over nixl, each on a core of its own if there are two."""
+@pytest.fixture(scope="module", params=AGENTS)
+def cluster(
+    request: pytest.FixtureRequest, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    """One prefill and one decode worker, each on a core of its own if there are two."""
     cores = sorted(psutil.Process().cpu_affinity())
     with running_cluster(
         tmp_path_factory.mktemp("cluster"),
@@ -29,7 +32,7 @@ def cluster(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         worker_flags={
             "num-blocks": "128",
             "max-model-len": "128",
-            "transfer.transports": "nixl",
+            "transfer.transports": request.param,
         },
         prefill_flags={"cpus": str(cores[0])},
         decode_flags={"cpus": str(cores[-1])},
@@ -99,12 +102,12 @@ def cpu_s(process: Process) -> float:
 
 
 def test_every_thread_keeps_to_its_cores(cluster: Cluster) -> None:
-    """Torch's, gRPC's and nixl's threads too, after they have worked."""
+    """Torch's, gRPC's and the agent's threads too, after they have worked."""
     cores = sorted(psutil.Process().cpu_affinity())
     for process, core in ((cluster.prefill[0], cores[0]), (cluster.decode[0], cores[-1])):
         own = psutil.Process(process.pid)
         children = own.children(recursive=True)
-        assert children, "nixl's agent lives in one"
+        assert children, "the agent lives in one"
         for each in (own, *children):
             threads = each.threads()
             assert len(threads) > 1

@@ -30,6 +30,7 @@ from tests.cluster import Cluster, running_cluster
 from tests.golden.models import GoldenModel, golden_model
 from tests.golden.reference import GoldenPrompt
 from tests.golden_rule import MARGIN, check_exact, first_difference
+from tests.transports import TRANSPORTS
 
 LOGIT_TOLERANCE = 1e-3
 BLOCK_SIZE = 16
@@ -189,7 +190,7 @@ def test_local_prefill(prompts: list[GoldenPrompt], one_process: OneProcess) -> 
 
 
 @MODULE_LOOP
-@pytest.mark.parametrize("transport", ["nixl", "inline"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_disaggregated(
     model: GoldenModel,
     prompts: list[GoldenPrompt],

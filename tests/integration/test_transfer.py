@@ -1,6 +1,7 @@
 """Pulls over real gRPC and real transports, between two workers of one process."""
 
 import asyncio
+import importlib.util
 import os
 import time
 from collections.abc import AsyncIterator
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from diptych import rpc
+from diptych.errors import ConfigurationError
 from diptych.v1 import common_pb2, decode_pb2, kv_source_pb2, kv_source_pb2_grpc, worker_pb2
 from kvtransfer.pull import PullError
 from kvtransfer.transport import TransportError
@@ -25,7 +27,7 @@ from tests.integration.transfer_rig import (
     open_source,
     until,
 )
-from tests.transports import TRANSPORTS, needs_ucxx
+from tests.transports import AGENTS, TRANSPORTS
 
 BLOCKS = [3, 9, 4, 5, 20]
 LOCAL = [10, 11, 12, 1, 0]
@@ -372,7 +374,27 @@ async def test_plain_tcp_is_refused_unless_allowed() -> None:
             assert pair.transport == "nixl"
 
 
-@pytest.mark.parametrize("name", ["nixl", pytest.param("ucxx", marks=needs_ucxx)])
+async def test_ucxx_asked_for_but_not_installed_is_one_clear_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for transports in (("ucxx",), ("ucxx", "inline")):
+        with pytest.raises(ConfigurationError, match=r"pip install 'diptych\[ucxx\]'"):
+            async with open_source(config("ucxx", transports=transports)):
+                pass
+
+
+@pytest.mark.parametrize("name", AGENTS)
+async def test_an_agent_that_cannot_start_leaves_its_turn_to_the_next(name: str) -> None:
+    broken = {"ucx_net_devices": "nosuchdevice0"}
+    async with open_source(config(name, transports=(name, "inline"), **broken)) as source:
+        assert list(source.endpoint.transports) == ["inline"]
+    with pytest.raises(ConfigurationError, match=name):
+        async with open_source(config(name, **broken)):
+            pass
+
+
+@pytest.mark.parametrize("name", AGENTS)
 async def test_a_damaged_descriptor_never_reaches_the_library(name: str) -> None:
     async with open_source(config(name)) as source, open_reader(config(name)) as reader:
         transport = reader.endpoint.transports[name]

@@ -29,7 +29,7 @@ from tests.integration.transfer_rig import (
     until,
 )
 from tests.integration.transfer_source import LEASED
-from tests.transports import TRANSPORTS
+from tests.transports import AGENTS, TRANSPORTS, needs_ucxx
 
 LOCAL = tuple(range(len(LEASED)))
 NUM_TOKENS = len(LEASED) * BLOCK_SIZE
@@ -163,6 +163,7 @@ async def test_a_stopped_source_is_lost_and_heals_when_it_continues(transport: s
 
 BIG = 2 * 2**20
 TCP = {"ucx_tls": ("tcp",), "allow_nixl_tcp": True, "allow_faults": True}
+OVER_TCP = [("nixl", TCP), pytest.param("ucxx", {}, marks=needs_ucxx)]
 
 
 async def until_reading(pull: LeasePull) -> None:
@@ -174,15 +175,19 @@ async def until_reading(pull: LeasePull) -> None:
             await asyncio.sleep(0)
 
 
-async def test_an_unfinished_read_is_quarantined_and_teardown_reclaims_it() -> None:
+@pytest.mark.parametrize(("transport", "settings"), OVER_TCP)
+async def test_an_unfinished_read_is_quarantined_and_teardown_reclaims_it(
+    transport: str, settings: dict[str, object]
+) -> None:
     """Over TCP a stopped source leaves reads unfinished for ever."""
     async with (
-        source_process("nixl", block_bytes=BIG, settings=json.dumps(TCP)) as source,
+        source_process(transport, block_bytes=BIG, settings=json.dumps(settings)) as source,
         source_process(
-            "nixl", block_bytes=BIG, settings=json.dumps(TCP), incarnation="other"
+            transport, block_bytes=BIG, settings=json.dumps(settings), incarnation="other"
         ) as other,
         open_reader(
-            config("nixl", quarantine_max_s=0.7, quarantine_max_ratio=1, **TCP), block_bytes=BIG
+            config(transport, quarantine_max_s=0.7, quarantine_max_ratio=1, **settings),
+            block_bytes=BIG,
         ) as reader,
     ):
         reader.pairs.set_peers("another router", [other.key])
@@ -213,10 +218,13 @@ async def test_an_unfinished_read_is_quarantined_and_teardown_reclaims_it() -> N
         assert xxhash.xxh3_128_hexdigest(reader.content(LOCAL)) == other.digest
 
 
-async def test_a_source_killed_while_it_is_read_loses_the_pull() -> None:
+@pytest.mark.parametrize(("transport", "settings"), OVER_TCP)
+async def test_a_source_killed_while_it_is_read_loses_the_pull(
+    transport: str, settings: dict[str, object]
+) -> None:
     async with (
-        source_process("nixl", block_bytes=BIG, settings=json.dumps(TCP)) as source,
-        open_reader(config("nixl", **TCP), block_bytes=BIG) as reader,
+        source_process(transport, block_bytes=BIG, settings=json.dumps(settings)) as source,
+        open_reader(config(transport, **settings), block_bytes=BIG) as reader,
     ):
         await connect(reader, source)
         pull = reader.pairs.open_pull(source.request)
@@ -238,7 +246,7 @@ async def test_a_source_killed_while_it_is_read_loses_the_pull() -> None:
 
 
 def agent_pid(endpoint: TransferEndpoint) -> int:
-    transport = endpoint.transports["nixl"]
+    (transport,) = endpoint.transports.values()
     assert isinstance(transport, ChildTransport)
     assert transport.process is not None
     return transport.process.pid
@@ -246,11 +254,12 @@ def agent_pid(endpoint: TransferEndpoint) -> int:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP])
 @pytest.mark.parametrize("side", ["reader", "source"])
+@pytest.mark.parametrize("transport", AGENTS)
 async def test_a_dead_or_hanging_agent_is_replaced_and_the_worker_stays(
-    side: str, number: signal.Signals
+    transport: str, side: str, number: signal.Signals
 ) -> None:
     """Whether it crashes or hangs, the pair is proven anew; leases and tickets stand."""
-    settings = config("nixl", agent_answer_s=0.8)
+    settings = config(transport, agent_answer_s=0.8)
     async with open_source(settings) as source, open_reader(settings) as reader:
         await reader.connect(source)
         content = source.fill(LOCAL[:4])
@@ -276,15 +285,17 @@ async def pull_until_replaced(
 ) -> None:
     """Pull again and again, also once over the new agent; each must be proven."""
     while True:
-        is_last = endpoint.transports["nixl"].ready and agent_pid(endpoint) != before
+        (transport,) = endpoint.transports.values()
+        is_last = transport.ready and agent_pid(endpoint) != before
         await reader.pairs.pull(request)
         if is_last:
             return
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-async def test_no_agent_outlives_its_worker(number: signal.Signals) -> None:
-    async with source_process("nixl") as source:
+@pytest.mark.parametrize("transport", AGENTS)
+async def test_no_agent_outlives_its_worker(transport: str, number: signal.Signals) -> None:
+    async with source_process(transport) as source:
         (agent,) = psutil.Process(source.process.pid).children()
         agent.suspend()  # even one that hangs
         source.process.send_signal(number)

@@ -249,7 +249,8 @@ class UcxxCopy:
 
     def poll(self) -> bool:
         while self._pending and self._pending[-1].request.completed:
-            self._error = self._error or _failed(self._pending.pop().request)
+            error = _failed(self._pending.pop().request)
+            self._error = self._error or error
         if self._pending:
             return False
         self._peer.ended(self._error)

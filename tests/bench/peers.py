@@ -245,7 +245,11 @@ def main() -> int:
     add("--rounds", type=int, default=3)
     add("--seed", type=int, default=os.getpid(), help="of the texts; the same are cached")
     add("--out", type=Path, default=Path("bench-peers.json"), help="logs of servers go beside it")
-    return asyncio.run(run(parser.parse_args()))
+    try:
+        return asyncio.run(run(parser.parse_args()))
+    except asyncio.CancelledError:
+        show("cut short by a signal")
+        return 128 + signal.SIGTERM
 
 
 if __name__ == "__main__":

@@ -301,3 +301,17 @@ async def test_no_agent_outlives_its_worker(transport: str, number: signal.Signa
         source.process.send_signal(number)
         await source.process.wait()
         await until(lambda: not agent.is_running() or agent.status() == psutil.STATUS_ZOMBIE, 2)
+
+
+@pytest.mark.parametrize("transport", AGENTS)
+async def test_an_agent_listens_on_the_devices_named_for_it_alone(transport: str) -> None:
+    async with source_process(transport) as source, open_reader(config(transport)) as reader:
+        await connect(reader, source)
+        (agent,) = psutil.Process(source.process.pid).children()
+        for pid in (agent.pid, agent_pid(reader.endpoint)):
+            listening = [
+                connection.laddr.ip
+                for connection in psutil.Process(pid).net_connections()
+                if connection.status == psutil.CONN_LISTEN
+            ]
+            assert set(listening) == {"127.0.0.1"}

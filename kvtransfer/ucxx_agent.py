@@ -2,8 +2,9 @@
 
 ucxx has no one-sided read in Python, so the source's agent takes part: a reader posts
 receives straight into its blocks, one for each run of them, and asks; the source
-sends those runs. Both sides are in a process of their own (``agent_main``), which UCX
-wakes: nothing is polled.
+sends those runs. Tagged messages, because active ones land in memory of the library
+and have to be copied. Both sides are in a process of their own (``agent_main``), which
+UCX wakes: nothing is polled.
 
 The library listens on the devices named for it alone. Who can reach it there may ask
 for any block of the pool, and for nothing else of the process.
@@ -68,7 +69,7 @@ class UcxxAgent:
         options = {
             "TLS": settings.ucx_tls,
             "NET_DEVICES": settings.ucx_net_devices,
-            # a cut link is otherwise never noticed
+            # a link that is cut while nothing moves; under a read the pull notices it
             "TCP_KEEPIDLE": "2s",
             "TCP_KEEPINTVL": "1s",
             "TCP_KEEPCNT": "3",

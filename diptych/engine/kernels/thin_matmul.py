@@ -38,7 +38,7 @@ SUPPORTED = _LANES > 0
 MIN_COLUMNS = 4  # of the weight's rows: those of one tile
 _TILE_COLUMNS = MIN_COLUMNS
 _TILE_ROWS = 6 if _LANES == 16 else 3  # of x; with the operands, this fills the registers
-_BLOCK_COLUMNS = 64  # what a thread takes at a time
+_BLOCK_COLUMNS = 32  # what a thread takes at a time
 _GROUPS_AHEAD = 2  # of _TILE_COLUMNS, when the next weights are fetched
 
 _FLOAT_BYTES = 4
@@ -247,21 +247,27 @@ def _blocks(task: Any) -> None:
     last = columns - _TILE_COLUMNS
     block = next_item(task)
     while block < task[NUM_ITEMS]:
+        # Taken early, because its weights are fetched while the last ones of this are used.
+        following = next_item(task)
         begin = block * _BLOCK_COLUMNS
-        for group in range(begin, min(begin + _BLOCK_COLUMNS, columns), _TILE_COLUMNS):
+        end = begin + _BLOCK_COLUMNS
+        for group in range(begin, min(end, columns), _TILE_COLUMNS):
             column = min(group, last)  # the last group may do some columns again
             weight = task[_WEIGHT] + column * row_bytes
             bias = task[_BIAS] + column * _FLOAT_BYTES
-            ahead = task[_WEIGHT] + min(column + _GROUPS_AHEAD * _TILE_COLUMNS, last) * row_bytes
+            fetched = group + _GROUPS_AHEAD * _TILE_COLUMNS
+            if fetched >= end:
+                fetched += following * _BLOCK_COLUMNS - end
+            ahead = task[_WEIGHT] + min(fetched, last) * row_bytes
             row = 0
             for tile in range(num_tiles):
-                end = rows * (tile + 1) // num_tiles
+                end_row = rows * (tile + 1) // num_tiles
                 x = task[_X] + row * row_bytes
                 y = task[_Y] + (row * columns + column) * _FLOAT_BYTES
-                _tile(end - row, lines, x, weight, bias, y, columns, inner, ahead)
+                _tile(end_row - row, lines, x, weight, bias, y, columns, inner, ahead)
                 ahead += lines * row_bytes
-                row = end
-        block = next_item(task)
+                row = end_row
+        block = following
 
 
 # Sums may not be reordered: each kind of tile would get an order of its own.

@@ -17,7 +17,7 @@ from diptych.engine.inputs import StepInputs
 from diptych.engine.kv_access import KVAccess
 from diptych.engine.kv_cache import KVCache
 from diptych.engine.model_config import ModelConfig
-from diptych.engine.prefill_attention import SDPA, BlockedAttention, ChunkAttention, ChunkView
+from diptych.engine.prefill_attention import SDPA, ChunkAttention, ChunkView, TiledAttention
 
 if TYPE_CHECKING:
     from diptych.engine.paged_decode import PagedDecode
@@ -52,9 +52,9 @@ class DecodeAttention(Protocol):
 class PagedAttention:
     """Decode rows in one batched kernel, prefill chunks one by one on gathered context.
 
-    On the host, decode reads the blocks in place and prefill of a float32 model
-    multiplies blocks of queries (numba); elsewhere, or where numba is not installed,
-    decode gathers too and prefill is torch's.
+    On the host, decode reads the blocks in place and prefill of a float32 model has a
+    kernel too (numba); elsewhere, or where numba is not installed, decode gathers and
+    prefill is torch's.
     """
 
     def __init__(
@@ -77,9 +77,8 @@ class PagedAttention:
 
             if paged_decode.supports(config):
                 self._paged_decode = paged_decode.PagedDecode
-        blocked = compiled and dtype is torch.float32
-        blocked = blocked and config.head_dim >= BlockedAttention.MIN_HEAD_DIM
-        self._prefill: ChunkAttention = (BlockedAttention if blocked else SDPA)(config)
+        tiled = compiled and dtype is torch.float32 and TiledAttention.supports(config)
+        self._prefill: ChunkAttention = (TiledAttention if tiled else SDPA)(config)
 
     def begin_step(self, inputs: StepInputs) -> AttentionStep:
         access = KVAccess(self._config, self._kv_cache, self._dtype)

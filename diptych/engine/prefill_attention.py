@@ -4,6 +4,7 @@ Both kinds here give the same result; which one is faster depends on the shape.
 Model thread only.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -15,7 +16,7 @@ from diptych.engine.inputs import PrefillChunk
 from diptych.engine.kv_access import KVAccess
 from diptych.engine.model_config import ModelConfig
 
-_FAR = 1 << 40  # tokens
+_FAR = 1 << 40  # tokens; a window that ends nowhere
 
 
 class ChunkAttention(Protocol):
@@ -107,61 +108,58 @@ class SDPA:
             out[queries] = attended.permute(2, 0, 1, 3)
 
 
-class BlockedAttention:
-    """Matrix products on blocks of queries with a compiled softmax between them.
+class TiledAttention:
+    """A compiled kernel that never writes the scores to memory. float32 on the CPU.
 
-    A block multiplies only with keys that one of its queries sees, and nothing
-    masks: hidden weights are set to zero. float32 on the CPU. With heads of 64 the
-    softmax costs as much as it saves.
+    A token's result has the same bits however its prompt is cut into chunks.
     """
 
-    MIN_HEAD_DIM = 128  # below, SDPA is as fast
-
-    _BLOCK = 128  # queries
-    _ROWS_PER_ITEM = 8
-
     def __init__(self, config: ModelConfig) -> None:
+        """The first one on a machine compiles (seconds). The model must be supported."""
         # Here, because numba is optional and takes a while to import.
-        from diptych.engine.kernels.softmax_loop import softmax
+        from diptych.engine.kernels import prefill_loop
 
-        self._softmax = softmax
+        self._attend, self._tile_rows = prefill_loop.attend, prefill_loop.TILE_ROWS
         self._num_threads = torch.get_num_threads()
-        self._scale = torch.tensor([config.attention_scale], dtype=torch.float32)
+        self._scale = torch.tensor([config.attention_scale * math.log2(math.e)])
+        self._scratch_bytes = prefill_loop.scratch_bytes(config.head_dim)
+        self._scratches = torch.empty(self._num_threads, self._scratch_bytes, dtype=torch.uint8)
+        self._num_taken = torch.zeros(1, dtype=torch.int64)
+
+    @staticmethod
+    def supports(config: ModelConfig) -> bool:
+        """Whether the kernel takes heads of this size, and has threads to run on."""
+        from diptych.engine.kernels.loop import has_team
+        from diptych.engine.kernels.vector_function import LANES
+
+        return config.head_dim % LANES == 0 and (torch.get_num_threads() == 1 or has_team())
 
     def __call__(self, q: Tensor, context: Tensor, view: ChunkView, out: Tensor) -> None:
-        num_tokens, head_dim = len(q), q.shape[2]
-        num_kv_heads, num_keys = context.shape[1:3]
-        grouped = (num_tokens, num_kv_heads, -1, head_dim)
-        q, out = q.view(grouped), out.view(grouped)
-        group = q.shape[2]
-        buffer = q.new_empty(min(self._BLOCK, num_tokens) * group * num_keys)
-        for begin in range(0, num_tokens, self._BLOCK):
-            block = _Block.of(view, begin, min(begin + self._BLOCK, num_tokens))
-            keys = slice(block.first_key, block.end_key)
-            num_rows = (block.end - begin) * group
-            scores = buffer[: num_rows * (block.end_key - block.first_key)].view(num_rows, -1)
-            sums = q.new_empty(num_rows)
-            for head in range(num_kv_heads):
-                queries = q[begin : block.end, head].reshape(num_rows, head_dim)
-                torch.mm(queries, context[0, head, keys].T, out=scores)
-                self._softmax(
-                    -(-num_rows // self._ROWS_PER_ITEM),
-                    self._num_threads,
-                    self._ROWS_PER_ITEM,
-                    *scores.shape,
-                    group,
-                    block.sees_from,
-                    block.sees_to,
-                    scores,
-                    self._scale,
-                    sums,
-                )
-                weighted = torch.mm(scores, context[1, head, keys])
-                torch.div(
-                    weighted.view(-1, group, head_dim),
-                    sums.view(-1, group, 1),
-                    out=out[begin : block.end, head],
-                )
+        num_tokens, num_heads, head_dim = q.shape
+        _, num_kv_heads, num_keys, _ = context.shape
+        keys, values = context
+        num_tiles = -(-num_tokens * (num_heads // num_kv_heads) // self._tile_rows)
+        self._attend(
+            num_kv_heads * num_tiles,
+            self._num_threads,
+            num_tokens,
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            view.chunk.start,
+            view.first,
+            view.window or _FAR,
+            q,
+            out,
+            self._scale,
+            keys.data_ptr(),
+            values.data_ptr(),
+            4 * context.stride(1),
+            torch.arange(num_keys).mul_(4 * context.stride(2)),
+            self._scratches,
+            self._scratch_bytes,
+            self._num_taken.zero_(),
+        )
 
 
 class _Block(NamedTuple):
@@ -170,14 +168,9 @@ class _Block(NamedTuple):
     end: int  # of the queries, in the chunk
     first_key: int
     end_key: int
-    sees_from: int  # the first query, counted from first_key; may be negative
-    sees_to: int
 
     @classmethod
     def of(cls, view: ChunkView, begin: int, end: int) -> "_Block":
         query = view.chunk.start + begin - view.first  # the first one's own column
-        sees_from = -_FAR if view.window is None else query - view.window + 1
-        first_key = max(0, sees_from)
-        return cls(
-            end, first_key, query + end - begin, sees_from - first_key, query + 1 - first_key
-        )
+        first_key = 0 if view.window is None else max(0, query - view.window + 1)
+        return cls(end, first_key, query + end - begin)

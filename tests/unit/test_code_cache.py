@@ -39,7 +39,7 @@ def test_loops_are_kept_there_and_work_without(tmp_path: Path, writable: bool) -
     if not writable:
         cache.write_text("")
     code = (
-        "from diptych.engine.kernels import softmax_loop\n"
+        "from diptych.engine.kernels import slot_loop\n"
         "from diptych.engine.kernels.code_cache import code_cache\n"
         "print(code_cache())"
     )

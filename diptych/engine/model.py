@@ -41,8 +41,14 @@ class Decoder:
     def device(self) -> torch.device:
         return self.weights.embedding.device
 
-    def forward(self, inputs: StepInputs, attention: AttentionStep) -> Tensor:
-        """Run every layer. Returns hidden states before the last norm, [N, hidden_size]."""
+    def forward(
+        self, inputs: StepInputs, attention: AttentionStep, rows: Tensor | None = None
+    ) -> Tensor:
+        """Run every layer. Returns hidden states before the last norm, [N, hidden_size].
+
+        rows: [R] int64, the only ones that are wanted: [R, hidden_size]. Behind its
+        attention, the last layer computes no others.
+        """
         config, ops, layers = self.config, self.ops, self.weights.layers
         rotations = self.rotations(inputs.positions)
         x = self.embed(inputs.token_ids)
@@ -51,7 +57,12 @@ class Decoder:
             q, kv = ops.rotate(
                 layer.qkv(y), rotations[config.layers[index].rope], layer.q_norm, layer.k_norm
             )
-            y = layer.output(attention(index, q, kv))
+            attended = attention(index, q, kv)
+            if rows is not None and index + 1 == len(layers):
+                x, attended = x.index_select(0, rows), attended.index_select(0, rows)
+                if not len(rows):
+                    break
+            y = layer.output(attended)
             y = ops.add_norm(x, y, layer.post_attention_norm, layer.mlp_norm)
             y = layer.down(ops.gate(layer.gate_up(y)))
             if index + 1 < len(layers):

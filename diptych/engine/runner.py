@@ -72,8 +72,7 @@ class Runner:
         """
         begin = time.perf_counter()
         inputs = build_inputs(plan, self._kv_cache.block_size, self._model.device)
-        hidden = self._forward(inputs)
-        tokens = self._sample(plan.chunks, inputs, hidden)
+        tokens = self._run(plan.chunks, inputs)
         return StepOutput(tokens=tokens, duration_s=time.perf_counter() - begin)
 
     @torch.inference_mode()
@@ -83,19 +82,20 @@ class Runner:
         For tests and scoring. Returns [plan.num_tokens, vocab_size] float32.
         """
         inputs = build_inputs(plan, self._kv_cache.block_size, self._model.device)
-        hidden = self._forward(inputs)
         lasts = zip(plan.chunks, inputs.last_rows, strict=True)
         rows = [torch.arange(last + 1 - len(chunk.token_ids), last + 1) for chunk, last in lasts]
-        return self._model.logits(hidden[torch.cat(rows).to(hidden.device)])
+        return self._model.logits(self._forward(inputs, torch.cat(rows)))
 
-    def _forward(self, inputs: StepInputs) -> Tensor:
+    def _forward(self, inputs: StepInputs, rows: Tensor) -> Tensor:
+        """Hidden states of these rows of the flat batch."""
+        rows = rows.to(self._model.device)
         hidden = None if self._programs is None else self._programs.forward(inputs)
         if hidden is not None:
-            return hidden
-        return self._model.forward(inputs, self._attention.begin_step(inputs))
+            return hidden.index_select(0, rows)
+        return self._model.forward(inputs, self._attention.begin_step(inputs), rows)
 
-    def _sample(
-        self, chunks: Sequence[Chunk], inputs: StepInputs, hidden: Tensor
+    def _run(
+        self, chunks: Sequence[Chunk], inputs: StepInputs
     ) -> tuple[SampledToken | LogitsError | None, ...]:
         wanted = [
             (index, chunk.sample, chunk.end)
@@ -103,10 +103,11 @@ class Runner:
             if chunk.sample is not None
         ]
         tokens: list[SampledToken | LogitsError | None] = [None] * len(chunks)
+        last_rows = inputs.last_rows[[index for index, _, _ in wanted]]
+        hidden = self._forward(inputs, torch.from_numpy(last_rows))
         if not wanted:
             return tuple(tokens)
-        rows = torch.from_numpy(inputs.last_rows[[index for index, _, _ in wanted]])
-        logits = self._model.logits(hidden.index_select(0, rows.to(hidden.device)))
+        logits = self._model.logits(hidden)
         drawn = sample(logits, [spec for _, spec, _ in wanted], [end for _, _, end in wanted])
         for (index, _, _), token in zip(wanted, drawn, strict=True):
             tokens[index] = token

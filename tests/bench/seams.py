@@ -136,12 +136,14 @@ def _programs_timed(parts: Parts) -> Iterator[None]:
 def _attention_timed(watch: Stopwatch) -> Iterator[None]:
     original = Decoder.forward
 
-    def forward(self: Decoder, inputs: StepInputs, attention: AttentionStep) -> Tensor:
+    def forward(
+        self: Decoder, inputs: StepInputs, attention: AttentionStep, rows: Tensor | None = None
+    ) -> Tensor:
         def timed(layer: int, q: Tensor, kv: Tensor) -> Tensor:
             with watch:
                 return attention(layer, q, kv)
 
-        return original(self, inputs, timed)
+        return original(self, inputs, timed, rows)
 
     Decoder.forward = forward  # type: ignore[method-assign]
     try:

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from torch import Tensor
 
 from diptych.engine.attention import PagedAttention
+from diptych.engine.inputs import build_inputs
 from diptych.engine.kv_cache import KVCache
 from diptych.engine.model import Decoder
 from diptych.engine.model_config import ModelConfig
@@ -100,6 +101,20 @@ def test_one_chunk(case: Case) -> None:
     ids = tokens_of(1, 100)
     table = scattered_table(1, 100)
     assert_close(case.runner().logits(plan_of(chunk(ids, 0, 100, table))), case.expected(ids))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("rows", [[], [49], [0, 57, 12]])
+def test_only_the_rows_that_are_wanted(case: Case, rows: list[int]) -> None:
+    kv_cache = KVCache(case.config, NUM_BLOCKS, BLOCK_SIZE)
+    attention = PagedAttention(case.config, kv_cache)
+    ids = tokens_of(7, 60)
+    chunks = chunk(ids, 0, 50, scattered_table(1, 50)), chunk(ids, 0, 10, (40, 41))
+    inputs = build_inputs(plan_of(*chunks), BLOCK_SIZE)
+    every = case.model.forward(inputs, attention.begin_step(inputs))
+    wanted = torch.tensor(rows, dtype=torch.int64)
+    some = case.model.forward(inputs, attention.begin_step(inputs), wanted)
+    torch.testing.assert_close(some, every[wanted])
 
 
 @pytest.mark.parametrize("sizes", [(1,) * 50, (7, 1, 13, 29), (8, 8, 34), (33, 17), (49, 1)])

@@ -50,11 +50,11 @@ class DecodeAttention(Protocol):
 
 
 class PagedAttention:
-    """Decode rows in one batched kernel, prefill chunks one by one on gathered context.
+    """Decode rows in one batched kernel, prefill chunks one by one.
 
-    On the host, decode reads the blocks in place and prefill of a float32 model has a
-    kernel too (numba); elsewhere, or where numba is not installed, decode gathers and
-    prefill is torch's.
+    On the host, compiled kernels (numba) read the blocks in place: decode always, prefill
+    of a float32 model from a float32 cache. Prefill from another cache has its context
+    gathered; elsewhere, or without numba, both are torch's on gathered context.
     """
 
     def __init__(
@@ -103,6 +103,9 @@ class _Step:
         self._decode, self._prefill = decode, prefill
         self._slot_rows = access.slot_rows(inputs.slots)
         self._num_decodes = inputs.num_decodes
+        self._prefill_blocks = None
+        if isinstance(prefill, TiledAttention) and access.is_exact:
+            self._prefill_blocks = prefill.on_blocks
         self._views = {
             window: [ChunkView.of(chunk, window, access) for chunk in inputs.prefills]
             for window in {layer.sliding_window for layer in config.layers}
@@ -119,6 +122,9 @@ class _Step:
             output[: self._num_decodes] = decoded
         for view in views:
             rows = slice(view.chunk.begin, view.chunk.begin + view.chunk.num_tokens)
+            if self._prefill_blocks is not None:
+                self._prefill_blocks(q[rows], self._access.blocks(layer), view, output[rows])
+                continue
             context = view.read(self._access, layer, kv[rows])
             self._prefill(q[rows], context, view, output[rows])
         return output.view(len(q), -1)

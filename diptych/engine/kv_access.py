@@ -97,6 +97,16 @@ class KVAccess:
         """Where layer 0 of these blocks is. block_ids: [n] -> [2 * num_kv_heads * n]."""
         return (block_ids * self._rows_per_block + self._row_of_head[:, None]).view(-1)
 
+    def blocks(self, layer: int) -> Tensor:
+        """All blocks' part of a layer in place, if there are no scales.
+
+        [num_blocks, 2, num_kv_heads, block_size, head_dim], strided.
+        """
+        num_layers = self._rows_per_block // self._rows_per_layer
+        num_kv_heads = self._rows_per_layer // 2
+        shape = (num_layers, 2, num_kv_heads, self.block_size, self._head_dim)
+        return self._runs.view(-1, *shape)[:, layer]
+
     def read(self, layer: int, block_rows: Tensor) -> Tensor:
         """A copy: [2, num_kv_heads, n * block_size, head_dim]."""
         runs = self._runs.index_select(0, block_rows + layer * self._rows_per_layer)

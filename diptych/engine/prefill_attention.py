@@ -1,4 +1,4 @@
-"""Attention of prefill chunks: many queries of one sequence, on gathered context.
+"""Attention of prefill chunks: many queries of one sequence.
 
 Both kinds here give the same result; which one is faster depends on the shape.
 Model thread only.
@@ -41,6 +41,7 @@ class ChunkView:
     block_rows: Tensor | None  # None: the chunk's own keys and values are all
     context: slice  # of the gathered slots
     _masks: list[Tensor] = field(default_factory=list)  # the one of mask(), if any
+    _places: list[Tensor] = field(default_factory=list)  # likewise
 
     @classmethod
     def of(cls, chunk: PrefillChunk, window: int | None, access: KVAccess) -> "ChunkView":
@@ -63,6 +64,20 @@ class ChunkView:
         if self.block_rows is None:
             return kv.permute(1, 2, 0, 3)
         return access.read(layer, self.block_rows)[:, :, self.context]
+
+    def places(self, blocks: Tensor) -> Tensor:
+        """Where the context lies: [num_keys] int64, bytes from the first block on.
+
+        blocks: [num_blocks, 2, num_kv_heads, block_size, head_dim], a layer of the cache;
+        the same for all layers.
+        """
+        if not self._places:
+            block_size, (block_stride, *_, token_stride, _) = blocks.shape[3], blocks.stride()
+            positions = torch.arange(self.first, self.chunk.end)
+            offsets = self.chunk.block_ids[positions // block_size] * block_stride
+            offsets += positions % block_size * token_stride
+            self._places.append(offsets * blocks.itemsize)
+        return self._places[0]
 
     def mask(self, like: Tensor) -> Tensor:
         """[num_tokens, num_keys], to be added to scores; made once for all layers."""
@@ -135,9 +150,20 @@ class TiledAttention:
         return config.head_dim % LANES == 0 and (torch.get_num_threads() == 1 or has_team())
 
     def __call__(self, q: Tensor, context: Tensor, view: ChunkView, out: Tensor) -> None:
+        places = torch.arange(context.shape[2]).mul_(4 * context.stride(2))
+        self._run(q, context[0], context[1], places, view, out)
+
+    def on_blocks(self, q: Tensor, blocks: Tensor, view: ChunkView, out: Tensor) -> None:
+        """As a call, on a float32 cache itself; blocks as in :meth:`ChunkView.places`."""
+        keys, values = (blocks[:, i].transpose(0, 1) for i in range(2))
+        self._run(q, keys, values, view.places(blocks), view, out)
+
+    def _run(
+        self, q: Tensor, keys: Tensor, values: Tensor, places: Tensor, view: ChunkView, out: Tensor
+    ) -> None:
+        """keys, values: the first dimension is [num_kv_heads]; each lies where places tell."""
         num_tokens, num_heads, head_dim = q.shape
-        _, num_kv_heads, num_keys, _ = context.shape
-        keys, values = context
+        num_kv_heads = len(keys)
         num_tiles = -(-num_tokens * (num_heads // num_kv_heads) // self._tile_rows)
         self._attend(
             num_kv_heads * num_tiles,
@@ -154,8 +180,8 @@ class TiledAttention:
             self._scale,
             keys.data_ptr(),
             values.data_ptr(),
-            4 * context.stride(1),
-            torch.arange(num_keys).mul_(4 * context.stride(2)),
+            4 * keys.stride(0),
+            places,
             self._scratches,
             self._scratch_bytes,
             self._num_taken.zero_(),

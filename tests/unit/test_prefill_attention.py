@@ -36,10 +36,15 @@ def naive(q: Tensor, context: Tensor, view: ChunkView, scale: float) -> Tensor:
     return out
 
 
-def view_of(start: int, num_tokens: int, window: int | None) -> ChunkView:
+NO_BLOCKS = torch.zeros(0, dtype=torch.int64)
+
+
+def view_of(
+    start: int, num_tokens: int, window: int | None, block_ids: Tensor = NO_BLOCKS
+) -> ChunkView:
     """Of a chunk of a prompt; its context begins with the first key that it sees."""
     first = 0 if window is None else max(0, start - window + 1)
-    chunk = PrefillChunk(0, num_tokens, start, block_ids=torch.zeros(0, dtype=torch.int64))
+    chunk = PrefillChunk(0, num_tokens, start, block_ids)
     return ChunkView(chunk, window, first, None, slice(0))
 
 
@@ -122,6 +127,22 @@ def test_context_as_the_model_made_it(config: ModelConfig) -> None:
     attention = TiledAttention(config)
     copied = attend(attention, q, context.contiguous(), view)
     assert torch.equal(attend(attention, q, context, view), copied)
+
+
+@pytest.mark.parametrize("window", [None, 40])
+def test_context_in_blocks(config: ModelConfig, window: int | None) -> None:
+    """Scattered blocks of a layer give the bits of a copy; other blocks are not read."""
+    block_size, start, num_tokens = 8, 75, 50
+    blocks = torch.full((40, 3, 2, KV_HEADS, block_size, HEAD_DIM), float("nan"))
+    table = torch.tensor([7, 3, 21, 39, 0, 2, 30, 11, 12, 5, 1, 17, 20, 9, 8, 31])
+    kv = random(2, KV_HEADS, len(table) * block_size, HEAD_DIM)
+    blocks[table, 1] = kv.view(2, KV_HEADS, -1, block_size, HEAD_DIM).permute(2, 0, 1, 3, 4)
+    view = view_of(start, num_tokens, window, table)
+    q, attention = random(num_tokens, KV_HEADS * GROUP, HEAD_DIM), TiledAttention(config)
+    out = torch.empty_like(q)
+    attention.on_blocks(q, blocks[:, 1], view, out)
+    context = kv[:, :, view.first : view.chunk.end].contiguous()
+    assert torch.equal(out, attend(attention, q, context, view))
 
 
 def test_an_enormous_score_takes_all(config: ModelConfig) -> None:

@@ -144,10 +144,10 @@ class FetchSession:
 
     async def _guard(self) -> None:
         """End the stream the moment the grant does, even while a write is stuck."""
-        while True:
-            self._grant_changed.clear()
-            self._machine.check()
+        self._grant_changed.clear()
+        while self._machine.check():
             await self._grant_changed.wait()
+            self._grant_changed.clear()
 
     async def _beat(self) -> None:
         while True:

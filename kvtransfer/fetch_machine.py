@@ -6,7 +6,7 @@ The shell is :mod:`kvtransfer.fetch`. Event loop only.
 import enum
 from collections.abc import Collection
 
-from diptych.errors import InvalidRequestError, TransferInterruptedError
+from diptych.errors import DiptychError, InvalidRequestError, TransferInterruptedError
 from diptych.transitions import Transitions
 from diptych.v1 import kv_source_pb2
 from kvtransfer.lease import LeaseTable
@@ -18,7 +18,8 @@ class FetchState(enum.Enum):
 
     NEW = enum.auto()  # Open to come
     ANNOUNCING = enum.auto()  # admitted; more ranges to come
-    ANNOUNCED = enum.auto()  # all of it: Confirm may come, as often as it likes
+    ANNOUNCED = enum.auto()  # all of it: Confirm may come
+    CONFIRMED = enum.auto()  # the reader has what it came for, and may ask again
 
 
 class FetchEvent(enum.Enum):
@@ -37,7 +38,8 @@ FETCH_TRANSITIONS = Transitions(
             FetchEvent.ANNOUNCE: FetchState.ANNOUNCING,
             FetchEvent.ANNOUNCE_LAST: FetchState.ANNOUNCED,
         },
-        FetchState.ANNOUNCED: {FetchEvent.CONFIRM: FetchState.ANNOUNCED},
+        FetchState.ANNOUNCED: {FetchEvent.CONFIRM: FetchState.CONFIRMED},
+        FetchState.CONFIRMED: {FetchEvent.CONFIRM: FetchState.CONFIRMED},
     },
 )
 
@@ -86,14 +88,24 @@ class FetchMachine:
             end_token=lease.num_tokens, prompt_digest=lease.prompt_digest
         )
 
-    def check(self) -> None:
-        """Raise what the grant is worth once it does not hold any more."""
-        if self._grant is not None:
+    def check(self) -> bool:
+        """Whether there is more to do. Raises what the grant is worth once it does not hold.
+
+        The end of the lease of a confirmed fetch is no refusal: its reader is about to leave.
+        """
+        if self._grant is None:
+            return True
+        try:
             self._grant.check()
+        except DiptychError:
+            if self.state is FetchState.CONFIRMED:
+                return False
+            raise
+        return True
 
     def take_ready(self) -> list[AnnouncedRange]:
         """The ranges that can be announced now, each once. Raises as ``check``."""
-        if self._grant is None:
+        if self._grant is None or self.state is not FetchState.ANNOUNCING:
             return []
         ready = self._leases.ready_ranges(self._grant, self._next_token)
         for announced in ready:

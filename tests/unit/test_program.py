@@ -31,12 +31,12 @@ def chain(num_rows: int, length: int) -> tuple[list[Call], Tensor]:
     return calls, columns
 
 
-@pytest.mark.parametrize("num_threads", [1, 2, 7])
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
 @pytest.mark.parametrize("num_rows", [1, 16, 700])
 def test_calls_in_order(num_threads: int, num_rows: int) -> None:
     """Again and again, and with more threads than cores."""
-    calls, wanted = chain(num_rows, 40)
-    others, got = chain(num_rows, 40)
+    calls, wanted = chain(num_rows, 15)
+    others, got = chain(num_rows, 15)
     program = Program(others)
     for _ in range(3):
         for call in calls:

@@ -37,7 +37,7 @@ _FUNCTION, _TASK, _ENTERED, _LEFT, _ENDED = range(5)
 _LINE_WORDS, _WORD_BYTES = 8, 8
 # What the program's own loop is given.
 _RECORDS, _NUM_CALLS, _YIELD = range(FIRST_ARGUMENT, FIRST_ARGUMENT + 3)
-_PATIENCE = 500  # looks before a waiting thread offers its core to others
+_PATIENCE = 20_000  # looks, about a millisecond, before a waiting thread offers its core to others
 
 _I64 = ir.IntType(64)
 

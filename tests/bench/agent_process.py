@@ -1,9 +1,10 @@
 """What it costs to run nixl in a process of its own: latency, rate, start, memory, recovery.
 
-``python -m tests.bench.agent_process``: one JSON list; nothing else should run. A
+``python -m tests.bench.agent_process``: one JSON object; nothing else should run. A
 reader here and a source in another process, both with their agents in children
 ("child") or not ("inside"); the forms alternate. A read is posted to the transfer
-thread and awaited on the event loop, as in a pull, without gRPC and digests.
+thread and awaited on the event loop, as in a pull, without gRPC and digests. Beside
+it, what a child spares: the restart of a whole decode worker with SmolLM2.
 """
 
 import asyncio
@@ -12,7 +13,9 @@ import os
 import signal
 import statistics
 import sys
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -22,6 +25,7 @@ from kvtransfer.endpoint import TransferEndpoint
 from kvtransfer.quarantine import Quarantine
 from kvtransfer.reads import Landed, ReadGroup
 from kvtransfer.transport import Peer, TransportError
+from tests.cluster import running_cluster
 from tests.integration.test_transfer_processes import source_process
 from tests.integration.transfer_rig import config, open_reader
 
@@ -112,9 +116,27 @@ async def recovery_s(endpoint: TransferEndpoint, pid: int, number: signal.Signal
     return round(time.perf_counter() - begun_s, 2)
 
 
+async def worker_restart_s(model: str) -> float:
+    """From SIGKILL of a whole decode worker until its successor's pair is proven."""
+    flags = {"kv-cache-memory": "512MiB"}
+    with (
+        tempfile.TemporaryDirectory() as work,
+        running_cluster(Path(work), model, worker_flags=flags) as cluster,
+    ):
+        await cluster.wait_ready()
+        worker = cluster.decode[0]
+        begun_s = time.perf_counter()
+        worker.kill()
+        worker.start(worker.address)
+        await asyncio.to_thread(worker.wait_listening)
+        await cluster.wait_ready()
+        return round(time.perf_counter() - begun_s, 2)
+
+
 def main() -> None:
     runs = [(form, asyncio.run(measure(form))) for _ in range(2) for form in ("child", "inside")]
-    json.dump(runs, sys.stdout, indent=1)
+    restarts_s = [asyncio.run(worker_restart_s("demo")) for _ in range(3)]
+    json.dump({"forms": runs, "worker_restarts_s": restarts_s}, sys.stdout, indent=1)
 
 
 if __name__ == "__main__":

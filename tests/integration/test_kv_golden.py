@@ -37,7 +37,7 @@ class Limits(NamedTuple):
     perplexity: float  # relative change
 
 
-# Measured: 8e-5, 0.22 and 0.73; 3e-9, 2e-5 and 7e-4; 1e-6, 3e-5 and 1e-4 (half the text: 6e-3, its noise).
+# Measured: 8e-5, 0.22 and 0.73; 3e-9, 2e-5 and 7e-4; 1e-6, 3e-5 and 1e-4 (of half the text 6e-3).
 LIMITS = {
     torch.float32: Limits(1e-3, 1e-7, 1e-5),
     torch.bfloat16: Limits(0.3, 1e-4, 1e-3),

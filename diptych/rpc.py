@@ -238,14 +238,6 @@ async def last_word(context: Context, message: Message, within_s: float) -> None
             await asyncio.Event().wait()
 
 
-def status_overtaken(error: DiptychError) -> bool:
-    """Whether gRPC lost the peer's status: a message of ours met the end of the stream.
-
-    grpc.aio then says this instead; a peer whose connection broke can look the same.
-    """
-    return error.code is grpc.StatusCode.INTERNAL and error.message == "Internal error from Core"
-
-
 async def _abort(context: Context, error: Exception, method: str) -> NoReturn:
     if isinstance(error, DiptychError):
         status = to_status(error)

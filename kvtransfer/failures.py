@@ -2,7 +2,6 @@
 
 import grpc
 
-from diptych import rpc
 from diptych.errors import (
     DiptychError,
     KVUnprovenError,
@@ -32,10 +31,7 @@ _LOST_CODES = {
 
 def stream_failure(error: DiptychError) -> PullError:
     """How a pull fails when its stream ended with ``error``."""
-    if rpc.status_overtaken(error):  # a source that is gone takes its channel along: noticed there
-        message = "the source ended the stream; its reason was overtaken by our own message"
-        return PullError(decode_pb2.PULL_FAILURE_TRANSPORT, message, refusal="UNKNOWN")
-    lost = error.code in _LOST_CODES
+    lost = error.code in _LOST_CODES  # a source that is there says Ended before it ends a stream
     other = decode_pb2.PULL_FAILURE_SOURCE_LOST if lost else decode_pb2.PULL_FAILURE_TRANSPORT
     failure = _FAILURES.get(type(error), other)
     return PullError(failure, f"{error.reason}: {error.message}", refusal=error.reason)

@@ -15,7 +15,7 @@ from kvtransfer.transfer_thread import TransferThread
 
 logger = logging.getLogger(__name__)
 
-_PING_INTERVAL_S = 0.5
+_PING_INTERVAL_S = 1.0  # at the most: each wakes two processes that may have nothing to do
 _START_S = 30.0  # that a new process has until it is ready: it maps and registers the pool
 
 
@@ -59,6 +59,7 @@ class AgentProcess:
         self._owner = owner
         self._thread = thread
         self._answer_s = answer_s
+        self._interval_s = min(_PING_INTERVAL_S, answer_s / 2)
         self._why = ""
         ours, theirs = socket.socketpair()
         try:
@@ -81,7 +82,7 @@ class AgentProcess:
         self._heard_s = time.monotonic()
         thread.watch(self._ended_fd, selectors.EVENT_READ, self._ended)
         thread.watch(ours, selectors.EVENT_READ, self._receive)
-        thread.later(_PING_INTERVAL_S, self._check)
+        thread.later(self._interval_s, self._check)
 
     @property
     def pid(self) -> int:
@@ -134,7 +135,7 @@ class AgentProcess:
                 self._owner.on_message(message)
 
     def _check(self) -> None:
-        """Each ``_PING_INTERVAL_S``: has it answered?"""
+        """Each ``_interval_s``: has it answered?"""
         if self._process.returncode is not None or self._why:
             return
         self._receive()  # what came while this thread was late itself
@@ -143,7 +144,7 @@ class AgentProcess:
             self.kill(f"no answer for {silent_s:.1f} s")
             return
         self.send(Message(Kind.PING))
-        self._thread.later(_PING_INTERVAL_S, self._check)
+        self._thread.later(self._interval_s, self._check)
 
     def _ended(self) -> None:
         code = self._process.wait()

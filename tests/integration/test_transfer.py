@@ -452,7 +452,7 @@ def num_wake_ups(native_id: int | None) -> int:
 async def test_an_idle_transfer_thread_sleeps(
     source: Source, reader: Reader, transport: str
 ) -> None:
-    """But for two pings a second of its agent's process, and their answers."""
+    """But for a ping a second of its agent's process, and their answers."""
     await reader.connect(source)
     await until_idle(source)
     threads = [source.endpoint.thread.native_id, reader.endpoint.thread.native_id]

@@ -26,11 +26,12 @@ if TYPE_CHECKING:
 class AttentionStep(Protocol):
     """Attention of one step; masks and tables are made once for all layers."""
 
-    def __call__(self, layer: int, q: Tensor, kv: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, kv: Tensor, rows: Tensor | None = None) -> Tensor:
         """Write kv, then attend.
 
         q: [N, num_heads, head_dim]; kv: [N, 2, num_kv_heads, head_dim] (keys,
-        values) -> [N, num_heads * head_dim].
+        values) -> [N, num_heads * head_dim]. rows: [R] int64, the only ones that are
+        wanted; the others may hold anything.
         """
         ...
 
@@ -111,20 +112,23 @@ class _Step:
             for window in {layer.sliding_window for layer in config.layers}
         }
 
-    def __call__(self, layer: int, q: Tensor, kv: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, kv: Tensor, rows: Tensor | None = None) -> Tensor:
         self._access.write(layer, self._slot_rows, kv)
         decoded = None if self._decode is None else self._decode(layer, q[: self._num_decodes])
         views = self._views[self._config.layers[layer].sliding_window]
-        if decoded is not None and not views:
+        if rows is not None:
+            views = [part for view in views if (part := view.asked(rows)) is not None]
+        if decoded is not None and len(decoded) == len(q):
             return decoded.view(len(q), -1)
         output = torch.empty_like(q)
         if decoded is not None:
             output[: self._num_decodes] = decoded
         for view in views:
-            rows = slice(view.chunk.begin, view.chunk.begin + view.chunk.num_tokens)
+            queries = view.queries
             if self._prefill_blocks is not None:
-                self._prefill_blocks(q[rows], self._access.blocks(layer), view, output[rows])
+                blocks = self._access.blocks(layer)
+                self._prefill_blocks(q[queries], blocks, view, output[queries])
                 continue
-            context = view.read(self._access, layer, kv[rows])
-            self._prefill(q[rows], context, view, output[rows])
+            context = view.read(self._access, layer, kv)
+            self._prefill(q[queries], context, view, output[queries])
         return output.view(len(q), -1)

@@ -46,8 +46,8 @@ class Decoder:
     ) -> Tensor:
         """Run every layer. Returns hidden states before the last norm, [N, hidden_size].
 
-        rows: [R] int64, the only ones that are wanted: [R, hidden_size]. Behind its
-        attention, the last layer computes no others.
+        rows: [R] int64, the only ones that are wanted: [R, hidden_size]. From its
+        attention on, the last layer computes no others before the first of a chunk.
         """
         config, ops, layers = self.config, self.ops, self.weights.layers
         rotations = self.rotations(inputs.positions)
@@ -57,18 +57,19 @@ class Decoder:
             q, kv = ops.rotate(
                 layer.qkv(y), rotations[config.layers[index].rope], layer.q_norm, layer.k_norm
             )
-            attended = attention(index, q, kv)
-            if rows is not None and index + 1 == len(layers):
+            is_last = index + 1 == len(layers)
+            attended = attention(index, q, kv, rows if is_last else None)
+            if rows is not None and is_last:
                 x, attended = x.index_select(0, rows), attended.index_select(0, rows)
                 if not len(rows):
                     break
             y = layer.output(attended)
             y = ops.add_norm(x, y, layer.post_attention_norm, layer.mlp_norm)
             y = layer.down(ops.gate(layer.gate_up(y)))
-            if index + 1 < len(layers):
-                y = ops.add_norm(x, y, layer.post_mlp_norm, layers[index + 1].input_norm)
-            else:
+            if is_last:
                 ops.add(x, y, layer.post_mlp_norm)
+            else:
+                y = ops.add_norm(x, y, layer.post_mlp_norm, layers[index + 1].input_norm)
         return x
 
     def embed(self, token_ids: Tensor) -> Tensor:

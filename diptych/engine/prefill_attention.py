@@ -5,7 +5,7 @@ Model thread only.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 import torch
@@ -25,8 +25,9 @@ class ChunkAttention(Protocol):
     def __call__(self, q: Tensor, context: Tensor, view: "ChunkView", out: Tensor) -> None:
         """Fill out.
 
-        q, out: [num_tokens, num_heads, head_dim]; context: [2, num_kv_heads, n, head_dim],
-        keys and values from position view.first to the chunk's end.
+        q, out: [num_queries, num_heads, head_dim], the view's queries; context:
+        [2, num_kv_heads, n, head_dim], keys and values from position view.first to the
+        chunk's end.
         """
         ...
 
@@ -40,6 +41,7 @@ class ChunkView:
     first: int  # position of the first key any of its queries sees
     block_rows: Tensor | None  # None: the chunk's own keys and values are all
     context: slice  # of the gathered slots
+    skipped: int = 0  # of the chunk's first tokens, whose attention nobody asks for
     _masks: list[Tensor] = field(default_factory=list)  # the one of mask(), if any
     _places: list[Tensor] = field(default_factory=list)  # likewise
 
@@ -59,10 +61,27 @@ class ChunkView:
             slice(first - base, chunk.end - base),
         )
 
+    def asked(self, rows: Tensor) -> "ChunkView | None":
+        """From the first of these rows of the flat batch on that is the chunk's; None: no such."""
+        begin, end = self.chunk.begin, self.chunk.begin + self.chunk.num_tokens
+        own = rows[(rows >= begin) & (rows < end)]
+        return replace(self, skipped=int(own.min()) - begin, _masks=[]) if len(own) else None
+
+    @property
+    def queries(self) -> slice:
+        """Rows of the flat batch that attend."""
+        return slice(self.chunk.begin + self.skipped, self.chunk.begin + self.chunk.num_tokens)
+
+    @property
+    def start(self) -> int:
+        """Position of the first query."""
+        return self.chunk.start + self.skipped
+
     def read(self, access: KVAccess, layer: int, kv: Tensor) -> Tensor:
-        """The context. kv: [num_tokens, 2, num_kv_heads, head_dim], the chunk's own."""
+        """The context. kv: [N, 2, num_kv_heads, head_dim], the step's own."""
         if self.block_rows is None:
-            return kv.permute(1, 2, 0, 3)
+            own = slice(self.chunk.begin, self.chunk.begin + self.chunk.num_tokens)
+            return kv[own].permute(1, 2, 0, 3)
         return access.read(layer, self.block_rows)[:, :, self.context]
 
     def places(self, blocks: Tensor) -> Tensor:
@@ -80,11 +99,11 @@ class ChunkView:
         return self._places[0]
 
     def mask(self, like: Tensor) -> Tensor:
-        """[num_tokens, num_keys], to be added to scores; made once for all layers."""
+        """[num_queries, num_keys], to be added to scores; made once for all layers."""
         if not self._masks:
-            chunk = self.chunk
-            keys = torch.arange(self.first, chunk.end, device=like.device)
-            queries = torch.arange(chunk.start, chunk.end, device=like.device)[:, None]
+            end = self.chunk.end
+            keys = torch.arange(self.first, end, device=like.device)
+            queries = torch.arange(self.start, end, device=like.device)[:, None]
             hidden = keys > queries
             if self.window is not None:
                 hidden |= keys <= queries - self.window
@@ -172,7 +191,7 @@ class TiledAttention:
             num_heads,
             num_kv_heads,
             head_dim,
-            view.chunk.start,
+            view.start,
             view.first,
             view.window or _FAR,
             q,
@@ -197,6 +216,6 @@ class _Block(NamedTuple):
 
     @classmethod
     def of(cls, view: ChunkView, begin: int, end: int) -> "_Block":
-        query = view.chunk.start + begin - view.first  # the first one's own column
+        query = view.start + begin - view.first  # the first one's own column
         first_key = 0 if view.window is None else max(0, query - view.window + 1)
         return cls(end, first_key, query + end - begin)

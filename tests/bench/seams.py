@@ -139,9 +139,9 @@ def _attention_timed(watch: Stopwatch) -> Iterator[None]:
     def forward(
         self: Decoder, inputs: StepInputs, attention: AttentionStep, rows: Tensor | None = None
     ) -> Tensor:
-        def timed(layer: int, q: Tensor, kv: Tensor) -> Tensor:
+        def timed(layer: int, q: Tensor, kv: Tensor, rows: Tensor | None = None) -> Tensor:
             with watch:
-                return attention(layer, q, kv)
+                return attention(layer, q, kv, rows)
 
         return original(self, inputs, timed, rows)
 

@@ -104,13 +104,17 @@ def test_one_chunk(case: Case) -> None:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("rows", [[], [49], [0, 57, 12]])
-def test_only_the_rows_that_are_wanted(case: Case, rows: list[int]) -> None:
+@pytest.mark.parametrize("rows", [[], [39], [38, 39], [0, 47, 12]])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_only_the_rows_that_are_wanted(case: Case, rows: list[int], compiled: bool) -> None:
     kv_cache = KVCache(case.config, NUM_BLOCKS, BLOCK_SIZE)
-    attention = PagedAttention(case.config, kv_cache)
-    ids = tokens_of(7, 60)
-    chunks = chunk(ids, 0, 50, scattered_table(1, 50)), chunk(ids, 0, 10, (40, 41))
-    inputs = build_inputs(plan_of(*chunks), BLOCK_SIZE)
+    attention = PagedAttention(case.config, kv_cache, compiled=compiled)
+    ids, table = tokens_of(7, 60), scattered_table(1, 50)
+    before = build_inputs(plan_of(chunk(ids, 0, 10, table)), BLOCK_SIZE)
+    case.model.forward(before, attention.begin_step(before))
+    inputs = build_inputs(
+        plan_of(chunk(ids, 10, 50, table), chunk(ids, 0, 10, (40, 41))), BLOCK_SIZE
+    )
     every = case.model.forward(inputs, attention.begin_step(inputs))
     wanted = torch.tensor(rows, dtype=torch.int64)
     some = case.model.forward(inputs, attention.begin_step(inputs), wanted)

@@ -119,6 +119,26 @@ def test_a_row_depends_on_what_it_sees_alone(config: ModelConfig) -> None:
     assert out[others].isnan().all()
 
 
+@pytest.mark.parametrize("kind", [SDPA, TiledAttention])
+@pytest.mark.parametrize("window", [None, 40])
+def test_from_the_first_row_that_is_asked_for(
+    config: ModelConfig, kind: type[SDPA] | type[TiledAttention], window: int | None
+) -> None:
+    """Rows before it cost nothing, and the others get what they get without it."""
+    begin, start, num_tokens = 5, 70, 300
+    chunk = PrefillChunk(begin, num_tokens, start, torch.zeros(0).long())
+    view = replace(view_of(start, num_tokens, window), chunk=chunk)
+    q = random(num_tokens, KV_HEADS * GROUP, HEAD_DIM)
+    context = random(2, KV_HEADS, view.chunk.end - view.first, HEAD_DIM)
+    want = attend(kind(config), q, context, view)
+    last = view.asked(torch.tensor([begin + 299, begin + 290, begin + 300, 2]))
+    assert last is not None
+    assert last.queries == slice(begin + 290, begin + 300)
+    out = attend(kind(config), q[290:], context, last)
+    torch.testing.assert_close(out, want[290:], rtol=0, atol=1e-6)
+    assert view.asked(torch.tensor([2, begin + 300])) is None
+
+
 def test_context_as_the_model_made_it(config: ModelConfig) -> None:
     """The keys and values of a chunk that has no other context are not copied."""
     kv, view = random(50, 2, KV_HEADS, HEAD_DIM), view_of(0, 50, None)

@@ -13,6 +13,9 @@ class PrefillWorkerConfig(WorkerConfig):
 
     role: ClassVar[str] = "prefill"
 
+    # More than a decode worker's: nobody waits between a prompt's tokens, and matrix
+    # products with more rows reach more of the machine's rate.
+    max_batched_tokens: int = Field(1024, ge=1, description="Tokens of one step at the most.")
     transfer: TransferConfig = Field(
         TransferConfig(), description="How decode workers may read this worker's KV."
     )

@@ -21,6 +21,7 @@ from diptych.engine.step import Chunk, SampleSpec, SequenceUpdate, StepPlan
 from diptych.progress import silent
 from diptych.worker.loading import LoadedModel, load_model
 from diptych.worker.parts import EngineParts
+from prefill_worker.config import PrefillWorkerConfig
 from tests.bench.roofline import Operation, Span, Storage, operations
 from tests.bench.seams import Parts, forward_timed, parts_timed
 
@@ -73,11 +74,14 @@ class Rig:
         return StepPlan(chunks=tuple(chunks), sequences=())
 
     def prefill_plans(self, num_tokens: int) -> list[StepPlan]:
-        """One prompt in the chunks that the worker's settings make of it."""
+        """One prompt in the chunks that a prefill worker makes of it, unless told otherwise."""
+        step = PrefillWorkerConfig.model_fields["max_batched_tokens"].default
+        if "max_batched_tokens" in self.config.model_fields_set:
+            step = self.config.max_batched_tokens
         table = tuple(self._block_ids[: -(-num_tokens // self.config.block_size)])
         chunks = []
-        for start in range(0, num_tokens, self.config.max_batched_tokens):
-            end = min(num_tokens, start + self.config.max_batched_tokens)
+        for start in range(0, num_tokens, step):
+            end = min(num_tokens, start + step)
             tokens = tuple(5 + position % 499 for position in range(start, end))
             sample = _GREEDY if end == num_tokens else None
             chunks.append(Chunk(token_ids=tokens, start=start, block_table=table, sample=sample))
@@ -109,10 +113,11 @@ class Rig:
 
         return self.call(steps)
 
-    def parts(self, plan: StepPlan, num_steps: int) -> Parts:
-        """Where the forward pass of a step spends its time, summed over ``num_steps``."""
+    def parts(self, plans: Sequence[StepPlan], num_runs: int) -> Parts:
+        """Where the forward passes of steps spend their time, summed over ``num_runs``."""
         with parts_timed(self.model.runner.model) as parts:
-            self.run([plan] * num_steps)
+            for _ in range(num_runs):
+                self.run(plans)
         return parts
 
     def overhead(self, batch: int, context_len: int, num_steps: int) -> Overhead:

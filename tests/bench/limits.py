@@ -7,7 +7,8 @@ and after each model, and the largest counts: where they differ much, something 
 ran. For each model and number of threads, in rounds: decode steps by batch and context,
 and prompts. Medians.
 Flags that are not listed here are the decode worker's, such as
-``--quantization int8``, ``--dtype bfloat16`` or ``--max-batched-tokens 256``.
+``--quantization int8`` or ``--dtype bfloat16``. Prompts come in the chunks of a prefill
+worker, or of ``--max-batched-tokens``.
 
 Ratios, by model, larger is better unless it is a share:
 ``decode_b1_mbu`` bytes of weights and KV read / (step time x memory rate).
@@ -91,10 +92,11 @@ class Timing(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """Where the time of a decode step goes."""
+    """Where the time of a decode step goes, and that of the longest prompt."""
 
     engine: Overhead
     forward: dict[str, float]  # shares of the forward pass
+    prefill: dict[str, float]  # likewise
 
 
 def decode_task(rig: Rig, batch: int, context: int, workload: Workload) -> Task:
@@ -138,8 +140,9 @@ def shares(rig: Rig, workload: Workload) -> Shares:
     show("  shares of a step")
     batch, context = workload.shares_batch, workload.contexts[0]
     overhead = rig.overhead(batch, context, workload.shares_steps)
-    parts = rig.parts(rig.decode_plan(batch, context), workload.shares_steps)
-    return Shares(overhead, parts.shares())
+    decode = rig.parts([rig.decode_plan(batch, context)], workload.shares_steps)
+    prefill = rig.parts(rig.prefill_plans(workload.prompts[-1]), num_runs=2)
+    return Shares(overhead, decode.shares(), prefill.shares())
 
 
 def run(
@@ -194,6 +197,7 @@ def _run(
                 "tasks": rows,
                 "engine": of_step.engine._asdict(),
                 "forward": of_step.forward,
+                "prefill": of_step.prefill,
             }
         )
         ratios |= {f"{prefix}.{one.task.ratio}": one.ratio(limit) for one in of_tasks}
@@ -236,14 +240,17 @@ def table(result: dict[str, Any]) -> str:
                 f"  {row['ratio']:<26}{row['value']:6.2f}{1e3 * row['s']:10.1f} ms"
                 f"{row['tokens_per_s']:10.1f} tokens/s"
             )
-        engine, forward = figure["engine"], figure["forward"]
+        engine = figure["engine"]
         lines.append(
             f"  engine's step {1e3 * engine['step_s']:.1f} ms, outside the forward pass "
             f"{100 * engine['outside_forward']:.1f} % "
             f"(inputs and sampling {100 * engine['inputs_and_sampling']:.1f} %)"
         )
-        parts = ", ".join(f"{name} {100 * share:.1f} %" for name, share in forward.items())
-        lines.append(f"  forward pass: {parts}")
+        for name, part in (("forward pass", "forward"), ("prefill", "prefill")):
+            shares = ", ".join(
+                f"{what} {100 * share:.1f} %" for what, share in figure[part].items()
+            )
+            lines.append(f"  {name}: {shares}")
     return "\n".join(lines)
 
 

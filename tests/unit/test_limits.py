@@ -29,7 +29,8 @@ def test_a_quick_run_gives_every_ratio(tmp_path: Path) -> None:
     for name, value in ratios.items():
         assert 0 < value < 1.3, name
     (figure,) = result["figures"]
-    assert sum(figure["forward"].values()) == pytest.approx(1.0)
-    assert all(0 < share < 1 for share in figure["forward"].values())
+    for shares in (figure["forward"], figure["prefill"]):
+        assert sum(shares.values()) == pytest.approx(1.0)
+        assert all(0 < share < 1 for share in shares.values())
     assert figure["engine"]["inputs_and_sampling"] < figure["engine"]["outside_forward"]
     assert "decode_b16_roofline" in limits.table(result)

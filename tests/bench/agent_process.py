@@ -1,12 +1,16 @@
 """What it costs to run nixl in a process of its own: latency, rate, start, memory, recovery.
 
-``python -m tests.bench.agent_process``: one JSON object; nothing else should run. A
-reader here and a source in another process, both with their agents in children
-("child") or not ("inside"); the forms alternate. A read is posted to the transfer
-thread and awaited on the event loop, as in a pull, without gRPC and digests. Beside
-it, what a child spares: the restart of a whole decode worker with SmolLM2.
+    python -m tests.bench.agent_process                  # about a minute
+    python -m tests.bench.agent_process --only restart   # or forms
+
+One JSON object; nothing else should run. A reader here and a source in another
+process, both with their agents in children ("child") or not ("inside"); the forms
+alternate. A read is posted to the transfer thread and awaited on the event loop, as in
+a pull, without gRPC and digests. Beside it, what a child spares: the restart of a whole
+decode worker with SmolLM2.
 """
 
+import argparse
 import asyncio
 import json
 import os
@@ -25,7 +29,8 @@ from kvtransfer.endpoint import TransferEndpoint
 from kvtransfer.quarantine import Quarantine
 from kvtransfer.reads import Landed, ReadGroup
 from kvtransfer.transport import Peer, TransportError
-from tests.cluster import running_cluster
+from tests.bench.handoff import environment
+from tests.cluster import Cluster, running_cluster
 from tests.integration.test_transfer_processes import source_process
 from tests.integration.transfer_rig import config, open_reader
 
@@ -33,6 +38,7 @@ BLOCK_BYTES = 64 * 1024
 NUM_BLOCKS = 1024
 SIZES = {"64 KiB": 1, "1 MiB": 16, "24 MiB": 384}  # blocks of a read
 NUM_READS = {"64 KiB": 300, "1 MiB": 100, "24 MiB": 15}
+LIMIT_S = 10.0  # for one read, or one agent's recovery: far longer than either takes
 
 
 async def one_read(endpoint: TransferEndpoint, peer: Peer, num_blocks: int) -> float:
@@ -45,7 +51,8 @@ async def one_read(endpoint: TransferEndpoint, peer: Peer, num_blocks: int) -> f
     assert copy is not None
     begun_s = time.perf_counter()
     reads.start(copy, block_ids, first_block=0, num_completed=num_blocks, to_digest=())
-    outcome = await ended
+    async with asyncio.timeout(LIMIT_S):
+        outcome = await ended
     assert isinstance(outcome, Landed), outcome
     return time.perf_counter() - begun_s
 
@@ -65,13 +72,18 @@ async def measure(form: str) -> dict[str, Any]:
             await reader.wait_for(source.key, worker_pb2.PAIR_STATE_PROVEN)
             link = reader.pairs._pairs[source.key].link
             assert link is not None
-            for name, num_blocks in SIZES.items():
-                await one_read(reader.endpoint, link.peer, num_blocks)
-                taken_s = [
+            async with asyncio.TaskGroup() as tasks:
+                # The source progresses reads only while somebody fetches; this waits for the
+                # rest of the lease, which is never announced.
+                fetching = tasks.create_task(reader.pairs.pull(source.request))
+                for name, num_blocks in SIZES.items():
                     await one_read(reader.endpoint, link.peer, num_blocks)
-                    for _ in range(NUM_READS[name])
-                ]
-                figures[name] = described(taken_s, num_blocks)
+                    taken_s = [
+                        await one_read(reader.endpoint, link.peer, num_blocks)
+                        for _ in range(NUM_READS[name])
+                    ]
+                    figures[name] = described(taken_s, num_blocks)
+                fetching.cancel()
             figures.update(await at_rest(reader.endpoint, source.process.pid))
     return figures
 
@@ -109,34 +121,66 @@ async def recovery_s(endpoint: TransferEndpoint, pid: int, number: signal.Signal
     transport = endpoint.transports["nixl"]
     begun_s = time.perf_counter()
     os.kill(pid, number)
-    while transport.ready:
-        await asyncio.sleep(0.001)
-    while not transport.ready:
-        await asyncio.sleep(0.001)
+    async with asyncio.timeout(LIMIT_S):
+        while transport.ready:
+            await asyncio.sleep(0.001)
+        while not transport.ready:
+            await asyncio.sleep(0.001)
     return round(time.perf_counter() - begun_s, 2)
 
 
-async def worker_restart_s(model: str) -> float:
-    """From SIGKILL of a whole decode worker until its successor's pair is proven."""
-    flags = {"kv-cache-memory": "512MiB"}
+async def worker_restarts(model: str, num_rounds: int) -> list[dict[str, float]]:
+    """Of one cluster, one round after the other."""
     with (
         tempfile.TemporaryDirectory() as work,
-        running_cluster(Path(work), model, worker_flags=flags) as cluster,
+        running_cluster(Path(work), model, worker_flags={"kv-cache-memory": "512MiB"}) as cluster,
     ):
         await cluster.wait_ready()
-        worker = cluster.decode[0]
-        begun_s = time.perf_counter()
-        worker.kill()
-        worker.start(worker.address)
-        await asyncio.to_thread(worker.wait_listening)
-        await cluster.wait_ready()
-        return round(time.perf_counter() - begun_s, 2)
+        rounds = []
+        for _ in range(num_rounds):
+            rounds.append(await worker_restart(cluster))
+            told("restart", rounds[-1])
+        return rounds
+
+
+async def worker_restart(cluster: Cluster) -> dict[str, float]:
+    """From SIGKILL of a whole decode worker until its successor listens, and is ready.
+
+    Ready: the router may place on it and its pair is proven, known to 0.1 s.
+    """
+    (worker,) = cluster.decode
+    begun_s = time.perf_counter()
+    worker.kill()
+    await cluster.eventually(
+        lambda: not cluster.num_proven_pairs(), LIMIT_S, "the router noticed the end"
+    )
+    worker.start(worker.address)
+    await asyncio.to_thread(worker.wait_listening)
+    listening_s = time.perf_counter() - begun_s
+    await cluster.wait_ready()
+    ready_s = time.perf_counter() - begun_s
+    return {"listening_s": round(listening_s, 2), "ready_s": round(ready_s, 2)}
+
+
+def told(what: str, figures: dict[str, Any]) -> None:
+    print(what, json.dumps(figures), file=sys.stderr, flush=True)  # noqa: T201
 
 
 def main() -> None:
-    runs = [(form, asyncio.run(measure(form))) for _ in range(2) for form in ("child", "inside")]
-    restarts_s = [asyncio.run(worker_restart_s("demo")) for _ in range(3)]
-    json.dump({"forms": runs, "worker_restarts_s": restarts_s}, sys.stdout, indent=1)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--only", choices=("forms", "restart"))
+    parser.add_argument("--rounds", type=int, default=3, help="restarts of a worker")
+    options = parser.parse_args()
+    result: dict[str, Any] = {"environment": environment()}
+    if options.only != "restart":
+        result["forms"] = []
+        for form in ("child", "inside") * 2:
+            figures = {"form": form, **asyncio.run(measure(form))}
+            told("form", figures)
+            result["forms"].append(figures)
+    if options.only != "forms":
+        result["worker_restarts"] = asyncio.run(worker_restarts("demo", options.rounds))
+    json.dump(result, sys.stdout, indent=1)
 
 
 if __name__ == "__main__":

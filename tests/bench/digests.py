@@ -1,15 +1,17 @@
 """What proving a hand-off costs: CPU per transfer at each digest level; TTFT and ITL, full to off.
 
-    .venv/bin/python -m tests.bench.digests --pairs 200 --out digests.json
-    .venv/bin/python -m tests.bench.digests --pairs 0      # CPU costs only, 2 s
+    .venv/bin/python -m tests.bench.digests --pairs 200 --out digests.json    # about 7 minutes
+    .venv/bin/python -m tests.bench.digests --pairs 0                         # CPU costs only, 2 s
 
 CPU: one transfer of 512 tokens of SmolLM2 (32 blocks of 720 KiB), announced in eight ranges,
 on one thread; both sides' digests together, each over blocks that no cache holds. The unit
 is a memcpy of the same bytes in the same process.
 
 Latency: two clusters, one at level full, one at level off, each 1 + 1; pairs of the same fresh
-prompt in alternating order. Reported: the median ratio full / off and its 95 % interval
-(bootstrap over the pairs).
+prompt in alternating order, one request at a time. Reported of each figure, both with their
+95 % interval (bootstrap over the pairs): the median over the pairs of the ratio full / off, and
+the ratio of the p99s over all answers of a level. Every ten pairs the median ratios so far go
+to stderr; when interrupted (SIGINT, SIGTERM) it reports what it has.
 """
 
 import argparse
@@ -17,13 +19,14 @@ import asyncio
 import json
 import os
 import random
-import statistics
+import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import grpc
 import numpy as np
@@ -35,15 +38,21 @@ from kvtransfer.lease import LeaseTable
 from kvtransfer.memory import HostMemory, block_digests
 from kvtransfer.pull import PullMachine
 from tests.bench.handoff import environment
-from tests.call import Answer, generate, token_request
+from tests.call import generate, token_request
 from tests.cluster import Cluster, running_cluster
+
+Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+Indices = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 BLOCK_BYTES = 30 * 2 * 3 * 16 * 64 * 4
 BLOCK_SIZE = 16
 NUM_BLOCKS = 32
 NUM_RANGES = 8
-NUM_TOKENS = 24  # of each answer in the latency part
-RESAMPLES = 2000
+NUM_TOKENS = 12  # of each answer in the latency part
+VOCAB = 49_000  # of the demo model, about
+NUM_WARM_UP = 4  # pairs
+REPORT_EVERY = 10  # pairs
+NUM_RESAMPLES = 2000
 
 
 class Costs(NamedTuple):
@@ -137,56 +146,127 @@ def _book() -> None:
     leases.close("lease")
 
 
-async def latency(full: Cluster, off: Cluster, num_pairs: int, length: int) -> dict[str, object]:
-    """Ratios of TTFT, of the hand-off gap and of each answer's ITL p99."""
+class Sample(NamedTuple):
+    """One answer, in s."""
+
+    ttft: Floats  # [1]
+    handoff_gap: Floats  # [1]
+    itl: Floats  # [NUM_TOKENS - 1]: every gap, that of the hand-off too
+    itl_after_handoff: Floats  # [NUM_TOKENS - 2]
+
+
+class Pair(NamedTuple):
+    """The same prompt at both levels."""
+
+    full: Sample
+    off: Sample
+
+
+async def measure_pairs(
+    full: Cluster, off: Cluster, num_pairs: int, length: int, pairs: list[Pair]
+) -> None:
+    """Adds to ``pairs`` one by one, so that they outlive a cancellation."""
     await full.wait_ready()
     await off.wait_ready()
-    rng, pairs = random.Random(5), []
+    rng = random.Random(5)
     async with rpc.channel(full.router.address) as a, rpc.channel(off.router.address) as b:
-        for number in range(num_pairs + 4):
-            prompt = [rng.randrange(3, 480) for _ in range(length)]
+        for number in range(num_pairs + NUM_WARM_UP):
+            prompt = [rng.randrange(100, VOCAB) for _ in range(length)]
             first, second = (a, b) if number % 2 else (b, a)
-            answers = {first: await _ask(first, prompt), second: await _ask(second, prompt)}
-            if number >= 4:  # the first few warm up
-                pairs.append((answers[a], answers[b]))
-    values: dict[str, Callable[[Answer], float]] = {
-        "ttft": lambda answer: answer.timing.ttft_s,
-        "handoff_gap": lambda answer: answer.timing.handoff_gap_s,
-        "itl_p99": _itl_p99,
-    }
-    figures: dict[str, object] = {"num_pairs": num_pairs, "prompt_tokens": length}
-    figures["kv_bytes"] = pairs[0][0].timing.transfer.num_bytes
-    for name, value in values.items():
-        ratios = [value(x) / value(y) for x, y in pairs]
-        low, high = interval(ratios)
-        figures[name] = {
-            "full_ms": 1e3 * statistics.median(value(x) for x, _ in pairs),
-            "off_ms": 1e3 * statistics.median(value(y) for _, y in pairs),
-            "median_ratio": statistics.median(ratios),
-            "interval_95": [low, high],
-        }
-    return figures
+            samples = {first: await _ask(first, prompt), second: await _ask(second, prompt)}
+            if number >= NUM_WARM_UP:
+                pairs.append(Pair(samples[a], samples[b]))
+                if len(pairs) % REPORT_EVERY == 0:
+                    print(progress(pairs), file=sys.stderr, flush=True)  # noqa: T201
 
 
-async def _ask(channel: grpc.aio.Channel, prompt: list[int]) -> Answer:
+async def _ask(channel: grpc.aio.Channel, prompt: list[int]) -> Sample:
     answer = await generate(channel, token_request(prompt, max_tokens=NUM_TOKENS))
     if answer.error is not None:
         raise answer.error
-    return answer
+    gaps = np.zeros(NUM_TOKENS - 1)  # 0 between tokens that came in one response
+    gaps[: len(answer.times) - 1] = np.diff(answer.times)
+    timing = answer.timing
+    return Sample(np.array([timing.ttft_s]), np.array([timing.handoff_gap_s]), gaps, gaps[1:])
 
 
-def _itl_p99(answer: Answer) -> float:
-    gaps = sorted(b - a for a, b in zip(answer.times[1:], answer.times[2:], strict=False))
-    return gaps[min(len(gaps) - 1, round(0.99 * len(gaps)))]
+def latency(pairs: Sequence[Pair]) -> dict[str, Any]:
+    figures = {name: compared(full, off) for name, full, off in by_figure(pairs)}
+    return {"num_pairs": len(pairs), **figures}
 
 
-def interval(ratios: list[float]) -> tuple[float, float]:
-    """95 % interval of the median, by bootstrap."""
-    rng = random.Random(1)
-    medians = sorted(
-        statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES)
-    )
-    return medians[int(0.025 * RESAMPLES)], medians[int(0.975 * RESAMPLES)]
+def progress(pairs: Sequence[Pair]) -> str:
+    """The median ratios so far."""
+    ratios = [
+        f"{name} {np.median(pair_ratios(full, off)):.3f}" for name, full, off in by_figure(pairs)
+    ]
+    return f"{len(pairs)} pairs, full / off: " + ", ".join(ratios)
+
+
+def by_figure(pairs: Sequence[Pair]) -> Iterator[tuple[str, Floats, Floats]]:
+    """Its name and the values at both levels, each [num_pairs, values of an answer], in s."""
+    for name in Sample._fields:
+        full = np.stack([getattr(pair.full, name) for pair in pairs])
+        off = np.stack([getattr(pair.off, name) for pair in pairs])
+        yield name, full, off
+
+
+def compared(full: Floats, off: Floats) -> dict[str, Any]:
+    """Both levels in ms, and two ratios full / off."""
+    num_pairs = len(full)
+    ratios = pair_ratios(full, off)
+    return {
+        "full_median_ms": 1e3 * float(np.median(full)),
+        "off_median_ms": 1e3 * float(np.median(off)),
+        "full_p99_ms": 1e3 * float(np.percentile(full, 99)),
+        "off_p99_ms": 1e3 * float(np.percentile(off, 99)),
+        "median_ratio": with_interval(lambda chosen: np.median(ratios[chosen]), num_pairs),
+        "p99_ratio": with_interval(
+            lambda chosen: np.percentile(full[chosen], 99) / np.percentile(off[chosen], 99),
+            num_pairs,
+        ),
+    }
+
+
+def pair_ratios(full: Floats, off: Floats) -> Floats:
+    """Of each pair, p99 of one answer to p99 of the other."""
+    ratios: Floats = np.percentile(full, 99, axis=1) / np.percentile(off, 99, axis=1)
+    return ratios
+
+
+def with_interval(
+    statistic: Callable[[Indices], np.floating[Any]], num_pairs: int
+) -> dict[str, Any]:
+    """``statistic`` of all pairs, and its 95 % interval by bootstrap."""
+    rng = np.random.default_rng(1)
+    resampled = [statistic(rng.integers(num_pairs, size=num_pairs)) for _ in range(NUM_RESAMPLES)]
+    low, high = np.percentile(resampled, (2.5, 97.5))
+    whole = statistic(np.arange(num_pairs))
+    return {"value": float(whole), "interval_95": [float(low), float(high)]}
+
+
+@contextmanager
+def two_clusters(model: str, transport: str, length: int) -> Iterator[tuple[Cluster, Cluster]]:
+    """At level full, and at level off."""
+    flags = {
+        "kv-cache-memory": "512MiB",
+        "max-model-len": str(length + 64),
+        "num-threads": "1",
+        "transfer.transports": transport,
+    }
+    with tempfile.TemporaryDirectory() as work, ExitStack() as stack:
+        full, off = (
+            stack.enter_context(
+                running_cluster(
+                    Path(work) / level,
+                    model,
+                    worker_flags={**flags, "transfer.digest-level": level},
+                    router_flags={"local-prefill-below-tokens": "0"},
+                )
+            )
+            for level in Pair._fields
+        )
+        yield full, off
 
 
 def main() -> None:
@@ -197,32 +277,22 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=256, help="prompt tokens")
     parser.add_argument("--out", type=Path, default=Path("bench-digests.json"))
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     cost = costs()
     result: dict[str, object] = {"environment": environment(), "cpu": cost._asdict()}
     result["cpu_to_memcpy"] = {
         name: value / cost.memcpy_us for name, value in cost._asdict().items()
     }
-    if options.pairs:
-        flags = {
-            "kv-cache-memory": "512MiB",
-            "max-model-len": str(options.length + 64),
-            "num-threads": "1",
-            "transfer.transports": options.transport,
-        }
-        with tempfile.TemporaryDirectory() as work:
-            clusters = [
-                running_cluster(
-                    Path(work) / level,
-                    options.model,
-                    worker_flags={**flags, "transfer.digest-level": level},
-                    router_flags={"local-prefill-below-tokens": "0"},
-                )
-                for level in ("full", "off")
-            ]
-            with clusters[0] as full, clusters[1] as off:
-                result["latency"] = asyncio.run(latency(full, off, options.pairs, options.length))
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
-    json.dump(result, sys.stdout, indent=1)
+    pairs: list[Pair] = []
+    try:
+        if options.pairs:
+            with two_clusters(options.model, options.transport, options.length) as clusters:
+                asyncio.run(measure_pairs(*clusters, options.pairs, options.length, pairs))
+    finally:
+        if pairs:
+            result["latency"] = {"prompt_tokens": options.length, **latency(pairs)}
+        options.out.write_text(json.dumps(result, indent=1) + "\n")
+        json.dump(result, sys.stdout, indent=1)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ A role looks like this::
 """
 
 import asyncio
+import atexit
+import gc
 import logging
 import os
 import signal
@@ -92,6 +94,8 @@ class Serve(Protocol[P_contra]):
 
 def main(config_type: type[P], serve: Serve[P], args: Sequence[str] | None = None) -> int:
     """Load the settings and run ``serve``; the process's exit code."""
+    # The interpreter collects garbage as it ends: half a second over torch's objects alone.
+    atexit.register(gc.freeze)
     role = config_type.role
     try:
         config = settings.load(

@@ -108,6 +108,17 @@ def test_a_taken_port_is_one_line() -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_the_last_collection_is_skipped() -> None:
+    code = (
+        "import atexit, gc, sys\n"
+        "from tests.integration.example_role import ExampleConfig, main, serve\n"
+        "atexit.register(lambda: print(gc.get_freeze_count() > 0))\n"
+        "sys.exit(main(ExampleConfig, serve, ['--no-such-setting']))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "True\n"), done.stderr
+
+
 class TestHost:
     """A host inside this process."""
 

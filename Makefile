@@ -16,6 +16,8 @@ setup: .venv/ready  ## Create .venv and install everything into it
 demo: .venv/ready  ## Three answers from 1 router + 1 prefill + 1 decode worker, with their timing
 	$(PY) examples/demo.py
 
+# Processes are started hundreds of times; each would compile every module again.
+test: export PYTHONDONTWRITEBYTECODE =
 test: .venv/ready  ## Unit, integration and fault tests; golden tests with five prompts per model
 	$(PYTEST) tests/unit tests/protocol tests/integration tests/chaos
 

@@ -48,7 +48,8 @@ def channel(address: str) -> grpc.aio.Channel:
     options = [
         *_KEEPALIVE,
         *_SIZES,
-        ("grpc.min_reconnect_backoff_ms", 100),
+        # how long an attempt to connect may take: a peer on a busy machine answers late
+        ("grpc.min_reconnect_backoff_ms", 2000),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 1000),
         ("grpc.use_local_subchannel_pool", 1),

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from asyncio import StreamReader, StreamWriter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -139,6 +140,24 @@ class TestHost:
                 await host.set_serving(False)
                 assert await status("") == health_pb2.HealthCheckResponse.NOT_SERVING
 
+    async def test_one_that_answers_late_is_reached(self) -> None:
+        """By the first call, which fails where the first attempt to connect does."""
+
+        async def answer_late(reader: StreamReader, writer: StreamWriter) -> None:
+            await asyncio.sleep(1)
+            to_read, to_write = await asyncio.open_connection("127.0.0.1", host.port)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(_forward(reader, to_write))
+                tasks.create_task(_forward(to_read, writer))
+
+        async with ServiceHost(ProcessConfig()) as host:
+            await host.start([])
+            async with await asyncio.start_server(answer_late, "127.0.0.1", 0) as late:
+                port = late.sockets[0].getsockname()[1]
+                async with rpc.channel(f"127.0.0.1:{port}") as channel:
+                    stub = health_pb2_grpc.HealthStub(channel)
+                    await stub.Check(health_pb2.HealthCheckRequest())
+
     async def test_reflection_describes_the_role(self) -> None:
         async with ServiceHost(ProcessConfig()) as host:
             await host.start(["diptych.v1.Inference"])
@@ -188,6 +207,12 @@ class TestHost:
     def test_a_bad_listen_address_is_named(self, listen: str) -> None:
         with pytest.raises(ConfigurationError, match="--listen: expected host:port"):
             ServiceHost(ProcessConfig(listen=listen))
+
+
+async def _forward(reader: StreamReader, writer: StreamWriter) -> None:
+    while data := await reader.read(2**16):
+        writer.write(data)
+    writer.close()
 
 
 def _scrape(url: str) -> str:

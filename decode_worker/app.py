@@ -45,6 +45,7 @@ class DecodeRole:
         self._status = status
         self._servicer = servicer
         self._faults = faults  # of a worker that tests may break
+        self._endpoint: TransferEndpoint | None = None
         self._pairs: PairTable | None = None
         self._unfinished: UnfinishedReads | None = None
 
@@ -59,7 +60,7 @@ class DecodeRole:
     @asynccontextmanager
     async def attached(self, parts: EngineParts, metrics: StepMetrics) -> AsyncIterator[None]:
         """Open the transfer endpoint, keep the pairs connected, serve sequences."""
-        endpoint = await TransferEndpoint.open(
+        endpoint = self._endpoint = await TransferEndpoint.open(
             self._config.transfer,
             incarnation=self._status.incarnation,
             layout=parts.model.layout,
@@ -97,6 +98,9 @@ class DecodeRole:
             return True
         pairs = [] if self._pairs is None else self._pairs.pairs()
         return any(pair.state == worker_pb2.PAIR_STATE_PROVEN for pair in pairs)
+
+    def transfer_stuck_s(self) -> float:
+        return 0.0 if self._endpoint is None else self._endpoint.thread.stuck_s
 
     def on_step(self, updates: Sequence[SequenceUpdate]) -> None:
         self._servicer.on_step(updates)

@@ -37,6 +37,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from diptych import settings
 from diptych.errors import ConfigurationError
 from diptych.telemetry import logs
+from diptych.timers import Timers
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +78,7 @@ class ProcessConfig(BaseModel):
     stop_with_stdin: bool = Field(
         False, description="Stop when standard input ends, so as not to outlive the parent."
     )
+    timers: Timers = Field(Timers(), description="Liveness and patience, s.")
 
 
 P_contra = TypeVar("P_contra", bound=ProcessConfig, contravariant=True)

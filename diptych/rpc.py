@@ -20,6 +20,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from diptych.errors import DOMAIN, DiptychError, InvalidRequestError
+from diptych.timers import Timers
 from diptych.utf8 import invalid_utf8_field
 from diptych.v1 import common_pb2
 
@@ -30,23 +31,17 @@ ChannelOptions: TypeAlias = list[tuple[str, int]]
 
 MAX_MESSAGE_BYTES = 16 * 2**20
 
-_KEEPALIVE: ChannelOptions = [
-    ("grpc.keepalive_time_ms", 1000),
-    ("grpc.keepalive_timeout_ms", 2000),
-    ("grpc.http2.ping_timeout_ms", 2000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-]
+_TIMERS = Timers()
 _SIZES: ChannelOptions = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
 ]
 
 
-def channel(address: str) -> grpc.aio.Channel:
+def channel(address: str, timers: Timers = _TIMERS) -> grpc.aio.Channel:
     """Open a channel to a peer process of the cluster. The caller closes it."""
     options = [
-        *_KEEPALIVE,
+        *_keepalive(timers),
         *_SIZES,
         # how long an attempt to connect may take: a peer on a busy machine answers late
         ("grpc.min_reconnect_backoff_ms", 2000),
@@ -57,16 +52,27 @@ def channel(address: str) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(address, options=options)
 
 
-def server() -> grpc.aio.Server:
+def server(timers: Timers = _TIMERS) -> grpc.aio.Server:
     """Make a server whose handlers may raise DiptychError. The caller starts it."""
     options = [
-        *_KEEPALIVE,
+        *_keepalive(timers),
         *_SIZES,
         ("grpc.http2.min_ping_interval_without_data_ms", 500),
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.so_reuseport", 0),
     ]
     return grpc.aio.server(interceptors=[ErrorInterceptor()], options=options)
+
+
+def _keepalive(timers: Timers) -> ChannelOptions:
+    answer_ms = int(1000 * timers.keepalive_answer_s)
+    return [
+        ("grpc.keepalive_time_ms", int(1000 * timers.keepalive_s)),
+        ("grpc.keepalive_timeout_ms", answer_ms),
+        ("grpc.http2.ping_timeout_ms", answer_ms),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]

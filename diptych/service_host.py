@@ -51,7 +51,7 @@ class ServiceHost:
             sample_ratio=config.trace_sample_ratio,
             instance_id=instance_id,
         )
-        self.server = rpc.server()
+        self.server = rpc.server(config.timers)
         self.port = 0
         self.metrics_port: int | None = None
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined] # absent in the stubs

@@ -14,11 +14,18 @@ class Timers(BaseModel):
         gt=0,
         description="Without a heartbeat, or a due engine step, for this long a peer is lost, s.",
     )
+    keepalive_s: float = Field(1.0, gt=0, description="Interval between HTTP/2 pings, s.")
+    keepalive_answer_s: float = Field(
+        2.0, gt=0, description="A connection with a ping unanswered for this long is broken, s."
+    )
     accept_s: float = Field(
         0.5, gt=0, description="A worker accepts, reserves or refuses within this, s."
     )
     read_progress_s: float = Field(
-        5.0, gt=0, description="A pull with no progress for this long has failed, s."
+        5.0,
+        gt=0,
+        description="A pull with no progress for this long has failed, and a worker whose "
+        "transfer thread is at one thing for this long is not ready, s.",
     )
     confirm_s: float = Field(2.0, gt=0, description="A source answers Confirm within this, s.")
     unbound_lease_s: float = Field(

@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 REBUILD_WAIT_S = 2.0  # for an agent that is being rebuilt, before the next transport's turn
 _START_S = 30.0  # that a transport has to get ready: it may register a large pool
+_CLOSE_S = 5.0  # that all of them have to end
 
 
 class TransferEndpoint:
@@ -115,10 +116,19 @@ class TransferEndpoint:
             self.switch.tear_down()
 
     async def close(self) -> None:
-        """Destroy the agents, stop the thread. After servers and pair tables have stopped."""
-        for transport in self.transports.values():
-            await self.thread.call(transport.close)
-        self.thread.stop()
+        """Destroy the agents, stop the thread. After servers and pair tables have stopped.
+
+        A thread that is stuck is left to the end of the process.
+        """
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                for transport in self.transports.values():
+                    await self.thread.call(transport.close)
+        except TimeoutError:
+            logger.error("the transfer thread is stuck and left behind")
+            self.thread.stop(wait=False)
+        else:
+            self.thread.stop()
 
     async def _add(self, name: TransportName) -> None:
         if name == "inline":

@@ -3,8 +3,9 @@
 import asyncio
 import os
 import time
+from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from diptych import rpc
 from diptych.errors import (
@@ -79,9 +80,9 @@ class FetchSession:
         if self._open.WhichOneof("what") == "num_probe_blocks":
             self._machine.check_open(self._open)
             await self._run_probe()
-            return
-        await self._write(FetchEvent(opened=self._machine.open(self._open)))
-        await self._serve()
+        else:
+            await self._write(FetchEvent(opened=self._machine.open(self._open)))
+            await self._serve(self._announce)
 
     async def tell(self, error: DiptychError) -> None:
         """Send the reader ``error`` and let it leave: the last call, after ``run`` raised it."""
@@ -90,32 +91,22 @@ class FetchSession:
             await rpc.last_word(self._context, event, self._servicer.timers.heartbeat_s)
 
     async def _run_probe(self) -> None:
-        """Announce scratch blocks full of random bytes."""
+        """Serve scratch blocks."""
         num_blocks = self._open.num_probe_blocks
         if not 1 <= num_blocks <= MAX_PROBE_BLOCKS:
             raise InvalidRequestError(f"must be 1 to {MAX_PROBE_BLOCKS}", field="num_probe_blocks")
-        scratch, memory = self._servicer.scratch, self._endpoint.memory
+        scratch = self._servicer.scratch
         block_ids = tuple(scratch.allocate(num_blocks))
         try:
-
-            def fill() -> tuple[bytes, ...]:
-                for block_id in block_ids:
-                    memory.block(block_id)[:] = os.urandom(memory.block_bytes)
-                return block_digests(memory, block_ids)
-
-            digests = await self._endpoint.thread.call(fill)
-            num_tokens = num_blocks * self._endpoint.layout.block_size
-            self._probe = AnnouncedRange(0, num_tokens, block_ids, (0,) * num_blocks, digests, True)
-            await self._write(FetchEvent(opened=kv_source_pb2.FetchOpened(end_token=num_tokens)))
-            await self._serve()
+            await self._serve(partial(self._announce_probe, block_ids))
         finally:
             # Behind anything the thread may still do to them.
             self._endpoint.thread.submit(_nothing, lambda _, __: scratch.free(block_ids))
 
-    async def _serve(self) -> None:
+    async def _serve(self, announce: Callable[[], Coroutine[Any, Any, None]]) -> None:
         await first_to_end(
             receive=self._receive,
-            announce=self._announce,
+            announce=announce,
             guard=self._guard,
             beat=self._beat,
             watch=self._watch,
@@ -133,9 +124,23 @@ class FetchSession:
                 case "open":
                     raise InvalidRequestError("comes once", field="open")
 
+    async def _announce_probe(self, block_ids: tuple[int, ...]) -> None:
+        """Announce scratch blocks full of random bytes."""
+        memory, num_blocks = self._endpoint.memory, len(block_ids)
+
+        def fill() -> tuple[bytes, ...]:
+            for block_id in block_ids:
+                memory.block(block_id)[:] = os.urandom(memory.block_bytes)
+            return block_digests(memory, block_ids)
+
+        digests = await self._endpoint.thread.call(fill)
+        num_tokens = num_blocks * self._endpoint.layout.block_size
+        self._probe = AnnouncedRange(0, num_tokens, block_ids, (0,) * num_blocks, digests, True)
+        await self._write(FetchEvent(opened=kv_source_pb2.FetchOpened(end_token=num_tokens)))
+        await self._send(self._probe)
+        await asyncio.Event().wait()  # the reader ends it
+
     async def _announce(self) -> None:
-        if self._probe is not None:
-            await self._send(self._probe)
         while True:
             self._ranges_changed.clear()
             for ready in self._machine.take_ready():
@@ -157,11 +162,19 @@ class FetchSession:
             )
 
     async def _watch(self) -> None:
+        """End the stream where the reader is silent, or our own transfer thread stands still.
+
+        A reader that waits for a range hears our heartbeats and cannot know the latter.
+        """
+        timers = self._servicer.timers
         while True:
-            await asyncio.sleep(self._servicer.timers.heartbeat_s / 2)
+            await asyncio.sleep(timers.heartbeat_s / 2)
             problem = self._liveness.problem(time.monotonic())
             if problem is not None:
                 raise TransferInterruptedError(f"the reader is lost: {problem}")
+            stuck_s = self._endpoint.thread.stuck_s
+            if stuck_s > timers.read_progress_s:
+                raise TransferInterruptedError(f"the transfer thread is stuck for {stuck_s:.1f} s")
 
     async def _send(self, ready: AnnouncedRange) -> None:
         """Announce a range; over inline its bytes follow."""

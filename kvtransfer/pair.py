@@ -95,7 +95,7 @@ class SourcePair:
         """Keep the pair proven until cancelled."""
         config = self._kit.endpoint.config
         wait_s = config.reconnect_min_s
-        async with rpc.channel(self.key.address) as channel:
+        async with rpc.channel(self.key.address, self._kit.timers) as channel:
             prover = LinkProver(self._kit, self.key.incarnation, channel)
             while True:
                 try:

@@ -1,5 +1,7 @@
 """What it takes to trust one way to a source: connect, compare, move random blocks."""
 
+import asyncio
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -79,7 +81,7 @@ class LinkProver:
         try:
             await self._pull_probe(link)
             stats = await self._pull_probe(link)  # now it is warm
-            await self._kit.endpoint.thread.call(link.peer.check_lane)
+            await self._on_thread(link.peer.check_lane)
         except TransportError as error:
             link.close()
             raise PullError(decode_pb2.PULL_FAILURE_TRANSPORT, str(error)) from error
@@ -95,13 +97,25 @@ class LinkProver:
         opened: list[Peer] = []  # filled by the thread even if we are cancelled meanwhile
         close = partial(endpoint.thread.post, partial(_close_all, opened))
         try:
-            await endpoint.thread.call(lambda: opened.append(transport.connect(response.memory)))
+            await self._on_thread(lambda: opened.append(transport.connect(response.memory)))
         except TransportError as error:
             raise read_failure(error) from error
         except BaseException:
             close()
             raise
         return Link(self._stub, response.transport, opened[0], close)
+
+    async def _on_thread(self, job: Callable[[], None]) -> None:
+        """Run ``job`` on the transfer thread. Raises what it does; PullError: it takes too long."""
+        patience_s = self._kit.timers.read_progress_s
+        try:
+            async with asyncio.timeout(patience_s):
+                await self._kit.endpoint.thread.call(job)
+        except TimeoutError:
+            raise PullError(
+                decode_pb2.PULL_FAILURE_TRANSPORT,
+                f"the transfer thread has not answered for {patience_s} s",
+            ) from None
 
     async def _pull_probe(self, link: Link) -> common_pb2.TransferStats:
         kit = self._kit

@@ -32,6 +32,7 @@ class TransferThread:
     def __init__(self, name: str = "kv-transfer") -> None:
         self._jobs: deque[Callable[[], None] | None] = deque()
         self._wake: socket.socket | None = None  # once started
+        self._began_s: float | None = None  # what runs now; time.monotonic; the thread's to write
         # thread only
         self._pollers: list[_Poller] = []
         self._timers: list[tuple[float, int, Callable[[], None]]] = []  # a heap
@@ -45,6 +46,15 @@ class TransferThread:
         """The operating system's id of the thread (for measuring its CPU time)."""
         return self._thread.native_id
 
+    @property
+    def stuck_s(self) -> float:
+        """For how long the job, poll or callback of this moment has been running, s; 0: none is.
+
+        All of them are short: patience ends with ``Timers.read_progress_s``.
+        """
+        began_s = self._began_s
+        return 0.0 if began_s is None else time.monotonic() - began_s
+
     def start(self) -> None:
         self._selector = selectors.DefaultSelector()
         self._woken, self._wake = socket.socketpair()
@@ -53,12 +63,16 @@ class TransferThread:
         self.watch(self._woken, selectors.EVENT_READ, self._rouse)
         self._thread.start()
 
-    def stop(self) -> None:
-        """Finish queued jobs, drop the rest, end the thread, join it. Blocks for that long."""
+    def stop(self, *, wait: bool = True) -> None:
+        """Finish queued jobs, drop the rest, end the thread, join it. Blocks for that long.
+
+        Without ``wait`` (it is stuck) it does so by itself, if it ever comes back.
+        """
         if self._wake is None:
             return
         self._put(None)
-        self._thread.join()
+        if wait:
+            self._thread.join()
         self._wake.close()
 
     async def call(self, job: Callable[[], T]) -> T:
@@ -133,20 +147,31 @@ class TransferThread:
         while True:
             events = self._wait(pause_s)
             for key, _ in events:
-                _guarded(key.data)
+                self._guarded(key.data)
             while self._jobs:
                 job = self._jobs.popleft()
                 if job is None:
                     self._selector.close()
                     self._woken.close()
                     return
-                _guarded(job)
+                self._guarded(job)
             while self._timers and self._timers[0][0] <= time.monotonic():
-                _guarded(heapq.heappop(self._timers)[2])
+                self._guarded(heapq.heappop(self._timers)[2])
             polled, self._pollers = self._pollers, []
-            self._pollers += [poller for poller in polled if not _guarded(poller.call)]
+            self._pollers += [poller for poller in polled if not self._guarded(poller.call)]
             moved = bool(events) or self._pollers != polled
             pause_s = POLL_MIN_S if moved else min(pause_s * 2, POLL_MAX_S)
+
+    def _guarded(self, function: Callable[[], bool | None]) -> bool:
+        """Call ``function``; one that raises is a bug and counts as finished."""
+        self._began_s = time.monotonic()
+        try:
+            return bool(function())
+        except Exception:
+            logger.exception("transfer thread")
+            return True
+        finally:
+            self._began_s = None
 
     def _wait(self, pause_s: float) -> list[tuple[selectors.SelectorKey, int]]:
         """Until something is to be done."""
@@ -176,12 +201,3 @@ def deliver(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *arg
         loop.call_soon_threadsafe(callback, *args)
     except RuntimeError:  # closed: nobody is left to care
         logger.debug("a transfer ended after its event loop")
-
-
-def _guarded(function: Callable[[], bool | None]) -> bool:
-    """Call ``function``; one that raises is a bug and counts as finished."""
-    try:
-        return bool(function())
-    except Exception:
-        logger.exception("transfer thread")
-        return True

@@ -55,6 +55,7 @@ class PrefillRole:
         self._servicer = servicer
         self._gate = gate
         self._faults = faults  # of a worker that tests may break
+        self._endpoint: TransferEndpoint | None = None
 
     @property
     def digest_level(self) -> str:
@@ -68,7 +69,7 @@ class PrefillRole:
     async def attached(self, parts: EngineParts, metrics: StepMetrics) -> AsyncIterator[None]:
         """Open the transfer endpoint and serve KVSource and leases."""
         leases = LeaseTable(self._config.block_size, parts.pool.generation)
-        endpoint = await TransferEndpoint.open(
+        endpoint = self._endpoint = await TransferEndpoint.open(
             self._config.transfer,
             incarnation=self._status.incarnation,
             layout=parts.model.layout,
@@ -98,6 +99,9 @@ class PrefillRole:
 
     def ready(self) -> bool:
         return True
+
+    def transfer_stuck_s(self) -> float:
+        return 0.0 if self._endpoint is None else self._endpoint.thread.stuck_s
 
     def on_step(self, updates: Sequence[SequenceUpdate]) -> None:
         self._servicer.on_step(updates)

@@ -6,7 +6,6 @@ from typing import ClassVar, Self
 from pydantic import Field, field_validator, model_validator
 
 from diptych.process import ProcessConfig
-from diptych.timers import Timers
 
 
 class RouterConfig(ProcessConfig):
@@ -63,7 +62,6 @@ class RouterConfig(ProcessConfig):
         ge=1,
         description="Unsent responses kept for one client; when full its request is cancelled.",
     )
-    timers: Timers = Field(Timers(), description="Liveness and patience, s.")
 
     @field_validator("prefill", "decode")
     @classmethod

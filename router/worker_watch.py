@@ -38,7 +38,7 @@ class WorkerWatch:
         on_change: Callable[["WorkerWatch"], None],
     ) -> None:
         self.address = address
-        self.channel = rpc.channel(address)
+        self.channel = rpc.channel(address, timers)
         self.state: worker_pb2.WorkerState | None = None
         self._role = role
         self._wrong = ""  # incarnation of a process of another role at the address

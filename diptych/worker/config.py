@@ -6,7 +6,6 @@ from typing import Literal, Self
 from pydantic import ByteSize, Field, field_validator, model_validator
 
 from diptych.process import ProcessConfig
-from diptych.timers import Timers
 
 DtypeName = Literal["auto", "float32", "bfloat16"]
 Quantization = Literal["none", "int8"]
@@ -59,7 +58,6 @@ class WorkerConfig(ProcessConfig):
     cpus: str | None = Field(
         None, description="Cores this process may use, such as 0-3,6. Unset: all it has."
     )
-    timers: Timers = Field(Timers(), description="Liveness and patience, s.")
 
     @field_validator("cpus")
     @classmethod

@@ -24,13 +24,14 @@ from diptych.worker.loading import LoadAbandonedError, LoadedModel, load_model
 from diptych.worker.parts import EngineParts
 from diptych.worker.status import WorkerStatus
 from diptych.worker.step_metrics import StepMetrics
+from diptych.worker.transfer_watch import TransferStuckError, TransferWatch
 
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.02
 _END_S = 2.0  # streams that were ended have freed everything by then
 _STOP_GRACE_S = 0.25
-_TELL_FAILED_S = 0.2  # Watch tells of a dead engine before the process goes
+_TELL_FAILED_S = 0.2  # Watch tells why before the process goes
 
 
 class EngineDiedError(Exception):
@@ -58,6 +59,10 @@ class Role(Protocol):
 
     def ready(self) -> bool:
         """Whether requests may come, given that the engine is loaded."""
+
+    def transfer_stuck_s(self) -> float:
+        """For how long the thread that moves KV blocks has been at one thing, s."""
+        ...
 
     def unfinished_block_ids(self) -> Collection[int]:
         """Local blocks that reads without a pull may still write."""
@@ -87,7 +92,7 @@ class WorkerLife:
     async def run(self, stop: asyncio.Event) -> None:
         """Load, serve until ``stop`` is set, drain. The host has started already.
 
-        Raises ConfigurationError from loading, EngineDiedError.
+        Raises ConfigurationError from loading, EngineDiedError, TransferStuckError.
         """
         with ThreadPoolExecutor(1, thread_name_prefix="model") as model_thread:
             model = await self._load(model_thread, stop)
@@ -107,9 +112,13 @@ class WorkerLife:
                             self._host.metrics,
                             self._role.unfinished_block_ids,
                         )
+                        watch = TransferWatch(
+                            self._role.transfer_stuck_s, self._config.timers, self._status
+                        )
                         watching = (
-                            tasks.create_task(self._tell_ready(), name="readiness"),
+                            tasks.create_task(self._tell_ready(watch), name="readiness"),
                             tasks.create_task(audit.run(), name="audit"),
+                            tasks.create_task(self._watch_transfer(watch), name="transfer-watch"),
                         )
                         await stop.wait()
                         for task in watching:
@@ -171,24 +180,35 @@ class WorkerLife:
             await parts.engine.run()
         except Exception as error:
             logger.critical("the engine died", exc_info=error)
-            self._status.set(worker_pb2.SERVING_STATE_FAILED, "the engine died")
-            await self._set_serving(False)
-            await asyncio.sleep(_TELL_FAILED_S)
+            await self._tell_failed("the engine died")
             raise EngineDiedError(f"the engine died: {error!r}") from error
 
-    async def _tell_ready(self) -> None:
-        """Keep health and Watch at what ``role.ready`` says."""
+    async def _watch_transfer(self, watch: TransferWatch) -> None:
+        try:
+            await watch.run()
+        except TransferStuckError:
+            await self._tell_failed(watch.problem)
+            raise
+
+    async def _tell_failed(self, why: str) -> None:
+        self._status.set(worker_pb2.SERVING_STATE_FAILED, why)
+        await self._set_serving(False)
+        await asyncio.sleep(_TELL_FAILED_S)
+
+    async def _tell_ready(self, watch: TransferWatch) -> None:
+        """Keep health and Watch at what ``role.ready`` and ``watch`` say."""
         with self._status.watching() as changed:
             while True:
                 changed.clear()
                 if self._status.state == worker_pb2.SERVING_STATE_FAILED:
                     await self._set_serving(False)
-                elif self._role.ready():
+                elif watch.problem or not self._role.ready():
+                    why = watch.problem or "no proven pair"
+                    self._status.set(worker_pb2.SERVING_STATE_STARTING, why)
+                    await self._set_serving(False)
+                else:
                     self._status.set(worker_pb2.SERVING_STATE_READY)
                     await self._set_serving(True)
-                else:
-                    self._status.set(worker_pb2.SERVING_STATE_STARTING, "no proven pair")
-                    await self._set_serving(False)
                 await changed.wait()
 
     async def _set_serving(self, serving: bool) -> None:

@@ -9,7 +9,6 @@ from pydantic import ByteSize, Field
 from diptych import settings
 from diptych.errors import ConfigurationError
 from diptych.process import ProcessConfig
-from diptych.timers import Timers
 
 
 class ExampleConfig(ProcessConfig):
@@ -22,7 +21,6 @@ class ExampleConfig(ProcessConfig):
         ("nixl", "inline"), description="Transports."
     )
     prefill: list[str] = Field([], description="host:port of a worker.")
-    timers: Timers = Field(Timers(), description="The timers.")
 
 
 def load(*args: str) -> ExampleConfig:

@@ -15,6 +15,7 @@ from tests.transports import AGENTS
 
 NUM_JOBS = 40
 REPLACED_S = 5.0  # of which transfer.agent_answer_s for one that is stopped
+UP_S = 20.0
 NUM_ROUNDS_LONG = 5
 NUM_KILLS, NUM_KILLS_LONG = 3, 20
 SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP)
@@ -23,6 +24,17 @@ SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP)
 def agent_of(worker: Process) -> psutil.Process | None:
     """The worker's one child, if it has one now."""
     return next(iter(psutil.Process(worker.pid).children()), None)
+
+
+async def until_up(worker: Process) -> psutil.Process:
+    """The worker's agent, once it listens: while it starts, it is given longer to answer."""
+    begun_s = time.monotonic()
+    while time.monotonic() - begun_s < UP_S:
+        agent = agent_of(worker)
+        if agent is not None and agent.net_connections("tcp"):
+            return agent
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"{worker.name}'s agent does not start")
 
 
 async def until_replaced(worker: Process, before: psutil.Process) -> None:
@@ -45,8 +57,7 @@ async def strike(
     after_s: float = 0.2,
 ) -> None:
     """Send the signal to the worker's agent under load: every answer is right."""
-    agent = agent_of(worker)
-    assert agent is not None
+    agent = await until_up(worker)
     async with asyncio.TaskGroup() as tasks:
         load = tasks.create_task(run_all(cluster, work))
         await asyncio.sleep(after_s)

@@ -120,6 +120,7 @@ async def test_ranges_are_read_while_more_is_computed(source: Source, reader: Re
             await until(
                 partial(lambda ids, bytes_: reader.content(ids) == bytes_, landed, expected)
             )
+            await asyncio.sleep(0.1)  # the next range is computed
             assert not pull.done()
         source.leases.announce("lease", NUM_TOKENS)
         result = await pull

@@ -51,7 +51,7 @@ async def watched(
 
     seen: list[int | None] = []
     monkeypatch.setattr(worker_pb2_grpc, "WorkerStub", FakeStub)
-    monkeypatch.setattr(rpc, "channel", lambda address: FakeChannel())
+    monkeypatch.setattr(rpc, "channel", lambda address, timers: FakeChannel())
     monkeypatch.setattr(asyncio, "sleep", enough)
     watch = WorkerWatch(
         "decode:1",

@@ -63,7 +63,7 @@ class ChildTransport:
 
     def descriptor(self) -> kv_source_pb2.MemoryDescriptor:
         if self._descriptor is None:
-            raise TransportError(f"the {self.name} agent is being rebuilt")
+            raise TransportError(self.problem or f"the {self.name} agent is being rebuilt")
         return self._descriptor
 
     def connect(self, descriptor: kv_source_pb2.MemoryDescriptor) -> "ChildPeer":
@@ -124,6 +124,7 @@ class ChildTransport:
                 self._copies.pop(message.id).ended(error=unpack_error(message.payload))
             case Kind.UNABLE:
                 self.problem = str(unpack_error(message.payload))
+                self._wait_s = self._config.reprove_s  # to load the library costs CPU
 
     def on_end(self, why: str) -> None:
         self.process = self._descriptor = None

@@ -92,7 +92,7 @@ class TransferConfig(BaseModel):
         30.0,
         gt=0,
         description="How often a pair that is proven over a less wanted transport tries the better "
-        "ones again, s.",
+        "ones again, and how long a transport's library that cannot start is left alone, s.",
     )
     quarantine_max_s: float = Field(
         10.0,

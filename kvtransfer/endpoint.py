@@ -64,8 +64,9 @@ class TransferEndpoint:
 
         ``layout.digest_level`` must equal ``config.digest_level``, and
         ``layout.block_bytes`` the memory's. Raises ConfigurationError: that, or no
-        configured transport is available (one that cannot start is left out with a warning
-        where others are configured; but ucxx, named on purpose, has to be installed).
+        configured transport is available (one that cannot start is passed over with a
+        warning where others can, and tries again; but ucxx, named on purpose, has to be
+        installed).
         """
         for name, ours, theirs in (
             ("digest_level", config.digest_level, layout.digest_level),
@@ -105,15 +106,14 @@ class TransferEndpoint:
                     await self._changed.wait()
         return transport.ready
 
-    async def rebuild(self) -> None:
-        """Destroy and remake the agents: reads that never ended end, with AgentLostError.
+    async def rebuild(self, name: str) -> None:
+        """Destroy and remake one agent: reads that never ended end, with AgentLostError.
 
-        Every connection over them has to be made anew.
+        Every connection over it has to be made anew.
         """
-        for transport in self.transports.values():
-            await self.thread.call(transport.rebuild)
+        await self.thread.call(self.transports[name].rebuild)
         if self.switch is not None:
-            self.switch.tear_down()
+            self.switch.tear_down(name)
 
     async def close(self) -> None:
         """Destroy the agents, stop the thread. After servers and pair tables have stopped.
@@ -138,10 +138,10 @@ class TransferEndpoint:
         if await self.until_ready(transport, _START_S):
             return
         problem = transport.problem or f"not ready within {_START_S:.0f} s"
-        if len(self.transports) == 1 and name == self.config.transports[-1]:
+        is_last = name == self.config.transports[-1]
+        if is_last and not any(transport.ready for transport in self.transports.values()):
             raise ConfigurationError(problem)
         logger.warning("transport not available", extra={"transport": name, "error": problem})
-        await self.thread.call(self.transports.pop(name).close)
 
     async def _open_agent(self, name: Literal["nixl", "ucxx"]) -> Transport:
         from kvtransfer.child_transport import ChildTransport  # these need numpy

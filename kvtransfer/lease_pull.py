@@ -24,17 +24,19 @@ class LeasePull:
         pair: SourcePair | None,
         open_fetch: Callable[[Link], Pull],
         *,
+        source_address: str,
         wait_s: float,
         on_refetch: Callable[[], None],
         on_end: Callable[[PullResult | PullError | None], None],
     ) -> None:
-        """``pair`` is None where nobody named the source.
+        """``pair`` is None where nobody named the source; ``source_address`` is for messages.
 
         ``wait_s`` bounds each wait for the pair. ``on_end`` gets the outcome, None when
         it was abandoned or cancelled.
         """
         self._pair = pair
         self._open_fetch = open_fetch
+        self._source_address = source_address
         self._wait_s = wait_s
         self._on_refetch = on_refetch
         self._on_end = on_end
@@ -65,9 +67,7 @@ class LeasePull:
 
     async def _run(self) -> PullResult:
         pair = self._pair
-        failed = PullError(
-            decode_pb2.PULL_FAILURE_NOT_CONNECTED, "no proven connection to the source"
-        )
+        failed: PullError | None = None
         for number in range(MAX_FETCHES):
             link = None if pair is None else await pair.until_proven(self._wait_s)
             if pair is None or link is None or self._abandoned:
@@ -88,7 +88,14 @@ class LeasePull:
                 if pair.link is link:
                     pair.measured(result.stats)
                 return result
-        raise failed
+        raise failed or self._not_connected()
+
+    def _not_connected(self) -> PullError:
+        why = "no router names it"
+        if self._pair is not None:
+            why = self._pair.message or f"not proven within {self._wait_s} s"
+        message = f"no proven connection to {self._source_address}: {why}"
+        return PullError(decode_pb2.PULL_FAILURE_NOT_CONNECTED, message)
 
 
 def _is_loss(error: PullError) -> bool:

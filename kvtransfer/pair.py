@@ -11,7 +11,7 @@ import grpc
 
 from diptych import rpc
 from diptych.errors import DiptychError, LayoutMismatchError
-from diptych.v1 import common_pb2, decode_pb2, worker_pb2
+from diptych.v1 import common_pb2, decode_pb2, kv_source_pb2, worker_pb2
 from kvtransfer.link import Link
 from kvtransfer.proof import LinkProver, ProbeKit, ProvenLink
 from kvtransfer.pull import PullError
@@ -45,6 +45,7 @@ class SourcePair:
         """``on_failure`` gets the error's reason each time the pair fails to be proven."""
         self.key = key
         self.link: Link | None = None  # while PROVEN
+        self.message = ""  # why it is not proven, or not over a better transport
         self._kit = kit
         self._on_change = on_change
         self._on_fallback = on_fallback
@@ -52,7 +53,6 @@ class SourcePair:
         self._lost = asyncio.Event()
         self._changed = asyncio.Event()
         self._state = worker_pb2.PAIR_STATE_CONNECTING
-        self._message = ""
         self._bytes_per_s = 0.0
 
     def to_proto(self) -> worker_pb2.Pair:
@@ -62,7 +62,7 @@ class SourcePair:
             state=self._state,
             transport=self.link.transport if self.link is not None else "",
             bytes_per_s=self._bytes_per_s,
-            message=self._message,
+            message=self.message,
         )
 
     async def until_proven(self, timeout_s: float) -> Link | None:
@@ -76,7 +76,7 @@ class SourcePair:
 
     def leave(self) -> None:
         """No router names the source any more: nobody is to wait for it."""
-        self._state, self._message = worker_pb2.PAIR_STATE_FAILED, "nobody names the source"
+        self._state, self.message = worker_pb2.PAIR_STATE_FAILED, "nobody names the source"
         self._changed.set()
 
     def lost(self, why: str) -> None:
@@ -133,7 +133,11 @@ class SourcePair:
             try:
                 response = await prover.connect(wanted)
                 name = response.transport
-                proven = await prover.prove(response)
+                proven = await self._proof(prover, response)
+            except LayoutMismatchError:
+                if not failures:
+                    raise  # no transport could help
+                break  # the source has none of the rest: those that failed may heal
             except PullError as error:
                 if error.agent_lost and num_agent_tries < _AGENT_TRIES:
                     num_agent_tries += 1
@@ -160,6 +164,20 @@ class SourcePair:
             return
         raise PullError(decode_pb2.PULL_FAILURE_TRANSPORT, _listed(failures))
 
+    async def _proof(
+        self, prover: LinkProver, response: kv_source_pb2.ConnectResponse
+    ) -> ProvenLink:
+        """Prove a link whose agent can start and is still there. Raises as ``prover.prove``."""
+        transport = self._kit.endpoint.transports[response.transport]
+        if transport.problem:
+            raise PullError(decode_pb2.PULL_FAILURE_TRANSPORT, transport.problem)
+        proven = await prover.prove(response)
+        if not transport.ready:  # nobody will say so again
+            proven.link.close()
+            message = "the transport agent ended"
+            raise PullError(decode_pb2.PULL_FAILURE_TRANSPORT, message, agent_lost=True)
+        return proven
+
     async def _keep_improving(self, prover: LinkProver) -> None:
         """Try the transports that are wanted more again and again, beside the pulls under way."""
         while True:
@@ -181,7 +199,7 @@ class SourcePair:
             if response.transport == link.transport:  # all that the source can offer
                 return
             try:
-                proven = await prover.prove(response)
+                proven = await self._proof(prover, response)
             except PullError as error:
                 self._log_no_better(error)
                 failures[response.transport] = error.message
@@ -227,7 +245,7 @@ class SourcePair:
     def _become(self, state: worker_pb2.PairState, message: str) -> None:
         if state != worker_pb2.PAIR_STATE_PROVEN:
             self._disconnect()
-        self._state, self._message = state, message
+        self._state, self.message = state, message
         self._changed.set()
         self._on_change()
 

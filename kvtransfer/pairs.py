@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable
 from functools import partial
 
@@ -114,6 +115,7 @@ class PairTable:
         return LeasePull(
             self._pairs.get(PeerKey(request.source_address, request.source_incarnation)),
             partial(self._open_fetch, request),
+            source_address=request.source_address,
             wait_s=self._timers.read_progress_s,
             on_refetch=self._refetched,
             on_end=self._count,
@@ -139,22 +141,29 @@ class PairTable:
         return Pull(plan, link, self._endpoint, self._quarantine, self._timers)
 
     async def _reap(self) -> None:
-        """Tear the agents down when a read never ends; every pair proves itself again."""
+        """Tear an agent down when a read over it never ends; its pairs prove themselves again."""
         while True:
             await asyncio.sleep(_REAP_INTERVAL_S)
-            quarantines = (self._quarantine, self._kit.quarantine)
-            oldest_s = self.oldest_quarantined_s
-            num_blocks = sum(len(quarantine.block_ids) for quarantine in quarantines)
-            config = self._endpoint.config
-            too_many = num_blocks > config.quarantine_max_ratio * self._endpoint.memory.num_blocks
-            if oldest_s <= (_GRACE_S if too_many else config.quarantine_max_s):
-                continue
-            logger.error(
-                "agent torn down to end reads",
-                extra={"age_s": round(oldest_s, 1), "num_blocks": num_blocks},
-            )
-            self.counters.num_agent_teardowns += 1
-            await self._endpoint.rebuild()
+            for transport, block_ids in self._stuck(time.monotonic()).items():
+                logger.error(
+                    "agent torn down to end reads",
+                    extra={"transport": transport, "num_blocks": len(block_ids)},
+                )
+                self.counters.num_agent_teardowns += 1
+                await self._endpoint.rebuild(transport)
+
+    def _stuck(self, now: float) -> dict[str, set[int]]:
+        """By transport: the blocks of reads that are too old, or younger and too many."""
+        config = self._endpoint.config
+        most = config.quarantine_max_ratio * self._endpoint.memory.num_blocks
+        for age_s, max_blocks in ((config.quarantine_max_s, 0.0), (_GRACE_S, most)):
+            stuck = defaultdict[str, set[int]](set)
+            for quarantine in (self._quarantine, self._kit.quarantine):
+                for read in quarantine.older_than(age_s, now):
+                    stuck[read.transport] |= read.block_ids
+            if sum(map(len, stuck.values())) > max_blocks:
+                return stuck
+        return {}
 
     def _transport_changed(self) -> None:
         """An agent ended, or is there again: its pairs have to be proven again."""

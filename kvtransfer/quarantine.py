@@ -35,10 +35,11 @@ READ_TRANSITIONS = Transitions(
 class ReadRecord:
     """One read that was handed to the transfer thread."""
 
-    __slots__ = ("block_ids", "orphaned_at", "state")
+    __slots__ = ("block_ids", "orphaned_at", "state", "transport")
 
-    def __init__(self, block_ids: frozenset[int]) -> None:
+    def __init__(self, block_ids: frozenset[int], transport: str) -> None:
         self.block_ids = block_ids
+        self.transport = transport  # whose agent has to end for it to be over at once
         self.state = ReadState.WANTED
         self.orphaned_at = 0.0  # since when no pull wants it
 
@@ -72,6 +73,10 @@ class Quarantine:
     def oldest_s(self, now: float) -> float:
         """Age of the oldest orphaned read, s; 0 without one."""
         return max((now - read.orphaned_at for read in self._orphans), default=0.0)
+
+    def older_than(self, age_s: float, now: float) -> list[ReadRecord]:
+        """Orphaned reads unfinished for longer than that."""
+        return [read for read in self._orphans if now - read.orphaned_at > age_s]
 
     def orphan(self, reads: Collection[ReadRecord], now: float) -> frozenset[int]:
         """The pull of these unfinished reads ended. Returns their blocks."""
@@ -107,9 +112,10 @@ class Quarantine:
 class PullReads:
     """The unfinished reads of one pull, until it is over and its quarantine has them."""
 
-    def __init__(self, quarantine: Quarantine) -> None:
+    def __init__(self, quarantine: Quarantine, transport: str) -> None:
         self.abandoned = False
         self._quarantine = quarantine
+        self._transport = transport
         self._unfinished: set[ReadRecord] = set()
 
     @property
@@ -124,7 +130,7 @@ class PullReads:
     def begin(self, block_ids: frozenset[int]) -> ReadRecord:
         """A read into these blocks is about to be posted."""
         assert not self.abandoned, "a read for a pull that is over"
-        read = ReadRecord(block_ids)
+        read = ReadRecord(block_ids, self._transport)
         self._unfinished.add(read)
         self._quarantine.num_open_reads += 1
         return read

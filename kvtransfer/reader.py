@@ -64,7 +64,11 @@ class Pull:
         self._window = asyncio.Semaphore(MAX_UNWRITTEN_MESSAGES)
         self._write_lock = asyncio.Lock()
         self._reads = ReadGroup(
-            endpoint.thread, endpoint.memory, quarantine, self._inbox.put_nowait
+            endpoint.thread,
+            endpoint.memory,
+            quarantine,
+            link.transport,
+            self._inbox.put_nowait,
         )
         inline = link.transport == "inline"
         level_checks = endpoint.layout.digest_level != "off" or plan.is_probe

@@ -36,12 +36,13 @@ class ReadGroup:
         thread: TransferThread,
         memory: PoolMemory,
         quarantine: Quarantine,
+        transport: str,
         on_end: Callable[[Landed | TransportError], None],
     ) -> None:
         self._thread = thread
         self._memory = memory
         self._on_end = on_end
-        self._open = PullReads(quarantine)
+        self._open = PullReads(quarantine, transport)
         self._loop = asyncio.get_running_loop()
 
     @property

@@ -51,7 +51,8 @@ class FaultSwitch:
         """``link`` as one pull of a sequence of so many tokens meets it."""
         faults = self.script.of_pull(num_tokens)
         stub = cast("Any", ScriptedStub(self, faults, link.stub))
-        return Link(stub, link.transport, ScriptedPeer(self, faults, link.peer), link.close)
+        peer = ScriptedPeer(self, faults, link.transport, link.peer)
+        return Link(stub, link.transport, peer, link.close)
 
     def context(self, context: Any, leases: LeaseTable) -> "ScriptedContext":
         """A source's end of one Fetch."""
@@ -66,10 +67,10 @@ class FaultSwitch:
         waiting[1].set_result(ticket)
         return waiting[0]
 
-    def tear_down(self) -> None:
-        """The transport's agents are gone: reads that hang end with an error."""
+    def tear_down(self, transport: str) -> None:
+        """Its agent is gone: reads over it that hang end with an error."""
         for copy in list(self.unfinished):
-            copy.is_torn_down = True
+            copy.is_torn_down |= copy.transport == transport
 
 
 class ScriptedStub:
@@ -199,9 +200,10 @@ class ScriptedContext:
 class ScriptedPeer:
     """A source's memory; some reads of it go wrong."""
 
-    def __init__(self, switch: FaultSwitch, faults: PullFaults, peer: Peer) -> None:
+    def __init__(self, switch: FaultSwitch, faults: PullFaults, transport: str, peer: Peer) -> None:
         self._switch = switch
         self._faults = faults
+        self._transport = transport
         self._peer = peer
 
     def read(
@@ -233,7 +235,7 @@ class ScriptedPeer:
         if fault is None:
             return copy
         twice = again() if fault.do == "duplicate" else None
-        return ScriptedCopy(self._switch, fault, copy, local_block_ids, twice)
+        return ScriptedCopy(self._switch, fault, self._transport, copy, local_block_ids, twice)
 
 
 class ScriptedCopy:
@@ -245,11 +247,13 @@ class ScriptedCopy:
         self,
         switch: FaultSwitch,
         fault: Fault,
+        transport: str,
         copy: Copy,
         local_block_ids: tuple[int, ...],
         twice: Copy | None,
     ) -> None:
         assert switch.memory is not None
+        self.transport = transport
         self.is_torn_down = False
         self._switch = switch
         self._fault = fault

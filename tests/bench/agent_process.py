@@ -45,7 +45,7 @@ async def one_read(endpoint: TransferEndpoint, peer: Peer, num_blocks: int) -> f
     """Seconds."""
     ended: asyncio.Future[Landed | TransportError] = asyncio.get_running_loop().create_future()
     quarantine = Quarantine(lambda _: None, lambda _: None)
-    reads = ReadGroup(endpoint.thread, endpoint.memory, quarantine, ended.set_result)
+    reads = ReadGroup(endpoint.thread, endpoint.memory, quarantine, "nixl", ended.set_result)
     block_ids = tuple(range(num_blocks))
     copy = peer.read(block_ids, block_ids)
     assert copy is not None

@@ -6,8 +6,12 @@ from functools import partial
 
 import pytest
 
-from diptych.v1 import worker_pb2
+from diptych.v1 import decode_pb2, kv_source_pb2, worker_pb2
+from kvtransfer.agent import AgentSettings
+from kvtransfer.agent_identity import AgentIdentity
 from kvtransfer.child_transport import ChildTransport
+from kvtransfer.proof import LinkProver, ProvenLink
+from kvtransfer.pull import PullError
 from tests.integration.transfer_rig import (
     BLOCK_SIZE,
     Reader,
@@ -28,9 +32,9 @@ async def take_agent_away(source: Source, name: str) -> None:
     """For ``AWAY_S``, a pause that an agent gets whose predecessor died young as well."""
     transport = source.endpoint.transports[name]
     assert isinstance(transport, ChildTransport)
-    await source.endpoint.rebuild()
+    await source.endpoint.rebuild(name)
     await until(lambda: transport.process is not None)
-    await source.endpoint.rebuild()
+    await source.endpoint.rebuild(name)
 
 
 def has_confirmed(source: Source, num_fetches: int) -> bool:
@@ -115,3 +119,48 @@ async def test_attempts_that_fail_are_not_noticed(caplog: pytest.LogCaptureFixtu
         lines = [r for r in caplog.records if r.name == "kvtransfer.pair"]
         assert {line.levelno for line in lines} == {logging.DEBUG}
         await until(lambda: not reader.scratch.num_lent)
+
+
+async def test_a_passing_fault_of_the_only_common_transport(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The source has nothing to fall back to: the pair waits for nixl."""
+    prove = LinkProver.prove
+    num_tried = 0
+
+    async def fails_at_first(
+        self: LinkProver, response: kv_source_pb2.ConnectResponse
+    ) -> ProvenLink:
+        nonlocal num_tried
+        num_tried += 1
+        if num_tried <= 4:
+            raise PullError(decode_pb2.PULL_FAILURE_TRANSPORT, "out of order")
+        return await prove(self, response)
+
+    monkeypatch.setattr(LinkProver, "prove", fails_at_first)
+    both = config("nixl", transports=("nixl", "inline"))
+    async with open_source(config("nixl")) as source, open_reader(both) as reader:
+        reader.pairs.set_peers("router", [source.key])
+        failed = await reader.wait_for(source.key, worker_pb2.PAIR_STATE_FAILED)
+        assert failed.message == "nixl: out of order"
+        assert (await reader.connect(source)).transport == "nixl"
+
+
+async def test_an_agent_that_could_not_start_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    next_life = AgentIdentity.next_life
+    broken: set[str] = {"source"}
+
+    def with_or_without_device(self: AgentIdentity) -> AgentSettings:
+        settings = next_life(self)
+        if any(settings.name.startswith(incarnation) for incarnation in broken):
+            return settings._replace(ucx_net_devices="nosuchdevice0")
+        return settings
+
+    monkeypatch.setattr(AgentIdentity, "next_life", with_or_without_device)
+    both = config("nixl", transports=("nixl", "inline"), reprove_s=0.2)
+    async with open_source(both) as source, open_reader(both) as reader:
+        assert (await reader.connect(source)).transport == "inline"
+        broken.clear()
+        await until_over(reader, "nixl")

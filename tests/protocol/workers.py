@@ -420,7 +420,7 @@ class FakePull:
     def __init__(self, worker: DecodeWorker, request: PullRequest) -> None:
         self.worker = worker
         self.request = request
-        self.reads = PullReads(worker.quarantine)
+        self.reads = PullReads(worker.quarantine, "nixl")
         self.machine: PullMachine | None = None
         self._source = self._find_source()
         self._num_refetches = 0
@@ -461,7 +461,7 @@ class FakePull:
         self._num_refetches += 1
         self.abandon()
         self.machine = self._stream = None
-        self.reads = PullReads(self.worker.quarantine)
+        self.reads = PullReads(self.worker.quarantine, "nixl")
         self._moved_s = self.worker.clock()
         self.worker.pulls.append(self)
 

@@ -68,7 +68,12 @@ class Case:
 
         open_fetch = cast("Callable[[Link], Pull]", lambda _: Fetch(next(outcomes)))
         self.pull = LeasePull(
-            pair, open_fetch, wait_s=0.05, on_refetch=count, on_end=self.ended.append
+            pair,
+            open_fetch,
+            source_address="10.0.0.7:50",
+            wait_s=0.05,
+            on_refetch=count,
+            on_end=self.ended.append,
         )
 
 
@@ -92,11 +97,19 @@ async def test_it_waits_for_a_pair_that_is_being_proven() -> None:
 
 
 async def test_it_waits_no_longer_than_it_may_nor_for_a_pair_that_is_left_or_unknown() -> None:
-    left = Pair()
+    new, lost, left = Pair(), Pair(), Pair()
+    lost.prove()
+    lost.lost("the connection broke")
     left.leave()
-    for pair in (Pair(), left, None):
+    for pair, why in (
+        (new, "not proven within 0.05 s"),
+        (lost, "the connection broke"),
+        (left, "nobody names the source"),
+        (None, "no router names it"),
+    ):
         error = await failure_of(Case(pair, iter([])))
         assert error.failure == decode_pb2.PULL_FAILURE_NOT_CONNECTED
+        assert error.message == f"no proven connection to 10.0.0.7:50: {why}"
 
 
 async def test_a_lost_agent_costs_a_fetch_and_the_pair_is_proven_anew() -> None:

@@ -1,4 +1,4 @@
-"""A proven pair that looks for a better transport, over a stand-in for its source."""
+"""How a pair is proven, and looks for a better transport, over a stand-in for its source."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -6,7 +6,9 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
-from diptych.errors import BlocksExhaustedError
+import pytest
+
+from diptych.errors import BlocksExhaustedError, LayoutMismatchError
 from diptych.v1 import decode_pb2, kv_source_pb2, worker_pb2
 from kvtransfer.config import TransferConfig
 from kvtransfer.link import Link
@@ -31,9 +33,10 @@ class Source:
 
     async def connect(self, wanted: list[str]) -> kv_source_pb2.ConnectResponse:
         await asyncio.sleep(0)
-        return kv_source_pb2.ConnectResponse(
-            transport=next(name for name in wanted if name in self.offered)
-        )
+        common = [name for name in wanted if name in self.offered]
+        if not common:
+            raise LayoutMismatchError(f"transports: {wanted}, {self.offered}")
+        return kv_source_pb2.ConnectResponse(transport=common[0])
 
     async def prove(self, response: kv_source_pb2.ConnectResponse) -> ProvenLink:
         await asyncio.sleep(0)
@@ -49,22 +52,26 @@ class Source:
 
 
 class Pair(SourcePair):
-    """Proven by the test at first."""
+    """Proven by the test at first, where ``transport`` is given."""
 
-    def __init__(self, source: Source, transport: str) -> None:
-        endpoint = SimpleNamespace(
-            transports=dict.fromkeys(RANKED), config=TransferConfig(reprove_s=0.001)
-        )
-        kit: Any = SimpleNamespace(endpoint=endpoint)
+    def __init__(self, source: Source, transport: str = "") -> None:
+        self.ours = {name: SimpleNamespace(ready=True, problem="") for name in RANKED}
+        config = TransferConfig(reprove_s=0.001, reconnect_min_s=0.001)
+        kit: Any = SimpleNamespace(endpoint=SimpleNamespace(transports=self.ours, config=config))
         key: Any = SimpleNamespace(address="address", incarnation="incarnation")
         self.num_changes = 0
         super().__init__(key, kit, self._changed_once, lambda: None, lambda _: None)
         self._source = source
-        self._use(ProvenLink(source.link(transport), 1e9), {"nixl": "refused"})
+        if transport:
+            self._use(ProvenLink(source.link(transport), 1e9), {"nixl": "refused"})
         self.num_changes = 0
 
     def _changed_once(self) -> None:
         self.num_changes += 1
+
+    async def prove(self) -> None:
+        async with asyncio.timeout(2):
+            await self._prove(cast(LinkProver, self._source))
 
     @asynccontextmanager
     async def improving(self) -> AsyncIterator[None]:
@@ -148,3 +155,56 @@ async def test_a_pair_lost_meanwhile_is_left_to_be_proven_anew() -> None:
     assert pair.link is None
     assert pair.to_proto().state == worker_pb2.PAIR_STATE_CONNECTING
     assert sorted(source.closed) == ["inline", "nixl"]
+
+
+async def test_only_a_mismatch_of_all_transports_is_final() -> None:
+    """Else it says no more than that the source has none but those that failed just now."""
+    source = Source(offered={"nixl"}, good=set())
+    pair = Pair(source)
+    with pytest.raises(PullError, match="nixl: not now"):
+        await pair.prove()
+    source.good.add("nixl")
+    await pair.prove()
+    assert pair.to_proto().transport == "nixl"
+    with pytest.raises(LayoutMismatchError):
+        await Pair(Source(offered={"pigeon"}, good=set())).prove()
+
+
+async def test_an_agent_that_cannot_start_leaves_its_turn_to_the_next() -> None:
+    source = Source(offered=set(RANKED), good=set(RANKED))
+    pair = Pair(source)
+    pair.ours["nixl"].problem = "no such device"
+    await pair.prove()
+    assert pair.to_proto().transport == "ucxx"
+    assert pair.message == "nixl: no such device"
+    assert source.tried == ["ucxx"]
+    async with pair.improving():
+        await asyncio.sleep(0.005)
+        assert source.tried == ["ucxx"]
+        pair.ours["nixl"].problem = ""
+        await pair.until_over("nixl")
+
+
+async def test_a_link_whose_agent_ended_after_the_probes_is_never_proven() -> None:
+    source = Source(offered={"nixl"}, good={"nixl"})
+    pair = Pair(source)
+    states: list[worker_pb2.PairState] = []
+
+    def agent_ends_once() -> None:
+        states.append(pair.to_proto().state)
+        pair.ours["nixl"].ready = len(source.tried) > 1
+
+    source.before_proof = agent_ends_once
+    await pair.prove()
+    assert states == [worker_pb2.PAIR_STATE_CONNECTING] * 2
+    assert source.closed == ["nixl"]
+    assert pair.link is not None
+
+    source = Source(offered=set(RANKED), good={"nixl"})
+    pair = Pair(source, "inline")
+    pair.ours["nixl"].ready = False
+    async with pair.improving():
+        while len(source.tried) < 3:
+            await asyncio.sleep(0)
+    assert pair.to_proto().transport == "inline"
+    assert "inline" not in source.closed

@@ -27,7 +27,7 @@ class QuarantineMachine(RuleBasedStateMachine):
 
     @rule(reads=st.lists(st.frozensets(st.integers(0, 9), min_size=1), min_size=1, max_size=3))
     def a_pull_ends(self, reads: list[frozenset[int]]) -> None:
-        records = [ReadRecord(block_ids) for block_ids in reads]
+        records = [ReadRecord(block_ids, "nixl") for block_ids in reads]
         assert self.quarantine.orphan(records, self.now) == frozenset().union(*reads)
         self.orphans += records
 
@@ -39,7 +39,7 @@ class QuarantineMachine(RuleBasedStateMachine):
 
     @rule()
     def a_read_nobody_orphaned_ends(self) -> None:
-        self.quarantine.ended(ReadRecord(frozenset({1})))
+        self.quarantine.ended(ReadRecord(frozenset({1}), "nixl"))
 
     @rule()
     def time_passes(self) -> None:
@@ -64,7 +64,7 @@ def test_reads_of_a_pull_are_its_own_until_it_is_over() -> None:
     begun: list[frozenset[int]] = []
     ended: list[frozenset[int]] = []
     quarantine = Quarantine(begun.append, ended.append)
-    reads = PullReads(quarantine)
+    reads = PullReads(quarantine, "nixl")
     first, late = reads.begin(frozenset({1})), reads.begin(frozenset({2}))
     assert quarantine.num_open_reads == 2
     assert reads.ended(first), "the pull wants it"

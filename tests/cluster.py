@@ -25,6 +25,10 @@ from diptych.client import DiptychClient
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 40.0
 HELD_OWNERS = ("running", "reserved", "leased", "quarantined")
+HELD_GAUGES = {  # by role; all 0 when nothing is under way
+    "prefill_worker": ("leases_open", "kv_tickets_valid", "kv_fetches_open"),
+    "decode_worker": ("kv_reads_open", "kv_quarantine_age_seconds"),
+}
 
 
 class Process:
@@ -124,18 +128,42 @@ class Process:
         return sum(value for key, value in self.metrics().items() if key.startswith(prefix))
 
     def blocks(self) -> dict[str, int]:
-        prefix = 'diptych_kv_blocks{owner="'
-        return {
-            key.removeprefix(prefix).split('"')[0]: int(value)
-            for key, value in self.metrics().items()
-            if key.startswith(prefix)
-        }
+        return blocks_of(self.metrics())
+
+    @property
+    def num_held(self) -> int:
+        """Blocks that somebody holds."""
+        blocks = self.blocks()
+        return sum(blocks[owner] for owner in HELD_OWNERS)
+
+    def held(self) -> dict[str, float]:
+        """What this worker holds for anybody: blocks by owner, and each gauge of the hand-off.
+
+        Only what is not 0. Raises AssertionError where it has no blocks at all.
+        """
+        samples = self.metrics()
+        blocks = blocks_of(samples)
+        assert sum(blocks.values()) > 0, f"{self.name} reports no blocks"
+        held = {owner: float(blocks[owner]) for owner in HELD_OWNERS}
+        for name in ("sequences_running", "sequences_waiting", *HELD_GAUGES[self.module]):
+            held[name] = samples[f"diptych_{name}"]
+        return {name: value for name, value in held.items() if value}
 
     def num_fds(self) -> int:
         return psutil.Process(self.pid).num_fds()
 
     def rss_bytes(self) -> int:
         return int(psutil.Process(self.pid).memory_info().rss)
+
+
+def blocks_of(samples: dict[str, float]) -> dict[str, int]:
+    """Blocks by owner, of a worker's samples."""
+    prefix = 'diptych_kv_blocks{owner="'
+    return {
+        key.removeprefix(prefix).split('"')[0]: int(value)
+        for key, value in samples.items()
+        if key.startswith(prefix)
+    }
 
 
 @dataclass
@@ -158,16 +186,17 @@ class Cluster:
         return DiptychClient(self.router.address)
 
     async def wait_baseline(self, within_s: float) -> None:
-        """Wait until no worker holds a block: all are free or cached, by metric."""
+        """Wait until no worker holds anything, by metric.
+
+        Every block is free or cached; no sequence, lease, ticket, fetch or read is open, and
+        nothing is in quarantine.
+        """
         deadline = time.monotonic() + within_s
         while True:
-            held = {worker.name: worker.blocks() for worker in self.workers if worker.alive}
-            if all(not any(b[o] for o in HELD_OWNERS) for b in held.values()):
-                for name, blocks in held.items():
-                    total = blocks["free"] + blocks["cached"]
-                    assert total > 0, f"{name} reports no blocks"
+            held = {worker.name: worker.held() for worker in self.workers if worker.alive}
+            if not any(held.values()):
                 return
-            assert time.monotonic() < deadline, f"blocks still held after {within_s} s: {held}"
+            assert time.monotonic() < deadline, f"still held after {within_s} s: {held}"
             await asyncio.sleep(0.05)
 
     async def wait_ready(self, num_pairs: int | None = None) -> None:

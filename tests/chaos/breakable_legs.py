@@ -12,6 +12,14 @@ from typing import Any
 import grpc
 
 ANY_PORT = "127.0.0.1:0"
+_CHANNEL = [  # it notices a silent worker, and one that is there again, as a router does
+    ("grpc.keepalive_time_ms", 1000),
+    ("grpc.keepalive_timeout_ms", 2000),
+    ("grpc.http2.ping_timeout_ms", 2000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+]
 _TAG = f"d{os.getpid() % 100000}"  # interface names have 15 characters at the most
 _NET = f"10.{200 + os.getpid() % 50}"
 
@@ -25,12 +33,15 @@ class Proxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]
     def __init__(self, target: str, host: str = "127.0.0.1") -> None:
         self._host = host
         self.address = f"{host}:0"
-        self._channel = grpc.insecure_channel(target)
+        self._channel = grpc.insecure_channel(target, _CHANNEL)
         self._server: grpc.Server | None = None
         self._lock = threading.Lock()
         self._open: dict[str, set[Any]] = defaultdict(set)
         self._told: dict[Any, grpc.StatusCode] = {}  # by open call
         self._next: dict[str, grpc.StatusCode] = {}  # by method
+        self._mute: frozenset[str] = frozenset()  # methods whose ends are told to nobody
+        self._is_heard = threading.Event()
+        self._is_heard.set()
 
     def listen(self) -> None:
         """At the same address every time."""
@@ -65,9 +76,16 @@ class Proxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]
     def num_open(self, method: str) -> int:
         return len(self._open[method])
 
+    def mute(self, *methods: str) -> None:
+        """Pass on no end of these methods' calls: who made them finds them silent."""
+        self._mute = frozenset(methods)
+        self._is_heard.clear()
+
     def obey(self) -> None:
         """Pass everything on again."""
         self._next.clear()
+        self._mute = frozenset()
+        self._is_heard.set()
 
     def service(self, details: Any) -> Any:
         """See grpc.GenericRpcHandler: one handler for all methods."""
@@ -86,6 +104,8 @@ class Proxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]
             try:
                 yield from call
             except grpc.RpcError:
+                if method in self._mute:
+                    self._is_heard.wait()
                 code = self._told.get(call)
                 if code is not None:
                     context.abort(code, "as told")

@@ -3,12 +3,13 @@
 The legs are the streams Prefill and Decode (router to worker), Fetch (decode to prefill
 worker) and Watch. Only one worker of each role is there and nothing else may compute a
 prompt, so what a broken leg leaves behind on the other side is seen at once: the request
-waits in the router, and nobody holds a block for it. A killed and a stopped source of a Fetch
-are in ``test_transfer_processes.py``, without a router that would notice too.
+waits in the router, and nobody holds anything for it. Where the source of a Fetch is killed or
+stopped, the router is kept from noticing that itself: the decode worker has to.
 """
 
 import asyncio
 import itertools
+import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -23,7 +24,7 @@ from diptych.engine.tiny_model import write_tiny_model
 from tests.call import Answer, generate, token_request
 from tests.chaos.breakable_legs import ANY_PORT, Proxy, Wires, wires
 from tests.chaos.load import STEP_S
-from tests.cluster import HELD_OWNERS, Cluster, Process, as_args
+from tests.cluster import Cluster, Process, as_args
 from tests.golden_rule import check_exact
 
 PROMPT = [3 + (17 * position + position * position) % 470 for position in range(1500)]
@@ -104,13 +105,13 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
 @pytest.mark.parametrize("fault", ["refused", "killed", "stopped", "cut"])
 @pytest.mark.parametrize("leg", ["prefill", "decode", "fetch"])
 async def test_a_broken_leg(rig: Rig, leg: str, fault: str) -> None:
-    if leg == "fetch" and fault in ("killed", "stopped"):
-        pytest.skip("test_transfer_processes.py has it")
-    if (fault == "cut" or leg == "fetch") and rig.wires is None:
-        pytest.skip("needs network namespaces: root on Linux")
+    if rig.wires is None and (fault == "cut" or (leg, fault) == ("fetch", "refused")):
+        pytest.skip(f"needs network namespaces: root on Linux may, uid {os.getuid()} may not")
     broken = break_leg(rig, leg, fault)
-    cluster = rig.proxied if leg != "fetch" and fault == "refused" else rig.straight
-    others = [rig.worker(role) for role in ("prefill", "decode") if role != leg]
+    cluster = rig.proxied if broken.is_proxied else rig.straight
+    others = [
+        worker for worker in cluster.workers if worker.name != leg and worker is not broken.victim
+    ]
     survivors = [process for process in cluster.processes if process is not broken.victim]
     pids = [process.pid for process in survivors]
     async with request(rig, cluster) as task:
@@ -125,7 +126,11 @@ async def test_a_broken_leg(rig: Rig, leg: str, fault: str) -> None:
             recovering_s = time.monotonic() - begin
             if leg != "fetch":
                 await until(lambda: num_lost(cluster) > num_lost_before, limit_s, "Watch ended too")
-            await until(lambda: not any(map(num_held, others)), FREE_S, "the other side is free")
+            await until(
+                lambda: not any(worker.held() for worker in others),
+                FREE_S,
+                "the other side is free",
+            )
             free_s = time.monotonic() - begin
             assert not task.done()
         finally:
@@ -161,7 +166,7 @@ async def test_a_leg_that_answers_an_error(rig: Rig, leg: str, code: grpc.Status
             )
             noticed_s = time.monotonic() - begin
             await until(
-                lambda: all(num_held(worker) <= ATTEMPT_BLOCKS for worker in cluster.workers),
+                lambda: all(worker.num_held <= ATTEMPT_BLOCKS for worker in cluster.workers),
                 FREE_S,
                 "no block is held for the attempt that failed",
             )
@@ -175,36 +180,47 @@ async def test_a_leg_that_answers_an_error(rig: Rig, leg: str, code: grpc.Status
 
 @dataclass
 class Break:
-    """A fault, how it ends, and the process that does not survive it."""
+    """A fault, how it ends, and the process that is hit."""
 
     begin: Callable[[], None]
     end: Callable[[], None]
     victim: Process | None = None
+    is_proxied: bool = False  # it needs the proxies
 
 
 def break_leg(rig: Rig, leg: str, fault: str) -> Break:
+    if fault in ("killed", "stopped"):
+        return break_process(rig, leg, fault)
     wires = rig.wires
-    if leg == "fetch":
-        assert wires is not None
-        if fault == "refused":
-            return Break(wires.refuse_fetch, wires.accept_fetch)
-        return Break(lambda: wires.cut(leg), lambda: wires.mend(leg))
-    worker, proxy = rig.worker(leg), rig.proxies[leg]
+    if fault == "refused" and leg != "fetch":
+        return Break(rig.proxies[leg].refuse, rig.proxies[leg].listen, is_proxied=True)
+    assert wires is not None
     if fault == "refused":
-        return Break(proxy.refuse, proxy.listen)
-    if fault == "killed":
+        return Break(wires.refuse_fetch, wires.accept_fetch)
+    return Break(lambda: wires.cut(leg), lambda: wires.mend(leg))
 
-        def restart() -> None:
+
+def break_process(rig: Rig, leg: str, fault: str) -> Break:
+    """The worker at the far end of ``leg``."""
+    worker, proxy = rig.worker("decode" if leg == "decode" else "prefill"), rig.proxies["prefill"]
+
+    def begin() -> None:
+        if leg == "fetch":
+            proxy.mute(METHODS["prefill"], METHODS["watch"])
+        if fault == "killed":
+            worker.kill()
+        else:
+            worker.signal(signal.SIGSTOP)
+
+    def end() -> None:
+        if fault == "killed":
             worker.start(worker.address)
             worker.wait_listening()
+        else:
+            worker.signal(signal.SIGCONT)
+        proxy.obey()
 
-        return Break(worker.kill, restart, worker)
-    if fault == "stopped":
-        return Break(
-            lambda: worker.signal(signal.SIGSTOP), lambda: worker.signal(signal.SIGCONT), worker
-        )
-    assert wires is not None
-    return Break(lambda: wires.cut(leg), lambda: wires.mend(leg))
+    return Break(begin, end, worker, is_proxied=leg == "fetch")
 
 
 @asynccontextmanager
@@ -261,14 +277,7 @@ def is_waiting(cluster: Cluster) -> bool:
 
 def is_on_all_legs(cluster: Cluster) -> bool:
     prefill, decode = cluster.prefill[0], cluster.decode[0]
-    return bool(
-        prefill.metric("diptych_kv_fetches_open") and num_held(prefill) and num_held(decode)
-    )
-
-
-def num_held(worker: Process) -> int:
-    blocks = worker.blocks()
-    return sum(blocks[owner] for owner in HELD_OWNERS)
+    return bool(prefill.metric("diptych_kv_fetches_open") and prefill.num_held and decode.num_held)
 
 
 async def until(condition: Callable[[], bool], within_s: float, what: str) -> None:

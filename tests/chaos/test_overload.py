@@ -19,7 +19,7 @@ import pytest
 from diptych import rpc
 from diptych.errors import QueueFullError
 from tests.call import Answer, generate
-from tests.chaos.load import STEP_S, Job, check_answers, jobs
+from tests.chaos.load import Job, check_answers, jobs
 from tests.chaos.test_cancel import idle_counts
 from tests.cluster import Cluster, running_cluster
 
@@ -73,11 +73,11 @@ def cluster(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.mark.timeout(900)
-async def test_three_times_overload(cluster: Cluster, chaos_long: bool) -> None:
+async def test_three_times_overload(cluster: Cluster, step_s: float, chaos_long: bool) -> None:
     await cluster.wait_ready()
     async with rpc.channel(cluster.router.address) as channel:
         want = [await generate(channel, job.request()) for job in WORK]
-        await cluster.wait_baseline(within_s=1 + STEP_S)
+        await cluster.wait_baseline(within_s=1 + step_s)
         idle_before = await idle_counts(cluster)
         at_peak = await closed_loop(channel, PEAK_S)
         peak = goodput(at_peak)
@@ -105,7 +105,7 @@ async def test_three_times_overload(cluster: Cluster, chaos_long: bool) -> None:
     # The clients share the cores with all that they load: the router's own clock counts.
     assert max(own_s) < MAX_REFUSAL_S
     assert silence_s < MAX_SILENCE_S
-    await cluster.wait_baseline(within_s=1 + STEP_S)
+    await cluster.wait_baseline(within_s=1 + step_s)
     for name, (num_fds, num_tasks) in (await idle_counts(cluster)).items():
         assert num_fds <= idle_before[name][0] + 3, name
         assert num_tasks <= idle_before[name][1], name

@@ -5,12 +5,14 @@ that was given up and lands late, changes one. Event loop only.
 """
 
 import asyncio
+import time
 from collections.abc import Iterable
 from typing import Protocol
 
 from kvtransfer.memory import PoolMemory
 
 _INTERVAL_S = 0.02
+_MAX_SHARE = 0.1  # of the event loop's time: a large pool is looked at less often
 
 
 class FreeBlocks(Protocol):
@@ -42,8 +44,9 @@ class Canaries:
     async def run(self) -> None:
         """Look again and again, until cancelled."""
         while True:
+            begun_s = time.monotonic()
             self.look()
-            await asyncio.sleep(_INTERVAL_S)
+            await asyncio.sleep(max(_INTERVAL_S, (time.monotonic() - begun_s) / _MAX_SHARE))
 
     def look(self) -> None:
         """Check the painted blocks that are still free; paint the others that are."""

@@ -89,7 +89,14 @@ class PrefillRole:
             lease_metrics = LeaseMetrics(self._host.metrics, lambda: self._servicer.num_leases)
             self._servicer.attach(parts, leases, lease_metrics)
             self._status.describe = partial(self._describe, parts)
-            yield
+            async with asyncio.TaskGroup() as tasks:
+                running = []
+                if self._faults is not None:
+                    canaries = self._faults.attach(parts.model.kv_cache, parts.pool)
+                    running.append(tasks.create_task(canaries.run(), name="canaries"))
+                yield
+                for task in running:
+                    task.cancel()
         finally:
             await endpoint.close()
 

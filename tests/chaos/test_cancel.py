@@ -1,13 +1,16 @@
 """Clients that leave, at every stage, while reads are slow: nothing leaks, nobody is disturbed.
 
 Half of the reads start late, the others end late, each by a random time: many of them
-land after their pull is over. The pools hold 1.2 times what is asked for at once.
+land after their pull is over. The pools hold 1.2 times what is asked for at once, on average:
+now and then, and while blocks are in quarantine, they are full.
 """
 
 import asyncio
+import dataclasses
 import random
 import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import grpc
@@ -17,7 +20,7 @@ from diptych import rpc
 from diptych.v1 import inference_pb2_grpc
 from tests.call import Answer, generate, token_request
 from tests.chaos.fault_rig import Rule, breakable_cluster, check_untouched, report, set_rules
-from tests.chaos.load import STEP_S, Job, check_answers, jobs, run_all
+from tests.chaos.load import Job, check_answers, jobs, run_all
 from tests.cluster import Cluster
 from tests.transports import TRANSPORTS
 
@@ -26,34 +29,45 @@ LATE_S, LATE_S_LONG = 0.5, 5.0
 CONCURRENCY = 8
 PROMPT_LEN, MAX_TOKENS, BLOCK_SIZE = 320, 48, 16
 PREFILLING, TRANSFERRING, DECODING = STAGES = ("prefilling", "transferring", "decoding")
-NUM_BLOCKS = int(1.2 * CONCURRENCY * ((PROMPT_LEN + MAX_TOKENS) // BLOCK_SIZE + 1))
+POOL_TO_DEMAND = 1.2
 
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_cancels_at_every_stage_leak_nothing(
-    tiny_model: Path, tmp_path: Path, transport: str, chaos_long: bool
+    tiny_model: Path, tmp_path: Path, transport: str, step_s: float, chaos_long: bool
 ) -> None:
     num_cancels = NUM_CANCELS_LONG if chaos_long else NUM_CANCELS
     late_s = LATE_S_LONG if chaos_long else LATE_S
+    survivors = jobs(num_cancels // 4, seed=1, max_tokens=MAX_TOKENS, prompt_len=PROMPT_LEN)
+    work = [
+        dataclasses.replace(job, max_tokens=MAX_TOKENS)
+        for job in jobs(num_cancels, seed=3, prompt_len=PROMPT_LEN)
+    ]
+    prompts = [len(job.token_ids) for job in (*work, *survivors)]
+    sequences = [len(job.token_ids) + job.max_tokens for job in (*work, *survivors)]
     flags = {
-        "num-blocks": str(NUM_BLOCKS),
         "timers.read-progress-s": str(2 * late_s + 2),
         "transfer.quarantine-max-s": "60",
         "transfer.quarantine-max-ratio": "1",
     }
-    with breakable_cluster(tmp_path, tiny_model, transport, worker_flags=flags) as cluster:
+    with breakable_cluster(
+        tmp_path,
+        tiny_model,
+        transport,
+        worker_flags=flags,
+        prefill_flags={"num-blocks": str(pool_blocks(prompts))},
+        decode_flags={"num-blocks": str(pool_blocks(sequences))},
+    ) as cluster:
         await cluster.wait_ready()
         decode = cluster.decode[0]
-        survivors = jobs(num_cancels // 4, seed=1, max_tokens=MAX_TOKENS, prompt_len=PROMPT_LEN)
         undisturbed = await run_all(cluster, survivors, concurrency=4)
-        await check_untouched(cluster)
+        await check_untouched(cluster, step_s)
         before = await idle_counts(cluster)
 
         await set_rules(decode, slow_reads(late_s))
         ttft_s = statistics.median(answer.timing.ttft_s for answer in undisturbed)
         rng, stages = random.Random(2), dict.fromkeys(STAGES, 0)
-        work = jobs(num_cancels, seed=3, max_tokens=MAX_TOKENS, prompt_len=PROMPT_LEN)
         slots, answers = asyncio.Semaphore(CONCURRENCY), [Answer()] * len(survivors)
 
         async def survive(channel: grpc.aio.Channel, index: int) -> None:
@@ -84,13 +98,19 @@ async def test_cancels_at_every_stage_leak_nothing(
         while (await report(decode)).num_reads_unfinished:
             assert time.monotonic() < deadline_s
             await asyncio.sleep(0.02)
-        await check_untouched(cluster, within_s=1 + STEP_S)
+        await check_untouched(cluster, step_s)
         assert decode.metric("diptych_kv_quarantined_blocks_ever") > 0
         assert decode.metric("diptych_kv_agent_teardowns") == 0
         after = await idle_counts(cluster)
         for name, (num_fds, num_tasks) in after.items():
             assert num_fds <= before[name][0] + 3, f"{name}: fds {before[name][0]} -> {num_fds}"
             assert num_tasks <= before[name][1], f"{name}: tasks {before[name][1]} -> {num_tasks}"
+
+
+def pool_blocks(num_tokens: Sequence[int]) -> int:
+    """1.2 times what requests of so many tokens need at once; the largest one fits."""
+    blocks = [-(-num // BLOCK_SIZE) for num in num_tokens]
+    return max(max(blocks) + 1, int(POOL_TO_DEMAND * CONCURRENCY * statistics.mean(blocks)))
 
 
 def slow_reads(late_s: float) -> list[Rule]:
@@ -114,7 +134,7 @@ async def cancel(
     max_tokens = {PREFILLING: 0, TRANSFERRING: 1, DECODING: 2 + job.seed % (MAX_TOKENS - 2)}[stage]
     loop, num_tokens = asyncio.get_running_loop(), 0
     async with slots:
-        request = token_request(job.token_ids, max_tokens=MAX_TOKENS)
+        request = token_request(job.token_ids, max_tokens=job.max_tokens)
         call = inference_pb2_grpc.InferenceStub(channel).Generate(request, timeout=60)
         try:
             async with asyncio.timeout(delay_s if stage == PREFILLING else None) as limit:

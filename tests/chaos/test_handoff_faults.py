@@ -5,6 +5,7 @@ other requests beside it are not touched. The counters of the three processes mu
 grown by exactly so many.
 """
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +16,10 @@ import pytest
 from diptych import rpc
 from diptych.v1 import common_pb2, kv_source_pb2, kv_source_pb2_grpc, worker_pb2, worker_pb2_grpc
 from tests.chaos.fault_rig import (
+    COMPUTED,
     FAILED,
+    PATIENT_ROUTER,
+    PULLED,
     REFUSED,
     RETRIED,
     Counters,
@@ -26,6 +30,7 @@ from tests.chaos.fault_rig import (
     report,
     set_rules,
 )
+from tests.chaos.load import another_router
 from tests.cluster import Cluster, Process
 from tests.transports import TRANSPORTS
 
@@ -142,7 +147,9 @@ def cluster(
         yield running
 
 
-async def play(cluster: Cluster, name: str, case: Case, num: int, prompts: Prompts) -> None:
+async def play(
+    cluster: Cluster, name: str, case: Case, num: int, prompts: Prompts, step_s: float
+) -> None:
     """Break ``num`` hand-offs, each once, among others that are left alone."""
     script = cluster.prefill[0] if case.at_source else cluster.decode[0]
     lengths = [len(ids) for ids in prompts.token_ids]
@@ -165,35 +172,79 @@ async def play(cluster: Cluster, name: str, case: Case, num: int, prompts: Promp
             alarms = after.grown(before, "diptych_kv_unproven_total").get("", 0)
             assert alarms == after.grown(before, FAILED).get("UNPROVEN", 0), name
     await set_rules(script, [])
-    await check_untouched(cluster)
+    await check_untouched(cluster, step_s)
 
 
 @pytest.mark.timeout(1800)
-async def test_named_faults(cluster: Cluster, chaos_long: bool) -> None:
+async def test_named_faults(cluster: Cluster, step_s: float, chaos_long: bool) -> None:
     await cluster.wait_ready()
     num = NUM_AT_ONCE * (LONG_FACTOR if chaos_long else 1)
     prompts = Prompts(NUM_AT_ONCE + 2)
     async with rpc.channel(cluster.router.address) as channel:
         await prompts.learn(channel)
     for name, case in NAMED.items():
-        await play(cluster, name, case, num, prompts)
+        await play(cluster, name, case, num, prompts, step_s)
 
 
 @pytest.mark.timeout(1800)
-async def test_every_message_and_read(cluster: Cluster, transport: str, chaos_long: bool) -> None:
+async def test_every_message_and_read(
+    cluster: Cluster, transport: str, step_s: float, chaos_long: bool
+) -> None:
     await cluster.wait_ready()
     prompts = Prompts(6)
     async with rpc.channel(cluster.router.address) as channel:
         await prompts.learn(channel)
     own = ONLY_INLINE if transport == "inline" else ONLY_AGENTS
     for name, case in {**MATRIX, **own}.items():
-        await play(cluster, name, case, 5, prompts)
+        await play(cluster, name, case, 5, prompts, step_s)
         if chaos_long:
             for _ in range(LONG_FACTOR - 1):
-                await play(cluster, name, case, 5, prompts)
+                await play(cluster, name, case, 5, prompts, step_s)
 
 
-async def test_swapped_tickets_of_equal_prompts(cluster: Cluster, chaos_long: bool) -> None:
+@pytest.mark.timeout(1800)
+async def test_faults_that_outlast_the_rebind(
+    cluster: Cluster, tiny_model: Path, tmp_path: Path, step_s: float, chaos_long: bool
+) -> None:
+    """The second pull fails too: computed where it is or, where that is forbidden, prefilled again.
+
+    Each is counted once.
+    """
+    await cluster.wait_ready()
+    no_recompute = {**PATIENT_ROUTER, "no-allow-recompute": ""}
+    prompts = Prompts(7)
+    async with rpc.channel(cluster.router.address) as channel:
+        await prompts.learn(channel)
+    with another_router(cluster, tmp_path, tiny_model, no_recompute) as strict:
+        await strict.wait_ready()
+        for number in range(2 * (LONG_FACTOR if chaos_long else 1)):
+            routed, last = ((cluster, "recompute"), (strict, "prefill_again"))[number % 2]
+            await outlast(routed, last, prompts)
+        await set_rules(cluster.decode[0], [])
+    await check_untouched(cluster, step_s)
+
+
+async def outlast(cluster: Cluster, last: str, prompts: Prompts) -> None:
+    """Break the first two pulls of all but two requests: ``last`` is what helps them."""
+    broken = [len(ids) for ids in prompts.token_ids[:-2]]
+    rule = {"at": "read", "do": "corrupt", "times": 2}
+    await set_rules(cluster.decode[0], [{**rule, "num_tokens": n} for n in broken])
+    before = Counters.of(cluster)
+    async with rpc.channel(cluster.router.address) as channel:
+        prompts.check(await prompts.ask(channel), last)
+    after = Counters.of(cluster)
+    assert list((await report(cluster.decode[0])).num_fired) == [2] * len(broken)
+    assert after.grown(before, FAILED) == {"UNPROVEN": 2 * len(broken)}
+    assert after.grown(before, "diptych_kv_unproven_total") == {"": 2 * len(broken)}
+    assert after.grown(before, RETRIED) == {"rebind": len(broken), last: len(broken)}
+    computed = {"recompute": len(broken)} if last == "recompute" else {}
+    assert after.grown(before, COMPUTED) == computed
+
+
+@pytest.mark.timeout(1800)
+async def test_swapped_tickets_of_equal_prompts(
+    cluster: Cluster, step_s: float, chaos_long: bool
+) -> None:
     """Two prompts of one length, each pulled with the other's ticket: neither is used.
 
     The first to notice binds again, which may revoke the other's ticket before it has noticed.
@@ -215,7 +266,7 @@ async def test_swapped_tickets_of_equal_prompts(cluster: Cluster, chaos_long: bo
             assert after.grown(before, RETRIED) == {"rebind": 2}
             assert after.grown(before, "diptych_kv_unproven_total") == {"": failed["UNPROVEN"]}
     await set_rules(decode, [])
-    await check_untouched(cluster)
+    await check_untouched(cluster, step_s)
 
 
 # These take the pair down for a moment, and with it whatever else goes over it.
@@ -227,7 +278,7 @@ COSTLY: list[Rule] = [
 
 
 @pytest.mark.timeout(600)
-async def test_faults_that_lose_the_pair(cluster: Cluster, chaos_long: bool) -> None:
+async def test_faults_that_lose_the_pair(cluster: Cluster, step_s: float, chaos_long: bool) -> None:
     await cluster.wait_ready()
     prompts = Prompts(4)
     async with rpc.channel(cluster.router.address) as channel:
@@ -240,19 +291,29 @@ async def test_faults_that_lose_the_pair(cluster: Cluster, chaos_long: bool) -> 
             assert list((await report(cluster.decode[0])).num_fired) == [1]
             assert sum(Counters.of(cluster).grown(before, FAILED).values()) >= 1
             await cluster.wait_ready()
-    await check_untouched(cluster)
+    await check_untouched(cluster, step_s)
 
 
+@pytest.mark.timeout(1800)
 async def test_each_difference_of_layouts_is_refused_and_counted(
-    cluster: Cluster, chaos_long: bool
+    cluster: Cluster, step_s: float, chaos_long: bool
 ) -> None:
-    """A reader whose fingerprint differs in one field: the error names it and both values."""
+    """A reader whose fingerprint differs in one field: the error names it and both values.
+
+    Requests run beside it: each is answered rightly, by the reader whose layout fits.
+    """
     await cluster.wait_ready()
+    prompts = Prompts(2)
+    async with rpc.channel(cluster.router.address) as channel:
+        await prompts.learn(channel)
     source = cluster.prefill[0]
     true_layout = (await first_state(source)).layout
     fields = [field.name for field in common_pb2.KVLayout.DESCRIPTOR.fields]
-    async with rpc.channel(source.address) as channel:
-        stub: kv_source_pb2_grpc.KVSourceAsyncStub = kv_source_pb2_grpc.KVSourceStub(channel)
+    async with (
+        rpc.channel(cluster.router.address) as channel,
+        rpc.channel(source.address) as to_source,
+    ):
+        stub: kv_source_pb2_grpc.KVSourceAsyncStub = kv_source_pb2_grpc.KVSourceStub(to_source)
         for field in [*fields, "transports"]:
             num = NUM_AT_ONCE * (LONG_FACTOR if chaos_long else 1)
             request = kv_source_pb2.ConnectRequest(
@@ -267,13 +328,20 @@ async def test_each_difference_of_layouts_is_refused_and_counted(
                 changed = value + "x" if isinstance(value, str) else value + 1
                 setattr(request.layout, field, changed)
             before = Counters.of(cluster)
-            for _ in range(num):
-                with pytest.raises(grpc.aio.AioRpcError) as excinfo:
-                    await stub.Connect(request)
-                error = rpc.from_rpc_error(excinfo.value)
-                assert error.reason == "KV_LAYOUT_MISMATCH"
-                assert error.message.startswith(f"{field}: the reader has ")
-            assert Counters.of(cluster).grown(before, REFUSED) == {"KV_LAYOUT_MISMATCH": num}
+            async with asyncio.TaskGroup() as tasks:
+                asked = tasks.create_task(prompts.ask(channel))
+                for _ in range(num):
+                    with pytest.raises(grpc.aio.AioRpcError) as excinfo:
+                        await stub.Connect(request)
+                    error = rpc.from_rpc_error(excinfo.value)
+                    assert error.reason == "KV_LAYOUT_MISMATCH"
+                    assert error.message.startswith(f"{field}: the reader has ")
+            prompts.check(asked.result(), f"beside another {field}")
+            after = Counters.of(cluster)
+            assert after.grown(before, REFUSED) == {"KV_LAYOUT_MISMATCH": num}
+            assert after.grown(before, RETRIED) == {}
+            assert sum(after.grown(before, PULLED).values()) == len(prompts.token_ids)
+    await check_untouched(cluster, step_s)
 
 
 async def first_state(worker: Process) -> worker_pb2.WorkerState:

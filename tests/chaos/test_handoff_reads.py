@@ -21,7 +21,6 @@ from tests.chaos.fault_rig import (
     report,
     set_rules,
 )
-from tests.chaos.load import STEP_S
 from tests.cluster import Cluster, Process
 from tests.transports import TRANSPORTS, UCXX
 
@@ -61,9 +60,9 @@ def teardowns(worker: Process) -> int:
     return int(worker.metric("diptych_kv_agent_teardowns"))
 
 
-async def until_quarantined(cluster: Cluster, decode: Process) -> None:
+async def until_quarantined(cluster: Cluster, decode: Process, step_s: float) -> None:
     await cluster.eventually(
-        lambda: decode.blocks()["quarantined"] > 0, 1 + STEP_S, "blocks are quarantined"
+        lambda: decode.blocks()["quarantined"] > 0, 1 + step_s, "blocks are quarantined"
     )
 
 
@@ -74,9 +73,10 @@ async def learn(cluster: Cluster, channel: grpc.aio.Channel) -> Prompts:
     return prompts
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kind", ["nixl-tcp", *TRANSPORTS])
 async def test_late_landing_writes_nobody_elses_block(
-    tiny_model: Path, tmp_path: Path, kind: str, chaos_long: bool
+    tiny_model: Path, tmp_path: Path, kind: str, step_s: float, chaos_long: bool
 ) -> None:
     transport, tcp = KINDS[kind]
     flags = {**SMALL, **tcp, **PATIENT, "timers.read-progress-s": "5"}
@@ -92,16 +92,17 @@ async def test_late_landing_writes_nobody_elses_block(
                 await set_rules(decode, late)
                 await leave(channel, prompts, until_reading(decode))
                 await set_rules(decode, [])  # what was begun goes on
-                await until_quarantined(cluster, decode)
+                await until_quarantined(cluster, decode, step_s)
                 while (await report(decode)).num_reads_unfinished:
                     prompts.check(await prompts.ask(channel, concurrency=4), "beside late reads")
-                await check_untouched(cluster)
+                await check_untouched(cluster, step_s)
         assert teardowns(decode) == 0
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_a_read_that_never_ends_is_reclaimed_with_its_agent(
-    tiny_model: Path, tmp_path: Path, transport: str, chaos_long: bool
+    tiny_model: Path, tmp_path: Path, transport: str, step_s: float, chaos_long: bool
 ) -> None:
     hang: list[Rule] = [{"at": "read", "do": "hang", "times": 3}]
     with breakable_cluster(
@@ -125,15 +126,16 @@ async def test_a_read_that_never_ends_is_reclaimed_with_its_agent(
                     lambda: not decode.blocks()["quarantined"], 5, "the quarantine is reclaimed"
                 )
                 assert teardowns(decode) == number
-                await check_untouched(cluster)
+                await check_untouched(cluster, step_s)
                 await cluster.wait_ready()
                 prompts.check(await prompts.ask(channel), "after the teardown")
-        await check_untouched(cluster)
+        await check_untouched(cluster, step_s)
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kind", ["nixl-tcp", UCXX])
 async def test_a_stopped_source_over_tcp_leaves_reads_that_teardown_ends(
-    tiny_model: Path, tmp_path: Path, kind: str
+    tiny_model: Path, tmp_path: Path, kind: str, step_s: float
 ) -> None:
     """The library's own unfinished reads: the source and its agent stop before they are posted."""
     transport, tcp = KINDS[kind]
@@ -154,7 +156,7 @@ async def test_a_stopped_source_over_tcp_leaves_reads_that_teardown_ends(
                 await asyncio.sleep(0.7)
 
             await leave(channel, prompts, until_stopped_and_posted())
-            await until_quarantined(cluster, decode)
+            await until_quarantined(cluster, decode, step_s)
             stopped_s = time.monotonic()
             await cluster.eventually(
                 lambda: not any(decode.blocks()[o] for o in ("quarantined", "reserved")),

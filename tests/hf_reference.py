@@ -1,6 +1,6 @@
 """What Hugging Face transformers says: logits and greedy tokens of a model folder."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,6 +38,18 @@ def logits(
     """Logits after each token. Returns [num_tokens, vocab_size] float32."""
     result: torch.Tensor = load(folder, dtype)(torch.tensor([list(token_ids)])).logits[0].float()
     return result
+
+
+@torch.inference_mode()
+def logit_chunks(
+    folder: Path, token_ids: Sequence[int], num_rows: int, dtype: torch.dtype = torch.float32
+) -> Iterator[torch.Tensor]:
+    """The same, so many rows at a time: all rows of a large vocabulary are gigabytes."""
+    model = load(folder, dtype)
+    assert getattr(model.config, "final_logit_softcapping", None) is None
+    hidden = model.model(torch.tensor([list(token_ids)])).last_hidden_state[0]
+    for rows in hidden.split(num_rows):
+        yield model.lm_head(rows).float()
 
 
 @torch.inference_mode()

@@ -149,8 +149,8 @@ def test_teacher_forced_logits(model: GoldenModel, prompts: list[GoldenPrompt]) 
     worst = 0.0
     for prompt in prompts:
         token_ids = [*prompt.token_ids, *prompt.output_ids]
-        want = hf_reference.logits(model.folder, token_ids, dtype)
-        for start in range(0, len(token_ids), CHUNK):
+        references = hf_reference.logit_chunks(model.folder, token_ids, CHUNK, dtype)
+        for start, want in zip(range(0, len(token_ids), CHUNK), references, strict=True):
             chunk = Chunk(
                 token_ids=tuple(token_ids[start : start + CHUNK]),
                 start=start,
@@ -158,10 +158,9 @@ def test_teacher_forced_logits(model: GoldenModel, prompts: list[GoldenPrompt]) 
                 sample=None,
             )
             got = runner.logits(StepPlan(chunks=(chunk,), sequences=()))
-            rows = want[start : start + CHUNK]
-            worst = max(worst, float((got - rows).abs().max()))
+            worst = max(worst, float((got - want).abs().max()))
             assert worst <= LOGIT_TOLERANCE, f"prompt of {len(prompt.token_ids)}, chunk {start}"
-            top = torch.topk(rows, 2)
+            top = torch.topk(want, 2)
             clear = top.values[:, 0] - top.values[:, 1] >= MARGIN
             assert torch.equal(got.argmax(1)[clear], top.indices[clear, 0])
     print(f"{model.name}: largest logit difference {worst:.2g}")  # noqa: T201

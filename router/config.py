@@ -55,7 +55,9 @@ class RouterConfig(ProcessConfig):
         True, description="Decode workers may compute what a failed hand-off did not bring."
     )
     prefix_memory_blocks: int = Field(
-        65536, ge=0, description="Prompt blocks remembered per worker for prefix affinity."
+        65536,
+        ge=0,
+        description="Prompt blocks remembered per worker for prefix affinity, 200 bytes each.",
     )
     client_buffer_messages: int = Field(
         1024,

@@ -49,7 +49,8 @@ def cluster(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         num_prefill=2,
         num_decode=2,
         worker_flags=FLAGS,
-        router_flags=ROUTER_FLAGS,
+        # What the router remembers of prompts is full after a few requests: memory is flat then.
+        router_flags={**ROUTER_FLAGS, "prefix-memory-blocks": "256"},
     ) as cluster:
         yield cluster
 

@@ -13,6 +13,9 @@ from tests.chaos.load import FLAGS, ROUTER_FLAGS, STEP_S, Job, check_answers, jo
 from tests.cluster import Cluster, Process, running_cluster
 from tests.transports import AGENTS
 
+# Agents that die one after another are replaced after a growing pause, and a pair that fell
+# back comes home after a while: both soon here, so that every strike hits one at work.
+SOON = {"transfer.reconnect-max-s": "0.5", "transfer.reprove-s": "0.2"}
 NUM_JOBS = 40
 REPLACED_S = 5.0  # of which transfer.agent_answer_s for one that is stopped
 UP_S = 20.0
@@ -77,7 +80,7 @@ async def test_agents_that_die_or_freeze_under_load_cost_no_request_and_no_worke
         str(tiny_model),
         num_prefill=2,
         num_decode=2,
-        worker_flags={**FLAGS, "transfer.transports": f"{transport},inline"},
+        worker_flags={**FLAGS, **SOON, "transfer.transports": f"{transport},inline"},
         router_flags=ROUTER_FLAGS,
     ) as cluster:
         await cluster.wait_ready()
@@ -108,7 +111,10 @@ async def test_readers_killed_while_they_read_over_tcp_cost_the_source_nothing(
         "transfer.allow-nixl-tcp": "",
     }
     with running_cluster(
-        tmp_path, str(tiny_model), worker_flags={**FLAGS, **tcp}, router_flags=ROUTER_FLAGS
+        tmp_path,
+        str(tiny_model),
+        worker_flags={**FLAGS, **SOON, **tcp},
+        router_flags=ROUTER_FLAGS,
     ) as cluster:
         await cluster.wait_ready()
         work = jobs(NUM_JOBS // 2, seed=12)

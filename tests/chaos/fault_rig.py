@@ -31,6 +31,7 @@ REFUSED = 'diptych_kv_fetches_refused{reason="'
 RETRIED = 'diptych_retries_total{action="'
 COMPUTED = 'diptych_local_prefills_total{why="'
 MAX_OUTPUT = 4
+SMOLLM2_BLOCK_BYTES = 30 * 2 * 3 * 16 * 64 * 4  # and a multiple of the tiny model's
 
 Rule = dict[str, object]
 
@@ -40,7 +41,13 @@ def breakable_cluster(
     work: Path, model: Path, transport: str, **flags: dict[str, str]
 ) -> Iterator[Cluster]:
     """One prefill and one decode worker that allow faults."""
-    allowed = {"transfer.transports": transport, "transfer.allow-faults": ""}
+    allowed = {
+        "transfer.transports": transport,
+        "transfer.allow-faults": "",
+        # Whole blocks of either model: what a fault does to a part of a block, the message
+        # with its other part may undo.
+        "transfer.inline-message-bytes": str(SMOLLM2_BLOCK_BYTES),
+    }
     worker_flags = {**FLAGS, **SHORT_TIMERS, **allowed, **flags.get("worker_flags", {})}
     with running_cluster(
         work,

@@ -120,7 +120,7 @@ async def test_rounds_of_sigkill_under_load(
                 victim.start(listen=victim.address)
             async with asyncio.TaskGroup() as tasks:
                 for victim in victims:
-                    tasks.create_task(used_again(cluster, victim, tally))
+                    tasks.create_task(used_again(cluster, victim, tally, is_slow=chaos_demo))
             while tally.num_asked < num_requests:
                 await asyncio.sleep(0.05)
         tallies.append(tally)
@@ -186,9 +186,14 @@ async def load(cluster: Cluster, tally: Tally) -> AsyncIterator[None]:
         stop.set()
 
 
-async def used_again(cluster: Cluster, worker: Process, tally: Tally) -> None:
-    """Wait until it listens, and no longer than allowed from there to its first good answer."""
+async def used_again(cluster: Cluster, worker: Process, tally: Tally, *, is_slow: bool) -> None:
+    """Wait until it listens, and no longer than allowed from there to its first good answer.
+
+    ``is_slow``: a large model is loaded after that; from when it is ready.
+    """
     await asyncio.to_thread(worker.wait_listening)
+    if is_slow:
+        await ready(worker)
     since_s = time.monotonic()
     await cluster.eventually(
         lambda: tally.last_by.get(worker.address, 0) > since_s,
@@ -196,7 +201,7 @@ async def used_again(cluster: Cluster, worker: Process, tally: Tally) -> None:
         f"{worker.name} answers again",
     )
     after_s = time.monotonic() - since_s
-    print(f"{worker.name} answers {after_s:.2f} s after it listens")  # noqa: T201
+    print(f"{worker.name} answers {after_s:.2f} s after it is there")  # noqa: T201
 
 
 async def when_busy(worker: Process) -> None:
@@ -208,6 +213,14 @@ async def when_busy(worker: Process) -> None:
             return
         await asyncio.sleep(0.005)
     raise AssertionError(f"{worker.name} is never busy")
+
+
+async def ready(worker: Process) -> None:
+    async with rpc.channel(worker.address) as channel:
+        async for state in worker_pb2_grpc.WorkerStub(channel).Watch(worker_pb2.WatchRequest()):
+            if state.state == worker_pb2.SERVING_STATE_READY:
+                return
+    raise AssertionError(f"{worker.name} ends before it is ready")
 
 
 async def incarnation(worker: Process) -> str:

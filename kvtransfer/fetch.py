@@ -88,7 +88,7 @@ class FetchSession:
         """Send the reader ``error`` and let it leave: the last call, after ``run`` raised it."""
         if not self._is_writing:
             event = self._numbered(FetchEvent(ended=rpc.to_failure(error)))
-            await rpc.last_word(self._context, event, self._servicer.timers.heartbeat_s)
+            await rpc.last_word(self._context, event, self._servicer.timers.lost_peer_s)
 
     async def _run_probe(self) -> None:
         """Serve scratch blocks."""

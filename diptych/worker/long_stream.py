@@ -100,7 +100,7 @@ class LongStream(Generic[Command]):
     async def tell(self, last: Message) -> None:
         """Send why the stream ends, once ``run`` has raised it, and let the router leave."""
         if not self.writing:
-            await rpc.last_word(self._context, last, self._timers.heartbeat_s)
+            await rpc.last_word(self._context, last, self._timers.lost_peer_s)
 
     async def _read(self, on_command: Callable[[Command], None]) -> None:
         async for command in self._commands:

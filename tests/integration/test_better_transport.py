@@ -32,8 +32,9 @@ async def take_agent_away(source: Source, name: str) -> None:
     """For ``AWAY_S``, a pause that an agent gets whose predecessor died young as well."""
     transport = source.endpoint.transports[name]
     assert isinstance(transport, ChildTransport)
+    first = transport.process
     await source.endpoint.rebuild(name)
-    await until(lambda: transport.process is not None)
+    await until(lambda: transport.process not in (None, first))
     await source.endpoint.rebuild(name)
 
 

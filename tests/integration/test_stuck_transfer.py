@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,7 @@ from kvtransfer.pull import PullError, PullRequest
 from tests.integration.transfer_rig import (
     BLOCK_SIZE,
     Reader,
+    Source,
     config,
     open_reader,
     open_source,
@@ -50,6 +51,20 @@ def stuck(endpoint: TransferEndpoint) -> Iterator[None]:
         release.set()
 
 
+@contextlib.asynccontextmanager
+async def leased() -> AsyncIterator[tuple[Source, Reader, bytes, PullRequest]]:
+    """A pair, what lies in the leased blocks, and the request for them."""
+    settings = config("inline")
+    async with (
+        open_source(settings, timers=TIMERS) as source,
+        open_reader(settings, timers=TIMERS) as reader,
+    ):
+        await reader.connect(source)
+        content = source.fill(BLOCKS)
+        ticket = source.lease("lease", BLOCKS, NUM_TOKENS, "reader")
+        yield source, reader, content, reader.request(source, ticket, NUM_TOKENS, LOCAL)
+
+
 async def failure_of(reader: Reader, request: PullRequest, within_s: float) -> PullError:
     began_s = time.monotonic()
     with pytest.raises(PullError) as excinfo:
@@ -60,15 +75,7 @@ async def failure_of(reader: Reader, request: PullRequest, within_s: float) -> P
 
 
 async def test_a_source_that_cannot_take_digests_loses_its_readers_and_heals() -> None:
-    settings = config("inline")
-    async with (
-        open_source(settings, timers=TIMERS) as source,
-        open_reader(settings, timers=TIMERS) as reader,
-    ):
-        await reader.connect(source)
-        content = source.fill(BLOCKS)
-        ticket = source.lease("lease", BLOCKS, NUM_TOKENS, "reader")
-        request = reader.request(source, ticket, NUM_TOKENS, LOCAL)
+    async with leased() as (source, reader, content, request):
         async with asyncio.TaskGroup() as tasks:
             half = len(BLOCKS) // 2
             source.leases.announce("lease", half * BLOCK_SIZE)
@@ -89,17 +96,9 @@ async def test_a_source_that_cannot_take_digests_loses_its_readers_and_heals() -
 
 
 async def test_a_reader_that_cannot_read_fails_its_pulls_and_heals() -> None:
-    settings = config("inline")
-    async with (
-        open_source(settings, timers=TIMERS) as source,
-        open_reader(settings, timers=TIMERS) as reader,
-    ):
-        await reader.connect(source)
-        content = source.fill(BLOCKS)
-        ticket = source.lease("lease", BLOCKS, NUM_TOKENS, "reader")
+    async with leased() as (source, reader, content, request):
         source.leases.announce("lease", NUM_TOKENS)
         with stuck(reader.endpoint):
-            request = reader.request(source, ticket, NUM_TOKENS, LOCAL)
             error = await failure_of(reader, request, TIMERS.read_progress_s)
             assert error.failure == decode_pb2.PULL_FAILURE_TRANSPORT
             assert reader.quarantined == set(LOCAL)  # it may still write them

@@ -22,12 +22,16 @@ class HugePages:
 
     def place(self, tensor: Tensor) -> Tensor:
         """A contiguous copy of a tensor of the host."""
-        num_bytes = tensor.numel() * tensor.element_size()
+        space = self.empty(tensor.numel() * tensor.element_size())
+        return space.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+
+    def empty(self, num_bytes: int) -> Tensor:
+        """[num_bytes] uint8, on a cache line; on no page yet before it is written."""
         if num_bytes > len(self._chunk):
             self._chunk = _allocate(max(num_bytes, _CHUNK_BYTES))
-        space = self._chunk[:num_bytes].view(tensor.dtype).view(tensor.shape)
+        space = self._chunk[:num_bytes]
         self._chunk = self._chunk[num_bytes + -num_bytes % 64 :]
-        return space.copy_(tensor)
+        return space
 
 
 def _allocate(num_bytes: int) -> Tensor:

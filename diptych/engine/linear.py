@@ -1,12 +1,13 @@
 """The seam of matrix products with weights: how a layer's weight is kept and applied.
 
 torch's own product repacks a plain weight at every call, which costs a factor of two
-at decode batch sizes. In float32 a kernel of ours reads it as it is; other element
-types are packed once by oneDNN, by operators that are private to torch. Either is
-proven at first use, and :class:`PlainLinear` is the last fallback. Nothing else knows
-how weights are stored.
+at decode batch sizes. In float32 kernels of ours read it as it is, one for few rows and
+one for many; other element types are packed once by oneDNN, by operators that are private
+to torch. Each is proven at first use, and :class:`PlainLinear` is the last fallback.
+Nothing else knows how weights are stored.
 """
 
+import contextlib
 import logging
 from collections.abc import Callable
 from functools import cache
@@ -75,15 +76,49 @@ class PackedLinear:
         return y
 
 
-class ThinLinear:
-    """A float32 weight as loaded, and a kernel for few rows that streams it once.
+class SplitLinear:
+    """A float32 weight as loaded, and a kernel for many rows on the processor's matrix unit.
 
-    Up to MAX_THIN_ROWS rows, a row's result has the same bits in any batch.
+    A row's result has the same bits in any batch.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         """Raises ValueError: a weight that the kernel does not take."""
         # Here, because numba takes a while to import and not every process needs it.
+        from diptych.engine.kernels import matrix_unit
+
+        if not matrix_unit.is_lent():
+            raise ValueError("no matrix unit on this machine")
+        from diptych.engine.kernels import split_matmul
+
+        self.out_features, self.in_features = weight.shape
+        if not split_matmul.is_taken(weight):
+            raise ValueError("no kernel for this weight")
+        self._scratch = split_matmul.scratch
+        self._weight = weight.contiguous()
+        self._offsets = _offsets(weight, bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = x.new_empty(len(x), self.out_features)
+        if len(x):
+            num_threads = torch.get_num_threads()
+            scratch = self._scratch(num_threads)
+            for call in scratch.calls(x.contiguous(), self._weight, self._offsets, y):
+                call.run(num_threads)
+        return y
+
+
+class ThinLinear:
+    """A float32 weight as loaded, and a kernel for few rows that streams it once.
+
+    Up to MAX_THIN_ROWS rows, a row's result has the same bits in any batch. More are
+    for ``wide``, another linear on the same weight; torch's own by default.
+    """
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None = None, wide: Linear | None = None
+    ) -> None:
+        """Raises ValueError: a weight that the kernel does not take."""
         from diptych.engine.kernels import thin_matmul
 
         self.out_features, self.in_features = weight.shape
@@ -91,12 +126,12 @@ class ThinLinear:
             raise ValueError("no kernel for this weight on this machine")
         self._multiply = thin_matmul.multiply
         self._weight = weight.contiguous()
-        self._bias = None if bias is None else bias.contiguous()
-        self._offsets = weight.new_zeros(len(weight)) if self._bias is None else self._bias
+        self._offsets = _offsets(weight, bias)
+        self._wide = wide or PlainLinear(weight, bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         if not 0 < len(x) <= MAX_THIN_ROWS:
-            return F.linear(x, self._weight, self._bias)
+            return self._wide(x)
         y = x.new_empty(len(x), self.out_features)
         self._call(x.contiguous(), y).run(torch.get_num_threads())
         return y
@@ -108,6 +143,10 @@ class ThinLinear:
         return self._multiply(x, self._weight, self._offsets, y)
 
 
+def _offsets(weight: Tensor, bias: Tensor | None) -> Tensor:
+    return weight.new_zeros(len(weight)) if bias is None else bias.contiguous()
+
+
 _Maker = Callable[[Tensor, Tensor | None], Linear]
 
 
@@ -116,40 +155,60 @@ def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
     if weight.device.type != "cpu":
         return PlainLinear(weight, bias)
     if weight.dtype is torch.float32 and len(weight) >= 4 and thin_works():
-        return ThinLinear(weight, bias)
+        return ThinLinear(weight, bias, _wide_linear(weight, bias))
     if packing_works(weight.dtype):
         return PackedLinear(weight, bias)
     return PlainLinear(weight, bias)
 
 
+def _wide_linear(weight: Tensor, bias: Tensor | None) -> Linear:
+    """The fastest one for many rows of float32."""
+    if split_works():
+        with contextlib.suppress(ValueError):
+            return SplitLinear(weight, bias)
+    return PlainLinear(weight, bias)
+
+
 @cache
 def thin_works() -> bool:
-    """Whether the kernel compiles here, has threads to run on, and multiplies right."""
+    """Whether the kernel for few rows compiles here, has threads, and multiplies right."""
+    return _can_compile() and _is_right(ThinLinear, torch.float32)
+
+
+@cache
+def split_works() -> bool:
+    """The same of the kernel for many rows; and the machine has what it needs."""
+    if not _can_compile():
+        return False
+    from diptych.engine.kernels import matrix_unit
+
+    return matrix_unit.is_lent() and _is_right(SplitLinear, torch.float32, 64)
+
+
+def _can_compile() -> bool:
     if find_spec("numba") is None:
         return False
     from diptych.engine.kernels.loop import has_team
 
-    if torch.get_num_threads() > 1 and not has_team():
-        return False
-    return _is_right(lambda weight, bias: ThinLinear(weight, bias), torch.float32)
+    return torch.get_num_threads() == 1 or has_team()
 
 
 @cache
 def packing_works(dtype: torch.dtype) -> bool:
     """Whether this torch packs weights of ``dtype`` and multiplies right with them."""
-    return _is_right(lambda weight, bias: PackedLinear(weight, bias), dtype)
+    return _is_right(PackedLinear, dtype)
 
 
 @torch.inference_mode()
-def _is_right(make: _Maker, dtype: torch.dtype) -> bool:
+def _is_right(make: _Maker, dtype: torch.dtype, inner: int = 52) -> bool:
     """Whether these linears agree with torch's in double; if not, that is logged."""
-    weight = torch.linspace(-1, 1, 52 * 81).sin().view(81, 52).to(dtype)
+    weight = torch.linspace(-1, 1, inner * 81).sin().view(81, inner).to(dtype)
     bias = torch.linspace(-1, 1, 81).to(dtype)
     tolerance = 8 * torch.finfo(dtype).eps
     try:
         linear = make(weight, bias)
         for num_rows in (1, 5, 33):
-            x = torch.linspace(-2, 2, num_rows * 52).cos().view(num_rows, 52).to(dtype)
+            x = torch.linspace(-2, 2, num_rows * inner).cos().view(num_rows, inner).to(dtype)
             expected = F.linear(x.double(), weight.double(), bias.double())
             error = (linear(x).double() - expected).abs().max() / expected.abs().max()
             if not error <= tolerance:

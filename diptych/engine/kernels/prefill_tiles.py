@@ -13,14 +13,11 @@ base: [num_keys] int64.
 # numba's own types do not tell what intrinsics take.
 # mypy: disable-error-code="no-untyped-call"
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
 from diptych.engine.kernels.vector_function import (
     FLOAT,
@@ -31,6 +28,7 @@ from diptych.engine.kernels.vector_function import (
     VECTOR,
     ZERO,
     VectorFunction,
+    written,
 )
 
 VECTORS = 3  # of rows in a tile, at most
@@ -201,7 +199,7 @@ def _write_take(module: Any, num_vectors: int) -> Any:
 
     def block(d: Any, v: int) -> None:
         places = _row_places(f, q, rows, v)
-        vectors = _transposed(f, [f.load(f.at(place, (d, 4))) for place in places])
+        vectors = f.transposed([f.load(f.at(place, (d, 4))) for place in places])
         for i, vector in enumerate(vectors):
             target = f.at(queries, (d, _ROW_BYTES), _ROW_BYTES * i + _VECTOR_BYTES * v)
             f.store(f.b.fmul(vector, scales), target)
@@ -221,7 +219,7 @@ def _write_give(module: Any, num_vectors: int) -> Any:
         sources = [
             f.at(sums, (d, _ROW_BYTES), _ROW_BYTES * i + _VECTOR_BYTES * v) for i in range(LANES)
         ]
-        vectors = _transposed(f, [f.b.fdiv(f.load(source), total) for source in sources])
+        vectors = f.transposed([f.b.fdiv(f.load(source), total) for source in sources])
         for place, vector in zip(_row_places(f, out, rows, v), vectors, strict=True):
             f.store(vector, f.at(place, (d, 4)))
 
@@ -245,25 +243,6 @@ def _plus_products(
 ) -> list[Any]:
     pairs = product(splats, vectors)
     return [f.plus_product(s, *pair) for s, pair in zip(sums, pairs, strict=True)]
-
-
-def _transposed(f: VectorFunction, vectors: list[Any]) -> list[Any]:
-    """Lane j of vector i to lane i of vector j. LANES vectors."""
-    vectors, lanes = list(vectors), range(LANES)
-    width = 1
-    while width < LANES:
-        for i in lanes:
-            if i & width:
-                continue
-            low, high = vectors[i], vectors[i | width]
-            vectors[i] = f.shuffle(
-                low, high, (j ^ width | LANES if j & width else j for j in lanes)
-            )
-            vectors[i | width] = f.shuffle(
-                low, high, (j | LANES if j & width else j ^ width for j in lanes)
-            )
-        width *= 2
-    return vectors
 
 
 def _exp2(f: VectorFunction, x: Any) -> Any:
@@ -294,38 +273,13 @@ def _exp2(f: VectorFunction, x: Any) -> Any:
     return b.select(vanishes, ZERO, power)
 
 
-def _intrinsic(write: Callable[..., Any], *variants: tuple[Any, ...]) -> Any:
-    """What ``write`` makes, for compiled loops. With variants, the first argument is which."""
-
-    def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        numbers = cgutils.unpack_tuple(builder, arguments[0])
-        if not variants:
-            builder.call(write(builder.module), numbers)
-            return context.get_dummy_value()
-        done = builder.append_basic_block()
-        choice = builder.switch(numbers[0], done)
-        for number, variant in enumerate(variants):
-            block = builder.append_basic_block()
-            choice.add_case(I64(number), block)
-            builder.position_at_end(block)
-            builder.call(write(builder.module, *variant), numbers[1:])
-            builder.branch(done)
-        builder.position_at_end(done)
-        return context.get_dummy_value()
-
-    def declare(_typing: Any, *numbers: Any) -> Any:
-        return types.void(types.UniTuple(types.int64, len(numbers))), emit
-
-    return intrinsic(declare)
-
-
 _BY_VECTORS = [(n,) for n in range(1, VECTORS + 1)]
 
 # Where there are variants, the first argument is the number of vectors less one.
-score: Any = _intrinsic(_write_scores, *product(range(1, VECTORS + 1), (False,)))
-score_more: Any = _intrinsic(_write_scores, *product(range(1, VECTORS + 1), (True,)))
-sum_values: Any = _intrinsic(_write_sums, *_BY_VECTORS)
-soften: Any = _intrinsic(_write_softmax, *_BY_VECTORS)
-hide: Any = _intrinsic(_write_hide)
-take: Any = _intrinsic(_write_take, *_BY_VECTORS)
-give: Any = _intrinsic(_write_give, *_BY_VECTORS)
+score: Any = written(_write_scores, *product(range(1, VECTORS + 1), (False,)))
+score_more: Any = written(_write_scores, *product(range(1, VECTORS + 1), (True,)))
+sum_values: Any = written(_write_sums, *_BY_VECTORS)
+soften: Any = written(_write_softmax, *_BY_VECTORS)
+hide: Any = written(_write_hide)
+take: Any = written(_write_take, *_BY_VECTORS)
+give: Any = written(_write_give, *_BY_VECTORS)

@@ -74,15 +74,15 @@ def _tile_code(
 ) -> Any:
     """The product of ``rows`` rows of x with _TILE_COLUMNS rows of the weight.
 
-    Takes addresses and counts. Fetches ``lines`` cache lines (4, 2 or 1), from ``ahead``
-    on, for each vector of the inner dimension.
+    Takes addresses and counts. Fetches ``lines`` cache lines (_TILE_COLUMNS at most), from
+    ``ahead`` on, for each vector of the inner dimension.
     """
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         done = builder.append_basic_block("tiled")
         which = builder.add(builder.mul(arguments[0], _I64(8)), arguments[1])
         choice = builder.switch(which, done)
-        for count, fetched in product(range(1, _TILE_ROWS + 1), (4, 2, 1)):
+        for count, fetched in product(range(1, _TILE_ROWS + 1), range(_TILE_COLUMNS + 1)):
             block = builder.append_basic_block("tile")
             choice.add_case(_I64(count * 8 + fetched), block)
             builder.position_at_end(block)
@@ -242,8 +242,6 @@ def _blocks(task: Any) -> None:
     rows, columns, inner = task[_ROWS], task[_COLUMNS], task[_INNER]
     row_bytes = inner * _FLOAT_BYTES
     num_tiles = (rows + _TILE_ROWS - 1) // _TILE_ROWS
-    # All tiles of a group together fetch a group, evenly.
-    lines = 4 if num_tiles == 1 else 2 if num_tiles < 4 else 1
     last = columns - _TILE_COLUMNS
     block = next_item(task)
     while block < task[NUM_ITEMS]:
@@ -262,6 +260,9 @@ def _blocks(task: Any) -> None:
             row = 0
             for tile in range(num_tiles):
                 end_row = rows * (tile + 1) // num_tiles
+                # All tiles of a group together fetch a group, evenly.
+                lines = _TILE_COLUMNS * (tile + 1) // num_tiles
+                lines -= _TILE_COLUMNS * tile // num_tiles
                 x = task[_X] + row * row_bytes
                 y = task[_Y] + (row * columns + column) * _FLOAT_BYTES
                 _tile(end_row - row, lines, x, weight, bias, y, columns, inner, ahead)

@@ -8,22 +8,23 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from llvmlite import ir
+from numba import types
 from numba.core import cgutils
 from numba.core.registry import cpu_target
+from numba.extending import intrinsic
 
 FLOAT32, BFLOAT16, INT8 = range(3)  # kinds of element
 ELEMENT_BYTES = (4, 2, 1)
 
 
-def _lanes() -> int:
+def _features() -> set[str]:
     codegen: Any = cpu_target.target_context.codegen()
-    features = set(codegen._tm_features.split(","))
-    if "+avx512f" in features:
-        return 16
-    return 8 if "+avx2" in features else 4
+    return set(codegen._tm_features.split(","))
 
 
-LANES = _lanes()  # floats of a vector register
+FEATURES = _features()  # of the machine that numba compiles for: "+avx2", ...
+# Floats of a vector register.
+LANES = 16 if "+avx512f" in FEATURES else 8 if "+avx2" in FEATURES else 4
 _LINE_BYTES = 64
 
 I8, I16, I32, I64, FLOAT = (*map(ir.IntType, (8, 16, 32, 64)), ir.FloatType())
@@ -98,11 +99,11 @@ class VectorFunction:
         loaded = self.load(address, ir.VectorType(I16, LANES), align=2)
         return b.bitcast(b.shl(b.zext(loaded, INTEGERS), INTEGERS([16] * LANES)), VECTOR)
 
-    def fetch(self, address: Any, num_bytes: int) -> None:
+    def fetch(self, address: Any, num_bytes: int, *, to_write: bool = False) -> None:
         """Bring what is needed soon near (the second level of cache)."""
         for offset in range(0, num_bytes, _LINE_BYTES):
             place = self.b.inttoptr(self.at(address, offset), I8.as_pointer())
-            self.b.call(self._prefetch, [place, I32(0), I32(2), I32(1)])
+            self.b.call(self._prefetch, [place, I32(int(to_write)), I32(2), I32(1)])
 
     def splat(self, number: Any) -> Any:
         first = self.b.insert_element(VECTOR(ir.Undefined), number, I32(0))
@@ -153,6 +154,24 @@ class VectorFunction:
         move = self.shuffle(left, right, ((i ^ width) + LANES * bool(i & width) for i in lanes))
         return self.add(stay, move)
 
+    def transposed(self, vectors: list[Any]) -> list[Any]:
+        """Lane j of vector i to lane i of vector j. LANES vectors."""
+        vectors, lanes = list(vectors), range(LANES)
+        width = 1
+        while width < LANES:
+            for i in lanes:
+                if i & width:
+                    continue
+                low, high = vectors[i], vectors[i | width]
+                vectors[i] = self.shuffle(
+                    low, high, (j ^ width | LANES if j & width else j for j in lanes)
+                )
+                vectors[i | width] = self.shuffle(
+                    low, high, (j | LANES if j & width else j ^ width for j in lanes)
+                )
+            width *= 2
+        return vectors
+
     def exp(self, x: Any) -> Any:
         """Natural exponent of each lane, as :func:`diptych.engine.kernels.exponent.exp`."""
         b = self.b
@@ -184,3 +203,29 @@ class VectorFunction:
             p = product_plus(p, f, coefficient)
         bits = b.shl(b.add(whole, INTEGERS([127] * LANES)), INTEGERS([23] * LANES))
         return b.fmul(p, b.bitcast(bits, VECTOR))
+
+
+def written(write: Callable[..., Any], *variants: tuple[Any, ...]) -> Any:
+    """What ``write`` makes, for compiled loops. With variants, the first argument is which."""
+
+    def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        numbers = cgutils.unpack_tuple(builder, arguments[0])  # type: ignore[no-untyped-call]
+        if not variants:
+            builder.call(write(builder.module), numbers)
+            return context.get_dummy_value()
+        done = builder.append_basic_block()
+        choice = builder.switch(numbers[0], done)
+        for number, variant in enumerate(variants):
+            block = builder.append_basic_block()
+            choice.add_case(I64(number), block)
+            builder.position_at_end(block)
+            builder.call(write(builder.module, *variant), numbers[1:])
+            builder.branch(done)
+        builder.position_at_end(done)
+        return context.get_dummy_value()
+
+    def declare(_typing: Any, *numbers: Any) -> Any:
+        kinds = types.UniTuple(types.int64, len(numbers))  # type: ignore[no-untyped-call]
+        return types.void(kinds), emit
+
+    return intrinsic(declare)

@@ -14,7 +14,8 @@ Ratios, by model, larger is better unless it is a share:
 ``decode_b1_mbu`` bytes of weights and KV read / (step time x memory rate).
 ``decode_bB_roofline`` (``_cC`` at context C, else the first) sum over the operations of
 max(bytes / memory rate, flops / arithmetic rate) / step time.
-``prefill_N_mfu`` time of the arithmetic at its ceiling / time.
+``prefill_N_mfu`` time of the arithmetic at its ceiling / time. The ceiling is that of
+float32 products; of a matrix unit's products of bfloat16 parts in ``prefill_N_mfu_parts``.
 ``overhead_share_bB`` share of an engine's step outside the forward pass (scheduler,
 messages, inputs, sampling). ``small_share_bB`` share of the forward pass in norms, rotary
 embedding, activations and KV write.
@@ -201,6 +202,12 @@ def _run(
             }
         )
         ratios |= {f"{prefix}.{one.task.ratio}": one.ratio(limit) for one in of_tasks}
+        if weight_type == "float32":
+            split = by_threads[machine.num_threads].of_parts()
+            for one, row in zip(of_tasks, rows, strict=True):
+                if one.task.ratio.startswith("prefill_"):
+                    row["of_parts"] = one.ratio(split)
+                    ratios[f"{prefix}.{one.task.ratio}_parts"] = one.ratio(split)
         batch = workload.shares_batch
         ratios[f"{prefix}.overhead_share_b{batch}"] = of_step.engine.outside_forward
         ratios[f"{prefix}.small_share_b{batch}"] = of_step.forward["small"]
@@ -236,9 +243,10 @@ def table(result: dict[str, Any]) -> str:
     for figure in result["figures"]:
         lines += ["", f"{figure['model']}, {figure['num_threads']} threads"]
         for row in figure["tasks"]:
+            parts = f"   (of parts {row['of_parts']:.2f})" if "of_parts" in row else ""
             lines.append(
                 f"  {row['ratio']:<26}{row['value']:6.2f}{1e3 * row['s']:10.1f} ms"
-                f"{row['tokens_per_s']:10.1f} tokens/s"
+                f"{row['tokens_per_s']:10.1f} tokens/s{parts}"
             )
         engine = figure["engine"]
         lines.append(

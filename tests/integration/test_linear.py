@@ -11,16 +11,18 @@ import torch.nn.functional as F  # noqa: N812
 
 from diptych.engine import linear
 from diptych.engine.huge_pages import HugePages
-from diptych.engine.kernels import loop
+from diptych.engine.kernels import loop, matrix_unit
 from diptych.engine.linear import (
     MAX_THIN_ROWS,
     PackedLinear,
     PlainLinear,
+    SplitLinear,
     ThinLinear,
     make_linear,
 )
 
 SHAPES = [(4, 1), (5, 15), (70, 50), (65, 16), (131, 577)]  # out_features, in_features
+SPLIT_SHAPES = [(32, 32), (33, 64), (131, 576), (2100, 96), (640, 2048)]
 
 
 @pytest.fixture(params=[1, 2])
@@ -33,12 +35,19 @@ def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 @pytest.fixture
 def fresh_proofs() -> Iterator[None]:
-    proofs = (linear.thin_works, linear.packing_works)
+    proofs = (linear.thin_works, linear.split_works, linear.packing_works)
     for proof in proofs:
         proof.cache_clear()
     yield
     for proof in proofs:
         proof.cache_clear()
+
+
+@pytest.fixture
+def matrix_unit_here() -> None:
+    if not matrix_unit.is_lent():
+        pytest.skip("this machine lends no matrix unit")
+    assert linear.split_works()
 
 
 def random(*shape: int) -> torch.Tensor:
@@ -80,6 +89,75 @@ def test_rows_do_not_depend_on_their_neighbours(num_threads: int) -> None:
         torch.testing.assert_close(
             made(x[:num_rows]), alone[:num_rows], rtol=0, atol=0, equal_nan=True
         )
+
+
+@pytest.mark.usefixtures("matrix_unit_here")
+@pytest.mark.parametrize("num_rows", [1, 16, 31, 32, 33, MAX_THIN_ROWS + 1, 300])
+def test_products_of_parts_are_as_exact_as_float32(num_rows: int, num_threads: int) -> None:
+    for out_features, in_features in SPLIT_SHAPES:
+        weight, bias = random(out_features, in_features), random(out_features)
+        x = random(num_rows, in_features)
+        size = x.double().abs() @ weight.double().abs().t()
+        for given in (bias, None):
+            want = F.linear(x.double(), weight.double(), None if given is None else given.double())
+            made = SplitLinear(weight, given)
+            assert (made.out_features, made.in_features) == (out_features, in_features)
+            error = (made(x).double() - want).abs()
+            assert (error / (size + bias.double().abs())).max() < 4 * torch.finfo().eps
+            if num_rows > 1:  # torch adds those of a single row in another order
+                of_torch = (F.linear(x, weight, given).double() - want).abs()
+                assert error.square().mean() < 2 * of_torch.square().mean()
+
+
+@pytest.mark.usefixtures("matrix_unit_here")
+def test_rows_of_products_of_parts_do_not_depend_on_their_neighbours(num_threads: int) -> None:
+    made = SplitLinear(random(131, 576), random(131))
+    x = random(70, 576)
+    x[1] *= 1e30
+    x[2] = torch.inf
+    x[3] = 0
+    alone = torch.cat([made(row[None]) for row in x])
+    assert torch.equal(alone[3], random(131))
+    for num_rows in (1, 2, 16, 17, 33, 70):
+        torch.testing.assert_close(
+            made(x[:num_rows]), alone[:num_rows], rtol=0, atol=0, equal_nan=True
+        )
+
+
+@pytest.mark.usefixtures("matrix_unit_here")
+def test_which_linear_is_made_for_many_rows() -> None:
+    weight, x = random(70, 64), random(MAX_THIN_ROWS + 1, 64)
+    assert torch.equal(make_linear(weight)(x), SplitLinear(weight)(x))
+    assert torch.equal(make_linear(weight)(x.t().contiguous().t()), SplitLinear(weight)(x))
+    assert SplitLinear(weight)(x[:0]).shape == (0, 70)
+    for wrong in (random(31, 64), random(70, 65)):
+        with pytest.raises(ValueError, match="this weight"):
+            SplitLinear(wrong)
+
+
+@pytest.mark.usefixtures("fresh_proofs")
+def test_many_rows_where_no_matrix_unit_is_lent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matrix_unit, "is_lent", lambda: False)
+    weight, x = random(70, 64), random(MAX_THIN_ROWS + 1, 64)
+    assert not linear.split_works()
+    assert torch.equal(make_linear(weight)(x), F.linear(x, weight))
+    with pytest.raises(ValueError, match="no matrix unit"):
+        SplitLinear(weight)
+
+
+@pytest.mark.usefixtures("fresh_proofs", "matrix_unit_here")
+def test_many_rows_where_products_of_parts_are_wrong(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Wrong(SplitLinear):
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            return super().__call__(x) * (1 + 1e-5)
+
+    linear.split_works.cache_clear()
+    monkeypatch.setattr(linear, "SplitLinear", Wrong)
+    weight, x = random(70, 64), random(MAX_THIN_ROWS + 1, 64)
+    assert torch.equal(make_linear(weight)(x), F.linear(x, weight))
+    assert "not usable" in caplog.text
 
 
 def test_input_that_is_not_contiguous() -> None:
@@ -133,8 +211,9 @@ def test_on_smaller_processors(features: str, made: str) -> None:
     """Compiled for another processor than this one, in a process of its own."""
     program = (
         "import torch; from diptych.engine.linear import make_linear;"
-        "w, x = torch.randn(131, 577), torch.randn(70, 577); made = make_linear(w);"
+        "w, x = torch.randn(131, 576), torch.randn(130, 576); made = make_linear(w);"
         "torch.testing.assert_close(made(x), x @ w.T, rtol=1e-4, atol=1e-4);"
+        "torch.testing.assert_close(made(x[:70]), x[:70] @ w.T, rtol=1e-4, atol=1e-4);"
         "print(type(made).__name__)"
     )
     variables = {"NUMBA_CPU_NAME": "x86-64", "NUMBA_CPU_FEATURES": features}

@@ -22,7 +22,9 @@ def test_a_quick_run_gives_every_ratio(tmp_path: Path) -> None:
         "decode_b16_c128_roofline",
         "decode_b32_c128_roofline",
         "prefill_64_mfu",
+        "prefill_64_mfu_parts",
         "prefill_128_mfu",
+        "prefill_128_mfu_parts",
         "overhead_share_b16",
         "small_share_b16",
     }

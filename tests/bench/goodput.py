@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import json
 import random
+import secrets
 import sys
 import tempfile
 import time
@@ -67,7 +68,8 @@ async def one(
     channel: grpc.aio.Channel, prompt: list[int], lengths: Lengths, timeout_s: float = 120.0
 ) -> Outcome:
     due_s = time.monotonic()
-    request = token_request(prompt, max_tokens=lengths.output)
+    salt = secrets.token_hex(8)  # the same prompts at every rate, but in no cache
+    request = token_request(prompt, max_tokens=lengths.output, salt=salt)
     answer = await generate(channel, request, timeout_s=timeout_s)
     return Outcome.of(due_s, answer.times, lengths.output)
 

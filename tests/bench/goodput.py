@@ -8,7 +8,7 @@ arrive at random times (Poisson, the same for all) with lengths from the trace,
 divided by ``--divide``; each prompt is fresh. Colocated engines are run once per
 ``--budget`` (tokens of a step: chunked prefill); for each cell of the map the best
 budget counts. Objectives are multiples of the unloaded medians, which are measured
-first, one request at a time, on the colocated engines.
+first, one request at a time, on the colocated engines with the largest budget.
 """
 
 import argparse
@@ -212,7 +212,7 @@ def main() -> None:
     work = Workload(lengths, options.vocab)
     rows: list[dict[str, Any]] = []
     unit: Objective | None = None
-    for budget in [*options.budget, None]:
+    for budget in [*sorted(options.budget, reverse=True), None]:
         name = "disaggregated" if budget is None else f"budget {budget}"
         show(f"starting {name}")
         with deployment(options, budget) as cluster:

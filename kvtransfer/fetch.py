@@ -46,7 +46,7 @@ class FetchSession:
         )
         self._context = context
         self._write_lock = asyncio.Lock()
-        self._is_writing = False  # or a write was broken off
+        self._writing: asyncio.Future[None] | None = None  # the last write
         self._ranges_changed = asyncio.Event()
         self._grant_changed = asyncio.Event()
         self._liveness = PeerLiveness(servicer.timers, time.monotonic())
@@ -86,7 +86,9 @@ class FetchSession:
 
     async def tell(self, error: DiptychError) -> None:
         """Send the reader ``error`` and let it leave: the last call, after ``run`` raised it."""
-        if not self._is_writing:
+        if self._writing is not None:
+            await asyncio.wait({self._writing}, timeout=self._servicer.timers.heartbeat_s / 4)
+        if self._writing is None or self._writing.done():  # else it is stuck
             event = self._numbered(FetchEvent(ended=rpc.to_failure(error)))
             await rpc.last_word(self._context, event, self._servicer.timers.lost_peer_s)
 
@@ -232,14 +234,24 @@ class FetchSession:
 
     async def _write(self, event: FetchEvent) -> None:
         async with self._write_lock:
-            self._is_writing = True
-            await self._context.write(self._numbered(event))
-            self._is_writing = False
+            # Who writes may be cancelled, gRPC's write goes on: ``tell`` waits for it.
+            writing = asyncio.ensure_future(  # noqa: TID251 (not forgotten: see above)
+                self._context.write(self._numbered(event))
+            )
+            writing.add_done_callback(_see_error)
+            self._writing = writing
+            await asyncio.shield(writing)
 
     def _numbered(self, event: FetchEvent) -> FetchEvent:
         self._num_written += 1
         event.number = self._num_written
         return event
+
+
+def _see_error(writing: asyncio.Future[None]) -> None:
+    """Where nobody waits for a write any more, the call is over: its error tells nothing."""
+    if not writing.cancelled():
+        writing.exception()
 
 
 def _nothing() -> None:

@@ -243,6 +243,32 @@ async def test_a_reason_reaches_a_reader_that_is_sending(source: Source) -> None
     await until_idle(source)
 
 
+async def test_a_reason_is_sent_although_a_range_is_being_sent(source: Source) -> None:
+    """What ends the stream comes while it writes: the write is not broken off."""
+    source.fill(BLOCKS)
+    opened = kv_source_pb2.FetchOpen(
+        reader_incarnation="reader",
+        source_incarnation="source",
+        transport=source.endpoint.config.transports[0],
+    )
+    async with rpc.channel(source.address) as channel:
+        stub: Any = kv_source_pb2_grpc.KVSourceStub(channel)
+        for number in range(100):
+            opened.ticket = source.lease(str(number), BLOCKS, NUM_TOKENS, "reader")
+            source.leases.announce(str(number), NUM_TOKENS)
+            await until_digested(source)
+            call = stub.Fetch()
+            twice = kv_source_pb2.FetchCommand(open=opened)
+            await call.write(twice)
+            await call.write(twice)
+            while not (event := await call.read()).HasField("ended"):
+                pass
+            assert event.ended.reason == "REQUEST_INVALID"
+            call.cancel()
+            source.leases.close(str(number))
+    await until_idle(source)
+
+
 async def test_the_end_of_a_confirmed_lease_refuses_nobody(source: Source, reader: Reader) -> None:
     """The router closes it as soon as it is proven; the reader's leaving may come later."""
     content = source.fill(BLOCKS)

@@ -17,23 +17,14 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 from torch import Tensor
 
 from diptych.engine.kernels.loop import FIRST_ARGUMENT, NUM_ITEMS, Call, Loop, next_item
+from diptych.engine.kernels.vector_function import FEATURES
 
-
-def _lanes() -> int:
-    """Floats per vector register of the machine that numba compiles for; 0: too few."""
-    codegen: Any = cpu_target.target_context.codegen()
-    features = set(codegen._tm_features.split(","))
-    if "+avx512f" in features:
-        return 16
-    return 8 if {"+avx2", "+fma"} <= features else 0
-
-
-_LANES = _lanes()
+# Floats of a vector register; 0: too few.
+_LANES = 16 if "+avx512f" in FEATURES else 8 if {"+avx2", "+fma"} <= FEATURES else 0
 SUPPORTED = _LANES > 0
 MIN_COLUMNS = 4  # of the weight's rows: those of one tile
 _TILE_COLUMNS = MIN_COLUMNS

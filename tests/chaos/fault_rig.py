@@ -112,13 +112,14 @@ class Counters:
 class Prompts:
     """Requests whose prompts have all different lengths, so that rules can name each one.
 
-    Or all the same, so that only their tokens tell them apart.
+    Also when a new attempt has a token more, the first one, which was emitted. Or all
+    the same, so that only their tokens tell them apart.
     """
 
     def __init__(self, num: int, *, equally_long: bool = False) -> None:
         self.token_ids = [
             [3 + (17 * number + 31 * position + position * position) % 470 for position in range(n)]
-            for number, n in enumerate([80] * num if equally_long else range(80, 80 + num))
+            for number, n in enumerate([80] * num if equally_long else range(80, 80 + 2 * num, 2))
         ]
         self._answers: list[Answer] = []
 

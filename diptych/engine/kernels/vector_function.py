@@ -99,11 +99,11 @@ class VectorFunction:
         loaded = self.load(address, ir.VectorType(I16, LANES), align=2)
         return b.bitcast(b.shl(b.zext(loaded, INTEGERS), INTEGERS([16] * LANES)), VECTOR)
 
-    def fetch(self, address: Any, num_bytes: int, *, to_write: bool = False) -> None:
+    def fetch(self, address: Any, num_bytes: int) -> None:
         """Bring what is needed soon near (the second level of cache)."""
         for offset in range(0, num_bytes, _LINE_BYTES):
             place = self.b.inttoptr(self.at(address, offset), I8.as_pointer())
-            self.b.call(self._prefetch, [place, I32(int(to_write)), I32(2), I32(1)])
+            self.b.call(self._prefetch, [place, I32(0), I32(2), I32(1)])
 
     def splat(self, number: Any) -> Any:
         first = self.b.insert_element(VECTOR(ir.Undefined), number, I32(0))

@@ -110,6 +110,12 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
+class Server(ThreadingHTTPServer):
+    """Admits as many connections at once as peers.py opens (the default of 5 resets the rest)."""
+
+    request_queue_size = 128
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="OpenVINO GenAI behind the completions API")
     parser.add_argument("folder", help="what optimum-cli exported")
@@ -117,7 +123,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     Handler.engine = Engine(options.folder, options.threads)
-    server = ThreadingHTTPServer(("127.0.0.1", options.port), Handler)
+    server = Server(("127.0.0.1", options.port), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     Handler.engine.run()
 

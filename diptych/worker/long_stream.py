@@ -35,7 +35,8 @@ class LongStream(Generic[Command]):
     ``take`` gives the next message to send, None when there is none; whoever adds
     one calls :meth:`wake`. ``beat`` is called each ``timers.heartbeat_s`` and adds a
     heartbeat. A stream whose router was silent for ``timers.lost_peer_s``, or that
-    could not send for ``timers.unsent_s``, ends with an error.
+    could not send for ``timers.unsent_s``, ends with an error. A message on its way out
+    then has a quarter of ``timers.heartbeat_s`` to leave.
     """
 
     def __init__(
@@ -77,9 +78,14 @@ class LongStream(Generic[Command]):
         try:
             async with asyncio.TaskGroup() as self.tasks:
                 self.tasks.create_task(self._read(on_command), name="stream-read")
-                self.tasks.create_task(self._write(), name="stream-write")
+                writer = self.tasks.create_task(self._write(), name="stream-write")
                 self.tasks.create_task(self._keep_alive(), name="stream-heartbeat")
-                await self._ending
+                try:
+                    await self._ending
+                except DiptychError:  # a write that is broken off leaves no room for a last word
+                    self.wake()
+                    await asyncio.wait({writer}, timeout=self._timers.heartbeat_s / 4)
+                    raise
         except BaseExceptionGroup as group:
             group.__traceback__ = None  # see below
             error = _cause(group)
@@ -104,14 +110,18 @@ class LongStream(Generic[Command]):
 
     async def _read(self, on_command: Callable[[Command], None]) -> None:
         async for command in self._commands:
-            if not isinstance(command, Message):
-                raise InvalidRequestError("not valid protobuf", field="command")
             self._heard_at = time.monotonic()
-            on_command(command)
+            try:
+                if not isinstance(command, Message):
+                    raise InvalidRequestError("not valid protobuf", field="command")
+                on_command(command)
+            except DiptychError as error:
+                self.end(error)
+                return
         raise _HalfClosedError
 
     async def _write(self) -> None:
-        while True:
+        while not self._ending.done():
             message = self._take()
             if message is None:
                 self._unsent.clear()

@@ -2,20 +2,30 @@
 
     $PEERS/ov/bin/python tests/bench/openvino_peer.py $PEERS/gemma-ov --port 8105
 
+With ``--measure`` instead of ``--port``: what it does in this process, without the server.
+Prints output tokens/s of 1, 8 and 16 prompts of 512 tokens at a time, 128 out, and prompt
+tokens/s of one of 2,048: medians of three rounds.
+
 Needs openvino-genai and nothing of Diptych. Float32, two threads, keys and values in
 float32, continuous batching in steps of 512 tokens. It answers what peers.py asks, no more:
 streams, greedy, the end-of-sequence token ignored.
 """
 
 import argparse
+import collections
 import importlib
 import itertools
 import json
 import queue
+import random
+import statistics
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
+
+import numpy as np
 
 
 class Request(NamedTuple):
@@ -24,6 +34,21 @@ class Request(NamedTuple):
     prompt: Any  # tensor of token ids, [1, num_tokens]
     max_tokens: int
     steps: "queue.SimpleQueue[int]"
+
+
+class Scenario(NamedTuple):
+    """As peers.py has them."""
+
+    num_streams: int
+    num_prompt_tokens: int
+    max_tokens: int
+
+
+SCENARIOS = (
+    Scenario(1, 512, 128), Scenario(8, 512, 128), Scenario(16, 512, 128), Scenario(1, 2048, 1),
+)  # fmt: skip
+NUM_ROUNDS = 3
+WORDS = range(1000, 20_000)  # token ids
 
 
 class Engine:
@@ -50,9 +75,17 @@ class Engine:
     def submit(self, text: str, max_tokens: int) -> tuple[int, Iterator[int]]:
         """Number of prompt tokens, and how many tokens each step gives until all are there."""
         prompt = self._tokenizer.encode(text).input_ids
+        return prompt.shape[1], self._ask(prompt, max_tokens)
+
+    def submit_ids(self, token_ids: Sequence[int], max_tokens: int) -> Iterator[int]:
+        """How many tokens each step gives until all are there."""
+        openvino: Any = importlib.import_module("openvino")
+        return self._ask(openvino.Tensor(np.array([token_ids], np.int64)), max_tokens)
+
+    def _ask(self, prompt: Any, max_tokens: int) -> Iterator[int]:
         request = Request(prompt, max_tokens, queue.SimpleQueue())
         self._submitted.put(request)
-        return prompt.shape[1], _until(request)
+        return _until(request)
 
     def run(self) -> None:
         """Steps for ever; waits while nothing is asked."""
@@ -82,6 +115,30 @@ def _until(request: Request) -> Iterator[int]:
     while num_tokens < request.max_tokens:
         yield (step := request.steps.get())
         num_tokens += step
+
+
+def measure(engine: Engine) -> None:
+    """Print what :data:`SCENARIOS` take, in this process."""
+    rng = random.Random(0)
+    times: dict[Scenario, list[float]] = {scenario: [] for scenario in SCENARIOS}
+    for number in range(NUM_ROUNDS + 1):  # the first warms up
+        for scenario, seconds in times.items():
+            begun_s = time.monotonic()
+            asked = [
+                engine.submit_ids(
+                    rng.choices(WORDS, k=scenario.num_prompt_tokens), scenario.max_tokens
+                )
+                for _ in range(scenario.num_streams)
+            ]
+            for steps in asked:
+                collections.deque(steps, maxlen=0)
+            if number:
+                seconds.append(time.monotonic() - begun_s)
+    for scenario, seconds in times.items():
+        num_tokens = scenario.max_tokens if scenario.max_tokens > 1 else scenario.num_prompt_tokens
+        rate = scenario.num_streams * num_tokens / statistics.median(seconds)
+        kind = "output" if scenario.max_tokens > 1 else "prompt"
+        print(f"{scenario.num_streams} at a time: {rate:.1f} {kind} tokens/s", flush=True)  # noqa: T201
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -121,11 +178,17 @@ def main() -> None:
     parser.add_argument("folder", help="what optimum-cli exported")
     parser.add_argument("--port", type=int, default=8105)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--measure", action="store_true", help="without a server")
     options = parser.parse_args()
-    Handler.engine = Engine(options.folder, options.threads)
+    engine = Engine(options.folder, options.threads)
+    if options.measure:
+        threading.Thread(target=engine.run, daemon=True).start()
+        measure(engine)
+        return
+    Handler.engine = engine
     server = Server(("127.0.0.1", options.port), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    Handler.engine.run()
+    engine.run()
 
 
 if __name__ == "__main__":

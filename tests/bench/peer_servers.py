@@ -201,7 +201,8 @@ class Server(NamedTuple):
             async with rpc.channel(self.address) as channel:
                 yield DiptychTarget(self.name, channel)
         else:
-            limits = httpx.Limits(max_connections=None)
+            # A connection for each request: the server may be closing one that was kept.
+            limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
             async with httpx.AsyncClient(
                 base_url=self.address, timeout=_TIMEOUT_S, limits=limits
             ) as client:

@@ -83,7 +83,7 @@ async def test_a_second_signal_does_not_wait(tiny_llama: Path, tmp_path: Path) -
     async with rpc.channel(worker.address) as channel:
         nobody = asyncio.get_running_loop().create_task(asyncio.sleep(0))
         view = Worker(worker.address, worker.metrics_address, channel, asyncio.Event(), nobody)
-        await view.watch_until(lambda s: s.state == worker_pb2.SERVING_STATE_READY)
+        await view.wait_ready()
         lease = Lease(view)
         await lease.start(prompt(20))
         await lease.next("accepted")

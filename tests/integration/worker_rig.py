@@ -30,10 +30,11 @@ from diptych.v1 import (
 from kvtransfer.config import TransferConfig
 from prefill_worker import app as prefill_app
 from prefill_worker.config import PrefillWorkerConfig
+from tests.cluster import START_TIMEOUT_S
 
 BLOCK_SIZE = 16
 MAX_LEN = 256
-PATIENCE_S = 6.0
+PATIENCE_S = 6.0  # with a worker that is ready
 HELD = ("running", "reserved", "leased", "quarantined")
 Settings = Mapping[str, Any]
 INLINE = TransferConfig(transports=("inline",))
@@ -62,16 +63,22 @@ class Worker:
         raise AssertionError("Watch said nothing")
 
     async def watch_until(
-        self, wanted: Callable[[worker_pb2.WorkerState], bool]
+        self, wanted: Callable[[worker_pb2.WorkerState], bool], within_s: float = PATIENCE_S
     ) -> worker_pb2.WorkerState:
         """The first state on Watch that is ``wanted``."""
         call = worker_pb2_grpc.WorkerStub(self.channel).Watch(worker_pb2.WatchRequest())
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(within_s):
             async for state in call:
                 if wanted(state):
                     call.cancel()
                     return state
         raise AssertionError("Watch ended")
+
+    async def wait_ready(self) -> worker_pb2.WorkerState:
+        """Its first state that is ready; where no kernel was kept, they are compiled first."""
+        return await self.watch_until(
+            lambda s: s.state == worker_pb2.SERVING_STATE_READY, START_TIMEOUT_S
+        )
 
     async def health(self, service: str = "") -> "health_pb2.HealthCheckResponse.ServingStatus":
         request = health_pb2.HealthCheckRequest(service=service)
@@ -144,7 +151,7 @@ async def prefill_worker(
     """A prefill worker that is ready."""
     config = PrefillWorkerConfig(**_common(model, tmp_path / "prefill.json"), **settings, **more)
     async with _running(prefill_app.serve, config) as worker:
-        await worker.watch_until(lambda s: s.state == worker_pb2.SERVING_STATE_READY)
+        await worker.wait_ready()
         yield worker
 
 
@@ -155,9 +162,10 @@ async def decode_worker(
     """A decode worker that is ready (or, unless ``wait_ready``, has loaded its model)."""
     config = DecodeWorkerConfig(**_common(model, tmp_path / "decode.json"), **{**settings, **more})
     async with _running(decode_app.serve, config) as worker:
-        await worker.watch_until(
-            lambda s: s.state == worker_pb2.SERVING_STATE_READY if wait_ready else bool(s.model)
-        )
+        if wait_ready:
+            await worker.wait_ready()
+        else:
+            await worker.watch_until(lambda s: bool(s.model), START_TIMEOUT_S)
         yield worker
 
 

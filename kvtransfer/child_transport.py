@@ -70,7 +70,7 @@ class ChildTransport:
         region = verified_region(descriptor)
         if not self.ready:
             raise AgentLostError(f"the {self.name} agent is being rebuilt")
-        peer = ChildPeer(self, next(self._ids), self._identity.epoch)
+        peer = ChildPeer(self, next(self._ids), self._identity.epoch, region.num_blocks)
         payload = pack_peer(region, descriptor.agent_metadata)
         self.send(Message(Kind.CONNECT, peer.id, payload))
         return peer
@@ -174,11 +174,12 @@ class ChildTransport:
 class ChildPeer:
     """One source's pool. Useless once the process that knew it has ended."""
 
-    def __init__(self, transport: ChildTransport, id_: int, epoch: int) -> None:
+    def __init__(self, transport: ChildTransport, id_: int, epoch: int, num_blocks: int) -> None:
         self.id = id_
         self.last_read_was_local: bool | None = None
         self._transport = transport
         self._epoch = epoch
+        self._num_blocks = num_blocks
         self._closed = False
 
     @property
@@ -188,6 +189,10 @@ class ChildPeer:
     def read(
         self, source_block_ids: tuple[int, ...], local_block_ids: tuple[int, ...]
     ) -> "ChildCopy":
+        if (last := max(source_block_ids)) >= self._num_blocks:
+            raise TransportError(
+                f"block {last} was announced, the source has {self._num_blocks} blocks"
+            )
         command = ReadCommand(
             self.id,
             np.asarray(source_block_ids, dtype=np.int32),

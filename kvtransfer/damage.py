@@ -36,7 +36,7 @@ def corrupted(message: Message, field: str, rng: random.Random) -> None:
         if isinstance(value[index], bytes):
             value[index] = _flipped(value[index], rng)
         elif len(value) == 1:
-            value[index] ^= 1
+            value[index] ^= 1 << 20
         else:
             value[index], value[index - 1] = value[index - 1], value[index]
 

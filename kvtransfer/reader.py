@@ -249,7 +249,11 @@ class Pull:
         step = max(1, self._endpoint.config.max_read_bytes // self._endpoint.memory.block_bytes)
         for begin in range(0, len(planned.local_block_ids), step):
             local_block_ids = planned.local_block_ids[begin : begin + step]
-            copy = link.peer.read(planned.source_block_ids[begin : begin + step], local_block_ids)
+            source_block_ids = planned.source_block_ids[begin : begin + step]
+            try:
+                copy = link.peer.read(source_block_ids, local_block_ids)
+            except TransportError as error:
+                raise PullError(decode_pb2.PULL_FAILURE_UNPROVEN, str(error)) from error
             if copy is not None:
                 self._reads.start(
                     copy,

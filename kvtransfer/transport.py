@@ -40,7 +40,10 @@ class Peer(Protocol):
     def read(
         self, source_block_ids: tuple[int, ...], local_block_ids: tuple[int, ...]
     ) -> Copy | None:
-        """A copy to post, or None where the source sends Data instead."""
+        """A copy to post, or None where the source sends Data instead.
+
+        Raises TransportError where the source has no such block.
+        """
         ...
 
     def write(self, local_block_ids: tuple[int, ...], offset: int, payload: bytes) -> Copy:

@@ -1,10 +1,13 @@
-"""Models and clusters that the integration tests share."""
+"""Models, and the two ends of a transfer, that the integration tests share."""
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from diptych.engine.tiny_model import write_tiny_model
+from tests.integration.transfer_rig import Reader, Source, config, open_reader, open_source
+from tests.transports import TRANSPORTS
 
 BLOCK_SIZE = 16
 TINY_MAX_LEN = 256
@@ -22,3 +25,20 @@ def tiny_gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny-gemma")
     write_tiny_model(folder, family="gemma3")
     return folder
+
+
+@pytest.fixture(params=TRANSPORTS)
+def transport(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+async def source(transport: str) -> AsyncIterator[Source]:
+    async with open_source(config(transport)) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def reader(transport: str) -> AsyncIterator[Reader]:
+    async with open_reader(config(transport)) as opened:
+        yield opened

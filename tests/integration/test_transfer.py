@@ -5,7 +5,6 @@ import contextlib
 import importlib.util
 import os
 import time
-from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,49 +17,25 @@ from diptych import rpc
 from diptych.errors import ConfigurationError
 from diptych.v1 import common_pb2, decode_pb2, kv_source_pb2, kv_source_pb2_grpc, worker_pb2
 from kvtransfer.digest import combined_digest
-from kvtransfer.pull import PullError
 from kvtransfer.transport import TransportError
 from tests.integration.transfer_rig import (
     BLOCK_SIZE,
+    BLOCKS,
+    LOCAL,
+    NUM_TOKENS,
     TIMERS,
     Reader,
     Source,
     config,
+    failure_of,
     layout,
     open_reader,
     open_source,
     until,
+    until_digested,
+    until_idle,
 )
-from tests.transports import AGENTS, TRANSPORTS
-
-BLOCKS = [3, 9, 4, 5, 20]
-LOCAL = [10, 11, 12, 1, 0]
-NUM_TOKENS = 4 * BLOCK_SIZE + 3
-
-
-@pytest.fixture(params=TRANSPORTS)
-def transport(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture
-async def source(transport: str) -> AsyncIterator[Source]:
-    async with open_source(config(transport)) as opened:
-        yield opened
-
-
-@pytest.fixture
-async def reader(transport: str) -> AsyncIterator[Reader]:
-    async with open_reader(config(transport)) as opened:
-        yield opened
-
-
-async def until_idle(source: Source) -> None:
-    await until(lambda: not source.servicer.counters.num_fetches_open)
-
-
-async def until_digested(source: Source, lease_id: str = "lease") -> None:
-    await until(lambda: all(r.digests is not None for r in source.leases.ranges(lease_id)))
+from tests.transports import AGENTS
 
 
 async def test_a_pull_moves_exactly_the_bytes(
@@ -166,14 +141,6 @@ async def test_cancelling_at_any_moment_leaves_nothing_behind(
     await until_idle(source)
     await until(lambda: not reader.quarantined)
     await reader.pairs.pull(request)
-
-
-async def failure_of(reader: Reader, source: Source, ticket: bytes, **end: int) -> PullError:
-    with pytest.raises(PullError) as excinfo:
-        await reader.pairs.pull(
-            reader.request(source, ticket, end.get("num_tokens", NUM_TOKENS), LOCAL)
-        )
-    return excinfo.value
 
 
 async def test_a_newer_grant_ends_the_pull_at_once(source: Source, reader: Reader) -> None:
@@ -299,76 +266,6 @@ async def test_the_end_of_a_confirmed_lease_refuses_nobody(source: Source, reade
             assert not event.HasField("ended")
         assert await call.code() is grpc.StatusCode.OK
     assert not source.servicer.counters.num_refused
-
-
-async def test_bad_tickets_are_refused(source: Source, reader: Reader) -> None:
-    await reader.connect(source)
-    ticket = source.lease("lease", BLOCKS, NUM_TOKENS, "another reader")
-    for bad in (ticket, os.urandom(16), b""):
-        error = await failure_of(reader, source, bad)
-        assert error.failure == decode_pb2.PULL_FAILURE_TICKET_INVALID
-    mine = source.lease("mine", BLOCKS, NUM_TOKENS, "reader")
-    error = await failure_of(reader, source, mine, num_tokens=NUM_TOKENS - 1)
-    assert error.failure == decode_pb2.PULL_FAILURE_UNPROVEN
-    pair = reader.pairs.pairs()[0]
-    assert pair.state == worker_pb2.PAIR_STATE_PROVEN
-
-
-async def test_a_lease_of_another_prompt_of_equal_length_is_unproven(
-    source: Source, reader: Reader
-) -> None:
-    """Two open leases for this reader, their tickets swapped: not a byte is read."""
-    await reader.connect(source)
-    others = [block_id + 30 for block_id in BLOCKS]
-    source.fill([*BLOCKS, *others])
-    mine = source.lease("mine", BLOCKS, NUM_TOKENS, "reader", prompt_digest=b"m" * 16)
-    swapped = source.lease("other", others, NUM_TOKENS, "reader", prompt_digest=b"o" * 16)
-    for lease in ("mine", "other"):
-        source.leases.announce(lease, NUM_TOKENS)
-    ask = partial(reader.request, source, prompt_digest=b"m" * 16)
-    with pytest.raises(PullError, match="another sequence's") as excinfo:
-        await reader.pairs.pull(ask(swapped, NUM_TOKENS, LOCAL))
-    assert excinfo.value.failure == decode_pb2.PULL_FAILURE_UNPROVEN
-    assert not any(reader.content(LOCAL))
-    await reader.pairs.pull(ask(mine, NUM_TOKENS, LOCAL))
-    assert reader.content(LOCAL) == source.content(BLOCKS)
-
-
-async def test_bytes_that_changed_after_their_digest_are_unproven(
-    source: Source, reader: Reader
-) -> None:
-    await reader.connect(source)
-    source.fill(BLOCKS)
-    ticket = source.lease("lease", BLOCKS, NUM_TOKENS, "reader")
-    source.leases.announce("lease", NUM_TOKENS)
-    await until_digested(source)
-    source.memory.block(BLOCKS[2])[7] ^= 1
-    error = await failure_of(reader, source, ticket)
-    assert error.failure == decode_pb2.PULL_FAILURE_UNPROVEN
-
-
-async def test_a_stale_block_is_unproven_at_level_sampled(transport: str) -> None:
-    transfer = config(transport, digest_level="sampled")
-    async with open_source(transfer) as source, open_reader(transfer) as reader:
-        await reader.connect(source)
-        source.fill(BLOCKS)
-        ticket = source.lease("lease", BLOCKS, NUM_TOKENS, "reader")
-        source.leases.announce("lease", NUM_TOKENS)
-        await until_digested(source)
-        source.fill(BLOCKS[2:3])
-        error = await failure_of(reader, source, ticket)
-        assert error.failure == decode_pb2.PULL_FAILURE_UNPROVEN
-
-
-async def test_a_block_reused_under_the_lease_is_unproven(source: Source, reader: Reader) -> None:
-    await reader.connect(source)
-    source.fill(BLOCKS)
-    ticket = source.lease("lease", BLOCKS, NUM_TOKENS, "reader")
-    source.leases.announce("lease", NUM_TOKENS)
-    source.generations[BLOCKS[4]] = 1
-    error = await failure_of(reader, source, ticket)
-    assert error.failure == decode_pb2.PULL_FAILURE_UNPROVEN
-    assert error.refusal == "KV_UNPROVEN"
 
 
 async def test_a_source_that_nobody_named_is_not_connected(source: Source, reader: Reader) -> None:

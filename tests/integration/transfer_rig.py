@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+import pytest
+
 from diptych import rpc
 from diptych.shared_bytes import SharedBytes
 from diptych.timers import Timers
@@ -17,10 +19,14 @@ from kvtransfer.endpoint import TransferEndpoint
 from kvtransfer.lease import LeaseTable
 from kvtransfer.memory import HostMemory
 from kvtransfer.pairs import PairTable, PeerKey
-from kvtransfer.pull import PullRequest
+from kvtransfer.pull import PullError, PullRequest
+from kvtransfer.scripted import FaultSwitch
 from kvtransfer.source import KVSourceServicer
 
 BLOCK_SIZE = 16
+BLOCKS = [3, 9, 4, 5, 20]  # at the source
+LOCAL = [10, 11, 12, 1, 0]  # their places at the reader
+NUM_TOKENS = 4 * BLOCK_SIZE + 3
 NUM_SCRATCH = 8  # the last blocks of each memory, for probes
 TIMERS = Timers(heartbeat_s=0.1, lost_peer_s=0.8, read_progress_s=2.0, confirm_s=1.0)
 
@@ -181,6 +187,7 @@ async def open_reader(
     incarnation: str = "reader",
     kv_layout: common_pb2.KVLayout | None = None,
     timers: Timers = TIMERS,
+    switch: FaultSwitch | None = None,
 ) -> AsyncIterator[Reader]:
     shared = SharedBytes(num_blocks * block_bytes)
     memory = HostMemory(shared.buffer, block_bytes, shared.fd)
@@ -189,6 +196,7 @@ async def open_reader(
         incarnation=incarnation,
         layout=kv_layout or layout(block_bytes, transfer.digest_level),
         memory=memory,
+        switch=switch,
     )
     quarantined: set[int] = set()
     scratch = PoolScratch(range(num_blocks - NUM_SCRATCH, num_blocks))
@@ -220,3 +228,20 @@ async def open_reader(
                 running.cancel()
     finally:
         await endpoint.close()
+
+
+async def until_idle(source: Source) -> None:
+    await until(lambda: not source.servicer.counters.num_fetches_open)
+
+
+async def until_digested(source: Source, lease_id: str = "lease") -> None:
+    await until(lambda: all(r.digests is not None for r in source.leases.ranges(lease_id)))
+
+
+async def failure_of(
+    reader: Reader, source: Source, ticket: bytes, num_tokens: int = NUM_TOKENS
+) -> PullError:
+    """How a pull into LOCAL fails."""
+    with pytest.raises(PullError) as excinfo:
+        await reader.pairs.pull(reader.request(source, ticket, num_tokens, LOCAL))
+    return excinfo.value

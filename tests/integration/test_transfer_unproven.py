@@ -1,0 +1,115 @@
+"""Pulls that are not proven, over real transports: not a byte of them is used."""
+
+import os
+from functools import partial
+
+import pytest
+
+from diptych.v1 import decode_pb2, worker_pb2
+from kvtransfer.faults import FaultRule, FaultScript
+from kvtransfer.pull import PullError
+from kvtransfer.scripted import FaultSwitch
+from tests.integration.transfer_rig import (
+    BLOCK_SIZE,
+    BLOCKS,
+    LOCAL,
+    NUM_TOKENS,
+    Reader,
+    Source,
+    config,
+    failure_of,
+    open_reader,
+    open_source,
+    until_digested,
+)
+from tests.transports import AGENTS
+
+
+async def test_bad_tickets_are_refused(source: Source, reader: Reader) -> None:
+    await reader.connect(source)
+    ticket = source.lease("lease", BLOCKS, NUM_TOKENS, "another reader")
+    for bad in (ticket, os.urandom(16), b""):
+        error = await failure_of(reader, source, bad)
+        assert error.failure == decode_pb2.PULL_FAILURE_TICKET_INVALID
+    mine = source.lease("mine", BLOCKS, NUM_TOKENS, "reader")
+    error = await failure_of(reader, source, mine, num_tokens=NUM_TOKENS - 1)
+    assert error.failure == decode_pb2.PULL_FAILURE_UNPROVEN
+    pair = reader.pairs.pairs()[0]
+    assert pair.state == worker_pb2.PAIR_STATE_PROVEN
+
+
+async def test_a_lease_of_another_prompt_of_equal_length_is_unproven(
+    source: Source, reader: Reader
+) -> None:
+    """Two open leases for this reader, their tickets swapped: not a byte is read."""
+    await reader.connect(source)
+    others = [block_id + 30 for block_id in BLOCKS]
+    source.fill([*BLOCKS, *others])
+    mine = source.lease("mine", BLOCKS, NUM_TOKENS, "reader", prompt_digest=b"m" * 16)
+    swapped = source.lease("other", others, NUM_TOKENS, "reader", prompt_digest=b"o" * 16)
+    for lease in ("mine", "other"):
+        source.leases.announce(lease, NUM_TOKENS)
+    ask = partial(reader.request, source, prompt_digest=b"m" * 16)
+    with pytest.raises(PullError, match="another sequence's") as excinfo:
+        await reader.pairs.pull(ask(swapped, NUM_TOKENS, LOCAL))
+    assert excinfo.value.failure == decode_pb2.PULL_FAILURE_UNPROVEN
+    assert not any(reader.content(LOCAL))
+    await reader.pairs.pull(ask(mine, NUM_TOKENS, LOCAL))
+    assert reader.content(LOCAL) == source.content(BLOCKS)
+
+
+async def test_bytes_that_changed_after_their_digest_are_unproven(
+    source: Source, reader: Reader
+) -> None:
+    await reader.connect(source)
+    source.fill(BLOCKS)
+    ticket = source.lease("lease", BLOCKS, NUM_TOKENS, "reader")
+    source.leases.announce("lease", NUM_TOKENS)
+    await until_digested(source)
+    source.memory.block(BLOCKS[2])[7] ^= 1
+    error = await failure_of(reader, source, ticket)
+    assert error.failure == decode_pb2.PULL_FAILURE_UNPROVEN
+
+
+async def test_a_stale_block_is_unproven_at_level_sampled(transport: str) -> None:
+    transfer = config(transport, digest_level="sampled")
+    async with open_source(transfer) as source, open_reader(transfer) as reader:
+        await reader.connect(source)
+        source.fill(BLOCKS)
+        ticket = source.lease("lease", BLOCKS, NUM_TOKENS, "reader")
+        source.leases.announce("lease", NUM_TOKENS)
+        await until_digested(source)
+        source.fill(BLOCKS[2:3])
+        error = await failure_of(reader, source, ticket)
+        assert error.failure == decode_pb2.PULL_FAILURE_UNPROVEN
+
+
+async def test_a_block_reused_under_the_lease_is_unproven(source: Source, reader: Reader) -> None:
+    await reader.connect(source)
+    source.fill(BLOCKS)
+    ticket = source.lease("lease", BLOCKS, NUM_TOKENS, "reader")
+    source.leases.announce("lease", NUM_TOKENS)
+    source.generations[BLOCKS[4]] = 1
+    error = await failure_of(reader, source, ticket)
+    assert error.failure == decode_pb2.PULL_FAILURE_UNPROVEN
+    assert error.refusal == "KV_UNPROVEN"
+
+
+@pytest.mark.parametrize("name", AGENTS)
+async def test_a_block_that_the_source_does_not_have_is_not_read(name: str) -> None:
+    """The library is not asked: what it does with such a block is its own affair."""
+    wrong_block = FaultRule(at="range", do="corrupt", field="block_ids")
+    switch = FaultSwitch(FaultScript([wrong_block]))
+    async with (
+        open_source(config(name)) as source,
+        open_reader(config(name), switch=switch) as reader,
+    ):
+        await reader.connect(source)
+        source.fill(BLOCKS[:1])
+        ticket = source.lease("lease", BLOCKS[:1], BLOCK_SIZE, "reader")
+        source.leases.announce("lease", BLOCK_SIZE)
+        error = await failure_of(reader, source, ticket, num_tokens=BLOCK_SIZE)
+        assert error.failure == decode_pb2.PULL_FAILURE_UNPROVEN
+        assert "has 64 blocks" in error.message
+        await reader.pairs.pull(reader.request(source, ticket, BLOCK_SIZE, LOCAL))
+        assert reader.content(LOCAL[:1]) == source.content(BLOCKS[:1])

@@ -35,8 +35,8 @@ FREE_S = 1.0 + STEP_S
 WORKER_FLAGS = {
     "num-blocks": "256",
     "max-model-len": "2048",
-    "max-batched-tokens": "16",
-    "max-num-seqs": "8",
+    "max-batched-tokens": "4",  # the prompt must still be computed when the fault has begun
+    "max-num-seqs": "4",
     "num-threads": "1",
     "transfer.transports": "inline",
 }
@@ -133,6 +133,9 @@ async def test_a_broken_leg(rig: Rig, leg: str, fault: str) -> None:
             )
             free_s = time.monotonic() - begin
             assert not task.done()
+        except AssertionError as error:
+            error.add_note("\n".join(process.log_tail(20) for process in cluster.processes))
+            raise
         finally:
             await asyncio.to_thread(broken.end)
         answer = await task

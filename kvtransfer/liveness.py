@@ -28,6 +28,11 @@ class PeerLiveness:
             self._stuck_s = 0.0
         self._progress = progress
 
+    @property
+    def silence_s(self) -> float:
+        """Since the last message, as of the last ``problem``."""
+        return self._silence_s
+
     def problem(self, now: float) -> str | None:
         """Why the peer is lost, or None. Call at least once per ``heartbeat_s``."""
         tick_s = min(now - self._ticked_at, 2 * self._timers.heartbeat_s)

@@ -295,8 +295,11 @@ class Pull:
         idle_s = now - self._clock.moved_s
         waits_for_source = machine.state is PullState.READING and not machine.num_unlanded_blocks
         if machine.state is PullState.CONFIRMING and idle_s > self._timers.confirm_s:
-            raise PullError(
-                decode_pb2.PULL_FAILURE_UNPROVEN, f"not confirmed within {self._timers.confirm_s} s"
-            )
+            message = f"not confirmed within {self._timers.confirm_s} s"
+            if liveness.silence_s > self._timers.confirm_s:  # no heartbeat either
+                raise PullError(
+                    decode_pb2.PULL_FAILURE_SOURCE_LOST, f"the source is lost: {message}"
+                )
+            raise PullError(decode_pb2.PULL_FAILURE_UNPROVEN, message)
         if idle_s > self._timers.read_progress_s and not waits_for_source:
             raise PullError(decode_pb2.PULL_FAILURE_TRANSPORT, f"no progress for {idle_s:.1f} s")

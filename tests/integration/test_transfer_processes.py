@@ -14,12 +14,15 @@ import psutil
 import pytest
 import xxhash
 
+from diptych.timers import Timers
 from diptych.v1 import decode_pb2, worker_pb2
 from kvtransfer.child_transport import ChildTransport
 from kvtransfer.endpoint import TransferEndpoint
+from kvtransfer.faults import FaultRule, FaultScript
 from kvtransfer.lease_pull import LeasePull
 from kvtransfer.pairs import PeerKey
 from kvtransfer.pull import PullError, PullRequest
+from kvtransfer.scripted import FaultSwitch
 from tests.integration.transfer_rig import (
     BLOCK_SIZE,
     Reader,
@@ -141,6 +144,27 @@ async def test_a_killed_source_is_noticed_at_once_and_its_restart_heals(transpor
             await reader.pairs.pull(restarted.request)
             assert xxhash.xxh3_128_hexdigest(reader.content(LOCAL)) == restarted.digest
         assert not reader.quarantined
+
+
+async def test_a_source_that_is_silent_instead_of_confirming_is_lost() -> None:
+    """Nothing says that what landed is wrong: to bind again to the same source is no use."""
+    timers = Timers(heartbeat_s=0.1, lost_peer_s=5, confirm_s=1.0)
+    switch = FaultSwitch(FaultScript([FaultRule(at="confirm", do="drop")]))
+    async with (
+        source_process("inline") as source,
+        open_reader(config("inline"), timers=timers, switch=switch) as reader,
+    ):
+        await connect(reader, source)
+        source.announce_rest()
+        async with asyncio.TaskGroup() as tasks:
+            failing = tasks.create_task(failure_of(reader, source))
+            await until(lambda: switch.script.num_fired == [1])
+            source.signal(signal.SIGSTOP)
+            stopped_s = time.monotonic()
+            error = await failing
+            assert time.monotonic() - stopped_s < 1.5
+        source.signal(signal.SIGCONT)
+    assert error.failure == decode_pb2.PULL_FAILURE_SOURCE_LOST
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

@@ -3,14 +3,14 @@
 from typing import NamedTuple, Protocol, cast
 
 from decode_worker.outbox import NewToken
-from diptych.engine.sequence import FinishReason
+from diptych.engine.scheduling.sequence import FinishReason
 from diptych.errors import DiptychError
-from diptych.rpc import to_failure
+from diptych.rpc.status import to_failure
 from diptych.v1 import common_pb2, decode_pb2
 
 
 class PreparedPull(Protocol):
-    """A pull that can be given up at once (kvtransfer.reader.Pull)."""
+    """A pull that can be given up at once (kvtransfer.reader.fetch_driver.Pull)."""
 
     def abandon(self) -> frozenset[int]:
         """Post no more reads; the local blocks that posted ones may still write."""

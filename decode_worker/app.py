@@ -6,24 +6,24 @@ from contextlib import asynccontextmanager
 
 from decode_worker import pair_metrics
 from decode_worker.config import DecodeWorkerConfig
-from decode_worker.node import DecodeNode, UnfinishedReads
 from decode_worker.observer import outcome_names
-from decode_worker.rules import SessionRules
 from decode_worker.servicer import DecodeServicer
-from diptych.engine.step import SequenceUpdate
+from decode_worker.stream_resources import DecodeNode, UnfinishedReads
+from decode_worker.worker_limits import SessionRules
+from diptych.engine.scheduling.step import SequenceUpdate
 from diptych.errors import DiptychError
 from diptych.process import Ready
 from diptych.service_host import ServiceHost
 from diptych.telemetry.families import TransferMetrics
 from diptych.v1 import decode_pb2, decode_pb2_grpc, worker_pb2, worker_pb2_grpc
+from diptych.worker.engine_parts import EngineParts
 from diptych.worker.loading import confine_to
-from diptych.worker.parts import EngineParts
 from diptych.worker.status import WatchServicer, WorkerStatus
 from diptych.worker.step_metrics import StepMetrics
 from diptych.worker.worker import WorkerLife
 from kvtransfer.endpoint import TransferEndpoint
-from kvtransfer.fault_service import FaultsServicer, serve_faults
-from kvtransfer.pairs import PairTable
+from kvtransfer.reader.pairs import PairTable
+from kvtransfer.testing.fault_service import FaultsServicer, serve_faults
 
 DECODE = decode_pb2.DESCRIPTOR.services_by_name["Decode"].full_name
 WORKER = worker_pb2.DESCRIPTOR.services_by_name["Worker"].full_name

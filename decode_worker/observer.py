@@ -8,12 +8,12 @@ from opentelemetry.context import Context
 
 from decode_worker.outbox import NewToken
 from decode_worker.session import Fallback
-from diptych.engine.sequence import Sequence
+from diptych.engine.scheduling.sequence import Sequence
 from diptych.telemetry import attributes, tracing
 from diptych.telemetry.families import EngineMetrics, TransferMetrics
 from diptych.telemetry.stages import Stage
 from diptych.v1 import common_pb2, decode_pb2
-from kvtransfer.pull import PullError
+from kvtransfer.reader.pull_machine import PullError
 
 CANCELLED = "CANCELLED"
 _PREFIX = "PULL_FAILURE_"

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from diptych.telemetry.metrics import Metrics, Sample
 from diptych.v1 import worker_pb2
-from kvtransfer.pairs import PairTable
+from kvtransfer.reader.pairs import PairTable
 
 
 def register(metrics: Metrics, pairs: PairTable) -> None:

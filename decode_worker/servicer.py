@@ -2,11 +2,11 @@
 
 from collections.abc import AsyncIterator, Sequence
 
-from decode_worker.node import DecodeNode
 from decode_worker.stream import DecodeStream
-from diptych.engine.step import SequenceUpdate
+from decode_worker.stream_resources import DecodeNode
+from diptych.engine.scheduling.step import SequenceUpdate
 from diptych.errors import DiptychError, TransferInterruptedError
-from diptych.rpc import Context
+from diptych.rpc.server import Context
 from diptych.telemetry import tracing
 from diptych.timers import Timers
 from diptych.v1 import decode_pb2, decode_pb2_grpc

@@ -16,15 +16,15 @@ from typing import Protocol
 
 from decode_worker import actions
 from decode_worker.actions import Action, PreparedPull, RunPull, SendTokens, StopPull
-from decode_worker.entry import Entry, EntryEvent, Phase
+from decode_worker.held_sequence import Entry, EntryEvent, Phase
 from decode_worker.outbox import NewToken
-from decode_worker.rules import SessionRules
+from decode_worker.worker_limits import SessionRules
 from diptych.block_hash import prompt_digest
-from diptych.engine.sequence import FinishReason, Sequence, SequenceKey
-from diptych.engine.step import SequenceUpdate
+from diptych.engine.scheduling.sequence import FinishReason, Sequence, SequenceKey
+from diptych.engine.scheduling.step import SequenceUpdate
 from diptych.errors import DiptychError, InvalidRequestError
 from diptych.v1 import common_pb2, decode_pb2
-from kvtransfer.pull import PullRequest
+from kvtransfer.reader.pull_machine import PullRequest
 
 
 class Fallback(enum.StrEnum):

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, cast
 
 from decode_worker import actions
 from decode_worker.actions import Action, RunPull, SendEvent, SendTokens, StopPull
-from decode_worker.node import DecodeNode
 from decode_worker.observer import StreamObserver
 from decode_worker.outbox import Outbox
 from decode_worker.session import Session
-from diptych.engine.step import SequenceUpdate
+from decode_worker.stream_resources import DecodeNode
+from diptych.engine.scheduling.step import SequenceUpdate
 from diptych.errors import DiptychError, InvalidRequestError, NoWorkerError
-from diptych.rpc import Context
+from diptych.rpc.server import Context
 from diptych.v1 import decode_pb2
 from diptych.worker.long_stream import LongStream
-from kvtransfer.pairs import PeerKey
-from kvtransfer.pull import PullError
-from kvtransfer.reader import Pull
+from kvtransfer.reader.fetch_driver import Pull
+from kvtransfer.reader.pairs import PeerKey
+from kvtransfer.reader.pull_machine import PullError
 
 if TYPE_CHECKING:
     from decode_worker.servicer import DecodeServicer

@@ -19,7 +19,8 @@ from typing import NamedTuple, Self
 
 import grpc
 
-from diptych import rpc
+from diptych.rpc.channel import open_channel
+from diptych.rpc.status import from_rpc_error
 from diptych.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 
 _LIST_TIMEOUT_S = 10.0
@@ -121,7 +122,7 @@ class DiptychClient:
 
     def __init__(self, address: str) -> None:
         """``address`` is host:port. Connects when first used."""
-        self._channel = rpc.channel(address)
+        self._channel = open_channel(address)
         self._stub = inference_pb2_grpc.InferenceStub(self._channel)
 
     async def __aenter__(self) -> Self:
@@ -203,7 +204,7 @@ class DiptychClient:
             async for response in call:
                 yield _chunk(response)
         except grpc.RpcError as error:
-            raise rpc.from_rpc_error(error) from None
+            raise from_rpc_error(error) from None
         finally:
             call.cancel()
 
@@ -214,7 +215,7 @@ class DiptychClient:
                 inference_pb2.ListModelsRequest(), timeout=timeout_s
             )
         except grpc.RpcError as error:
-            raise rpc.from_rpc_error(error) from None
+            raise from_rpc_error(error) from None
         return list(response.models)
 
 

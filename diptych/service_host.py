@@ -15,9 +15,10 @@ from grpc_reflection.v1alpha import reflection
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
-from diptych import __version__, rpc
+from diptych import __version__
 from diptych.errors import ConfigurationError
 from diptych.process import ProcessConfig
+from diptych.rpc.server import make_server
 from diptych.telemetry.metrics import Metrics
 from diptych.telemetry.tracing import Tracing
 
@@ -51,7 +52,7 @@ class ServiceHost:
             sample_ratio=config.trace_sample_ratio,
             instance_id=instance_id,
         )
-        self.server = rpc.server(config.timers)
+        self.server = make_server(config.timers)
         self.port = 0
         self.metrics_port: int | None = None
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined] # absent in the stubs

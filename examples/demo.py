@@ -11,14 +11,14 @@ import asyncio
 import sys
 import time
 
-from diptych.child_process import ChildFailedError
 from diptych.cli.breakdown import breakdown
+from diptych.cli.child_process import ChildFailedError
 from diptych.cli.generate import stream
+from diptych.cli.local_cluster import ClusterPlan, LocalCluster, run_cluster
 from diptych.cli.model import fetch_with_progress
 from diptych.cli.up import cancel_on_signals, say
 from diptych.client import ChatMessage, GenerateOptions, build_request
 from diptych.errors import ConfigurationError, DiptychError
-from diptych.local_cluster import ClusterPlan, LocalCluster, run_cluster
 from diptych.v1 import inference_pb2
 
 QUESTIONS = (

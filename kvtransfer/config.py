@@ -5,7 +5,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from diptych.errors import InvalidRequestError
-from kvtransfer.faults import parse_rules
+from kvtransfer.testing.faults import parse_rules
 
 TransportName = Literal["nixl", "ucxx", "inline"]
 DigestLevel = Literal["full", "sampled", "off"]
@@ -40,7 +40,7 @@ class TransferConfig(BaseModel):
     faults: str = Field(
         "",
         description="Faults in force from the start: a JSON list of rules, see "
-        "kvtransfer/faults.py. Needs allow_faults.",
+        "kvtransfer/testing/faults.py. Needs allow_faults.",
     )
     allow_nixl_tcp: bool = Field(
         False,

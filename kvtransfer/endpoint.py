@@ -11,11 +11,11 @@ from typing import Literal
 from diptych.errors import ConfigurationError
 from diptych.v1 import common_pb2
 from kvtransfer.config import TransferConfig, TransportName
-from kvtransfer.inline import InlineTransport
 from kvtransfer.memory import PoolMemory
-from kvtransfer.scripted import FaultSwitch
-from kvtransfer.transfer_thread import TransferThread, deliver
-from kvtransfer.transport import Transport
+from kvtransfer.testing.transport import FaultSwitch
+from kvtransfer.transports.base import Transport
+from kvtransfer.transports.inline import InlineTransport
+from kvtransfer.transports.thread import TransferThread, deliver
 
 logger = logging.getLogger(__name__)
 
@@ -144,8 +144,8 @@ class TransferEndpoint:
         logger.warning("transport not available", extra={"transport": name, "error": problem})
 
     async def _open_agent(self, name: Literal["nixl", "ucxx"]) -> Transport:
-        from kvtransfer.child_transport import ChildTransport  # these need numpy
-        from kvtransfer.nixl_transport import NixlTransport
+        from kvtransfer.transports.child import ChildTransport  # these need numpy
+        from kvtransfer.transports.nixl import NixlTransport
 
         shared = self.memory.shared_fd is not None
         if name == "ucxx" and not shared:

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
-from diptych.engine.step import SequenceUpdate
+from diptych.engine.scheduling.step import SequenceUpdate
 from diptych.errors import DiptychError
 from diptych.process import Ready
 from diptych.service_host import ServiceHost
@@ -18,15 +18,15 @@ from diptych.v1 import (
     worker_pb2,
     worker_pb2_grpc,
 )
+from diptych.worker.engine_parts import EngineParts
 from diptych.worker.loading import confine_to
-from diptych.worker.parts import EngineParts
 from diptych.worker.status import WatchServicer, WorkerStatus
 from diptych.worker.step_metrics import StepMetrics
 from diptych.worker.worker import WorkerLife
 from kvtransfer.endpoint import TransferEndpoint
-from kvtransfer.fault_service import FaultsServicer, serve_faults
-from kvtransfer.lease import LeaseTable
-from kvtransfer.source import KVSourceServicer
+from kvtransfer.source.lease_table import LeaseTable
+from kvtransfer.source.servicer import KVSourceServicer
+from kvtransfer.testing.fault_service import FaultsServicer, serve_faults
 from prefill_worker import source_metrics
 from prefill_worker.config import PrefillWorkerConfig
 from prefill_worker.kv_source_gate import KVSourceGate

@@ -3,9 +3,9 @@
 from collections.abc import AsyncIterator
 
 from diptych.errors import NoWorkerError
-from diptych.rpc import Context
+from diptych.rpc.server import Context
 from diptych.v1 import kv_source_pb2, kv_source_pb2_grpc
-from kvtransfer.source import KVSourceServicer
+from kvtransfer.source.servicer import KVSourceServicer
 
 
 class KVSourceGate(kv_source_pb2_grpc.KVSourceServicer):
@@ -17,13 +17,13 @@ class KVSourceGate(kv_source_pb2_grpc.KVSourceServicer):
     async def Connect(
         self, request: kv_source_pb2.ConnectRequest, context: Context
     ) -> kv_source_pb2.ConnectResponse:
-        """See kvtransfer.source."""
+        """See kvtransfer.source.servicer."""
         return await self._opened().Connect(request, context)
 
     async def Fetch(
         self, request_iterator: AsyncIterator[kv_source_pb2.FetchCommand], context: Context
     ) -> AsyncIterator[kv_source_pb2.FetchEvent]:
-        """See kvtransfer.source."""
+        """See kvtransfer.source.servicer."""
         async for event in self._opened().Fetch(request_iterator, context):
             yield event
 

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import Protocol, cast
 
 from diptych.block_hash import prompt_digest
-from diptych.engine.sequence import Sequence, SequenceKey
-from diptych.engine.step import SequenceUpdate
+from diptych.engine.scheduling.sequence import Sequence, SequenceKey
+from diptych.engine.scheduling.step import SequenceUpdate
 from diptych.errors import InvalidRequestError, LeaseExpiredError
 from diptych.transitions import Transitions
 from diptych.v1 import common_pb2, prefill_pb2
 from diptych.worker.check_spec import check_spec
-from kvtransfer.lease import LeaseTable
+from kvtransfer.source.lease_table import LeaseTable
 
 
 class LeasePhase(enum.Enum):

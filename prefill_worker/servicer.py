@@ -8,9 +8,8 @@ from collections.abc import AsyncIterator, Sequence
 
 from google.protobuf.message import Message
 
-from diptych import rpc
-from diptych.engine.sequence import SequenceKey
-from diptych.engine.step import SequenceUpdate
+from diptych.engine.scheduling.sequence import SequenceKey
+from diptych.engine.scheduling.step import SequenceUpdate
 from diptych.errors import (
     DiptychError,
     InvalidRequestError,
@@ -19,16 +18,17 @@ from diptych.errors import (
     SlowClientError,
     WorkerDrainingError,
 )
-from diptych.rpc import Context
+from diptych.rpc.server import Context
+from diptych.rpc.status import to_failure
 from diptych.telemetry import logs, tracing
 from diptych.telemetry.families import LeaseMetrics
 from diptych.telemetry.stages import Stage
 from diptych.timers import Timers
 from diptych.v1 import prefill_pb2, prefill_pb2_grpc
+from diptych.worker.engine_parts import EngineParts
 from diptych.worker.long_stream import LongStream
-from diptych.worker.parts import EngineParts
 from diptych.worker.status import WorkerStatus
-from kvtransfer.lease import LeaseTable
+from kvtransfer.source.lease_table import LeaseTable
 from prefill_worker.lease_session import LeaseSession
 
 logger = logging.getLogger(__name__)
@@ -148,7 +148,7 @@ class LeaseStream:
 
     async def tell(self, error: DiptychError) -> None:
         """Send the router ``error``, which ``run`` has raised: nothing is held any more."""
-        await self._stream.tell(prefill_pb2.PrefillEvent(ended=rpc.to_failure(error)))
+        await self._stream.tell(prefill_pb2.PrefillEvent(ended=to_failure(error)))
 
     def end(self, error: DiptychError) -> None:
         """End the stream with ``error``, soon."""

@@ -2,7 +2,7 @@
 
 from diptych.telemetry.metrics import Metrics
 from kvtransfer.counters import SourceCounters
-from kvtransfer.lease import LeaseTable
+from kvtransfer.source.lease_table import LeaseTable
 
 
 def register(metrics: Metrics, counters: SourceCounters, leases: LeaseTable) -> None:

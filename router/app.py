@@ -7,20 +7,20 @@ import secrets
 from collections.abc import Coroutine
 from typing import Any
 
-from diptych import model_source
+from diptych.models import source as model_source
 from diptych.process import Ready
 from diptych.progress import ConsoleProgress
 from diptych.service_host import ServiceHost
-from diptych.tokenizer import Tokenizer
+from diptych.text.tokenizer import Tokenizer
 from diptych.v1 import inference_pb2, inference_pb2_grpc
-from router.cluster import Cluster
+from router.cluster.members import Cluster
 from router.config import RouterConfig
-from router.dispatch import Services
-from router.observation import RouterMetrics
-from router.policy import LeastLoaded
-from router.prefix_memory import PrefixMemory
-from router.servicer import InferenceServicer, ServedModel
-from router.waiting_room import WaitingRoom
+from router.frontend.grpc import InferenceServicer, ServedModel
+from router.placement.policy import LeastLoaded
+from router.placement.prefix_memory import PrefixMemory
+from router.placement.queue import WaitingRoom
+from router.request.dispatch import Services
+from router.telemetry import RouterMetrics
 
 logger = logging.getLogger(__name__)
 

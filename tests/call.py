@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import grpc
 
 from diptych.errors import DiptychError
-from diptych.rpc import from_rpc_error
+from diptych.rpc.status import from_rpc_error
 from diptych.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 
 

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as HFTokenizer
 
-from diptych.tokenizer import Tokenizer
+from diptych.text.tokenizer import Tokenizer
 
 SAMPLES = (
     "Hello world, hello moon: 1234567 stars at 12:30!",

@@ -9,8 +9,8 @@ from pydantic_settings import CliPositionalArg
 
 from diptych import settings
 from diptych.errors import ConfigurationError
-from diptych.importer import load_importer
-from diptych.model_source import DEFAULT_CACHE_DIR, ResolvedModel, resolve
+from diptych.models.importer import load_importer
+from diptych.models.source import DEFAULT_CACHE_DIR, ResolvedModel, resolve
 from diptych.progress import ConsoleProgress
 
 _USAGE = """usage: diptych model fetch MODEL [--cache-dir DIR]

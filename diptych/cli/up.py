@@ -11,9 +11,9 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from diptych import settings
-from diptych.child_process import ChildFailedError
+from diptych.cli.child_process import ChildFailedError
+from diptych.cli.local_cluster import ClusterPlan, LocalCluster, run_cluster
 from diptych.cli.model import fetch_with_progress
-from diptych.local_cluster import ClusterPlan, LocalCluster, run_cluster
 
 EXIT_CHILD_FAILED = 1
 

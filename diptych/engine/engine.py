@@ -10,9 +10,9 @@ from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import NamedTuple, Protocol
 
-from diptych.engine.scheduler import Scheduler
-from diptych.engine.step import SequenceUpdate, StepOutput, StepPlan
-from diptych.engine.step_timing import StepTiming, fade
+from diptych.engine.scheduling.scheduler import Scheduler
+from diptych.engine.scheduling.step import SequenceUpdate, StepOutput, StepPlan
+from diptych.engine.scheduling.step_timing import StepTiming, fade
 
 
 class StepRunner(Protocol):

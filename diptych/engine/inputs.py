@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diptych.engine.step import Chunk, StepPlan
+from diptych.engine.scheduling.step import Chunk, StepPlan
 
 
 @dataclass(frozen=True, slots=True)

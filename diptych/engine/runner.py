@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from diptych.engine.attention import AttentionBackend, PagedAttention
-from diptych.engine.decode_program import DecodePrograms
+from diptych.engine.backends.cpu.attention import AttentionBackend, PagedAttention
+from diptych.engine.backends.cpu.decode_program import DecodePrograms
 from diptych.engine.inputs import StepInputs, build_inputs
-from diptych.engine.kv_cache import KVCache
-from diptych.engine.model import Decoder
-from diptych.engine.sampler import sample
-from diptych.engine.sequence import SamplingParams
-from diptych.engine.step import Chunk, SampledToken, SampleSpec, StepOutput, StepPlan
+from diptych.engine.kv.cache import KVCache
+from diptych.engine.model.decoder import Decoder
+from diptych.engine.sampling.sampler import sample
+from diptych.engine.scheduling.sequence import SamplingParams
+from diptych.engine.scheduling.step import Chunk, SampledToken, SampleSpec, StepOutput, StepPlan
 from diptych.errors import LogitsError
 
 WarmUpProgress = Callable[[float], None]  # done ratio, 0 to 1

@@ -4,10 +4,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection
 
-from diptych.engine.pool_audit import pool_mismatch
+from diptych.engine.scheduling.audit import pool_mismatch
 from diptych.telemetry.metrics import Metrics
 from diptych.v1 import worker_pb2
-from diptych.worker.parts import EngineParts
+from diptych.worker.engine_parts import EngineParts
 from diptych.worker.status import WorkerStatus
 
 logger = logging.getLogger(__name__)

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import torch
 
-from diptych import model_source
-from diptych.engine.fingerprint import kv_layout, model_digest
-from diptych.engine.kv_cache import KV_DTYPES, KVCache, block_bytes
-from diptych.engine.model import Decoder
-from diptych.engine.model_config import ModelConfig
+from diptych.engine.kv.cache import KV_DTYPES, KVCache, block_bytes
+from diptych.engine.kv.fingerprint import kv_layout, model_digest
+from diptych.engine.model.config import ModelConfig
+from diptych.engine.model.decoder import Decoder
+from diptych.engine.model.weights import check_quantization, load_weights, resolve_dtype
 from diptych.engine.runner import Runner
-from diptych.engine.weights import check_quantization, load_weights, resolve_dtype
 from diptych.errors import ConfigurationError
+from diptych.models import source as model_source
 from diptych.progress import Progress
 from diptych.v1 import common_pb2
 from diptych.worker.config import WorkerConfig, parse_cpus

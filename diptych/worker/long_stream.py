@@ -13,9 +13,9 @@ from typing import Generic, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from diptych import rpc
 from diptych.errors import DiptychError, InvalidRequestError, RouterLostError, SlowClientError
-from diptych.rpc import Context
+from diptych.rpc.server import Context
+from diptych.rpc.server_stream import last_word
 from diptych.timers import Timers
 
 Command = TypeVar("Command", bound=Message)
@@ -106,7 +106,7 @@ class LongStream(Generic[Command]):
     async def tell(self, last: Message) -> None:
         """Send why the stream ends, once ``run`` has raised it, and let the router leave."""
         if not self.writing:
-            await rpc.last_word(self._context, last, self._timers.lost_peer_s)
+            await last_word(self._context, last, self._timers.lost_peer_s)
 
     async def _read(self, on_command: Callable[[Command], None]) -> None:
         async for command in self._commands:

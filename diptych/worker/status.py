@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 
 from diptych.errors import NoWorkerError, WorkerDrainingError
-from diptych.rpc import Context
+from diptych.rpc.server import Context
 from diptych.v1 import worker_pb2, worker_pb2_grpc
 from diptych.v1.worker_pb2 import ServingState, WorkerRole
 

@@ -2,7 +2,7 @@
 
 from diptych.telemetry.families import EngineMetrics
 from diptych.telemetry.metrics import Metrics
-from diptych.worker.parts import EngineParts
+from diptych.worker.engine_parts import EngineParts
 
 
 class StepMetrics:

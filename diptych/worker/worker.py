@@ -14,14 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from diptych.engine.step import SequenceUpdate
+from diptych.engine.scheduling.step import SequenceUpdate
 from diptych.errors import DiptychError, WorkerDrainingError
 from diptych.service_host import ServiceHost
 from diptych.v1 import worker_pb2
 from diptych.worker.audit import BlockAudit
 from diptych.worker.config import WorkerConfig
+from diptych.worker.engine_parts import EngineParts
 from diptych.worker.loading import LoadAbandonedError, LoadedModel, load_model
-from diptych.worker.parts import EngineParts
 from diptych.worker.status import WorkerStatus
 from diptych.worker.step_metrics import StepMetrics
 from diptych.worker.transfer_watch import TransferStuckError, TransferWatch

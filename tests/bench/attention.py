@@ -11,10 +11,10 @@ import time
 
 import torch
 
+from diptych.engine.backends.cpu.paged_decode import PagedDecode
 from diptych.engine.inputs import DecodeBatch
-from diptych.engine.kv_cache import KV_DTYPES, KVCache
-from diptych.engine.model_config import ModelConfig
-from diptych.engine.paged_decode import PagedDecode
+from diptych.engine.kv.cache import KV_DTYPES, KVCache
+from diptych.engine.model.config import ModelConfig
 from tests.bench.ceilings import read_rate
 from tests.golden.models import gemma3_folder, smollm2_folder
 

@@ -31,12 +31,12 @@ from typing import Any, NamedTuple
 import grpc
 import numpy as np
 
-from diptych import rpc
 from diptych.block_hash import prompt_digest
+from diptych.rpc.channel import open_channel
 from diptych.v1 import kv_source_pb2
-from kvtransfer.lease import LeaseTable
 from kvtransfer.memory import HostMemory, block_digests
-from kvtransfer.pull import PullMachine
+from kvtransfer.reader.pull_machine import PullMachine
+from kvtransfer.source.lease_table import LeaseTable
 from tests.bench.handoff import environment
 from tests.call import generate, token_request
 from tests.cluster import Cluster, running_cluster
@@ -169,7 +169,7 @@ async def measure_pairs(
     await full.wait_ready()
     await off.wait_ready()
     rng = random.Random(5)
-    async with rpc.channel(full.router.address) as a, rpc.channel(off.router.address) as b:
+    async with open_channel(full.router.address) as a, open_channel(off.router.address) as b:
         for number in range(num_pairs + NUM_WARM_UP):
             prompt = [rng.randrange(100, VOCAB) for _ in range(length)]
             first, second = (a, b) if number % 2 else (b, a)

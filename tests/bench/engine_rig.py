@@ -15,15 +15,15 @@ import torch
 
 from decode_worker.config import DecodeWorkerConfig
 from decode_worker.outbox import NewToken, Outbox
-from diptych.engine import sequence
-from diptych.engine.sequence import SamplingParams, SequenceKey
-from diptych.engine.step import Chunk, SampleSpec, SequenceUpdate, StepPlan
+from diptych.engine.scheduling import sequence
+from diptych.engine.scheduling.sequence import SamplingParams, SequenceKey
+from diptych.engine.scheduling.step import Chunk, SampleSpec, SequenceUpdate, StepPlan
 from diptych.progress import silent
+from diptych.worker.engine_parts import EngineParts
 from diptych.worker.loading import LoadedModel, load_model
-from diptych.worker.parts import EngineParts
 from prefill_worker.config import PrefillWorkerConfig
 from tests.bench.roofline import Operation, Span, Storage, operations
-from tests.bench.seams import Parts, forward_timed, parts_timed
+from tests.bench.stopwatches import Parts, forward_timed, parts_timed
 
 T = TypeVar("T")
 

@@ -27,7 +27,7 @@ from typing import Any
 import grpc
 import psutil
 
-from diptych import rpc
+from diptych.rpc.channel import open_channel
 from tests.bench.handoff import environment
 from tests.bench.slo import Lengths, Objective, Outcome, best, goodput, medians, read_azure
 from tests.call import generate, token_request
@@ -58,7 +58,7 @@ class Workload:
 async def unloaded(cluster: Cluster, work: Workload) -> Objective:
     """Median TTFT and TPOT of requests that have the machine to themselves."""
     rng, outcomes = random.Random(3), []
-    async with rpc.channel(cluster.router.address) as channel:
+    async with open_channel(cluster.router.address) as channel:
         for _, lengths in work.arrivals(rate=1.0, duration_s=4.0 * NUM_UNLOADED)[:NUM_UNLOADED]:
             outcomes.append(await one(channel, work.prompt(lengths.prompt, rng), lengths))
     return medians(outcomes[2:])  # the first ones warm up
@@ -85,7 +85,7 @@ async def offer(
     before = {name: cpu_s(process) for name, process in watched.items()}
     begin = time.monotonic()
     async with (
-        rpc.channel(cluster.router.address) as channel,
+        open_channel(cluster.router.address) as channel,
         asyncio.TaskGroup() as tasks,
     ):
         running = []

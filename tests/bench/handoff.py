@@ -24,7 +24,7 @@ from pathlib import Path
 
 import grpc
 
-from diptych import rpc
+from diptych.rpc.channel import open_channel
 from tests.call import Answer, generate, token_request
 from tests.cluster import Cluster, running_cluster
 
@@ -41,8 +41,8 @@ async def measure(
     await colocated.wait_ready(num_pairs=0)
     rng, rows = random.Random(5), []
     async with (
-        rpc.channel(disaggregated.router.address) as apart,
-        rpc.channel(colocated.router.address) as together,
+        open_channel(disaggregated.router.address) as apart,
+        open_channel(colocated.router.address) as together,
     ):
         for length in lengths:
             pairs = []

@@ -35,7 +35,7 @@ import torch
 
 from decode_worker.config import DecodeWorkerConfig
 from diptych import settings
-from diptych.engine.step import StepPlan
+from diptych.engine.scheduling.step import StepPlan
 from diptych.worker.loading import num_usable_cores
 from tests.bench import ceilings, engine_rig, roofline
 from tests.bench.ceilings import Machine

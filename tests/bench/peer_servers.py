@@ -13,7 +13,7 @@ import grpc
 import httpx
 import psutil
 
-from diptych import rpc
+from diptych.rpc.channel import open_channel
 from diptych.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 
 # Asks for exactly max_tokens tokens; unknown fields are ignored by vLLM and llama.cpp.
@@ -198,7 +198,7 @@ class Server(NamedTuple):
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[Target]:
         if self.ours:
-            async with rpc.channel(self.address) as channel:
+            async with open_channel(self.address) as channel:
                 yield DiptychTarget(self.name, channel)
         else:
             # A connection for each request: the server may be closing one that was kept.

@@ -28,8 +28,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from diptych import model_source
-from diptych.tokenizer import Tokenizer
+from diptych.models import source as model_source
+from diptych.text.tokenizer import Tokenizer
 from tests.bench.handoff import environment
 from tests.bench.machine_use import MachineUse
 from tests.bench.peer_ratios import Scenario, line, ratios, table

@@ -10,9 +10,14 @@ import time
 
 import torch
 
+from diptych.engine.backends.cpu.prefill_attention import (
+    SDPA,
+    ChunkAttention,
+    ChunkView,
+    TiledAttention,
+)
 from diptych.engine.inputs import PrefillChunk
-from diptych.engine.model_config import ModelConfig
-from diptych.engine.prefill_attention import SDPA, ChunkAttention, ChunkView, TiledAttention
+from diptych.engine.model.config import ModelConfig
 from tests.bench.ceilings import measure
 from tests.golden.models import gemma3_folder, smollm2_folder
 

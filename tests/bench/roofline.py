@@ -8,7 +8,7 @@ out, so the time is a lower bound.
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from diptych.engine.model_config import ModelConfig
+from diptych.engine.model.config import ModelConfig
 
 
 class Span(NamedTuple):

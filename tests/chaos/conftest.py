@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from diptych.engine.tiny_model import write_tiny_model
 from tests.chaos.load import DEMO_STEP_S, STEP_S
 from tests.golden import models
+from tests.tiny_model import write_tiny_model
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import grpc
 
-from diptych import rpc
+from diptych.rpc.channel import open_channel
 from diptych.v1 import inference_pb2
 from tests.call import Answer, generate, token_request
 from tests.cluster import Cluster, Process, as_args
@@ -73,7 +73,7 @@ async def run_all(
         if on_answer is not None:
             await on_answer(num_done)
 
-    async with rpc.channel(cluster.router.address) as channel, asyncio.TaskGroup() as tasks:
+    async with open_channel(cluster.router.address) as channel, asyncio.TaskGroup() as tasks:
         for index in range(len(work)):
             tasks.create_task(one(channel, index), name=f"job-{index}")
     return answers
@@ -102,7 +102,7 @@ async def ask_until(
             request = work[index].request(salt=str(time.monotonic_ns()) if fresh else "")
             on_answer(index, await generate(channel, request, timeout_s=timeout_s))
 
-    async with rpc.channel(address) as channel, asyncio.TaskGroup() as tasks:
+    async with open_channel(address) as channel, asyncio.TaskGroup() as tasks:
         for number in range(at_once):
             tasks.create_task(client(), name=f"client-{number}")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from diptych import rpc
+from diptych.rpc.channel import open_channel
 from diptych.v1 import inference_pb2_grpc
 from tests.call import Answer, generate, token_request
 from tests.chaos.fault_rig import Rule, breakable_cluster, check_untouched, report, set_rules
@@ -82,7 +82,7 @@ async def test_cancels_at_every_stage_leak_nothing(
                 )
                 answers[index] = await generate(channel, request, timeout_s=60)
 
-        async with rpc.channel(cluster.router.address) as channel, asyncio.TaskGroup() as tasks:
+        async with open_channel(cluster.router.address) as channel, asyncio.TaskGroup() as tasks:
             for index, job in enumerate(work):
                 stage = STAGES[index % len(STAGES)]
                 delay_s = rng.uniform(0, ttft_s if stage == PREFILLING else late_s)

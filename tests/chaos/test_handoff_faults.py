@@ -13,7 +13,8 @@ from typing import NamedTuple
 import grpc
 import pytest
 
-from diptych import rpc
+from diptych.rpc.channel import open_channel
+from diptych.rpc.status import from_rpc_error
 from diptych.v1 import common_pb2, kv_source_pb2, kv_source_pb2_grpc, worker_pb2, worker_pb2_grpc
 from tests.chaos.fault_rig import (
     COMPUTED,
@@ -153,7 +154,7 @@ async def play(
     """Break ``num`` hand-offs, each once, among others that are left alone."""
     script = cluster.prefill[0] if case.at_source else cluster.decode[0]
     lengths = [len(ids) for ids in prompts.token_ids]
-    async with rpc.channel(cluster.router.address) as channel:
+    async with open_channel(cluster.router.address) as channel:
         while num:
             broken = min(num, NUM_AT_ONCE)
             num -= broken
@@ -180,7 +181,7 @@ async def test_named_faults(cluster: Cluster, step_s: float, chaos_long: bool) -
     await cluster.wait_ready()
     num = NUM_AT_ONCE * (LONG_FACTOR if chaos_long else 1)
     prompts = Prompts(NUM_AT_ONCE + 2)
-    async with rpc.channel(cluster.router.address) as channel:
+    async with open_channel(cluster.router.address) as channel:
         await prompts.learn(channel)
     for name, case in NAMED.items():
         await play(cluster, name, case, num, prompts, step_s)
@@ -192,7 +193,7 @@ async def test_every_message_and_read(
 ) -> None:
     await cluster.wait_ready()
     prompts = Prompts(6)
-    async with rpc.channel(cluster.router.address) as channel:
+    async with open_channel(cluster.router.address) as channel:
         await prompts.learn(channel)
     own = ONLY_INLINE if transport == "inline" else ONLY_AGENTS
     for name, case in {**MATRIX, **own}.items():
@@ -213,7 +214,7 @@ async def test_faults_that_outlast_the_rebind(
     await cluster.wait_ready()
     no_recompute = {**PATIENT_ROUTER, "no-allow-recompute": ""}
     prompts = Prompts(7)
-    async with rpc.channel(cluster.router.address) as channel:
+    async with open_channel(cluster.router.address) as channel:
         await prompts.learn(channel)
     with another_router(cluster, tmp_path, tiny_model, no_recompute) as strict:
         await strict.wait_ready()
@@ -230,7 +231,7 @@ async def outlast(cluster: Cluster, last: str, prompts: Prompts) -> None:
     rule = {"at": "read", "do": "corrupt", "times": 2}
     await set_rules(cluster.decode[0], [{**rule, "num_tokens": n} for n in broken])
     before = Counters.of(cluster)
-    async with rpc.channel(cluster.router.address) as channel:
+    async with open_channel(cluster.router.address) as channel:
         prompts.check(await prompts.ask(channel), last)
     after = Counters.of(cluster)
     assert list((await report(cluster.decode[0])).num_fired) == [2] * len(broken)
@@ -252,7 +253,7 @@ async def test_swapped_tickets_of_equal_prompts(
     await cluster.wait_ready()
     decode = cluster.decode[0]
     prompts = Prompts(2, equally_long=True)
-    async with rpc.channel(cluster.router.address) as channel:
+    async with open_channel(cluster.router.address) as channel:
         await prompts.learn(channel)
         for _ in range(NUM_AT_ONCE // 2 * (LONG_FACTOR if chaos_long else 1)):
             await set_rules(decode, [{"at": "open", "do": "swap", "times": 2}])
@@ -281,7 +282,7 @@ COSTLY: list[Rule] = [
 async def test_faults_that_lose_the_pair(cluster: Cluster, step_s: float, chaos_long: bool) -> None:
     await cluster.wait_ready()
     prompts = Prompts(4)
-    async with rpc.channel(cluster.router.address) as channel:
+    async with open_channel(cluster.router.address) as channel:
         await prompts.learn(channel)
         for rule in COSTLY * (LONG_FACTOR if chaos_long else 1):
             before = Counters.of(cluster)
@@ -304,14 +305,14 @@ async def test_each_difference_of_layouts_is_refused_and_counted(
     """
     await cluster.wait_ready()
     prompts = Prompts(2)
-    async with rpc.channel(cluster.router.address) as channel:
+    async with open_channel(cluster.router.address) as channel:
         await prompts.learn(channel)
     source = cluster.prefill[0]
     true_layout = (await first_state(source)).layout
     fields = [field.name for field in common_pb2.KVLayout.DESCRIPTOR.fields]
     async with (
-        rpc.channel(cluster.router.address) as channel,
-        rpc.channel(source.address) as to_source,
+        open_channel(cluster.router.address) as channel,
+        open_channel(source.address) as to_source,
     ):
         stub: kv_source_pb2_grpc.KVSourceAsyncStub = kv_source_pb2_grpc.KVSourceStub(to_source)
         for field in [*fields, "transports"]:
@@ -333,7 +334,7 @@ async def test_each_difference_of_layouts_is_refused_and_counted(
                 for _ in range(num):
                     with pytest.raises(grpc.aio.AioRpcError) as excinfo:
                         await stub.Connect(request)
-                    error = rpc.from_rpc_error(excinfo.value)
+                    error = from_rpc_error(excinfo.value)
                     assert error.reason == "KV_LAYOUT_MISMATCH"
                     assert error.message.startswith(f"{field}: the reader has ")
             prompts.check(asked.result(), f"beside another {field}")
@@ -345,7 +346,7 @@ async def test_each_difference_of_layouts_is_refused_and_counted(
 
 
 async def first_state(worker: Process) -> worker_pb2.WorkerState:
-    async with rpc.channel(worker.address) as channel:
+    async with open_channel(worker.address) as channel:
         stub: worker_pb2_grpc.WorkerAsyncStub = worker_pb2_grpc.WorkerStub(channel)
         async for state in stub.Watch(worker_pb2.WatchRequest()):
             return state

@@ -10,7 +10,7 @@ import grpc
 import psutil
 import pytest
 
-from diptych import rpc
+from diptych.rpc.channel import open_channel
 from diptych.v1 import inference_pb2_grpc
 from tests.call import token_request
 from tests.chaos.fault_rig import (
@@ -86,7 +86,7 @@ async def test_late_landing_writes_nobody_elses_block(
     ]
     with breakable_cluster(tmp_path, tiny_model, transport, worker_flags=flags) as cluster:
         decode = cluster.decode[0]
-        async with rpc.channel(cluster.router.address) as channel:
+        async with open_channel(cluster.router.address) as channel:
             prompts = await learn(cluster, channel)
             for _ in range(20 if chaos_long else 1):
                 await set_rules(decode, late)
@@ -109,7 +109,7 @@ async def test_a_read_that_never_ends_is_reclaimed_with_its_agent(
         tmp_path, tiny_model, transport, worker_flags={**SMALL, **HASTY}
     ) as cluster:
         decode = cluster.decode[0]
-        async with rpc.channel(cluster.router.address) as channel:
+        async with open_channel(cluster.router.address) as channel:
             prompts = await learn(cluster, channel)
             for number in range(1, 21 if chaos_long else 2):
                 await set_rules(decode, hang)
@@ -143,7 +143,7 @@ async def test_a_stopped_source_over_tcp_leaves_reads_that_teardown_ends(
         tmp_path, tiny_model, transport, worker_flags={**SMALL, **tcp, **HASTY}
     ) as cluster:
         source, decode = cluster.prefill[0], cluster.decode[0]
-        async with rpc.channel(cluster.router.address) as channel:
+        async with open_channel(cluster.router.address) as channel:
             prompts = await learn(cluster, channel)
             agent = psutil.Process(source.pid).children()
             assert agent

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
-from diptych import rpc
+from diptych.rpc.channel import open_channel
 from diptych.v1 import worker_pb2, worker_pb2_grpc
 from tests.call import Answer
 from tests.chaos.load import (
@@ -216,7 +216,7 @@ async def when_busy(worker: Process) -> None:
 
 
 async def ready(worker: Process) -> None:
-    async with rpc.channel(worker.address) as channel:
+    async with open_channel(worker.address) as channel:
         async for state in worker_pb2_grpc.WorkerStub(channel).Watch(worker_pb2.WatchRequest()):
             if state.state == worker_pb2.SERVING_STATE_READY:
                 return
@@ -224,7 +224,7 @@ async def ready(worker: Process) -> None:
 
 
 async def incarnation(worker: Process) -> str:
-    async with rpc.channel(worker.address) as channel:
+    async with open_channel(worker.address) as channel:
         async for state in worker_pb2_grpc.WorkerStub(channel).Watch(worker_pb2.WatchRequest()):
             return state.incarnation
     raise AssertionError(f"{worker.name} says nothing")

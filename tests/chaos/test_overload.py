@@ -16,8 +16,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from diptych import rpc
 from diptych.errors import QueueFullError
+from diptych.rpc.channel import open_channel
 from tests.call import Answer, generate
 from tests.chaos.load import Job, check_answers, jobs
 from tests.chaos.test_cancel import idle_counts
@@ -75,7 +75,7 @@ def cluster(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 @pytest.mark.timeout(900)
 async def test_three_times_overload(cluster: Cluster, step_s: float, chaos_long: bool) -> None:
     await cluster.wait_ready()
-    async with rpc.channel(cluster.router.address) as channel:
+    async with open_channel(cluster.router.address) as channel:
         want = [await generate(channel, job.request()) for job in WORK]
         await cluster.wait_baseline(within_s=1 + step_s)
         idle_before = await idle_counts(cluster)

@@ -3,10 +3,11 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from diptych import model_cache, wheel
 from diptych.errors import ConfigurationError
-from diptych.importer import load_importer
-from diptych.model_source import DEFAULT_CACHE_DIR, resolve
+from diptych.models import cache as model_cache
+from diptych.models import wheel
+from diptych.models.importer import load_importer
+from diptych.models.source import DEFAULT_CACHE_DIR, resolve
 from diptych.progress import Progress, silent
 from tests.golden.reference import GoldenPrompt, load_reference
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from diptych.engine.tiny_model import write_tiny_model
 from tests.integration.transfer_rig import Reader, Source, config, open_reader, open_source
+from tests.tiny_model import write_tiny_model
 from tests.transports import TRANSPORTS
 
 BLOCK_SIZE = 16

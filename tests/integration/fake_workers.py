@@ -12,8 +12,9 @@ from typing import Any
 
 import grpc
 
-from diptych import rpc
 from diptych.errors import DiptychError, NoWorkerError
+from diptych.rpc.server import Context, make_server
+from diptych.rpc.status import to_failure
 from diptych.v1 import (
     common_pb2,
     decode_pb2,
@@ -71,7 +72,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     async def start(self) -> None:
         """Listen; a new incarnation at the old address if there was one."""
         self.incarnation = f"{type(self).__name__}-{next(_incarnations)}"
-        self._server = rpc.server()
+        self._server = make_server()
         worker_pb2_grpc.add_WorkerServicer_to_server(self, self._server)
         self.add_services(self._server)
         port = self._server.add_insecure_port(self.address)
@@ -93,7 +94,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         )
 
     async def Watch(
-        self, request: worker_pb2.WatchRequest, context: rpc.Context
+        self, request: worker_pb2.WatchRequest, context: Context
     ) -> AsyncIterator[worker_pb2.WorkerState]:
         while True:
             if not self.behaviour.silent:
@@ -135,7 +136,7 @@ class FakePrefill(FakeWorker, prefill_pb2_grpc.PrefillServicer):
         prefill_pb2_grpc.add_PrefillServicer_to_server(self, server)
 
     async def Prefill(
-        self, request_iterator: AsyncIterator[prefill_pb2.PrefillCommand], context: rpc.Context
+        self, request_iterator: AsyncIterator[prefill_pb2.PrefillCommand], context: Context
     ) -> AsyncIterator[prefill_pb2.PrefillEvent]:
         first = await anext(request_iterator, None)
         if first is None:  # the router left before it had said anything
@@ -191,7 +192,7 @@ class FakePrefill(FakeWorker, prefill_pb2_grpc.PrefillServicer):
         )
 
     async def _write(
-        self, events: asyncio.Queue[prefill_pb2.PrefillEvent], context: rpc.Context
+        self, events: asyncio.Queue[prefill_pb2.PrefillEvent], context: Context
     ) -> None:
         while True:
             try:
@@ -228,7 +229,7 @@ class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServicer):
         decode_pb2_grpc.add_DecodeServicer_to_server(self, server)
 
     async def Decode(
-        self, request_iterator: AsyncIterator[decode_pb2.DecodeCommand], context: rpc.Context
+        self, request_iterator: AsyncIterator[decode_pb2.DecodeCommand], context: Context
     ) -> AsyncIterator[decode_pb2.DecodeEvent]:
         hello = await anext(request_iterator)
         assert hello.HasField("hello")
@@ -284,7 +285,7 @@ class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServicer):
         self.request_ids.append(reserve.request_id)
         self.specs.append(reserve.spec)
         if self.behaviour.refuse is not None:
-            failure = rpc.to_failure(self.behaviour.refuse)
+            failure = to_failure(self.behaviour.refuse)
             ended = decode_pb2.Ended(sequence_id=reserve.sequence_id, failure=failure)
             self._events.put_nowait(decode_pb2.DecodeEvent(ended=ended))
             return
@@ -348,11 +349,11 @@ class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServicer):
 
     def fail_all(self) -> None:
         """Every sequence fails by itself."""
-        failure = rpc.to_failure(NoWorkerError("engine error"))
+        failure = to_failure(NoWorkerError("engine error"))
         for sequence_id in list(self.seats):
             self._end(decode_pb2.Ended(sequence_id=sequence_id, failure=failure))
 
-    async def _write(self, context: rpc.Context) -> None:
+    async def _write(self, context: Context) -> None:
         while True:
             try:
                 async with asyncio.timeout(HEARTBEAT_S):

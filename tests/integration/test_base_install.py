@@ -51,10 +51,10 @@ def run_without_extras(code: str, *args: str) -> subprocess.CompletedProcess[str
         "diptych.cli.up",
         "diptych.cli.generate",
         "diptych.cli.model",
-        "diptych.local_cluster",
-        "diptych.model_source",
-        "diptych.tokenizer",
-        "diptych.chat_template",
+        "diptych.cli.local_cluster",
+        "diptych.models.source",
+        "diptych.text.tokenizer",
+        "diptych.text.chat_template",
     ],
 )
 def test_a_module_of_the_base_install_imports(module: str) -> None:

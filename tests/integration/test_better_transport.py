@@ -7,11 +7,11 @@ from functools import partial
 import pytest
 
 from diptych.v1 import decode_pb2, kv_source_pb2, worker_pb2
-from kvtransfer.agent import AgentSettings
-from kvtransfer.agent_identity import AgentIdentity
-from kvtransfer.child_transport import ChildTransport
-from kvtransfer.proof import LinkProver, ProvenLink
-from kvtransfer.pull import PullError
+from kvtransfer.agents.base import AgentSettings
+from kvtransfer.agents.identity import AgentIdentity
+from kvtransfer.reader.proof import LinkProver, ProvenLink
+from kvtransfer.reader.pull_machine import PullError
+from kvtransfer.transports.child import ChildTransport
 from tests.integration.transfer_rig import (
     BLOCK_SIZE,
     Reader,
@@ -83,7 +83,7 @@ async def test_a_source_whose_agent_comes_back(name: str, caplog: pytest.LogCapt
         result = await reader.pairs.pull(reader.request(source, ticket, NUM_TOKENS, OTHERS))
         assert result.stats.transport == name
         assert reader.content(OTHERS) == content
-        (line,) = [r for r in caplog.records if r.name == "kvtransfer.pair"]
+        (line,) = [r for r in caplog.records if r.name == "kvtransfer.reader.pair"]
         assert line.getMessage() == "better transport proven"
         assert not reader.pairs.counters.num_pairs_failed
         assert not reader.pairs.counters.num_refetches
@@ -99,7 +99,7 @@ async def test_attempts_that_fail_are_not_noticed(caplog: pytest.LogCaptureFixtu
         assert "nixl would read over TCP" in before.message
         served = source.servicer.counters
         num_confirmed = served.num_confirmed
-        caplog.set_level(logging.DEBUG, logger="kvtransfer.pair")
+        caplog.set_level(logging.DEBUG, logger="kvtransfer.reader.pair")
         caplog.clear()
         source.fill(BLOCKS)
         for number in range(3):
@@ -117,7 +117,7 @@ async def test_attempts_that_fail_are_not_noticed(caplog: pytest.LogCaptureFixtu
         )
         assert reader.pairs.counters.num_transport_fallbacks == 1
         assert not served.num_refused
-        lines = [r for r in caplog.records if r.name == "kvtransfer.pair"]
+        lines = [r for r in caplog.records if r.name == "kvtransfer.reader.pair"]
         assert {line.levelno for line in lines} == {logging.DEBUG}
         await until(lambda: not reader.scratch.num_lent)
 

@@ -7,7 +7,7 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from diptych import rpc
+from diptych.rpc.channel import open_channel
 from tests import hf_reference
 from tests.call import generate, token_request
 from tests.cluster import Cluster, running_cluster
@@ -49,7 +49,7 @@ def cluster(
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def channel(cluster: Cluster) -> AsyncIterator[grpc.aio.Channel]:
     await cluster.wait_ready()
-    async with rpc.channel(cluster.router.address) as opened:
+    async with open_channel(cluster.router.address) as opened:
         yield opened
 
 

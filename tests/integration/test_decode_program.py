@@ -6,17 +6,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from diptych.engine.attention import PagedAttention
-from diptych.engine.decode_program import DecodePrograms
+from diptych.engine.backends.cpu.attention import PagedAttention
+from diptych.engine.backends.cpu.decode_program import DecodePrograms
+from diptych.engine.backends.cpu.linear import MAX_THIN_ROWS, CompiledLinear, PlainLinear
 from diptych.engine.inputs import StepInputs, build_inputs
-from diptych.engine.kv_cache import KVCache
-from diptych.engine.linear import MAX_THIN_ROWS, CompiledLinear, PlainLinear
-from diptych.engine.model import Decoder
-from diptych.engine.model_config import ModelConfig
+from diptych.engine.kv.cache import KVCache
+from diptych.engine.model.config import ModelConfig
+from diptych.engine.model.decoder import Decoder
+from diptych.engine.model.weights import Quantization, load_weights
 from diptych.engine.runner import Runner
-from diptych.engine.step import Chunk, StepPlan
-from diptych.engine.tiny_model import write_tiny_model
-from diptych.engine.weights import Quantization, load_weights
+from diptych.engine.scheduling.step import Chunk, StepPlan
+from tests.tiny_model import write_tiny_model
 
 BLOCK_SIZE, NUM_BLOCKS = 8, 400
 FLOATS: tuple[torch.dtype, Quantization] = (torch.float32, "none")

@@ -13,19 +13,19 @@ import tokenizers
 import torch
 from tokenizers import models, pre_tokenizers
 
-from diptych.chat_template import Message
-from diptych.detokenizer import Detokenizer
-from diptych.engine.tiny_model import write_tiny_model
 from diptych.errors import ConfigurationError
-from diptych.gguf_import import import_gguf
-from diptych.gguf_import.gguf_file import GGUFFile
-from diptych.gguf_import.vocabulary import TokenKind, read_vocabulary
+from diptych.models.gguf_import import import_gguf
+from diptych.models.gguf_import.gguf_file import GGUFFile
+from diptych.models.gguf_import.vocabulary import TokenKind, read_vocabulary
 from diptych.progress import silent
-from diptych.tokenizer import Tokenizer
+from diptych.text.chat_template import Message
+from diptych.text.detokenizer import Detokenizer
+from diptych.text.tokenizer import Tokenizer
 from tests import hf_reference
 from tests.golden.models import GEMMA3_GGUF
 from tests.golden.reference import load_reference
 from tests.text_models import SAMPLES, write_gguf
+from tests.tiny_model import write_tiny_model
 
 MORE_SAMPLES = (
     "for i in range(10):\n\tprint(f'{i:>5}')\n\n\n\t\treturn  x\r\n",

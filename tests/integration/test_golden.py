@@ -16,13 +16,13 @@ import pytest
 import pytest_asyncio
 import torch
 
-from diptych import rpc
-from diptych.engine.kv_cache import KVCache
-from diptych.engine.model import Decoder
-from diptych.engine.model_config import ModelConfig
+from diptych.engine.kv.cache import KVCache
+from diptych.engine.model.config import ModelConfig
+from diptych.engine.model.decoder import Decoder
+from diptych.engine.model.weights import load_weights
 from diptych.engine.runner import Runner
-from diptych.engine.step import Chunk, StepPlan
-from diptych.engine.weights import load_weights
+from diptych.engine.scheduling.step import Chunk, StepPlan
+from diptych.rpc.channel import open_channel
 from diptych.v1 import inference_pb2
 from tests import hf_reference
 from tests.call import Answer, generate, token_request
@@ -79,7 +79,7 @@ def cluster_of(
 @asynccontextmanager
 async def calling(cluster: Cluster) -> AsyncIterator[grpc.aio.Channel]:
     await cluster.wait_ready()
-    async with rpc.channel(cluster.router.address) as channel:
+    async with open_channel(cluster.router.address) as channel:
         yield channel
 
 

@@ -7,16 +7,16 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from diptych import rpc
-from diptych.engine.block_pool import BlockPool
-from diptych.engine.kv_cache import KV_DTYPES, KVCache
-from diptych.engine.model import Decoder
-from diptych.engine.model_config import ModelConfig
+from diptych.engine.kv.cache import KV_DTYPES, KVCache
+from diptych.engine.model.config import ModelConfig
+from diptych.engine.model.decoder import Decoder
+from diptych.engine.model.weights import load_weights
 from diptych.engine.runner import Runner
-from diptych.engine.scheduler import Scheduler, SchedulerConfig
-from diptych.engine.sequence import SamplingParams, Sequence, SequenceKey, SequenceState
-from diptych.engine.weights import load_weights
-from kvtransfer.canary import Canaries
+from diptych.engine.scheduling.block_pool import BlockPool
+from diptych.engine.scheduling.scheduler import Scheduler, SchedulerConfig
+from diptych.engine.scheduling.sequence import SamplingParams, Sequence, SequenceKey, SequenceState
+from diptych.rpc.channel import open_channel
+from kvtransfer.testing.canaries import Canaries
 from tests.call import generate, token_request
 from tests.cluster import running_cluster
 from tests.integration.conftest import BLOCK_SIZE, TINY_MAX_LEN
@@ -109,7 +109,7 @@ async def test_handed_over_equals_one_process(
         tmp_path, str(tiny_llama), worker_flags=flags, router_flags=router_flags
     ) as cluster:
         await cluster.wait_ready()
-        async with rpc.channel(cluster.router.address) as channel:
+        async with open_channel(cluster.router.address) as channel:
             for token_ids, tokens in zip(prompts, want, strict=True):
                 answer = await generate(channel, token_request(token_ids, max_tokens=NUM_TOKENS))
                 assert answer.error is None

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from diptych.engine.kv_cache import KVCache
-from diptych.engine.model import Decoder
-from diptych.engine.model_config import ModelConfig
+from diptych.engine.kv.cache import KVCache
+from diptych.engine.model.config import ModelConfig
+from diptych.engine.model.decoder import Decoder
+from diptych.engine.model.weights import load_weights
 from diptych.engine.runner import Runner
-from diptych.engine.step import Chunk, StepPlan
-from diptych.engine.weights import load_weights
+from diptych.engine.scheduling.step import Chunk, StepPlan
 from tests import hf_reference
 from tests.golden.models import golden_model
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from diptych.engine import linear
-from diptych.engine.huge_pages import HugePages
-from diptych.engine.kernels import loop, matrix_unit
-from diptych.engine.linear import (
+from diptych.engine.backends.cpu import linear
+from diptych.engine.backends.cpu.huge_pages import HugePages
+from diptych.engine.backends.cpu.kernels import loop, matrix_unit
+from diptych.engine.backends.cpu.linear import (
     MAX_THIN_ROWS,
     PackedLinear,
     PlainLinear,
@@ -210,7 +210,7 @@ def test_falls_back_where_packing_fails(monkeypatch: pytest.MonkeyPatch) -> None
 def test_on_smaller_processors(features: str, made: str) -> None:
     """Compiled for another processor than this one, in a process of its own."""
     program = (
-        "import torch; from diptych.engine.linear import make_linear;"
+        "import torch; from diptych.engine.backends.cpu.linear import make_linear;"
         "w, x = torch.randn(131, 576), torch.randn(130, 576); made = make_linear(w);"
         "torch.testing.assert_close(made(x), x @ w.T, rtol=1e-4, atol=1e-4);"
         "torch.testing.assert_close(made(x[:70]), x[:70] @ w.T, rtol=1e-4, atol=1e-4);"

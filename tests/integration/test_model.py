@@ -11,18 +11,18 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from torch import Tensor
 
-from diptych.engine.attention import PagedAttention
+from diptych.engine.backends.cpu.attention import PagedAttention
 from diptych.engine.inputs import build_inputs
-from diptych.engine.kv_cache import KVCache
-from diptych.engine.model import Decoder
-from diptych.engine.model_config import ModelConfig
+from diptych.engine.kv.cache import KVCache
+from diptych.engine.model.config import ModelConfig
+from diptych.engine.model.decoder import Decoder
+from diptych.engine.model.weights import load_weights
 from diptych.engine.runner import Runner
-from diptych.engine.sequence import SamplingParams
-from diptych.engine.step import Chunk, SampledToken, SampleSpec, StepPlan
-from diptych.engine.tiny_model import ARCHITECTURES, write_tiny_model
-from diptych.engine.weights import load_weights
+from diptych.engine.scheduling.sequence import SamplingParams
+from diptych.engine.scheduling.step import Chunk, SampledToken, SampleSpec, StepPlan
 from diptych.errors import LogitsError
 from tests import hf_reference
+from tests.tiny_model import ARCHITECTURES, write_tiny_model
 
 BLOCK_SIZE = 8
 NUM_BLOCKS = 120

@@ -9,9 +9,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
-from diptych import rpc
-from diptych.engine.scheduler import Scheduler
-from diptych.engine.sequence import Sequence
+from diptych.engine.scheduling.scheduler import Scheduler
+from diptych.engine.scheduling.sequence import Sequence
 from diptych.errors import (
     BlocksExhaustedError,
     InvalidRequestError,
@@ -19,6 +18,7 @@ from diptych.errors import (
     RouterLostError,
     WorkerDrainingError,
 )
+from diptych.rpc.channel import open_channel
 from diptych.v1 import common_pb2, prefill_pb2, worker_pb2
 from tests import hf_reference
 from tests.integration.worker_rig import (
@@ -110,7 +110,7 @@ async def test_cancel_while_computing(tiny_llama: Path, tmp_path: Path) -> None:
 
 async def test_a_channel_that_breaks_frees_its_leases(tiny_llama: Path, tmp_path: Path) -> None:
     async with prefill_worker(tiny_llama, tmp_path, SETTINGS) as worker:
-        other = rpc.channel(worker.address)
+        other = open_channel(worker.address)
         lease = Lease(Worker(worker.address, "", other, worker.stop, worker.serving))
         await lease.start(prompt(100))
         await lease.next("accepted")

@@ -18,9 +18,9 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from diptych import rpc
 from diptych.errors import ConfigurationError
 from diptych.process import ProcessConfig
+from diptych.rpc.channel import open_channel
 from diptych.service_host import ServiceHost
 from diptych.v1 import inference_pb2
 
@@ -126,7 +126,7 @@ class TestHost:
     async def test_health_follows_the_role(self) -> None:
         async with ServiceHost(ProcessConfig()) as host:
             await host.start(["diptych.v1.Inference"])
-            async with rpc.channel(host.address) as channel:
+            async with open_channel(host.address) as channel:
                 stub = health_pb2_grpc.HealthStub(channel)
 
                 async def status(service: str) -> int:
@@ -154,14 +154,14 @@ class TestHost:
             await host.start([])
             async with await asyncio.start_server(answer_late, "127.0.0.1", 0) as late:
                 port = late.sockets[0].getsockname()[1]
-                async with rpc.channel(f"127.0.0.1:{port}") as channel:
+                async with open_channel(f"127.0.0.1:{port}") as channel:
                     stub = health_pb2_grpc.HealthStub(channel)
                     await stub.Check(health_pb2.HealthCheckRequest())
 
     async def test_reflection_describes_the_role(self) -> None:
         async with ServiceHost(ProcessConfig()) as host:
             await host.start(["diptych.v1.Inference"])
-            async with rpc.channel(host.address) as channel:
+            async with open_channel(host.address) as channel:
                 stub = reflection_pb2_grpc.ServerReflectionStub(channel)
                 service = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
                 asked = reflection_pb2.ServerReflectionRequest(file_containing_symbol=service)

@@ -7,8 +7,9 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from diptych import rpc
 from diptych.errors import InvalidRequestError, ModelNotFoundError
+from diptych.rpc.channel import open_channel
+from diptych.rpc.status import from_rpc_error
 from diptych.v1 import common_pb2, inference_pb2
 from tests import hf_reference
 from tests.call import generate, token_request
@@ -35,7 +36,7 @@ def cluster(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def channel(cluster: Cluster) -> AsyncIterator[grpc.aio.Channel]:
     await cluster.wait_ready()
-    async with rpc.channel(cluster.router.address) as opened:
+    async with open_channel(cluster.router.address) as opened:
         yield opened
 
 
@@ -104,7 +105,7 @@ async def test_invalid_utf8_in_a_stop_string_names_it(channel: grpc.aio.Channel)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         async for _ in call:
             pass
-    error = rpc.from_rpc_error(caught.value)
+    error = from_rpc_error(caught.value)
     assert isinstance(error, InvalidRequestError)
     assert error.field == "sampling.stop[1]"
 

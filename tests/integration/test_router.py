@@ -15,7 +15,6 @@ from urllib.request import urlopen
 import grpc
 import pytest
 
-from diptych import rpc
 from diptych.client import (
     BlockingClient,
     Chunk,
@@ -33,12 +32,14 @@ from diptych.errors import (
     TransferInterruptedError,
     WorkerDrainingError,
 )
+from diptych.rpc.channel import open_channel
+from diptych.rpc.status import from_rpc_error
 from diptych.timers import Timers
 from diptych.v1 import inference_pb2, inference_pb2_grpc, worker_pb2
-from router.actions import Action
 from router.app import serve
 from router.config import RouterConfig
-from router.request import RequestMachine
+from router.request.actions import Action
+from router.request.machine import RequestMachine
 from tests.call import generate, token_request
 from tests.integration.fake_workers import FakeDecode, FakePrefill, FakeWorker, token_at
 
@@ -123,7 +124,7 @@ async def running(
     async with asyncio.TaskGroup() as tasks:
         served = tasks.create_task(serve(config, stop, port.set_result))
         address = f"127.0.0.1:{await port}"
-        async with rpc.channel(address) as channel:
+        async with open_channel(address) as channel:
             cluster = Cluster(address, prefill, decode, stop, channel)
             async with DiptychClient(address) as client:
                 await wait_ready(client, cluster)
@@ -457,7 +458,7 @@ async def test_slow_client_loses_only_its_own_request(model: Path) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             async for _ in slow:
                 pass
-        assert isinstance(rpc.from_rpc_error(caught.value), SlowClientError)
+        assert isinstance(from_rpc_error(caught.value), SlowClientError)
 
 
 async def test_router_drains(model: Path) -> None:

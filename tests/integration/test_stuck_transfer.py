@@ -14,10 +14,10 @@ from diptych.timers import Timers
 from diptych.v1 import decode_pb2, worker_pb2
 from diptych.worker.transfer_watch import TransferStuckError
 from kvtransfer import endpoint as endpoint_module
-from kvtransfer import source as source_module
 from kvtransfer.endpoint import TransferEndpoint
 from kvtransfer.memory import block_digests
-from kvtransfer.pull import PullError, PullRequest
+from kvtransfer.reader.pull_machine import PullError, PullRequest
+from kvtransfer.source import servicer as source_module
 from tests.integration.transfer_rig import (
     BLOCK_SIZE,
     Reader,

@@ -11,7 +11,7 @@ import grpc
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
-from diptych import rpc
+from diptych.rpc.channel import open_channel
 from diptych.telemetry import attributes
 from diptych.telemetry.stages import TTFT_STAGES, Stage
 from diptych.v1 import inference_pb2, inference_pb2_grpc
@@ -56,7 +56,7 @@ async def collecting() -> AsyncIterator[tuple[Collector, str]]:
 async def traced(address: str, request: inference_pb2.GenerateRequest) -> inference_pb2.Timing:
     """Call Generate under the client's own trace; the answer's timing."""
     last = inference_pb2.GenerateResponse()
-    async with rpc.channel(address) as channel:
+    async with open_channel(address) as channel:
         stub = inference_pb2_grpc.InferenceStub(channel)
         call = stub.Generate(request, timeout=60, metadata=(("traceparent", TRACEPARENT),))
         async for response in call:

@@ -13,11 +13,11 @@ import grpc
 import pytest
 import xxhash
 
-from diptych import rpc
 from diptych.errors import ConfigurationError
+from diptych.rpc.channel import open_channel
 from diptych.v1 import common_pb2, decode_pb2, kv_source_pb2, kv_source_pb2_grpc, worker_pb2
 from kvtransfer.digest import combined_digest
-from kvtransfer.transport import TransportError
+from kvtransfer.transports.base import TransportError
 from tests.integration.transfer_rig import (
     BLOCK_SIZE,
     BLOCKS,
@@ -185,7 +185,7 @@ async def test_a_reason_reaches_a_reader_that_is_sending(source: Source) -> None
         transport=source.endpoint.config.transports[0],
     )
     beat = kv_source_pb2.FetchCommand(heartbeat=common_pb2.Heartbeat())
-    async with rpc.channel(source.address) as channel:
+    async with open_channel(source.address) as channel:
         stub: Any = kv_source_pb2_grpc.KVSourceStub(channel)
         for number in range(20):
             opened.ticket = source.lease(str(number), BLOCKS, NUM_TOKENS, "reader")
@@ -218,7 +218,7 @@ async def test_a_reason_is_sent_although_a_range_is_being_sent(source: Source) -
         source_incarnation="source",
         transport=source.endpoint.config.transports[0],
     )
-    async with rpc.channel(source.address) as channel:
+    async with open_channel(source.address) as channel:
         stub: Any = kv_source_pb2_grpc.KVSourceStub(channel)
         for number in range(100):
             opened.ticket = source.lease(str(number), BLOCKS, NUM_TOKENS, "reader")
@@ -248,7 +248,7 @@ async def test_the_end_of_a_confirmed_lease_refuses_nobody(source: Source, reade
         transport=source.endpoint.config.transports[0],
         ticket=ticket,
     )
-    async with rpc.channel(source.address) as channel:
+    async with open_channel(source.address) as channel:
         stub: Any = kv_source_pb2_grpc.KVSourceStub(channel)
         call = stub.Fetch()
         await call.write(kv_source_pb2.FetchCommand(open=opened))

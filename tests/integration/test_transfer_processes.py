@@ -16,13 +16,13 @@ import xxhash
 
 from diptych.timers import Timers
 from diptych.v1 import decode_pb2, worker_pb2
-from kvtransfer.child_transport import ChildTransport
 from kvtransfer.endpoint import TransferEndpoint
-from kvtransfer.faults import FaultRule, FaultScript
-from kvtransfer.lease_pull import LeasePull
-from kvtransfer.pairs import PeerKey
-from kvtransfer.pull import PullError, PullRequest
-from kvtransfer.scripted import FaultSwitch
+from kvtransfer.reader.lease_pull import LeasePull
+from kvtransfer.reader.pairs import PeerKey
+from kvtransfer.reader.pull_machine import PullError, PullRequest
+from kvtransfer.testing.faults import FaultRule, FaultScript
+from kvtransfer.testing.transport import FaultSwitch
+from kvtransfer.transports.child import ChildTransport
 from tests.integration.transfer_rig import (
     BLOCK_SIZE,
     Reader,

@@ -6,9 +6,9 @@ from functools import partial
 import pytest
 
 from diptych.v1 import decode_pb2, worker_pb2
-from kvtransfer.faults import FaultRule, FaultScript
-from kvtransfer.pull import PullError
-from kvtransfer.scripted import FaultSwitch
+from kvtransfer.reader.pull_machine import PullError
+from kvtransfer.testing.faults import FaultRule, FaultScript
+from kvtransfer.testing.transport import FaultSwitch
 from tests.integration.transfer_rig import (
     BLOCK_SIZE,
     BLOCKS,

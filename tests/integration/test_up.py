@@ -121,7 +121,7 @@ def test_it_serves_and_ends_cleanly(tiny_llama: Path) -> None:
         children = cluster.children()
         assert cluster.modules() == [
             "decode_worker",
-            *["kvtransfer.agent_main"] * 2,
+            *["kvtransfer.agents.main"] * 2,
             "prefill_worker",
             "router",
         ]
@@ -136,7 +136,7 @@ def test_a_child_that_dies_is_reported_and_ends_it(tiny_llama: Path) -> None:
     with up("--model", str(tiny_llama), "--prefill", "0") as cluster:
         cluster.wait_for("diptych generate --address")
         children = cluster.children()
-        assert cluster.modules() == ["decode_worker", "kvtransfer.agent_main", "router"]
+        assert cluster.modules() == ["decode_worker", "kvtransfer.agents.main", "router"]
         worker = next(c for c in children if "decode_worker" in c.cmdline())
         worker.kill()
         code, output = cluster.wait()

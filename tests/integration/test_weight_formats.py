@@ -20,22 +20,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from diptych import rpc
-from diptych.engine.kernels import int8_loops
-from diptych.engine.kv_cache import KVCache
-from diptych.engine.linear import Linear
-from diptych.engine.model import Decoder
-from diptych.engine.model_config import ModelConfig
+from diptych.engine.backends.cpu.kernels import int8_loops
+from diptych.engine.backends.cpu.linear import Linear
+from diptych.engine.kv.cache import KVCache
+from diptych.engine.model.config import ModelConfig
+from diptych.engine.model.decoder import Decoder
+from diptych.engine.model.weights import DecoderWeights, Quantization, load_weights
 from diptych.engine.runner import Runner
-from diptych.engine.step import Chunk, StepPlan
-from diptych.engine.tiny_model import ARCHITECTURES, write_tiny_model
-from diptych.engine.weights import DecoderWeights, Quantization, load_weights
+from diptych.engine.scheduling.step import Chunk, StepPlan
+from diptych.rpc.channel import open_channel
 from tests import hf_reference
 from tests.call import generate, token_request
 from tests.cluster import running_cluster
 from tests.golden.models import MODELS, golden_model
 from tests.integration.test_boundaries import prompt
 from tests.integration.test_kv_dtype import OneProcess
+from tests.tiny_model import ARCHITECTURES, write_tiny_model
 
 BLOCK_SIZE = 16
 CHUNKS = (23, 9, 1, 1)  # tokens of each step: prefill, more of it on its context, decode
@@ -191,7 +191,7 @@ async def test_int8_cluster_and_a_float32_worker_beside_it(
         router_flags={"local-prefill-below-tokens": "0"},
     ) as cluster:
         await cluster.wait_ready(num_pairs=1)
-        async with rpc.channel(cluster.router.address) as channel:
+        async with open_channel(cluster.router.address) as channel:
             answer = await generate(channel, token_request(token_ids, max_tokens=6))
         assert answer.error is None
         assert answer.timing.transfer.num_tokens == len(token_ids)
@@ -208,8 +208,8 @@ async def test_int8_cluster_and_a_float32_worker_beside_it(
 def test_compiled_code_stays_with_its_kind_of_processor() -> None:
     """In one cache: what was compiled for VNNI is not used where a processor has AVX2 only."""
     program = (
-        "from diptych.engine import int8_linear\n"
-        "from diptych.engine.kernels import int8_loops\n"
+        "from diptych.engine.backends.cpu import int8_linear\n"
+        "from diptych.engine.backends.cpu.kernels import int8_loops\n"
         "assert int8_linear.loops_work()\n"
         "print(int8_loops.multiply_bytes is not None)\n"
     )

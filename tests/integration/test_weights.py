@@ -8,12 +8,12 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from diptych.engine.fingerprint import kv_layout, model_digest
-from diptych.engine.kv_cache import KVCache
-from diptych.engine.model_config import ModelConfig
-from diptych.engine.tiny_model import write_tiny_model
-from diptych.engine.weights import load_weights, resolve_dtype
+from diptych.engine.kv.cache import KVCache
+from diptych.engine.kv.fingerprint import kv_layout, model_digest
+from diptych.engine.model.config import ModelConfig
+from diptych.engine.model.weights import load_weights, resolve_dtype
 from diptych.errors import ConfigurationError
+from tests.tiny_model import write_tiny_model
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from grpc_health.v1 import health_pb2
 
-from diptych import rpc
 from diptych.engine.runner import Runner
-from diptych.engine.step import StepOutput, StepPlan
+from diptych.engine.scheduling.step import StepOutput, StepPlan
 from diptych.errors import DiptychError
+from diptych.rpc.channel import open_channel
 from diptych.v1 import worker_pb2
 from diptych.worker.worker import EngineDiedError
 from tests.cluster import Process
@@ -80,7 +80,7 @@ async def test_a_second_signal_does_not_wait(tiny_llama: Path, tmp_path: Path) -
     worker = process("prefill", tiny_llama, tmp_path)
     worker.start()
     worker.wait_listening()
-    async with rpc.channel(worker.address) as channel:
+    async with open_channel(worker.address) as channel:
         nobody = asyncio.get_running_loop().create_task(asyncio.sleep(0))
         view = Worker(worker.address, worker.metrics_address, channel, asyncio.Event(), nobody)
         await view.wait_ready()

@@ -8,20 +8,20 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from diptych import rpc
-from diptych.shared_bytes import SharedBytes
+from diptych.engine.kv.shared_bytes import SharedBytes
+from diptych.rpc.server import make_server
 from diptych.timers import Timers
 from diptych.v1 import common_pb2, worker_pb2
 from diptych.v1 import kv_source_pb2_grpc as pb_grpc
 from diptych.worker.scratch import PoolScratch
 from kvtransfer.config import TransferConfig
 from kvtransfer.endpoint import TransferEndpoint
-from kvtransfer.lease import LeaseTable
 from kvtransfer.memory import HostMemory
-from kvtransfer.pairs import PairTable, PeerKey
-from kvtransfer.pull import PullError, PullRequest
-from kvtransfer.scripted import FaultSwitch
-from kvtransfer.source import KVSourceServicer
+from kvtransfer.reader.pairs import PairTable, PeerKey
+from kvtransfer.reader.pull_machine import PullError, PullRequest
+from kvtransfer.source.lease_table import LeaseTable
+from kvtransfer.source.servicer import KVSourceServicer
+from kvtransfer.testing.transport import FaultSwitch
 
 BLOCK_SIZE = 16
 BLOCKS = [3, 9, 4, 5, 20]  # at the source
@@ -167,7 +167,7 @@ async def open_source(
     leases = LeaseTable(BLOCK_SIZE, lambda block_id: generations.get(block_id, 0))
     scratch = PoolScratch(range(num_blocks - NUM_SCRATCH, num_blocks))
     servicer = KVSourceServicer(endpoint, leases, scratch=scratch, timers=timers)
-    server = rpc.server()
+    server = make_server()
     pb_grpc.add_KVSourceServicer_to_server(servicer, server)
     port = server.add_insecure_port(address)
     await server.start()

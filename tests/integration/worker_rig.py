@@ -16,7 +16,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from decode_worker import app as decode_app
 from decode_worker.config import DecodeWorkerConfig
-from diptych import rpc
+from diptych.rpc.channel import open_channel
+from diptych.rpc.status import from_failure, from_rpc_error
 from diptych.timers import Timers
 from diptych.v1 import (
     common_pb2,
@@ -134,7 +135,7 @@ async def _running(
         serving = tasks.create_task(run(), name=config.role)
         await ports.get()
         addresses = json.loads(config.port_file.read_text())
-        async with rpc.channel(addresses["address"]) as channel:
+        async with open_channel(addresses["address"]) as channel:
             metrics_address = addresses["metrics_address"]
             try:
                 yield Worker(addresses["address"], metrics_address, channel, stop, serving)
@@ -258,10 +259,10 @@ class Lease:
         try:
             event = await self.call.read()
         except grpc.aio.AioRpcError as error:
-            raise rpc.from_rpc_error(error) from error
+            raise from_rpc_error(error) from error
         if event is not EOF and event.HasField("ended"):
             self.call.cancel()
-            raise rpc.from_failure(event.ended)
+            raise from_failure(event.ended)
         return None if event is EOF else event
 
     async def close(self) -> None:
@@ -329,7 +330,7 @@ class Router:
         try:
             event: decode_pb2.DecodeEvent = await self.call.read()
         except grpc.aio.AioRpcError as error:
-            raise rpc.from_rpc_error(error) from error
+            raise from_rpc_error(error) from error
         assert event is not EOF, "the stream ended"
         self.num_messages += 1
         for entry in event.step.sequences:

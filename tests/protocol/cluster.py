@@ -11,11 +11,11 @@ from itertools import count
 from random import Random
 
 from diptych.block_hash import block_keys
-from diptych.engine.block_pool import Owner
-from diptych.engine.sequence import Sequence, SequenceState
+from diptych.engine.scheduling.block_pool import Owner
+from diptych.engine.scheduling.sequence import Sequence, SequenceState
 from diptych.errors import DiptychError, InvalidRequestError
-from kvtransfer.transport import SourceLostError, TransportError
-from router.placement import WorkerId
+from kvtransfer.transports.base import SourceLostError, TransportError
+from router.placement.types import WorkerId
 from tests.protocol.fake_model import slots_of
 from tests.protocol.routers import Question, Request, Router
 from tests.protocol.wire import Side, Stream

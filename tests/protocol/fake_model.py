@@ -6,7 +6,7 @@ A token is read off the slot before it, so wrong KV gives a wrong token.
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from diptych.engine.step import SampledToken, StepOutput, StepPlan
+from diptych.engine.scheduling.step import SampledToken, StepOutput, StepPlan
 from diptych.v1 import common_pb2
 
 VOCAB = 8

@@ -10,15 +10,15 @@ from google.protobuf.message import Message
 
 from diptych.errors import DiptychError, NoWorkerError
 from diptych.v1 import common_pb2, decode_pb2, prefill_pb2
-from router import actions
-from router.actions import Action
-from router.output import RequestShape
-from router.placement import DecodeView, Placement, PrefillView, Query, Snapshot, WorkerId
-from router.policy import LeastLoaded
-from router.prefix_memory import PrefixMemory
-from router.request import RequestMachine, RequestState
-from router.surroundings import Surroundings
-from router.waiting_room import WaitingRoom
+from router.placement.policy import LeastLoaded
+from router.placement.prefix_memory import PrefixMemory
+from router.placement.queue import WaitingRoom
+from router.placement.types import DecodeView, Placement, PrefillView, Query, Snapshot, WorkerId
+from router.request import actions
+from router.request.actions import Action
+from router.request.deps import Surroundings
+from router.request.emitted_tokens import RequestShape
+from router.request.machine import RequestMachine, RequestState
 from tests.protocol.fake_model import STOP_TOKEN, answer
 from tests.protocol.wire import Stream
 from tests.protocol.workers import (
@@ -45,7 +45,7 @@ class Question:
 
 @dataclass(eq=False)
 class LeaseLink:
-    """The client's side of one Prefill stream (router.prefill_link)."""
+    """The client's side of one Prefill stream (router.cluster.prefill_link)."""
 
     request: "Request"
     sequence_id: int
@@ -75,7 +75,7 @@ class LeaseLink:
 
 @dataclass(eq=False)
 class DecodeLink:
-    """The client's side of one Decode stream (router.decode_link)."""
+    """The client's side of one Decode stream (router.cluster.decode_link)."""
 
     router: "Router"
     worker: DecodeWorker
@@ -182,7 +182,7 @@ class Router:
 
 
 class Request:
-    """One client call (router.session and router.dispatch)."""
+    """One client call (router.request.session and router.request.dispatch)."""
 
     def __init__(self, router: Router, question: Question) -> None:
         self.router = router

@@ -7,10 +7,12 @@ import enum
 import re
 from pathlib import Path
 
-from decode_worker.entry import ENTRY_TRANSITIONS, EntryEvent, Phase
+from decode_worker.held_sequence import ENTRY_TRANSITIONS, EntryEvent, Phase
 from diptych.transitions import Transitions
-from kvtransfer.fetch_machine import FETCH_TRANSITIONS, FetchEvent, FetchState
-from kvtransfer.lease_record import (
+from kvtransfer.reader.pull_machine import PULL_TRANSITIONS, PullEvent, PullState
+from kvtransfer.reader.quarantine import READ_TRANSITIONS, ReadEvent, ReadState
+from kvtransfer.source.fetch_machine import FETCH_TRANSITIONS, FetchEvent, FetchState
+from kvtransfer.source.lease_record import (
     GRANT_TRANSITIONS,
     LEASE_TRANSITIONS,
     GrantEvent,
@@ -18,11 +20,9 @@ from kvtransfer.lease_record import (
     LeaseEvent,
     LeaseState,
 )
-from kvtransfer.pull import PULL_TRANSITIONS, PullEvent, PullState
-from kvtransfer.quarantine import READ_TRANSITIONS, ReadEvent, ReadState
 from prefill_worker.lease_session import SESSION_TRANSITIONS, LeasePhase, SessionEvent
-from router import halves
-from router.request import REQUEST_TRANSITIONS, RequestEvent, RequestState
+from router.request import halves
+from router.request.machine import REQUEST_TRANSITIONS, RequestEvent, RequestState
 
 PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
 _MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)

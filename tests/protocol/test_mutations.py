@@ -8,21 +8,21 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from decode_worker.outbox import Outbox
-from decode_worker.rules import SessionRules
 from decode_worker.session import Session
-from diptych.engine.block_pool import BlockPool
-from diptych.engine.scheduler import Scheduler
+from decode_worker.worker_limits import SessionRules
+from diptych.engine.scheduling.block_pool import BlockPool
+from diptych.engine.scheduling.scheduler import Scheduler
 from diptych.errors import InvalidRequestError
 from diptych.v1 import kv_source_pb2
-from kvtransfer import pull
-from kvtransfer.lease import LeaseTable
-from kvtransfer.lease_record import Grant
-from kvtransfer.pull import PullMachine
-from kvtransfer.quarantine import PullReads
+from kvtransfer.reader import pull_machine as pull
+from kvtransfer.reader.pull_machine import PullMachine
+from kvtransfer.reader.quarantine import PullReads
+from kvtransfer.source.lease_record import Grant
+from kvtransfer.source.lease_table import LeaseTable
 from prefill_worker.lease_session import LeaseSession
-from router.attempt import Attempt
-from router.output import Output
-from router.request import RequestMachine
+from router.request.attempt import Attempt
+from router.request.emitted_tokens import Output
+from router.request.machine import RequestMachine
 from tests.protocol.test_protocol import ProtocolMachine, SmallMachine
 
 Patch = Callable[[pytest.MonkeyPatch], None]

@@ -8,29 +8,29 @@ from typing import cast
 from google.protobuf.message import Message
 
 from decode_worker import actions as decode_actions
-from decode_worker.node import UnfinishedReads
 from decode_worker.outbox import Outbox
-from decode_worker.rules import SessionRules
 from decode_worker.session import Fallback, Session
-from diptych.engine.block_pool import BlockPool
-from diptych.engine.scheduler import Scheduler, SchedulerConfig
-from diptych.engine.sequence import Sequence
-from diptych.engine.step import SequenceUpdate, StepPlan
+from decode_worker.stream_resources import UnfinishedReads
+from decode_worker.worker_limits import SessionRules
+from diptych.engine.scheduling.block_pool import BlockPool
+from diptych.engine.scheduling.scheduler import Scheduler, SchedulerConfig
+from diptych.engine.scheduling.sequence import Sequence
+from diptych.engine.scheduling.step import SequenceUpdate, StepPlan
 from diptych.errors import DiptychError, InvalidRequestError, LeaseExpiredError
 from diptych.timers import Timers
 from diptych.v1 import decode_pb2, kv_source_pb2, prefill_pb2
-from diptych.worker.parts import EngineParts
+from diptych.worker.engine_parts import EngineParts
 from kvtransfer.digest import block_digest
-from kvtransfer.failures import read_failure, stream_failure
-from kvtransfer.fetch_machine import FetchMachine
-from kvtransfer.lease import LeaseTable
-from kvtransfer.lease_pull import MAX_FETCHES
-from kvtransfer.lease_record import Lease
-from kvtransfer.pull import PullError, PullMachine, PullRequest, PullState
-from kvtransfer.quarantine import PullReads, Quarantine, ReadRecord
-from kvtransfer.transport import AgentLostError, TransportError
+from kvtransfer.reader.failures import read_failure, stream_failure
+from kvtransfer.reader.lease_pull import MAX_FETCHES
+from kvtransfer.reader.pull_machine import PullError, PullMachine, PullRequest, PullState
+from kvtransfer.reader.quarantine import PullReads, Quarantine, ReadRecord
+from kvtransfer.source.fetch_machine import FetchMachine
+from kvtransfer.source.lease_record import Lease
+from kvtransfer.source.lease_table import LeaseTable
+from kvtransfer.transports.base import AgentLostError, TransportError
 from prefill_worker.lease_session import LeaseSession
-from router.placement import WorkerId
+from router.placement.types import WorkerId
 from tests.protocol.fake_model import SLOT_BYTES, VOCAB, Memory
 from tests.protocol.wire import Stream
 
@@ -184,7 +184,7 @@ class LeaseSide:
 
 
 class FetchSide:
-    """The server's side of one Fetch, as kvtransfer.fetch has it."""
+    """The server's side of one Fetch, as kvtransfer.source.fetch_session has it."""
 
     def __init__(self, worker: PrefillWorker) -> None:
         self.worker = worker
@@ -415,7 +415,7 @@ class FakeRead:
 
 
 class FakePull:
-    """A pull without tasks, as kvtransfer.lease_pull and .reader have it."""
+    """A pull without tasks, as kvtransfer.reader.lease_pull and .reader have it."""
 
     def __init__(self, worker: DecodeWorker, request: PullRequest) -> None:
         self.worker = worker

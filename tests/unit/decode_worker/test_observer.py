@@ -7,12 +7,12 @@ from prometheus_client import CollectorRegistry
 from decode_worker.observer import StreamObserver, outcome_names
 from decode_worker.outbox import NewToken
 from decode_worker.session import Fallback
-from diptych.engine.sequence import Sequence, SequenceKey
+from diptych.engine.scheduling.sequence import Sequence, SequenceKey
 from diptych.telemetry.families import EngineMetrics, TransferMetrics
 from diptych.telemetry.metrics import Metrics
 from diptych.telemetry.tracing import Tracing
 from diptych.v1 import common_pb2, decode_pb2
-from kvtransfer.pull import PullError
+from kvtransfer.reader.pull_machine import PullError
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 

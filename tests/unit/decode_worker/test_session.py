@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from decode_worker.actions import Action, RunPull, SendEvent, SendTokens, StopPull
-from decode_worker.entry import Phase
-from decode_worker.rules import SessionRules
+from decode_worker.held_sequence import Phase
 from decode_worker.session import Fallback, Session
-from diptych.engine.block_pool import BlockPool
-from diptych.engine.scheduler import Scheduler, SchedulerConfig
-from diptych.engine.sequence import Sequence
-from diptych.engine.step import SampledToken, SequenceUpdate, StepOutput, StepPlan
+from decode_worker.worker_limits import SessionRules
+from diptych.engine.scheduling.block_pool import BlockPool
+from diptych.engine.scheduling.scheduler import Scheduler, SchedulerConfig
+from diptych.engine.scheduling.sequence import Sequence
+from diptych.engine.scheduling.step import SampledToken, SequenceUpdate, StepOutput, StepPlan
 from diptych.errors import DiptychError, LogitsError, WorkerDrainingError
 from diptych.v1 import common_pb2, decode_pb2
-from kvtransfer.pull import PullRequest
+from kvtransfer.reader.pull_machine import PullRequest
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_LEN, VOCAB = 4, 12, 32, 16
 

@@ -5,9 +5,9 @@ import pytest
 from diptych.errors import LayoutMismatchError
 from diptych.v1 import common_pb2, kv_source_pb2
 from kvtransfer.digest import descriptor_digest
-from kvtransfer.inline import InlineWrite, gather
 from kvtransfer.layout import compare_layouts
 from kvtransfer.memory import HostMemory
+from kvtransfer.transports.inline import InlineWrite, gather
 
 
 def test_every_field_of_a_layout_counts() -> None:

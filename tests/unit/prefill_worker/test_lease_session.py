@@ -5,12 +5,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from diptych.engine.block_pool import BlockPool
-from diptych.engine.scheduler import Scheduler, SchedulerConfig
-from diptych.engine.step import SampledToken, StepOutput, StepPlan
+from diptych.engine.scheduling.block_pool import BlockPool
+from diptych.engine.scheduling.scheduler import Scheduler, SchedulerConfig
+from diptych.engine.scheduling.step import SampledToken, StepOutput, StepPlan
 from diptych.errors import BlocksExhaustedError, InvalidRequestError, LeaseExpiredError
 from diptych.v1 import common_pb2, prefill_pb2
-from kvtransfer.lease import LeaseTable
+from kvtransfer.source.lease_table import LeaseTable
 from prefill_worker.lease_session import LeasePhase, LeaseSession
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_LEN, VOCAB = 4, 12, 32, 16

@@ -10,7 +10,7 @@ import pytest
 from google.protobuf.message import Message
 
 from diptych.errors import DiptychError, RouterLostError
-from diptych.rpc import Context
+from diptych.rpc.server import Context
 from diptych.timers import Timers
 from diptych.v1 import prefill_pb2
 from diptych.worker.long_stream import LongStream

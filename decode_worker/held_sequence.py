@@ -1,0 +1,70 @@
+"""What a session remembers of one sequence, and the phases it goes through. Pure."""
+
+import enum
+from dataclasses import dataclass
+
+from decode_worker.actions import RunPull
+from diptych.engine.scheduling.sequence import Sequence
+from diptych.engine.scheduling.step import SequenceUpdate
+from diptych.transitions import Transitions
+from diptych.v1 import common_pb2
+
+
+class Phase(enum.Enum):
+    """Where a sequence stands between its Reserve and its Ended."""
+
+    RESERVED = enum.auto()  # blocks held, KV missing, nothing under way
+    PULLING = enum.auto()  # a pull is under way
+    PROVEN = enum.auto()  # KV whole, Start to come
+    RUNNING = enum.auto()  # in the engine's hands
+
+
+class EntryEvent(enum.Enum):
+    """What moves it. Its end, from any phase, is that it is forgotten."""
+
+    BIND = enum.auto()
+    STOP_PULL = enum.auto()  # by a newer Bind, a Start that does not wait, the end
+    PULL_FAILED = enum.auto()
+    PROVE = enum.auto()
+    START = enum.auto()
+
+
+ENTRY_TRANSITIONS = Transitions(
+    {
+        Phase.RESERVED: {
+            EntryEvent.BIND: Phase.PULLING,
+            EntryEvent.PROVE: Phase.PROVEN,  # nothing was missing
+            EntryEvent.START: Phase.RUNNING,  # it computes what is missing
+        },
+        Phase.PULLING: {
+            EntryEvent.STOP_PULL: Phase.RESERVED,
+            EntryEvent.PULL_FAILED: Phase.RESERVED,
+            EntryEvent.PROVE: Phase.PROVEN,
+        },
+        Phase.PROVEN: {EntryEvent.START: Phase.RUNNING},
+    },
+    ignored={
+        Phase.RESERVED: {EntryEvent.STOP_PULL},
+        Phase.PROVEN: {EntryEvent.BIND, EntryEvent.STOP_PULL},
+        Phase.RUNNING: {EntryEvent.BIND, EntryEvent.STOP_PULL, EntryEvent.START},
+    },
+)
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One sequence between Reserve and Ended."""
+
+    spec: common_pb2.SequenceSpec
+    sequence: Sequence
+    phase: Phase = Phase.RESERVED
+    bind_id: int | None = None  # of the newest Bind
+    pull: RunPull | None = None  # set in PULLING
+    num_computed_tokens: int = 0  # by this worker; computed again, counted again
+
+    def move(self, event: EntryEvent) -> None:
+        self.phase = ENTRY_TRANSITIONS.after(self.phase, event) or self.phase
+
+    def book(self, update: SequenceUpdate) -> None:
+        """Count what a step computed."""
+        self.num_computed_tokens += update.num_step_tokens

@@ -1,0 +1,221 @@
+"""The seam of matrix products with weights: how a layer's weight is kept and applied.
+
+torch's own product repacks a plain weight at every call, which costs a factor of two
+at decode batch sizes. In float32 kernels of ours read it as it is, one for few rows and
+one for many; other element types are packed once by oneDNN, by operators that are private
+to torch. Each is proven at first use, and :class:`PlainLinear` is the last fallback.
+Nothing else knows how weights are stored.
+"""
+
+import contextlib
+import logging
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from diptych.engine.backends.cpu.workspace import Workspace
+
+if TYPE_CHECKING:
+    from diptych.engine.backends.cpu.kernels.loop import Call
+
+_LOG = logging.getLogger(__name__)
+_PACK_FOR_ROWS = 16
+# Measured ahead of torch's product up to 64; where that catches up is not measured.
+MAX_THIN_ROWS = 96
+
+
+class Linear(Protocol):
+    """``y = x @ weight.T + bias``; a row's result does not depend on its neighbours."""
+
+    @property
+    def in_features(self) -> int: ...
+    @property
+    def out_features(self) -> int: ...
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: [num_rows, in_features] -> [num_rows, out_features], same element type."""
+        ...
+
+
+@runtime_checkable
+class CompiledLinear(Linear, Protocol):
+    """One that can be a part of a program."""
+
+    def calls(self, x: Tensor, y: Tensor, workspace: Workspace) -> "list[Call]":
+        """What computes y from x; at most MAX_THIN_ROWS rows, both contiguous."""
+        ...
+
+
+class PlainLinear:
+    """torch's own linear on the weight as loaded."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self._weight, self._bias = weight, bias  # [out_features, in_features], [out_features]
+        self.out_features, self.in_features = weight.shape
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self._weight, self._bias)
+
+
+class PackedLinear:
+    """A weight packed once for oneDNN on the CPU; the plain one is not kept."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self._bias = bias
+        self.out_features, self.in_features = weight.shape
+        self._packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(
+            weight.contiguous(), _PACK_FOR_ROWS
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
+        return y
+
+
+class SplitLinear:
+    """A float32 weight as loaded, and a kernel for many rows on the processor's matrix unit.
+
+    A row's result has the same bits in any batch.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        """Raises ValueError: a weight that the kernel does not take."""
+        # Here, because numba takes a while to import and not every process needs it.
+        from diptych.engine.backends.cpu.kernels import matrix_unit
+
+        if not matrix_unit.is_lent():
+            raise ValueError("no matrix unit on this machine")
+        from diptych.engine.backends.cpu.kernels import split_matmul
+
+        self.out_features, self.in_features = weight.shape
+        if not split_matmul.is_taken(weight):
+            raise ValueError("no kernel for this weight")
+        self._scratch = split_matmul.scratch
+        self._weight = weight.contiguous()
+        self._offsets = _offsets(weight, bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = x.new_empty(len(x), self.out_features)
+        if len(x):
+            num_threads = torch.get_num_threads()
+            scratch = self._scratch(num_threads)
+            for call in scratch.calls(x.contiguous(), self._weight, self._offsets, y):
+                call.run(num_threads)
+        return y
+
+
+class ThinLinear:
+    """A float32 weight as loaded, and a kernel for few rows that streams it once.
+
+    Up to MAX_THIN_ROWS rows, a row's result has the same bits in any batch. More are
+    for ``wide``, another linear on the same weight; torch's own by default.
+    """
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None = None, wide: Linear | None = None
+    ) -> None:
+        """Raises ValueError: a weight that the kernel does not take."""
+        from diptych.engine.backends.cpu.kernels import thin_matmul
+
+        self.out_features, self.in_features = weight.shape
+        if not thin_matmul.SUPPORTED or self.out_features < thin_matmul.MIN_COLUMNS:
+            raise ValueError("no kernel for this weight on this machine")
+        self._multiply = thin_matmul.multiply
+        self._weight = weight.contiguous()
+        self._offsets = _offsets(weight, bias)
+        self._wide = wide or PlainLinear(weight, bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if not 0 < len(x) <= MAX_THIN_ROWS:
+            return self._wide(x)
+        y = x.new_empty(len(x), self.out_features)
+        self._call(x.contiguous(), y).run(torch.get_num_threads())
+        return y
+
+    def calls(self, x: Tensor, y: Tensor, workspace: Workspace) -> "list[Call]":
+        return [self._call(x, y)]
+
+    def _call(self, x: Tensor, y: Tensor) -> "Call":
+        return self._multiply(x, self._weight, self._offsets, y)
+
+
+def _offsets(weight: Tensor, bias: Tensor | None) -> Tensor:
+    return weight.new_zeros(len(weight)) if bias is None else bias.contiguous()
+
+
+_Maker = Callable[[Tensor, Tensor | None], Linear]
+
+
+def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
+    """The fastest linear that works here. weight: [out_features, in_features]."""
+    if weight.device.type != "cpu":
+        return PlainLinear(weight, bias)
+    if weight.dtype is torch.float32 and len(weight) >= 4 and thin_works():
+        return ThinLinear(weight, bias, _wide_linear(weight, bias))
+    if packing_works(weight.dtype):
+        return PackedLinear(weight, bias)
+    return PlainLinear(weight, bias)
+
+
+def _wide_linear(weight: Tensor, bias: Tensor | None) -> Linear:
+    """The fastest one for many rows of float32."""
+    if split_works():
+        with contextlib.suppress(ValueError):
+            return SplitLinear(weight, bias)
+    return PlainLinear(weight, bias)
+
+
+@cache
+def thin_works() -> bool:
+    """Whether the kernel for few rows compiles here, has threads, and multiplies right."""
+    return _can_compile() and _is_right(ThinLinear, torch.float32)
+
+
+@cache
+def split_works() -> bool:
+    """The same of the kernel for many rows; and the machine has what it needs."""
+    if not _can_compile():
+        return False
+    from diptych.engine.backends.cpu.kernels import matrix_unit
+
+    return matrix_unit.is_lent() and _is_right(SplitLinear, torch.float32, 64)
+
+
+def _can_compile() -> bool:
+    if find_spec("numba") is None:
+        return False
+    from diptych.engine.backends.cpu.kernels.loop import has_team
+
+    return torch.get_num_threads() == 1 or has_team()
+
+
+@cache
+def packing_works(dtype: torch.dtype) -> bool:
+    """Whether this torch packs weights of ``dtype`` and multiplies right with them."""
+    return _is_right(PackedLinear, dtype)
+
+
+@torch.inference_mode()
+def _is_right(make: _Maker, dtype: torch.dtype, inner: int = 52) -> bool:
+    """Whether these linears agree with torch's in double; if not, that is logged."""
+    weight = torch.linspace(-1, 1, inner * 81).sin().view(81, inner).to(dtype)
+    bias = torch.linspace(-1, 1, 81).to(dtype)
+    tolerance = 8 * torch.finfo(dtype).eps
+    try:
+        linear = make(weight, bias)
+        for num_rows in (1, 5, 33):
+            x = torch.linspace(-2, 2, num_rows * inner).cos().view(num_rows, inner).to(dtype)
+            expected = F.linear(x.double(), weight.double(), bias.double())
+            error = (linear(x).double() - expected).abs().max() / expected.abs().max()
+            if not error <= tolerance:
+                raise ArithmeticError(f"relative error {error:.1e}")
+    except Exception as error:  # noqa: BLE001 (a compiler can fail in any way)
+        _LOG.warning(
+            "a fast linear layer is not usable", extra={"dtype": str(dtype)}, exc_info=error
+        )
+        return False
+    return True

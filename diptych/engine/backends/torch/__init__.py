@@ -1,0 +1,1 @@
+"""Operations in plain torch: any device, any element type."""

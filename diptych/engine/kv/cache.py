@@ -1,0 +1,168 @@
+"""The paged KV memory of one worker: one run of bytes, cut into blocks.
+
+Owns the bytes, knows nothing of who uses which block (the block pool does) nor
+when (the scheduler does). A block is ``[num_layers, 2, num_kv_heads]`` runs, keys
+and values; a run holds one head of the block's tokens::
+
+    float32, bfloat16   [block_size, head_dim] elements
+    int8                [block_size, head_dim] int8, padded to 4 bytes,
+                        then [block_size] float32: the scale of each token
+
+so a block, a range of its layers and a head of it are contiguous, scales included,
+and nothing outside a block says what is in it. An int8 element stands for itself
+times its token's scale; zeros everywhere are valid and mean zeros.
+
+Written by the model thread (slots of running sequences) and the transfer thread
+(blocks being pulled); the block pool keeps them apart. It is the ``PoolMemory`` of
+``kvtransfer``.
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from diptych.engine.kv.shared_bytes import SharedBytes
+from diptych.engine.model.config import ModelConfig
+from diptych.errors import ConfigurationError
+
+KV_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
+
+_SCALE_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class KVBlockLayout:
+    """Where what lies in a block. Sizes in bytes unless named otherwise."""
+
+    dtype: torch.dtype  # of the elements: float32, bfloat16 or int8
+    block_size: int  # tokens
+    head_dim: int  # elements
+    num_runs: int  # of a block: num_layers * 2 * num_kv_heads
+
+    @classmethod
+    def of(cls, config: ModelConfig, block_size: int, dtype: torch.dtype) -> Self:
+        return cls(dtype, block_size, config.head_dim, config.num_layers * 2 * config.num_kv_heads)
+
+    @property
+    def has_scales(self) -> bool:
+        return self.dtype is torch.int8
+
+    @property
+    def scales_offset(self) -> int:
+        """Where a run's scales begin, or would: its elements and their padding."""
+        num_bytes = self.block_size * self.head_dim * self.dtype.itemsize
+        return -(-num_bytes // _SCALE_BYTES) * _SCALE_BYTES
+
+    @property
+    def run_bytes(self) -> int:
+        """One head of one block: keys or values."""
+        if not self.has_scales:
+            return self.block_size * self.head_dim * self.dtype.itemsize
+        return self.scales_offset + self.block_size * _SCALE_BYTES
+
+    @property
+    def block_bytes(self) -> int:
+        """All layers, keys and values."""
+        return self.num_runs * self.run_bytes
+
+
+class KVCache:
+    """All blocks of one worker, zeroed. Sizes in bytes; lives as long as the worker.
+
+    ``tensor``: [num_blocks, num_layers, 2, num_kv_heads] runs, each [block_size,
+    head_dim] where the elements are floats, [run_bytes] int8 where they have scales.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        num_blocks: int,
+        block_size: int = 16,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """Allocate and touch the memory.
+
+        Raises:
+            ConfigurationError: it does not fit into memory.
+            ValueError: sizes are not positive.
+        """
+        if num_blocks < 1 or block_size < 1:
+            raise ValueError(f"need positive sizes, got {num_blocks=} {block_size=}")
+        self.layout = KVBlockLayout.of(config, block_size, dtype)
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.block_bytes = self.layout.block_bytes
+        run = (self.layout.run_bytes,) if self.layout.has_scales else (block_size, config.head_dim)
+        shape = (num_blocks, config.num_layers, 2, config.num_kv_heads, *run)
+        self._shared: SharedBytes | None = None
+        try:
+            if torch.device(device).type == "cpu":
+                self._shared = SharedBytes(self.num_bytes)
+                empty = torch.frombuffer(self._shared.buffer, dtype=dtype).view(shape)
+            else:
+                empty = torch.empty(shape, dtype=dtype, device=device)
+            # Zeros, never empty: a slot nobody wrote must not hold a NaN.
+            self.tensor = empty.zero_()
+        except (RuntimeError, MemoryError, OSError, OverflowError) as error:
+            raise ConfigurationError(
+                f"no memory for {num_blocks} KV blocks of {self.block_bytes} bytes"
+            ) from error
+        self._blocks: memoryview | None = (
+            self.tensor.view(-1).view(torch.uint8).numpy().data
+            if self.tensor.device.type == "cpu"
+            else None
+        )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.tensor.dtype
+
+    @property
+    def base_address(self) -> int:
+        """Address of block 0; block ``i`` begins ``i * block_bytes`` after it."""
+        return self.tensor.data_ptr()
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_blocks * self.block_bytes
+
+    @property
+    def memory_kind(self) -> str:
+        """DRAM or VRAM."""
+        return "DRAM" if self.tensor.device.type == "cpu" else "VRAM"
+
+    @property
+    def device_id(self) -> int:
+        """Which device of its kind; 0 for the host."""
+        return self.tensor.device.index or 0
+
+    @property
+    def shared_fd(self) -> int | None:
+        """A file that is this memory, for a child process to map; None on a device."""
+        return None if self._shared is None else self._shared.fd
+
+    def block(self, block_id: int) -> memoryview:
+        """The bytes of one block in place, writable: ``block_bytes`` unsigned bytes.
+
+        Raises:
+            IndexError: no such block.
+            TypeError: the cache is not in host memory.
+        """
+        if self._blocks is None:
+            raise TypeError("blocks in device memory have no host view")
+        if not 0 <= block_id < self.num_blocks:
+            raise IndexError(f"no block {block_id}, have {self.num_blocks}")
+        begin = block_id * self.block_bytes
+        return self._blocks[begin : begin + self.block_bytes]
+
+    def layer(self, index: int) -> Tensor:
+        """One layer of every block, a strided view: [num_blocks, 2, num_kv_heads, ...]."""
+        return self.tensor[:, index]
+
+
+def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one block: all layers, keys and values."""
+    return KVBlockLayout.of(config, block_size, dtype).block_bytes

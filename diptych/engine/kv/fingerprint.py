@@ -1,0 +1,100 @@
+"""Names a model and a KV layout, so that two workers can tell whether they match.
+
+The digest is cheap by design: config, tensor index and a sample of the weights,
+never a full read. It tells different models, conversions and fine-tunes apart;
+it is no proof against somebody who forges weights. Pure functions; file I/O only
+in :func:`model_digest`.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from diptych.engine.kv.cache import KVCache
+from diptych.engine.model.config import ModelConfig
+from diptych.engine.model.weights import TensorLocation, tensor_index
+from diptych.errors import ConfigurationError
+from diptych.v1 import common_pb2
+
+FORMAT_VERSION = 1
+
+_NUM_PIECES, _PIECE_BYTES = 64, 4096
+# Say how or by what a folder was written, not what it computes.
+_VOLATILE_KEYS = frozenset({"_name_or_path", "name_or_path", "transformers_version"})
+
+
+def model_digest(folder: Path | str) -> str:
+    """Digest of the model in ``folder``: 32 hexadecimal digits.
+
+    Covers ``config.json`` (key order and provenance aside), every tensor's name,
+    shape and type, and 64 pieces of 4 KiB spread evenly over the weights' bytes.
+    How tensors are split over files does not matter.
+
+    Raises:
+        ConfigurationError: a file is missing or malformed.
+    """
+    folder = Path(folder)
+    digest = xxhash.xxh3_128(f"diptych model {FORMAT_VERSION}\n".encode())
+    digest.update(_canonical(_read_config(folder / "config.json")))
+    index = tensor_index(folder)
+    for name, location in sorted(index.items()):
+        digest.update(f"{name} {location.dtype} {list(location.shape)}\n".encode())
+    for piece in _pieces(index):
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def kv_layout(
+    config: ModelConfig,
+    kv_cache: KVCache,
+    model_digest: str,
+    digest_level: str = "full",
+    quantization: str = "none",
+) -> common_pb2.KVLayout:
+    """What another worker's cache must equal before a block may move."""
+    return common_pb2.KVLayout(
+        format_version=FORMAT_VERSION,
+        model_digest=model_digest,
+        dtype=str(kv_cache.dtype).removeprefix("torch."),
+        block_size=kv_cache.block_size,
+        num_layers=config.num_layers,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        tensor_parallel_rank=0,
+        tensor_parallel_size=1,
+        block_bytes=kv_cache.block_bytes,
+        digest_level=digest_level,
+        quantization=quantization,
+    )
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"cannot read {path}: {error}") from error
+    return {key: value for key, value in content.items() if key not in _VOLATILE_KEYS}
+
+
+def _canonical(content: Mapping[str, Any]) -> bytes:
+    return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _pieces(index: Mapping[str, TensorLocation]) -> Iterator[bytes]:
+    """Pieces at even distances of all tensors' bytes, laid end to end by name."""
+    locations = [location for _, location in sorted(index.items())]
+    total = sum(location.num_bytes for location in locations)
+    step = max(total // _NUM_PIECES, 1)
+    begin, wanted = 0, 0
+    for location in locations:
+        end = begin + location.num_bytes
+        if wanted < end:
+            with location.path.open("rb") as file:
+                while wanted < end:
+                    file.seek(location.offset + wanted - begin)
+                    yield file.read(min(_PIECE_BYTES, end - wanted))
+                    wanted += step
+        begin = end

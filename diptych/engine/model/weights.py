@@ -1,0 +1,279 @@
+"""Reads a checkpoint folder into the tensors of one decoder, packed for this machine.
+
+Knows Hugging Face's tensor names and safetensors files; the decoder knows
+neither. Every tensor of the checkpoint is used, or the checkpoint is refused: an
+ignored bias would be a different model. Called once per worker, off the event
+loop.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from diptych.engine.backends.cpu.huge_pages import HugePages
+from diptych.engine.backends.cpu.int8_linear import make_int8_linear
+from diptych.engine.backends.cpu.linear import Linear, make_linear
+from diptych.engine.model.config import ModelConfig
+from diptych.errors import ConfigurationError
+
+LoadProgress = Callable[[float], None]  # done ratio, 0 to 1, by bytes
+Quantization = Literal["none", "int8"]  # of the linear layers, the head included
+
+MakeLinear = Callable[[Tensor, Tensor | None], Linear]  # of weight and bias
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_INDEX_NAME, _SINGLE_NAME = "model.safetensors.index.json", "model.safetensors"
+
+
+class TensorLocation(NamedTuple):
+    """Where a checkpoint keeps one tensor. Offsets and sizes in bytes."""
+
+    path: Path
+    dtype: str  # as safetensors spells it
+    shape: tuple[int, ...]
+    offset: int  # of its first byte in the file
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerWeights:
+    """One layer. Norm weights are float32 and have their offset added."""
+
+    input_norm: Tensor  # [hidden_size]
+    qkv: Linear  # rows: query heads, key heads, value heads
+    q_norm: Tensor | None  # [head_dim]
+    k_norm: Tensor | None
+    output: Linear
+    post_attention_norm: Tensor | None  # [hidden_size], after attention
+    mlp_norm: Tensor  # before the feed-forward part
+    gate_up: Linear  # rows: gate, up
+    down: Linear
+    post_mlp_norm: Tensor | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderWeights:
+    """Everything a decoder needs, on one device and of one element type.
+
+    Linear layers may keep their weights otherwise; they take and give that type.
+    """
+
+    embedding: Tensor  # [vocab_size, hidden_size]
+    layers: tuple[LayerWeights, ...]
+    final_norm: Tensor  # [hidden_size]
+    head: Linear  # hidden_size -> vocab_size
+    dtype: torch.dtype
+
+    @property
+    def linears(self) -> list[Linear]:
+        """All, the head last."""
+        layers = ((w.qkv, w.output, w.gate_up, w.down) for w in self.layers)
+        return [*chain.from_iterable(layers), self.head]
+
+
+def resolve_dtype(name: str, config: ModelConfig) -> torch.dtype:
+    """The element type for a setting: float32, bfloat16, or auto (the checkpoint's own).
+
+    Raises:
+        ConfigurationError: another name.
+    """
+    if name == "auto":  # half precision is not computed with: widen it
+        return _DTYPES.get(config.checkpoint_dtype, torch.float32)
+    if name not in _DTYPES:
+        raise ConfigurationError(f"dtype {name!r} is not one of auto, {', '.join(_DTYPES)}")
+    return _DTYPES[name]
+
+
+def check_quantization(
+    quantization: Quantization, dtype: torch.dtype, device: torch.device | str = "cpu"
+) -> None:
+    """Int8 layers take float32 on the CPU. Raises ConfigurationError: another combination."""
+    if quantization == "int8" and (dtype, torch.device(device).type) != (torch.float32, "cpu"):
+        name = str(dtype).removeprefix("torch.")
+        raise ConfigurationError(
+            f"quantization int8 needs dtype float32 on the CPU (got {name} on {device})"
+        )
+
+
+def load_weights(
+    folder: Path | str,
+    config: ModelConfig,
+    dtype: torch.dtype = torch.float32,
+    progress: LoadProgress = lambda ratio: None,
+    device: torch.device | str = "cpu",
+    quantization: Quantization = "none",
+) -> DecoderWeights:
+    """Read, convert and pack. Peak memory is the model and one layer more.
+
+    Raises:
+        ConfigurationError: a tensor is missing, unexpected, or of another shape; this
+            quantization is not for this element type or device.
+    """
+    check_quantization(quantization, dtype, device)
+    make = make_int8_linear if quantization == "int8" else make_linear
+    # What is used as loaded lies on huge pages; the rest is packed into memory of its own.
+    as_loaded = (
+        make is make_linear and dtype is torch.float32 and torch.device(device).type == "cpu"
+    )
+    place = HugePages().place if as_loaded else _same
+
+    def linear(weight: Tensor, bias: Tensor | None) -> Linear:
+        return make(place(weight), bias)
+
+    reader = _CheckpointReader(Path(folder), dtype, torch.device(device), progress)
+    embedding = reader.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+    embedding = place(embedding) if as_loaded else embedding.clone()  # off the file's pages
+    layers = tuple(_layer(reader, config, index, linear) for index in range(config.num_layers))
+    if config.tied_embeddings:
+        reader.skip("lm_head.weight")
+        head = make(embedding, None)
+    else:
+        weight = reader.take("lm_head.weight", config.vocab_size, config.hidden_size)
+        head = linear(weight, None)
+    weights = DecoderWeights(
+        embedding=embedding,
+        layers=layers,
+        final_norm=_norm(reader, config, "model.norm.weight", config.hidden_size),
+        head=head,
+        dtype=dtype,
+    )
+    reader.close()
+    return weights
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _layer(
+    reader: "_CheckpointReader", config: ModelConfig, index: int, make: MakeLinear
+) -> LayerWeights:
+    prefix = f"model.layers.{index}."
+    hidden, inner = config.hidden_size, config.intermediate_size
+    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    reader.skip(prefix + "self_attn.rotary_emb.inv_freq")
+
+    def linear(rows: dict[str, int], columns: int, has_bias: bool) -> Linear:
+        weight = [reader.take(f"{prefix}{n}.weight", size, columns) for n, size in rows.items()]
+        bias = [reader.take(f"{prefix}{n}.bias", size) for n, size in rows.items() if has_bias]
+        return make(torch.cat(weight), torch.cat(bias) if has_bias else None)
+
+    def norm(name: str, size: int, present: bool = True) -> Tensor | None:
+        return _norm(reader, config, f"{prefix}{name}.weight", size) if present else None
+
+    input_norm = _norm(reader, config, prefix + "input_layernorm.weight", hidden)
+    before_mlp = "pre_feedforward_layernorm" if config.post_norms else "post_attention_layernorm"
+    return LayerWeights(
+        input_norm=input_norm,
+        qkv=linear(
+            {"self_attn.q_proj": q_size, "self_attn.k_proj": kv_size, "self_attn.v_proj": kv_size},
+            hidden,
+            config.qkv_bias,
+        ),
+        q_norm=norm("self_attn.q_norm", config.head_dim, config.qk_norm),
+        k_norm=norm("self_attn.k_norm", config.head_dim, config.qk_norm),
+        output=linear({"self_attn.o_proj": hidden}, q_size, config.output_bias),
+        post_attention_norm=norm("post_attention_layernorm", hidden, config.post_norms),
+        mlp_norm=_norm(reader, config, f"{prefix}{before_mlp}.weight", hidden),
+        gate_up=linear({"mlp.gate_proj": inner, "mlp.up_proj": inner}, hidden, config.mlp_bias),
+        down=linear({"mlp.down_proj": hidden}, inner, config.mlp_bias),
+        post_mlp_norm=norm("post_feedforward_layernorm", hidden, config.post_norms),
+    )
+
+
+def _norm(reader: "_CheckpointReader", config: ModelConfig, name: str, size: int) -> Tensor:
+    return reader.take(name, size).float() + config.norm_offset
+
+
+class _CheckpointReader:
+    """Hands out each tensor once and knows what is left."""
+
+    def __init__(
+        self, folder: Path, dtype: torch.dtype, device: torch.device, progress: LoadProgress
+    ) -> None:
+        self._folder, self._dtype, self._device = folder, dtype, device
+        self._progress = progress
+        self._left = tensor_index(folder)
+        paths = {location.path for location in self._left.values()}
+        try:
+            self._files: dict[Path, Any] = {path: safe_open(path, "pt") for path in paths}
+        except SafetensorError as error:
+            raise ConfigurationError(f"cannot read the weights in {folder}: {error}") from error
+        self._num_bytes = sum(location.num_bytes for location in self._left.values())
+        self._num_bytes_done = 0
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        location = self._left.get(name)
+        if location is None:
+            raise ConfigurationError(f"{self._folder} lacks the tensor {name}")
+        if location.shape != shape:
+            raise ConfigurationError(
+                f"{name} in {self._folder} is {list(location.shape)}, expected {list(shape)}"
+            )
+        if location.dtype not in {"F32", "F16", "BF16"}:
+            raise ConfigurationError(f"{name} in {self._folder} is {location.dtype}, not a float")
+        tensor: Tensor = self._files[location.path].get_tensor(name)
+        self.skip(name)
+        return tensor.to(device=self._device, dtype=self._dtype)
+
+    def skip(self, name: str) -> None:
+        """Leave out a tensor that may be there and is not needed."""
+        location = self._left.pop(name, None)
+        if location is not None:
+            self._num_bytes_done += location.num_bytes
+            self._progress(self._num_bytes_done / self._num_bytes)
+
+    def close(self) -> None:
+        if self._left:
+            some = ", ".join(sorted(self._left)[:3])
+            raise ConfigurationError(
+                f"{self._folder} has {len(self._left)} tensors this decoder does not use: {some}"
+            )
+
+
+def tensor_index(folder: Path) -> dict[str, TensorLocation]:
+    """Every tensor of the checkpoint in ``folder``, one file or sharded.
+
+    Raises:
+        ConfigurationError: a file is missing or malformed.
+    """
+    try:
+        if (folder / _INDEX_NAME).exists():
+            weight_map = json.loads((folder / _INDEX_NAME).read_text("utf-8"))["weight_map"]
+            names = sorted(set(weight_map.values()))
+        else:
+            names = [_SINGLE_NAME]
+        index: dict[str, TensorLocation] = {}
+        for name in names:
+            index.update(_read_header(folder / name))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigurationError(f"cannot read the weights in {folder}: {error}") from error
+    return index
+
+
+def _read_header(path: Path) -> Iterator[tuple[str, TensorLocation]]:
+    with path.open("rb") as file:
+        num_header_bytes = int.from_bytes(file.read(8), "little")
+        if num_header_bytes > path.stat().st_size:
+            raise ValueError(f"{path.name} is not a safetensors file")
+        header = json.loads(file.read(num_header_bytes))
+    for name, entry in header.items():
+        if name != "__metadata__":
+            begin, end = entry["data_offsets"]
+            yield (
+                name,
+                TensorLocation(
+                    path,
+                    entry["dtype"],
+                    tuple(entry["shape"]),
+                    8 + num_header_bytes + begin,
+                    end - begin,
+                ),
+            )

@@ -1,0 +1,1 @@
+"""Which tokens run next and whose blocks hold them. Pure; no torch."""

@@ -1,0 +1,223 @@
+"""Who holds which KV block, and nothing else.
+
+A *block* holds ``block_size`` token *slots* for every layer. The pool deals in
+block ids; tensors live in :mod:`diptych.engine.kv.cache`. Pure and synchronous,
+owned by the event loop's thread.
+
+Every block counts its holders per :class:`Owner`. A block nobody holds is free,
+or cached if it has a key (see :mod:`diptych.engine.scheduling.prefix_cache`); a cached
+block is handed out again only when no free one is left. A block with a key, or
+with two holders, is immutable: nobody writes into it.
+"""
+
+import enum
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
+
+from diptych.block_hash import BlockKey
+from diptych.engine.scheduling.free_runs import FreeRuns
+from diptych.engine.scheduling.prefix_cache import PrefixCache
+from diptych.errors import BlocksExhaustedError
+
+
+class Owner(enum.IntEnum):
+    """On whose behalf a block is held, in ascending precedence."""
+
+    RUNNING = 0  # sequences in the batch or waiting for it
+    RESERVED = 1  # sequences whose KV is to come
+    LEASED = 2  # prefilled sequences, held for readers
+
+
+class BlockCounts(NamedTuple):
+    """Every block once; all but ``total`` sum to ``total``. Fields as on the wire."""
+
+    total: int
+    free: int
+    cached: int
+    running: int
+    reserved: int
+    leased: int
+    quarantined: int
+
+
+# A block's holders are one integer, a field of so many bits per owner and the
+# quarantine on top: the highest field in use is its class, by precedence.
+_BITS = 20
+_MASK = (1 << _BITS) - 1
+_UNIT = tuple(1 << (_BITS * place) for place in range(len(Owner)))
+_QUARANTINE = 1 << (_BITS * len(Owner))
+_RETRY_AFTER_S = 0.05
+
+
+class BlockPool:
+    """All blocks of one KV cache. Invariant: see the module."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        """Raises ValueError unless both are positive."""
+        if num_blocks < 1 or block_size < 1:
+            raise ValueError(f"need positive sizes, got {num_blocks=} {block_size=}")
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._holders = [0] * num_blocks
+        self._generation = [0] * num_blocks
+        self._num_of_class = [num_blocks] + [0] * (len(Owner) + 1)  # [0]: held by nobody
+        self._free = FreeRuns(num_blocks)
+        self._cache = PrefixCache()
+
+    @property
+    def num_available_blocks(self) -> int:
+        """Blocks that ``allocate`` could hand out now: free ones and cached ones."""
+        return len(self._free) + self._cache.num_idle_blocks
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """Blocks that ``num_tokens`` slots need (ceiling division)."""
+        return -(-num_tokens // self.block_size)
+
+    def counts(self) -> BlockCounts:
+        """Blocks by precedence quarantined > leased > reserved > running > cached > free."""
+        _, running, reserved, leased, quarantined = self._num_of_class
+        return BlockCounts(
+            total=self.num_blocks,
+            free=len(self._free),
+            cached=self._cache.num_idle_blocks,
+            running=running,
+            reserved=reserved,
+            leased=leased,
+            quarantined=quarantined,
+        )
+
+    def generation(self, block_id: int) -> int:
+        """How often the block was handed out for writing; grows by one each time."""
+        return self._generation[block_id]
+
+    def is_free(self, block_id: int) -> bool:
+        """Whether nobody holds it, and it is no cached one."""
+        return not self._holders[block_id] and block_id not in self._cache
+
+    def holders(self, block_id: int) -> dict[Owner, int]:
+        """How many hold the block, by owner; the quarantine is none of them."""
+        held = self._holders[block_id]
+        counts = {owner: held >> (_BITS * owner) & _MASK for owner in Owner}
+        return {owner: count for owner, count in counts.items() if count}
+
+    def is_quarantined(self, block_id: int) -> bool:
+        """Whether a posted read may write it."""
+        return self._holders[block_id] >= _QUARANTINE
+
+    def key_of(self, block_id: int) -> BlockKey | None:
+        """The key under which it is cached, if it is."""
+        return self._cache.key_of(block_id)
+
+    def is_writable(self, block_id: int) -> bool:
+        """Whether its one holder may write into it."""
+        holders = self._holders[block_id]
+        return holders in _UNIT and block_id not in self._cache
+
+    def allocate(self, num_blocks: int, owner: Owner, after: int | None = None) -> list[int]:
+        """Hand out blocks for writing, each with one holder of ``owner``; all or nothing.
+
+        Prefers few ascending runs, and the one that follows block ``after``.
+        Raises BlocksExhaustedError; the pool is then unchanged.
+        """
+        self.check_available(num_blocks)
+        for _ in range(num_blocks - len(self._free)):
+            self._free.add(self._cache.evict())
+        block_ids = self._free.take(num_blocks, after)
+        for block_id in block_ids:
+            self._generation[block_id] += 1
+            self._holders[block_id] = _UNIT[owner]
+        self._num_of_class[0] -= num_blocks
+        self._num_of_class[owner + 1] += num_blocks
+        return block_ids
+
+    def check_available(
+        self, num_blocks: int, held_hits: Iterable[int] = (), keep: int = 0
+    ) -> None:
+        """Raise BlocksExhaustedError unless so many could be allocated.
+
+        Besides holding the cached blocks ``held_hits`` and leaving ``keep`` available.
+        """
+        available = self.num_available_blocks - keep
+        available -= sum(not self._holders[block_id] for block_id in held_hits)
+        if num_blocks > available:
+            raise BlocksExhaustedError(
+                f"need {num_blocks} KV blocks, {max(available, 0)} free",
+                retry_after_s=_RETRY_AFTER_S,
+                needed=str(num_blocks),
+                free=str(max(available, 0)),
+            )
+
+    def free(self, block_ids: Sequence[int], owner: Owner) -> None:
+        """Take one holder of ``owner`` from each block (in logical order).
+
+        The last block of a table is the first to be evicted.
+        """
+        for block_id in reversed(block_ids):
+            holders = self._holders[block_id]
+            assert holders >> (_BITS * owner) & _MASK, f"block {block_id} is not held by {owner}"
+            self._set_holders(block_id, holders - _UNIT[owner])
+
+    def retag(self, block_ids: Iterable[int], old: Owner, new: Owner) -> None:
+        """Turn one ``old`` holder of each block into a ``new`` one."""
+        for block_id in block_ids:
+            holders = self._holders[block_id]
+            assert holders >> (_BITS * old) & _MASK, f"block {block_id} is not held by {old}"
+            self._set_holders(block_id, holders - _UNIT[old] + _UNIT[new])
+
+    def quarantine(self, block_ids: Collection[int]) -> None:
+        """Keep held blocks from being handed out, whoever frees them: a posted read may write them.
+
+        Idempotent per block.
+        """
+        for block_id in block_ids:
+            holders = self._holders[block_id]
+            assert holders, f"block {block_id} is quarantined and nobody held it"
+            assert block_id not in self._cache, f"block {block_id} is cached and being written"
+            if holders < _QUARANTINE:
+                self._set_holders(block_id, holders + _QUARANTINE)
+
+    def end_quarantine(self, block_ids: Collection[int]) -> None:
+        """Their reads reached a terminal state. Blocks not in quarantine are ignored.
+
+        The caller wakes the engine: somebody may wait for these blocks.
+        """
+        for block_id in block_ids:
+            holders = self._holders[block_id]
+            if holders >= _QUARANTINE:
+                self._set_holders(block_id, holders - _QUARANTINE)
+
+    def lookup(self, keys: Sequence[BlockKey]) -> list[int]:
+        """The cached blocks of the longest prefix of ``keys``. Holds nothing, see ``hold``."""
+        return self._cache.lookup(keys)
+
+    def hold(self, block_ids: Sequence[int], owner: Owner) -> None:
+        """Add one holder to each cached block, so that it stays."""
+        for block_id in block_ids:
+            assert block_id in self._cache, f"block {block_id} is not shared"
+            self._set_holders(block_id, self._holders[block_id] + _UNIT[owner])
+
+    def insert(self, block_id: int, key: BlockKey, parent: BlockKey | None) -> bool:
+        """Enter a held, completely written block into the prefix cache.
+
+        False if another block has that key: it stays, this one remains private.
+        """
+        assert self.is_writable(block_id), f"block {block_id} is not its holder's to enter"
+        return self._cache.insert(block_id, key, parent)
+
+    def _set_holders(self, block_id: int, holders: int) -> None:
+        before = self._holders[block_id]
+        self._holders[block_id] = holders
+        self._num_of_class[_class_of(before)] -= 1
+        self._num_of_class[_class_of(holders)] += 1
+        if not holders:
+            if block_id in self._cache:
+                self._cache.mark_idle(block_id)
+            else:
+                self._free.add(block_id)
+        elif not before:
+            self._cache.mark_held(block_id)
+
+
+def _class_of(holders: int) -> int:
+    """0: nobody, then as Owner, then the quarantine."""
+    return -(-holders.bit_length() // _BITS)

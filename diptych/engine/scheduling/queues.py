@@ -1,0 +1,91 @@
+"""Where each live sequence stands: its state, and the order in which sequences get their turn.
+
+The scheduler's bookkeeping; knows no blocks and no budgets. Pure.
+"""
+
+import bisect
+import itertools
+from operator import attrgetter
+
+from diptych.engine.scheduling.sequence import Sequence, SequenceState
+
+NEXT_STATES: dict[SequenceState, frozenset[SequenceState]] = {
+    SequenceState.RESERVED: frozenset({SequenceState.WAITING, SequenceState.FINISHED}),
+    SequenceState.WAITING: frozenset({SequenceState.RUNNING, SequenceState.FINISHED}),
+    SequenceState.RUNNING: frozenset(
+        {SequenceState.WAITING, SequenceState.LEASED, SequenceState.FINISHED}
+    ),
+    SequenceState.LEASED: frozenset({SequenceState.FINISHED}),
+    SequenceState.FINISHED: frozenset(),
+}
+_by_arrival = attrgetter("arrival")
+
+
+class Queues:
+    """Every live sequence is in exactly one of the three, as its state says."""
+
+    def __init__(self) -> None:
+        self.held: dict[Sequence, None] = {}  # RESERVED and LEASED, in order of admission
+        self.waiting: list[Sequence] = []  # by arrival
+        self.running: list[Sequence] = []  # by arrival
+        self._arrivals = itertools.count(1)
+
+    def __iter__(self) -> "itertools.chain[Sequence]":
+        return itertools.chain(self.running, self.waiting, self.held)
+
+    def add_reserved(self, seq: Sequence) -> None:
+        """A new sequence, RESERVED from birth."""
+        assert seq.state is SequenceState.RESERVED, f"reserved while {seq.state.name}"
+        assert seq not in self.held, "reserved twice"
+        self.held[seq] = None
+
+    def add_arrival(self, seq: Sequence) -> None:
+        """A new or RESERVED sequence becomes runnable, as the youngest: -> WAITING."""
+        self.held.pop(seq, None)
+        _move(seq, SequenceState.WAITING)
+        seq.arrival = next(self._arrivals)
+        self.waiting.append(seq)
+
+    def run(self, seq: Sequence) -> None:
+        """WAITING -> RUNNING."""
+        self._remove(seq)
+        _move(seq, SequenceState.RUNNING)
+        bisect.insort(self.running, seq, key=_by_arrival)
+
+    def wait_again(self, seq: Sequence) -> None:
+        """RUNNING -> WAITING, with its old place in the order."""
+        self._remove(seq)
+        _move(seq, SequenceState.WAITING)
+        bisect.insort(self.waiting, seq, key=_by_arrival)
+
+    def lease(self, seq: Sequence) -> None:
+        """RUNNING -> LEASED."""
+        self._remove(seq)
+        _move(seq, SequenceState.LEASED)
+        self.held[seq] = None
+
+    def finish(self, seq: Sequence) -> None:
+        """-> FINISHED: no longer known."""
+        self._remove(seq)
+        _move(seq, SequenceState.FINISHED)
+
+    def youngest_preemptible(self) -> Sequence:
+        """The last come of those that have blocks which nobody else reads; there must be one."""
+        runnable = itertools.chain(self.waiting, self.running)
+        return max(
+            (seq for seq in runnable if seq.block_table and not seq.prefill_only),
+            key=_by_arrival,
+        )
+
+    def _remove(self, seq: Sequence) -> None:
+        if seq.state is SequenceState.WAITING:
+            self.waiting.remove(seq)
+        elif seq.state is SequenceState.RUNNING:
+            self.running.remove(seq)
+        else:
+            self.held.pop(seq, None)  # it may have been refused
+
+
+def _move(seq: Sequence, state: SequenceState) -> None:
+    assert state in NEXT_STATES[seq.state], f"{seq.state.name} -> {state.name}"
+    seq.state = state

@@ -1,0 +1,111 @@
+"""A sequence: its tokens and its sampling parameters, and where its KV is.
+
+Principle: everything but ``token_ids`` and ``sampling`` is a cache that any
+worker can rebuild. Owned by the scheduler on the event loop's thread; the model
+thread sees only the :class:`~diptych.engine.scheduling.step.StepPlan` made from it.
+"""
+
+import enum
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from diptych.v1 import common_pb2
+
+
+class SequenceKey(NamedTuple):
+    """Names a sequence on a worker; never reused."""
+
+    owner: str  # the router's incarnation
+    sequence_id: int
+
+
+class SequenceState(enum.Enum):
+    """Where a sequence stands; the scheduler holds the transition table."""
+
+    RESERVED = enum.auto()  # blocks held, KV to come from elsewhere or Start to come
+    WAITING = enum.auto()  # wants steps, has no place in the batch
+    RUNNING = enum.auto()  # in the batch
+    LEASED = enum.auto()  # prefilled; blocks held for readers, no steps
+    FINISHED = enum.auto()  # nothing held
+
+
+class FinishReason(enum.IntEnum):
+    """Why a sequence ended by itself (values as on the wire)."""
+
+    STOP = common_pb2.FINISH_REASON_STOP
+    LENGTH = common_pb2.FINISH_REASON_LENGTH
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How tokens are drawn; fully resolved (no unset values)."""
+
+    temperature: float = 1.0
+    top_k: int = 0  # 0: all
+    top_p: float = 1.0
+    seed: int = 0  # 64 bits
+    max_tokens: int = 16
+    min_tokens: int = 0
+    stop_token_ids: frozenset[int] = frozenset()
+    return_margins: bool = False
+
+    @classmethod
+    def from_proto(cls, proto: common_pb2.SamplingParams) -> "SamplingParams":
+        """Read a resolved message (the router validated it)."""
+        return cls(
+            temperature=proto.temperature if proto.HasField("temperature") else 1.0,
+            top_k=proto.top_k,
+            top_p=proto.top_p if proto.HasField("top_p") else 1.0,
+            seed=proto.seed,
+            max_tokens=proto.max_tokens,
+            min_tokens=proto.min_tokens,
+            stop_token_ids=frozenset(proto.stop_token_ids),
+            return_margins=proto.return_margins,
+        )
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Sequence:
+    """One sequence on one worker.
+
+    Invariant: ``num_computed_tokens <= len(token_ids)``; the KV of the first
+    ``num_computed_tokens`` tokens lies in ``block_table``. Lengths in tokens.
+    """
+
+    key: SequenceKey
+    token_ids: list[int]  # prompt, then output; grows by one per sampled token
+    num_prompt_tokens: int
+    sampling: SamplingParams
+    cache_salt: bytes = b""
+    prefill_only: bool = False  # stop after the first sampled token and hold the blocks
+
+    state: SequenceState = SequenceState.RESERVED
+    block_table: list[int] = field(default_factory=list)  # physical ids, logical order
+    block_keys: list[bytes] = field(default_factory=list)  # of whole blocks, chained; lazily
+    num_computed_tokens: int = 0
+    num_cached_tokens: int = 0  # prefix hit when it was admitted
+    num_preemptions: int = 0
+    arrival: int = 0  # order of becoming runnable: first come, first served
+    table_snapshot: tuple[int, ...] | None = None  # block_table for plans, until it changes
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @classmethod
+    def from_spec(
+        cls, key: SequenceKey, spec: common_pb2.SequenceSpec, *, prefill_only: bool
+    ) -> "Sequence":
+        """Make a fresh sequence from the wire."""
+        return cls(
+            key=key,
+            token_ids=list(spec.token_ids),
+            num_prompt_tokens=spec.num_prompt_tokens,
+            sampling=SamplingParams.from_proto(spec.sampling),
+            cache_salt=spec.cache_salt,
+            prefill_only=prefill_only,
+        )

@@ -1,0 +1,88 @@
+"""What one model step does, decided by the scheduler and executed by the runner.
+
+A plan is immutable plain data without torch, so that the scheduler can be tested
+alone and the model thread never reads state that the event loop may change.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from diptych.engine.scheduling.sequence import FinishReason, SamplingParams, Sequence
+from diptych.errors import LogitsError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Consecutive tokens of one sequence to run through the model.
+
+    Tokens ``token_ids`` stand at positions ``start, start + 1, ...``; their KV is
+    written through ``block_table`` and attention reads everything before them.
+    """
+
+    token_ids: tuple[int, ...]
+    start: int  # position of token_ids[0] = tokens already computed
+    block_table: tuple[int, ...]  # covers start + len(token_ids) tokens
+    sample: "SampleSpec | None"  # None: more of the prompt follows
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleSpec:
+    """How to draw the token at position ``Chunk.end``."""
+
+    params: SamplingParams
+    allow_stop: bool  # False before min_tokens: stop tokens are masked out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """One step: decode chunks (one token) and prefill chunks, mixed.
+
+    ``sequences[i]`` is the owner of ``chunks[i]``; the runner ignores it.
+    """
+
+    chunks: tuple[Chunk, ...]
+    sequences: tuple[Sequence, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(chunk.token_ids) for chunk in self.chunks)
+
+
+class SampledToken(NamedTuple):
+    """A drawn token.
+
+    ``margin`` says how far it was from being another one: greedy, the distance
+    of its logit to the runner-up's; otherwise the distance of the draw (in
+    cumulative probability) to the nearer boundary of its interval. NaN unless
+    ``return_margins``.
+    """
+
+    token_id: int
+    margin: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutput:
+    """The runner's answer: ``tokens[i]`` belongs to ``plan.chunks[i]``.
+
+    None where the chunk asked for no sample; an error where none can be drawn.
+    """
+
+    tokens: tuple[SampledToken | LogitsError | None, ...]
+    duration_s: float  # model thread, inputs to tokens
+
+
+class SequenceUpdate(NamedTuple):
+    """What a step did to one sequence (that was not released meanwhile)."""
+
+    sequence: Sequence
+    num_computed_tokens: int  # KV complete up to here
+    num_step_tokens: int  # whose KV this step computed
+    token: SampledToken | None
+    position: int | None  # of the token
+    finish_reason: FinishReason | None
+    error: LogitsError | None = None  # it ended, or (prefill_only) will have no token

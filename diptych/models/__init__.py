@@ -1,0 +1,1 @@
+"""Finding, fetching and importing models. No torch before an import needs it."""

@@ -1,0 +1,153 @@
+"""config.json and generation_config.json of the imported folder."""
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+from diptych.errors import ConfigurationError
+from diptych.models.gguf_import.gguf_file import GGUFFile
+from diptych.models.gguf_import.rope import DIVISORS_TENSOR, llama3_scaling
+from diptych.models.gguf_import.tensors import dequantized
+
+# llama.cpp fixes these for gemma3 where the file does not say.
+_GEMMA3_LOCAL_ROPE_THETA = 10_000.0
+_GEMMA3_WINDOW_PATTERN = 6
+_GEMMA3_LAYERS_OF_27B = 62
+
+# Tokens that end a turn in known chat formats. Most files name only one end
+# token; these are added when the file's own chat template uses them.
+_END_OF_TURN = frozenset({"<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<|eom_id|>"})
+
+
+def write_config(file: GGUFFile, architecture_name: str, folder: Path) -> None:
+    """Write ``config.json`` and ``generation_config.json`` under ``folder``.
+
+    Raises:
+        ConfigurationError: the file uses a variation that cannot be expressed.
+    """
+    specific = {"llama": _llama, "gemma3": _gemma3}[architecture_name](file)
+    _dump(folder / "config.json", _shared(file, architecture_name) | specific | _token_ids(file))
+    generation = _token_ids(file)
+    generation["eos_token_id"] = eos_token_ids(file)
+    _dump(folder / "generation_config.json", generation)
+
+
+def eos_token_ids(file: GGUFFile) -> list[int]:
+    """All tokens that end an answer, the file's own end token first."""
+    keys = ("eos_token_id", "eot_token_id", "eom_token_id")
+    ids = [
+        file.integer(f"tokenizer.ggml.{key}")
+        for key in keys
+        if f"tokenizer.ggml.{key}" in file.metadata
+    ]
+    template = file.metadata.get("tokenizer.chat_template")
+    if isinstance(template, str):
+        tokens = file.strings("tokenizer.ggml.tokens")
+        ids += [tokens.index(text) for text in _END_OF_TURN if text in template and text in tokens]
+    return ids[:1] + sorted(set(ids[1:]) - set(ids[:1]))
+
+
+def _token_ids(file: GGUFFile) -> dict[str, Any]:
+    result = {}
+    for ours, theirs in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
+        key = f"tokenizer.ggml.{theirs}_token_id"
+        if key in file.metadata:
+            result[f"{ours}_token_id"] = file.integer(key)
+    return result
+
+
+def _shared(file: GGUFFile, architecture_name: str) -> dict[str, Any]:
+    prefix = f"{architecture_name}."
+    if file.metadata.get(f"{prefix}expert_count"):
+        raise ConfigurationError(f"{file.path}: mixture of experts is not supported in GGUF")
+    shapes = {info.name: info.shape for info in file.tensors}
+    if "token_embd.weight" not in shapes:
+        raise ConfigurationError(f"{file.path}: tensor 'token_embd.weight' is missing")
+    num_heads = file.integer(f"{prefix}attention.head_count")
+    hidden_size = file.integer(f"{prefix}embedding_length")
+    rope_dim = file.integer(f"{prefix}rope.dimension_count", hidden_size // num_heads)
+    head_dim = file.integer(f"{prefix}attention.key_length", rope_dim)
+    if file.integer(f"{prefix}rope.dimension_count", head_dim) != head_dim:
+        raise ConfigurationError(f"{file.path}: rotary embedding of part of a head")
+    if file.integer(f"{prefix}attention.value_length", head_dim) != head_dim:
+        raise ConfigurationError(f"{file.path}: keys and values of different size")
+    config: dict[str, Any] = {
+        "vocab_size": shapes["token_embd.weight"][0],
+        "hidden_size": hidden_size,
+        "intermediate_size": file.integer(f"{prefix}feed_forward_length"),
+        "num_hidden_layers": file.integer(f"{prefix}block_count"),
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": file.integer(f"{prefix}attention.head_count_kv", num_heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": file.integer(f"{prefix}context_length"),
+        "rms_norm_eps": _shortest(file.number(f"{prefix}attention.layer_norm_rms_epsilon")),
+        "tie_word_embeddings": "output.weight" not in shapes,
+        "dtype": "float32",
+    }
+    scaling = file.string(f"{prefix}rope.scaling.type", "none")
+    if scaling == "linear":
+        factor = _shortest(file.number(f"{prefix}rope.scaling.factor"))
+        config["rope_scaling"] = {"rope_type": "linear", "factor": factor}
+    elif scaling != "none":
+        raise ConfigurationError(f"{file.path}: rope scaling {scaling!r} is not supported")
+    return config
+
+
+def _llama(file: GGUFFile) -> dict[str, Any]:
+    if file.metadata.get("llama.attention.sliding_window"):
+        raise ConfigurationError(f"{file.path}: sliding windows are not supported in llama")
+    theta = _shortest(file.number("llama.rope.freq_base", 10_000.0))
+    config: dict[str, Any] = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "rope_theta": theta,
+        "attention_bias": any(info.name.endswith("attn_q.bias") for info in file.tensors),
+        "mlp_bias": any(info.name.endswith("ffn_up.bias") for info in file.tensors),
+    }
+    for info in file.tensors:
+        if info.name == DIVISORS_TENSOR:
+            config["rope_scaling"] = llama3_scaling(dequantized(file, info), theta)
+    return config
+
+
+def _gemma3(file: GGUFFile) -> dict[str, Any]:
+    num_layers = file.integer("gemma3.block_count")
+    num_heads = file.integer("gemma3.attention.head_count")
+    scalar = file.integer("gemma3.attention.key_length")
+    if num_layers == _GEMMA3_LAYERS_OF_27B:
+        scalar = file.integer("gemma3.embedding_length") // num_heads
+    pattern = file.integer("gemma3.attention.sliding_window_pattern", _GEMMA3_WINDOW_PATTERN)
+    local_theta = file.number("gemma3.rope.freq_base_swa", _GEMMA3_LOCAL_ROPE_THETA)
+    soft_cap = file.metadata.get("gemma3.final_logit_softcapping")
+    return {
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": scalar,
+        "sliding_window": file.integer("gemma3.attention.sliding_window"),
+        "layer_types": [
+            "sliding_attention" if (index + 1) % pattern else "full_attention"
+            for index in range(num_layers)
+        ],
+        "rope_theta": _shortest(file.number("gemma3.rope.freq_base", 1_000_000.0)),
+        "rope_local_base_freq": _shortest(local_theta),
+        "attention_bias": False,
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": soft_cap,
+    }
+
+
+def _shortest(value: float) -> float:
+    """The shortest decimal that is the same float32: 1e-05, not 9.999999747378752e-06."""
+    wanted = struct.pack("f", value)
+    for digits in range(1, 10):
+        rounded = float(f"{value:.{digits}g}")
+        if struct.pack("f", rounded) == wanted:
+            return rounded
+    return value
+
+
+def _dump(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,98 @@
+"""Where a model comes from: turns ``--model`` into a Hugging Face folder on disk.
+
+Every process of a cluster resolves the same setting for itself; what has to be
+prepared is prepared once per cache, see :mod:`diptych.models.cache`. Does not
+read weights or import torch; resolving a folder, or what is already imported,
+needs the base install only.
+"""
+
+import hashlib
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from diptych.errors import ConfigurationError
+from diptych.models import cache as model_cache
+from diptych.models.demo import DEMO_NAME, demo_folder
+from diptych.models.importer import load_importer
+from diptych.progress import Progress, silent
+
+DEFAULT_CACHE_DIR = Path("~/.cache/diptych")
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "LICENSE*", "NOTICE*"]
+
+
+class ResolvedModel(NamedTuple):
+    """``folder`` holds config.json; ``name`` is what clients call the model."""
+
+    folder: Path
+    name: str
+
+
+def resolve(
+    model: str, cache_dir: Path = DEFAULT_CACHE_DIR, progress: Progress = silent
+) -> ResolvedModel:
+    """Find ``model``: a folder, a .gguf file, ``demo``, or a hub id ``org/name``.
+
+    Blocking; downloads and imports what is missing.
+
+    Raises:
+        ConfigurationError: there is no such model, or it cannot be fetched or
+            imported; one line.
+    """
+    if not model:
+        raise ConfigurationError("the model's name is empty")
+    if model == "demo":
+        return ResolvedModel(demo_folder(cache_dir, progress), DEMO_NAME)
+    path = Path(model).expanduser()
+    if path.suffix.lower() == ".gguf":
+        return ResolvedModel(imported_folder(path, cache_dir, progress), path.stem)
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ConfigurationError(f"model {model!r}: the folder has no config.json")
+        path = path.resolve()
+        return ResolvedModel(path, path.name)
+    if _HUB_ID.fullmatch(model):
+        return ResolvedModel(_hub_folder(model, cache_dir, progress), model)
+    raise ConfigurationError(
+        f"model {model!r}: not a folder, not a .gguf file, not 'demo', and not a hub id org/name"
+    )
+
+
+def imported_folder(path: Path, cache_dir: Path, progress: Progress) -> Path:
+    """The folder that the GGUF file ``path`` was, or is now, imported into. Blocking.
+
+    The same path with the same size and time of change is the same model.
+
+    Raises:
+        ConfigurationError: there is no such file or it cannot be imported.
+    """
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise ConfigurationError(f"model {str(path)!r}: {error.strerror}") from None
+    identity = f"{path.resolve()}\n{status.st_size}\n{status.st_mtime_ns}"
+    key = f"{path.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
+    return model_cache.cached_folder(
+        cache_dir, key, lambda folder: load_importer()(path, folder, progress), progress
+    )
+
+
+def _hub_folder(model: str, cache_dir: Path, progress: Progress) -> Path:
+    from huggingface_hub import snapshot_download
+
+    stage = f"fetching {model} from the hub"
+    progress(stage, 0.0)
+    try:
+        folder = snapshot_download(
+            model, cache_dir=cache_dir.expanduser() / "hub", allow_patterns=_HUB_FILES
+        )
+    except Exception as error:  # noqa: BLE001 - whatever the hub's client and its HTTP raise
+        lines = str(error).strip().splitlines()
+        detail = lines[0] if lines else type(error).__name__
+        raise ConfigurationError(
+            f"model {model!r}: no such folder, and the hub: {detail}"
+        ) from None
+    progress(stage, 1.0)
+    return Path(folder)

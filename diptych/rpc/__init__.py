@@ -1,0 +1,1 @@
+"""gRPC between the processes of a cluster: channels, servers, statuses, long streams. Each once."""

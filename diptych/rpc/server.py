@@ -1,0 +1,128 @@
+"""gRPC servers whose handlers may raise any DiptychError."""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NoReturn, TypeAlias
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+from grpc_status import rpc_status
+
+from diptych.errors import DiptychError, InvalidRequestError
+from diptych.rpc.channel import SIZE_OPTIONS, keepalive_options
+from diptych.rpc.status import to_status
+from diptych.rpc.utf8 import invalid_utf8_field
+from diptych.timers import Timers
+
+logger = logging.getLogger(__name__)
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+_TIMERS = Timers()
+
+
+def make_server(timers: Timers = _TIMERS) -> grpc.aio.Server:
+    """Make a server whose handlers may raise DiptychError. The caller starts it."""
+    options = [
+        *keepalive_options(timers),
+        *SIZE_OPTIONS,
+        ("grpc.http2.min_ping_interval_without_data_ms", 500),
+        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.so_reuseport", 0),
+    ]
+    return grpc.aio.server(interceptors=[ErrorInterceptor()], options=options)
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """Translate a DiptychError raised by any handler; anything else is INTERNAL with an id.
+
+    A request that is not valid protobuf becomes REQUEST_INVALID, naming the
+    field if the reason is a string that is not UTF-8.
+    """
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None:  # unknown method: gRPC answers UNIMPLEMENTED
+            return None
+        codec = (_tolerant(handler.request_deserializer), handler.response_serializer)
+        if handler.response_streaming:
+            inner_stream = handler.stream_stream or handler.unary_stream
+
+            async def stream(request: Any, context: Context) -> AsyncIterator[Message]:
+                try:
+                    _check_decoded(request)
+                    async for response in inner_stream(request, context):
+                        yield response
+                except (asyncio.CancelledError, grpc.RpcError, GeneratorExit):
+                    raise
+                except Exception as error:  # noqa: BLE001 - the boundary of the process
+                    await _abort(context, error, handler_call_details.method)
+
+            if handler.request_streaming:
+                return grpc.stream_stream_rpc_method_handler(stream, *codec)
+            return grpc.unary_stream_rpc_method_handler(stream, *codec)
+
+        inner_unary = handler.stream_unary or handler.unary_unary
+
+        async def unary(request: Any, context: Context) -> Message:
+            try:
+                _check_decoded(request)
+                response: Message = await inner_unary(request, context)
+            except (asyncio.CancelledError, grpc.RpcError):
+                raise
+            except Exception as error:  # noqa: BLE001 - the boundary of the process
+                await _abort(context, error, handler_call_details.method)
+            return response
+
+        if handler.request_streaming:
+            return grpc.stream_unary_rpc_method_handler(unary, *codec)
+        return grpc.unary_unary_rpc_method_handler(unary, *codec)
+
+
+class _Undecodable:
+    """Stands for a request that did not parse, until the handler can refuse it."""
+
+    def __init__(self, error: InvalidRequestError) -> None:
+        self.error = error
+
+
+def _tolerant(deserializer: Any) -> Any:
+    """Wrap ``Message.FromString`` so that a parse error becomes REQUEST_INVALID."""
+    message_type = getattr(deserializer, "__self__", None)
+    if message_type is None:
+        return deserializer
+
+    def deserialize(data: bytes) -> Any:
+        try:
+            return deserializer(data)
+        except DecodeError:
+            field = invalid_utf8_field(message_type.DESCRIPTOR, data)
+            if field is None:
+                return _Undecodable(InvalidRequestError("not valid protobuf", field="request"))
+            return _Undecodable(InvalidRequestError("not valid UTF-8", field=field))
+
+    return deserialize
+
+
+def _check_decoded(request: Any) -> None:
+    if isinstance(request, _Undecodable):
+        raise request.error
+
+
+async def _abort(context: Context, error: Exception, method: str) -> NoReturn:
+    if isinstance(error, DiptychError):
+        status = to_status(error)
+        logger.debug("rpc refused", extra={"method": method, "reason": error.reason})
+    else:
+        error_id = uuid.uuid4().hex[:12]
+        logger.error("rpc failed", exc_info=error, extra={"method": method, "error_id": error_id})
+        status = to_status(DiptychError(f"internal error {error_id}", error_id=error_id))
+    untyped: Any = context  # the stubs lack abort_with_status
+    await untyped.abort_with_status(rpc_status.to_status(status))
+    raise AssertionError("abort_with_status always raises")

@@ -1,0 +1,88 @@
+"""Domain errors as gRPC carries them, and back. Pure."""
+
+from typing import Any
+
+import grpc
+from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
+
+from diptych.errors import DOMAIN, DiptychError, InvalidRequestError
+from diptych.v1 import common_pb2
+
+
+def to_status(error: DiptychError) -> status_pb2.Status:
+    """Encode ``error`` as google.rpc.Status with ErrorInfo, BadRequest, RetryInfo."""
+    details: list[Message] = [
+        error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=error.metadata)
+    ]
+    if isinstance(error, InvalidRequestError):
+        violation = error_details_pb2.BadRequest.FieldViolation(
+            field=error.field, description=error.message
+        )
+        details.append(error_details_pb2.BadRequest(field_violations=[violation]))
+    if error.retry_after_s is not None:
+        delay = duration_pb2.Duration()
+        delay.FromNanoseconds(int(error.retry_after_s * 1e9))
+        details.append(error_details_pb2.RetryInfo(retry_delay=delay))
+    status = status_pb2.Status(code=error.code.value[0], message=error.message)
+    for detail in details:
+        packed = any_pb2.Any()
+        packed.Pack(detail)
+        status.details.append(packed)
+    return status
+
+
+def to_failure(error: DiptychError) -> common_pb2.Failure:
+    """Encode ``error`` for use inside a multiplexed stream."""
+    return common_pb2.Failure(
+        code=error.code.value[0],
+        reason=error.reason,
+        message=error.message,
+        metadata=error.metadata,
+        retry_after_s=error.retry_after_s,
+    )
+
+
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+def remote_error(
+    code: grpc.StatusCode, reason: str, message: str, retry_after_s: float | None = None
+) -> DiptychError:
+    """Rebuild the error of a peer: the class whose reason it is, else a plain one."""
+    for cls in DiptychError.__subclasses__():
+        has_own_reason = "reason" in cls.__dict__  # else it never crosses the wire
+        if has_own_reason and cls.reason == reason and cls is not InvalidRequestError:
+            return cls(message, retry_after_s=retry_after_s)
+    if reason == InvalidRequestError.reason:
+        field, _, rest = message.partition(": ")
+        return InvalidRequestError(rest or message, field=field if rest else "request")
+    error = DiptychError(message, retry_after_s=retry_after_s)
+    error.code, error.reason = code, reason or code.name  # type: ignore[misc]
+    return error
+
+
+def from_failure(failure: common_pb2.Failure) -> DiptychError:
+    """Inverse of :func:`to_failure`."""
+    retry_after_s = failure.retry_after_s if failure.HasField("retry_after_s") else None
+    code = _CODES.get(failure.code, grpc.StatusCode.UNKNOWN)
+    return remote_error(code, failure.reason, failure.message, retry_after_s)
+
+
+def from_rpc_error(error: grpc.RpcError) -> DiptychError:
+    """The domain error that a failed call carries (its ErrorInfo, else its code)."""
+    if not isinstance(error, grpc.aio.AioRpcError):
+        return DiptychError(str(error))
+    reason, retry_after_s = "", None
+    trailing: Any = error.trailing_metadata() or ()
+    for key, value in trailing:
+        if key != "grpc-status-details-bin" or not isinstance(value, bytes):
+            continue
+        for detail in status_pb2.Status.FromString(value).details:
+            info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+            if detail.Unpack(info):
+                reason = info.reason
+            elif detail.Unpack(retry):
+                retry_after_s = retry.retry_delay.ToNanoseconds() / 1e9
+    return remote_error(error.code(), reason, error.details() or "", retry_after_s)

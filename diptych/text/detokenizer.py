@@ -1,0 +1,84 @@
+"""Output tokens to text, as they come, and where a stop string ends it. Pure.
+
+Invariant: without stop strings, the deltas of all pushes and the flush joined
+are what the tokenizer decodes for all output tokens at once (special tokens
+left out), with one exception: where decoding drops the space that SentencePiece
+puts before a text, it stays, because an output continues its prompt.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from diptych.text.stop_strings import StopMatcher
+from diptych.text.tokenizer import Tokenizer
+
+
+class TextDelta(NamedTuple):
+    """What a push made certain.
+
+    ``text``: whole characters, nothing that may still begin a stop string.
+    ``stop_match``: the stop string that ended the output; the text excludes it.
+    ``num_tokens_used``: how many of the pushed tokens belong to the output, up
+    to and including the one that completed the stop string.
+    """
+
+    text: str
+    stop_match: str | None
+    num_tokens_used: int
+
+
+class Detokenizer:
+    """The text of one output. One owner, on the event loop.
+
+    A stop string counts only if the token that completes it is the
+    ``min_tokens``-th or a later one. Cost per token: its own characters.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), min_tokens: int = 0) -> None:
+        """Raises ValueError if a stop string is empty."""
+        self._assembler = tokenizer.text.assembler()
+        self._matcher = StopMatcher(stop)
+        self._min_tokens = min_tokens
+        self._num_tokens = 0
+        self._held = ""  # not yet emitted: the last ``num_held`` characters
+        self._is_finished = False
+
+    def push(self, token_ids: Sequence[int]) -> TextDelta:
+        """Add output tokens, in order. Not after a stop match or a flush.
+
+        A token that ends the output (end of sequence, a stop token) is pushed
+        or not as its text is wanted or not; special tokens have none.
+        """
+        assert not self._is_finished
+        parts: list[str] = []
+        for index, token_id in enumerate(token_ids):
+            self._num_tokens += 1
+            text, stop_match = self._match(self._assembler.push(token_id))
+            parts.append(text)
+            if stop_match is not None:
+                self._is_finished = True
+                return TextDelta("".join(parts), stop_match, index + 1)
+        return TextDelta("".join(parts), None, len(token_ids))
+
+    def flush(self) -> TextDelta:
+        """The rest, when the output ended: held text, and broken characters as U+FFFD."""
+        assert not self._is_finished
+        self._is_finished = True
+        text, stop_match = self._match(self._assembler.flush())
+        if stop_match is None:
+            text += self._held
+        return TextDelta(text, stop_match, 0)
+
+    def _match(self, text: str) -> tuple[str, str | None]:
+        """Add ``text``; returns what can be emitted, and the stop string if one matched."""
+        pending = self._held + text
+        enabled = self._num_tokens >= self._min_tokens
+        for index, character in enumerate(text):
+            stop_match = self._matcher.push(character, enabled=enabled)
+            if stop_match is not None:
+                end = len(self._held) + index + 1
+                self._held = ""
+                return pending[: end - len(stop_match)], stop_match
+        emitted = len(pending) - self._matcher.num_held
+        self._held = pending[emitted:]
+        return pending[:emitted], None

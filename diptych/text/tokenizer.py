@@ -1,0 +1,192 @@
+"""Text to token ids and back, and what a model folder says about its tokens.
+
+Everything is read from the folder's tokenizer.json, tokenizer_config.json,
+config.json and generation_config.json. Needs neither torch nor transformers.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as HFTokenizer
+
+from diptych.errors import ConfigurationError, InvalidRequestError
+from diptych.text.chat_template import ChatTemplate, Message
+from diptych.text.token_text import TokenText
+
+_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
+_LENGTH_KEEPING_NORMALIZERS = {"Replace", "Prepend"}
+
+
+class Tokenizer:
+    """One model's tokenizer. Immutable; encoding and decoding from any thread.
+
+    Special tokens written out in a text (``<|im_end|>``) are parsed as those
+    tokens, in text prompts and chat contents alike, as other servers do: who
+    writes the prompt is trusted with its structure.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        config = _read_json(folder / "config.json")
+        config = config.get("text_config", config)
+        settings = _read_json(folder / "tokenizer_config.json", missing_ok=True)
+        generation = _read_json(folder / "generation_config.json", missing_ok=True)
+        self._tokenizer = _load_tokenizer(folder / "tokenizer.json")
+        added = self._tokenizer.get_added_tokens_decoder()
+        special_tokens = {role: _token_text(settings.get(role)) for role in _ROLES}
+        known = {role: text for role, text in special_tokens.items() if text is not None}
+
+        self.text = TokenText(self._tokenizer)
+        """What each token contributes to a text."""
+        self.special_token_ids = frozenset(i for i, token in added.items() if token.special)
+        """Tokens that structure a prompt; they have no text."""
+        self.bos_token_id = self._id_of(known.get("bos_token"), config.get("bos_token_id"))
+        """Begins text prompts, where the model wants it."""
+        self.eos_token_ids = frozenset(
+            {
+                *_ids(generation.get("eos_token_id")),
+                *_ids(config.get("eos_token_id")),
+                *_ids(self._id_of(known.get("eos_token"), None)),
+            }
+        )
+        """Tokens that end an answer."""
+        self.vocab_size = int(config.get("vocab_size") or self._tokenizer.get_vocab_size())
+        """Size of the model's output; valid token ids are below it."""
+        self.max_model_len = _max_model_len(config, folder)
+        """Prompt and output tokens together, at most."""
+        self.chat_template = _load_chat_template(folder, settings, known)
+        """None if the model has none."""
+        self._bos_prefix, self._drops_bos = self._bos_correction(settings.get("add_bos_token"))
+        self._max_token_length = self._find_max_token_length()
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> "Tokenizer":
+        """Read a Hugging Face model folder. Blocking, up to seconds for large vocabularies.
+
+        Raises:
+            ConfigurationError: a file is missing or of an unsupported kind.
+        """
+        return cls(folder)
+
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+        """Token ids of ``text``; ``add_special`` adds what the model wants around it."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special).ids
+        if not add_special:
+            return ids
+        return ids[1:] if self._drops_bos else self._bos_prefix + ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of ``token_ids``, special tokens left out."""
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+    def render_chat(self, messages: Sequence[Message]) -> str:
+        """The prompt text of a chat, ending where the model's answer begins.
+
+        Raises:
+            InvalidRequestError: no template, or the template refuses the messages.
+        """
+        if self.chat_template is None:
+            raise InvalidRequestError("this model has no chat template", field="chat")
+        return self.chat_template.render(messages)
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids of a chat prompt; the template itself writes the special tokens."""
+        return self.encode(self.render_chat(messages), add_special=False)
+
+    def min_tokens(self, text: str) -> int:
+        """A lower bound, without tokenising, of how many tokens ``text`` has.
+
+        It lets a server refuse a far too long text at once; 0 where the
+        tokenizer allows no bound.
+        """
+        if self._max_token_length is None:
+            return 0
+        length = len(text.encode()) if self.text.is_byte_level else len(text)
+        return math.ceil(length / self._max_token_length)
+
+    def _id_of(self, text: str | None, default: int | None) -> int | None:
+        found = None if text is None else self._tokenizer.token_to_id(text)
+        return default if found is None else int(found)
+
+    def _bos_correction(self, wanted: bool | None) -> tuple[list[int], bool]:
+        """tokenizer_config.json overrules what tokenizer.json adds before a text.
+
+        Returns what to put before, and whether to take the first token away.
+        """
+        if wanted is None or self.bos_token_id is None:
+            return [], False
+        bos = [self.bos_token_id]
+        added = self._tokenizer.encode("", add_special_tokens=True).ids[:1] == bos
+        return ([] if added or not wanted else bos), (added and not wanted)
+
+    def _find_max_token_length(self) -> int | None:
+        """In bytes if byte-level, else in characters. None: a token may stand for any length."""
+        normalizer = self._tokenizer.normalizer
+        state = {} if normalizer is None else json.loads(normalizer.__getstate__())
+        steps = state.get("normalizers", [state] if state else [])
+        if any(step["type"] not in _LENGTH_KEEPING_NORMALIZERS for step in steps):
+            return None
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        if any(token.lstrip or token.rstrip for token in added):
+            return None
+        if not self.text.is_byte_level and not self._tokenizer.model.byte_fallback:
+            return None
+        return max(len(token) for token in self._tokenizer.get_vocab())
+
+
+def _load_tokenizer(path: Path) -> HFTokenizer:
+    if not path.is_file():
+        raise ConfigurationError(f"{path}: there is no such file")
+    try:
+        tokenizer = HFTokenizer.from_file(str(path))
+    except Exception as error:  # noqa: BLE001 - the library raises plain Exception
+        raise ConfigurationError(f"{path}: {error}") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _load_chat_template(
+    folder: Path, settings: dict[str, Any], special_tokens: dict[str, str]
+) -> ChatTemplate | None:
+    """The template's own file wins over tokenizer_config.json."""
+    path = folder / "chat_template.jinja"
+    source = path.read_text(encoding="utf-8") if path.is_file() else settings.get("chat_template")
+    if isinstance(source, list):  # several, by name
+        named = {entry["name"]: entry["template"] for entry in source}
+        source = named.get("default")
+    return ChatTemplate(source, special_tokens) if isinstance(source, str) else None
+
+
+def _max_model_len(config: dict[str, Any], folder: Path) -> int:
+    length = config.get("max_position_embeddings")
+    if not isinstance(length, int):
+        raise ConfigurationError(f"{folder}/config.json: max_position_embeddings is missing")
+    return length
+
+
+def _token_text(entry: Any) -> str | None:
+    """A special token is named by its text, or by an object with its properties."""
+    return entry.get("content") if isinstance(entry, dict) else entry
+
+
+def _ids(value: int | list[int] | None) -> list[int]:
+    if value is None:
+        return []
+    return [value] if isinstance(value, int) else value
+
+
+def _read_json(path: Path, *, missing_ok: bool = False) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if missing_ok:
+            return {}
+        raise ConfigurationError(f"{path}: there is no such file") from None
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{path}: {error}") from None
+    if not isinstance(content, dict):
+        raise ConfigurationError(f"{path}: not a JSON object")
+    return content

@@ -1,0 +1,1 @@
+"""A transport library's agents, and the process each runs in."""

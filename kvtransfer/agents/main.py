@@ -1,0 +1,170 @@
+"""The process of a transport agent: ``python -m kvtransfer.agents.main`` with settings.
+
+A crash or a hang of the transport library ends here, and the worker starts another
+one. Maps the worker's KV pool, registers it, and does the reads that it is told to.
+Ends with its worker, whichever way that ends. One thread; light imports.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import mmap
+import os
+import select
+import signal
+import socket
+import sys
+
+from kvtransfer.agents.base import Agent, AgentCopy, AgentPeer, AgentSettings, Library, Region
+from kvtransfer.agents.nixl import NixlAgent
+from kvtransfer.agents.nixl_reads import NixlPeer
+from kvtransfer.agents.ucxx import UcxxAgent, UcxxPeer
+from kvtransfer.agents.wire import (
+    Channel,
+    Kind,
+    Message,
+    ReadCommand,
+    pack_error,
+    unpack_peer,
+)
+from kvtransfer.transports.base import TransportError
+
+LIBRARIES = {
+    "nixl": Library(NixlAgent, NixlPeer),
+    "ucxx": Library(UcxxAgent, UcxxPeer),
+}
+
+POLL_MIN_S = 50e-6  # between polls while something moves
+POLL_MAX_S = 1e-3  # and when nothing has for a while
+_PR_SET_PDEATHSIG = 1
+
+
+class AgentLoop:
+    """Carries out the worker's commands; sleeps while nothing moves."""
+
+    def __init__(self, library: Library, agent: Agent, channel: Channel) -> None:
+        self._library = library
+        self._agent = agent
+        self._channel = channel
+        self._peers: dict[int, AgentPeer | TransportError] = {}
+        self._copies: dict[int, AgentCopy] = {}  # posted, not ended
+        self._serving = False
+
+    def run(self) -> None:
+        """Until the worker is gone: raises EOFError or OSError."""
+        pause_s = POLL_MIN_S
+        while True:
+            active = self._serving or bool(self._copies)
+            to_read: list[socket.socket | int] = [self._channel.socket, *self._agent.files]
+            to_write = [self._channel.socket] if self._channel.has_unsent else []
+            sleep_s = self._agent.sleep_s(active, pause_s)
+            ready, _, _ = select.select(to_read, to_write, [], sleep_s)
+            self._channel.flush()
+            pause_s = POLL_MIN_S if ready else min(2 * pause_s, POLL_MAX_S)
+            if self._channel.socket in ready:
+                for message in self._channel.receive():
+                    self._obey(message)
+            if self._progress():
+                pause_s = POLL_MIN_S
+
+    def _obey(self, message: Message) -> None:
+        match message.kind:
+            case Kind.PING:
+                self._channel.send(Message(Kind.PONG))
+            case Kind.SERVE:
+                self._serving = bool(message.id)
+            case Kind.CONNECT:
+                self._connect(message)
+            case Kind.DISCONNECT:
+                peer = self._peers.pop(message.id, None)
+                if peer is not None and not isinstance(peer, TransportError):
+                    peer.close()
+            case Kind.READ:
+                self._read(message.id, ReadCommand.unpacked(message.payload))
+            case _:
+                raise AssertionError(message.kind)
+
+    def _connect(self, message: Message) -> None:
+        region, metadata = unpack_peer(message.payload)
+        try:
+            self._peers[message.id] = self._library.peer(self._agent, metadata, region)
+        except TransportError as error:
+            self._peers[message.id] = error
+
+    def _read(self, read_id: int, command: ReadCommand) -> None:
+        peer = self._peers[command.peer_id]
+        try:
+            if isinstance(peer, TransportError):
+                raise peer
+            copy = peer.read(command.source_block_ids, command.local_block_ids)
+            if copy.post():
+                self._channel.send(Message(Kind.DONE, read_id, b"\1"))
+            else:
+                self._copies[read_id] = copy
+        except TransportError as error:
+            self._channel.send(Message(Kind.FAILED, read_id, pack_error(error)))
+
+    def _progress(self) -> bool:
+        """Poll once; True when something ended."""
+        if self._serving or self._agent.files:
+            with contextlib.suppress(TransportError):  # of one reader: the others go on
+                self._agent.serve()
+        ended = []
+        for read_id, copy in self._copies.items():
+            try:
+                if not copy.poll():
+                    continue
+                self._channel.send(Message(Kind.DONE, read_id, b"\0"))
+            except TransportError as error:
+                self._channel.send(Message(Kind.FAILED, read_id, pack_error(error)))
+            ended.append(read_id)
+        for read_id in ended:
+            del self._copies[read_id]
+        return bool(ended)
+
+
+def map_pool(fd: int, block_bytes: int, num_blocks: int) -> tuple[mmap.mmap, Region]:
+    """The worker's pool at an address of ours, its pages looked up now, not at the first read."""
+    flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+    pool = mmap.mmap(fd, block_bytes * num_blocks, flags=flags)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(pool))
+    return pool, Region(address, block_bytes, num_blocks)
+
+
+def end_with_parent(parent_pid: int) -> None:
+    """SIGKILL for us when the worker ends, even if a hang keeps us from seeing it."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        sys.exit(0)
+    # Whoever ends the worker's whole group wants it to drain first.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    for name in ("parent-pid", "socket-fd", "pool-fd", "block-bytes", "num-blocks"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--library", choices=LIBRARIES, required=True)
+    for name in AgentSettings._fields:
+        parser.add_argument(f"--{name.replace('_', '-')}", required=True)
+    arguments = parser.parse_args()
+    end_with_parent(arguments.parent_pid)
+    channel = Channel(socket.socket(fileno=arguments.socket_fd))
+    _pool, region = map_pool(arguments.pool_fd, arguments.block_bytes, arguments.num_blocks)
+    settings = AgentSettings(*(getattr(arguments, name) for name in AgentSettings._fields))
+    library = LIBRARIES[arguments.library]
+    try:
+        agent = library.agent(settings, region)
+    except TransportError as error:
+        channel.send(Message(Kind.UNABLE, 0, pack_error(error)))
+        return
+    try:
+        channel.send(Message(Kind.READY, region.base_address, agent.metadata))
+        AgentLoop(library, agent, channel).run()
+    except (EOFError, OSError):  # the worker is gone
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""One life of a nixl agent: the library loaded, an agent made, the pool registered.
+
+Everything here runs on the one thread that touches the agent: the main thread of its
+own process (``agent_main``), or the transfer thread where it lives inside the worker.
+(No lock, no progress thread: that one busy-polls.) nixl is imported when an agent is
+first made; torch, pydantic and gRPC are not, so that a process for it starts at once.
+"""
+
+import gc
+import importlib
+import logging
+import os
+import weakref
+from typing import Any, NamedTuple, Protocol
+
+from kvtransfer.agents.base import AgentSettings, Region
+from kvtransfer.transports.base import SourceLostError, TransportError
+
+logger = logging.getLogger(__name__)
+
+# Where no GPU is involved either build will do; ``nixl`` itself imports torch to choose one.
+_HOST_MODULES = ("nixl_cu13", "nixl_cu12", "nixl")
+
+
+class _Library(NamedTuple):
+    """What is used of nixl."""
+
+    agent_class: Any
+    agent_config_class: Any
+    disconnect_error: type[Exception]
+
+
+def _load(settings: AgentSettings, memory_kind: str) -> _Library:
+    """Import nixl under these settings. Raises ImportError.
+
+    The one place outside configuration that writes ``os.environ``: UCX takes its
+    settings from nowhere else, and reads them when an agent is created.
+    """
+    os.environ.update(
+        UCX_TLS=settings.ucx_tls,
+        UCX_NET_DEVICES=settings.ucx_net_devices,
+        # a cut link is otherwise never noticed
+        UCX_TCP_USER_TIMEOUT="5s",
+        UCX_TCP_KEEPIDLE="2s",
+        UCX_TCP_KEEPINTVL="1s",
+        UCX_TCP_KEEPCNT="3",
+    )
+    os.environ.setdefault("UCX_LOG_LEVEL", "fatal")
+    os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")
+    raise_exceptions = logging.raiseExceptions
+    package = _package(_HOST_MODULES if memory_kind == "DRAM" else ("nixl",))
+    bindings = importlib.import_module(f"{package}._bindings")
+    api = importlib.import_module(f"{package}._api")
+    # Importing it configures logging for the whole process, onto stdout.
+    logging.raiseExceptions = raise_exceptions
+    nixl_logger = logging.getLogger("nixl")
+    nixl_logger.handlers.clear()
+    nixl_logger.propagate = True
+    nixl_logger.setLevel(logging.WARNING)
+    return _Library(api.nixl_agent, api.nixl_agent_config, bindings.nixlRemoteDisconnectError)
+
+
+def _package(names: tuple[str, ...]) -> str:
+    """The first of these packages that is installed. Raises ImportError."""
+    for name in names[:-1]:
+        try:
+            return importlib.import_module(name).__name__
+        except ModuleNotFoundError as error:
+            if error.name != name:
+                raise
+    return importlib.import_module(names[-1]).__name__
+
+
+class Dependent(Protocol):
+    """Holds handles of the agent, which keep it alive."""
+
+    def drop_handles(self) -> None: ...
+
+
+class NixlAgent:
+    """Owns the library's agent; nobody else keeps a reference to it.
+
+    ``close`` destroys it, which alone stops reads that never end (as the end of its
+    process does, where it has one of its own).
+    """
+
+    def __init__(self, settings: AgentSettings, region: Region) -> None:
+        """Raises TransportError: nixl is missing or cannot start."""
+        try:
+            self._library = _load(settings, region.memory_kind)
+        except ImportError as error:
+            raise TransportError(f"the nixl transport needs nixl: {error}") from error
+        self.raw: Any = None  # None once closed
+        self.local_blocks: Any = None  # prepared descriptors of our own blocks
+        self.dependents: set[Dependent] = set()  # connected peers, unfinished copies
+        try:
+            self._open(settings.name, region)
+        except Exception as error:  # the library raises a class of its own per status
+            raise TransportError(f"nixl cannot start: {describe(error)}") from error
+
+    def _open(self, name: str, region: Region) -> None:
+        config = self._library.agent_config_class(enable_prog_thread=False, backends=[])
+        raw = self._library.agent_class(name, config)
+        raw.create_backend("UCX", {"ucx_error_handling_mode": "peer"})
+        pool = (region.base_address, region.num_blocks * region.block_bytes, region.device_id, "")
+        raw.register_memory([pool], region.memory_kind)
+        self.metadata: bytes = raw.get_agent_metadata()  # after registering, not before
+        self.local_blocks = raw.prep_xfer_dlist(
+            "NIXL_INIT_AGENT", region.rows(), region.memory_kind
+        )
+        self.raw = raw
+
+    @property
+    def files(self) -> list[int]:
+        return []
+
+    def serve(self) -> None:
+        """Progress the passive side; arriving notifications are not used."""
+        if self.raw is None:
+            return
+        try:
+            self.raw.get_new_notifs(["UCX"])
+        except Exception as error:
+            raise self.translated(error) from error
+
+    def sleep_s(self, active: bool, pause_s: float) -> float | None:
+        return pause_s if active else None
+
+    def close(self) -> None:
+        """Destroy the agent; copies that were unfinished report TransportError next."""
+        for dependent in list(self.dependents):
+            dependent.drop_handles()
+        self.local_blocks = None
+        raw, self.raw = self.raw, None
+        if raw is None:
+            return
+        destroyed = weakref.ref(raw)
+        del raw
+        if destroyed() is not None:  # its reads would go on: something garbage still names it
+            gc.collect()
+        if destroyed() is not None:
+            logger.error("a nixl agent outlives its teardown: its reads may still write")
+
+    def translated(self, error: Exception) -> TransportError:
+        """Our error for one of the library's, which loses its traceback.
+
+        The frames in it name the agent, and whoever keeps the error would keep that alive.
+        """
+        error.__traceback__ = None
+        if isinstance(error, self._library.disconnect_error):
+            return SourceLostError(f"nixl lost the source: {describe(error)}")
+        return TransportError(f"nixl: {describe(error)}")
+
+
+def describe(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,142 @@
+"""A source's pool as a nixl agent reaches it, and the reads made of it.
+
+On the agent's thread, like all of it; light imports, for the agent's own process.
+A handle released while a read is under way does not stop it, so unfinished copies
+are polled to their end.
+"""
+
+import logging
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtransfer.agents.base import Region
+from kvtransfer.agents.nixl import NixlAgent, describe
+from kvtransfer.transports.base import TransportError
+
+logger = logging.getLogger(__name__)
+
+
+class NixlPeer:
+    """One source's pool, as prepared descriptors. Useless once its agent is closed."""
+
+    def __init__(self, agent: NixlAgent, metadata: bytes, region: Region) -> None:
+        """Hand the source's metadata to the library. Raises TransportError."""
+        self.agent = agent
+        self.num_live_copies = 0
+        self._closing = False
+        try:
+            self._name = agent.raw.add_remote_agent(metadata)
+            try:
+                self.blocks: Any = agent.raw.prep_xfer_dlist(
+                    self._name, region.rows(), region.memory_kind
+                )
+            except Exception:
+                agent.raw.remove_remote_agent(self._name)
+                raise
+        except Exception as error:
+            raise agent.translated(error) from error
+        agent.dependents.add(self)
+
+    @property
+    def usable(self) -> bool:
+        return not self._closing and self.agent.raw is not None and self.blocks is not None
+
+    def read(
+        self, source_block_ids: NDArray[np.int32], local_block_ids: NDArray[np.int32]
+    ) -> "NixlCopy":
+        return NixlCopy(self, source_block_ids, local_block_ids)
+
+    def close(self) -> None:
+        self._closing = True
+        self.close_if_idle()
+
+    def close_if_idle(self) -> None:
+        """Once closing, forget the peer when its last copy has ended: reads under way need it."""
+        if not self._closing or self.num_live_copies or self.blocks is None:
+            return
+        try:
+            self.agent.raw.remove_remote_agent(self._name)
+        except Exception as error:  # noqa: BLE001 - a dead peer's entry may be gone already
+            logger.debug("nixl peer", extra={"error": describe(error)})
+        self.drop_handles()
+
+    def drop_handles(self) -> None:
+        """Also called while the agent is being destroyed."""
+        blocks, self.blocks = self.blocks, None
+        self._closing = True
+        _release(blocks)
+        self.agent.dependents.discard(self)
+
+
+class NixlCopy:
+    """One READ. Its handle is released only when the library says it ended."""
+
+    def __init__(
+        self,
+        peer: NixlPeer,
+        source_block_ids: NDArray[np.int32],
+        local_block_ids: NDArray[np.int32],
+    ) -> None:
+        self._peer = peer
+        self._handle: Any = None
+        order = np.argsort(source_block_ids, kind="stable")  # neighbours merge into one descriptor
+        self._source_block_ids = source_block_ids[order]
+        self._local_block_ids = local_block_ids[order]
+
+    def post(self) -> bool:
+        """Begin; True if that was all: the bytes did not go over a network."""
+        peer, agent = self._peer, self._peer.agent
+        if not peer.usable:
+            raise TransportError("the connection to the source was closed")
+        try:
+            self._handle = agent.raw.make_prepped_xfer(
+                "READ",
+                agent.local_blocks,
+                self._local_block_ids,
+                peer.blocks,
+                self._source_block_ids,
+            )
+        except Exception as error:
+            raise agent.translated(error) from error
+        agent.dependents.add(self)
+        peer.num_live_copies += 1
+        return self._advance("transfer")
+
+    def poll(self) -> bool:
+        if self._handle is None:
+            raise TransportError("the transport agent was torn down")
+        return self._advance("check_xfer_state")
+
+    def drop_handles(self) -> None:
+        """The read ended, or its agent is being destroyed."""
+        handle, self._handle = self._handle, None
+        _release(handle)
+        self._peer.agent.dependents.discard(self)
+        self._peer.num_live_copies -= 1
+        self._peer.close_if_idle()
+
+    def _advance(self, step: str) -> bool:
+        """Call the agent's ``step``; True when the read is done. Raises TransportError.
+
+        No local variable names the agent: an error would keep it alive.
+        """
+        try:
+            state = getattr(self._peer.agent.raw, step)(self._handle)
+        except Exception as error:
+            self.drop_handles()
+            raise self._peer.agent.translated(error) from error
+        if state == "PROC":
+            return False
+        self.drop_handles()
+        if state != "DONE":
+            raise TransportError(f"nixl: the read ended as {state}")
+        return True
+
+
+def _release(handle: Any) -> None:
+    try:
+        handle.release()
+    except Exception as error:  # noqa: BLE001 - it ended, or its agent is about to
+        logger.debug("nixl release", extra={"error": describe(error)})

@@ -1,0 +1,175 @@
+"""The worker's side of its transport agent's process: started, fed, watched, replaced."""
+
+import logging
+import os
+import selectors
+import socket
+import subprocess
+import sys
+import time
+from typing import NamedTuple, Protocol
+
+from kvtransfer.agents.base import AgentSettings
+from kvtransfer.agents.wire import Channel, Kind, Message
+from kvtransfer.transports.thread import TransferThread
+
+logger = logging.getLogger(__name__)
+
+_PING_INTERVAL_S = 1.0  # at the most: each wakes two processes that may have nothing to do
+_START_S = 30.0  # that a new process has until it is ready: it maps and registers the pool
+
+
+class SharedPool(NamedTuple):
+    """What the process maps."""
+
+    fd: int
+    block_bytes: int
+    num_blocks: int
+
+
+class AgentOwner(Protocol):
+    """Hears of one process. Called on the transfer thread."""
+
+    def on_message(self, message: Message) -> None:
+        """Anything but PING and PONG."""
+        ...
+
+    def on_end(self, why: str) -> None:
+        """The process is gone: nothing it was told to do still goes on."""
+        ...
+
+
+class AgentProcess:
+    """One process, from its start to its certain end. Transfer thread only.
+
+    Ends when it dies, when it does not answer for ``answer_s``, or by ``kill``;
+    ``on_end`` follows once, when the system says that it is gone.
+    """
+
+    def __init__(
+        self,
+        library: str,
+        settings: AgentSettings,
+        pool: SharedPool,
+        owner: AgentOwner,
+        thread: TransferThread,
+        answer_s: float,
+    ) -> None:
+        """Start it; ``library`` names one that it knows. Raises OSError."""
+        self._owner = owner
+        self._thread = thread
+        self._answer_s = answer_s
+        self._interval_s = min(_PING_INTERVAL_S, answer_s / 2)
+        self._why = ""
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    _command(library, settings, pool, theirs.fileno()),
+                    pass_fds=(theirs.fileno(), pool.fd),
+                    stdin=subprocess.DEVNULL,
+                    stdout=2,  # nobody parses that
+                    # numpy's threads are not wanted
+                    env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+                )
+            self._ended_fd = os.pidfd_open(self._process.pid)
+        except BaseException:
+            ours.close()
+            raise
+        self._channel = Channel(ours)
+        self._is_up = False
+        self._is_watched = True  # its socket
+        self._heard_s = time.monotonic()
+        thread.watch(self._ended_fd, selectors.EVENT_READ, self._ended)
+        thread.watch(ours, selectors.EVENT_READ, self._receive)
+        thread.later(self._interval_s, self._check)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, message: Message) -> None:
+        """Send, or keep until there is room; lost if the process is."""
+        try:
+            self._channel.send(message)
+        except OSError:  # ``on_end`` follows
+            return
+        if self._channel.has_unsent and self._is_watched:
+            both = selectors.EVENT_READ | selectors.EVENT_WRITE
+            self._thread.watch(self._channel.socket, both, self._exchange)
+
+    def kill(self, why: str) -> None:
+        """End it at once; ``on_end`` follows."""
+        self._why = self._why or why
+        self._process.kill()
+
+    def close(self) -> None:
+        """End it and wait until it is gone; ``on_end`` follows before this returns."""
+        if self._process.returncode is None:
+            self.kill("closed")
+            self._process.wait()
+            self._ended()
+
+    def _exchange(self) -> None:
+        try:
+            self._channel.flush()
+        except OSError:
+            return
+        if not self._channel.has_unsent:
+            self._thread.watch(self._channel.socket, selectors.EVENT_READ, self._receive)
+        self._receive()
+
+    def _receive(self) -> None:
+        try:
+            messages = self._channel.receive()
+        except EOFError:
+            # Dead or about to be. Only its end itself says that its reads are over.
+            self._process.kill()
+            self._unwatch()
+            return
+        if messages:
+            self._heard_s = time.monotonic()
+        for message in messages:
+            self._is_up |= message.kind is Kind.READY
+            if message.kind is not Kind.PONG:
+                self._owner.on_message(message)
+
+    def _check(self) -> None:
+        """Each ``_interval_s``: has it answered?"""
+        if self._process.returncode is not None or self._why:
+            return
+        self._receive()  # what came while this thread was late itself
+        silent_s = time.monotonic() - self._heard_s
+        if silent_s > (self._answer_s if self._is_up else _START_S):
+            self.kill(f"no answer for {silent_s:.1f} s")
+            return
+        self.send(Message(Kind.PING))
+        self._thread.later(self._interval_s, self._check)
+
+    def _ended(self) -> None:
+        code = self._process.wait()
+        self._thread.unwatch(self._ended_fd)
+        os.close(self._ended_fd)
+        self._receive()  # what it had still said
+        self._unwatch()
+        self._channel.socket.close()
+        how = f"signal {-code}" if code < 0 else f"code {code}"
+        self._owner.on_end(self._why or how)
+
+    def _unwatch(self) -> None:
+        if self._is_watched:
+            self._thread.unwatch(self._channel.socket)
+            self._is_watched = False
+
+
+def _command(library: str, settings: AgentSettings, pool: SharedPool, socket_fd: int) -> list[str]:
+    numbers = {
+        "parent-pid": os.getpid(),
+        "socket-fd": socket_fd,
+        "pool-fd": pool.fd,
+        "block-bytes": pool.block_bytes,
+        "num-blocks": pool.num_blocks,
+    }
+    texts = {name.replace("_", "-"): value for name, value in settings._asdict().items()}
+    arguments = [f"--{name}={value}" for name, value in {**numbers, **texts}.items()]
+    return [sys.executable, "-m", "kvtransfer.agents.main", f"--library={library}", *arguments]

@@ -1,0 +1,1 @@
+"""The side that reads: pairs, pulls and their reads, quarantine."""

@@ -1,0 +1,305 @@
+"""The shell of one pull: gRPC stream, reads on the transfer thread, timers."""
+
+import asyncio
+import contextlib
+import time
+from functools import partial
+from typing import NamedTuple, TypeAlias
+
+import grpc
+
+from diptych.rpc.status import from_failure, from_rpc_error
+from diptych.timers import Timers
+from diptych.v1 import common_pb2, decode_pb2, kv_source_pb2
+from diptych.v1.kv_source_pb2 import FetchCommand, FetchEvent
+from kvtransfer.endpoint import TransferEndpoint
+from kvtransfer.first_done import first_to_end
+from kvtransfer.liveness import PeerLiveness
+from kvtransfer.reader.failures import read_failure, stream_failure
+from kvtransfer.reader.posted_reads import Landed, ReadGroup
+from kvtransfer.reader.proven_link import Link
+from kvtransfer.reader.pull_clock import PullClock
+from kvtransfer.reader.pull_machine import PullError, PullMachine, PullResult, PullState
+from kvtransfer.reader.quarantine import Quarantine
+from kvtransfer.transports.base import TransportError
+
+FetchCall: TypeAlias = "grpc.aio.StreamStreamCall[FetchCommand, FetchEvent]"
+
+MAX_UNWRITTEN_MESSAGES = 8  # inline: received, not yet copied into blocks
+
+
+class PullPlan(NamedTuple):
+    """What one Fetch asks for and expects."""
+
+    open: kv_source_pb2.FetchOpen
+    end_token: int
+    prompt_digest: bytes  # empty for a probe
+    local_block_ids: tuple[int, ...]
+
+    @property
+    def is_probe(self) -> bool:
+        return self.open.HasField("num_probe_blocks")
+
+
+class Pull:
+    """One fetch over one link, run once by one task on the event loop."""
+
+    def __init__(
+        self,
+        plan: PullPlan,
+        link: Link,
+        endpoint: TransferEndpoint,
+        quarantine: Quarantine,
+        timers: Timers,
+    ) -> None:
+        if endpoint.switch is not None and not plan.is_probe:
+            link = endpoint.switch.link(link, plan.end_token)
+        self._plan = plan
+        self._link = link
+        self._endpoint = endpoint
+        self._quarantine = quarantine
+        self._timers = timers
+        self._inbox: asyncio.Queue[FetchEvent | Landed | TransportError] = asyncio.Queue()
+        self._failure: PullError | None = None  # why we gave up
+        self._window = asyncio.Semaphore(MAX_UNWRITTEN_MESSAGES)
+        self._write_lock = asyncio.Lock()
+        self._reads = ReadGroup(
+            endpoint.thread,
+            endpoint.memory,
+            quarantine,
+            link.transport,
+            self._inbox.put_nowait,
+        )
+        inline = link.transport == "inline"
+        level_checks = endpoint.layout.digest_level != "off" or plan.is_probe
+        self._check_digests = level_checks or inline
+        self._confirm_digest = level_checks
+        self._machine: PullMachine | None = None
+        self._clock = PullClock(time.monotonic())
+
+    @property
+    def unfinished_block_ids(self) -> frozenset[int]:
+        """Local blocks that posted reads may still write."""
+        return self._reads.unfinished_block_ids
+
+    async def run(self) -> PullResult:
+        """Pull until proven.
+
+        Waits first for local blocks that an earlier pull's reads may still write.
+        Cancelling the task abandons the pull. Raises PullError.
+        """
+        try:
+            return await self._run()
+        except PullError as error:
+            raise PullError(
+                error.failure,
+                error.message,
+                self.abandon(),
+                error.refusal,
+                agent_lost=error.agent_lost,
+            ) from error
+        finally:
+            self.abandon()
+
+    def abandon(self) -> frozenset[int]:
+        """End the pull now (its task still has to be cancelled). Idempotent, synchronous.
+
+        No read is posted afterwards. Returns the local blocks that posted reads may
+        still write, for ``scheduler.release(seq, ids)``; ``on_quarantine`` was called with
+        them, ``on_quarantine_end`` follows.
+        """
+        if self._machine is not None:
+            self._machine.failed()
+        return self._reads.abandon()
+
+    async def _run(self) -> PullResult:
+        machine = self._machine = PullMachine(
+            first_token=self._plan.open.first_token,
+            end_token=self._plan.end_token,
+            prompt_digest=self._plan.prompt_digest,
+            local_block_ids=self._plan.local_block_ids,
+            block_size=self._endpoint.layout.block_size,
+            block_bytes=self._endpoint.memory.block_bytes,
+            check_digests=self._check_digests,
+            confirm_digest=self._confirm_digest,
+        )
+        await self._wait_for_blocks(machine)
+        call = self._link.stub.Fetch(None)
+        try:
+            await first_to_end(
+                receive=partial(self._receive, call),
+                drive=partial(self._drive_or_part, call, machine, self._link),
+                beat=partial(self._beat, call),
+            )
+        finally:
+            call.cancel()
+            self._failure = None  # the same as in _receive
+        num_tokens = self._plan.end_token - self._plan.open.first_token
+        num_bytes = machine.num_blocks * self._endpoint.memory.block_bytes
+        return PullResult(stats=self._clock.stats(self._link.transport, num_bytes, num_tokens))
+
+    async def _wait_for_blocks(self, machine: PullMachine) -> None:
+        deadline_s = time.monotonic() + self._timers.read_progress_s
+        while not self._quarantine.block_ids.isdisjoint(machine.local_block_ids):
+            if time.monotonic() > deadline_s:
+                raise PullError(
+                    decode_pb2.PULL_FAILURE_TRANSPORT,
+                    "an earlier read of these blocks is unfinished",
+                )
+            await asyncio.sleep(0.005)
+
+    async def _receive(self, call: FetchCall) -> None:
+        """Read the stream into the inbox. Never returns: raises how the pull ended with it."""
+        failure = PullError(decode_pb2.PULL_FAILURE_SOURCE_LOST, "the source ended the stream")
+        try:
+            await self._write(call, FetchCommand(open=self._plan.open))
+            while isinstance(event := await call.read(), FetchEvent):  # until EOF
+                if event.HasField("ended"):
+                    failure = stream_failure(from_failure(event.ended))
+                    break
+                if event.HasField("data") and self._failure is None:
+                    await self._window.acquire()
+                self._inbox.put_nowait(event)
+        except grpc.aio.AioRpcError as error:
+            failure = stream_failure(from_rpc_error(error))
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # the peer's status was CANCELLED
+            failure = PullError(decode_pb2.PULL_FAILURE_SOURCE_LOST, "the source cancelled")
+        try:
+            raise self._failure or failure
+        finally:
+            del failure  # no reference cycle may keep the call
+
+    async def _beat(self, call: FetchCall) -> None:
+        while True:
+            await asyncio.sleep(self._timers.heartbeat_s)
+            await self._write(call, FetchCommand(heartbeat=common_pb2.Heartbeat()))
+
+    async def _write(self, call: FetchCall, command: FetchCommand) -> None:
+        async with self._write_lock:
+            # Raised when the call ended: _receive knows how.
+            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                await call.write(command)
+
+    async def _drive_or_part(self, call: FetchCall, machine: PullMachine, link: Link) -> None:
+        """Drive; where we give up, let the source end the stream before anybody hears of it.
+
+        Else the fetch might still be open there when the router has granted the next one.
+        """
+        try:
+            await self._drive(call, machine, link)
+        except PullError as error:
+            if error.failure != decode_pb2.PULL_FAILURE_SOURCE_LOST:
+                self._failure = error  # _receive raises it
+                self._window.release()
+                await self._part(call)
+            raise
+
+    async def _part(self, call: FetchCall) -> None:
+        """Half-close; _receive ends this wait once the source has ended the stream."""
+        with contextlib.suppress(TimeoutError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            async with asyncio.timeout(self._timers.heartbeat_s / 4):
+                async with self._write_lock:
+                    await call.done_writing()
+                await asyncio.Event().wait()
+
+    async def _drive(self, call: FetchCall, machine: PullMachine, link: Link) -> None:
+        """The one task that moves the machine. Returns once the pull is proven."""
+        liveness = PeerLiveness(self._timers, time.monotonic())
+        self._clock.moved()
+        while machine.state is not PullState.PROVEN:
+            item: FetchEvent | Landed | TransportError | None = None
+            try:
+                async with asyncio.timeout(self._timers.heartbeat_s / 2):
+                    item = await self._inbox.get()
+            except TimeoutError:
+                pass
+            confirm = None
+            if isinstance(item, FetchEvent):
+                liveness.heard(item.heartbeat.progress if item.HasField("heartbeat") else None)
+                self._on_event(machine, link, item)
+            elif isinstance(item, Landed):
+                confirm = self._on_landed(machine, link.transport == "inline", item)
+            elif isinstance(item, TransportError):
+                raise read_failure(item) from item
+            if confirm is not None:
+                await self._write(call, FetchCommand(confirm=confirm))
+            self._check_timers(machine, liveness)
+
+    def _on_event(self, machine: PullMachine, link: Link, event: FetchEvent) -> None:
+        machine.numbered(event.number)
+        match event.WhichOneof("event"):
+            case "opened":
+                machine.opened(event.opened)
+                self._clock.moved()
+            case "range":
+                self._on_range(machine, link, event.range)
+            case "data":
+                self._on_data(machine, link, event.data)
+            case "confirmed":
+                machine.confirmed()
+                self._clock.proven()
+
+    def _on_range(self, machine: PullMachine, link: Link, announced: kv_source_pb2.Range) -> None:
+        self._clock.announced(idle=not machine.num_unlanded_blocks)
+        planned = machine.announced(announced)
+        step = max(1, self._endpoint.config.max_read_bytes // self._endpoint.memory.block_bytes)
+        for begin in range(0, len(planned.local_block_ids), step):
+            local_block_ids = planned.local_block_ids[begin : begin + step]
+            source_block_ids = planned.source_block_ids[begin : begin + step]
+            try:
+                copy = link.peer.read(source_block_ids, local_block_ids)
+            except TransportError as error:
+                raise PullError(decode_pb2.PULL_FAILURE_UNPROVEN, str(error)) from error
+            if copy is not None:
+                self._reads.start(
+                    copy,
+                    local_block_ids,
+                    first_block=planned.first_block + begin,
+                    num_completed=len(local_block_ids),
+                    to_digest=planned.to_digest[begin : begin + step],
+                )
+
+    def _on_data(self, machine: PullMachine, link: Link, data: kv_source_pb2.Data) -> None:
+        planned = machine.received(data)
+        try:
+            copy = link.peer.write(planned.local_block_ids, planned.offset, data.payload)
+        except TransportError as error:
+            raise PullError(decode_pb2.PULL_FAILURE_UNPROVEN, str(error)) from error
+        self._reads.start(
+            copy,
+            planned.local_block_ids,
+            first_block=planned.first_block,
+            num_completed=planned.num_completed,
+            to_digest=planned.to_digest,
+        )
+
+    def _on_landed(
+        self, machine: PullMachine, inline: bool, landed: Landed
+    ) -> kv_source_pb2.Confirm | None:
+        if inline:
+            self._window.release()
+        self._clock.landed(None if inline else landed.started_s, landed.ended_s, landed.digest_s)
+        if not landed.num_blocks:
+            return None
+        return machine.landed(landed.first_block, landed.num_blocks, landed.digests)
+
+    def _check_timers(self, machine: PullMachine, liveness: PeerLiveness) -> None:
+        now = time.monotonic()
+        problem = liveness.problem(now)
+        if problem is not None:
+            raise PullError(decode_pb2.PULL_FAILURE_SOURCE_LOST, f"the source is lost: {problem}")
+        idle_s = now - self._clock.moved_s
+        waits_for_source = machine.state is PullState.READING and not machine.num_unlanded_blocks
+        if machine.state is PullState.CONFIRMING and idle_s > self._timers.confirm_s:
+            message = f"not confirmed within {self._timers.confirm_s} s"
+            if liveness.silence_s > self._timers.confirm_s:  # no heartbeat either
+                raise PullError(
+                    decode_pb2.PULL_FAILURE_SOURCE_LOST, f"the source is lost: {message}"
+                )
+            raise PullError(decode_pb2.PULL_FAILURE_UNPROVEN, message)
+        if idle_s > self._timers.read_progress_s and not waits_for_source:
+            raise PullError(decode_pb2.PULL_FAILURE_TRANSPORT, f"no progress for {idle_s:.1f} s")

@@ -1,0 +1,105 @@
+"""One pull of a lease, fetched again under its ticket where a transport agent's end broke it."""
+
+from collections.abc import Callable
+
+from diptych.v1 import decode_pb2
+from kvtransfer.reader.fetch_driver import Pull
+from kvtransfer.reader.pair import SourcePair
+from kvtransfer.reader.proven_link import Link
+from kvtransfer.reader.pull_machine import PullError, PullResult
+
+MAX_FETCHES = 4  # an agent that ends each time is no connection
+
+
+class LeasePull:
+    """What a Bind asks for: run once by one task on the event loop.
+
+    Waits for a pair that is being proven. Where an agent ended under a fetch, ours or
+    the source's, lease and ticket stand: the next fetch begins once the pair is proven
+    again, and into the same blocks only when no earlier read can write them any more.
+    """
+
+    def __init__(
+        self,
+        pair: SourcePair | None,
+        open_fetch: Callable[[Link], Pull],
+        *,
+        source_address: str,
+        wait_s: float,
+        on_refetch: Callable[[], None],
+        on_end: Callable[[PullResult | PullError | None], None],
+    ) -> None:
+        """``pair`` is None where nobody named the source; ``source_address`` is for messages.
+
+        ``wait_s`` bounds each wait for the pair. ``on_end`` gets the outcome, None when
+        it was abandoned or cancelled.
+        """
+        self._pair = pair
+        self._open_fetch = open_fetch
+        self._source_address = source_address
+        self._wait_s = wait_s
+        self._on_refetch = on_refetch
+        self._on_end = on_end
+        self._fetch: Pull | None = None  # the newest
+        self._abandoned = False
+
+    @property
+    def unfinished_block_ids(self) -> frozenset[int]:
+        """Local blocks that reads posted by the newest fetch may still write."""
+        return frozenset() if self._fetch is None else self._fetch.unfinished_block_ids
+
+    async def run(self) -> PullResult:
+        """Pull until proven. Cancelling the task abandons the pull. Raises PullError."""
+        outcome: PullResult | PullError | None = None
+        try:
+            outcome = await self._run()
+            return outcome
+        except PullError as error:
+            outcome = None if self._abandoned else error
+            raise
+        finally:
+            self._on_end(outcome)
+
+    def abandon(self) -> frozenset[int]:
+        """End the pull now, as ``Pull.abandon``."""
+        self._abandoned = True
+        return frozenset() if self._fetch is None else self._fetch.abandon()
+
+    async def _run(self) -> PullResult:
+        pair = self._pair
+        failed: PullError | None = None
+        for number in range(MAX_FETCHES):
+            link = None if pair is None else await pair.until_proven(self._wait_s)
+            if pair is None or link is None or self._abandoned:
+                break
+            if number:
+                self._on_refetch()
+            self._fetch = self._open_fetch(link)
+            try:
+                with link.fetching():
+                    result = await self._fetch.run()
+            except PullError as error:
+                if _is_loss(error) and pair.link is link:
+                    pair.lost(error.message)
+                if not error.agent_lost:
+                    raise
+                failed = error
+            else:
+                if pair.link is link:
+                    pair.measured(result.stats)
+                return result
+        raise failed or self._not_connected()
+
+    def _not_connected(self) -> PullError:
+        why = "no router names it"
+        if self._pair is not None:
+            why = self._pair.message or f"not proven within {self._wait_s} s"
+        message = f"no proven connection to {self._source_address}: {why}"
+        return PullError(decode_pb2.PULL_FAILURE_NOT_CONNECTED, message)
+
+
+def _is_loss(error: PullError) -> bool:
+    """Whether other pulls over the same pair would fail the same way."""
+    if error.failure == decode_pb2.PULL_FAILURE_SOURCE_LOST:
+        return True
+    return error.failure == decode_pb2.PULL_FAILURE_TRANSPORT and not error.refusal

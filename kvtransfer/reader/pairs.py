@@ -1,0 +1,205 @@
+"""The sources this worker can pull from: connected, compared, proven, measured."""
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable
+from functools import partial
+
+from diptych.timers import Timers
+from diptych.v1 import decode_pb2, kv_source_pb2, worker_pb2
+from kvtransfer.counters import ReaderCounters
+from kvtransfer.endpoint import TransferEndpoint
+from kvtransfer.memory import ScratchBlocks
+from kvtransfer.reader.fetch_driver import Pull, PullPlan
+from kvtransfer.reader.lease_pull import LeasePull
+from kvtransfer.reader.pair import PeerKey, SourcePair
+from kvtransfer.reader.proof import ProbeKit
+from kvtransfer.reader.proven_link import Link
+from kvtransfer.reader.pull_machine import PullError, PullRequest, PullResult
+from kvtransfer.reader.quarantine import Quarantine
+
+__all__ = ["PairTable", "PeerKey"]
+
+logger = logging.getLogger(__name__)
+
+_REAP_INTERVAL_S = 0.5
+_GRACE_S = 1.0  # that unfinished reads have, however many blocks they hold
+
+
+class PairTable:
+    """One entry per source process that any router named. Event loop only.
+
+    ``on_change()`` after ``pairs()`` changed. ``on_quarantine(block_ids)`` when a
+    pull ended with reads unfinished; ``on_quarantine_end(block_ids)`` when those
+    reads (each block once, in any partition) can no longer write.
+    """
+
+    def __init__(
+        self,
+        endpoint: TransferEndpoint,
+        *,
+        scratch: ScratchBlocks,
+        timers: Timers,
+        on_change: Callable[[], None],
+        on_quarantine: Callable[[frozenset[int]], None],
+        on_quarantine_end: Callable[[frozenset[int]], None],
+    ) -> None:
+        self.counters = ReaderCounters()
+        self._endpoint = endpoint
+        self._timers = timers
+        self._on_change = on_change
+        self._on_quarantine = on_quarantine
+        self._on_quarantine_end = on_quarantine_end
+        self._quarantine = Quarantine(self._quarantined, self._unquarantined)
+        scratch_quarantine = Quarantine(lambda _: None, lambda ids: scratch.free(sorted(ids)))
+        self._kit = ProbeKit(endpoint, scratch, scratch_quarantine, timers)
+        self._peers: dict[Hashable, frozenset[PeerKey]] = {}
+        self._pairs: dict[PeerKey, SourcePair] = {}
+        self._tasks: dict[SourcePair, asyncio.Task[None]] = {}
+        self._peers_changed = asyncio.Event()
+        endpoint.on_change = self._transport_changed
+
+    async def run(self) -> None:
+        """Keep all pairs connected and proven until cancelled. Run it in a task group."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._reap(), name="kv-quarantine")
+            try:
+                while True:
+                    self._peers_changed.clear()
+                    # By pair, not key: a source that left and came back is another entry.
+                    pairs = set(self._pairs.values())
+                    for pair in self._tasks.keys() - pairs:
+                        self._tasks.pop(pair).cancel()
+                    for pair in pairs - self._tasks.keys():
+                        name = f"kv-pair {pair.key.address}"
+                        self._tasks[pair] = tasks.create_task(pair.keep(), name=name)
+                    await self._peers_changed.wait()
+            finally:
+                self._tasks.clear()
+
+    def set_peers(self, owner: Hashable, peers: Iterable[PeerKey]) -> None:
+        """Replace the sources that ``owner`` (a router's stream) knows. Empty: it left."""
+        self._peers[owner] = frozenset(PeerKey(*peer) for peer in peers)
+        if not self._peers[owner]:
+            del self._peers[owner]
+        wanted = frozenset[PeerKey]().union(*self._peers.values())
+        gone = self._pairs.keys() - wanted
+        for key in gone:
+            self._pairs.pop(key).leave()
+        for key in wanted - self._pairs.keys():
+            self._pairs[key] = SourcePair(
+                key, self._kit, self._on_change, self._fell_back, self._pair_failed
+            )
+        self._peers_changed.set()
+        self._on_change()
+
+    @property
+    def num_open_reads(self) -> int:
+        """Reads that may still write local blocks, probes' included."""
+        return self._quarantine.num_open_reads + self._kit.quarantine.num_open_reads
+
+    @property
+    def oldest_quarantined_s(self) -> float:
+        """Age of the oldest read that no pull waits for, s; 0 without one."""
+        now = time.monotonic()
+        return max(self._quarantine.oldest_s(now), self._kit.quarantine.oldest_s(now))
+
+    def pairs(self) -> list[worker_pb2.Pair]:
+        """The state of every pair, for Watch."""
+        return [pair.to_proto() for _, pair in sorted(self._pairs.items())]
+
+    def open_pull(self, request: PullRequest) -> LeasePull:
+        """Prepare a pull; ``await pull.run()`` performs it. Raises nothing."""
+        return LeasePull(
+            self._pairs.get(PeerKey(request.source_address, request.source_incarnation)),
+            partial(self._open_fetch, request),
+            source_address=request.source_address,
+            wait_s=self._timers.read_progress_s,
+            on_refetch=self._refetched,
+            on_end=self._count,
+        )
+
+    async def pull(self, request: PullRequest) -> PullResult:
+        """``open_pull(request).run()``: see there."""
+        return await self.open_pull(request).run()
+
+    def _open_fetch(self, request: PullRequest, link: Link) -> Pull:
+        plan = PullPlan(
+            open=kv_source_pb2.FetchOpen(
+                reader_incarnation=self._endpoint.incarnation,
+                source_incarnation=request.source_incarnation,
+                ticket=request.ticket,
+                first_token=request.first_missing_token,
+                transport=link.transport,
+            ),
+            end_token=request.num_tokens,
+            prompt_digest=request.prompt_digest,
+            local_block_ids=request.local_block_ids,
+        )
+        return Pull(plan, link, self._endpoint, self._quarantine, self._timers)
+
+    async def _reap(self) -> None:
+        """Tear an agent down when a read over it never ends; its pairs prove themselves again."""
+        while True:
+            await asyncio.sleep(_REAP_INTERVAL_S)
+            for transport, block_ids in self._stuck(time.monotonic()).items():
+                logger.error(
+                    "agent torn down to end reads",
+                    extra={"transport": transport, "num_blocks": len(block_ids)},
+                )
+                self.counters.num_agent_teardowns += 1
+                await self._endpoint.rebuild(transport)
+
+    def _stuck(self, now: float) -> dict[str, set[int]]:
+        """By transport: the blocks of reads that are too old, or younger and too many."""
+        config = self._endpoint.config
+        most = config.quarantine_max_ratio * self._endpoint.memory.num_blocks
+        for age_s, max_blocks in ((config.quarantine_max_s, 0.0), (_GRACE_S, most)):
+            stuck = defaultdict[str, set[int]](set)
+            for quarantine in (self._quarantine, self._kit.quarantine):
+                for read in quarantine.older_than(age_s, now):
+                    stuck[read.transport] |= read.block_ids
+            if sum(map(len, stuck.values())) > max_blocks:
+                return stuck
+        return {}
+
+    def _transport_changed(self) -> None:
+        """An agent ended, or is there again: its pairs have to be proven again."""
+        for pair in self._pairs.values():
+            link = pair.link
+            if link is not None and not self._endpoint.transports[link.transport].ready:
+                pair.lost("the transport agent ended")
+
+    def _count(self, outcome: PullResult | PullError | None) -> None:
+        counters = self.counters
+        if outcome is None:
+            counters.num_pulls_cancelled += 1
+        elif isinstance(outcome, PullError):
+            counters.num_pulls_failed[decode_pb2.PullFailure.Name(outcome.failure)] += 1
+        else:
+            stats = outcome.stats
+            counters.num_pulls_proven += 1
+            counters.num_bytes[stats.transport] += stats.num_bytes
+            counters.read_s += stats.read_s
+            counters.exposed_s += stats.exposed_s
+            counters.digest_s += stats.digest_s
+
+    def _quarantined(self, block_ids: frozenset[int]) -> None:
+        self.counters.num_quarantined_blocks += len(block_ids)
+        self.counters.num_quarantined_blocks_total += len(block_ids)
+        self._on_quarantine(block_ids)
+
+    def _unquarantined(self, block_ids: frozenset[int]) -> None:
+        self.counters.num_quarantined_blocks -= len(block_ids)
+        self._on_quarantine_end(block_ids)
+
+    def _pair_failed(self, reason: str) -> None:
+        self.counters.num_pairs_failed[reason] += 1
+
+    def _fell_back(self) -> None:
+        self.counters.num_transport_fallbacks += 1
+
+    def _refetched(self) -> None:
+        self.counters.num_refetches += 1

@@ -1,0 +1,137 @@
+"""The reads of one pull: handed to the transfer thread, followed to their end."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+from kvtransfer.digest import Coverage, block_digest
+from kvtransfer.memory import PoolMemory
+from kvtransfer.reader.quarantine import PullReads, Quarantine, ReadRecord
+from kvtransfer.transports.base import Copy, TransportError
+from kvtransfer.transports.thread import TransferThread, deliver
+
+
+class Landed(NamedTuple):
+    """A copy ended well; blocks ``first_block`` and following of the pull are whole."""
+
+    first_block: int
+    num_blocks: int  # 0: the first block lacks bytes still
+    digests: tuple[bytes, ...]  # of those blocks, where asked for
+    started_s: float  # time.monotonic
+    ended_s: float
+    digest_s: float
+
+
+class ReadGroup:
+    """Starts copies for one pull and knows which have not ended.
+
+    Event loop, apart from ``_run``, ``_poll`` and ``_land``. ``on_end`` gets the outcome
+    of each copy, until the group is abandoned.
+    """
+
+    def __init__(
+        self,
+        thread: TransferThread,
+        memory: PoolMemory,
+        quarantine: Quarantine,
+        transport: str,
+        on_end: Callable[[Landed | TransportError], None],
+    ) -> None:
+        self._thread = thread
+        self._memory = memory
+        self._on_end = on_end
+        self._open = PullReads(quarantine, transport)
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def unfinished_block_ids(self) -> frozenset[int]:
+        return self._open.unfinished_block_ids
+
+    def start(
+        self,
+        copy: Copy,
+        local_block_ids: tuple[int, ...],
+        *,
+        first_block: int,
+        num_completed: int,
+        to_digest: tuple[Coverage, ...],
+    ) -> None:
+        """Post ``copy``, which writes ``local_block_ids`` and completes the first of them.
+
+        ``to_digest``: one for each completed block, or none.
+        """
+        record = self._open.begin(frozenset(local_block_ids))
+        blocks = tuple(zip(local_block_ids, to_digest, strict=False))
+        read = _Read(record, copy, first_block, num_completed, blocks)
+        self._thread.post(partial(self._run, read))
+
+    def abandon(self) -> frozenset[int]:
+        """Post nothing more; quarantine what is unfinished. Idempotent."""
+        return self._open.abandon(time.monotonic())
+
+    def _run(self, read: "_Read") -> None:
+        if self._open.abandoned:
+            self._report(read, TransportError("never posted"))
+            return
+        read.started_s = time.monotonic()
+        if not self._advance(read, read.copy.post):
+            poll = partial(self._advance, read, read.copy.poll)
+            self._thread.poll(poll, wakes=read.copy.wakes)
+
+    def _advance(self, read: "_Read", step: Callable[[], bool]) -> bool:
+        """One step of a copy; True once it has ended and was reported."""
+        try:
+            if not step():
+                return False
+            self._report(read, self._land(read))
+        except TransportError as error:
+            self._report(read, error)
+        except Exception as error:  # noqa: BLE001 - a bug here must not strand the blocks
+            self._report(read, TransportError(f"{type(error).__name__}: {error}"))
+        return True
+
+    def _land(self, read: "_Read") -> Landed:
+        ended_s = time.monotonic()
+        digests = () if self._open.abandoned else self._digests(read)
+        return Landed(
+            first_block=read.first_block,
+            num_blocks=read.num_completed,
+            digests=digests,
+            started_s=read.started_s,
+            ended_s=ended_s,
+            digest_s=time.monotonic() - ended_s,
+        )
+
+    def _digests(self, read: "_Read") -> tuple[bytes, ...]:
+        return tuple(
+            block_digest(self._memory.block(block_id), coverage)
+            for block_id, coverage in read.to_digest
+        )
+
+    def _report(self, read: "_Read", outcome: Landed | TransportError) -> None:
+        deliver(self._loop, self._ended, read.record, outcome)
+
+    def _ended(self, record: ReadRecord, outcome: Landed | TransportError) -> None:
+        if self._open.ended(record):
+            self._on_end(outcome)
+
+
+class _Read:
+    """One copy on its way; transfer thread only once posted."""
+
+    def __init__(
+        self,
+        record: ReadRecord,
+        copy: Copy,
+        first_block: int,
+        num_completed: int,
+        to_digest: tuple[tuple[int, Coverage], ...],
+    ) -> None:
+        self.record = record
+        self.copy = copy
+        self.first_block = first_block
+        self.num_completed = num_completed
+        self.to_digest = to_digest
+        self.started_s = 0.0

@@ -1,0 +1,144 @@
+"""What it takes to trust one way to a source: connect, compare, move random blocks."""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import grpc
+
+from diptych.errors import LayoutMismatchError, TransferInterruptedError
+from diptych.rpc.status import from_rpc_error
+from diptych.timers import Timers
+from diptych.v1 import common_pb2, decode_pb2, kv_source_pb2
+from diptych.v1 import kv_source_pb2_grpc as pb_grpc
+from kvtransfer.endpoint import REBUILD_WAIT_S, TransferEndpoint
+from kvtransfer.layout import compare_layouts
+from kvtransfer.memory import ScratchBlocks
+from kvtransfer.reader.failures import connect_failure, read_failure
+from kvtransfer.reader.fetch_driver import Pull, PullPlan
+from kvtransfer.reader.proven_link import Link
+from kvtransfer.reader.pull_machine import PullError
+from kvtransfer.reader.quarantine import Quarantine
+from kvtransfer.transports.base import Peer, TransportError
+
+
+class ProbeKit(NamedTuple):
+    """What every pair needs to prove itself."""
+
+    endpoint: TransferEndpoint
+    scratch: ScratchBlocks
+    quarantine: Quarantine  # of scratch blocks: they are freed when it ends
+    timers: Timers
+
+
+class ProvenLink(NamedTuple):
+    """Random blocks came over it, twice."""
+
+    link: Link
+    bytes_per_s: float  # of the second time
+
+
+class LinkProver:
+    """Proves links to one source process over one channel. Event loop only; keeps nothing."""
+
+    def __init__(self, kit: ProbeKit, incarnation: str, channel: grpc.aio.Channel) -> None:
+        self._kit = kit
+        self._incarnation = incarnation  # the source's
+        self._stub: pb_grpc.KVSourceAsyncStub = pb_grpc.KVSourceStub(channel)
+
+    async def connect(self, wanted: list[str]) -> kv_source_pb2.ConnectResponse:
+        """Ask the source how to read it: over the first it has of these transports.
+
+        Raises DiptychError, LayoutMismatchError where no transport could help.
+        """
+        endpoint = self._kit.endpoint
+        request = kv_source_pb2.ConnectRequest(
+            reader_incarnation=endpoint.incarnation, layout=endpoint.layout, transports=wanted
+        )
+        try:
+            response = await self._stub.Connect(request, timeout=self._kit.timers.lost_peer_s)
+        except grpc.aio.AioRpcError as error:
+            raise connect_failure(from_rpc_error(error)) from error
+        compare_layouts(endpoint.layout, response.layout)
+        if response.source_incarnation != self._incarnation:
+            raise TransferInterruptedError(
+                f"at this address is {response.source_incarnation}, not {self._incarnation}"
+            )
+        if response.transport not in wanted:
+            raise LayoutMismatchError(
+                f"transports: the source chose {response.transport!r} of {wanted}",
+                field="transports",
+            )
+        return response
+
+    async def prove(self, response: kv_source_pb2.ConnectResponse) -> ProvenLink:
+        """Open the link that the source described and move blocks. The caller closes it.
+
+        Raises PullError; BlocksExhaustedError when too many probes are at work.
+        """
+        link = await self._open(response)
+        try:
+            await self._pull_probe(link)
+            stats = await self._pull_probe(link)  # now it is warm
+            await self._on_thread(link.peer.check_lane)
+        except TransportError as error:
+            link.close()
+            raise PullError(decode_pb2.PULL_FAILURE_TRANSPORT, str(error)) from error
+        except BaseException:
+            link.close()
+            raise
+        return ProvenLink(link, stats.num_bytes / max(stats.read_s, 1e-9))
+
+    async def _open(self, response: kv_source_pb2.ConnectResponse) -> Link:
+        endpoint = self._kit.endpoint
+        transport = endpoint.transports[response.transport]
+        await endpoint.until_ready(transport, REBUILD_WAIT_S)
+        opened: list[Peer] = []  # filled by the thread even if we are cancelled meanwhile
+        close = partial(endpoint.thread.post, partial(_close_all, opened))
+        try:
+            await self._on_thread(lambda: opened.append(transport.connect(response.memory)))
+        except TransportError as error:
+            raise read_failure(error) from error
+        except BaseException:
+            close()
+            raise
+        return Link(self._stub, response.transport, opened[0], close)
+
+    async def _on_thread(self, job: Callable[[], None]) -> None:
+        """Run ``job`` on the transfer thread. Raises what it does; PullError: it takes too long."""
+        patience_s = self._kit.timers.read_progress_s
+        try:
+            async with asyncio.timeout(patience_s):
+                await self._kit.endpoint.thread.call(job)
+        except TimeoutError:
+            raise PullError(
+                decode_pb2.PULL_FAILURE_TRANSPORT,
+                f"the transfer thread has not answered for {patience_s} s",
+            ) from None
+
+    async def _pull_probe(self, link: Link) -> common_pb2.TransferStats:
+        kit = self._kit
+        num_blocks = kit.endpoint.config.probe_blocks
+        plan = PullPlan(
+            open=kv_source_pb2.FetchOpen(
+                reader_incarnation=kit.endpoint.incarnation,
+                source_incarnation=self._incarnation,
+                num_probe_blocks=num_blocks,
+                transport=link.transport,
+            ),
+            end_token=num_blocks * kit.endpoint.layout.block_size,
+            prompt_digest=b"",
+            local_block_ids=tuple(kit.scratch.allocate(num_blocks)),
+        )
+        pull = Pull(plan, link, kit.endpoint, kit.quarantine, kit.timers)
+        try:
+            return (await pull.run()).stats
+        finally:
+            unfinished = pull.abandon()
+            kit.scratch.free([b for b in plan.local_block_ids if b not in unfinished])
+
+
+def _close_all(peers: list[Peer]) -> None:
+    for peer in peers:
+        peer.close()

@@ -1,0 +1,55 @@
+"""A connected source over one transport, and for how long it stays so."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from diptych.v1 import kv_source_pb2_grpc as pb_grpc
+from kvtransfer.transports.base import Peer
+
+
+class Link:
+    """A source's stub, and its memory over one transport. Event loop only.
+
+    Owns the peer: forgets it at once when the source is lost (``close``), or when the
+    last fetch under way has ended (``retire``).
+    """
+
+    def __init__(
+        self,
+        stub: "pb_grpc.KVSourceAsyncStub",
+        transport: str,
+        peer: Peer,
+        close_peer: Callable[[], None],
+    ) -> None:
+        self.stub = stub
+        self.transport = transport
+        self.peer = peer
+        self._close_peer = close_peer
+        self._num_fetches = 0
+        self._retired = False
+        self._closed = False
+
+    @contextmanager
+    def fetching(self) -> Iterator[None]:
+        """While open, the link may be retired and still be used."""
+        self._num_fetches += 1
+        try:
+            yield
+        finally:
+            self._num_fetches -= 1
+            self._close_if_done()
+
+    def retire(self) -> None:
+        """Nobody begins another fetch over it."""
+        self._retired = True
+        self._close_if_done()
+
+    def close(self) -> None:
+        """Forget the peer: fetches under way fail with their next read. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._close_peer()
+
+    def _close_if_done(self) -> None:
+        if self._retired and not self._num_fetches:
+            self.close()

@@ -1,0 +1,1 @@
+"""The side that is read: leases, what was announced of them, KVSource."""

@@ -1,0 +1,259 @@
+"""One Fetch as its source serves it: admit, announce, confirm, or end with the reason."""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from diptych.errors import (
+    DiptychError,
+    InvalidRequestError,
+    KVUnprovenError,
+    TransferInterruptedError,
+)
+from diptych.rpc.server import Context
+from diptych.rpc.server_stream import last_word
+from diptych.rpc.status import to_failure
+from diptych.v1 import common_pb2, kv_source_pb2
+from diptych.v1.kv_source_pb2 import FetchEvent
+from kvtransfer.config import MAX_PROBE_BLOCKS
+from kvtransfer.digest import combined_digest
+from kvtransfer.first_done import first_to_end
+from kvtransfer.liveness import PeerLiveness
+from kvtransfer.memory import block_digests
+from kvtransfer.source.fetch_machine import FetchMachine
+from kvtransfer.source.lease_record import AnnouncedRange, Lease
+from kvtransfer.transports.inline import gather
+
+if TYPE_CHECKING:
+    from kvtransfer.source.servicer import KVSourceServicer
+
+
+class FetchSession:
+    """The handler's state for one stream. Event loop only.
+
+    Five tasks share it; the first to end, with or without an error, ends the stream.
+    """
+
+    def __init__(self, servicer: "KVSourceServicer", context: Context) -> None:
+        self._servicer = servicer
+        self._endpoint = servicer.endpoint
+        self._machine = FetchMachine(
+            servicer.leases,
+            incarnation=servicer.endpoint.incarnation,
+            transports=servicer.endpoint.transports,
+        )
+        self._context = context
+        self._write_lock = asyncio.Lock()
+        self._writing: asyncio.Future[None] | None = None  # the last write
+        self._ranges_changed = asyncio.Event()
+        self._grant_changed = asyncio.Event()
+        self._liveness = PeerLiveness(servicer.timers, time.monotonic())
+        self._open = kv_source_pb2.FetchOpen()
+        self._num_written = 0
+        self._num_sent_bytes = 0
+        self._probe: AnnouncedRange | None = None
+
+    @property
+    def lease(self) -> Lease | None:
+        """What is read; None until admitted, and for a probe."""
+        return self._machine.lease
+
+    def wake(self) -> None:
+        """The lease or its grant changed."""
+        self._ranges_changed.set()
+        self._grant_changed.set()
+
+    async def run(self) -> None:
+        """Serve until the reader ends the stream. Raises DiptychError."""
+        try:
+            async with asyncio.timeout(self._servicer.timers.lost_peer_s):
+                command = await self._read()
+        except TimeoutError:
+            raise TransferInterruptedError("the reader did not open") from None
+        if command is None:
+            return
+        if command.WhichOneof("command") != "open":
+            raise InvalidRequestError("must come first", field="open")
+        self._open = command.open
+        if self._open.WhichOneof("what") == "num_probe_blocks":
+            self._machine.check_open(self._open)
+            await self._run_probe()
+        else:
+            await self._write(FetchEvent(opened=self._machine.open(self._open)))
+            await self._serve(self._announce)
+
+    async def tell(self, error: DiptychError) -> None:
+        """Send the reader ``error`` and let it leave: the last call, after ``run`` raised it."""
+        if self._writing is not None:
+            await asyncio.wait({self._writing}, timeout=self._servicer.timers.heartbeat_s / 4)
+        if self._writing is None or self._writing.done():  # else it is stuck
+            event = self._numbered(FetchEvent(ended=to_failure(error)))
+            await last_word(self._context, event, self._servicer.timers.lost_peer_s)
+
+    async def _run_probe(self) -> None:
+        """Serve scratch blocks."""
+        num_blocks = self._open.num_probe_blocks
+        if not 1 <= num_blocks <= MAX_PROBE_BLOCKS:
+            raise InvalidRequestError(f"must be 1 to {MAX_PROBE_BLOCKS}", field="num_probe_blocks")
+        scratch = self._servicer.scratch
+        block_ids = tuple(scratch.allocate(num_blocks))
+        try:
+            await self._serve(partial(self._announce_probe, block_ids))
+        finally:
+            # Behind anything the thread may still do to them.
+            self._endpoint.thread.submit(_nothing, lambda _, __: scratch.free(block_ids))
+
+    async def _serve(self, announce: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        await first_to_end(
+            receive=self._receive,
+            announce=announce,
+            guard=self._guard,
+            beat=self._beat,
+            watch=self._watch,
+        )
+
+    async def _receive(self) -> None:
+        while (command := await self._read()) is not None:
+            match command.WhichOneof("command"):
+                case "confirm":
+                    self._confirm(command.confirm)
+                    self._servicer.counters.num_confirmed += 1
+                    await self._write(FetchEvent(confirmed=kv_source_pb2.Confirmed()))
+                case "heartbeat":
+                    self._liveness.heard(command.heartbeat.progress)
+                case "open":
+                    raise InvalidRequestError("comes once", field="open")
+
+    async def _announce_probe(self, block_ids: tuple[int, ...]) -> None:
+        """Announce scratch blocks full of random bytes."""
+        memory, num_blocks = self._endpoint.memory, len(block_ids)
+
+        def fill() -> tuple[bytes, ...]:
+            for block_id in block_ids:
+                memory.block(block_id)[:] = os.urandom(memory.block_bytes)
+            return block_digests(memory, block_ids)
+
+        digests = await self._endpoint.thread.call(fill)
+        num_tokens = num_blocks * self._endpoint.layout.block_size
+        self._probe = AnnouncedRange(0, num_tokens, block_ids, (0,) * num_blocks, digests, True)
+        await self._write(FetchEvent(opened=kv_source_pb2.FetchOpened(end_token=num_tokens)))
+        await self._send(self._probe)
+        await asyncio.Event().wait()  # the reader ends it
+
+    async def _announce(self) -> None:
+        while True:
+            self._ranges_changed.clear()
+            for ready in self._machine.take_ready():
+                await self._send(ready)
+            await self._ranges_changed.wait()
+
+    async def _guard(self) -> None:
+        """End the stream the moment the grant does, even while a write is stuck."""
+        self._grant_changed.clear()
+        while self._machine.check():
+            await self._grant_changed.wait()
+            self._grant_changed.clear()
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(self._servicer.timers.heartbeat_s)
+            await self._write(
+                FetchEvent(heartbeat=common_pb2.Heartbeat(progress=self._servicer.progress()))
+            )
+
+    async def _watch(self) -> None:
+        """End the stream where the reader is silent, or our own transfer thread stands still.
+
+        A reader that waits for a range hears our heartbeats and cannot know the latter.
+        """
+        timers = self._servicer.timers
+        while True:
+            await asyncio.sleep(timers.heartbeat_s / 2)
+            problem = self._liveness.problem(time.monotonic())
+            if problem is not None:
+                raise TransferInterruptedError(f"the reader is lost: {problem}")
+            stuck_s = self._endpoint.thread.stuck_s
+            if stuck_s > timers.read_progress_s:
+                raise TransferInterruptedError(f"the transfer thread is stuck for {stuck_s:.1f} s")
+
+    async def _send(self, ready: AnnouncedRange) -> None:
+        """Announce a range; over inline its bytes follow."""
+        inline = self._open.transport == "inline"
+        digests, block_ids = ready.digests or (), ready.block_ids
+        memory = self._endpoint.memory
+        if inline and not digests:  # inline is checked at every level
+            digests = await self._endpoint.thread.call(lambda: block_digests(memory, block_ids))
+        await self._write(
+            FetchEvent(
+                range=kv_source_pb2.Range(
+                    first_token=ready.first_token,
+                    num_tokens=ready.num_tokens,
+                    block_ids=block_ids,
+                    generations=ready.generations,
+                    digests=digests,
+                    last=ready.last,
+                    sample_seed=ready.sample_seed,
+                )
+            )
+        )
+        if inline:
+            await self._send_bytes(block_ids)
+
+    async def _send_bytes(self, block_ids: tuple[int, ...]) -> None:
+        """Copy and send; the next message is copied while one is being sent."""
+        memory, thread = self._endpoint.memory, self._endpoint.thread
+        size, step = len(block_ids) * memory.block_bytes, self._endpoint.config.inline_message_bytes
+        copying = thread.begin(partial(gather, memory, block_ids, 0, min(step, size)))
+        for begin in range(step, size + step, step):
+            payload = await copying
+            if begin < size:
+                end = min(begin + step, size)
+                copying = thread.begin(partial(gather, memory, block_ids, begin, end))
+            data = kv_source_pb2.Data(offset=self._num_sent_bytes, payload=payload)
+            await self._write(FetchEvent(data=data))
+            self._num_sent_bytes += len(payload)
+            self._servicer.counters.num_inline_bytes += len(payload)
+
+    def _confirm(self, confirm: kv_source_pb2.Confirm) -> None:
+        if self._probe is None:
+            self._machine.confirm(confirm)
+        elif confirm.num_tokens != self._probe.num_tokens or confirm.digest != combined_digest(
+            self._probe.digests or ()
+        ):
+            raise KVUnprovenError("the probe blocks landed differently")
+
+    async def _read(self) -> kv_source_pb2.FetchCommand | None:
+        """The reader's next command; None when it closed its side."""
+        command = await self._context.read()
+        if not isinstance(command, kv_source_pb2.FetchCommand):  # EOF
+            return None
+        self._liveness.heard()
+        return command
+
+    async def _write(self, event: FetchEvent) -> None:
+        async with self._write_lock:
+            # Who writes may be cancelled, gRPC's write goes on: ``tell`` waits for it.
+            writing = asyncio.ensure_future(  # noqa: TID251 (not forgotten: see above)
+                self._context.write(self._numbered(event))
+            )
+            writing.add_done_callback(_see_error)
+            self._writing = writing
+            await asyncio.shield(writing)
+
+    def _numbered(self, event: FetchEvent) -> FetchEvent:
+        self._num_written += 1
+        event.number = self._num_written
+        return event
+
+
+def _see_error(writing: asyncio.Future[None]) -> None:
+    """Where nobody waits for a write any more, the call is over: its error tells nothing."""
+    if not writing.cancelled():
+        writing.exception()
+
+
+def _nothing() -> None:
+    """Takes its turn on the transfer thread."""

@@ -1,0 +1,156 @@
+"""KVSource: the gRPC shell around the leases of a source."""
+
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import cast
+
+from diptych.errors import DiptychError, LayoutMismatchError, TransferInterruptedError
+from diptych.rpc.server import Context
+from diptych.timers import Timers
+from diptych.v1 import common_pb2, kv_source_pb2
+from diptych.v1 import kv_source_pb2_grpc as pb_grpc
+from kvtransfer.counters import SourceCounters
+from kvtransfer.endpoint import REBUILD_WAIT_S, TransferEndpoint
+from kvtransfer.layout import compare_layouts
+from kvtransfer.memory import ScratchBlocks, block_digests
+from kvtransfer.source.fetch_session import FetchSession
+from kvtransfer.source.lease_record import Lease
+from kvtransfer.source.lease_table import LeaseTable
+from kvtransfer.transports.base import Transport, TransportError
+
+logger = logging.getLogger(__name__)
+
+
+class KVSourceServicer(pb_grpc.KVSourceServicer):
+    """Serves Connect and Fetch; add it to the worker's server.
+
+    Computes digests of what ``leases`` announce, on the transfer thread.
+    ``progress`` returns the engine's progress for heartbeats.
+    """
+
+    def __init__(
+        self,
+        endpoint: TransferEndpoint,
+        leases: LeaseTable,
+        *,
+        scratch: ScratchBlocks,
+        timers: Timers,
+        progress: Callable[[], common_pb2.EngineProgress] | None = None,
+    ) -> None:
+        self.endpoint = endpoint
+        self.leases = leases
+        self.scratch = scratch
+        self.timers = timers
+        self.progress = progress or common_pb2.EngineProgress
+        self._rebuild_wait_s = min(REBUILD_WAIT_S, timers.lost_peer_s / 4)  # the reader's patience
+        self.counters = SourceCounters()
+        self.sessions: set[FetchSession] = set()
+        leases.observe(self)
+
+    async def Connect(
+        self,
+        request: kv_source_pb2.ConnectRequest,
+        context: Context,
+    ) -> kv_source_pb2.ConnectResponse:
+        """Compare layouts; tell how to reach our memory over the first common transport."""
+        endpoint = self.endpoint
+        try:
+            transport = await self._common_transport(request)
+            memory = await self._descriptor(transport)
+        except DiptychError as error:
+            self.counters.num_refused[error.reason] += 1
+            raise
+        return kv_source_pb2.ConnectResponse(
+            source_incarnation=endpoint.incarnation,
+            layout=endpoint.layout,
+            transport=transport.name,
+            memory=memory,
+        )
+
+    async def Fetch(
+        self,
+        request_iterator: AsyncIterator[kv_source_pb2.FetchCommand],
+        context: Context,
+    ) -> AsyncIterator[kv_source_pb2.FetchEvent]:
+        """One pull or one probe; yields nothing (it writes from a task group)."""
+        if self.endpoint.switch is not None:
+            context = cast("Context", self.endpoint.switch.context(context, self.leases))
+        session = FetchSession(self, context)
+        try:
+            await self._serve(session)
+        except DiptychError as error:
+            self.counters.num_refused[error.reason] += 1
+            await session.tell(error)
+            raise
+        return
+        yield
+
+    async def _serve(self, session: FetchSession) -> None:
+        self.sessions.add(session)
+        self.counters.num_fetches_open += 1
+        try:
+            with self.endpoint.serving():
+                await session.run()
+        finally:
+            self.counters.num_fetches_open -= 1
+            self.sessions.discard(session)
+
+    async def _common_transport(self, request: kv_source_pb2.ConnectRequest) -> Transport:
+        """The first that both have and that is ready, given that the layouts agree."""
+        ours = self.endpoint.transports
+        compare_layouts(request.layout, self.endpoint.layout)
+        common = [name for name in request.transports if name in ours]
+        if not common:
+            raise LayoutMismatchError(
+                f"transports: the reader has {list(request.transports)}, the source has "
+                f"{list(ours)}",
+                field="transports",
+            )
+        for name in common:
+            if await self.endpoint.until_ready(ours[name], self._rebuild_wait_s):
+                break
+        return ours[name]
+
+    async def _descriptor(self, transport: Transport) -> kv_source_pb2.MemoryDescriptor | None:
+        """Of its agent; of the next one where that ends at this moment."""
+        for _ in range(2):
+            try:
+                return await self.endpoint.thread.call(transport.descriptor)
+            except TransportError as error:  # being rebuilt
+                interrupted = TransferInterruptedError(str(error))
+            await self.endpoint.until_ready(transport, self._rebuild_wait_s)
+        raise interrupted
+
+    def on_announced(self, lease: Lease, index: int) -> None:
+        """LeaseObserver: take the digests of a new range, off the loop."""
+        level, memory = self.endpoint.layout.digest_level, self.endpoint.memory
+        if level == "off":
+            self.leases.add_digests(lease, index, ())
+            return
+        block_ids = lease.ranges[index].block_ids
+        first_place = lease.ranges[index].first_token // self.leases.block_size
+        seed = 1 + secrets.randbelow(2**64 - 1) if level == "sampled" else 0
+
+        def digest() -> tuple[tuple[bytes, ...], float]:
+            started_s = time.monotonic()
+            digests = block_digests(memory, block_ids, seed, first_place)
+            return digests, time.monotonic() - started_s
+
+        def done(result: tuple[tuple[bytes, ...], float] | None, error: Exception | None) -> None:
+            if result is None:  # without digests no reader can be served
+                logger.error("digest failed", exc_info=error)
+                self.leases.close(lease.lease_id)
+                return
+            digests, digest_s = result
+            self.counters.digest_s += digest_s
+            self.leases.add_digests(lease, index, digests, seed)
+
+        self.endpoint.thread.submit(digest, done)
+
+    def on_changed(self, lease: Lease) -> None:
+        """LeaseObserver: wake the readers of this lease."""
+        for session in self.sessions:
+            if session.lease is lease:
+                session.wake()

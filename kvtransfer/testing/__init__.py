@@ -1,0 +1,1 @@
+"""Faults to inject into transfers. Production code imports none of it."""

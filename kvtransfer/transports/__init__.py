@@ -1,0 +1,1 @@
+"""What moves bytes: the seam, and each transport behind it."""

@@ -1,0 +1,1 @@
+"""The workers: who they are, what they say, and the streams to them."""

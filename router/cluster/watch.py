@@ -1,0 +1,137 @@
+"""What one worker says about itself, as long as it says it."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import grpc
+from google.protobuf.descriptor import EnumDescriptor
+
+from diptych.rpc.channel import open_channel
+from diptych.rpc.status import from_rpc_error
+from diptych.timers import Timers
+from diptych.v1 import worker_pb2, worker_pb2_grpc
+from router.cluster.liveness import Liveness
+from router.cluster.watchdog import Watchdog
+from router.placement.types import WorkerId
+
+logger = logging.getLogger(__name__)
+
+_FIRST_BACKOFF_S = 0.1
+_MAX_BACKOFF_S = 1.0
+
+
+class WorkerWatch:
+    """Keeps a Watch stream to one address open and its last message.
+
+    Owns the channel to the worker, which its other streams share. ``state`` is
+    None while nothing is known: never connected, or lost. Knows nothing of
+    placement. Used on the event loop only.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        role: worker_pb2.WorkerRole,
+        *,
+        router_incarnation: str,
+        timers: Timers,
+        on_change: Callable[["WorkerWatch"], None],
+    ) -> None:
+        self.address = address
+        self.channel = open_channel(address, timers)
+        self.state: worker_pb2.WorkerState | None = None
+        self._role = role
+        self._wrong = ""  # incarnation of a process of another role at the address
+        self._router_incarnation = router_incarnation
+        self._timers = timers
+        self._on_change = on_change
+
+    @property
+    def worker(self) -> WorkerId | None:
+        """Who is there now."""
+        return None if self.state is None else WorkerId(self.address, self.state.incarnation)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it takes new work."""
+        return self.state is not None and self.state.state == worker_pb2.SERVING_STATE_READY
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether it has work or may take some: ready, or draining."""
+        return self.is_ready or (
+            self.state is not None and self.state.state == worker_pb2.SERVING_STATE_DRAINING
+        )
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it says anything but that it failed: it may need a router to get ready."""
+        failed = worker_pb2.SERVING_STATE_FAILED
+        return self.state is not None and self.state.state != failed
+
+    async def run(self) -> None:
+        """Watch until cancelled; the channel is closed then."""
+        backoff_s = _FIRST_BACKOFF_S
+        try:
+            while True:
+                if await self._watch():
+                    backoff_s = _FIRST_BACKOFF_S
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
+        finally:
+            await self.channel.close(None)
+
+    async def _watch(self) -> bool:
+        """Run one stream to its end; True if anything came."""
+        stub = worker_pb2_grpc.WorkerStub(self.channel)
+        call = stub.Watch(worker_pb2.WatchRequest(router_incarnation=self._router_incarnation))
+        loop = asyncio.get_running_loop()
+        liveness = Liveness(self._timers, loop.time())
+        with Watchdog(liveness, call.cancel) as watchdog:
+            try:
+                async for state in call:
+                    liveness.advanced(state.progress)
+                    self._update(state)
+                why = "it ended the stream"
+            except grpc.RpcError as error:
+                why = from_rpc_error(error).message
+            except asyncio.CancelledError:
+                if not watchdog.is_lost:
+                    raise
+                why = str(watchdog.reason)
+            finally:
+                call.cancel()
+        seen = self.state is not None
+        if seen:
+            self._lose(why)
+        return seen
+
+    def _update(self, state: worker_pb2.WorkerState) -> None:
+        if state.role != self._role:
+            if state.incarnation != self._wrong:  # once for each process, not for each message
+                self._wrong = state.incarnation
+                role = _name(worker_pb2.WorkerRole.DESCRIPTOR, state.role)
+                logger.error("not the role asked for", extra={"worker": self.address, "is": role})
+            return
+        before, self.state = self.state, state
+        if before is None or before.incarnation != state.incarnation:
+            logger.info(
+                "worker found",
+                extra={"worker": self.address, "incarnation": state.incarnation},
+            )
+        if before is not None and before.state != state.state:
+            name = _name(worker_pb2.ServingState.DESCRIPTOR, state.state)
+            logger.info("worker state", extra={"worker": self.address, "state": name})
+        self._on_change(self)
+
+    def _lose(self, why: str) -> None:
+        logger.warning("worker lost", extra={"worker": self.address, "why": why})
+        self.state = None
+        self._on_change(self)
+
+
+def _name(enum: EnumDescriptor, value: int) -> str:
+    """A newer worker's values have no name here."""
+    known = enum.values_by_number.get(value)
+    return str(value) if known is None else known.name

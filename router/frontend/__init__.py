@@ -1,0 +1,1 @@
+"""What clients call: admission, validation, and the services they see."""

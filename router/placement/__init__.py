@@ -1,0 +1,1 @@
+"""Where a request runs, and where it waits for that. Pure."""

@@ -1,0 +1,20 @@
+"""What the pure core of a request calls: clock, ids, placement. All passed in."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from diptych.timers import Timers
+from router.placement.types import Placement, Query
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """Pure, or deterministic in tests."""
+
+    clock: Callable[[], float]  # monotonic, s
+    place: Callable[[Query], Placement | None]  # answers at once
+    new_sequence_id: Callable[[], int]
+    new_ticket: Callable[[], bytes]  # 16 random bytes
+    timers: Timers
+    max_attempts: int
+    allow_recompute: bool = True

@@ -1,0 +1,202 @@
+"""Sends one request's actions to workers: leases' streams and seats on the shared streams."""
+
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from diptych.block_hash import block_keys
+from diptych.v1 import common_pb2, decode_pb2, prefill_pb2
+from router.cluster.decode_link import DecodeLink, SeatListener
+from router.cluster.members import Cluster
+from router.cluster.prefill_link import LeaseListener, LeaseStream
+from router.config import RouterConfig
+from router.frontend.validation import ResolvedRequest
+from router.placement.queue import WaitingRoom
+from router.placement.types import Placement, Policy, Query, WorkerId
+from router.request import actions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """What all sessions of a router share."""
+
+    config: RouterConfig
+    cluster: Cluster
+    policy: Policy
+    room: WaitingRoom
+    incarnation: str
+    sequence_ids: Iterator[int]
+    spawn: Callable[[Coroutine[Any, Any, None], str], None]  # a task that outlives the session
+
+
+@dataclass(slots=True)
+class _Seat:
+    link: DecodeLink
+    worker: WorkerId
+
+
+class Dispatch:
+    """Knows how to reach what the request holds; decides nothing. Event loop only.
+
+    Invariant: an id is known here from being opened until it was closed or its
+    worker said that it is gone (``forget_lease``, ``forget_seat``).
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        request: ResolvedRequest,
+        services: Services,
+        *,
+        metadata: Sequence[tuple[str, str]],
+        trace_context: Mapping[str, str],
+    ) -> None:
+        self._request_id = request_id
+        self._request = request
+        self._services = services
+        self._metadata = metadata
+        self._trace_context = trace_context
+        self._streams: dict[int, LeaseStream] = {}
+        self._seats: dict[int, _Seat] = {}
+        self._keys: tuple[bytes, ...] | None = None
+        self._block_size = 0
+
+    def place(self, query: Query) -> Placement | None:
+        """Ask the policy, with the prompt's block keys."""
+        cluster = self._services.cluster
+        if self._keys is None:
+            self._block_size = cluster.block_size()
+            prompt_ids, salt = self._request.shape.prompt_ids, self._request.cache_salt
+            self._keys = tuple(block_keys(prompt_ids, self._block_size, salt))
+        query = replace(query, block_keys=self._keys, block_size=self._block_size)
+        return self._services.policy.place(query, cluster.snapshot())
+
+    def open_lease(
+        self, action: actions.OpenLease, emitted: Sequence[int], listener: LeaseListener
+    ) -> bool:
+        """Open the lease's stream; False if its worker is gone."""
+        watch = self._services.cluster.prefill_watch(action.worker)
+        if watch is None:
+            return False
+        start = prefill_pb2.PrefillStart(
+            router_incarnation=self._services.incarnation,
+            sequence_id=action.sequence_id,
+            request_id=self._request_id,
+            spec=self._spec(emitted[: action.num_emitted]),
+        )
+        stream = LeaseStream(
+            watch.channel,
+            start,
+            listener,
+            worker=action.worker,
+            timers=self._services.config.timers,
+            metadata=self._metadata,
+        )
+        self._streams[action.sequence_id] = stream
+        num_tokens = len(start.spec.token_ids)
+        self._services.cluster.prefill_pool.opened(action.sequence_id, action.worker, num_tokens)
+        self._remember(action.worker)
+        self._services.spawn(stream.run(), f"lease {action.sequence_id}")
+        return True
+
+    def grant(self, action: actions.Grant) -> None:
+        """Send a Grant."""
+        stream = self._streams.get(action.sequence_id)
+        if stream is not None:
+            stream.grant(
+                prefill_pb2.Grant(
+                    grant_id=action.grant_id,
+                    ticket=action.ticket,
+                    reader_incarnation=action.reader.incarnation,
+                )
+            )
+
+    def prompt_computed(self, sequence_id: int) -> None:
+        """The lease's prompt is no load any more."""
+        self._services.cluster.prefill_pool.computed(sequence_id)
+
+    def forget_lease(self, sequence_id: int) -> None:
+        """Its stream has ended."""
+        self._streams.pop(sequence_id, None)
+        self.prompt_computed(sequence_id)
+
+    def close_lease(self, sequence_id: int) -> None:
+        """End the lease's stream."""
+        stream = self._streams.get(sequence_id)
+        self.forget_lease(sequence_id)
+        if stream is not None:
+            stream.close()
+
+    def reserve(
+        self, action: actions.Reserve, emitted: Sequence[int], listener: SeatListener
+    ) -> bool:
+        """Send a Reserve; False if its worker is gone."""
+        link = self._services.cluster.decode_link(action.worker)
+        reserve = decode_pb2.Reserve(
+            sequence_id=action.sequence_id,
+            request_id=self._request_id,
+            spec=self._spec(emitted[: action.num_emitted]),
+            trace_context=self._trace_context,
+        )
+        if link is None or not link.reserve(reserve, listener):
+            return False
+        self._seats[action.sequence_id] = _Seat(link, action.worker)
+        return True
+
+    def bind(self, action: actions.Bind) -> None:
+        """Send a Bind."""
+        seat = self._seats.get(action.sequence_id)
+        if seat is not None:
+            seat.link.bind(
+                decode_pb2.Bind(
+                    sequence_id=action.sequence_id,
+                    bind_id=action.bind_id,
+                    source_address=action.source.address,
+                    source_incarnation=action.source.incarnation,
+                    ticket=action.ticket,
+                    first_missing_token=action.first_missing_token,
+                )
+            )
+
+    def start(self, action: actions.Start) -> None:
+        """Send a Start."""
+        seat = self._seats.get(action.sequence_id)
+        if seat is not None:
+            self._remember(seat.worker)
+            seat.link.start(
+                decode_pb2.Start(
+                    sequence_id=action.sequence_id,
+                    emitted_token_ids=action.emitted,
+                    compute_missing=action.compute_missing,
+                )
+            )
+
+    def forget_seat(self, sequence_id: int) -> None:
+        """The worker has ended it."""
+        self._seats.pop(sequence_id, None)
+
+    def release(self, sequence_id: int) -> None:
+        """Send a Release."""
+        seat = self._seats.pop(sequence_id, None)
+        if seat is not None:
+            seat.link.release(sequence_id)
+
+    def close_all(self) -> None:
+        """Free whatever is held (the state machine broke)."""
+        for sequence_id in list(self._streams):
+            self.close_lease(sequence_id)
+        for sequence_id in list(self._seats):
+            self.release(sequence_id)
+
+    def _remember(self, worker: WorkerId) -> None:
+        if self._keys:
+            self._services.policy.remember(worker, self._keys)
+
+    def _spec(self, emitted: Sequence[int]) -> common_pb2.SequenceSpec:
+        prompt_ids = self._request.shape.prompt_ids
+        return common_pb2.SequenceSpec(
+            token_ids=[*prompt_ids, *emitted],
+            num_prompt_tokens=len(prompt_ids),
+            sampling=self._request.sampling,
+            cache_salt=self._request.cache_salt,
+        )

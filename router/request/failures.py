@@ -1,0 +1,70 @@
+"""What went wrong with a worker, as the error that a client gets if nothing helps. Pure."""
+
+from diptych.errors import (
+    BlocksExhaustedError,
+    DiptychError,
+    NoWorkerError,
+    TransferInterruptedError,
+    WorkerDrainingError,
+)
+from diptych.rpc.status import from_failure
+from diptych.v1 import common_pb2, decode_pb2
+from router.placement.types import WorkerId
+
+_RETRY_AFTER_S = 1.0
+_REFUSALS = (BlocksExhaustedError.reason, WorkerDrainingError.reason)
+_MAY_BIND_AGAIN = frozenset(
+    {
+        decode_pb2.PULL_FAILURE_UNSPECIFIED,
+        decode_pb2.PULL_FAILURE_TRANSPORT,
+        decode_pb2.PULL_FAILURE_TICKET_INVALID,
+        decode_pb2.PULL_FAILURE_UNPROVEN,
+    }
+)
+
+
+def is_refusal(error: DiptychError) -> bool:
+    """Whether a worker that says this, when asked, may be asked again later."""
+    return error.reason in _REFUSALS
+
+
+def may_bind_again(pull_failure: int) -> bool:
+    """Whether the same lease may serve the same reader after all."""
+    return pull_failure in _MAY_BIND_AGAIN
+
+
+def no_worker() -> DiptychError:
+    """Nobody took the request in time."""
+    return NoWorkerError("no worker can take the request now", retry_after_s=_RETRY_AFTER_S)
+
+
+def no_answer(role: str, worker: WorkerId) -> DiptychError:
+    """A worker neither took nor refused in time."""
+    message = f"{role} worker {worker.address} did not answer in time"
+    return NoWorkerError(message, retry_after_s=_RETRY_AFTER_S)
+
+
+def lost(role: str, worker: WorkerId, why: str) -> DiptychError:
+    """A worker, or what it held, is gone or broken."""
+    message = f"{role} worker {worker.address} was lost: {why}"
+    return NoWorkerError(message, retry_after_s=_RETRY_AFTER_S)
+
+
+def pull_failed(pull_failure: int, message: str) -> DiptychError:
+    """The hand-off broke off; ``cause`` in its metadata is the PullFailure in lower case."""
+    value = decode_pb2.PullFailure.DESCRIPTOR.values_by_number.get(pull_failure)
+    cause = "unknown" if value is None else value.name.removeprefix("PULL_FAILURE_").lower()
+    return TransferInterruptedError(f"the hand-off failed ({cause}): {message}", cause=cause)
+
+
+def ended(message: decode_pb2.Ended) -> DiptychError:
+    """What a decode worker said at a sequence's end, other than that it finished."""
+    if not message.HasField("failure"):
+        return NoWorkerError("it ended the sequence without a reason")
+    return from_failure(_with_retry(message.failure))
+
+
+def _with_retry(failure: common_pb2.Failure) -> common_pb2.Failure:
+    if failure.reason in _REFUSALS and not failure.HasField("retry_after_s"):
+        failure.retry_after_s = _RETRY_AFTER_S
+    return failure

@@ -1,0 +1,336 @@
+"""One client call: runs the request's state machine and writes what it emits.
+
+Thin shell: everything that happens becomes one call of the machine, whose actions
+are executed at once, without awaiting. Only writing to the client waits, so a slow
+client delays nobody else.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+from diptych.errors import DiptychError, NoWorkerError, SlowClientError
+from diptych.telemetry import tracing
+from diptych.v1 import common_pb2, decode_pb2, inference_pb2, prefill_pb2
+from router.config import RouterConfig
+from router.frontend.validation import ResolvedRequest
+from router.request import actions
+from router.request.actions import Action
+from router.request.deps import Surroundings
+from router.request.dispatch import Dispatch, Services
+from router.request.machine import RequestMachine, RequestState
+from router.request.response_builder import Answer
+from router.telemetry import RequestObserver
+
+logger = logging.getLogger(__name__)
+
+Write = Callable[[inference_pb2.GenerateResponse], Awaitable[None]]
+
+
+class Session:
+    """Drives one request from its placement on. Owned by its handler's task.
+
+    ``run`` writes until the request is over. All other methods are synchronous
+    and called on the event loop, also while ``run`` waits for the client.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        request: ResolvedRequest,
+        answer: Answer,
+        observer: RequestObserver,
+        services: Services,
+        *,
+        deadline_s: float | None,
+    ) -> None:
+        self._request_id = request_id
+        self._request = request
+        self._answer = answer
+        self._observer = observer
+        self._services = services
+        self._config = services.config
+        self._loop = asyncio.get_running_loop()
+        self._dispatch = Dispatch(
+            request_id,
+            request,
+            services,
+            metadata=tracing.inject_metadata(observer.context),
+            trace_context=tracing.inject_map(observer.context),
+        )
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at_s: float | None = None
+        self._wake = asyncio.Event()
+        self._writing: asyncio.Timeout | None = None  # around a write that may take long
+        self._actions: deque[Action] = deque()
+        self._is_executing = False
+        self._finish_reason = 0
+        self._error: DiptychError | None = None
+        self._bug: Exception | None = None
+        around = Surroundings(
+            clock=self._loop.time,
+            place=self._dispatch.place,
+            new_sequence_id=lambda: next(services.sequence_ids),
+            new_ticket=lambda: secrets.token_bytes(16),
+            timers=self._config.timers,
+            max_attempts=self._config.max_attempts,
+            allow_recompute=self._config.allow_recompute,
+        )
+        self._machine = RequestMachine(request.shape, around, answer.sink, deadline_s=deadline_s)
+
+    async def run(self, write: Write) -> inference_pb2.GenerateResponse:
+        """Write the answer but its last response, which is returned.
+
+        Raises DiptychError; cancelling frees everything at once.
+        """
+        try:
+            self._handle(self._machine.begin)
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                if not await self._write_unsent(write):
+                    break
+            if self._bug is not None:
+                raise self._bug
+            if self._error is not None:
+                raise self._error
+            return self._last_response()
+        finally:
+            self._handle(self._machine.cancel)
+            if self._timer is not None:
+                self._timer.cancel()
+            self._services.room.leave(self)
+            self._loop.call_soon(self._services.room.pump)
+
+    @property
+    def usage(self) -> inference_pb2.Usage:
+        """So far."""
+        return inference_pb2.Usage(
+            num_prompt_tokens=len(self._request.shape.prompt_ids),
+            num_output_tokens=self._answer.num_output_tokens,
+            num_cached_tokens=self._machine.num_cached_tokens or 0,
+        )
+
+    @property
+    def timing(self) -> inference_pb2.Timing:
+        """So far."""
+        machine, timing = self._machine, self._answer.timing()
+        attempt = machine.attempt
+        timing.kv_path = inference_pb2.KVPath.Name(attempt.kv_path)  # type: ignore[assignment]
+        timing.num_attempts = machine.num_attempts
+        timing.num_preemptions = machine.num_preemptions
+        timing.prefill_worker = attempt.prefill_worker
+        timing.decode_worker = attempt.decode_worker
+        if attempt.transfer is not None:
+            timing.transfer.CopyFrom(attempt.transfer)
+        return timing
+
+    @property
+    def finish_reason(self) -> int:
+        """0 unless it finished."""
+        return self._finish_reason
+
+    def try_place(self, *, room_made: bool) -> bool:
+        """See :class:`router.placement.queue.Waiter`."""
+        machine = self._machine
+        self._handle(lambda: machine.try_place(room_made=room_made))
+        return self._machine.state is not RequestState.QUEUED
+
+    # What the workers say
+
+    def on_prefill_event(self, sequence_id: int, event: prefill_pb2.PrefillEvent) -> None:
+        """See :class:`router.cluster.prefill_link.LeaseListener`."""
+        machine, kind = self._machine, event.WhichOneof("event")
+        if kind == "accepted":
+            cached = event.accepted.num_cached_tokens
+            self._handle(lambda: machine.accepted(sequence_id, cached))
+        elif kind == "first_token":
+            first = event.first_token
+            margin = first.margin if first.HasField("margin") else None
+            self._dispatch.prompt_computed(sequence_id)
+            self._handle(
+                lambda: machine.first_token(
+                    sequence_id, first.token_id, first.position, margin, first.finish_reason
+                )
+            )
+        elif kind == "granted":
+            grant_id = event.granted.grant_id
+            self._handle(lambda: machine.granted(sequence_id, grant_id))
+
+    def on_lease_ended(self, sequence_id: int, error: DiptychError) -> None:
+        """See :class:`router.cluster.prefill_link.LeaseListener`."""
+        self._dispatch.forget_lease(sequence_id)
+        self._handle(lambda: self._machine.lease_ended(sequence_id, error))
+
+    def on_tokens(self, tokens: decode_pb2.SequenceTokens) -> None:
+        """See :class:`router.cluster.decode_link.SeatListener`."""
+        self._handle(
+            lambda: self._machine.tokens(
+                tokens.sequence_id, tokens.position, tokens.token_ids, tokens.margins
+            )
+        )
+
+    def on_decode_event(self, event: decode_pb2.DecodeEvent) -> None:
+        """See :class:`router.cluster.decode_link.SeatListener`."""
+        machine, kind = self._machine, event.WhichOneof("event")
+        if kind == "reserved":
+            reserved = event.reserved
+            self._handle(lambda: machine.reserved(reserved.sequence_id, reserved.num_cached_tokens))
+        elif kind == "proven":
+            proven = event.proven
+            self._handle(lambda: machine.proven(proven.sequence_id, proven.bind_id, proven.stats))
+        elif kind == "pull_failed":
+            failed = event.pull_failed
+            self._handle(
+                lambda: machine.pull_failed(
+                    failed.sequence_id, failed.bind_id, failed.reason, failed.message
+                )
+            )
+        elif kind == "ended":
+            self._dispatch.forget_seat(event.ended.sequence_id)
+            self._handle(lambda: machine.ended(event.ended))
+
+    def on_seat_lost(self, sequence_id: int, message: str) -> None:
+        """See :class:`router.cluster.decode_link.SeatListener`."""
+        self._dispatch.forget_seat(sequence_id)
+        self._handle(lambda: self._machine.seat_lost(sequence_id, message))
+
+    # Shell of the machine
+
+    def _handle(self, step: Callable[[], list[Action]]) -> None:
+        """Let the machine take one step and do what it says; a bug ends this request only."""
+        if self._bug is not None:
+            return
+        try:
+            self._actions.extend(step())
+            if self._answer.is_overfull:
+                self._actions.extend(self._machine.fail(_too_slow(self._config)))
+            if self._is_executing:  # the outer call goes on with them
+                return
+            self._is_executing = True
+            try:
+                while self._actions:
+                    self._execute(self._actions.popleft())
+            finally:
+                self._is_executing = False
+            self._arm_timer()
+        except Exception as bug:  # noqa: BLE001 - the boundary between requests
+            self._crash(bug)
+        if self._answer.has_unsent:
+            self._wake.set()
+
+    def _crash(self, bug: Exception) -> None:
+        if self._bug is None:
+            logger.error("request crashed", exc_info=bug, extra={"request": self._request_id})
+            self._bug = bug
+        self._actions.clear()
+        self._dispatch.close_all()
+        self._services.room.leave(self)
+        self._stop_writing()
+        self._wake.set()
+
+    def _execute(self, action: Action) -> None:
+        match action:
+            case actions.OpenLease():
+                self._answer.placed()
+                if not self._dispatch.open_lease(action, self._machine.emitted, self):
+                    gone = NoWorkerError("it is gone")
+                    self._actions.extend(self._machine.lease_ended(action.sequence_id, gone))
+            case actions.Grant():
+                self._dispatch.grant(action)
+            case actions.CloseLease():
+                self._dispatch.close_lease(action.sequence_id)
+            case actions.Reserve():
+                self._answer.placed()
+                if not self._dispatch.reserve(action, self._machine.emitted, self):
+                    self._actions.extend(self._machine.seat_lost(action.sequence_id, "it is gone"))
+            case actions.Bind():
+                self._dispatch.bind(action)
+            case actions.Start():
+                self._dispatch.start(action)
+            case actions.Release():
+                self._dispatch.release(action.sequence_id)
+            case actions.RunLocally():
+                self._observer.ran_locally(action.why)
+            case actions.Retried():
+                self._observer.retried(action.retry, action.cause)
+            case actions.Enqueue():
+                self._enqueue(action.front)
+            case actions.Dequeue():
+                self._services.room.stop_waiting(self)
+            case actions.Pump():
+                self._services.room.pump()
+            case actions.Finish():
+                self._finish_reason = action.reason
+                self._end()
+            case actions.Fail():
+                self._error = action.error
+                self._observer.failed(action.error)
+                self._stop_writing()
+                self._end()
+
+    def _end(self) -> None:
+        self._answer.moments.ended_s = time.monotonic()
+        self._services.room.leave(self)
+        self._loop.call_soon(self._services.room.pump)
+        self._wake.set()
+
+    def _stop_writing(self) -> None:
+        """A write that waits for the client is given up: the call ends with an error."""
+        if self._writing is not None and not self._writing.expired():
+            self._writing.reschedule(self._loop.time())
+
+    def _enqueue(self, front: bool) -> None:
+        try:
+            self._services.room.enter(self, front=front)
+        except DiptychError as error:
+            self._actions.extend(self._machine.fail(error))
+
+    def _arm_timer(self) -> None:
+        wake_at_s = self._machine.wake_at_s
+        if wake_at_s == self._timer_at_s:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timer_at_s = wake_at_s
+        if wake_at_s is not None:
+            self._timer = self._loop.call_at(wake_at_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer_at_s = None
+        self._handle(self._machine.tick)
+
+    # Writing
+
+    async def _write_unsent(self, write: Write) -> bool:
+        """Write what there is; False once nothing more will come."""
+        while (response := self._answer.take()) is not None:
+            if self._error is not None:  # nobody reads, or nobody waits for it any more
+                return False
+            try:
+                async with asyncio.timeout(None) as self._writing:
+                    await write(response)
+            except TimeoutError:
+                return False
+            finally:
+                self._writing = None
+            num_tokens = len(response.token_ids)
+            self._observer.written(num_tokens, self._answer.written(num_tokens))
+        return not (self._finish_reason or self._error or self._bug)
+
+    def _last_response(self) -> inference_pb2.GenerateResponse:
+        text = self._answer.flush()
+        if self._answer.stop_match:
+            self._finish_reason = common_pb2.FINISH_REASON_STOP
+        return self._answer.last_response(self._finish_reason, text, self.usage, self.timing)
+
+
+def _too_slow(config: RouterConfig) -> SlowClientError:
+    return SlowClientError(
+        f"the client left {config.client_buffer_messages} responses unread",
+        client_buffer_messages=str(config.client_buffer_messages),
+    )

@@ -1,0 +1,277 @@
+"""What one request leaves behind: metrics, one trace, one log line."""
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from opentelemetry.trace import Span, SpanKind
+
+from diptych.errors import DiptychError, TransferInterruptedError
+from diptych.telemetry import attributes, tracing
+from diptych.telemetry.families import RequestMetrics
+from diptych.telemetry.metrics import Metrics
+from diptych.telemetry.stages import Stage
+from diptych.telemetry.tracing import Tracing
+from diptych.v1 import common_pb2, inference_pb2
+from router.placement.types import Why
+from router.request.actions import Retry
+from router.request.response_builder import Moments
+
+logger = logging.getLogger(__name__)
+
+OUTCOMES = (
+    "ok",
+    "cancelled",
+    "REQUEST_INVALID",
+    "MODEL_NOT_FOUND",
+    "QUEUE_FULL",
+    "KV_BLOCKS_EXHAUSTED",
+    "WORKER_DRAINING",
+    "NO_WORKER",
+    "DEADLINE_EXCEEDED",
+    "CLIENT_TOO_SLOW",
+    "KV_TRANSFER_INTERRUPTED",
+    "LOGITS_NOT_FINITE",
+    "INTERNAL",
+)
+
+
+class Gauges(Protocol):
+    """Live state that is read at each scrape."""
+
+    @property
+    def num_waiting(self) -> int: ...
+
+    @property
+    def num_placed(self) -> int: ...
+
+
+class RouterMetrics:
+    """All metrics of one router."""
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        room: Gauges,
+        num_proven_pairs: Callable[[], float],
+        num_ready: Callable[[], tuple[int, int]],
+    ) -> None:
+        names = list(inference_pb2.KVPath.DESCRIPTOR.values_by_name)
+        kv_paths = [path.removeprefix("KV_PATH_").lower() for path in names]
+        self.requests = RequestMetrics(metrics, OUTCOMES, kv_paths)
+        self.unproven = metrics.counter(
+            "kv_unproven_total",
+            "Hand-offs whose landed KV was not what was announced. Each is an alarm.",
+        )
+        self.local = metrics.counters(
+            "router_local_prefills_total",
+            "Times a decode worker was told to compute a prompt itself, by why: choice (few tokens "
+            "were missing there, or there is no prefill pool), no_prefill (none was alive), "
+            "recompute (a hand-off failed).",
+            "why",
+            [why.value for why in Why],
+        )
+        metrics.read_gauge(
+            "router_requests_waiting",
+            "Requests that wait in the router for a placement.",
+            lambda: room.num_waiting,
+        )
+        metrics.read_gauge(
+            "router_requests_placed", "Requests that are on workers.", lambda: room.num_placed
+        )
+        metrics.read_gauge(
+            "router_proven_pairs",
+            "Pairs of a ready prefill and a ready decode worker proven to move KV.",
+            num_proven_pairs,
+        )
+        metrics.read_gauges(
+            "router_workers_ready",
+            "Workers that a request may be placed on, by role.",
+            ("role",),
+            lambda: [
+                ((role,), float(count))
+                for role, count in zip(("prefill", "decode"), num_ready(), strict=True)
+            ],
+        )
+
+
+class RequestObserver:
+    """Follows one request from its arrival to its end. Event loop only."""
+
+    def __init__(
+        self,
+        metrics: RouterMetrics,
+        trace: Tracing,
+        request_id: str,
+        *,
+        operation: str,
+        model: str,
+        metadata: tuple[tuple[str, str | bytes], ...],
+        received_s: float,
+    ) -> None:
+        """``metadata`` is the call's, with the client's W3C context if it sent one."""
+        self._metrics = metrics
+        self._trace = trace
+        self._request_id = request_id
+        parent = tracing.extract_metadata(metadata)
+        self._span: Span = trace.start(
+            f"{operation} {model}",
+            parent,
+            start_s=received_s,
+            kind=SpanKind.SERVER,
+            attributes={
+                attributes.OPERATION_NAME: operation,
+                attributes.PROVIDER_NAME: "diptych",
+                attributes.REQUEST_MODEL: model,
+                attributes.REQUEST_ID: request_id,
+            },
+        )
+        # Without an exporter the client's context is passed on as it is.
+        self.context = tracing.context_of(self._span) if trace.enabled else parent
+
+    def resolved(self, sampling: common_pb2.SamplingParams, num_prompt_tokens: int) -> None:
+        """The request is valid."""
+        self._span.set_attributes(
+            {
+                attributes.REQUEST_MAX_TOKENS: sampling.max_tokens,
+                attributes.REQUEST_TEMPERATURE: sampling.temperature,
+                attributes.INPUT_TOKENS: num_prompt_tokens,
+            }
+        )
+
+    def retried(self, retry: Retry, cause: DiptychError) -> None:
+        """A fail-over."""
+        self._metrics.requests.retries[retry.value].inc()
+        self._alarm_if_unproven(cause)
+        self._span.add_event(
+            "retry", {attributes.FALLBACK: retry.value, attributes.ERROR_TYPE: cause.reason}
+        )
+        logger.warning(
+            "request failed over",
+            extra={"request": self._request_id, "action": retry.value, "cause": cause.message},
+        )
+
+    def failed(self, cause: DiptychError) -> None:
+        """The request failed."""
+        if cause.reason == TransferInterruptedError.reason:
+            self._metrics.requests.retries["fail"].inc()
+        self._alarm_if_unproven(cause)
+
+    def _alarm_if_unproven(self, cause: DiptychError) -> None:
+        if cause.metadata.get("cause") == "unproven":
+            self._metrics.unproven.inc()
+            logger.error("KV was unproven", extra={"request": self._request_id})
+
+    def ran_locally(self, why: Why) -> None:
+        """A decode worker computes the KV itself."""
+        self._metrics.local[why.value].inc()
+        self._span.set_attribute(attributes.FALLBACK, why.value)
+
+    def written(self, num_tokens: int, gap_s: float | None) -> None:
+        """A response was written; ``gap_s`` since the one before."""
+        if gap_s is None or not num_tokens:
+            return
+        histogram = self._metrics.requests.itl_seconds
+        histogram.observe(gap_s)
+        for _ in range(num_tokens - 1):
+            histogram.observe(0.0)
+
+    def ended(
+        self,
+        outcome: str,
+        moments: Moments | None,
+        usage: inference_pb2.Usage | None,
+        timing: inference_pb2.Timing | None,
+        *,
+        finish_reason: int = 0,
+    ) -> None:
+        """The last word; ``outcome`` is ok, cancelled, or the error's reason."""
+        family = self._metrics.requests
+        known = outcome if outcome in family.requests else "INTERNAL"
+        family.requests[known].inc()
+        if moments is not None:
+            self._record_stages(moments)
+        if usage is not None and timing is not None:
+            self._book(usage, timing, is_ok=outcome == "ok")
+        if finish_reason:
+            name = common_pb2.FinishReason.Name(finish_reason)
+            reasons = [name.removeprefix("FINISH_REASON_").lower()]
+            self._span.set_attribute(attributes.FINISH_REASONS, reasons)
+        self._trace.end(self._span, error=None if outcome in ("ok", "cancelled") else outcome)
+        self._log(outcome, usage, timing)
+
+    def _book(
+        self, usage: inference_pb2.Usage, timing: inference_pb2.Timing, *, is_ok: bool
+    ) -> None:
+        family = self._metrics.requests
+        family.input_tokens.inc(usage.num_prompt_tokens)
+        family.output_tokens.inc(usage.num_output_tokens)
+        family.cached_tokens.inc(usage.num_cached_tokens)
+        family.duration_seconds.observe(timing.total_s)
+        path = inference_pb2.KVPath.Name(timing.kv_path).removeprefix("KV_PATH_").lower()
+        if is_ok:
+            family.kv_paths[path].inc()
+        if timing.ttft_s:
+            family.ttft_seconds.observe(timing.ttft_s)
+        if usage.num_output_tokens > 1:
+            family.handoff_gap_seconds.observe(timing.handoff_gap_s)
+            whole_s = timing.handoff_gap_s + timing.decode_s
+            family.tpot_seconds.observe(whole_s / (usage.num_output_tokens - 1))
+        if timing.HasField("transfer"):
+            family.stage_seconds[Stage.TRANSFER].observe(timing.transfer.total_s)
+            family.stage_seconds[Stage.TRANSFER_EXPOSED].observe(timing.transfer.exposed_s)
+        self._span.set_attributes(
+            {
+                attributes.OUTPUT_TOKENS: usage.num_output_tokens,
+                attributes.CACHED_TOKENS: usage.num_cached_tokens,
+                attributes.TIME_TO_FIRST_TOKEN: timing.ttft_s,
+                attributes.HANDOFF_GAP: timing.handoff_gap_s,
+                attributes.KV_PATH: path,
+                attributes.ATTEMPT: timing.num_attempts,
+                attributes.PREFILL_WORKER: timing.prefill_worker,
+                attributes.DECODE_WORKER: timing.decode_worker,
+                attributes.TRANSPORT: timing.transfer.transport,
+                attributes.TRANSFER_BYTES: timing.transfer.num_bytes,
+                attributes.NUM_PREEMPTIONS: timing.num_preemptions,
+            }
+        )
+
+    def _record_stages(self, moments: Moments) -> None:
+        """One span and one observation for each stage that was entered."""
+        end_s = moments.ended_s
+        points = (
+            (Stage.QUEUE, moments.received_s, moments.placed_s),
+            (Stage.PREFILL, moments.placed_s, moments.first_token_s),
+            (Stage.FIRST_WRITE, moments.first_token_s, moments.first_written_s),
+            (Stage.HANDOFF, moments.first_written_s, moments.second_written_s),
+            (Stage.DECODE, moments.second_written_s, moments.last_written_s),
+        )
+        for stage, start_s, stop_s in points:
+            if start_s is None:
+                break
+            if stop_s is None:
+                # It broke off here; a hand-off that nothing was to follow never was one.
+                if stage is not Stage.HANDOFF and end_s is not None:
+                    self._trace.record(stage, self.context, start_s, end_s, error="unfinished")
+                break
+            self._metrics.requests.stage_seconds[stage].observe(stop_s - start_s)
+            self._trace.record(stage, self.context, start_s, stop_s)
+
+    def _log(
+        self,
+        outcome: str,
+        usage: inference_pb2.Usage | None,
+        timing: inference_pb2.Timing | None,
+    ) -> None:
+        fields: dict[str, object] = {"request_id": self._request_id, "outcome": outcome}
+        trace_id = tracing.trace_id(self.context)
+        if trace_id:
+            fields["trace_id"] = trace_id
+        if usage is not None:
+            fields["num_prompt_tokens"] = usage.num_prompt_tokens
+            fields["num_output_tokens"] = usage.num_output_tokens
+        if timing is not None:
+            fields["ttft_s"] = round(timing.ttft_s, 4)
+            fields["total_s"] = round(timing.total_s, 4)
+            fields["num_attempts"] = timing.num_attempts
+        logger.info("request ended", extra=fields)

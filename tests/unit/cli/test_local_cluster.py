@@ -1,0 +1,110 @@
+"""The pure parts of a local cluster, and of what the command line shows."""
+
+import pytest
+
+from diptych.cli.breakdown import breakdown
+from diptych.cli.child_process import readable
+from diptych.cli.local_cluster import by_quarters, core_shares
+from diptych.cli.main import COMMANDS, main
+from diptych.v1 import common_pb2, inference_pb2
+
+
+@pytest.mark.parametrize(
+    ("cores", "num_workers", "shares"),
+    [
+        ([0, 1], 1, [[]]),
+        ([4, 5], 2, [["--num-threads", "1", "--cpus", "4"], ["--num-threads", "1", "--cpus", "5"]]),
+        ([0], 2, [["--num-threads", "1"], ["--num-threads", "1"]]),
+        (
+            [0, 1, 2, 3, 4],
+            2,
+            [["--num-threads", "3", "--cpus", "0,1,4"], ["--num-threads", "2", "--cpus", "2,3"]],
+        ),
+    ],
+)
+def test_cores_are_divided(cores: list[int], num_workers: int, shares: list[list[str]]) -> None:
+    assert core_shares(cores, num_workers) == shares
+
+
+def test_a_log_line_is_shown_as_text() -> None:
+    line = '{"time": "t", "level": "warning", "service": "s", "message": "slow", "num": 3}'
+    assert readable(line) == "warning: slow num=3"
+    assert readable("not JSON") == "not JSON"
+    assert readable("[1]") == "[1]"
+
+
+def test_progress_is_shown_by_quarters() -> None:
+    assert by_quarters("loading weights: 37%") == "loading weights: 25 %"
+    assert by_quarters("loading weights: 100%") == "loading weights: 100 %"
+    assert by_quarters("no proven pair") == "no proven pair"
+
+
+def test_breakdown_tiles_the_time_to_first_token() -> None:
+    usage = inference_pb2.Usage(num_prompt_tokens=40, num_output_tokens=11, num_cached_tokens=16)
+    timing = inference_pb2.Timing(
+        queue_s=0.001,
+        prefill_s=0.05,
+        first_write_s=0.0005,
+        ttft_s=0.0515,
+        handoff_gap_s=0.03,
+        decode_s=0.18,
+        total_s=0.262,
+        num_attempts=2,
+        kv_path=inference_pb2.KV_PATH_DISAGGREGATED,
+        prefill_worker="p:1",
+        decode_worker="d:2",
+        transfer=common_pb2.TransferStats(
+            transport="nixl", num_bytes=2_000_000, read_s=0.001, exposed_s=0.004, total_s=0.02
+        ),
+    )
+    text = "\n".join(breakdown(usage, timing))
+    for part in (
+        "queue              1.0 ms",
+        "40 tokens, 16 of them cached",
+        "TTFT              51.5 ms",
+        "2.00 MB at 2.00 GB/s over nixl, 4.0 ms not hidden by prefill",
+        "hand-off gap      30.0 ms",
+        "11 tokens, ITL 20.0 ms, 47.6 tokens/s",
+        "prefilled on p:1, KV pulled, decoded on d:2, 2 attempts",
+    ):
+        assert part in text
+
+
+def test_breakdown_of_one_token_divides_by_nothing() -> None:
+    usage = inference_pb2.Usage(num_prompt_tokens=1, num_output_tokens=1)
+    text = "\n".join(breakdown(usage, inference_pb2.Timing()))
+    assert "decode" not in text
+    assert "transfer" not in text
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    for command in COMMANDS:
+        assert f"  {command.name} " in text
+    assert main([]) == 2
+
+
+def test_an_unknown_command_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["upp"]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("diptych: no command 'upp'; there are up, generate")
+    assert message.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["up", "--prefill", "-1"], "diptych up: --prefill: "),
+        (["up", "--nope"], "diptych up: unrecognized arguments: --nope"),
+        (["model", "fetch", "no such model"], "diptych model: model 'no such model': "),
+        (["model", "import", "x.bin"], "diptych model: --file: x.bin is not a .gguf file"),
+    ],
+)
+def test_a_bad_setting_is_one_line(
+    args: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(args) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith(message)
+    assert shown.count("\n") == 1

@@ -1,0 +1,171 @@
+"""config.json in the spellings of transformers 4 and 5, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diptych.engine.model.config import Activation, ModelConfig, RopeConfig, RopeType
+from diptych.errors import ConfigurationError
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 49152,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 100000,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+}
+GEMMA: dict[str, Any] = {
+    "model_type": "gemma3_text",
+    "vocab_size": 262144,
+    "hidden_size": 640,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 7,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "max_position_embeddings": 32768,
+    "sliding_window": 512,
+    "query_pre_attn_scalar": 64,
+}
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def windows(config: ModelConfig) -> list[int | None]:
+    return [layer.sliding_window for layer in config.layers]
+
+
+def test_llama() -> None:
+    config = ModelConfig.from_hf(LLAMA)
+    assert config.head_dim == 64
+    assert config.num_layers == 3
+    assert config.attention_scale == 64**-0.5
+    assert config.embedding_scale == 1.0
+    assert config.tied_embeddings
+    assert config.activation is Activation.SILU
+    assert config.checkpoint_dtype == "bfloat16"
+    extras = (config.qk_norm, config.qkv_bias, config.output_bias, config.post_norms)
+    assert extras == (False, False, False, False)
+    assert {layer.rope for layer in config.layers} == {RopeConfig(theta=100000.0)}
+    assert windows(config) == [None] * 3
+
+
+def test_defaults_of_silent_configs() -> None:
+    assert not ModelConfig.from_hf(LLAMA | {"tie_word_embeddings": None}).tied_embeddings
+    silent = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
+    assert ModelConfig.from_hf(silent).num_kv_heads == 9
+    assert ModelConfig.from_hf(LLAMA | {"model_type": "qwen3"}).head_dim == 128
+    assert ModelConfig.from_hf(GEMMA).tied_embeddings
+
+
+def test_gemma() -> None:
+    config = ModelConfig.from_hf(GEMMA)
+    assert config.qk_norm
+    assert config.post_norms
+    assert config.norm_offset == 1.0
+    assert config.attention_scale == 64**-0.5
+    assert config.embedding_scale == 640**0.5
+    assert config.activation is Activation.GELU_TANH
+    assert windows(config) == [512] * 5 + [None, 512]
+    assert config.layers[0].rope == RopeConfig(theta=10_000.0)
+    assert config.layers[5].rope == RopeConfig(theta=1_000_000.0)
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        {
+            "rope_theta": 5e5,
+            "rope_local_base_freq": 2e4,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+            "sliding_window_pattern": 2,
+        },
+        {
+            "layer_types": [FULL if i % 2 else SLIDING for i in range(7)],
+            "rope_parameters": {
+                FULL: {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5},
+                SLIDING: {"rope_type": "default", "rope_theta": 2e4},
+            },
+        },
+    ],
+    ids=["transformers 4", "transformers 5"],
+)
+def test_gemma_spellings(spelling: dict[str, Any]) -> None:
+    config = ModelConfig.from_hf(GEMMA | spelling)
+    assert windows(config) == [512, None, 512, None, 512, None, 512]
+    assert config.layers[0].rope == RopeConfig(theta=2e4)
+    assert config.layers[1].rope == RopeConfig(5e5, RopeType.LINEAR, 8.0)
+
+
+def test_llama3_rope_in_both_spellings() -> None:
+    scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaling["original_max_position_embeddings"] = 4096
+    want = RopeConfig(100000.0, RopeType.LLAMA3, 8.0, 1.0, 4.0, 4096)
+    for spelling in (
+        {"rope_scaling": scaling | {"rope_type": "llama3"}},
+        {"rope_scaling": scaling | {"type": "llama3"}},
+        {
+            "rope_theta": None,
+            "rope_parameters": scaling | {"rope_type": "llama3", "rope_theta": 1e5},
+        },
+    ):
+        assert ModelConfig.from_hf(LLAMA | spelling).layers[0].rope == want
+
+
+def test_windows_of_mistral_and_qwen() -> None:
+    mistral = LLAMA | {"model_type": "mistral"}
+    assert windows(ModelConfig.from_hf(mistral)) == [4096] * 3
+    assert windows(ModelConfig.from_hf(mistral | {"sliding_window": None})) == [None] * 3
+    qwen = LLAMA | {"model_type": "qwen2", "sliding_window": 64, "max_window_layers": 2}
+    assert windows(ModelConfig.from_hf(qwen)) == [None] * 3
+    assert windows(ModelConfig.from_hf(qwen | {"use_sliding_window": True})) == [None, None, 64]
+    typed = qwen | {"use_sliding_window": True, "layer_types": [FULL, SLIDING, FULL]}
+    assert windows(ModelConfig.from_hf(typed)) == [None, 64, None]
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"model_type": "mamba"}, "mamba"),
+        ({"model_type": None}, "None"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "yarn"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "factor"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        ({"hidden_act": "relu"}, "relu"),
+        ({"num_key_value_heads": 2}, "9 heads"),
+        ({"hidden_size": None}, "hidden_size"),
+        ({"hidden_size": 0.5}, "hidden_size"),
+        ({"num_hidden_layers": "many"}, "num_hidden_layers"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+    ],
+)
+def test_refused_by_name(change: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigurationError, match=named):
+        ModelConfig.from_hf(LLAMA | change)
+
+
+def test_refused_layer_types() -> None:
+    for kinds in ([FULL], ["linear_attention"] * 7):
+        with pytest.raises(ConfigurationError, match="layer_types"):
+            ModelConfig.from_hf(GEMMA | {"layer_types": kinds})
+
+
+def test_from_folder(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"config\.json"):
+        ModelConfig.from_folder(tmp_path)
+    path = tmp_path / "config.json"
+    for broken in ("{", "[]"):
+        path.write_text(broken)
+        with pytest.raises(ConfigurationError):
+            ModelConfig.from_folder(tmp_path)
+    path.write_text(json.dumps(LLAMA))
+    assert ModelConfig.from_folder(tmp_path) == ModelConfig.from_hf(LLAMA)

@@ -1,0 +1,197 @@
+"""The engine's loop: steps while there is work, sleeps when there is none, fails loudly."""
+
+import asyncio
+import math
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from diptych.engine.engine import Engine
+from diptych.engine.scheduling.block_pool import BlockPool, Owner
+from diptych.engine.scheduling.scheduler import Scheduler, SchedulerConfig
+from diptych.engine.scheduling.sequence import SamplingParams, Sequence, SequenceKey, SequenceState
+from diptych.engine.scheduling.step import SampledToken, SequenceUpdate, StepOutput, StepPlan
+from diptych.engine.scheduling.step_timing import StepTiming
+
+
+@dataclass
+class GatedRunner:
+    """Draws 7 each time; a step lasts until its gate is open."""
+
+    gate: threading.Event = field(default_factory=threading.Event)
+    began: threading.Event = field(default_factory=threading.Event)
+    plans: list[StepPlan] = field(default_factory=list)
+    threads: set[str] = field(default_factory=set)
+    error: Exception | None = None
+
+    def execute(self, plan: StepPlan) -> StepOutput:
+        self.plans.append(plan)
+        self.threads.add(threading.current_thread().name)
+        self.began.set()
+        self.gate.wait()
+        if self.error is not None:
+            raise self.error
+        tokens = tuple(SampledToken(7, math.nan) if chunk.sample else None for chunk in plan.chunks)
+        return StepOutput(tokens=tokens, duration_s=0.5)
+
+
+class Rig:
+    """An engine over a fake runner, and what its listener heard."""
+
+    def __init__(self, on_step: Callable[[list[SequenceUpdate]], None] | None = None) -> None:
+        config = SchedulerConfig(max_model_len=60, max_batched_tokens=16, max_num_seqs=8)
+        self.pool = BlockPool(16, 4)
+        self.scheduler = Scheduler(config, self.pool)
+        self.runner = GatedRunner()
+        self.runner.gate.set()
+        self.updates: list[SequenceUpdate] = []
+        self.stepped = asyncio.Event()
+        self.on_step = on_step
+        self.engine = Engine(self.scheduler, self.runner, self._listen)
+
+    def _listen(self, updates: list[SequenceUpdate]) -> None:
+        self.updates += updates
+        self.stepped.set()
+        if self.on_step is not None:
+            self.on_step(updates)
+
+    def start(self, num_prompt_tokens: int, max_tokens: int) -> Sequence:
+        seq = Sequence(
+            key=SequenceKey("router", num_prompt_tokens),
+            token_ids=[1] * num_prompt_tokens,
+            num_prompt_tokens=num_prompt_tokens,
+            sampling=SamplingParams(max_tokens=max_tokens),
+        )
+        self.scheduler.reserve(seq)
+        self.scheduler.start(seq, [], compute_missing=True)
+        self.engine.wake()
+        return seq
+
+    async def until_finished(self, seq: Sequence) -> None:
+        while seq.state is not SequenceState.FINISHED:
+            self.stepped.clear()
+            await self.stepped.wait()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        async with asyncio.TaskGroup() as group:
+            loop_task = group.create_task(self.engine.run(), name="engine")
+            yield
+            loop_task.cancel()
+
+
+async def until_set(event: threading.Event) -> None:
+    assert await asyncio.get_running_loop().run_in_executor(None, event.wait, 5)
+
+
+async def test_runs_to_the_end_and_sleeps() -> None:
+    rig = Rig()
+    async with rig.running():
+        for num_prompt_tokens in (20, 3):  # the second finds a sleeping engine
+            seq = rig.start(num_prompt_tokens, max_tokens=3)
+            assert rig.engine.step_due
+            await rig.until_finished(seq)
+            await asyncio.sleep(0)
+            assert not rig.engine.step_due
+    assert rig.engine.num_steps == len(rig.runner.plans) == 4 + 3
+    assert [u.position for u in rig.updates if u.token] == [20, 21, 22, 3, 4, 5]
+    assert len(rig.runner.threads) == 1
+    assert threading.current_thread().name not in rig.runner.threads
+    assert not rig.engine.failed
+    step = rig.engine.last_step
+    assert step is not None
+    assert (step.num_prefill_tokens, step.num_decode_tokens, step.duration_s) == (0, 1, 0.5)
+    assert rig.engine.decode_step_s == pytest.approx(0.5)
+    assert rig.engine.prefill_tokens_per_s == pytest.approx((16 + 4 + 3) / 1.5, rel=0.1)
+    assert rig.engine.predicted_step_s == pytest.approx(0.5, rel=0.1)
+
+
+async def test_a_step_in_flight_is_due_until_it_ends() -> None:
+    rig = Rig()
+    rig.runner.gate.clear()
+    async with rig.running():
+        seq = rig.start(3, max_tokens=1)
+        await until_set(rig.runner.began)
+        assert rig.engine.step_due
+        assert rig.engine.num_steps == 0
+        rig.runner.gate.set()
+        await rig.until_finished(seq)
+        assert rig.engine.num_steps == 1
+
+
+async def test_no_step_is_due_while_nothing_can_run() -> None:
+    rig = Rig()
+    async with rig.running():
+        rig.pool.allocate(rig.pool.num_available_blocks - 3, Owner.LEASED)
+        seq = rig.start(7, max_tokens=9)
+        while seq.num_preemptions == 0:
+            rig.stepped.clear()
+            await rig.stepped.wait()
+            await asyncio.sleep(0)
+        assert rig.scheduler.has_work
+        assert not rig.engine.step_due
+
+
+async def test_the_listener_may_release() -> None:
+    rig = Rig(on_step=lambda updates: rig.scheduler.release(updates[0].sequence))
+    async with rig.running():
+        seq = rig.start(3, max_tokens=9)
+        await rig.until_finished(seq)
+    assert rig.engine.num_steps == 1
+    assert rig.pool.counts().free == 16
+
+
+@pytest.mark.parametrize("where", ["runner", "listener"])
+async def test_an_error_ends_the_loop(where: str) -> None:
+    def fail(updates: list[SequenceUpdate]) -> None:
+        raise RuntimeError("broken")
+
+    rig = Rig(on_step=fail if where == "listener" else None)
+    rig.runner.error = RuntimeError("broken") if where == "runner" else None
+    rig.start(3, max_tokens=9)
+    with pytest.raises(RuntimeError, match="broken"):
+        await rig.engine.run()
+    assert rig.engine.failed
+
+
+async def test_cancelling_waits_for_the_step_and_frees_what_was_released() -> None:
+    rig = Rig()
+    rig.runner.gate.clear()
+    ended = asyncio.Event()
+
+    async def run() -> None:
+        try:
+            await rig.engine.run()
+        finally:
+            ended.set()
+
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(run(), name="engine")
+        seq = rig.start(3, max_tokens=9)
+        await until_set(rig.runner.began)
+        rig.scheduler.release(seq)
+        task.cancel()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not ended.is_set()
+        rig.runner.gate.set()
+        await ended.wait()
+    assert rig.pool.counts().free == 16
+    assert not rig.engine.failed
+
+
+def test_prediction_is_a_line_once_two_sizes_were_seen() -> None:
+    timing = StepTiming()
+    assert timing.predict_s(100) == 0
+    timing.record(0, 4, 0.010)
+    assert timing.predict_s(2) == pytest.approx(0.010)
+    assert timing.predict_s(8) == pytest.approx(0.020)
+    for _ in range(20):
+        timing.record(500, 4, 0.010 + 500 * 0.001)
+        timing.record(0, 4, 0.010)
+    assert timing.predict_s(254) == pytest.approx(0.260, rel=0.01)
+    assert timing.decode_step_s == pytest.approx(0.010)
+    assert timing.prefill_tokens_per_s == pytest.approx(500 / 0.510, rel=0.01)

@@ -1,0 +1,134 @@
+"""Which pairs are kept, and whose agent is torn down, over stand-ins for both."""
+
+import asyncio
+import time
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import pytest
+
+from diptych.timers import Timers
+from diptych.v1 import common_pb2
+from kvtransfer.config import TransferConfig
+from kvtransfer.endpoint import TransferEndpoint
+from kvtransfer.memory import HostMemory
+from kvtransfer.reader.pair import SourcePair
+from kvtransfer.reader.pairs import PairTable, PeerKey
+from kvtransfer.reader.quarantine import ReadRecord
+
+
+class NoScratch:
+    def allocate(self, num_blocks: int) -> list[int]:
+        raise AssertionError("nothing is probed")
+
+    def free(self, block_ids: object) -> None: ...
+
+
+def make_table() -> PairTable:
+    """Of a pool of 100 blocks."""
+    memory = HostMemory(bytearray(1600), 16)
+    return PairTable(
+        TransferEndpoint(TransferConfig(), "reader", common_pb2.KVLayout(), memory),
+        scratch=NoScratch(),
+        timers=Timers(),
+        on_change=lambda: None,
+        on_quarantine=lambda _: None,
+        on_quarantine_end=lambda _: None,
+    )
+
+
+async def test_a_source_named_again_at_once_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[SourcePair] = []
+
+    async def keep(self: SourcePair) -> None:
+        kept.append(self)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            kept.remove(self)
+
+    monkeypatch.setattr(SourcePair, "keep", keep)
+    table = make_table()
+    source = PeerKey("127.0.0.1:1", "source")
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(table.run())
+        table.set_peers("a", [source])
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        (before,) = kept
+        table.set_peers("a", [])  # the router left,
+        table.set_peers("b", [source])  # and another one came, before anything else ran
+        for _ in range(5):
+            await asyncio.sleep(0)
+        (after,) = kept
+        assert after is not before
+        running.cancel()
+    assert not kept
+
+
+class Orphans(NamedTuple):
+    """Reads that nobody waits for, one for each block."""
+
+    transport: str
+    num_blocks: int
+    age_s: float
+
+
+@pytest.mark.parametrize(
+    ("orphans", "torn_down"),
+    [
+        ([Orphans("nixl", 1, 10.5)], ["nixl"]),
+        ([Orphans("nixl", 1, 9.5)], []),
+        ([Orphans("nixl", 6, 1.5)], ["nixl"]),
+        ([Orphans("nixl", 5, 1.5)], []),
+        ([Orphans("nixl", 6, 0.5)], []),
+        ([Orphans("nixl", 5, 1.5), Orphans("nixl", 20, 0.5)], []),
+        ([Orphans("nixl", 1, 10.5), Orphans("ucxx", 5, 1.5)], ["nixl"]),
+        ([Orphans("nixl", 6, 1.5), Orphans("ucxx", 6, 0.5)], ["nixl"]),
+        ([Orphans("nixl", 3, 1.5), Orphans("ucxx", 3, 1.5)], ["nixl", "ucxx"]),
+    ],
+)
+async def test_an_agent_is_torn_down_for_an_old_read_or_for_many(
+    monkeypatch: pytest.MonkeyPatch, orphans: list[Orphans], torn_down: list[str]
+) -> None:
+    """For one older than 10 s, or for such of 5 % of the blocks that are older than 1 s."""
+    monkeypatch.setattr("kvtransfer.reader.pairs._REAP_INTERVAL_S", 0)
+    table = make_table()
+    now, first = time.monotonic(), 0
+    reads: list[ReadRecord] = []
+    for transport, num_blocks, age_s in orphans:
+        block_ids = range(first, first + num_blocks)
+        group = [ReadRecord(frozenset({block_id}), transport) for block_id in block_ids]
+        table._quarantine.orphan(group, now - age_s)
+        reads += group
+        first += num_blocks
+    rebuilt: list[str] = []
+
+    async def rebuild(transport: str) -> None:
+        rebuilt.append(transport)
+        for read in reads:
+            if read.transport == transport:
+                table._quarantine.ended(read)
+
+    monkeypatch.setattr(table._endpoint, "rebuild", rebuild)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(table.run())
+        for _ in range(20):
+            await asyncio.sleep(0)
+        running.cancel()
+    assert sorted(rebuilt) == torn_down
+    assert table.counters.num_agent_teardowns == len(torn_down)
+
+
+async def test_the_other_agents_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    endpoint = make_table()._endpoint
+    rebuilt: list[str] = []
+    for name in ("nixl", "ucxx"):
+        transport = SimpleNamespace(rebuild=lambda name=name: rebuilt.append(name))
+        monkeypatch.setitem(endpoint.transports, name, transport)
+    endpoint.thread.start()
+    try:
+        await endpoint.rebuild("ucxx")
+    finally:
+        endpoint.thread.stop()
+    assert rebuilt == ["ucxx"]

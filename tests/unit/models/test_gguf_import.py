@@ -1,0 +1,137 @@
+"""Importing GGUF twins of tiny models: the same weights and tokens come back."""
+
+import json
+from contextlib import suppress
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file
+
+from diptych.errors import ConfigurationError
+from diptych.models.gguf_import import import_gguf
+from diptych.models.gguf_import.gguf_file import GGUFFile
+from diptych.progress import silent
+from diptych.text.tokenizer import Tokenizer
+from tests.text_models import SAMPLES, write_gguf
+from tests.tiny_model import write_tiny_model
+
+FAMILIES = ("llama", "gemma3")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folders = {family: tmp_path_factory.mktemp(family) for family in FAMILIES}
+    for family, folder in folders.items():
+        write_tiny_model(folder, family=family)
+    return folders
+
+
+def imported(file: Path, folder: Path) -> Path:
+    folder.mkdir()
+    import_gguf(file, folder, silent)
+    return folder
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_same_model_comes_back(tiny: dict[str, Path], family: str, tmp_path: Path) -> None:
+    write_gguf(tiny[family], tmp_path / "m.gguf")
+    folder = imported(tmp_path / "m.gguf", tmp_path / "imported")
+    want, got = (load_file(f / "model.safetensors") for f in (tiny[family], folder))
+    assert got.keys() == want.keys()
+    for name, tensor in want.items():
+        assert got[name].dtype == np.float32
+        # Gemma's norms went through an addition of 1.
+        np.testing.assert_allclose(got[name], tensor, rtol=0, atol=2e-7, err_msg=name)
+    configs = [json.loads((f / "config.json").read_text()) for f in (tiny[family], folder)]
+    unknown_to_gguf = {"dtype", "layer_types", "query_pre_attn_scalar"}
+    for key in set(configs[0]) & set(configs[1]) - unknown_to_gguf:
+        if "rope" not in key and "token_id" not in key:
+            assert configs[1][key] == configs[0][key], key
+    tokenizers = [Tokenizer.from_folder(f) for f in (tiny[family], folder)]
+    for text in SAMPLES:
+        assert tokenizers[0].encode(text) == tokenizers[1].encode(text)
+
+
+@pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0", "Q4_1", "Q5_0"])
+def test_quantised_weights_are_what_ggml_says(
+    tiny: dict[str, Path], kind: str, tmp_path: Path
+) -> None:
+    matrix_type = gguf.GGMLQuantizationType[kind]
+    write_gguf(tiny["llama"], tmp_path / "m.gguf", matrix_type=matrix_type)
+    got = load_file(imported(tmp_path / "m.gguf", tmp_path / "out") / "model.safetensors")
+    want = load_file(tiny["llama"] / "model.safetensors")
+    name = "model.layers.0.mlp.down_proj.weight"
+    through = gguf.quants.dequantize(gguf.quants.quantize(want[name], matrix_type), matrix_type)
+    np.testing.assert_array_equal(got[name], through.astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("general.architecture", "mamba"),
+        ("tokenizer.ggml.model", "rwkv"),
+        ("tokenizer.ggml.pre", "tomorrow-bpe"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(
+    tiny: dict[str, Path], key: str, value: str, tmp_path: Path
+) -> None:
+    write_gguf(tiny["llama"], tmp_path / "m.gguf", extra=[(key, value)])
+    with pytest.raises(ConfigurationError, match=f"'{value}' is not supported"):
+        imported(tmp_path / "m.gguf", tmp_path / "out")
+
+
+def test_a_tensor_without_a_place_is_refused(tiny: dict[str, Path], tmp_path: Path) -> None:
+    tensors = [("blk.0.attn_sinks.weight", np.zeros(4, np.float32))]
+    write_gguf(tiny["llama"], tmp_path / "m.gguf", extra_tensors=tensors)
+    with pytest.raises(ConfigurationError, match=r"blk\.0\.attn_sinks\.weight"):
+        imported(tmp_path / "m.gguf", tmp_path / "out")
+
+
+def test_reading_agrees_with_the_gguf_package(tiny: dict[str, Path], tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_gguf(tiny["gemma3"], path)
+    reader = gguf.GGUFReader(path)
+    with GGUFFile(path) as file:
+        for key, value in file.metadata.items():
+            want = reader.fields[key].contents()
+            assert (list(value) if isinstance(value, tuple) else value) == want, key
+        for info, tensor in zip(file.tensors, reader.tensors, strict=True):
+            assert info.name == tensor.name
+            assert info.shape == tuple(reversed(tensor.shape.tolist()))
+            assert info.offset == tensor.data_offset
+
+
+@pytest.fixture(scope="module")
+def intact(tiny: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("intact") / "m.gguf"
+    write_gguf(tiny["llama"], path)
+    return path
+
+
+@given(ratio=st.floats(0, 0.999))
+@settings(max_examples=40)
+def test_a_file_cut_short_is_refused(
+    intact: Path, tmp_path_factory: pytest.TempPathFactory, ratio: float
+) -> None:
+    folder = tmp_path_factory.mktemp("cut")
+    (folder / "m.gguf").write_bytes(intact.read_bytes()[: int(ratio * intact.stat().st_size)])
+    with pytest.raises(ConfigurationError):
+        imported(folder / "m.gguf", folder / "out")
+
+
+@given(at=st.integers(0, 20_000), byte=st.integers(0, 255))
+@settings(max_examples=60)
+def test_a_damaged_byte_is_refused_or_harmless(
+    intact: Path, tmp_path_factory: pytest.TempPathFactory, at: int, byte: int
+) -> None:
+    folder = tmp_path_factory.mktemp("damaged")
+    damaged = bytearray(intact.read_bytes())
+    damaged[at] = byte
+    (folder / "m.gguf").write_bytes(damaged)
+    with suppress(ConfigurationError):
+        imported(folder / "m.gguf", folder / "out")

@@ -1,0 +1,199 @@
+"""Resolving ``--model``, and the cache in which an import happens once."""
+
+import io
+import threading
+from pathlib import Path
+
+import pytest
+
+from diptych.errors import ConfigurationError
+from diptych.models import cache as model_cache
+from diptych.models import importer
+from diptych.models import source as model_source
+from diptych.models.source import resolve
+from diptych.progress import ConsoleProgress, silent
+from tests.text_models import write_gguf
+from tests.tiny_model import write_tiny_model
+
+
+def test_a_folder_is_itself(tmp_path: Path) -> None:
+    folder = tmp_path / "my-model"
+    write_tiny_model(folder, family="llama")
+    assert resolve(str(folder), tmp_path / "cache") == (folder.resolve(), "my-model")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_gguf_file_is_imported_once(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path / "tiny", family="llama")
+    file = tmp_path / "tiny-model.Q4.gguf"
+    write_gguf(tmp_path / "tiny", file)
+    stages: list[str] = []
+
+    def progress(stage: str, done_ratio: float) -> None:
+        stages.append(stage)
+
+    first = resolve(str(file), tmp_path / "cache", progress)
+    assert first.name == "tiny-model.Q4"
+    assert "converting weights" in stages
+    assert {path.name for path in first.folder.iterdir()} == {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+    stages.clear()
+    assert resolve(str(file), tmp_path / "cache", progress) == first
+    assert stages == []
+    file.touch()  # another file now, for all we know
+    assert resolve(str(file), tmp_path / "cache", progress).folder != first.folder
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        ("nowhere.gguf", "No such file"),
+        ("./nowhere", "not a hub id"),
+        ("/no/such/folder", "not a hub id"),
+        ("smollm", "not a hub id"),
+        ("", "is empty"),
+    ],
+)
+def test_what_is_no_model_gets_one_line(tmp_path: Path, model: str, reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=reason) as caught:
+        resolve(model, tmp_path)
+    assert "\n" not in caught.value.message
+
+
+def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"no config\.json"):
+        resolve(str(tmp_path), tmp_path)
+
+
+def test_the_hubs_failure_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    def offline(*args: object, **kwargs: object) -> str:
+        raise OSError("no network\nmore about it")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
+    with pytest.raises(ConfigurationError, match=r"'org/name'.*no network$"):
+        resolve("org/name", tmp_path)
+
+
+def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "diptych.models.gguf_import", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'diptych\[worker\]'"):
+        importer.load_importer()
+
+
+def test_the_demo_is_found_without_the_importer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "diptych.models.gguf_import", None)
+    with pytest.raises(ConfigurationError, match="pip install"):
+        resolve("demo", tmp_path)
+    [lock] = (tmp_path / "models").iterdir()
+    lock.with_suffix("").mkdir()  # as if imported before
+    assert resolve("demo", tmp_path) == (lock.with_suffix(""), "SmolLM2-135M-Instruct")
+
+
+def test_several_at_once_write_once(tmp_path: Path) -> None:
+    started, release = threading.Event(), threading.Event()
+    waiting = threading.Semaphore(0)
+    writes, folders = [], []
+
+    def write(folder: Path) -> None:
+        writes.append(folder)
+        started.set()
+        assert release.wait(10)
+        (folder / "config.json").write_text("{}")
+
+    def progress(stage: str, done_ratio: float) -> None:
+        waiting.release()
+
+    def resolve_once() -> None:
+        folders.append(model_cache.cached_folder(tmp_path, "m", write, progress))
+
+    threads = [threading.Thread(target=resolve_once) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    assert started.wait(10)
+    for _ in range(3):  # the others found the lock taken
+        assert waiting.acquire(timeout=10)
+    release.set()
+    for thread in threads:
+        thread.join(10)
+    assert len(writes) == 1
+    assert folders == [tmp_path / "models" / "m-v1"] * 4
+    assert (folders[0] / "config.json").read_text() == "{}"
+
+
+def test_waiting_can_be_given_up(tmp_path: Path) -> None:
+    class GivenUpError(Exception):
+        pass
+
+    def give_up(stage: str, done_ratio: float) -> None:
+        raise GivenUpError
+
+    def write(folder: Path) -> None:
+        with pytest.raises(GivenUpError):
+            model_cache.cached_folder(tmp_path, "m", write, give_up)
+
+    model_cache.cached_folder(tmp_path, "m", write, silent)
+
+
+def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
+    def fail(folder: Path) -> None:
+        (folder / "half").write_text("x")
+        raise ConfigurationError("broken")
+
+    with pytest.raises(ConfigurationError, match="broken"):
+        model_cache.cached_folder(tmp_path, "m", fail, silent)
+    assert [path.name for path in (tmp_path / "models").iterdir()] == ["m-v1.lock"]
+
+
+def test_the_remains_of_a_dead_process_are_removed(tmp_path: Path) -> None:
+    partial = tmp_path / "models" / "m-v1.partial"
+    partial.mkdir(parents=True)
+    (partial / "half").write_text("x")
+    folder = model_cache.cached_folder(tmp_path, "m", lambda folder: None, silent)
+    assert list(folder.iterdir()) == []
+
+
+def test_a_cache_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(ConfigurationError, match="model cache"):
+        model_cache.cached_folder(tmp_path / "cache", "m", lambda folder: None, silent)
+
+
+def test_progress_is_a_few_plain_lines_elsewhere_than_on_a_terminal() -> None:
+    stream = io.StringIO()
+    with ConsoleProgress(stream) as progress:
+        for hundredth in range(101):
+            progress("loading", hundredth / 100)
+        progress("loading", 1.0)
+    assert stream.getvalue().splitlines() == [
+        f"loading: {percent}%" for percent in (0, 25, 50, 75, 100)
+    ]
+
+
+def test_progress_is_a_bar_on_a_terminal() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    stream = Terminal()
+    with ConsoleProgress(stream) as progress:
+        progress("loading", 0.5)
+        progress("loading", 1.0)
+    assert "loading" in stream.getvalue()
+    assert "100 %" in stream.getvalue()
+
+
+def test_the_default_cache_is_the_users() -> None:
+    assert str(model_source.DEFAULT_CACHE_DIR) == "~/.cache/diptych"

@@ -1,0 +1,206 @@
+"""Policy, prefix memory and liveness: pure, with the clock passed in."""
+
+import dataclasses
+
+import pytest
+
+from diptych.timers import Timers
+from diptych.v1 import common_pb2
+from router.cluster.liveness import Liveness
+from router.placement.policy import LeastLoaded
+from router.placement.prefix_memory import PrefixMemory
+from router.placement.types import (
+    DecodeView,
+    Pair,
+    Placement,
+    PrefillView,
+    Query,
+    Snapshot,
+    Why,
+    WorkerId,
+)
+
+KEYS = tuple(bytes([i]) * 16 for i in range(8))
+P1, P2, D1, D2 = (WorkerId(f"{name}:1", name) for name in ("p1", "p2", "d1", "d2"))
+QUERY = Query(num_tokens=130, num_max_tokens=200, block_keys=KEYS)
+
+
+def view_p(worker: WorkerId, pending: int = 0, **changes: object) -> PrefillView:
+    view = PrefillView(worker=worker, num_pending_tokens=pending, max_model_len=1000)
+    return dataclasses.replace(view, **changes)  # type: ignore[arg-type]
+
+
+def view_d(worker: WorkerId, sequences: int = 0, **changes: object) -> DecodeView:
+    view = DecodeView(
+        worker=worker,
+        num_sequences=sequences,
+        max_model_len=1000,
+        local_prefill=True,
+        proven=frozenset({"p1", "p2"}),
+    )
+    return dataclasses.replace(view, **changes)  # type: ignore[arg-type]
+
+
+BOTH = Snapshot((view_p(P1), view_p(P2)), (view_d(D1), view_d(D2)))
+
+
+def made(
+    *,
+    below: int = 0,
+    allow_local: bool = True,
+    allow_recompute: bool = True,
+    has_prefill_pool: bool = True,
+) -> LeastLoaded:
+    return LeastLoaded(
+        PrefixMemory(16),
+        local_below_tokens=below,
+        allow_local=allow_local,
+        allow_recompute=allow_recompute,
+        has_prefill_pool=has_prefill_pool,
+    )
+
+
+def test_least_loaded_of_each() -> None:
+    snapshot = Snapshot((view_p(P1, 500), view_p(P2, 10)), (view_d(D1, 3), view_d(D2, 1)))
+    assert made().place(QUERY, snapshot) == Placement(P2, D2)
+
+
+def test_cached_prefix_outweighs_some_load() -> None:
+    policy = made()
+    policy.remember(P1, KEYS)
+    policy.remember(D1, KEYS)
+    busy = Snapshot((view_p(P1, 100), view_p(P2)), (view_d(D1, 1), view_d(D2)))
+    assert policy.place(QUERY, busy) == Placement(P1, D1)
+    busier = Snapshot((view_p(P1, 500), view_p(P2)), (view_d(D1, 9), view_d(D2)))
+    assert policy.place(QUERY, busier) == Placement(P2, D2)
+    policy.forget(P1)
+    assert policy.place(QUERY, busy) == Placement(P2, D1)
+
+
+def test_only_proven_pairs() -> None:
+    decodes = (view_d(D1, proven=frozenset()), view_d(D2, 50, proven=frozenset({"p2"})))
+    snapshot = Snapshot((view_p(P1), view_p(P2, 900)), decodes)
+    assert made().place(QUERY, snapshot) == Placement(P2, D2)
+    assert made().place(QUERY, Snapshot((view_p(P1),), decodes)) is None
+
+
+def test_failed_and_refused_are_left_out() -> None:
+    query = dataclasses.replace(QUERY, failed=frozenset({"p1"}), refused=frozenset({"d1"}))
+    assert made().place(query, BOTH) == Placement(P2, D2)
+    pairs = frozenset({Pair("p1", "d1"), Pair("p2", "d1"), Pair("p1", "d2")})
+    assert made().place(dataclasses.replace(QUERY, failed_pairs=pairs), BOTH) == Placement(P2, D2)
+
+
+def test_too_small_workers_are_left_out() -> None:
+    snapshot = Snapshot(
+        (view_p(P1, max_model_len=199), view_p(P2)), (view_d(D1), view_d(D2, max_model_len=199))
+    )
+    assert made().place(QUERY, snapshot) == Placement(P2, D1)
+
+
+def test_no_runway_waits() -> None:
+    snapshot = Snapshot((view_p(P1, has_runway=False),), (view_d(D1),))
+    assert made().place(QUERY, snapshot) is None
+
+
+def test_one_half_is_fixed() -> None:
+    assert made().place(dataclasses.replace(QUERY, on_prefill=P2), BOTH) == Placement(P2, D1)
+    query = dataclasses.replace(QUERY, on_decode=D2, refused=frozenset({"p1"}))
+    assert made().place(query, BOTH) == Placement(P2, D2)
+
+
+def test_prefill_alone_for_one_token() -> None:
+    query = dataclasses.replace(QUERY, num_max_tokens=131)
+    assert made().place(query, BOTH) == Placement(P1, None)
+    alone = Snapshot((view_p(P1),), ())
+    assert made().place(query, alone) == Placement(P1, None)
+
+
+def test_short_uncached_part_is_local() -> None:
+    policy = made(below=64)
+    assert policy.place(QUERY, BOTH) == Placement(P1, D1)
+    policy.remember(D2, KEYS)  # 2 of 130 tokens are missing there
+    assert policy.place(QUERY, BOTH) == Placement(None, D2, Why.CHOICE)
+    remote = Snapshot(BOTH.prefill, (view_d(D1), view_d(D2, local_prefill=False)))
+    assert policy.place(QUERY, remote) == Placement(P1, D2)
+
+
+def test_no_prefill_pool_is_always_local() -> None:
+    policy = made(has_prefill_pool=False, allow_local=False)
+    assert policy.place(QUERY, Snapshot((), (view_d(D1),))) == Placement(None, D1, Why.CHOICE)
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_no_prefill_alive_is_local_where_allowed(allowed: bool) -> None:
+    placement = made(allow_local=allowed).place(QUERY, Snapshot((), (view_d(D1),)))
+    assert placement == (Placement(None, D1, Why.NO_PREFILL) if allowed else None)
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_all_prefill_failed_is_recomputed_where_allowed(allowed: bool) -> None:
+    query = dataclasses.replace(QUERY, failed=frozenset({"p1", "p2"}), on_decode=D2)
+    placement = made(allow_recompute=allowed).place(query, BOTH)
+    assert placement == (Placement(None, D2, Why.RECOMPUTE) if allowed else None)
+
+
+def test_refusals_do_not_make_it_local() -> None:
+    query = dataclasses.replace(QUERY, refused=frozenset({"p1", "p2"}))
+    assert made().place(query, BOTH) is None
+
+
+def test_memory_is_bounded_and_keeps_the_beginnings() -> None:
+    memory = PrefixMemory(4)
+    memory.remember("a", KEYS)
+    assert memory.num_hit_blocks("a", KEYS) == 4
+    assert memory.num_hit_blocks("b", KEYS) == 0
+    assert memory.num_hit_blocks("a", KEYS[:2]) == 2
+    memory.remember("a", [b"x" * 16])
+    assert memory.num_hit_blocks("a", KEYS) == 3
+    memory.forget("a")
+    assert memory.num_hit_blocks("a", KEYS) == 0
+
+
+TIMERS = Timers(heartbeat_s=1.0, lost_peer_s=4.5)
+
+
+def problem_after(liveness: Liveness, now: float, seconds: float) -> str | None:
+    """Check four times a second from ``now`` on."""
+    for tick in range(round(seconds * 4)):
+        found = liveness.problem(now + (tick + 1) / 4)
+        if found is not None:
+            return found
+    return None
+
+
+def test_silence_is_noticed_in_five_seconds() -> None:
+    liveness = Liveness(TIMERS, 0.0)
+    assert problem_after(liveness, 0, 4.25) is None
+    liveness.heard()
+    assert problem_after(liveness, 4.25, 4.25) is None
+    assert "silent" in str(problem_after(liveness, 8.5, 0.5))
+
+
+def test_own_pause_is_not_held_against_the_peer() -> None:
+    liveness = Liveness(TIMERS, 0.0)
+    assert liveness.problem(60.0) is None
+
+
+def test_due_step_that_never_comes() -> None:
+    liveness = Liveness(TIMERS, 0.0)
+    progress = common_pb2.EngineProgress(num_steps=3, step_due=True, predicted_step_s=1.0)
+    now, found = 0.0, None
+    while found is None and now < 20:
+        liveness.advanced(progress)
+        found = problem_after(liveness, now, 1)
+        now += 1
+    assert found is not None
+    assert "step" in found
+    assert 6 <= now <= 8
+
+
+def test_steps_or_idleness_keep_it_alive() -> None:
+    liveness = Liveness(TIMERS, 0.0)
+    for second in range(30):
+        due = second % 2 == 0
+        liveness.advanced(common_pb2.EngineProgress(num_steps=second // 8, step_due=due))
+        assert problem_after(liveness, second, 1) is None

@@ -1,0 +1,84 @@
+"""What the router makes of a worker's own words. No sockets."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+
+from diptych.timers import Timers
+from diptych.v1 import worker_pb2, worker_pb2_grpc
+from router.cluster.watch import WorkerWatch
+
+
+class FakeCall:
+    def __init__(self, states: list[worker_pb2.WorkerState]) -> None:
+        self._states = states
+
+    async def __aiter__(self) -> AsyncIterator[worker_pb2.WorkerState]:
+        for state in self._states:
+            yield state
+
+    def cancel(self) -> bool:
+        return True
+
+
+class FakeChannel:
+    async def close(self, grace: float | None) -> None:
+        pass
+
+
+class DoneError(Exception):
+    """The test has seen enough."""
+
+
+async def watched(
+    monkeypatch: pytest.MonkeyPatch, states: list[worker_pb2.WorkerState]
+) -> list[int | None]:
+    """The serving states that a watch of a decode worker told of, one stream long."""
+
+    class FakeStub:
+        def __init__(self, channel: grpc.aio.Channel) -> None:
+            pass
+
+        def Watch(self, request: worker_pb2.WatchRequest) -> FakeCall:
+            return FakeCall(states)
+
+    async def enough(delay_s: float) -> None:
+        raise DoneError
+
+    seen: list[int | None] = []
+    monkeypatch.setattr(worker_pb2_grpc, "WorkerStub", FakeStub)
+    monkeypatch.setattr("router.cluster.watch.open_channel", lambda address, timers: FakeChannel())
+    monkeypatch.setattr(asyncio, "sleep", enough)
+    watch = WorkerWatch(
+        "decode:1",
+        worker_pb2.WORKER_ROLE_DECODE,
+        router_incarnation="r1",
+        timers=Timers(),
+        on_change=lambda w: seen.append(None if w.state is None else w.state.state),
+    )
+    with pytest.raises(DoneError):
+        await watch.run()
+    return seen
+
+
+def said(role: int, state: int) -> worker_pb2.WorkerState:
+    message = worker_pb2.WorkerState(incarnation="w1")
+    message.role, message.state = role, state  # type: ignore[assignment]
+    return message
+
+
+async def test_a_state_of_a_newer_worker_is_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    decode = worker_pb2.WORKER_ROLE_DECODE
+    states = [said(decode, worker_pb2.SERVING_STATE_READY), said(decode, 77)]
+    assert await watched(monkeypatch, states) == [worker_pb2.SERVING_STATE_READY, 77, None]
+
+
+async def test_another_role_is_complained_of_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.ERROR):
+        assert await watched(monkeypatch, [said(78, worker_pb2.SERVING_STATE_READY)] * 3) == []
+    assert len(caplog.records) == 1

@@ -1,0 +1,77 @@
+"""Chat templates: what they may use, what they may not, and whose fault it is."""
+
+from datetime import datetime
+
+import pytest
+
+from diptych.errors import ConfigurationError, InvalidRequestError
+from diptych.text.chat_template import ChatTemplate, Message
+
+_SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
+_CHAT = [Message("system", "Be brief."), Message("user", "<Hi> & 'ho' ✓")]
+
+
+def render(source: str, messages: list[Message] | None = None) -> str:
+    template = ChatTemplate(source, _SPECIAL, now=lambda: datetime(2024, 7, 26, 12, 0))
+    return template.render(_CHAT if messages is None else messages)
+
+
+def test_messages_and_special_tokens() -> None:
+    source = (
+        "{{ bos_token }}{% for m in messages %}{{ m.role }}={{ m['content'] }}{{ eos_token }}"
+        "{% endfor %}{% if add_generation_prompt %}assistant={% endif %}"
+    )
+    assert render(source) == "<s>system=Be brief.</s>user=<Hi> & 'ho' ✓</s>assistant="
+
+
+def test_block_tags_leave_no_lines() -> None:
+    source = (
+        "{% for m in messages %}\n    {% if true %}\n{{ m.role }}\n    {% endif %}\n{% endfor %}"
+    )
+    assert render(source) == "system\nuser\n"
+
+
+def test_loop_controls() -> None:
+    source = "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}x{% endfor %}"
+    assert render(source) == "x"
+
+
+def test_to_json_is_plain_json() -> None:
+    assert render("{{ messages[1] | tojson }}") == '{"role": "user", "content": "<Hi> & \'ho\' ✓"}'
+    assert render("{{ {'b': 1, 'a': 2} | tojson(sort_keys=true, indent=1) }}") == (
+        '{\n "a": 2,\n "b": 1\n}'
+    )
+
+
+def test_the_date_is_the_clocks() -> None:
+    assert render("{{ strftime_now('%d %b %Y') }}") == "26 Jul 2024"
+
+
+def test_what_is_not_given_is_none() -> None:
+    source = "{% if tools is none and documents is none and not undefined_thing %}ok{% endif %}"
+    assert render(source) == "ok"
+
+
+def test_generation_blocks_are_their_content() -> None:
+    assert render("a{% generation %}{{ messages[0].role }}{% endgeneration %}b") == "asystemb"
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("{{ raise_exception('Roles must alternate') }}", "Roles must alternate"),
+        ("{{ messages[7].content.strip() }}", "7"),
+        ("{{ 1 / 0 }}", "division"),
+        ("{{ messages[0].__class__.__mro__ }}", "unsafe"),
+        ("{% set _ = messages.append(1) %}", "append"),
+    ],
+)
+def test_a_refusal_is_the_requests_fault(source: str, reason: str) -> None:
+    with pytest.raises(InvalidRequestError, match=reason) as caught:
+        render(source)
+    assert caught.value.field == "chat.messages"
+
+
+def test_a_broken_template_is_the_models_fault() -> None:
+    with pytest.raises(ConfigurationError, match="chat template"):
+        ChatTemplate("{% if %}", _SPECIAL)

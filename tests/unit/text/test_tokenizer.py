@@ -1,0 +1,124 @@
+"""What a tokenizer reads from a model folder."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import normalizers, processors
+
+from diptych.errors import ConfigurationError, InvalidRequestError
+from diptych.text.chat_template import Message
+from diptych.text.tokenizer import Tokenizer
+from tests.text_models import (
+    SAMPLES,
+    byte_level_tokenizer,
+    sentencepiece_tokenizer,
+    write_folder,
+)
+
+
+@pytest.fixture(scope="module")
+def byte_level(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return write_folder(tmp_path_factory.mktemp("byte-level"), byte_level_tokenizer())
+
+
+@pytest.fixture(scope="module")
+def sentencepiece(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return write_folder(tmp_path_factory.mktemp("pieces"), sentencepiece_tokenizer())
+
+
+def test_what_the_folder_says(byte_level: Tokenizer) -> None:
+    assert byte_level.max_model_len == 128
+    assert byte_level.vocab_size == byte_level_tokenizer().get_vocab_size()
+    assert byte_level.bos_token_id == 0
+    assert byte_level.special_token_ids == {0, 1}
+
+
+def test_end_tokens_are_those_of_all_files(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
+    tokenizer = write_folder(tmp_path, byte_level_tokenizer())
+    assert tokenizer.eos_token_ids == {7, 9, 2, 1}  # generation, config, tokenizer ("</s>")
+
+
+@pytest.mark.parametrize("text", SAMPLES)
+def test_text_survives_a_round_trip(
+    byte_level: Tokenizer, sentencepiece: Tokenizer, text: str
+) -> None:
+    assert byte_level.decode(byte_level.encode(text)) == text
+    assert sentencepiece.decode(sentencepiece.encode(text)) == text
+
+
+@pytest.mark.parametrize("in_template", [False, True])
+@pytest.mark.parametrize("wanted", [None, False, True])
+def test_add_bos_token_overrules(tmp_path: Path, in_template: bool, wanted: bool | None) -> None:
+    raw = byte_level_tokenizer()
+    if in_template:
+        raw.post_processor = processors.TemplateProcessing("<s> $A", None, [("<s>", 0)])
+    settings = {} if wanted is None else {"add_bos_token": wanted}
+    tokenizer = write_folder(tmp_path, raw, **settings)
+    bos = [0] if (in_template if wanted is None else wanted) else []
+    plain = tokenizer.encode("Hello", add_special=False)
+    assert tokenizer.encode("Hello") == [*bos, *plain]
+    assert tokenizer.encode("") == bos
+    assert tokenizer.encode("<s>", add_special=False) == [0]
+
+
+def test_chat_prompts_are_the_templates_text(byte_level: Tokenizer) -> None:
+    messages = [Message("user", "Hello")]
+    text = "<s>user: Hello</s>\n<s>assistant: "
+    assert byte_level.render_chat(messages) == text
+    ids = byte_level.encode_chat(messages)
+    assert ids == byte_level.encode(text, add_special=False)
+    assert ids[0] == 0
+    assert ids.count(1) == 1
+
+
+def test_a_template_file_and_named_templates(tmp_path: Path) -> None:
+    named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "yes"}]
+    tokenizer = write_folder(tmp_path, byte_level_tokenizer(), chat_template=named)
+    assert tokenizer.render_chat([]) == "yes"
+    (tmp_path / "chat_template.jinja").write_text("file {{ eos_token }}")
+    assert Tokenizer.from_folder(tmp_path).render_chat([]) == "file </s>"
+
+
+def test_no_template(tmp_path: Path) -> None:
+    tokenizer = write_folder(tmp_path, byte_level_tokenizer(), chat_template=None)
+    assert tokenizer.chat_template is None
+    with pytest.raises(InvalidRequestError, match="no chat template"):
+        tokenizer.render_chat([Message("user", "Hello")])
+
+
+@given(text=st.text(max_size=200))
+def test_min_tokens_is_a_lower_bound(
+    byte_level: Tokenizer, sentencepiece: Tokenizer, text: str
+) -> None:
+    for tokenizer in (byte_level, sentencepiece):
+        assert tokenizer.min_tokens(text) <= len(tokenizer.encode(text))
+    assert byte_level.min_tokens("x" * 10_000) > byte_level.max_model_len
+
+
+def test_no_bound_where_text_may_shrink(tmp_path: Path) -> None:
+    raw = byte_level_tokenizer()
+    raw.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    assert write_folder(tmp_path, raw).min_tokens("x" * 10_000) == 0
+
+
+def test_settings_of_a_text_and_image_model(tmp_path: Path) -> None:
+    write_folder(tmp_path, byte_level_tokenizer())
+    inner = {"max_position_embeddings": 77, "vocab_size": 500}
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": inner}))
+    assert Tokenizer.from_folder(tmp_path).max_model_len == 77
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+@pytest.mark.parametrize("content", [None, "{", "[]"])
+def test_a_missing_or_broken_file_is_named(tmp_path: Path, name: str, content: str | None) -> None:
+    write_folder(tmp_path, byte_level_tokenizer())
+    if content is None:
+        (tmp_path / name).unlink()
+    else:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(ConfigurationError, match=name):
+        Tokenizer.from_folder(tmp_path)

@@ -18,6 +18,7 @@ from diptych.telemetry.families import TransferMetrics
 from diptych.v1 import decode_pb2, decode_pb2_grpc, worker_pb2, worker_pb2_grpc
 from diptych.worker.engine_parts import EngineParts
 from diptych.worker.loading import confine_to
+from diptych.worker.pool_memory import pool_memory
 from diptych.worker.status import WatchServicer, WorkerStatus
 from diptych.worker.step_metrics import StepMetrics
 from diptych.worker.worker import WorkerLife
@@ -60,11 +61,12 @@ class DecodeRole:
     @asynccontextmanager
     async def attached(self, parts: EngineParts, metrics: StepMetrics) -> AsyncIterator[None]:
         """Open the transfer endpoint, keep the pairs connected, serve sequences."""
+        memory = pool_memory(parts.model.kv_cache)
         endpoint = self._endpoint = await TransferEndpoint.open(
             self._config.transfer,
             incarnation=self._status.incarnation,
             layout=parts.model.layout,
-            memory=parts.model.kv_cache,
+            memory=memory,
             switch=None if self._faults is None else self._faults.switch,
         )
         unfinished = self._unfinished = UnfinishedReads(parts)
@@ -83,7 +85,7 @@ class DecodeRole:
             async with asyncio.TaskGroup() as tasks:
                 running = [tasks.create_task(pairs.run(), name="pairs")]
                 if self._faults is not None:
-                    canaries = self._faults.attach(parts.model.kv_cache, parts.pool)
+                    canaries = self._faults.attach(memory, parts.pool)
                     running.append(tasks.create_task(canaries.run(), name="canaries"))
                 self._servicer.attach(self._node(parts, pairs, unfinished, metrics))
                 yield

@@ -45,6 +45,11 @@ class Coverage(NamedTuple):
 WHOLE = Coverage()
 
 
+def coverages(num_blocks: int, seed: int = 0, first_place: int = 0) -> tuple[Coverage, ...]:
+    """Of blocks that follow each other in a sequence, from its ``first_place``-th block on."""
+    return tuple(Coverage(seed, first_place + index) for index in range(num_blocks))
+
+
 def block_digest(block: bytes | bytearray | memoryview, coverage: Coverage = WHOLE) -> bytes:
     """Digest of one block, unused slots included, as far as ``coverage`` goes."""
     if not coverage.seed:

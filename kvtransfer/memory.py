@@ -1,4 +1,8 @@
-"""The pool of KV blocks as the transfer sees it: bytes at addresses, nothing else."""
+"""The pool of KV blocks as the transfer sees it: bytes at addresses, nothing else.
+
+The bytes may lie on a device, which no pointer of the host reaches: so the transfer
+looks into a pool only by what ``PoolMemory`` offers.
+"""
 
 import ctypes
 from collections.abc import Sequence
@@ -33,8 +37,25 @@ class PoolMemory(Protocol):
         """A file that is this memory, for another process to map; None where there is none."""
         ...
 
-    def block(self, block_id: int) -> memoryview:
-        """Writable bytes of one block (DRAM only). Called on the transfer thread."""
+    def read(self, block_ids: Sequence[int], begin: int, end: int) -> bytes:
+        """A copy of bytes ``begin`` to ``end`` of these blocks, laid one after another.
+
+        On the transfer thread, like the two below. All raise IndexError beyond the pool.
+        """
+        ...
+
+    def write(self, block_ids: Sequence[int], offset: int, payload: bytes) -> None:
+        """Put ``payload`` into these blocks, from ``offset`` in the first of them on.
+
+        The bytes are there for every later reader, the device's too, when it returns.
+        """
+        ...
+
+    def digests(self, block_ids: Sequence[int], coverages: Sequence[Coverage]) -> tuple[bytes, ...]:
+        """The digest of each block, of the bytes that its coverage says.
+
+        What a read of the same blocks, from wherever, brought before is looked at as well.
+        """
         ...
 
 
@@ -52,7 +73,8 @@ class HostMemory:
     """PoolMemory over a writable, contiguous buffer in host memory.
 
     For a torch tensor pass ``tensor.view(torch.uint8).numpy()`` (or any numpy
-    array of it). Keeps the buffer alive.
+    array of it). Keeps the buffer alive. ``block`` is not the transfer's: tests and what
+    injects faults look into the pool with it.
     """
 
     memory_kind = "DRAM"
@@ -77,21 +99,31 @@ class HostMemory:
         self.base_address = ctypes.addressof(ctypes.c_char.from_buffer(self._bytes))
 
     def block(self, block_id: int) -> memoryview:
-        """Bytes of one block; raises IndexError beyond the pool."""
+        """Writable bytes of one block in place; raises IndexError beyond the pool."""
         if not 0 <= block_id < self.num_blocks:
             raise IndexError(f"block {block_id} of {self.num_blocks}")
         start = block_id * self.block_bytes
         return self._bytes[start : start + self.block_bytes]
 
+    def read(self, block_ids: Sequence[int], begin: int, end: int) -> bytes:
+        parts = []
+        for index in range(begin // self.block_bytes, -(-end // self.block_bytes)):
+            start = index * self.block_bytes
+            parts.append(self.block(block_ids[index])[max(begin - start, 0) : end - start])
+        return b"".join(parts)
 
-def block_digests(
-    memory: PoolMemory, block_ids: Sequence[int], seed: int = 0, first_place: int = 0
-) -> tuple[bytes, ...]:
-    """Digest of each block (transfer thread).
+    def write(self, block_ids: Sequence[int], offset: int, payload: bytes) -> None:
+        rest = memoryview(payload)
+        for block_id in block_ids:
+            block = self.block(block_id)
+            part = rest[: self.block_bytes - offset]
+            block[offset : offset + len(part)] = part
+            rest, offset = rest[len(part) :], 0
+        if rest:
+            raise IndexError(f"{len(rest)} bytes too many for {len(block_ids)} blocks")
 
-    ``seed`` as in Coverage; ``first_place`` is the place of the first of them in its sequence.
-    """
-    return tuple(
-        block_digest(memory.block(block_id), Coverage(seed, place))
-        for place, block_id in enumerate(block_ids, first_place)
-    )
+    def digests(self, block_ids: Sequence[int], coverages: Sequence[Coverage]) -> tuple[bytes, ...]:
+        return tuple(
+            block_digest(self.block(block_id), coverage)
+            for block_id, coverage in zip(block_ids, coverages, strict=True)
+        )

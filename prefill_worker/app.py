@@ -20,6 +20,7 @@ from diptych.v1 import (
 )
 from diptych.worker.engine_parts import EngineParts
 from diptych.worker.loading import confine_to
+from diptych.worker.pool_memory import pool_memory
 from diptych.worker.status import WatchServicer, WorkerStatus
 from diptych.worker.step_metrics import StepMetrics
 from diptych.worker.worker import WorkerLife
@@ -69,11 +70,12 @@ class PrefillRole:
     async def attached(self, parts: EngineParts, metrics: StepMetrics) -> AsyncIterator[None]:
         """Open the transfer endpoint and serve KVSource and leases."""
         leases = LeaseTable(self._config.block_size, parts.pool.generation)
+        memory = pool_memory(parts.model.kv_cache)
         endpoint = self._endpoint = await TransferEndpoint.open(
             self._config.transfer,
             incarnation=self._status.incarnation,
             layout=parts.model.layout,
-            memory=parts.model.kv_cache,
+            memory=memory,
             switch=None if self._faults is None else self._faults.switch,
         )
         try:
@@ -92,7 +94,7 @@ class PrefillRole:
             async with asyncio.TaskGroup() as tasks:
                 running = []
                 if self._faults is not None:
-                    canaries = self._faults.attach(parts.model.kv_cache, parts.pool)
+                    canaries = self._faults.attach(memory, parts.pool)
                     running.append(tasks.create_task(canaries.run(), name="canaries"))
                 yield
                 for task in running:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from kvtransfer.digest import Coverage, block_digest
+from kvtransfer.digest import Coverage
 from kvtransfer.memory import PoolMemory
 from kvtransfer.reader.quarantine import PullReads, Quarantine, ReadRecord
 from kvtransfer.transports.base import Copy, TransportError
@@ -63,8 +63,8 @@ class ReadGroup:
         ``to_digest``: one for each completed block, or none.
         """
         record = self._open.begin(frozenset(local_block_ids))
-        blocks = tuple(zip(local_block_ids, to_digest, strict=False))
-        read = _Read(record, copy, first_block, num_completed, blocks)
+        block_ids = local_block_ids[: len(to_digest)]
+        read = _Read(record, copy, first_block, num_completed, block_ids, to_digest)
         self._thread.post(partial(self._run, read))
 
     def abandon(self) -> frozenset[int]:
@@ -94,7 +94,9 @@ class ReadGroup:
 
     def _land(self, read: "_Read") -> Landed:
         ended_s = time.monotonic()
-        digests = () if self._open.abandoned else self._digests(read)
+        digests: tuple[bytes, ...] = ()
+        if not self._open.abandoned:
+            digests = self._memory.digests(read.block_ids, read.coverages)
         return Landed(
             first_block=read.first_block,
             num_blocks=read.num_completed,
@@ -102,12 +104,6 @@ class ReadGroup:
             started_s=read.started_s,
             ended_s=ended_s,
             digest_s=time.monotonic() - ended_s,
-        )
-
-    def _digests(self, read: "_Read") -> tuple[bytes, ...]:
-        return tuple(
-            block_digest(self._memory.block(block_id), coverage)
-            for block_id, coverage in read.to_digest
         )
 
     def _report(self, read: "_Read", outcome: Landed | TransportError) -> None:
@@ -127,11 +123,13 @@ class _Read:
         copy: Copy,
         first_block: int,
         num_completed: int,
-        to_digest: tuple[tuple[int, Coverage], ...],
+        block_ids: tuple[int, ...],
+        coverages: tuple[Coverage, ...],
     ) -> None:
         self.record = record
         self.copy = copy
         self.first_block = first_block
         self.num_completed = num_completed
-        self.to_digest = to_digest
+        self.block_ids = block_ids  # to take the digests of
+        self.coverages = coverages
         self.started_s = 0.0

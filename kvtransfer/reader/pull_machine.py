@@ -7,7 +7,7 @@ from typing import NamedTuple, NoReturn
 from diptych.errors import DiptychError
 from diptych.transitions import Transitions
 from diptych.v1 import common_pb2, decode_pb2, kv_source_pb2
-from kvtransfer.digest import DIGEST_BYTES, Coverage, combined_digest
+from kvtransfer.digest import DIGEST_BYTES, Coverage, combined_digest, coverages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,9 +202,7 @@ class PullMachine:
                 self._fail("announced without a digest of each block")
             self._digests += digests
             first_place = first // self._block_size
-            self._coverages += [
-                Coverage(announced.sample_seed, first_place + i) for i in range(num_blocks)
-            ]
+            self._coverages += coverages(num_blocks, announced.sample_seed, first_place)
         known = len(self._source_block_ids)
         self._source_block_ids.update(source_ids)
         if len(self._source_block_ids) != known + num_blocks:

@@ -19,13 +19,11 @@ from diptych.rpc.status import to_failure
 from diptych.v1 import common_pb2, kv_source_pb2
 from diptych.v1.kv_source_pb2 import FetchEvent
 from kvtransfer.config import MAX_PROBE_BLOCKS
-from kvtransfer.digest import combined_digest
+from kvtransfer.digest import combined_digest, coverages
 from kvtransfer.first_done import first_to_end
 from kvtransfer.liveness import PeerLiveness
-from kvtransfer.memory import block_digests
 from kvtransfer.source.fetch_machine import FetchMachine
 from kvtransfer.source.lease_record import AnnouncedRange, Lease
-from kvtransfer.transports.inline import gather
 
 if TYPE_CHECKING:
     from kvtransfer.source.servicer import KVSourceServicer
@@ -132,9 +130,8 @@ class FetchSession:
         memory, num_blocks = self._endpoint.memory, len(block_ids)
 
         def fill() -> tuple[bytes, ...]:
-            for block_id in block_ids:
-                memory.block(block_id)[:] = os.urandom(memory.block_bytes)
-            return block_digests(memory, block_ids)
+            memory.write(block_ids, 0, os.urandom(num_blocks * memory.block_bytes))
+            return memory.digests(block_ids, coverages(num_blocks))
 
         digests = await self._endpoint.thread.call(fill)
         num_tokens = num_blocks * self._endpoint.layout.block_size
@@ -185,7 +182,9 @@ class FetchSession:
         digests, block_ids = ready.digests or (), ready.block_ids
         memory = self._endpoint.memory
         if inline and not digests:  # inline is checked at every level
-            digests = await self._endpoint.thread.call(lambda: block_digests(memory, block_ids))
+            digests = await self._endpoint.thread.call(
+                lambda: memory.digests(block_ids, coverages(len(block_ids)))
+            )
         await self._write(
             FetchEvent(
                 range=kv_source_pb2.Range(
@@ -206,12 +205,12 @@ class FetchSession:
         """Copy and send; the next message is copied while one is being sent."""
         memory, thread = self._endpoint.memory, self._endpoint.thread
         size, step = len(block_ids) * memory.block_bytes, self._endpoint.config.inline_message_bytes
-        copying = thread.begin(partial(gather, memory, block_ids, 0, min(step, size)))
+        copying = thread.begin(partial(memory.read, block_ids, 0, min(step, size)))
         for begin in range(step, size + step, step):
             payload = await copying
             if begin < size:
                 end = min(begin + step, size)
-                copying = thread.begin(partial(gather, memory, block_ids, begin, end))
+                copying = thread.begin(partial(memory.read, block_ids, begin, end))
             data = kv_source_pb2.Data(offset=self._num_sent_bytes, payload=payload)
             await self._write(FetchEvent(data=data))
             self._num_sent_bytes += len(payload)

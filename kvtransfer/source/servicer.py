@@ -12,9 +12,10 @@ from diptych.timers import Timers
 from diptych.v1 import common_pb2, kv_source_pb2
 from diptych.v1 import kv_source_pb2_grpc as pb_grpc
 from kvtransfer.counters import SourceCounters
+from kvtransfer.digest import coverages
 from kvtransfer.endpoint import REBUILD_WAIT_S, TransferEndpoint
 from kvtransfer.layout import compare_layouts
-from kvtransfer.memory import ScratchBlocks, block_digests
+from kvtransfer.memory import ScratchBlocks
 from kvtransfer.source.fetch_session import FetchSession
 from kvtransfer.source.lease_record import Lease
 from kvtransfer.source.lease_table import LeaseTable
@@ -135,7 +136,7 @@ class KVSourceServicer(pb_grpc.KVSourceServicer):
 
         def digest() -> tuple[tuple[bytes, ...], float]:
             started_s = time.monotonic()
-            digests = block_digests(memory, block_ids, seed, first_place)
+            digests = memory.digests(block_ids, coverages(len(block_ids), seed, first_place))
             return digests, time.monotonic() - started_s
 
         def done(result: tuple[tuple[bytes, ...], float] | None, error: Exception | None) -> None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable
 from typing import Protocol
 
-from kvtransfer.memory import PoolMemory
+from kvtransfer.memory import HostMemory
 
 _INTERVAL_S = 0.02
 _MAX_SHARE = 0.1  # of the event loop's time: a large pool is looked at less often
@@ -30,7 +30,7 @@ class FreeBlocks(Protocol):
 class Canaries:
     """Paints the free blocks of one pool and counts those that changed."""
 
-    def __init__(self, pool: FreeBlocks, memory: PoolMemory) -> None:
+    def __init__(self, pool: FreeBlocks, memory: HostMemory) -> None:
         self.num_checked = 0
         self.num_changed = 0
         self._pool = pool

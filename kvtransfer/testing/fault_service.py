@@ -8,7 +8,7 @@ from diptych.rpc.server import Context
 from diptych.telemetry.metrics import Metrics
 from diptych.v1 import faults_pb2, faults_pb2_grpc
 from kvtransfer.config import TransferConfig
-from kvtransfer.memory import PoolMemory
+from kvtransfer.memory import HostMemory
 from kvtransfer.testing.canaries import Canaries, FreeBlocks
 from kvtransfer.testing.faults import FaultScript, parse_rules
 from kvtransfer.testing.transport import FaultSwitch
@@ -23,7 +23,7 @@ class FaultsServicer(faults_pb2_grpc.FaultsServicer):
         self.switch = switch
         self.canaries: Canaries | None = None
 
-    def attach(self, memory: PoolMemory, pool: FreeBlocks) -> Canaries:
+    def attach(self, memory: HostMemory, pool: FreeBlocks) -> Canaries:
         """The pool exists. The caller runs ``canaries.run()``."""
         self.switch.memory = memory
         self.switch.generation_of = pool.generation

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from diptych.errors import DiptychError
 from diptych.v1.kv_source_pb2 import FetchCommand, FetchEvent
-from kvtransfer.memory import PoolMemory
+from kvtransfer.memory import HostMemory
 from kvtransfer.reader.proven_link import Link
 from kvtransfer.source.lease_table import LeaseTable
 from kvtransfer.testing import effects as damage
@@ -40,7 +40,7 @@ class FaultSwitch:
 
     def __init__(self, script: FaultScript) -> None:
         self.script = script
-        self.memory: PoolMemory | None = None  # once the pool exists
+        self.memory: HostMemory | None = None  # once the pool exists
         self.generation_of: Callable[[int], int] = lambda block_id: 0
         self.num_foreign_writes = 0
         self.unfinished: set[ScriptedCopy] = set()

@@ -19,26 +19,11 @@ class InlineWrite:
 
     def post(self) -> bool:
         """Copy; terminal when it returns."""
-        rest, offset = memoryview(self._payload), self._offset
-        for block_id in self._local_block_ids:
-            block = self._memory.block(block_id)
-            part = rest[: len(block) - offset]
-            block[offset : offset + len(part)] = part
-            rest, offset = rest[len(part) :], 0
+        self._memory.write(self._local_block_ids, self._offset, self._payload)
         return True
 
     def poll(self) -> bool:
         return True
-
-
-def gather(memory: PoolMemory, block_ids: tuple[int, ...], begin: int, end: int) -> bytes:
-    """Bytes ``begin`` to ``end`` of the concatenation of blocks (transfer thread)."""
-    parts = []
-    for index in range(begin // memory.block_bytes, -(-end // memory.block_bytes)):
-        start = index * memory.block_bytes
-        block = memory.block(block_ids[index])
-        parts.append(block[max(begin - start, 0) : end - start])
-    return b"".join(parts)
 
 
 class InlinePeer:
@@ -73,7 +58,7 @@ class InlineTransport:
     def descriptor(self) -> None:
         """Peers reach no memory."""
 
-    def connect(self, descriptor: kv_source_pb2.MemoryDescriptor) -> InlinePeer:
+    def connect(self, descriptor: kv_source_pb2.MemoryDescriptor | None) -> InlinePeer:
         return InlinePeer(self._memory)
 
     def serve(self, active: bool) -> None:

@@ -34,7 +34,8 @@ import numpy as np
 from diptych.block_hash import prompt_digest
 from diptych.rpc.channel import open_channel
 from diptych.v1 import kv_source_pb2
-from kvtransfer.memory import HostMemory, block_digests
+from kvtransfer.digest import coverages
+from kvtransfer.memory import HostMemory
 from kvtransfer.reader.pull_machine import PullMachine
 from kvtransfer.source.lease_table import LeaseTable
 from tests.bench.handoff import environment
@@ -82,7 +83,7 @@ def costs(repeats: int = 7) -> Costs:
 
     def digest(seed: int) -> None:
         for _ in ("source", "reader"):
-            block_digests(memory, blocks(), seed)
+            memory.digests(blocks(), coverages(NUM_BLOCKS, seed))
 
     kinds: dict[str, Callable[[], None]] = {
         "memcpy_us": memcpy,

@@ -16,6 +16,7 @@ from diptych.engine.scheduling.block_pool import BlockPool
 from diptych.engine.scheduling.scheduler import Scheduler, SchedulerConfig
 from diptych.engine.scheduling.sequence import SamplingParams, Sequence, SequenceKey, SequenceState
 from diptych.rpc.channel import open_channel
+from diptych.worker.pool_memory import pool_memory
 from kvtransfer.testing.canaries import Canaries
 from tests.call import generate, token_request
 from tests.cluster import running_cluster
@@ -138,7 +139,7 @@ def test_preempted_and_reused(model: Decoder, dtype: str) -> None:
 def test_canaries_watch_int8_blocks(model: Decoder) -> None:
     """A stray write into a free block's last scale is noticed, and the engine's own are not."""
     process = OneProcess(model, "int8")
-    canaries = Canaries(process.pool, process.cache)
+    canaries = Canaries(process.pool, pool_memory(process.cache))
     canaries.look()
     want = OneProcess(model, "int8").greedy([prompt(33, seed=33)], NUM_TOKENS)
     assert process.greedy([prompt(33, seed=33)], NUM_TOKENS) == want  # on painted blocks

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from grpc_health.v1 import health_pb2
@@ -15,9 +16,8 @@ from diptych.v1 import decode_pb2, worker_pb2
 from diptych.worker.transfer_watch import TransferStuckError
 from kvtransfer import endpoint as endpoint_module
 from kvtransfer.endpoint import TransferEndpoint
-from kvtransfer.memory import block_digests
+from kvtransfer.memory import HostMemory
 from kvtransfer.reader.pull_machine import PullError, PullRequest
-from kvtransfer.source import servicer as source_module
 from tests.integration.transfer_rig import (
     BLOCK_SIZE,
     Reader,
@@ -118,11 +118,13 @@ async def test_a_worker_says_so_and_ends_if_it_stays_stuck(
     monkeypatch.setattr(endpoint_module, "_CLOSE_S", 0.1)
     goes_on = threading.Event()
 
-    def digests(*args: object) -> object:
-        goes_on.wait()
-        return block_digests(*args)  # type: ignore[arg-type]
+    digests = HostMemory.digests
 
-    monkeypatch.setattr(source_module, "block_digests", digests)
+    def late_digests(*args: Any) -> object:
+        goes_on.wait()
+        return digests(*args)
+
+    monkeypatch.setattr(HostMemory, "digests", late_digests)
     timers = Timers(heartbeat_s=0.1, read_progress_s=0.3, drain_s=0.6)
 
     async def serve_and_hang() -> None:

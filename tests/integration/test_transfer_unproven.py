@@ -66,7 +66,8 @@ async def test_bytes_that_changed_after_their_digest_are_unproven(
     ticket = source.lease("lease", BLOCKS, NUM_TOKENS, "reader")
     source.leases.announce("lease", NUM_TOKENS)
     await until_digested(source)
-    source.memory.block(BLOCKS[2])[7] ^= 1
+    before = source.content(BLOCKS[2:3])[7]
+    source.memory.write(BLOCKS[2:3], 7, bytes([before ^ 1]))
     error = await failure_of(reader, source, ticket)
     assert error.failure == decode_pb2.PULL_FAILURE_UNPROVEN
 

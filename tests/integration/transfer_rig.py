@@ -16,7 +16,7 @@ from diptych.v1 import kv_source_pb2_grpc as pb_grpc
 from diptych.worker.scratch import PoolScratch
 from kvtransfer.config import TransferConfig
 from kvtransfer.endpoint import TransferEndpoint
-from kvtransfer.memory import HostMemory
+from kvtransfer.memory import HostMemory, PoolMemory
 from kvtransfer.reader.pairs import PairTable, PeerKey
 from kvtransfer.reader.pull_machine import PullError, PullRequest
 from kvtransfer.source.lease_table import LeaseTable
@@ -66,7 +66,7 @@ class Source:
     endpoint: TransferEndpoint
     leases: LeaseTable
     servicer: KVSourceServicer
-    memory: HostMemory
+    memory: PoolMemory
     address: str
     generations: dict[int, int]
     scratch: PoolScratch
@@ -77,12 +77,11 @@ class Source:
 
     def fill(self, block_ids: Sequence[int]) -> bytes:
         """Random content; returns it concatenated."""
-        for block_id in block_ids:
-            self.memory.block(block_id)[:] = os.urandom(self.memory.block_bytes)
+        self.memory.write(block_ids, 0, os.urandom(len(block_ids) * self.memory.block_bytes))
         return self.content(block_ids)
 
     def content(self, block_ids: Sequence[int]) -> bytes:
-        return b"".join(self.memory.block(block_id) for block_id in block_ids)
+        return self.memory.read(block_ids, 0, len(block_ids) * self.memory.block_bytes)
 
     def lease(
         self,
@@ -103,13 +102,13 @@ class Source:
 class Reader:
     endpoint: TransferEndpoint
     pairs: PairTable
-    memory: HostMemory
+    memory: PoolMemory
     scratch: PoolScratch
     quarantined: set[int] = field(default_factory=set)
     num_quarantined: int = 0
 
     def content(self, block_ids: Sequence[int]) -> bytes:
-        return b"".join(self.memory.block(block_id) for block_id in block_ids)
+        return self.memory.read(block_ids, 0, len(block_ids) * self.memory.block_bytes)
 
     async def wait_for(self, key: PeerKey, state: worker_pb2.PairState) -> worker_pb2.Pair:
         async with asyncio.timeout(10):
@@ -154,9 +153,11 @@ async def open_source(
     address: str = "127.0.0.1:0",
     kv_layout: common_pb2.KVLayout | None = None,
     timers: Timers = TIMERS,
+    memory: PoolMemory | None = None,
 ) -> AsyncIterator[Source]:
+    """``memory`` instead of one on the host, of as many blocks."""
     shared = SharedBytes(num_blocks * block_bytes)
-    memory = HostMemory(shared.buffer, block_bytes, shared.fd)
+    memory = memory or HostMemory(shared.buffer, block_bytes, shared.fd)
     endpoint = await TransferEndpoint.open(
         transfer,
         incarnation=incarnation,
@@ -188,9 +189,11 @@ async def open_reader(
     kv_layout: common_pb2.KVLayout | None = None,
     timers: Timers = TIMERS,
     switch: FaultSwitch | None = None,
+    memory: PoolMemory | None = None,
 ) -> AsyncIterator[Reader]:
+    """``memory`` instead of one on the host, of as many blocks."""
     shared = SharedBytes(num_blocks * block_bytes)
-    memory = HostMemory(shared.buffer, block_bytes, shared.fd)
+    memory = memory or HostMemory(shared.buffer, block_bytes, shared.fd)
     endpoint = await TransferEndpoint.open(
         transfer,
         incarnation=incarnation,

@@ -13,8 +13,8 @@ and nothing outside a block says what is in it. An int8 element stands for itsel
 times its token's scale; zeros everywhere are valid and mean zeros.
 
 Written by the model thread (slots of running sequences) and the transfer thread
-(blocks being pulled); the block pool keeps them apart. It is the ``PoolMemory`` of
-``kvtransfer``.
+(blocks being pulled); the block pool keeps them apart. ``diptych.worker.pool_memory``
+makes it the ``PoolMemory`` of ``kvtransfer``.
 """
 
 from dataclasses import dataclass

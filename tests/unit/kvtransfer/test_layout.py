@@ -6,8 +6,6 @@ from diptych.errors import LayoutMismatchError
 from diptych.v1 import common_pb2, kv_source_pb2
 from kvtransfer.digest import descriptor_digest
 from kvtransfer.layout import compare_layouts
-from kvtransfer.memory import HostMemory
-from kvtransfer.transports.inline import InlineWrite, gather
 
 
 def test_every_field_of_a_layout_counts() -> None:
@@ -44,28 +42,3 @@ def test_a_descriptors_digest_covers_every_field() -> None:
     moved = kv_source_pb2.MemoryDescriptor(agent_metadata=b"abcD", memory_kind="RAM")
     digests.add(descriptor_digest(moved))
     assert len(digests) == len(fields) + 2
-
-
-def test_inline_writes_invert_gathering() -> None:
-    source = HostMemory(bytearray(range(80)), 8)
-    target = HostMemory(bytearray(80), 8)
-    ids, local = (7, 2, 3), (1, 9, 4)
-    for begin in range(0, 24, 5):
-        payload = gather(source, ids, begin, min(begin + 5, 24))
-        touched = local[begin // 8 : -(-(begin + len(payload)) // 8)]
-        assert InlineWrite(target, touched, begin % 8, payload).post()
-    for block_id, local_id in zip(ids, local, strict=True):
-        assert target.block(local_id) == source.block(block_id)
-    assert not any(target.block(0))
-
-
-def test_memory_is_whole_blocks_and_bounded() -> None:
-    with pytest.raises(ValueError, match="whole blocks"):
-        HostMemory(bytearray(10), 4)
-    with pytest.raises(ValueError, match="writable"):
-        HostMemory(b"12345678", 4)
-    memory = HostMemory(bytearray(8), 4)
-    with pytest.raises(IndexError):
-        memory.block(2)
-    with pytest.raises(IndexError):
-        memory.block(-1)

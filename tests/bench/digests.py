@@ -87,7 +87,7 @@ def costs(repeats: int = 7) -> Costs:
 
     kinds: dict[str, Callable[[], None]] = {
         "memcpy_us": memcpy,
-        "bookkeeping_us": _book,
+        "bookkeeping_us": book,
         "full_us": lambda: digest(0),
         "sampled_us": lambda: digest(random.getrandbits(63) | 1),
     }
@@ -104,7 +104,7 @@ def _pool() -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":
     return np.random.default_rng(1).integers(0, 255, 6 * NUM_BLOCKS * BLOCK_BYTES, np.uint8)
 
 
-def _book() -> None:
+def book() -> None:
     """Everything both sides decide about one transfer, without bytes and messages' transport."""
     num_tokens = NUM_BLOCKS * BLOCK_SIZE
     leases = LeaseTable(BLOCK_SIZE, lambda block_id: 0)

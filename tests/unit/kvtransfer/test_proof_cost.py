@@ -1,19 +1,59 @@
-"""What proof may cost, against a memcpy of the same bytes in the same process."""
+"""What proof may cost: bytes that are looked at. How long that takes is measured elsewhere."""
+
+from typing import Any
 
 import numpy as np
 import pytest
+import xxhash
 
+from kvtransfer import digest
+from kvtransfer.digest import LINE_BYTES, STRATUM_LINES, coverages
+from kvtransfer.memory import HostMemory
 from tests.bench import digests
-from tests.bench.digests import Pair, Sample, costs, latency
+from tests.bench.digests import BLOCK_BYTES, NUM_BLOCKS, Pair, Sample, book, latency
+
+NUM_BYTES = NUM_BLOCKS * BLOCK_BYTES
 
 
-def test_the_proof_of_a_transfer_stays_cheap() -> None:
-    """Measured when the bounds were set: 0.09, 0.86 and 0.47."""
-    cost = costs()
-    print(cost)  # noqa: T201
-    assert cost.bookkeeping_us < 0.25 * cost.memcpy_us
-    assert cost.full_us < 2 * cost.memcpy_us
-    assert cost.sampled_us < 0.6 * cost.full_us
+class Hashing:
+    """xxhash, counting the bytes that it is given."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+
+    def xxh3_128_digest(self, data: Any) -> bytes:
+        self.num_bytes += memoryview(data).nbytes
+        return xxhash.xxh3_128_digest(data)
+
+    def xxh3_128(self, data: Any) -> Any:
+        self.num_bytes += memoryview(data).nbytes
+        return xxhash.xxh3_128(data)
+
+
+@pytest.fixture
+def hashing(monkeypatch: pytest.MonkeyPatch) -> Hashing:
+    hashing = Hashing()
+    monkeypatch.setattr(digest, "xxhash", hashing)
+    return hashing
+
+
+@pytest.mark.parametrize(
+    ("seed", "num_expected"),
+    [(0, NUM_BYTES), (1, NUM_BYTES // STRATUM_LINES)],
+    ids=["full", "sampled"],
+)
+def test_a_digest_looks_at_each_byte_once_or_at_few(
+    hashing: Hashing, seed: int, num_expected: int
+) -> None:
+    assert BLOCK_BYTES % (LINE_BYTES * STRATUM_LINES) == 0
+    memory = HostMemory(bytearray(NUM_BYTES), BLOCK_BYTES)
+    memory.digests(range(NUM_BLOCKS), coverages(NUM_BLOCKS, seed))
+    assert hashing.num_bytes == num_expected
+
+
+def test_the_rest_of_a_proof_looks_at_digests_alone(hashing: Hashing) -> None:
+    book()
+    assert hashing.num_bytes == 2 * NUM_BLOCKS * digest.DIGEST_BYTES  # by reader and source
 
 
 def test_latencies_are_compared_pair_by_pair(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,8 +41,12 @@ async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None
         allow_recompute=config.allow_recompute,
         has_prefill_pool=bool(config.prefill),
     )
-    room = WaitingRoom(max_waiting=config.max_queue, max_placed=config.max_concurrent)
-    cluster = Cluster(config, policy, incarnation=incarnation, on_change=room.pump)
+    room = WaitingRoom(
+        max_waiting=config.max_queue,
+        max_placed=config.max_concurrent,
+        schedule=asyncio.get_running_loop().call_soon,
+    )
+    cluster = Cluster(config, policy, incarnation=incarnation, on_change=room.pump_soon)
     async with (
         ServiceHost(config, instance_id=incarnation) as host,
         asyncio.TaskGroup() as tasks,

@@ -2,9 +2,12 @@
 
 from router.placement.prefix_memory import PrefixMemory
 from router.placement.types import (
+    DecodeOnly,
     DecodeView,
     Pair,
+    Paired,
     Placement,
+    PrefillOnly,
     PrefillView,
     Query,
     Snapshot,
@@ -58,15 +61,15 @@ class LeastLoaded:
             return local
         if query.prefill_alone and query.on_decode is None:
             alone = min(prefills, key=lambda p: self._prefill_work(query, p), default=None)
-            placement = None if alone is None else Placement(alone.worker, None)
+            placement: Placement | None = None if alone is None else PrefillOnly(alone.worker)
         else:
             placement = self._pair(query, prefills, decodes)
         return placement or self._recompute(query, snapshot, decodes)
 
     def _pair(
         self, query: Query, prefills: list[PrefillView], decodes: list[DecodeView]
-    ) -> Placement | None:
-        best: tuple[tuple[float, float], Placement] | None = None
+    ) -> Paired | None:
+        best: tuple[tuple[float, float], Paired] | None = None
         decode_work = {d.worker: self._decode_work(query, d) for d in decodes}
         for prefill in prefills:
             work = self._prefill_work(query, prefill)
@@ -75,12 +78,12 @@ class LeastLoaded:
                     continue
                 score = (work + decode_work[decode.worker], decode_work[decode.worker])
                 if best is None or score < best[0]:
-                    best = score, Placement(prefill.worker, decode.worker)
+                    best = score, Paired(prefill.worker, decode.worker)
         return None if best is None else best[1]
 
     def _local(
         self, query: Query, snapshot: Snapshot, decodes: list[DecodeView]
-    ) -> Placement | None:
+    ) -> DecodeOnly | None:
         """Decode alone, because it is cheaper or because there is no prefill worker."""
         best = self._least_work(query, [view for view in decodes if view.local_prefill])
         if best is None:
@@ -94,11 +97,11 @@ class LeastLoaded:
             why = Why.NO_PREFILL if self._allow_local else None
         elif self._num_missing(query, best.worker) < self._local_below_tokens:
             why = Why.CHOICE
-        return None if why is None else Placement(None, best.worker, why)
+        return None if why is None else self._decode_only(query, best, why)
 
     def _recompute(
         self, query: Query, snapshot: Snapshot, decodes: list[DecodeView]
-    ) -> Placement | None:
+    ) -> DecodeOnly | None:
         """Decode alone, because every prefill worker that is alive failed this request."""
         if not self._allow_recompute or not (query.failed or query.failed_pairs):
             return None
@@ -113,7 +116,11 @@ class LeastLoaded:
             )
         ]
         best = self._least_work(query, able)
-        return None if best is None else Placement(None, best.worker, Why.RECOMPUTE)
+        return None if best is None else self._decode_only(query, best, Why.RECOMPUTE)
+
+    def _decode_only(self, query: Query, view: DecodeView, why: Why) -> DecodeOnly:
+        num_assumed_tokens = query.num_tokens - self._num_missing(query, view.worker)
+        return DecodeOnly(view.worker, why, num_assumed_tokens)
 
     def _least_work(self, query: Query, views: list[DecodeView]) -> DecodeView | None:
         return min(views, key=lambda view: self._decode_work(query, view), default=None)

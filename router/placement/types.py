@@ -81,12 +81,31 @@ class Why(enum.Enum):
     RECOMPUTE = "recompute"  # those alive failed this request
 
 
-class Placement(NamedTuple):
-    """Where to run: both, prefill alone, or (``local`` set) decode alone."""
+@dataclass(frozen=True, slots=True)
+class Paired:
+    """Prefill on one worker, decode on the other, which pulls the KV."""
 
-    prefill: WorkerId | None
-    decode: WorkerId | None
-    local: Why | None = None
+    prefill: WorkerId
+    decode: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillOnly:
+    """Prefill samples the only token there is to be."""
+
+    prefill: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeOnly:
+    """The decode worker computes what it lacks of the KV itself."""
+
+    decode: WorkerId
+    why: Why
+    num_assumed_tokens: int = 0  # that placement believed to be in the worker's prefix cache
+
+
+Placement = Paired | PrefillOnly | DecodeOnly
 
 
 class Policy(Protocol):

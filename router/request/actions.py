@@ -22,7 +22,9 @@ class Enqueue(NamedTuple):
 
 
 class Dequeue(NamedTuple):
-    """Wait no longer."""
+    """Wait no longer; ``is_placed``: a placement was found, so the request keeps a slot."""
+
+    is_placed: bool
 
 
 class Pump(NamedTuple):

@@ -8,7 +8,7 @@ decided by :class:`router.request.machine.RequestMachine`, the owner.
 from collections.abc import Callable, Sequence
 
 from diptych.v1 import common_pb2, inference_pb2
-from router.placement.types import Placement, Why, WorkerId
+from router.placement.types import DecodeOnly, Paired, Placement, PrefillOnly, Why, WorkerId
 from router.request import actions
 from router.request.actions import Action
 from router.request.deps import Surroundings
@@ -79,16 +79,17 @@ class Attempt:
         self.base = num_emitted
         self.prefill_worker = self.decode_worker = ""
         self.transfer = None
-        if placement.local is not None:
-            self._go_local(placement.local)
-        elif placement.decode is None:
-            self.kv_path = KVPath.KV_PATH_PREFILL_ONLY
-        else:
-            self.kv_path = KVPath.KV_PATH_DISAGGREGATED
-        if placement.prefill is not None:
-            self.open_lease(placement.prefill)
-        if placement.decode is not None:
-            self.reserve(placement.decode, compute=placement.prefill is None)
+        match placement:
+            case Paired():
+                self.kv_path = KVPath.KV_PATH_DISAGGREGATED
+                self.open_lease(placement.prefill)
+                self.reserve(placement.decode)
+            case PrefillOnly():
+                self.kv_path = KVPath.KV_PATH_PREFILL_ONLY
+                self.open_lease(placement.prefill)
+            case DecodeOnly():
+                self._go_local(placement.why)
+                self.reserve(placement.decode, compute=True)
 
     def open_lease(self, worker: WorkerId) -> None:
         """Ask a prefill worker to compute and hold the prompt."""

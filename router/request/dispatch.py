@@ -13,7 +13,7 @@ from router.config import RouterConfig
 from router.frontend.validation import ResolvedRequest
 from router.placement.queue import WaitingRoom
 from router.placement.types import Placement, Policy, Query, WorkerId
-from router.request import actions
+from router.request import actions, wire
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,13 +103,7 @@ class Dispatch:
         """Send a Grant."""
         stream = self._streams.get(action.sequence_id)
         if stream is not None:
-            stream.grant(
-                prefill_pb2.Grant(
-                    grant_id=action.grant_id,
-                    ticket=action.ticket,
-                    reader_incarnation=action.reader.incarnation,
-                )
-            )
+            stream.grant(wire.grant(action))
 
     def prompt_computed(self, sequence_id: int) -> None:
         """The lease's prompt is no load any more."""
@@ -147,29 +141,14 @@ class Dispatch:
         """Send a Bind."""
         seat = self._seats.get(action.sequence_id)
         if seat is not None:
-            seat.link.bind(
-                decode_pb2.Bind(
-                    sequence_id=action.sequence_id,
-                    bind_id=action.bind_id,
-                    source_address=action.source.address,
-                    source_incarnation=action.source.incarnation,
-                    ticket=action.ticket,
-                    first_missing_token=action.first_missing_token,
-                )
-            )
+            seat.link.bind(wire.bind(action))
 
     def start(self, action: actions.Start) -> None:
         """Send a Start."""
         seat = self._seats.get(action.sequence_id)
         if seat is not None:
             self._remember(seat.worker)
-            seat.link.start(
-                decode_pb2.Start(
-                    sequence_id=action.sequence_id,
-                    emitted_token_ids=action.emitted,
-                    compute_missing=action.compute_missing,
-                )
-            )
+            seat.link.start(wire.start(action))
 
     def forget_seat(self, sequence_id: int) -> None:
         """The worker has ended it."""

@@ -4,11 +4,11 @@ from diptych.errors import (
     BlocksExhaustedError,
     DiptychError,
     NoWorkerError,
+    SlowClientError,
     TransferInterruptedError,
     WorkerDrainingError,
 )
-from diptych.rpc.status import from_failure
-from diptych.v1 import common_pb2, decode_pb2
+from diptych.v1 import decode_pb2
 from router.placement.types import WorkerId
 
 _RETRY_AFTER_S = 1.0
@@ -57,14 +57,17 @@ def pull_failed(pull_failure: int, message: str) -> DiptychError:
     return TransferInterruptedError(f"the hand-off failed ({cause}): {message}", cause=cause)
 
 
-def ended(message: decode_pb2.Ended) -> DiptychError:
+def ended(error: DiptychError | None) -> DiptychError:
     """What a decode worker said at a sequence's end, other than that it finished."""
-    if not message.HasField("failure"):
+    if error is None:
         return NoWorkerError("it ended the sequence without a reason")
-    return from_failure(_with_retry(message.failure))
+    if is_refusal(error) and error.retry_after_s is None:
+        error.retry_after_s = _RETRY_AFTER_S
+    return error
 
 
-def _with_retry(failure: common_pb2.Failure) -> common_pb2.Failure:
-    if failure.reason in _REFUSALS and not failure.HasField("retry_after_s"):
-        failure.retry_after_s = _RETRY_AFTER_S
-    return failure
+def client_too_slow(max_unread: int) -> DiptychError:
+    """The client reads slower than tokens are made, and its buffer is full."""
+    return SlowClientError(
+        f"the client left {max_unread} responses unread", client_buffer_messages=str(max_unread)
+    )

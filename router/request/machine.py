@@ -1,10 +1,10 @@
 """One request from admission to its end, over as many attempts as it takes. Pure.
 
-A synchronous state machine: what workers, timers and the client say goes in by
-method calls, what to do comes out as :mod:`router.request.actions`, in order. It alone
-says which tokens were emitted, and accepts a token only at the position it
-expects. No asyncio, no gRPC: clock, ids and placement are passed in. Owned by one
-:class:`router.request.session.Session` on the event loop.
+A synchronous state machine: what happens goes in as :mod:`router.request.events`, what
+to do comes out as :mod:`router.request.actions`, in order. It alone says which tokens
+were emitted, and accepts a token only at the position it expects. No asyncio, no gRPC:
+clock, ids and placement are passed in, and placement is asked in one place (``_ask``).
+Owned by one :class:`router.request.session.Session` on the event loop.
 
 Invariants: exactly one Finish or Fail (none after ``cancel``), last; each lease
 and seat that was opened is closed by its worker or by us before that; output
@@ -25,14 +25,15 @@ from diptych.errors import (
     LogitsError,
 )
 from diptych.transitions import Transitions
-from diptych.v1 import common_pb2, decode_pb2
-from router.placement.types import Pair, Placement, Query, Why, WorkerId
-from router.request import actions
+from diptych.v1 import decode_pb2
+from router.placement.types import DecodeOnly, Pair, Paired, Placement, Query, Why, WorkerId
+from router.request import actions, events
 from router.request import failures as faults
 from router.request.actions import Action, Retry
 from router.request.attempt import Attempt
 from router.request.deps import Surroundings
 from router.request.emitted_tokens import Output, RequestShape, TokenSink
+from router.request.events import Event
 from router.request.halves import LeaseEvent, LeaseState, Seat, SeatEvent, SeatState
 from router.request.retry_state import Exclusions
 
@@ -82,7 +83,7 @@ REQUEST_TRANSITIONS = Transitions(
 
 
 class RequestMachine:
-    """See the module's text. Each method returns what to do now, in order."""
+    """See the module's text. ``handle`` is its only input."""
 
     def __init__(
         self,
@@ -109,43 +110,20 @@ class RequestMachine:
         self.attempt = Attempt(len(shape.prompt_ids), around, self._do)
         """What is held now; read only, for others."""
 
-    # The client and the clock
-
-    def begin(self) -> list[Action]:
-        """Ask for the first placement."""
-        self._queue(front=False)
-        return self._take()
-
-    def try_place(self, *, room_made: bool = False) -> list[Action]:
-        """The queue offers its turn; the state tells whether it was taken.
-
-        The pause after a refusal is over early when ``room_made``: another request ended.
-        """
-        due = room_made or self._around.clock() >= self._exclusions.not_before_s
-        if self.state is RequestState.QUEUED and due:
-            placement = self._ask()
-            if placement is not None:
-                self._open(placement)
-        return self._take()
-
-    def tick(self) -> list[Action]:
-        """``wake_at_s`` has come (or not yet: then nothing happens)."""
-        now = self._around.clock()
-        if self.state is RequestState.DONE:
-            return []
-        if self._deadline_s is not None and now >= self._deadline_s:
-            self._fail(DeadlineExceededError("the request's deadline passed"))
-        elif self.state is RequestState.QUEUED:
-            self._tick_queued(now)
-        elif self._ended_due_s is not None and now >= self._ended_due_s:
-            self._finish_if_complete()
-        else:
-            self._tick_halves(now)
-        return self._take()
+    def handle(self, event: Event) -> Sequence[Action]:
+        """What to do now that ``event`` has happened, in order."""
+        if isinstance(event, events.Tokens):  # the many; everything else is rare
+            self._on_tokens(event)
+        elif self.state is not RequestState.DONE:
+            self._handle(event)
+        if not self._actions:
+            return ()
+        taken, self._actions = self._actions, []
+        return taken
 
     @property
     def wake_at_s(self) -> float | None:
-        """When ``tick`` is due next."""
+        """When a Tick is due next."""
         if self.state is RequestState.DONE:
             return None
         moments = [self._deadline_s, self._ended_due_s, *self.attempt.due_s]
@@ -160,41 +138,82 @@ class RequestMachine:
         """The output tokens so far."""
         return self._output.token_ids
 
-    def cancel(self) -> list[Action]:
-        """The client is gone: free everything, answer nothing."""
-        if self.state is not RequestState.DONE:
-            self._close_all()
-        return self._take()
+    def _handle(self, event: Event) -> None:
+        match event:
+            case events.Begin():
+                self._queue(front=False)
+            case events.Offered():
+                self._on_offered(event)
+            case events.TurnedAway():
+                self._fail(event.error)
+            case events.Tick():
+                self._on_tick()
+            case events.Cancelled():
+                self._close_all()
+            case events.ClientTooSlow():
+                self._fail(faults.client_too_slow(event.max_unread))
+            case events.Accepted():
+                self._on_accepted(event)
+            case events.FirstToken():
+                self._on_first_token(event)
+            case events.Granted():
+                if self.attempt.lease_of(event.sequence_id) is not None:
+                    self.attempt.bind(event.grant_id)
+            case events.LeaseEnded():
+                self._on_lease_ended(event)
+            case events.Reserved():
+                self._on_reserved(event)
+            case events.Proven():
+                self._on_proven(event)
+            case events.PullFailed():
+                self._on_pull_failed(event)
+            case events.Tokens():
+                self._on_tokens(event)
+            case events.Ended():
+                self._on_ended(event)
+            case events.ReservationLost():
+                self._on_reservation_lost(event)
 
-    def fail(self, error: DiptychError) -> list[Action]:
-        """Give up for a reason outside of this machine."""
-        if self.state is not RequestState.DONE:
-            self._fail(error)
-        return self._take()
+    # The queue and the clock
+
+    def _on_offered(self, event: events.Offered) -> None:
+        due = event.room_made or self._around.clock() >= self._exclusions.not_before_s
+        if self.state is RequestState.QUEUED and due:
+            placement = self._ask()
+            if placement is not None:
+                self._do(actions.Dequeue(is_placed=True))
+                self._open(placement)
+
+    def _on_tick(self) -> None:
+        now = self._around.clock()
+        if self._deadline_s is not None and now >= self._deadline_s:
+            self._fail(DeadlineExceededError("the request's deadline passed"))
+        elif self.state is RequestState.QUEUED:
+            self._tick_queued(now)
+        elif self._ended_due_s is not None and now >= self._ended_due_s:
+            self._finish_if_complete()
+        else:
+            self._tick_halves(now)
 
     # The prefill worker
 
-    def accepted(self, sequence_id: int, num_cached_tokens: int) -> list[Action]:
-        """The lease holds its blocks."""
-        lease = self.attempt.lease_of(sequence_id)
+    def _on_accepted(self, event: events.Accepted) -> None:
+        lease = self.attempt.lease_of(event.sequence_id)
         if lease is not None and lease.move(LeaseEvent.ACCEPTED):
-            self._book_cached(num_cached_tokens)
+            self._book_cached(event.num_cached_tokens)
             self._settle()
             self.attempt.grant_if_held()
-        return self._take()
 
-    def first_token(
-        self, sequence_id: int, token_id: int, position: int, margin: float | None, reason: int
-    ) -> list[Action]:
-        """The prefill worker sampled; ``reason`` is its FinishReason (0: goes on)."""
-        lease = self.attempt.lease_of(sequence_id)
+    def _on_first_token(self, event: events.FirstToken) -> None:
+        lease = self.attempt.lease_of(event.sequence_id)
         if lease is None or not lease.move(LeaseEvent.FIRST_TOKEN):
-            return []
+            return
         broken = None
-        if not self._output.accept(position, (token_id,), () if margin is None else (margin,)):
+        margins = () if event.margin is None else (event.margin,)
+        if not self._output.accept(event.position, (event.token_id,), margins):
             broken = "it skipped a token"
-        elif self._output.complete_reason or reason:
-            self._finish(self._output.complete_reason or reason)
+        elif self._output.complete_reason or event.finish_reason:
+            self._finish(self._output.complete_reason or event.finish_reason)
         elif self.attempt.seat is None:
             broken = "it did not end a sequence that it had alone"
         else:
@@ -202,19 +221,11 @@ class RequestMachine:
         if broken is not None:
             self.attempt.close_lease()
             self._without_lease(faults.lost("prefill", lease.worker, broken), blame=lease.worker)
-        return self._take()
 
-    def granted(self, sequence_id: int, grant_id: int) -> list[Action]:
-        """The ticket is valid: the reader may pull."""
-        if self.attempt.lease_of(sequence_id) is not None:
-            self.attempt.bind(grant_id)
-        return self._take()
-
-    def lease_ended(self, sequence_id: int, error: DiptychError) -> list[Action]:
-        """The lease's stream ended, or its worker is lost; nothing of it is held."""
-        lease = self.attempt.lease_of(sequence_id)
+    def _on_lease_ended(self, event: events.LeaseEnded) -> None:
+        lease, error = self.attempt.lease_of(event.sequence_id), event.error
         if lease is None:
-            return []
+            return
         if isinstance(error, InvalidRequestError | LogitsError):
             self.attempt.drop_lease()
             self._fail(error)
@@ -225,108 +236,88 @@ class RequestMachine:
             blame = None if error.reason == LeaseExpiredError.reason else lease.worker
             gone = faults.lost("prefill", lease.worker, error.message)
             self._without_lease(gone, blame=blame, is_counted=self.attempt.is_rebinding)
-        return self._take()
 
     # The decode worker
 
-    def reserved(self, sequence_id: int, num_cached_tokens: int) -> list[Action]:
-        """The seat holds its blocks and already has this many tokens' KV."""
-        seat = self.attempt.seat_of(sequence_id)
-        if seat is None or not self.attempt.reserved(num_cached_tokens):
-            return []
+    def _on_reserved(self, event: events.Reserved) -> None:
+        seat = self.attempt.seat_of(event.sequence_id)
+        if seat is None or not self.attempt.reserved(event.num_cached_tokens):
+            return
         self._settle()
         if seat.compute:
-            self._book_cached(num_cached_tokens)
+            self._book_cached(event.num_cached_tokens)
             self.attempt.start_computing(self.emitted)
             self._move(RequestEvent.DECODE)
         else:
             self.attempt.grant_if_held()
             self._start_proven()
-        return self._take()
 
-    def proven(
-        self, sequence_id: int, bind_id: int, stats: common_pb2.TransferStats
-    ) -> list[Action]:
-        """The pull of that Bind landed whole and was confirmed."""
-        seat = self.attempt.seat_of(sequence_id)
-        is_of_this = seat is not None and seat.bind_id == bind_id
-        if seat is not None and is_of_this and seat.move(SeatEvent.PROVEN):
-            seat.stats = stats
+    def _on_proven(self, event: events.Proven) -> None:
+        seat = self.attempt.seat_of(event.sequence_id)
+        if seat is not None and seat.bind_id == event.bind_id and seat.move(SeatEvent.PROVEN):
+            seat.stats = event.stats
             self._start_proven()
-        return self._take()
 
-    def pull_failed(
-        self, sequence_id: int, bind_id: int, reason: int, message: str
-    ) -> list[Action]:
-        """The pull of that Bind ended without proof; the reservation stands."""
-        seat, lease = self.attempt.seat_of(sequence_id), self.attempt.lease
-        if seat is None or seat.bind_id != bind_id or not seat.move(SeatEvent.PULL_FAILED):
-            return []
+    def _on_pull_failed(self, event: events.PullFailed) -> None:
+        seat, lease = self.attempt.seat_of(event.sequence_id), self.attempt.lease
+        if seat is None or seat.bind_id != event.bind_id or not seat.move(SeatEvent.PULL_FAILED):
+            return
         assert lease is not None, "a pull without a lease"
-        error = faults.pull_failed(reason, message)
-        source_lost = reason == decode_pb2.PULL_FAILURE_SOURCE_LOST
-        if faults.may_bind_again(reason) and not seat.was_rebound:
+        error = faults.pull_failed(event.reason, event.message)
+        source_lost = event.reason == decode_pb2.PULL_FAILURE_SOURCE_LOST
+        if faults.may_bind_again(event.reason) and not seat.was_rebound:
             if self._spend_attempt(error):
                 seat.was_rebound = True
                 self._do(actions.Retried(Retry.REBIND, error))
                 self.attempt.grant_if_held()
-            return self._take()
+            return
         self._exclusions.failed_pairs.add(Pair(lease.worker.incarnation, seat.worker.incarnation))
         if not source_lost:
             other = self._ask(on_prefill=lease.worker)
-            if other is not None and other.decode is not None:
+            if isinstance(other, Paired):
                 if self._spend_attempt(error):
                     self.attempt.close_seat()
                     self._do(actions.Retried(Retry.REBIND, error))
                     self.attempt.reserve(other.decode)
-                return self._take()
+                return
         self.attempt.close_lease()
         self._without_lease(error, blame=lease.worker if source_lost else None)
-        return self._take()
 
-    def tokens(
-        self, sequence_id: int, position: int, token_ids: Sequence[int], margins: Sequence[float]
-    ) -> list[Action]:
-        """New tokens of the seat; ``position`` counts from the prompt's start."""
-        seat = self.attempt.seat_of(sequence_id)
+    def _on_tokens(self, event: events.Tokens) -> None:
+        seat = self.attempt.seat_of(event.sequence_id)
         if seat is None or seat.state is not SeatState.RUNNING:
-            return []
-        if not self._output.accept(position, token_ids, margins):
+            return
+        if not self._output.accept(event.position, event.token_ids, event.margins):
             self.attempt.close_seat()
             self._seat_failed(seat, faults.lost("decode", seat.worker, "it skipped a token"))
         elif self._output.stop_matched:
             self._finish_if_complete()
         elif self._output.complete_reason:  # its Ended comes next
             self._ended_due_s = self._around.clock() + self._timers.accept_s
-        return self._take()
 
-    def ended(self, message: decode_pb2.Ended) -> list[Action]:
-        """The worker's last word on the seat: it finished, failed or refused."""
-        seat = self.attempt.seat_of(message.sequence_id)
+    def _on_ended(self, event: events.Ended) -> None:
+        seat = self.attempt.seat_of(event.sequence_id)
         if seat is None:
-            return []
-        self.num_preemptions += message.num_preemptions
+            return
+        self.num_preemptions += event.num_preemptions
         state = seat.state
         self.attempt.drop_seat()
-        if state is SeatState.RUNNING and message.finish_reason:
-            self._finish(self._output.complete_reason or message.finish_reason)
-            return self._take()
-        error = faults.ended(message)
+        if state is SeatState.RUNNING and event.finish_reason:
+            self._finish(self._output.complete_reason or event.finish_reason)
+            return
+        error = faults.ended(event.error)
         if isinstance(error, InvalidRequestError | LogitsError):
             self._fail(error)
         elif state is SeatState.RESERVING and faults.is_refusal(error):
             self._seat_refused(seat, error)
         else:
             self._seat_failed(seat, faults.lost("decode", seat.worker, error.message))
-        return self._take()
 
-    def seat_lost(self, sequence_id: int, message: str) -> list[Action]:
-        """The stream to the decode worker broke; nothing of it is held."""
-        seat = self.attempt.seat_of(sequence_id)
+    def _on_reservation_lost(self, event: events.ReservationLost) -> None:
+        seat = self.attempt.seat_of(event.sequence_id)
         if seat is not None:
             self.attempt.drop_seat()
-            self._seat_failed(seat, faults.lost("decode", seat.worker, message))
-        return self._take()
+            self._seat_failed(seat, faults.lost("decode", seat.worker, event.message))
 
     # Placing
 
@@ -348,7 +339,8 @@ class RequestMachine:
         """Open a whole new placement; nothing is held."""
         self._move(RequestEvent.PLACE)
         if self._retrying is not None:
-            again = Retry.RECOMPUTE if placement.local else Retry.PREFILL_AGAIN
+            is_local = isinstance(placement, DecodeOnly)
+            again = Retry.RECOMPUTE if is_local else Retry.PREFILL_AGAIN
             self._do(actions.Retried(again, self._retrying))
             self._retrying = None
         self.attempt.open(placement, len(self.emitted))
@@ -388,11 +380,11 @@ class RequestMachine:
         seat = self.attempt.seat
         if seat is not None:
             other = self._ask(on_decode=seat.worker)
-            if other is not None and other.prefill is not None:
+            if isinstance(other, Paired):
                 self.attempt.open_lease(other.prefill)
                 return
-            if other is not None and other.local is not None:
-                self._compute_on_seat(other.local)
+            if isinstance(other, DecodeOnly):
+                self._compute_on_seat(other.why)
                 return
         self._open_or_queue()
 
@@ -401,7 +393,7 @@ class RequestMachine:
         lease = self.attempt.lease
         if lease is not None:
             other = self._ask(on_prefill=lease.worker)
-            if other is not None and other.decode is not None:
+            if isinstance(other, Paired):
                 self.attempt.reserve(other.decode)
                 return
         self._open_or_queue()
@@ -428,9 +420,9 @@ class RequestMachine:
             self._compute_on_seat(Why.RECOMPUTE)
             return
         elsewhere = self._ask()
-        if elsewhere is None or elsewhere.prefill is None:
+        if elsewhere is None or isinstance(elsewhere, DecodeOnly):
             here = self._ask(on_decode=seat.worker)
-            if here is not None and here.prefill is None:
+            if isinstance(here, DecodeOnly):
                 self._do(actions.Retried(Retry.RECOMPUTE, error))
                 self._compute_on_seat(Why.RECOMPUTE)
                 return
@@ -445,7 +437,7 @@ class RequestMachine:
         lease = self.attempt.lease
         if lease is not None:
             other = self._ask(on_prefill=lease.worker)
-            if other is not None and other.decode is not None:
+            if isinstance(other, Paired):
                 self._do(actions.Retried(Retry.REBIND, error))
                 self.attempt.reserve(other.decode)
                 return
@@ -496,7 +488,7 @@ class RequestMachine:
 
     def _close_all(self) -> None:
         if self.state is RequestState.QUEUED:
-            self._do(actions.Dequeue())
+            self._do(actions.Dequeue(is_placed=False))
         self.attempt.close()
         self._move(RequestEvent.END)
 
@@ -512,7 +504,3 @@ class RequestMachine:
 
     def _do(self, action: Action) -> None:
         self._actions.append(action)
-
-    def _take(self) -> list[Action]:
-        taken, self._actions = self._actions, []
-        return taken

@@ -1,6 +1,6 @@
 """One client call: runs the request's state machine and writes what it emits.
 
-Thin shell: everything that happens becomes one call of the machine, whose actions
+Thin shell: everything that happens becomes one event for the machine, whose actions
 are executed at once, without awaiting. Only writing to the client waits, so a slow
 client delays nobody else.
 """
@@ -9,19 +9,18 @@ import asyncio
 import logging
 import secrets
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable
 
-from diptych.errors import DiptychError, NoWorkerError, SlowClientError
+from diptych.errors import DiptychError, NoWorkerError
 from diptych.telemetry import tracing
 from diptych.v1 import common_pb2, decode_pb2, inference_pb2, prefill_pb2
-from router.config import RouterConfig
 from router.frontend.validation import ResolvedRequest
-from router.request import actions
+from router.request import actions, events, wire
 from router.request.actions import Action
 from router.request.deps import Surroundings
 from router.request.dispatch import Dispatch, Services
-from router.request.machine import RequestMachine, RequestState
+from router.request.events import Event
+from router.request.machine import RequestMachine
 from router.request.response_builder import Answer
 from router.telemetry import RequestObserver
 
@@ -65,8 +64,6 @@ class Session:
         self._timer_at_s: float | None = None
         self._wake = asyncio.Event()
         self._writing: asyncio.Timeout | None = None  # around a write that may take long
-        self._actions: deque[Action] = deque()
-        self._is_executing = False
         self._finish_reason = 0
         self._error: DiptychError | None = None
         self._bug: Exception | None = None
@@ -87,7 +84,7 @@ class Session:
         Raises DiptychError; cancelling frees everything at once.
         """
         try:
-            self._handle(self._machine.begin)
+            self._handle(events.Begin())
             while True:
                 await self._wake.wait()
                 self._wake.clear()
@@ -99,11 +96,10 @@ class Session:
                 raise self._error
             return self._last_response()
         finally:
-            self._handle(self._machine.cancel)
+            self._handle(events.Cancelled())
             if self._timer is not None:
                 self._timer.cancel()
             self._services.room.leave(self)
-            self._loop.call_soon(self._services.room.pump)
 
     @property
     def usage(self) -> inference_pb2.Usage:
@@ -133,112 +129,85 @@ class Session:
         """0 unless it finished."""
         return self._finish_reason
 
-    def try_place(self, *, room_made: bool) -> bool:
+    # What the queue says
+
+    def offer(self, *, room_made: bool) -> None:
         """See :class:`router.placement.queue.Waiter`."""
-        machine = self._machine
-        self._handle(lambda: machine.try_place(room_made=room_made))
-        return self._machine.state is not RequestState.QUEUED
+        self._handle(events.Offered(room_made))
+
+    def turn_away(self, error: DiptychError) -> None:
+        """See :class:`router.placement.queue.Waiter`."""
+        self._handle(events.TurnedAway(error))
 
     # What the workers say
 
     def on_prefill_event(self, sequence_id: int, event: prefill_pb2.PrefillEvent) -> None:
         """See :class:`router.cluster.prefill_link.LeaseListener`."""
-        machine, kind = self._machine, event.WhichOneof("event")
-        if kind == "accepted":
-            cached = event.accepted.num_cached_tokens
-            self._handle(lambda: machine.accepted(sequence_id, cached))
-        elif kind == "first_token":
-            first = event.first_token
-            margin = first.margin if first.HasField("margin") else None
+        if event.HasField("first_token"):
             self._dispatch.prompt_computed(sequence_id)
-            self._handle(
-                lambda: machine.first_token(
-                    sequence_id, first.token_id, first.position, margin, first.finish_reason
-                )
-            )
-        elif kind == "granted":
-            grant_id = event.granted.grant_id
-            self._handle(lambda: machine.granted(sequence_id, grant_id))
+        self._handle(wire.prefill_event(sequence_id, event))
 
     def on_lease_ended(self, sequence_id: int, error: DiptychError) -> None:
         """See :class:`router.cluster.prefill_link.LeaseListener`."""
         self._dispatch.forget_lease(sequence_id)
-        self._handle(lambda: self._machine.lease_ended(sequence_id, error))
+        self._handle(events.LeaseEnded(sequence_id, error))
 
     def on_tokens(self, tokens: decode_pb2.SequenceTokens) -> None:
         """See :class:`router.cluster.decode_link.SeatListener`."""
-        self._handle(
-            lambda: self._machine.tokens(
-                tokens.sequence_id, tokens.position, tokens.token_ids, tokens.margins
-            )
-        )
+        self._handle(wire.tokens(tokens))
 
     def on_decode_event(self, event: decode_pb2.DecodeEvent) -> None:
         """See :class:`router.cluster.decode_link.SeatListener`."""
-        machine, kind = self._machine, event.WhichOneof("event")
-        if kind == "reserved":
-            reserved = event.reserved
-            self._handle(lambda: machine.reserved(reserved.sequence_id, reserved.num_cached_tokens))
-        elif kind == "proven":
-            proven = event.proven
-            self._handle(lambda: machine.proven(proven.sequence_id, proven.bind_id, proven.stats))
-        elif kind == "pull_failed":
-            failed = event.pull_failed
-            self._handle(
-                lambda: machine.pull_failed(
-                    failed.sequence_id, failed.bind_id, failed.reason, failed.message
-                )
-            )
-        elif kind == "ended":
+        if event.HasField("ended"):
             self._dispatch.forget_seat(event.ended.sequence_id)
-            self._handle(lambda: machine.ended(event.ended))
+        self._handle(wire.decode_event(event))
 
     def on_seat_lost(self, sequence_id: int, message: str) -> None:
         """See :class:`router.cluster.decode_link.SeatListener`."""
         self._dispatch.forget_seat(sequence_id)
-        self._handle(lambda: self._machine.seat_lost(sequence_id, message))
+        self._handle(events.ReservationLost(sequence_id, message))
 
     # Shell of the machine
 
-    def _handle(self, step: Callable[[], list[Action]]) -> None:
-        """Let the machine take one step and do what it says; a bug ends this request only."""
-        if self._bug is not None:
+    def _handle(self, event: Event | None) -> None:
+        """Let the machine handle one event and do what it says; a bug ends this request only."""
+        if event is None or self._bug is not None:
             return
         try:
-            self._actions.extend(step())
+            self._drive(event)
             if self._answer.is_overfull:
-                self._actions.extend(self._machine.fail(_too_slow(self._config)))
-            if self._is_executing:  # the outer call goes on with them
-                return
-            self._is_executing = True
-            try:
-                while self._actions:
-                    self._execute(self._actions.popleft())
-            finally:
-                self._is_executing = False
+                self._drive(events.ClientTooSlow(self._config.client_buffer_messages))
             self._arm_timer()
         except Exception as bug:  # noqa: BLE001 - the boundary between requests
             self._crash(bug)
         if self._answer.has_unsent:
             self._wake.set()
 
+    def _drive(self, event: Event) -> None:
+        """Hand the machine the event, and those that its actions cause at once."""
+        happened = [event]
+        while happened:
+            for action in self._machine.handle(happened.pop(0)):
+                caused = self._execute(action)
+                if caused is not None:
+                    happened.append(caused)
+
     def _crash(self, bug: Exception) -> None:
         if self._bug is None:
             logger.error("request crashed", exc_info=bug, extra={"request": self._request_id})
             self._bug = bug
-        self._actions.clear()
         self._dispatch.close_all()
         self._services.room.leave(self)
         self._stop_writing()
         self._wake.set()
 
-    def _execute(self, action: Action) -> None:
+    def _execute(self, action: Action) -> Event | None:
+        """Do it; the event, if it could not be done because somebody is gone."""
         match action:
             case actions.OpenLease():
                 self._answer.placed()
                 if not self._dispatch.open_lease(action, self._machine.emitted, self):
-                    gone = NoWorkerError("it is gone")
-                    self._actions.extend(self._machine.lease_ended(action.sequence_id, gone))
+                    return events.LeaseEnded(action.sequence_id, NoWorkerError("it is gone"))
             case actions.Grant():
                 self._dispatch.grant(action)
             case actions.CloseLease():
@@ -246,7 +215,7 @@ class Session:
             case actions.Reserve():
                 self._answer.placed()
                 if not self._dispatch.reserve(action, self._machine.emitted, self):
-                    self._actions.extend(self._machine.seat_lost(action.sequence_id, "it is gone"))
+                    return events.ReservationLost(action.sequence_id, "it is gone")
             case actions.Bind():
                 self._dispatch.bind(action)
             case actions.Start():
@@ -258,11 +227,12 @@ class Session:
             case actions.Retried():
                 self._observer.retried(action.retry, action.cause)
             case actions.Enqueue():
-                self._enqueue(action.front)
+                self._services.room.enter(self, front=action.front)
             case actions.Dequeue():
-                self._services.room.stop_waiting(self)
+                room = self._services.room
+                (room.take if action.is_placed else room.stop_waiting)(self)
             case actions.Pump():
-                self._services.room.pump()
+                self._services.room.pump_soon()
             case actions.Finish():
                 self._finish_reason = action.reason
                 self._end()
@@ -271,23 +241,17 @@ class Session:
                 self._observer.failed(action.error)
                 self._stop_writing()
                 self._end()
+        return None
 
     def _end(self) -> None:
         self._answer.moments.ended_s = time.monotonic()
         self._services.room.leave(self)
-        self._loop.call_soon(self._services.room.pump)
         self._wake.set()
 
     def _stop_writing(self) -> None:
         """A write that waits for the client is given up: the call ends with an error."""
         if self._writing is not None and not self._writing.expired():
             self._writing.reschedule(self._loop.time())
-
-    def _enqueue(self, front: bool) -> None:
-        try:
-            self._services.room.enter(self, front=front)
-        except DiptychError as error:
-            self._actions.extend(self._machine.fail(error))
 
     def _arm_timer(self) -> None:
         wake_at_s = self._machine.wake_at_s
@@ -302,7 +266,7 @@ class Session:
 
     def _on_timer(self) -> None:
         self._timer_at_s = None
-        self._handle(self._machine.tick)
+        self._handle(events.Tick())
 
     # Writing
 
@@ -327,10 +291,3 @@ class Session:
         if self._answer.stop_match:
             self._finish_reason = common_pb2.FINISH_REASON_STOP
         return self._answer.last_response(self._finish_reason, text, self.usage, self.timing)
-
-
-def _too_slow(config: RouterConfig) -> SlowClientError:
-    return SlowClientError(
-        f"the client left {config.client_buffer_messages} responses unread",
-        client_buffer_messages=str(config.client_buffer_messages),
-    )

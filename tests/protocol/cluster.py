@@ -33,7 +33,7 @@ Event = Callable[[], object]
 Process = Worker | Router
 
 _HEALED_S = 120.0
-_WEIGHTS = {"land": 1, "watch": 1}  # reads take long
+_WEIGHTS = {"land": 1, "watch": 1, "pump": 60}  # reads take long, pumps are due at once
 _PAUSES_S = (0.0, 0.0, 0.001, 0.02)
 
 
@@ -114,6 +114,8 @@ class Cluster:
             found += [("flush", side.flush) for side in decode.streams if len(side.outbox)]
             found += [("begin pull", pull.begin) for pull in decode.pulls if pull.can_begin]
             found += [("land", read.land) for read in decode.reads if not read.stuck]
+        if self.router.room.is_pump_due:
+            found.append(("pump", self.router.room.pump))
         found.append(("watch", self.watch))
         return found
 

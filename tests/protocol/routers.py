@@ -1,7 +1,7 @@
 """A simulated router: production request machines, and streams that carry out their actions."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING
@@ -14,11 +14,12 @@ from router.placement.policy import LeastLoaded
 from router.placement.prefix_memory import PrefixMemory
 from router.placement.queue import WaitingRoom
 from router.placement.types import DecodeView, Placement, PrefillView, Query, Snapshot, WorkerId
-from router.request import actions
+from router.request import actions, events, wire
 from router.request.actions import Action
 from router.request.deps import Surroundings
 from router.request.emitted_tokens import RequestShape
-from router.request.machine import RequestMachine, RequestState
+from router.request.events import Event
+from router.request.machine import RequestMachine
 from tests.protocol.fake_model import STOP_TOKEN, answer
 from tests.protocol.wire import Stream
 from tests.protocol.workers import (
@@ -124,7 +125,8 @@ class Router:
         self.requests: list[Request] = []
         self.links: dict[WorkerId, DecodeLink] = {}
         self.known: set[WorkerId] = set()  # prefill workers, as Watch told
-        self.room = WaitingRoom(max_waiting=100, max_placed=100)
+        # Its pumps are events of the cluster: see ``Cluster.events``.
+        self.room = WaitingRoom(max_waiting=100, max_placed=100, schedule=lambda pump: None)
         self.sequence_ids = count(1)
         self.policy = LeastLoaded(
             PrefixMemory(64),
@@ -155,7 +157,7 @@ class Router:
     def ask(self, question: Question) -> "Request":
         request = Request(self, question)
         self.requests.append(request)
-        request.handle(request.machine.begin)
+        request.handle(events.Begin())
         return request
 
     def watch(self) -> None:
@@ -170,7 +172,7 @@ class Router:
         for request in self.requests:
             due = request.machine.wake_at_s
             if due is not None and self.cluster.now >= due:
-                request.handle(request.machine.tick)
+                request.handle(events.Tick())
         self.room.pump()
 
     def _connect(self, worker: DecodeWorker) -> None:
@@ -193,8 +195,6 @@ class Request:
         self.cancelled = False
         self.leases: dict[int, LeaseLink] = {}
         self.seats: dict[int, DecodeLink] = {}
-        self._actions: deque[Action] = deque()
-        self._executing = False
         cluster = router.cluster
         around = Surroundings(
             clock=lambda: cluster.now,
@@ -218,68 +218,41 @@ class Request:
 
     def cancel(self) -> None:
         self.cancelled = True
-        self.handle(self.machine.cancel)
+        self.handle(events.Cancelled())
         self.router.room.leave(self)
 
-    def try_place(self, *, room_made: bool) -> bool:
-        self.handle(lambda: self.machine.try_place(room_made=room_made))
-        return self.machine.state is not RequestState.QUEUED
+    def offer(self, *, room_made: bool) -> None:
+        self.handle(events.Offered(room_made))
 
-    def handle(self, step: Callable[[], list[Action]]) -> None:
-        self._actions.extend(step())
-        if self._executing:
-            return
-        self._executing = True
-        while self._actions:
-            self._execute(self._actions.popleft())
-        self._executing = False
+    def turn_away(self, error: DiptychError) -> None:
+        self.handle(events.TurnedAway(error))
+
+    def handle(self, event: Event | None) -> None:
+        happened = deque([] if event is None else [event])
+        while happened:
+            for action in self.machine.handle(happened.popleft()):
+                caused = self._execute(action)
+                if caused is not None:
+                    happened.append(caused)
 
     def on_prefill_event(self, sequence_id: int, event: prefill_pb2.PrefillEvent) -> None:
-        machine, kind = self.machine, event.WhichOneof("event")
-        if kind == "accepted":
-            cached = event.accepted.num_cached_tokens
-            self.handle(lambda: machine.accepted(sequence_id, cached))
-        elif kind == "first_token":
-            first = event.first_token
-            self.handle(
-                lambda: machine.first_token(
-                    sequence_id, first.token_id, first.position, None, first.finish_reason
-                )
-            )
-        elif kind == "granted":
-            self.handle(lambda: machine.granted(sequence_id, event.granted.grant_id))
+        self.handle(wire.prefill_event(sequence_id, event))
 
     def on_lease_ended(self, sequence_id: int, error: DiptychError) -> None:
         self.leases.pop(sequence_id, None)
-        self.handle(lambda: self.machine.lease_ended(sequence_id, error))
+        self.handle(events.LeaseEnded(sequence_id, error))
 
     def on_tokens(self, tokens: decode_pb2.SequenceTokens) -> None:
-        self.handle(
-            lambda: self.machine.tokens(tokens.sequence_id, tokens.position, tokens.token_ids, ())
-        )
+        self.handle(wire.tokens(tokens))
 
     def on_decode_event(self, event: decode_pb2.DecodeEvent) -> None:
-        machine, kind = self.machine, event.WhichOneof("event")
-        if kind == "reserved":
-            held = event.reserved
-            self.handle(lambda: machine.reserved(held.sequence_id, held.num_cached_tokens))
-        elif kind == "proven":
-            proven = event.proven
-            self.handle(lambda: machine.proven(proven.sequence_id, proven.bind_id, proven.stats))
-        elif kind == "pull_failed":
-            failed = event.pull_failed
-            self.handle(
-                lambda: machine.pull_failed(
-                    failed.sequence_id, failed.bind_id, failed.reason, failed.message
-                )
-            )
-        elif kind == "ended":
+        if event.HasField("ended"):
             self.seats.pop(event.ended.sequence_id, None)
-            self.handle(lambda: machine.ended(event.ended))
+        self.handle(wire.decode_event(event))
 
     def on_seat_lost(self, sequence_id: int) -> None:
         self.seats.pop(sequence_id, None)
-        self.handle(lambda: self.machine.seat_lost(sequence_id, "the stream broke"))
+        self.handle(events.ReservationLost(sequence_id, "the stream broke"))
 
     def _place(self, query: Query) -> Placement | None:
         return self.router.policy.place(query, self.router.snapshot())
@@ -291,17 +264,13 @@ class Request:
         stop_at = self.question.stop_at
         return stop_at is not None and len(self.emitted) >= stop_at
 
-    def _execute(self, action: Action) -> None:
+    def _execute(self, action: Action) -> Event | None:
         assert not self.is_over or self.cancelled, "an action after the last"
         match action:
             case actions.OpenLease():
-                self._open_lease(action)
+                return self._open_lease(action)
             case actions.Grant():
-                grant = prefill_pb2.Grant(
-                    grant_id=action.grant_id,
-                    ticket=action.ticket,
-                    reader_incarnation=action.reader.incarnation,
-                )
+                grant = wire.grant(action)
                 link = self.leases.get(action.sequence_id)
                 if link is not None and link.stream is not None:
                     link.stream.up.put(prefill_pb2.PrefillCommand(grant=grant))
@@ -310,24 +279,13 @@ class Request:
                 if link is not None:
                     link.close()
             case actions.Reserve():
-                self._reserve(action)
+                return self._reserve(action)
             case actions.Bind():
-                bind = decode_pb2.Bind(
-                    sequence_id=action.sequence_id,
-                    bind_id=action.bind_id,
-                    source_address=action.source.address,
-                    source_incarnation=action.source.incarnation,
-                    ticket=action.ticket,
-                    first_missing_token=action.first_missing_token,
-                )
-                self._send(action.sequence_id, decode_pb2.DecodeCommand(bind=bind))
+                command = decode_pb2.DecodeCommand(bind=wire.bind(action))
+                self._send(action.sequence_id, command)
             case actions.Start():
-                start = decode_pb2.Start(
-                    sequence_id=action.sequence_id,
-                    emitted_token_ids=action.emitted,
-                    compute_missing=action.compute_missing,
-                )
-                self._send(action.sequence_id, decode_pb2.DecodeCommand(start=start))
+                command = decode_pb2.DecodeCommand(start=wire.start(action))
+                self._send(action.sequence_id, command)
             case actions.Release():
                 release = decode_pb2.Release(sequence_id=action.sequence_id)
                 self._send(action.sequence_id, decode_pb2.DecodeCommand(release=release))
@@ -337,15 +295,17 @@ class Request:
             case actions.Enqueue():
                 self.router.room.enter(self, front=action.front)
             case actions.Dequeue():
-                self.router.room.stop_waiting(self)
+                room = self.router.room
+                (room.take if action.is_placed else room.stop_waiting)(self)
             case actions.Pump():
-                self.router.room.pump()
+                self.router.room.pump_soon()
             case actions.RunLocally() | actions.Retried():
                 pass
             case actions.Finish():
                 self._end(action.reason)
             case actions.Fail():
                 self._end(action.error)
+        return None
 
     def _end(self, outcome: int | DiptychError) -> None:
         assert self.outcome is None, "two ends"
@@ -365,11 +325,9 @@ class Request:
             sampling=sampling,
         )
 
-    def _open_lease(self, action: actions.OpenLease) -> None:
+    def _open_lease(self, action: actions.OpenLease) -> Event | None:
         if action.worker not in self.router.known:
-            gone = NoWorkerError("it is gone")
-            self._actions.extend(self.machine.lease_ended(action.sequence_id, gone))
-            return
+            return events.LeaseEnded(action.sequence_id, NoWorkerError("it is gone"))
         cluster = self.router.cluster
         link = LeaseLink(self, action.sequence_id, action.worker)
         worker = cluster.prefill_at(action.worker.address)
@@ -384,18 +342,19 @@ class Request:
             spec=self._spec(action.num_emitted),
         )
         link.stream.up.put(prefill_pb2.PrefillCommand(start=start))
+        return None
 
-    def _reserve(self, action: actions.Reserve) -> None:
+    def _reserve(self, action: actions.Reserve) -> Event | None:
         link = self.router.links.get(action.worker)
         if link is None or not link.is_up:
-            self._actions.extend(self.machine.seat_lost(action.sequence_id, "it is gone"))
-            return
+            return events.ReservationLost(action.sequence_id, "it is gone")
         link.requests[action.sequence_id] = self
         self.seats[action.sequence_id] = link
         reserve = decode_pb2.Reserve(
             sequence_id=action.sequence_id, spec=self._spec(action.num_emitted)
         )
         link.send(decode_pb2.DecodeCommand(reserve=reserve))
+        return None
 
     def _send(self, sequence_id: int, command: decode_pb2.DecodeCommand) -> None:
         link = self.seats.get(sequence_id)

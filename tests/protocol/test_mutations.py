@@ -155,8 +155,8 @@ def forget_the_seat_when_the_lease_is_lost(patch: pytest.MonkeyPatch) -> None:
 
 def never_give_up_waiting(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RequestMachine, "_tick_halves", lambda self, now: None)
-    patch.setattr(RequestMachine, "seat_lost", lambda self, sequence_id, message: [])
-    patch.setattr(RequestMachine, "lease_ended", lambda self, sequence_id, error: [])
+    patch.setattr(RequestMachine, "_on_reservation_lost", lambda self, event: None)
+    patch.setattr(RequestMachine, "_on_lease_ended", lambda self, event: None)
 
 
 def refuse_a_repeated_grant(patch: pytest.MonkeyPatch) -> None:

@@ -1,99 +1,170 @@
-"""The waiting room and the answer's buffer."""
+"""The waiting room."""
 
-import pytest
+from collections.abc import Callable
+
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from diptych.errors import QueueFullError
+from diptych.errors import DiptychError, QueueFullError
 from router.placement.queue import WaitingRoom
 
 
 class Waiter:
     """Takes a placement when told that there is one."""
 
-    def __init__(self, world: "World") -> None:
+    def __init__(self, world: "World", room: WaitingRoom) -> None:
         self.world = world
+        self.room = room
+        self.refusal: DiptychError | None = None
         self.is_placed = False
         self.was_placed = False
         self.told: list[bool] = []  # room_made, each time
 
-    def try_place(self, *, room_made: bool) -> bool:
+    def offer(self, *, room_made: bool) -> None:
         assert not self.is_placed
         self.told.append(room_made)
-        if self.world.capacity <= 0:
-            return False
-        self.world.capacity -= 1
-        self.is_placed = self.was_placed = True
-        self.world.order.append(self)
-        return True
+        if self.world.capacity > 0:
+            self.world.capacity -= 1
+            self.is_placed = self.was_placed = True
+            self.world.order.append(self)
+            self.room.take(self)
+
+    def turn_away(self, error: DiptychError) -> None:
+        assert self.refusal is None
+        self.refusal = error
 
 
 class World:
-    def __init__(self, capacity: int = 0) -> None:
+    """A room whose pumps run when asked for, as an event loop would."""
+
+    def __init__(self, capacity: int = 0, *, max_waiting: int = 9, max_placed: int = 9) -> None:
         self.capacity = capacity
         self.order: list[Waiter] = []
+        self.scheduled: list[Callable[[], None]] = []
+        self.room = WaitingRoom(
+            max_waiting=max_waiting, max_placed=max_placed, schedule=self.scheduled.append
+        )
+
+    def waiter(self, *, front: bool = False) -> Waiter:
+        """A new one that has entered."""
+        waiter = Waiter(self, self.room)
+        self.room.enter(waiter, front=front)
+        return waiter
+
+    def run_scheduled(self) -> int:
+        """How many pumps were due."""
+        due, self.scheduled[:] = list(self.scheduled), []
+        for pump in due:
+            pump()
+        return len(due)
 
 
 def test_first_come_first_served_and_bounded() -> None:
-    world, room = World(), WaitingRoom(max_waiting=2, max_placed=10)
-    waiters = [Waiter(world) for _ in range(3)]
-    room.enter(waiters[0], front=False)
-    room.enter(waiters[1], front=False)
-    with pytest.raises(QueueFullError) as caught:
-        room.enter(waiters[2], front=False)
-    assert caught.value.retry_after_s is not None
+    world = World(max_waiting=2)
+    waiters = [world.waiter() for _ in range(3)]
+    world.run_scheduled()
+    assert [waiter.refusal is None for waiter in waiters] == [True, True, False]
+    assert isinstance(waiters[2].refusal, QueueFullError)
+    assert waiters[2].refusal.retry_after_s is not None
     world.capacity = 1
-    room.pump()
+    world.room.pump()
     assert world.order == waiters[:1]
-    assert (room.num_waiting, room.num_placed) == (1, 1)
+    assert (world.room.num_waiting, world.room.num_placed) == (1, 1)
 
 
-def test_nobody_overtakes_and_the_replaced_go_first() -> None:
-    world, room = World(), WaitingRoom(max_waiting=9, max_placed=9)
-    first, second = Waiter(world), Waiter(world)
-    world.capacity = 1
-    room.enter(first, front=False)
-    room.enter(second, front=False)
+def test_nobody_is_called_but_by_a_pump_and_changes_join_into_one() -> None:
+    world = World(capacity=2)
+    first, second = world.waiter(), world.waiter()
+    world.room.pump_soon()
+    assert not first.told + second.told, "it was called while it entered"
+    assert world.room.is_pump_due
+    assert world.run_scheduled() == 1
+    assert world.order == [first, second]
+    assert not world.room.is_pump_due
+
+
+def test_a_scheduled_pump_that_was_overtaken_does_nothing() -> None:
+    world = World()
+    waiter = world.waiter()
+    world.room.pump()
+    world.run_scheduled()
+    assert len(waiter.told) == 1
+
+
+def test_the_replaced_go_first() -> None:
+    world = World(capacity=1)
+    first, second = world.waiter(), world.waiter()
+    world.run_scheduled()
     first.is_placed = False
-    room.enter(first, front=True)
+    world.room.enter(first, front=True)
     world.capacity = 2
-    late = Waiter(world)
-    room.enter(late, front=False)
-    assert world.order == [first], "somebody was before it"
-    room.pump()
+    late = world.waiter()
+    world.run_scheduled()
     assert world.order == [first, first, second]
+    assert not late.is_placed
+
+
+def test_one_that_loses_its_placement_within_its_offer_waits_in_front() -> None:
+    world = World(capacity=2)
+
+    class Unlucky(Waiter):
+        def offer(self, *, room_made: bool) -> None:
+            super().offer(room_made=room_made)
+            if len(self.told) == 1:  # the worker is gone
+                self.is_placed = False
+                self.room.enter(self, front=True)
+
+    unlucky = Unlucky(world, world.room)
+    world.room.enter(unlucky, front=False)
+    other = world.waiter()
+    world.run_scheduled()
+    assert (world.room.num_waiting, world.room.num_placed) == (1, 2)
+    world.capacity = 1
+    assert world.run_scheduled() == 1, "its fall made a pump due"
+    assert world.order == [unlucky, other, unlucky]
+    assert world.room.num_waiting == 0
 
 
 def test_one_that_leaves_makes_room_for_the_first_that_waits() -> None:
-    world, room = World(capacity=1), WaitingRoom(max_waiting=9, max_placed=9)
-    placed, first, second = Waiter(world), Waiter(world), Waiter(world)
-    for waiter in (placed, first, second):
-        room.enter(waiter, front=False)
-    room.pump()
-    assert first.told == [False, False]
-    room.leave(placed)
-    room.pump()
-    room.pump()
-    assert first.told[2:] == [True, False], "once"
+    world = World(capacity=1)
+    placed, first, second = (world.waiter() for _ in range(3))
+    world.run_scheduled()
+    assert first.told == [False]
+    world.room.leave(placed)
+    assert world.run_scheduled() == 1
+    world.room.pump()
+    assert first.told[1:] == [True, False], "once"
     assert second.told[1:] == [False, False]
 
 
 def test_no_more_placed_than_allowed() -> None:
-    world, room = World(capacity=9), WaitingRoom(max_waiting=9, max_placed=1)
-    first, second = Waiter(world), Waiter(world)
-    room.enter(first, front=False)
-    room.enter(second, front=False)
+    world = World(capacity=9, max_placed=1)
+    first, second = world.waiter(), world.waiter()
+    world.run_scheduled()
     assert world.order == [first]
-    room.leave(first)
-    room.pump()
+    world.room.leave(first)
+    world.run_scheduled()
     assert world.order == [first, second]
 
 
 def test_queue_of_zero_still_places_at_once() -> None:
-    world, room = World(capacity=1), WaitingRoom(max_waiting=0, max_placed=9)
-    room.enter(Waiter(world), front=False)
-    with pytest.raises(QueueFullError):
-        room.enter(Waiter(world), front=False)
+    world = World(capacity=1, max_waiting=0)
+    placed, refused = world.waiter(), world.waiter()
+    world.run_scheduled()
+    assert placed.is_placed
+    assert isinstance(refused.refusal, QueueFullError)
+    assert world.room.num_waiting == 0
+
+
+def test_one_that_was_placed_before_is_never_turned_away() -> None:
+    world = World(capacity=1, max_waiting=0)
+    waiter = world.waiter()
+    world.run_scheduled()
+    waiter.is_placed = False
+    world.room.enter(waiter, front=True)
+    world.run_scheduled()
+    assert waiter.refusal is None
+    assert world.room.num_waiting == 1
 
 
 class RoomMachine(RuleBasedStateMachine):
@@ -101,19 +172,20 @@ class RoomMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = World(capacity=2)
-        self.room = WaitingRoom(max_waiting=3, max_placed=4)
+        self.world = World(capacity=2, max_waiting=3, max_placed=4)
+        self.room = self.world.room
         self.inside: list[Waiter] = []
 
     @rule()
     def enter(self) -> None:
-        waiter = Waiter(self.world)
-        try:
-            self.room.enter(waiter, front=False)
-        except QueueFullError:
-            assert self.room.num_waiting >= 3
-        else:
-            self.inside.append(waiter)
+        self.inside.append(self.world.waiter())
+
+    @rule()
+    def scheduled_pumps_run(self) -> None:
+        self.world.run_scheduled()
+        turned_away = [waiter for waiter in self.inside if waiter.refusal is not None]
+        assert not turned_away or self.room.num_waiting >= 3
+        self.inside = [waiter for waiter in self.inside if waiter.refusal is None]
 
     @rule(data=st.data())
     def fall_back(self, data: st.DataObject) -> None:
@@ -135,7 +207,8 @@ class RoomMachine(RuleBasedStateMachine):
     @rule(more=st.integers(0, 2))
     def pump(self, more: int) -> None:
         self.world.capacity += more
-        self.room.pump()
+        self.room.pump_soon()
+        self.scheduled_pumps_run()
 
     @invariant()
     def everybody_is_somewhere(self) -> None:

@@ -23,10 +23,11 @@ from diptych.v1 import common_pb2, decode_pb2, inference_pb2
 from router.placement.policy import LeastLoaded
 from router.placement.prefix_memory import PrefixMemory
 from router.placement.types import DecodeView, Placement, PrefillView, Query, Snapshot, WorkerId
-from router.request import actions
+from router.request import actions, events, wire
 from router.request.actions import Action
 from router.request.deps import Surroundings
 from router.request.emitted_tokens import RequestShape
+from router.request.events import Event
 from router.request.machine import RequestMachine, RequestState
 
 PROMPT = (11, 12, 13, 14, 15)
@@ -58,6 +59,13 @@ def snapshot(
             for d in decodes
         ),
     )
+
+
+def decoded(ended: decode_pb2.Ended) -> Event:
+    """The machine's event for it."""
+    event = wire.decode_event(decode_pb2.DecodeEvent(ended=ended))
+    assert event is not None
+    return event
 
 
 def policy(**changes: bool) -> LeastLoaded:
@@ -121,7 +129,9 @@ class World:
         self.emitted.extend(token_ids)
         return self.stop_at is not None and len(self.emitted) >= self.stop_at
 
-    def do(self, wanted: list[Action]) -> None:
+    def on(self, event: Event) -> None:
+        """Let the machine handle it and execute what it says."""
+        wanted = self.machine.handle(event)
         for action in wanted:
             assert self.outcome is None, "an action after the last"
             self.log.append(action)
@@ -169,10 +179,7 @@ class World:
 
     def pump(self, *, room_made: bool = False) -> None:
         if self.queued:
-            wanted = self.machine.try_place(room_made=room_made)
-            if self.machine.state is not RequestState.QUEUED:
-                self.queued = False
-            self.do(wanted)
+            self.on(events.Offered(room_made))
 
     # What one open half is asked and answers
 
@@ -187,35 +194,35 @@ class World:
         return only
 
     def accept(self, cached: int = 0) -> None:
-        self.do(self.machine.accepted(self.lease.sequence_id, cached))
+        self.on(events.Accepted(self.lease.sequence_id, cached))
 
     def reserve(self, cached: int = 0) -> None:
-        self.do(self.machine.reserved(self.seat.sequence_id, cached))
+        self.on(events.Reserved(self.seat.sequence_id, cached))
 
     def grant(self) -> None:
         grant = self.grants[self.lease.sequence_id]
-        self.do(self.machine.granted(self.lease.sequence_id, grant.grant_id))
+        self.on(events.Granted(self.lease.sequence_id, grant.grant_id))
 
     def first(self, token: int = 20, reason: int = 0) -> None:
         position = len(PROMPT) + self.lease.num_emitted
-        self.do(self.machine.first_token(self.lease.sequence_id, token, position, None, reason))
+        self.on(events.FirstToken(self.lease.sequence_id, token, position, None, reason))
 
     def prove(self) -> None:
         bind = self.binds[self.seat.sequence_id]
         stats = common_pb2.TransferStats(num_bytes=7)
-        self.do(self.machine.proven(bind.sequence_id, bind.bind_id, stats))
+        self.on(events.Proven(bind.sequence_id, bind.bind_id, stats))
 
     def pull_fails(self, reason: int = decode_pb2.PULL_FAILURE_TRANSPORT) -> None:
         bind = self.binds[self.seat.sequence_id]
-        self.do(self.machine.pull_failed(bind.sequence_id, bind.bind_id, reason, "cut"))
+        self.on(events.PullFailed(bind.sequence_id, bind.bind_id, reason, "cut"))
 
     def lose_lease(self, error: DiptychError | None = None) -> None:
         sequence_id, _ = self.leases.popitem()
-        self.do(self.machine.lease_ended(sequence_id, error or NoWorkerError("gone")))
+        self.on(events.LeaseEnded(sequence_id, error or NoWorkerError("gone")))
 
     def lose_seat(self) -> None:
         sequence_id, _ = self.seats.popitem()
-        self.do(self.machine.seat_lost(sequence_id, "gone"))
+        self.on(events.ReservationLost(sequence_id, "gone"))
 
     def end_seat(
         self, reason: int = 0, error: DiptychError | None = None, preemptions: int = 0
@@ -226,20 +233,20 @@ class World:
             ended.finish_reason = common_pb2.FinishReason.Name(reason)  # type: ignore[assignment]
         if error is not None:
             ended.failure.CopyFrom(to_failure(error))
-        self.do(self.machine.ended(ended))
+        self.on(decoded(ended))
 
     def tokens(self, *token_ids: int, position: int | None = None) -> None:
         if position is None:
             position = len(PROMPT) + len(self.emitted)
         sequence_id = self.seat.sequence_id
-        self.do(self.machine.tokens(sequence_id, position, token_ids, ()))
+        self.on(events.Tokens(sequence_id, position, token_ids, ()))
 
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
-        self.do(self.machine.tick())
+        self.on(events.Tick())
 
     def begin(self) -> "World":
-        self.do(self.machine.begin())
+        self.on(events.Begin())
         return self
 
     def hand_off(self) -> None:
@@ -606,7 +613,7 @@ def test_cancel_at_every_stage(num_steps: int) -> None:
     steps = (world.accept, world.reserve, world.grant, world.first, world.prove)
     for step in steps[:num_steps]:
         step()
-    world.do(world.machine.cancel())
+    world.on(events.Cancelled())
     world.check_nothing_is_held()
     assert world.machine.wake_at_s is None
 
@@ -640,13 +647,13 @@ class RequestMachineMachine(RuleBasedStateMachine):
         """Whatever each half was asked for last is answered."""
         world = self.world
         for seat in list(world.seats.values()):
-            world.do(world.machine.reserved(seat.sequence_id, 0))
+            world.on(events.Reserved(seat.sequence_id, 0))
         for lease in list(world.leases.values()):
-            world.do(world.machine.accepted(lease.sequence_id, 0))
+            world.on(events.Accepted(lease.sequence_id, 0))
         for lease in list(world.leases.values()):
             grant = world.grants.get(lease.sequence_id)
             if grant is not None:
-                world.do(world.machine.granted(lease.sequence_id, grant.grant_id))
+                world.on(events.Granted(lease.sequence_id, grant.grant_id))
 
     @precondition(lambda self: self.world.leases)
     @rule()
@@ -656,7 +663,7 @@ class RequestMachineMachine(RuleBasedStateMachine):
         last = LENGTH if position == len(PROMPT) + 5 else 0
         token = self.token_at(position)
         sequence_id = world.lease.sequence_id
-        world.do(world.machine.first_token(sequence_id, token, position, None, last))
+        world.on(events.FirstToken(sequence_id, token, position, None, last))
 
     @precondition(lambda self: any(i in self.world.binds for i in self.world.seats))
     @rule()
@@ -679,28 +686,28 @@ class RequestMachineMachine(RuleBasedStateMachine):
     @rule(data=st.data(), what=st.sampled_from(["lease", "seat"]), number=st.integers(0, 6))
     def anything_is_said(self, data: st.DataObject, what: str, number: int) -> None:
         """Any message, for any half there ever was; nothing in it need be right."""
-        machine, do = self.world.machine, self.world.do
+        on = self.world.on
         if what == "lease":
             sequence_id = self.lease_id(data)
             if data.draw(st.booleans()):
-                do(machine.accepted(sequence_id, number))
-                do(machine.granted(sequence_id, number))
+                on(events.Accepted(sequence_id, number))
+                on(events.Granted(sequence_id, number))
             else:
                 position = len(PROMPT) + len(self.world.emitted) + data.draw(st.integers(-2, 1))
                 token = self.token_at(position)
-                do(machine.first_token(sequence_id, token, position, None, 0))
+                on(events.FirstToken(sequence_id, token, position, None, 0))
             return
         sequence_id = self.seat_id(data)
         kind = data.draw(st.sampled_from(["reserved", "pull", "tokens"]))
         if kind == "reserved":
-            do(machine.reserved(sequence_id, number))
+            on(events.Reserved(sequence_id, number))
         elif kind == "pull":
-            do(machine.proven(sequence_id, number, common_pb2.TransferStats()))
-            do(machine.pull_failed(sequence_id, number, number, ""))
+            on(events.Proven(sequence_id, number, common_pb2.TransferStats()))
+            on(events.PullFailed(sequence_id, number, number, ""))
         else:
             position = len(PROMPT) + len(self.world.emitted) + data.draw(st.integers(-2, 1))
             token_ids = [self.token_at(p) for p in range(position, position + number)]
-            do(machine.tokens(sequence_id, position, token_ids, ()))
+            on(events.Tokens(sequence_id, position, token_ids, ()))
 
     @rule(
         data=st.data(),
@@ -712,7 +719,7 @@ class RequestMachineMachine(RuleBasedStateMachine):
         if what == "lease":
             sequence_id = self.lease_id(data)
             world.leases.pop(sequence_id, None)
-            world.do(world.machine.lease_ended(sequence_id, error("it ended")))
+            world.on(events.LeaseEnded(sequence_id, error("it ended")))
             return
         sequence_id = self.seat_id(data)
         ended = decode_pb2.Ended(sequence_id=sequence_id)
@@ -724,9 +731,9 @@ class RequestMachineMachine(RuleBasedStateMachine):
             ended.failure.CopyFrom(to_failure(error("it broke")))
         world.seats.pop(sequence_id, None)
         if what == "stream":
-            world.do(world.machine.seat_lost(sequence_id, "it broke"))
+            world.on(events.ReservationLost(sequence_id, "it broke"))
         else:
-            world.do(world.machine.ended(ended))
+            world.on(decoded(ended))
 
     @rule(seconds=st.sampled_from([0.0, 0.0, 0.05, 0.05, 0.1, 0.1, 0.5, 31.0]))
     def time_passes(self, seconds: float) -> None:
@@ -746,7 +753,7 @@ class RequestMachineMachine(RuleBasedStateMachine):
     @rule(sure=st.integers(0, 9))
     def client_leaves(self, sure: int) -> None:
         if sure == 9:
-            self.world.do(self.world.machine.cancel())
+            self.world.on(events.Cancelled())
 
     @invariant()
     def tokens_are_emitted_once_and_in_order(self) -> None:

@@ -10,9 +10,11 @@ from router.cluster.liveness import Liveness
 from router.placement.policy import LeastLoaded
 from router.placement.prefix_memory import PrefixMemory
 from router.placement.types import (
+    DecodeOnly,
     DecodeView,
     Pair,
-    Placement,
+    Paired,
+    PrefillOnly,
     PrefillView,
     Query,
     Snapshot,
@@ -62,7 +64,7 @@ def made(
 
 def test_least_loaded_of_each() -> None:
     snapshot = Snapshot((view_p(P1, 500), view_p(P2, 10)), (view_d(D1, 3), view_d(D2, 1)))
-    assert made().place(QUERY, snapshot) == Placement(P2, D2)
+    assert made().place(QUERY, snapshot) == Paired(P2, D2)
 
 
 def test_cached_prefix_outweighs_some_load() -> None:
@@ -70,32 +72,32 @@ def test_cached_prefix_outweighs_some_load() -> None:
     policy.remember(P1, KEYS)
     policy.remember(D1, KEYS)
     busy = Snapshot((view_p(P1, 100), view_p(P2)), (view_d(D1, 1), view_d(D2)))
-    assert policy.place(QUERY, busy) == Placement(P1, D1)
+    assert policy.place(QUERY, busy) == Paired(P1, D1)
     busier = Snapshot((view_p(P1, 500), view_p(P2)), (view_d(D1, 9), view_d(D2)))
-    assert policy.place(QUERY, busier) == Placement(P2, D2)
+    assert policy.place(QUERY, busier) == Paired(P2, D2)
     policy.forget(P1)
-    assert policy.place(QUERY, busy) == Placement(P2, D1)
+    assert policy.place(QUERY, busy) == Paired(P2, D1)
 
 
 def test_only_proven_pairs() -> None:
     decodes = (view_d(D1, proven=frozenset()), view_d(D2, 50, proven=frozenset({"p2"})))
     snapshot = Snapshot((view_p(P1), view_p(P2, 900)), decodes)
-    assert made().place(QUERY, snapshot) == Placement(P2, D2)
+    assert made().place(QUERY, snapshot) == Paired(P2, D2)
     assert made().place(QUERY, Snapshot((view_p(P1),), decodes)) is None
 
 
 def test_failed_and_refused_are_left_out() -> None:
     query = dataclasses.replace(QUERY, failed=frozenset({"p1"}), refused=frozenset({"d1"}))
-    assert made().place(query, BOTH) == Placement(P2, D2)
+    assert made().place(query, BOTH) == Paired(P2, D2)
     pairs = frozenset({Pair("p1", "d1"), Pair("p2", "d1"), Pair("p1", "d2")})
-    assert made().place(dataclasses.replace(QUERY, failed_pairs=pairs), BOTH) == Placement(P2, D2)
+    assert made().place(dataclasses.replace(QUERY, failed_pairs=pairs), BOTH) == Paired(P2, D2)
 
 
 def test_too_small_workers_are_left_out() -> None:
     snapshot = Snapshot(
         (view_p(P1, max_model_len=199), view_p(P2)), (view_d(D1), view_d(D2, max_model_len=199))
     )
-    assert made().place(QUERY, snapshot) == Placement(P2, D1)
+    assert made().place(QUERY, snapshot) == Paired(P2, D1)
 
 
 def test_no_runway_waits() -> None:
@@ -104,43 +106,43 @@ def test_no_runway_waits() -> None:
 
 
 def test_one_half_is_fixed() -> None:
-    assert made().place(dataclasses.replace(QUERY, on_prefill=P2), BOTH) == Placement(P2, D1)
+    assert made().place(dataclasses.replace(QUERY, on_prefill=P2), BOTH) == Paired(P2, D1)
     query = dataclasses.replace(QUERY, on_decode=D2, refused=frozenset({"p1"}))
-    assert made().place(query, BOTH) == Placement(P2, D2)
+    assert made().place(query, BOTH) == Paired(P2, D2)
 
 
 def test_prefill_alone_for_one_token() -> None:
     query = dataclasses.replace(QUERY, num_max_tokens=131)
-    assert made().place(query, BOTH) == Placement(P1, None)
+    assert made().place(query, BOTH) == PrefillOnly(P1)
     alone = Snapshot((view_p(P1),), ())
-    assert made().place(query, alone) == Placement(P1, None)
+    assert made().place(query, alone) == PrefillOnly(P1)
 
 
 def test_short_uncached_part_is_local() -> None:
     policy = made(below=64)
-    assert policy.place(QUERY, BOTH) == Placement(P1, D1)
+    assert policy.place(QUERY, BOTH) == Paired(P1, D1)
     policy.remember(D2, KEYS)  # 2 of 130 tokens are missing there
-    assert policy.place(QUERY, BOTH) == Placement(None, D2, Why.CHOICE)
+    assert policy.place(QUERY, BOTH) == DecodeOnly(D2, Why.CHOICE, 128)
     remote = Snapshot(BOTH.prefill, (view_d(D1), view_d(D2, local_prefill=False)))
-    assert policy.place(QUERY, remote) == Placement(P1, D2)
+    assert policy.place(QUERY, remote) == Paired(P1, D2)
 
 
 def test_no_prefill_pool_is_always_local() -> None:
     policy = made(has_prefill_pool=False, allow_local=False)
-    assert policy.place(QUERY, Snapshot((), (view_d(D1),))) == Placement(None, D1, Why.CHOICE)
+    assert policy.place(QUERY, Snapshot((), (view_d(D1),))) == DecodeOnly(D1, Why.CHOICE)
 
 
 @pytest.mark.parametrize("allowed", [True, False])
 def test_no_prefill_alive_is_local_where_allowed(allowed: bool) -> None:
     placement = made(allow_local=allowed).place(QUERY, Snapshot((), (view_d(D1),)))
-    assert placement == (Placement(None, D1, Why.NO_PREFILL) if allowed else None)
+    assert placement == (DecodeOnly(D1, Why.NO_PREFILL) if allowed else None)
 
 
 @pytest.mark.parametrize("allowed", [True, False])
 def test_all_prefill_failed_is_recomputed_where_allowed(allowed: bool) -> None:
     query = dataclasses.replace(QUERY, failed=frozenset({"p1", "p2"}), on_decode=D2)
     placement = made(allow_recompute=allowed).place(query, BOTH)
-    assert placement == (Placement(None, D2, Why.RECOMPUTE) if allowed else None)
+    assert placement == (DecodeOnly(D2, Why.RECOMPUTE) if allowed else None)
 
 
 def test_refusals_do_not_make_it_local() -> None:

@@ -1,0 +1,82 @@
+"""Wire messages as events, and actions as wire messages: what a machine's shells share. Pure."""
+
+from diptych.rpc.status import from_failure
+from diptych.v1 import decode_pb2, prefill_pb2
+from router.request import actions, events
+from router.request.events import Event
+
+
+def prefill_event(sequence_id: int, message: prefill_pb2.PrefillEvent) -> Event | None:
+    """What the worker of that lease says; None: nothing that concerns the request."""
+    match message.WhichOneof("event"):
+        case "accepted":
+            return events.Accepted(sequence_id, message.accepted.num_cached_tokens)
+        case "first_token":
+            first = message.first_token
+            margin = first.margin if first.HasField("margin") else None
+            return events.FirstToken(
+                sequence_id, first.token_id, first.position, margin, first.finish_reason
+            )
+        case "granted":
+            return events.Granted(sequence_id, message.granted.grant_id)
+        case _:
+            return None
+
+
+def decode_event(message: decode_pb2.DecodeEvent) -> Event | None:
+    """What a decode worker says of one sequence; None: nothing that concerns its request."""
+    match message.WhichOneof("event"):
+        case "reserved":
+            reserved = message.reserved
+            return events.Reserved(reserved.sequence_id, reserved.num_cached_tokens)
+        case "proven":
+            proven = message.proven
+            return events.Proven(proven.sequence_id, proven.bind_id, proven.stats)
+        case "pull_failed":
+            failed = message.pull_failed
+            return events.PullFailed(
+                failed.sequence_id, failed.bind_id, failed.reason, failed.message
+            )
+        case "ended":
+            ended = message.ended
+            error = from_failure(ended.failure) if ended.HasField("failure") else None
+            return events.Ended(
+                ended.sequence_id, ended.finish_reason, ended.num_preemptions, error
+            )
+        case _:
+            return None
+
+
+def tokens(message: decode_pb2.SequenceTokens) -> events.Tokens:
+    """New tokens of one sequence, out of a step's message."""
+    return events.Tokens(message.sequence_id, message.position, message.token_ids, message.margins)
+
+
+def grant(action: actions.Grant) -> prefill_pb2.Grant:
+    """The message of that action."""
+    return prefill_pb2.Grant(
+        grant_id=action.grant_id,
+        ticket=action.ticket,
+        reader_incarnation=action.reader.incarnation,
+    )
+
+
+def bind(action: actions.Bind) -> decode_pb2.Bind:
+    """The message of that action."""
+    return decode_pb2.Bind(
+        sequence_id=action.sequence_id,
+        bind_id=action.bind_id,
+        source_address=action.source.address,
+        source_incarnation=action.source.incarnation,
+        ticket=action.ticket,
+        first_missing_token=action.first_missing_token,
+    )
+
+
+def start(action: actions.Start) -> decode_pb2.Start:
+    """The message of that action."""
+    return decode_pb2.Start(
+        sequence_id=action.sequence_id,
+        emitted_token_ids=action.emitted,
+        compute_missing=action.compute_missing,
+    )

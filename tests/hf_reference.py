@@ -31,6 +31,37 @@ def load(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
 
 
+def write_gemma3_with_images(folder: Path) -> None:
+    """A random Gemma 3 of text and images, as transformers writes it, with a tiny vision tower."""
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+
+    text = {
+        "vocab_size": 512,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": 640,
+        "query_pre_attn_scalar": 24,
+        "sliding_window": 32,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        "initializer_range": 0.3,
+    }
+    vision = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 28,
+        "patch_size": 14,
+    }
+    torch.manual_seed(0)
+    config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
+    Gemma3ForConditionalGeneration(config).save_pretrained(folder)
+
+
 @torch.inference_mode()
 def logits(
     folder: Path, token_ids: Sequence[int], dtype: torch.dtype = torch.float32

@@ -17,6 +17,10 @@ from diptych.text.chat_template import ChatTemplate, Message
 from diptych.text.token_text import TokenText
 
 _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+# By family: what transformers takes where a config is silent, as Gemma 3's with images is.
+_SILENT_COUNTS = {"gemma3": {"vocab_size": 262_208, "max_position_embeddings": 131_072}}
+
 _LENGTH_KEEPING_NORMALIZERS = {"Replace", "Prepend"}
 
 
@@ -29,8 +33,7 @@ class Tokenizer:
     """
 
     def __init__(self, folder: Path) -> None:
-        config = _read_json(folder / "config.json")
-        config = config.get("text_config", config)
+        config = _text_config(_read_json(folder / "config.json"))
         settings = _read_json(folder / "tokenizer_config.json", missing_ok=True)
         generation = _read_json(folder / "generation_config.json", missing_ok=True)
         self._tokenizer = _load_tokenizer(folder / "tokenizer.json")
@@ -158,6 +161,13 @@ def _load_chat_template(
         named = {entry["name"]: entry["template"] for entry in source}
         source = named.get("default")
     return ChatTemplate(source, special_tokens) if isinstance(source, str) else None
+
+
+def _text_config(config: dict[str, Any]) -> dict[str, Any]:
+    """What the config says of text; where the text part of a larger model is silent, of all."""
+    part = config | (config.get("text_config") or {})
+    family = str(part.get("model_type")).removesuffix("_text")
+    return _SILENT_COUNTS.get(family, {}) | part
 
 
 def _max_model_len(config: dict[str, Any], folder: Path) -> int:

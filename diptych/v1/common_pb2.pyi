@@ -90,7 +90,7 @@ class Heartbeat(_message.Message):
     def __init__(self, progress: _Optional[_Union[EngineProgress, _Mapping]] = ...) -> None: ...
 
 class KVLayout(_message.Message):
-    __slots__ = ("format_version", "model_digest", "dtype", "block_size", "num_layers", "num_kv_heads", "head_dim", "tensor_parallel_rank", "tensor_parallel_size", "block_bytes", "digest_level", "quantization")
+    __slots__ = ("format_version", "model_digest", "dtype", "block_size", "num_layers", "num_kv_heads", "head_dim", "tensor_parallel_rank", "tensor_parallel_size", "block_bytes", "digest_level", "quantization", "compute_dtype")
     FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -103,6 +103,7 @@ class KVLayout(_message.Message):
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
     DIGEST_LEVEL_FIELD_NUMBER: _ClassVar[int]
     QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_DTYPE_FIELD_NUMBER: _ClassVar[int]
     format_version: int
     model_digest: str
     dtype: str
@@ -115,7 +116,8 @@ class KVLayout(_message.Message):
     block_bytes: int
     digest_level: str
     quantization: str
-    def __init__(self, format_version: _Optional[int] = ..., model_digest: _Optional[str] = ..., dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., tensor_parallel_rank: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., digest_level: _Optional[str] = ..., quantization: _Optional[str] = ...) -> None: ...
+    compute_dtype: str
+    def __init__(self, format_version: _Optional[int] = ..., model_digest: _Optional[str] = ..., dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., tensor_parallel_rank: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., digest_level: _Optional[str] = ..., quantization: _Optional[str] = ..., compute_dtype: _Optional[str] = ...) -> None: ...
 
 class TransferStats(_message.Message):
     __slots__ = ("transport", "num_bytes", "num_tokens", "read_s", "exposed_s", "total_s", "digest_s")

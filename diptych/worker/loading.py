@@ -86,7 +86,12 @@ def load_model(
     runner = Runner(Decoder(model_config, weights), kv_cache)
     runner.warm_up(lambda ratio: report("warming up", ratio))
     layout = kv_layout(
-        model_config, kv_cache, model_digest(source.folder), digest_level, config.quantization
+        model_config,
+        kv_cache,
+        model_digest(source.folder),
+        dtype,
+        digest_level=digest_level,
+        quantization=config.quantization,
     )
     return LoadedModel(
         name=config.model_name or source.name,

@@ -9,6 +9,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from diptych.engine.backends.cpu.attention import PagedAttention
@@ -284,6 +285,23 @@ def test_bfloat16_is_near(case: Case, tmp_path: Path) -> None:
     want = case.expected(ids)
     difference = (torch.cat((first, second, third)) - want).abs().mean() / want.abs().mean()
     assert difference < 0.1
+
+
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_the_text_part_of_a_model_with_images(tmp_path: Path, prefix: str) -> None:
+    """A folder as the larger Gemma 3 have it: other tensors beside the decoder's."""
+    hf_reference.write_gemma3_with_images(tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    renamed = {name.replace("language_model.model.", prefix): t for name, t in tensors.items()}
+    assert any(name.startswith("vision_tower.") for name in renamed)
+    ids = tokens_of(70, 100)
+    want = hf_reference.logits(tmp_path, ids)
+    save_file(renamed, path)
+    config = ModelConfig.from_folder(tmp_path)
+    model = Decoder(config, load_weights(tmp_path, config))
+    runner = Runner(model, KVCache(config, NUM_BLOCKS, BLOCK_SIZE))
+    assert_close(runner.logits(plan_of(chunk(ids, 0, 100, scattered_table(1, 100)))), want)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from diptych.engine.kv.cache import KVCache
 from diptych.engine.kv.fingerprint import kv_layout, model_digest
 from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.weights import load_weights, resolve_dtype
-from diptych.errors import ConfigurationError
+from diptych.errors import ConfigurationError, LayoutMismatchError
+from kvtransfer.layout import compare_layouts
 from tests.tiny_model import write_tiny_model
 
 
@@ -135,8 +136,23 @@ def test_kv_memory(folder: Path) -> None:
 def test_layout(folder: Path) -> None:
     config = ModelConfig.from_folder(folder)
     cache = KVCache(config, 2, block_size=4, dtype=torch.bfloat16)
-    layout = kv_layout(config, cache, "abc", "full")
+    layout = kv_layout(config, cache, "abc", torch.float32)
     assert (layout.model_digest, layout.dtype, layout.block_size) == ("abc", "bfloat16", 4)
     assert (layout.num_layers, layout.num_kv_heads, layout.head_dim) == (2, 2, 16)
     assert layout.block_bytes == cache.block_bytes
-    assert layout.tensor_parallel_size == 1
+    assert (layout.tensor_parallel_rank, layout.tensor_parallel_size) == (0, 1)
+    split = kv_layout(
+        config, cache, "abc", torch.float32, tensor_parallel_rank=1, tensor_parallel_size=2
+    )
+    assert (split.tensor_parallel_rank, split.tensor_parallel_size) == (1, 2)
+
+
+def test_workers_that_compute_otherwise_are_no_pair(folder: Path) -> None:
+    """Even on caches of one element type: what they put into them differs."""
+    config = ModelConfig.from_folder(folder)
+    cache = KVCache(config, 2, dtype=torch.int8)
+    reader, source = (
+        kv_layout(config, cache, "abc", dtype) for dtype in (torch.bfloat16, torch.float32)
+    )
+    with pytest.raises(LayoutMismatchError, match=r"^compute_dtype: .*'bfloat16'.*'float32'"):
+        compare_layouts(reader, source)

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import Self
 
 import torch
-from torch import Tensor
 
 from diptych.engine.kv.shared_bytes import SharedBytes
 from diptych.engine.model.config import ModelConfig
@@ -157,10 +156,6 @@ class KVCache:
             raise IndexError(f"no block {block_id}, have {self.num_blocks}")
         begin = block_id * self.block_bytes
         return self._blocks[begin : begin + self.block_bytes]
-
-    def layer(self, index: int) -> Tensor:
-        """One layer of every block, a strided view: [num_blocks, 2, num_kv_heads, ...]."""
-        return self.tensor[:, index]
 
 
 def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:

@@ -11,11 +11,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 import xxhash
 
 from diptych.engine.kv.cache import KVCache
+from diptych.engine.model.checkpoint import TensorLocation, tensor_index
 from diptych.engine.model.config import ModelConfig
-from diptych.engine.model.weights import TensorLocation, tensor_index
 from diptych.errors import ConfigurationError
 from diptych.v1 import common_pb2
 
@@ -51,24 +52,36 @@ def kv_layout(
     config: ModelConfig,
     kv_cache: KVCache,
     model_digest: str,
+    compute_dtype: torch.dtype,
+    *,
     digest_level: str = "full",
     quantization: str = "none",
+    tensor_parallel_rank: int = 0,
+    tensor_parallel_size: int = 1,
 ) -> common_pb2.KVLayout:
-    """What another worker's cache must equal before a block may move."""
+    """What another worker's cache must equal before a block may move.
+
+    ``compute_dtype`` is that of weights and arithmetic; the cache may have another.
+    """
     return common_pb2.KVLayout(
         format_version=FORMAT_VERSION,
         model_digest=model_digest,
-        dtype=str(kv_cache.dtype).removeprefix("torch."),
+        dtype=_name(kv_cache.dtype),
         block_size=kv_cache.block_size,
         num_layers=config.num_layers,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
-        tensor_parallel_rank=0,
-        tensor_parallel_size=1,
+        tensor_parallel_rank=tensor_parallel_rank,
+        tensor_parallel_size=tensor_parallel_size,
         block_bytes=kv_cache.block_bytes,
         digest_level=digest_level,
         quantization=quantization,
+        compute_dtype=_name(compute_dtype),
     )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _read_config(path: Path) -> dict[str, Any]:

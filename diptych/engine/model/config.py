@@ -87,6 +87,7 @@ class ModelConfig:
     logit_softcap: float | None
     layers: tuple[LayerConfig, ...]
     checkpoint_dtype: str  # element type of the stored weights, float32 if unsaid
+    is_text_part: bool  # the checkpoint has other parts as well, such as a vision tower
 
     @property
     def num_layers(self) -> int:
@@ -115,19 +116,21 @@ class ModelConfig:
         Raises:
             ConfigurationError: names the key and value it cannot follow.
         """
+        is_text_part = config.get("model_type") in _TEXT_TYPES
+        if is_text_part:
+            config = _text_part(config)
         model_type = config.get("model_type")
         if not isinstance(model_type, str) or model_type not in _FAMILIES:
-            raise ConfigurationError(
-                f"model_type {model_type!r} is not supported; have {', '.join(sorted(_FAMILIES))}"
-            )
+            names = ", ".join(sorted({*_FAMILIES, *_TEXT_TYPES}))
+            raise ConfigurationError(f"model_type {model_type!r} is not supported; have {names}")
         family = _FAMILIES[model_type]
         for key in _UNSUPPORTED_SWITCHES:
             if config.get(key):
                 raise ConfigurationError(f"config.json: {key}={config[key]!r} is not supported")
         reader = _Reader(config)
         gemma = model_type == "gemma3_text"
-        num_heads = reader.count("num_attention_heads")
-        num_kv_heads = reader.count("num_key_value_heads", num_heads)
+        num_heads = reader.count("num_attention_heads", family.num_heads)
+        num_kv_heads = reader.count("num_key_value_heads", family.num_kv_heads or num_heads)
         if num_heads % num_kv_heads:
             raise ConfigurationError(
                 f"config.json: {num_heads} heads cannot share {num_kv_heads} key-value heads"
@@ -139,13 +142,13 @@ class ModelConfig:
         softcap = config.get("final_logit_softcapping")
         return cls(
             model_type=model_type,
-            vocab_size=reader.count("vocab_size"),
+            vocab_size=reader.count("vocab_size", family.vocab_size),
             hidden_size=hidden_size,
             intermediate_size=reader.count("intermediate_size"),
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
-            max_position=reader.count("max_position_embeddings", 131072 if gemma else None),
+            max_position=reader.count("max_position_embeddings", family.max_position),
             rms_norm_eps=reader.number("rms_norm_eps", 1e-6),
             activation=reader.activation(
                 "hidden_activation" if gemma else "hidden_act",
@@ -163,6 +166,7 @@ class ModelConfig:
             logit_softcap=float(softcap) if softcap else None,
             layers=reader.layers(family),
             checkpoint_dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
+            is_text_part=is_text_part,
         )
 
 
@@ -178,6 +182,11 @@ class _Family:
     window_pattern: int | None = None  # every n-th layer is full; None: all slide
     rope_theta: float = 10000.0
     local_rope_theta: float | None = None  # of sliding layers
+    # Counts of models whose config leaves them to transformers; None: they must be there.
+    vocab_size: int | None = None
+    num_heads: int | None = None
+    num_kv_heads: int | None = None  # None: as many as heads
+    max_position: int | None = None
 
 
 _FAMILIES: Mapping[str, _Family] = {
@@ -192,10 +201,28 @@ _FAMILIES: Mapping[str, _Family] = {
         window_pattern=6,
         rope_theta=1_000_000.0,
         local_rope_theta=10_000.0,
+        vocab_size=262_208,
+        num_heads=8,
+        num_kv_heads=4,
+        max_position=131_072,
     ),
 }
 
+# Models of text and images, and the family that their text part is of.
+_TEXT_TYPES: Mapping[str, str] = {"gemma3": "gemma3_text"}
+# What such a config says of all its parts, where the text part is silent.
+_SHARED_KEYS = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")
+
 _FULL, _SLIDING = "full_attention", "sliding_attention"
+
+
+def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The text part of such a model, as a config of its own."""
+    part = config.get("text_config")
+    if not isinstance(part, Mapping):
+        raise ConfigurationError(f"config.json: text_config must be an object, is {part!r}")
+    shared = {key: config[key] for key in _SHARED_KEYS if key in config}
+    return shared | {"model_type": _TEXT_TYPES[config["model_type"]], **part}
 
 
 class _Reader:
@@ -204,15 +231,22 @@ class _Reader:
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._config = config
 
-    def number(self, key: str, default: float | None = None) -> float:
+    def number(
+        self, key: str, default: float | None = None, *, zero_allowed: bool = False
+    ) -> float:
         value = self._config.get(key)
         value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or value < 0
+            or (value == 0 and not zero_allowed)
+        ):
             raise ConfigurationError(f"config.json: {key} must be a positive number, is {value!r}")
         return float(value)
 
-    def count(self, key: str, default: int | None = None) -> int:
-        value = self.number(key, default)
+    def count(self, key: str, default: int | None = None, *, zero_allowed: bool = False) -> int:
+        value = self.number(key, default, zero_allowed=zero_allowed)
         if value != int(value):
             raise ConfigurationError(f"config.json: {key} must be a whole number, is {value!r}")
         return int(value)
@@ -256,7 +290,7 @@ class _Reader:
         if window is None:
             return [_FULL] * num_layers
         if family.window_switch:
-            first = self._config.get("max_window_layers", 28)
+            first = self.count("max_window_layers", 28, zero_allowed=True)
             return [_SLIDING if index >= first else _FULL for index in range(num_layers)]
         if family.window_pattern is None:
             return [_SLIDING] * num_layers

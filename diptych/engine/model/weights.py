@@ -1,45 +1,31 @@
 """Reads a checkpoint folder into the tensors of one decoder, packed for this machine.
 
-Knows Hugging Face's tensor names and safetensors files; the decoder knows
-neither. Every tensor of the checkpoint is used, or the checkpoint is refused: an
-ignored bias would be a different model. Called once per worker, off the event
-loop.
+Knows Hugging Face's tensor names; the decoder does not. Every tensor of the
+checkpoint is used, or the checkpoint is refused: an ignored bias would be a different
+model. Called once per worker, off the event loop.
 """
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from diptych.engine.backends.cpu.huge_pages import HugePages
 from diptych.engine.backends.cpu.int8_linear import make_int8_linear
 from diptych.engine.backends.cpu.linear import Linear, make_linear
+from diptych.engine.model.checkpoint import CheckpointReader, LoadProgress
 from diptych.engine.model.config import ModelConfig
 from diptych.errors import ConfigurationError
 
-LoadProgress = Callable[[float], None]  # done ratio, 0 to 1, by bytes
 Quantization = Literal["none", "int8"]  # of the linear layers, the head included
 
 MakeLinear = Callable[[Tensor, Tensor | None], Linear]  # of weight and bias
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-_INDEX_NAME, _SINGLE_NAME = "model.safetensors.index.json", "model.safetensors"
-
-
-class TensorLocation(NamedTuple):
-    """Where a checkpoint keeps one tensor. Offsets and sizes in bytes."""
-
-    path: Path
-    dtype: str  # as safetensors spells it
-    shape: tuple[int, ...]
-    offset: int  # of its first byte in the file
-    num_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +113,9 @@ def load_weights(
     def linear(weight: Tensor, bias: Tensor | None) -> Linear:
         return make(place(weight), bias)
 
-    reader = _CheckpointReader(Path(folder), dtype, torch.device(device), progress)
+    reader = CheckpointReader(
+        Path(folder), dtype, torch.device(device), progress, text_part=config.is_text_part
+    )
     embedding = reader.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
     embedding = place(embedding) if as_loaded else embedding.clone()  # off the file's pages
     layers = tuple(_layer(reader, config, index, linear) for index in range(config.num_layers))
@@ -153,7 +141,7 @@ def _same(tensor: Tensor) -> Tensor:
 
 
 def _layer(
-    reader: "_CheckpointReader", config: ModelConfig, index: int, make: MakeLinear
+    reader: CheckpointReader, config: ModelConfig, index: int, make: MakeLinear
 ) -> LayerWeights:
     prefix = f"model.layers.{index}."
     hidden, inner = config.hidden_size, config.intermediate_size
@@ -188,92 +176,5 @@ def _layer(
     )
 
 
-def _norm(reader: "_CheckpointReader", config: ModelConfig, name: str, size: int) -> Tensor:
+def _norm(reader: CheckpointReader, config: ModelConfig, name: str, size: int) -> Tensor:
     return reader.take(name, size).float() + config.norm_offset
-
-
-class _CheckpointReader:
-    """Hands out each tensor once and knows what is left."""
-
-    def __init__(
-        self, folder: Path, dtype: torch.dtype, device: torch.device, progress: LoadProgress
-    ) -> None:
-        self._folder, self._dtype, self._device = folder, dtype, device
-        self._progress = progress
-        self._left = tensor_index(folder)
-        paths = {location.path for location in self._left.values()}
-        try:
-            self._files: dict[Path, Any] = {path: safe_open(path, "pt") for path in paths}
-        except SafetensorError as error:
-            raise ConfigurationError(f"cannot read the weights in {folder}: {error}") from error
-        self._num_bytes = sum(location.num_bytes for location in self._left.values())
-        self._num_bytes_done = 0
-
-    def take(self, name: str, *shape: int) -> Tensor:
-        location = self._left.get(name)
-        if location is None:
-            raise ConfigurationError(f"{self._folder} lacks the tensor {name}")
-        if location.shape != shape:
-            raise ConfigurationError(
-                f"{name} in {self._folder} is {list(location.shape)}, expected {list(shape)}"
-            )
-        if location.dtype not in {"F32", "F16", "BF16"}:
-            raise ConfigurationError(f"{name} in {self._folder} is {location.dtype}, not a float")
-        tensor: Tensor = self._files[location.path].get_tensor(name)
-        self.skip(name)
-        return tensor.to(device=self._device, dtype=self._dtype)
-
-    def skip(self, name: str) -> None:
-        """Leave out a tensor that may be there and is not needed."""
-        location = self._left.pop(name, None)
-        if location is not None:
-            self._num_bytes_done += location.num_bytes
-            self._progress(self._num_bytes_done / self._num_bytes)
-
-    def close(self) -> None:
-        if self._left:
-            some = ", ".join(sorted(self._left)[:3])
-            raise ConfigurationError(
-                f"{self._folder} has {len(self._left)} tensors this decoder does not use: {some}"
-            )
-
-
-def tensor_index(folder: Path) -> dict[str, TensorLocation]:
-    """Every tensor of the checkpoint in ``folder``, one file or sharded.
-
-    Raises:
-        ConfigurationError: a file is missing or malformed.
-    """
-    try:
-        if (folder / _INDEX_NAME).exists():
-            weight_map = json.loads((folder / _INDEX_NAME).read_text("utf-8"))["weight_map"]
-            names = sorted(set(weight_map.values()))
-        else:
-            names = [_SINGLE_NAME]
-        index: dict[str, TensorLocation] = {}
-        for name in names:
-            index.update(_read_header(folder / name))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigurationError(f"cannot read the weights in {folder}: {error}") from error
-    return index
-
-
-def _read_header(path: Path) -> Iterator[tuple[str, TensorLocation]]:
-    with path.open("rb") as file:
-        num_header_bytes = int.from_bytes(file.read(8), "little")
-        if num_header_bytes > path.stat().st_size:
-            raise ValueError(f"{path.name} is not a safetensors file")
-        header = json.loads(file.read(num_header_bytes))
-    for name, entry in header.items():
-        if name != "__metadata__":
-            begin, end = entry["data_offsets"]
-            yield (
-                name,
-                TensorLocation(
-                    path,
-                    entry["dtype"],
-                    tuple(entry["shape"]),
-                    8 + num_header_bytes + begin,
-                    end - begin,
-                ),
-            )

@@ -112,6 +112,20 @@ def test_settings_of_a_text_and_image_model(tmp_path: Path) -> None:
     assert Tokenizer.from_folder(tmp_path).max_model_len == 77
 
 
+def test_a_text_part_that_leaves_counts_to_transformers(tmp_path: Path) -> None:
+    write_folder(tmp_path, byte_level_tokenizer())
+    content = {
+        "model_type": "gemma3",
+        "eos_token_id": [3],
+        "text_config": {"model_type": "gemma3_text"},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    assert tokenizer.max_model_len == 131072
+    assert tokenizer.vocab_size == 262208
+    assert 3 in tokenizer.eos_token_ids
+
+
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
 @pytest.mark.parametrize("content", [None, "{", "[]"])
 def test_a_missing_or_broken_file_is_named(tmp_path: Path, name: str, content: str | None) -> None:

@@ -131,6 +131,47 @@ def test_windows_of_mistral_and_qwen() -> None:
     assert windows(ModelConfig.from_hf(typed)) == [None, 64, None]
 
 
+def test_layers_before_the_window_in_any_spelling() -> None:
+    qwen = LLAMA | {"model_type": "qwen2", "sliding_window": 64, "use_sliding_window": True}
+    for silent in (qwen, qwen | {"max_window_layers": None}):
+        assert windows(ModelConfig.from_hf(silent)) == [None] * 3  # the first 28
+    assert windows(ModelConfig.from_hf(qwen | {"max_window_layers": 0})) == [64] * 3
+    for wrong in ("all", -1, True, 1.5):
+        with pytest.raises(ConfigurationError, match="max_window_layers"):
+            ModelConfig.from_hf(qwen | {"max_window_layers": wrong})
+
+
+def test_the_text_part_of_a_model_with_images() -> None:
+    """As the 4B folder has it: what transformers takes anyway is not written down."""
+    text = {
+        "model_type": "gemma3_text",
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    }
+    whole = {"model_type": "gemma3", "torch_dtype": "bfloat16", "text_config": text}
+    config = ModelConfig.from_hf(whole | {"vision_config": {"hidden_size": 1152}})
+    assert config.is_text_part
+    assert config.model_type == "gemma3_text"
+    assert (config.num_heads, config.num_kv_heads, config.head_dim) == (8, 4, 256)
+    assert (config.vocab_size, config.max_position) == (262208, 131072)
+    assert (config.hidden_size, config.num_layers) == (2560, 34)
+    assert config.tied_embeddings
+    assert config.checkpoint_dtype == "bfloat16"
+    assert windows(config)[:6] == [1024] * 5 + [None]
+    assert config.layers[5].rope == RopeConfig(1_000_000.0, RopeType.LINEAR, 8.0)
+    assert config.layers[0].rope == RopeConfig(10_000.0)
+    for wrong, named in (
+        (whole | {"text_config": None}, "text_config"),
+        (whole | {"text_config": text | {"model_type": "mamba"}}, "mamba"),
+        (whole | {"quantization_config": {"bits": 4}}, "quantization_config"),
+    ):
+        with pytest.raises(ConfigurationError, match=named):
+            ModelConfig.from_hf(wrong)
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [

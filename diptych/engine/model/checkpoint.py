@@ -1,0 +1,160 @@
+"""The tensors of a checkpoint folder, by the names that a decoder gives them.
+
+Knows safetensors files and how Hugging Face names tensors in larger models; what the
+tensors mean is the decoder's business. Only files that the index names are opened.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from diptych.errors import ConfigurationError
+
+LoadProgress = Callable[[float], None]  # done ratio, 0 to 1, by bytes
+
+_INDEX_NAME, _SINGLE_NAME = "model.safetensors.index.json", "model.safetensors"
+# Where a model of text and images keeps its text part, in either order of words that
+# transformers has used; and what else it consists of.
+_TEXT_PREFIXES = {
+    "language_model.model.": "model.",
+    "model.language_model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+}
+_OTHER_PARTS = ("vision_tower.", "multi_modal_projector.")
+
+
+class TensorLocation(NamedTuple):
+    """Where a checkpoint keeps one tensor. Offsets and sizes in bytes."""
+
+    path: Path
+    name: str  # in that file
+    dtype: str  # as safetensors spells it
+    shape: tuple[int, ...]
+    offset: int  # of its first byte in the file
+    num_bytes: int
+
+
+class CheckpointReader:
+    """Hands out each tensor once and knows what is left."""
+
+    def __init__(
+        self,
+        folder: Path,
+        dtype: torch.dtype,
+        device: torch.device,
+        progress: LoadProgress,
+        *,
+        text_part: bool = False,
+    ) -> None:
+        """Tensors are handed out as ``dtype`` on ``device``.
+
+        text_part: names are those of the text part of a larger model, whose other
+        parts are left out.
+
+        Raises:
+            ConfigurationError: a file is missing or malformed.
+        """
+        self._folder, self._dtype, self._device = folder, dtype, device
+        self._progress = progress
+        index = tensor_index(folder)
+        self._left = _of_text_part(index) if text_part else index
+        paths = {location.path for location in self._left.values()}
+        try:
+            self._files: dict[Path, Any] = {path: safe_open(path, "pt") for path in paths}
+        except SafetensorError as error:
+            raise ConfigurationError(f"cannot read the weights in {folder}: {error}") from error
+        self._num_bytes = sum(location.num_bytes for location in self._left.values())
+        self._num_bytes_done = 0
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """A tensor of this shape; it may lie on the file's own pages.
+
+        Raises:
+            ConfigurationError: it is missing, of another shape, or no float.
+        """
+        location = self._left.get(name)
+        if location is None:
+            raise ConfigurationError(f"{self._folder} lacks the tensor {name}")
+        if location.shape != shape:
+            raise ConfigurationError(
+                f"{name} in {self._folder} is {list(location.shape)}, expected {list(shape)}"
+            )
+        if location.dtype not in {"F32", "F16", "BF16"}:
+            raise ConfigurationError(f"{name} in {self._folder} is {location.dtype}, not a float")
+        tensor: Tensor = self._files[location.path].get_tensor(location.name)
+        self.skip(name)
+        return tensor.to(device=self._device, dtype=self._dtype)
+
+    def skip(self, name: str) -> None:
+        """Leave out a tensor that may be there and is not needed."""
+        location = self._left.pop(name, None)
+        if location is not None:
+            self._num_bytes_done += location.num_bytes
+            self._progress(self._num_bytes_done / self._num_bytes)
+
+    def close(self) -> None:
+        """Raises ConfigurationError: something is left, so this is another model."""
+        if self._left:
+            some = ", ".join(sorted(self._left)[:3])
+            raise ConfigurationError(
+                f"{self._folder} has {len(self._left)} tensors this decoder does not use: {some}"
+            )
+
+
+def tensor_index(folder: Path) -> dict[str, TensorLocation]:
+    """Every tensor of the checkpoint in ``folder``, one file or sharded.
+
+    Raises:
+        ConfigurationError: a file is missing or malformed.
+    """
+    try:
+        if (folder / _INDEX_NAME).exists():
+            weight_map = json.loads((folder / _INDEX_NAME).read_text("utf-8"))["weight_map"]
+            names = sorted(set(weight_map.values()))
+        else:
+            names = [_SINGLE_NAME]
+        index: dict[str, TensorLocation] = {}
+        for name in names:
+            index.update(_read_header(folder / name))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigurationError(f"cannot read the weights in {folder}: {error}") from error
+    return index
+
+
+def _of_text_part(index: Mapping[str, TensorLocation]) -> dict[str, TensorLocation]:
+    """The text part's tensors, by the names that they would have in a model of text alone."""
+    part: dict[str, TensorLocation] = {}
+    for name, location in index.items():
+        prefix = next((prefix for prefix in _TEXT_PREFIXES if name.startswith(prefix)), None)
+        if prefix is not None:
+            part[_TEXT_PREFIXES[prefix] + name.removeprefix(prefix)] = location
+        elif not name.removeprefix("model.").startswith(_OTHER_PARTS):
+            part[name] = location
+    return part
+
+
+def _read_header(path: Path) -> Iterator[tuple[str, TensorLocation]]:
+    with path.open("rb") as file:
+        num_header_bytes = int.from_bytes(file.read(8), "little")
+        if num_header_bytes > path.stat().st_size:
+            raise ValueError(f"{path.name} is not a safetensors file")
+        header = json.loads(file.read(num_header_bytes))
+    for name, entry in header.items():
+        if name != "__metadata__":
+            begin, end = entry["data_offsets"]
+            yield (
+                name,
+                TensorLocation(
+                    path,
+                    name,
+                    entry["dtype"],
+                    tuple(entry["shape"]),
+                    8 + num_header_bytes + begin,
+                    end - begin,
+                ),
+            )

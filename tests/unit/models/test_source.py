@@ -1,6 +1,8 @@
 """Resolving ``--model``, and the cache in which an import happens once."""
 
+import fnmatch
 import io
+import json
 import threading
 from pathlib import Path
 
@@ -78,6 +80,55 @@ def test_the_hubs_failure_is_one_line(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
     with pytest.raises(ConfigurationError, match=r"'org/name'.*no network$"):
+        resolve("org/name", tmp_path)
+
+
+@pytest.mark.parametrize("is_sharded", [True, False])
+def test_the_hub_is_asked_for_the_weights_that_are_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_sharded: bool
+) -> None:
+    """Some repositories hold them a second time, in the format of their makers."""
+    import huggingface_hub
+
+    shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    remote = {"config.json": "{}", "consolidated.safetensors": "", "original/a.safetensors": ""}
+    if is_sharded:
+        weight_map = {"a": shards[0], "b": shards[1], "c": shards[0]}
+        remote |= dict.fromkeys(shards, "")
+        remote["model.safetensors.index.json"] = json.dumps({"weight_map": weight_map})
+    else:
+        remote["model.safetensors"] = ""
+    snapshot = tmp_path / "0123abcd"
+
+    def fetch(
+        name: str, *, cache_dir: Path, allow_patterns: list[str], revision: str | None = None
+    ) -> str:
+        assert name == "org/name"
+        assert revision in (None, snapshot.name)
+        snapshot.mkdir(exist_ok=True)
+        for file, content in remote.items():
+            if any(fnmatch.fnmatch(file, pattern) for pattern in allow_patterns):
+                (snapshot / file).write_text(content)
+        return str(snapshot)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
+    assert resolve("org/name", tmp_path).folder == snapshot
+    weights = {path.name for path in snapshot.iterdir() if path.suffix == ".safetensors"}
+    assert weights == set(shards if is_sharded else ["model.safetensors"])
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": 3}'])
+def test_an_index_that_names_nothing_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    import huggingface_hub
+
+    def fetch(name: str, **_: object) -> str:
+        (tmp_path / "model.safetensors.index.json").write_text(content)
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
+    with pytest.raises(ConfigurationError, match="'org/name'"):
         resolve("org/name", tmp_path)
 
 

@@ -5,6 +5,7 @@ Model thread only.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
@@ -42,8 +43,7 @@ class ChunkView:
     block_rows: Tensor | None  # None: the chunk's own keys and values are all
     context: slice  # of the gathered slots
     skipped: int = 0  # of the chunk's first tokens, whose attention nobody asks for
-    _masks: list[Tensor] = field(default_factory=list)  # the one of mask(), if any
-    _places: list[Tensor] = field(default_factory=list)  # likewise
+    _places: list[Tensor] = field(default_factory=list)  # the one of places(), if any
 
     @classmethod
     def of(cls, chunk: PrefillChunk, window: int | None, access: KVAccess) -> "ChunkView":
@@ -65,7 +65,7 @@ class ChunkView:
         """From the first of these rows of the flat batch on that is the chunk's; None: no such."""
         begin, end = self.chunk.begin, self.chunk.begin + self.chunk.num_tokens
         own = rows[(rows >= begin) & (rows < end)]
-        return replace(self, skipped=int(own.min()) - begin, _masks=[]) if len(own) else None
+        return replace(self, skipped=int(own.min()) - begin) if len(own) else None
 
     @property
     def queries(self) -> slice:
@@ -98,27 +98,17 @@ class ChunkView:
             self._places.append(offsets * blocks.itemsize)
         return self._places[0]
 
-    def mask(self, like: Tensor) -> Tensor:
-        """[num_queries, num_keys], to be added to scores; made once for all layers."""
-        if not self._masks:
-            end = self.chunk.end
-            keys = torch.arange(self.first, end, device=like.device)
-            queries = torch.arange(self.start, end, device=like.device)[:, None]
-            hidden = keys > queries
-            if self.window is not None:
-                hidden |= keys <= queries - self.window
-            mask = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device)
-            self._masks.append(mask.masked_fill_(hidden, float("-inf")))
-        return self._masks[0]
-
 
 class SDPA:
     """torch's own kernel on blocks of queries, on any device and element type.
 
-    A block is given only keys that one of its queries sees.
+    A block is given only keys that one of its queries sees, and has a mask of its own:
+    the longer the context, the fewer queries, so that masks stay small.
     """
 
-    _BLOCK = 256  # queries; the kernel works on as many at a time
+    _MAX_QUERIES = 256  # of a block; the kernel works on as many at a time
+    _MIN_QUERIES = 16
+    _MASK_SIZE = 1 << 20  # numbers; more only for the fewest queries
 
     def __init__(self, config: ModelConfig) -> None:
         self._scale = config.attention_scale
@@ -128,18 +118,27 @@ class SDPA:
         num_kv_heads = context.shape[1]
         grouped = (num_tokens, num_kv_heads, -1, head_dim)
         q, out = q.view(grouped).permute(1, 2, 0, 3), out.view(grouped)
-        for begin in range(0, num_tokens, self._BLOCK):
-            block = _Block.of(view, begin, min(begin + self._BLOCK, num_tokens))
-            queries, keys = slice(begin, block.end), slice(block.first_key, block.end_key)
+        for block in self._blocks(view, num_tokens):
+            queries, keys = slice(block.begin, block.end), slice(block.first_key, block.end_key)
             shape = (*q.shape[:2], block.end_key - block.first_key, head_dim)
             attended = F.scaled_dot_product_attention(
                 q[:, :, queries],
                 context[0, :, None, keys].expand(shape),
                 context[1, :, None, keys].expand(shape),
-                attn_mask=view.mask(q)[queries, keys],
+                attn_mask=block.mask(view, q),
                 scale=self._scale,
             )
             out[queries] = attended.permute(2, 0, 1, 3)
+
+    def _blocks(self, view: ChunkView, num_tokens: int) -> Iterator["_Block"]:
+        begin = 0
+        while begin < num_tokens:
+            num_keys = _Block.of(view, begin, begin + self._MAX_QUERIES).num_keys
+            fitting = self._MASK_SIZE // num_keys
+            size = max(self._MIN_QUERIES, min(self._MAX_QUERIES, fitting))
+            end = min(begin + size, num_tokens)
+            yield _Block.of(view, begin, end)
+            begin = end
 
 
 class TiledAttention:
@@ -210,7 +209,8 @@ class TiledAttention:
 class _Block(NamedTuple):
     """Consecutive queries of a chunk, and columns of the context they see."""
 
-    end: int  # of the queries, in the chunk
+    begin: int  # of the queries, in the chunk
+    end: int
     first_key: int
     end_key: int
 
@@ -218,4 +218,19 @@ class _Block(NamedTuple):
     def of(cls, view: ChunkView, begin: int, end: int) -> "_Block":
         query = view.start + begin - view.first  # the first one's own column
         first_key = 0 if view.window is None else max(0, query - view.window + 1)
-        return cls(end, first_key, query + end - begin)
+        return cls(begin, end, first_key, query + end - begin)
+
+    @property
+    def num_keys(self) -> int:
+        return self.end_key - self.first_key
+
+    def mask(self, view: ChunkView, like: Tensor) -> Tensor:
+        """[num_queries, num_keys], to be added to scores."""
+        keys = torch.arange(self.first_key, self.end_key, device=like.device)
+        queries = torch.arange(self.begin, self.end, device=like.device)[:, None]
+        queries += view.start - view.first  # columns, as the keys are
+        hidden = keys > queries
+        if view.window is not None:
+            hidden |= keys <= queries - view.window
+        mask = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device)
+        return mask.masked_fill_(hidden, float("-inf"))

@@ -30,8 +30,10 @@ class GatherDecode:
         # A zero weight times a NaN is a NaN: what does not belong to the row is cleared.
         values = values.masked_fill_(view.hidden[None, :, :, None], 0).flatten(0, 1)
         grouped = q.view(num_rows, num_kv_heads, -1, head_dim).transpose(0, 1)
-        scores = torch.bmm(grouped.reshape(len(keys), -1, head_dim), keys.transpose(1, 2))
-        scores = scores.float().mul_(self._config.attention_scale)
+        # Scores are never rounded to less than float32: large ones would lose whole units.
+        queries = grouped.reshape(len(keys), -1, head_dim).float()
+        scores = torch.bmm(queries, keys.float().transpose(1, 2))
+        scores = scores.mul_(self._config.attention_scale)
         scores = scores.view(num_kv_heads, num_rows, num_heads // num_kv_heads, -1)
         scores.masked_fill_(view.hidden[None, :, None, :], float("-inf"))
         weights = torch.softmax(scores, -1).to(q.dtype).flatten(0, 1)

@@ -60,6 +60,7 @@ def config_of(num_heads: int, num_kv_heads: int, head_dim: int, window: int | No
         logit_softcap=None,
         layers=(LayerConfig(rope, None), LayerConfig(rope, window)),
         checkpoint_dtype="float32",
+        is_text_part=False,
     )
 
 
@@ -139,6 +140,18 @@ def test_equals_float64(shape: tuple[int, int, int], block_size: int, dtype: tor
             for decode in decodes:
                 error = (decode(layer, q).double() - want).abs()
                 assert (error <= bound).all(), (spread, float(error.max()))
+
+
+def test_gathered_scores_are_not_rounded_to_bfloat16() -> None:
+    """Weights and results are, once each; a score of 100 would be off by a quarter."""
+    filled = Filled(config_of(6, 2, 32, window=40), 8, torch.bfloat16, spread=3.0)
+    access = KVAccess(filled.config, filled.cache, torch.bfloat16)
+    decode = GatherDecode(filled.config, access, filled.batch)
+    for layer in range(2):
+        q = (torch.randn(len(LENGTHS), 6, 32) * 3).bfloat16()
+        error = (decode(layer, q).double() - filled.expected(layer, q)).abs().flatten(1).amax(1)
+        largest = torch.stack([values.abs().max() for _, values in filled.contexts(layer)])
+        assert (error <= largest * 2**-8).all()
 
 
 @pytest.mark.parametrize("spread", [0.1, 30.0])

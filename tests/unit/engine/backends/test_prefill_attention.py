@@ -80,6 +80,34 @@ def test_equals_the_definition(
     assert (out - naive(q, context, view, config.attention_scale)).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize(("start", "window"), [(0, None), (20_000, None), (9_000, 8_000)])
+def test_masks_do_not_grow_with_chunk_and_context(
+    config: ModelConfig, monkeypatch: pytest.MonkeyPatch, start: int, window: int | None
+) -> None:
+    """A chunk of 300 after 20,000 would need one of 6 million numbers; here it is 2**18."""
+    sizes: list[int] = []
+    attend_block = torch.nn.functional.scaled_dot_product_attention
+
+    def seen(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor, scale: float) -> Tensor:
+        sizes.append(attn_mask.numel())
+        return attend_block(q, k, v, attn_mask=attn_mask, scale=scale)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", seen)
+    monkeypatch.setattr(SDPA, "_MASK_SIZE", 1 << 18)
+    view = view_of(start, 300, window)
+    q = random(300, 6, HEAD_DIM)
+    context = random(2, KV_HEADS, view.chunk.end - view.first, HEAD_DIM)
+    out = attend(SDPA(config), q, context, view)
+    few = [0, 17, 255, 299]
+    for token in few:
+        alone = replace(view, chunk=replace(view.chunk, start=start + token, num_tokens=1))
+        ends = context[:, :, : start + token + 1 - view.first]
+        want = naive(q[token : token + 1], ends, alone, config.attention_scale)
+        assert (out[token] - want[0]).abs().max() < 1e-5
+    assert max(sizes) <= max(1 << 18, 16 * (view.chunk.end - view.first))
+    assert len(sizes) <= 300 // 16 + 1
+
+
 @pytest.mark.parametrize("head_dim", [64, 80, 128, 256, 320])
 @pytest.mark.parametrize("spread", [1.0, 30.0])
 def test_heads_of_any_size_and_far_scores(

@@ -15,8 +15,8 @@ from decode_worker.stream_resources import DecodeNode
 from diptych.engine.scheduling.step import SequenceUpdate
 from diptych.errors import DiptychError, InvalidRequestError, NoWorkerError
 from diptych.rpc.server import Context
+from diptych.rpc.server_stream import ServerStream
 from diptych.v1 import decode_pb2
-from diptych.worker.long_stream import LongStream
 from kvtransfer.reader.fetch_driver import Pull
 from kvtransfer.reader.pairs import PeerKey
 from kvtransfer.reader.pull_machine import PullError
@@ -42,7 +42,7 @@ class DecodeStream:
     ) -> None:
         self._servicer = servicer
         self._outbox = Outbox(servicer.max_unsent_events)
-        self._stream = LongStream(
+        self._stream = ServerStream(
             commands, context, timers=servicer.timers, take=self._outbox.take, beat=self._beat
         )
         self._pulls: dict[tuple[int, int], asyncio.Task[None]] = {}  # by sequence, bind

@@ -33,7 +33,7 @@ async def first_to_end(**works: Callable[[], Coroutine[Any, Any, None]]) -> None
                 task.cancel()
         error = outcomes[0]
     except asyncio.CancelledError as cancelled:
-        cancelled.__traceback__ = None  # no reference cycle may keep a call, see LongStream
+        cancelled.__traceback__ = None  # no reference cycle may keep a call, see ServerStream
         raise
     finally:
         outcomes.clear()  # the same

@@ -19,6 +19,7 @@ from diptych.errors import (
     WorkerDrainingError,
 )
 from diptych.rpc.server import Context
+from diptych.rpc.server_stream import ServerStream
 from diptych.rpc.status import to_failure
 from diptych.telemetry import logs, tracing
 from diptych.telemetry.families import LeaseMetrics
@@ -26,7 +27,6 @@ from diptych.telemetry.stages import Stage
 from diptych.timers import Timers
 from diptych.v1 import prefill_pb2, prefill_pb2_grpc
 from diptych.worker.engine_parts import EngineParts
-from diptych.worker.long_stream import LongStream
 from diptych.worker.status import WorkerStatus
 from kvtransfer.source.lease_table import LeaseTable
 from prefill_worker.lease_session import LeaseSession
@@ -121,7 +121,7 @@ class LeaseStream:
         self._session: LeaseSession | None = None
         self._key: SequenceKey | None = None
         self._expiry: asyncio.TimerHandle | None = None
-        self._stream = LongStream(
+        self._stream = ServerStream(
             commands, context, timers=servicer.timers, take=self._take, beat=self._beat
         )
 

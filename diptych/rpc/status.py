@@ -1,5 +1,6 @@
 """Domain errors as gRPC carries them, and back. Pure."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import grpc
@@ -47,18 +48,32 @@ def to_failure(error: DiptychError) -> common_pb2.Failure:
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
+_NOTHING: Mapping[str, str] = {}
+
+
 def remote_error(
-    code: grpc.StatusCode, reason: str, message: str, retry_after_s: float | None = None
+    code: grpc.StatusCode,
+    reason: str,
+    message: str,
+    retry_after_s: float | None = None,
+    metadata: Mapping[str, str] = _NOTHING,
 ) -> DiptychError:
     """Rebuild the error of a peer: the class whose reason it is, else a plain one."""
-    for cls in DiptychError.__subclasses__():
-        has_own_reason = "reason" in cls.__dict__  # else it never crosses the wire
-        if has_own_reason and cls.reason == reason and cls is not InvalidRequestError:
-            return cls(message, retry_after_s=retry_after_s)
+    error = _of_reason(code, reason, message)
+    error.retry_after_s = retry_after_s
+    error.metadata = {**error.metadata, **metadata}
+    return error
+
+
+def _of_reason(code: grpc.StatusCode, reason: str, message: str) -> DiptychError:
     if reason == InvalidRequestError.reason:
         field, _, rest = message.partition(": ")
         return InvalidRequestError(rest or message, field=field if rest else "request")
-    error = DiptychError(message, retry_after_s=retry_after_s)
+    for cls in DiptychError.__subclasses__():
+        has_own_reason = "reason" in cls.__dict__  # else it never crosses the wire
+        if has_own_reason and cls.reason == reason:
+            return cls(message)
+    error = DiptychError(message)
     error.code, error.reason = code, reason or code.name  # type: ignore[misc]
     return error
 
@@ -67,22 +82,26 @@ def from_failure(failure: common_pb2.Failure) -> DiptychError:
     """Inverse of :func:`to_failure`."""
     retry_after_s = failure.retry_after_s if failure.HasField("retry_after_s") else None
     code = _CODES.get(failure.code, grpc.StatusCode.UNKNOWN)
-    return remote_error(code, failure.reason, failure.message, retry_after_s)
+    return remote_error(
+        code, failure.reason, failure.message, retry_after_s, dict(failure.metadata)
+    )
 
 
 def from_rpc_error(error: grpc.RpcError) -> DiptychError:
     """The domain error that a failed call carries (its ErrorInfo, else its code)."""
     if not isinstance(error, grpc.aio.AioRpcError):
         return DiptychError(str(error))
-    reason, retry_after_s = "", None
+    info, retry_after_s = error_details_pb2.ErrorInfo(), None
     trailing: Any = error.trailing_metadata() or ()
     for key, value in trailing:
         if key != "grpc-status-details-bin" or not isinstance(value, bytes):
             continue
         for detail in status_pb2.Status.FromString(value).details:
-            info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
-            if detail.Unpack(info):
-                reason = info.reason
-            elif detail.Unpack(retry):
+            retry = error_details_pb2.RetryInfo()
+            if detail.Unpack(retry):
                 retry_after_s = retry.retry_delay.ToNanoseconds() / 1e9
-    return remote_error(error.code(), reason, error.details() or "", retry_after_s)
+            else:
+                detail.Unpack(info)
+    return remote_error(
+        error.code(), info.reason, error.details() or "", retry_after_s, dict(info.metadata)
+    )

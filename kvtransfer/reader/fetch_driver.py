@@ -8,13 +8,13 @@ from typing import NamedTuple, TypeAlias
 
 import grpc
 
+from diptych.rpc.liveness import Liveness
 from diptych.rpc.status import from_failure, from_rpc_error
 from diptych.timers import Timers
 from diptych.v1 import common_pb2, decode_pb2, kv_source_pb2
 from diptych.v1.kv_source_pb2 import FetchCommand, FetchEvent
 from kvtransfer.endpoint import TransferEndpoint
 from kvtransfer.first_done import first_to_end
-from kvtransfer.liveness import PeerLiveness
 from kvtransfer.reader.failures import read_failure, stream_failure
 from kvtransfer.reader.posted_reads import Landed, ReadGroup
 from kvtransfer.reader.proven_link import Link
@@ -208,7 +208,7 @@ class Pull:
 
     async def _drive(self, call: FetchCall, machine: PullMachine, link: Link) -> None:
         """The one task that moves the machine. Returns once the pull is proven."""
-        liveness = PeerLiveness(self._timers, time.monotonic())
+        liveness = Liveness(self._timers, time.monotonic())
         self._clock.moved()
         while machine.state is not PullState.PROVEN:
             item: FetchEvent | Landed | TransportError | None = None
@@ -287,7 +287,7 @@ class Pull:
             return None
         return machine.landed(landed.first_block, landed.num_blocks, landed.digests)
 
-    def _check_timers(self, machine: PullMachine, liveness: PeerLiveness) -> None:
+    def _check_timers(self, machine: PullMachine, liveness: Liveness) -> None:
         now = time.monotonic()
         problem = liveness.problem(now)
         if problem is not None:
@@ -296,7 +296,7 @@ class Pull:
         waits_for_source = machine.state is PullState.READING and not machine.num_unlanded_blocks
         if machine.state is PullState.CONFIRMING and idle_s > self._timers.confirm_s:
             message = f"not confirmed within {self._timers.confirm_s} s"
-            if liveness.silence_s > self._timers.confirm_s:  # no heartbeat either
+            if liveness.silent_s > self._timers.confirm_s:  # no heartbeat either
                 raise PullError(
                     decode_pb2.PULL_FAILURE_SOURCE_LOST, f"the source is lost: {message}"
                 )

@@ -13,6 +13,7 @@ from diptych.errors import (
     KVUnprovenError,
     TransferInterruptedError,
 )
+from diptych.rpc.liveness import Liveness
 from diptych.rpc.server import Context
 from diptych.rpc.server_stream import last_word
 from diptych.rpc.status import to_failure
@@ -21,7 +22,6 @@ from diptych.v1.kv_source_pb2 import FetchEvent
 from kvtransfer.config import MAX_PROBE_BLOCKS
 from kvtransfer.digest import combined_digest, coverages
 from kvtransfer.first_done import first_to_end
-from kvtransfer.liveness import PeerLiveness
 from kvtransfer.source.fetch_machine import FetchMachine
 from kvtransfer.source.lease_record import AnnouncedRange, Lease
 
@@ -48,7 +48,7 @@ class FetchSession:
         self._writing: asyncio.Future[None] | None = None  # the last write
         self._ranges_changed = asyncio.Event()
         self._grant_changed = asyncio.Event()
-        self._liveness = PeerLiveness(servicer.timers, time.monotonic())
+        self._liveness = Liveness(servicer.timers, time.monotonic())
         self._open = kv_source_pb2.FetchOpen()
         self._num_written = 0
         self._num_sent_bytes = 0

@@ -5,23 +5,15 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-import grpc
-
-from diptych.rpc.status import from_rpc_error
+from diptych.rpc.client_stream import ClientStream, CommandQueue, keep_open
 from diptych.timers import Timers
 from diptych.v1 import common_pb2, decode_pb2, decode_pb2_grpc
-from router.cluster.command_queue import CommandQueue
-from router.cluster.liveness import Liveness
 from router.cluster.watch import WorkerWatch
-from router.cluster.watchdog import Watchdog
 from router.placement.types import WorkerId
 
 logger = logging.getLogger(__name__)
 
 _MAX_UNSENT = 16384  # commands
-_FIRST_BACKOFF_S = 0.1
-_MAX_BACKOFF_S = 1.0
-_NOT_THERE_POLL_S = 0.1
 
 
 class SeatListener(Protocol):
@@ -58,6 +50,8 @@ class DecodeLink:
         self._listeners: dict[int, SeatListener] = {}
         self._outbox: CommandQueue[decode_pb2.DecodeCommand] | None = None  # of the stream
         self._peers: tuple[WorkerId, ...] = ()
+        self._is_there = asyncio.Event()
+        self.watch_changed()
 
     @property
     def num_sequences(self) -> int:
@@ -94,53 +88,52 @@ class DecodeLink:
             if self.worker is not None:
                 self._send_peers()
 
+    def watch_changed(self) -> None:
+        """The watch of the worker says something new of it."""
+        if self.watch.is_alive:
+            self._is_there.set()
+        else:
+            self._is_there.clear()
+
     async def run(self) -> None:
         """Hold a stream whenever the worker is there, until cancelled.
 
         Also while it is not ready: without local prefill it gets ready by proving a
         pair, and it learns from this stream which prefill workers there are.
         """
-        backoff_s = _FIRST_BACKOFF_S
-        while True:
-            if not self.watch.is_alive:
-                await asyncio.sleep(_NOT_THERE_POLL_S)
-                continue
-            if await self._hold_stream():
-                backoff_s = _FIRST_BACKOFF_S
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
+        await keep_open(self._hold_stream)
 
     async def _hold_stream(self) -> bool:
-        """Run one stream to its end; True if it was ever up."""
+        """Wait for the worker and run one stream to its end; True if it was ever up."""
+        await self._is_there.wait()
         outbox = CommandQueue(self._timers, _heartbeat, max_unsent=_MAX_UNSENT)
         hello = decode_pb2.Hello(router_incarnation=self._router_incarnation)
         outbox.put(decode_pb2.DecodeCommand(hello=hello))
         self._outbox = outbox
         call = decode_pb2_grpc.DecodeStub(self.watch.channel).Decode(outbox.commands())
-        liveness = Liveness(self._timers, asyncio.get_running_loop().time())
-        was_up, why = False, "it ended the stream"
-        with Watchdog(liveness, call.cancel, outbox.problem) as watchdog:
-            try:
-                async for event in call:
-                    self._handle(event, liveness)
-                    was_up = was_up or self.worker is not None
-            except grpc.RpcError as error:
-                why = from_rpc_error(error).message
-            except asyncio.CancelledError:
-                if not watchdog.is_lost:
-                    raise
-                why = str(watchdog.reason)
-            finally:
-                call.cancel()
-                self._break(why)
+        stream = ClientStream(call, self._timers, progress=_progress, stuck=outbox.problem)
+        try:
+            ended = await stream.run(self._handle)
+        except asyncio.CancelledError:  # the router goes, or the worker was taken off its list
+            self._break("the router left it")
+            raise
+        was_up = self.worker is not None
+        if was_up:
+            logger.warning(
+                "decode stream lost",
+                extra={
+                    "worker": self.watch.address,
+                    "why": ended.message,
+                    "num_sequences": self.num_sequences,
+                },
+            )
+        self._break(ended.message)
         return was_up
 
-    def _handle(self, event: decode_pb2.DecodeEvent, liveness: Liveness) -> None:
+    def _handle(self, event: decode_pb2.DecodeEvent) -> None:
         kind = event.WhichOneof("event")
         if kind == "heartbeat":
-            liveness.advanced(event.heartbeat.progress)
             return
-        liveness.heard()
         if kind == "step":
             for tokens in event.step.sequences:
                 listener = self._listeners.get(tokens.sequence_id)
@@ -160,15 +153,6 @@ class DecodeLink:
                 listener.on_decode_event(event)
 
     def _break(self, why: str) -> None:
-        if self.worker is not None:
-            logger.warning(
-                "decode stream lost",
-                extra={
-                    "worker": self.watch.address,
-                    "why": why,
-                    "num_sequences": len(self._listeners),
-                },
-            )
         self.worker = None
         if self._outbox is not None:
             self._outbox.end()
@@ -188,6 +172,10 @@ class DecodeLink:
             for peer in self._peers
         ]
         self._send(decode_pb2.DecodeCommand(peers=decode_pb2.Peers(peers=peers)))
+
+
+def _progress(event: decode_pb2.DecodeEvent) -> common_pb2.EngineProgress | None:
+    return event.heartbeat.progress if event.HasField("heartbeat") else None
 
 
 def _heartbeat() -> decode_pb2.DecodeCommand:

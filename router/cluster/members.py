@@ -189,6 +189,8 @@ class Cluster:
         peers = [peer.worker for peer in self._prefill if peer.is_serving]
         for link in self._links:
             link.set_peers(peer for peer in peers if peer is not None)
+            if link.watch is watch:
+                link.watch_changed()
         self._book_lengths()
         self._on_change()
 

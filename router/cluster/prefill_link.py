@@ -8,12 +8,10 @@ from typing import Protocol
 import grpc
 
 from diptych.errors import DiptychError, NoWorkerError
-from diptych.rpc.status import from_failure, from_rpc_error
+from diptych.rpc.client_stream import ClientStream, CommandQueue
+from diptych.rpc.status import from_failure
 from diptych.timers import Timers
 from diptych.v1 import common_pb2, prefill_pb2, prefill_pb2_grpc
-from router.cluster.command_queue import CommandQueue
-from router.cluster.liveness import Liveness
-from router.cluster.watchdog import Watchdog
 from router.placement.types import WorkerId
 
 logger = logging.getLogger(__name__)
@@ -82,38 +80,33 @@ class LeaseStream:
         """Run the stream to its end; why it ended."""
         stub = prefill_pb2_grpc.PrefillStub(self._channel)
         call = stub.Prefill(self._outbox.commands(), metadata=self._metadata)
-        liveness = Liveness(self._timers, asyncio.get_running_loop().time())
-        with Watchdog(liveness, call.cancel, self._stuck) as watchdog:
-            try:
-                async for event in call:
-                    if event.heartbeat.HasField("progress"):
-                        liveness.advanced(event.heartbeat.progress)
-                    else:
-                        liveness.heard()
-                    if event.HasField("ended"):
-                        return from_failure(event.ended)
-                    if event.HasField("accepted"):
-                        incarnation = event.accepted.incarnation
-                        if incarnation != self._worker.incarnation:
-                            return NoWorkerError(f"{incarnation} is there now")
-                    if not self._closed and not event.HasField("heartbeat"):
-                        self._listener.on_prefill_event(self._sequence_id, event)
-                return NoWorkerError("the worker ended the lease")
-            except grpc.RpcError as error:
-                return from_rpc_error(error)
-            except asyncio.CancelledError:
-                if not watchdog.is_lost:
-                    raise
-                return NoWorkerError(str(watchdog.reason))
-            finally:
-                call.cancel()
-                self._outbox.end()
+        stream = ClientStream(call, self._timers, progress=_progress, stuck=self._stuck)
+        try:
+            return await stream.run(self._on_event)
+        finally:
+            self._outbox.end()
+
+    def _on_event(self, event: prefill_pb2.PrefillEvent) -> DiptychError | None:
+        """Tell the listener; the error that ends the stream, if this does."""
+        if event.HasField("ended"):
+            return from_failure(event.ended)
+        if event.HasField("accepted"):
+            incarnation = event.accepted.incarnation
+            if incarnation != self._worker.incarnation:
+                return NoWorkerError(f"{incarnation} is there now")
+        if not self._closed and not event.HasField("heartbeat"):
+            self._listener.on_prefill_event(self._sequence_id, event)
+        return None
 
     def _stuck(self) -> str | None:
         if not self._closed:
             return self._outbox.problem()
         age_s = asyncio.get_running_loop().time() - self._closed_at_s
         return "did not end" if age_s >= _CLOSE_PATIENCE_S else None
+
+
+def _progress(event: prefill_pb2.PrefillEvent) -> common_pb2.EngineProgress | None:
+    return event.heartbeat.progress if event.heartbeat.HasField("progress") else None
 
 
 def _heartbeat() -> prefill_pb2.PrefillCommand:

@@ -1,24 +1,20 @@
 """What one worker says about itself, as long as it says it."""
 
-import asyncio
 import logging
 from collections.abc import Callable
+from operator import attrgetter
 
-import grpc
 from google.protobuf.descriptor import EnumDescriptor
 
 from diptych.rpc.channel import open_channel
-from diptych.rpc.status import from_rpc_error
+from diptych.rpc.client_stream import ClientStream, keep_open
 from diptych.timers import Timers
 from diptych.v1 import worker_pb2, worker_pb2_grpc
-from router.cluster.liveness import Liveness
-from router.cluster.watchdog import Watchdog
 from router.placement.types import WorkerId
 
 logger = logging.getLogger(__name__)
 
-_FIRST_BACKOFF_S = 0.1
-_MAX_BACKOFF_S = 1.0
+_progress = attrgetter("progress")
 
 
 class WorkerWatch:
@@ -72,13 +68,8 @@ class WorkerWatch:
 
     async def run(self) -> None:
         """Watch until cancelled; the channel is closed then."""
-        backoff_s = _FIRST_BACKOFF_S
         try:
-            while True:
-                if await self._watch():
-                    backoff_s = _FIRST_BACKOFF_S
-                await asyncio.sleep(backoff_s)
-                backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
+            await keep_open(self._watch)
         finally:
             await self.channel.close(None)
 
@@ -86,25 +77,10 @@ class WorkerWatch:
         """Run one stream to its end; True if anything came."""
         stub = worker_pb2_grpc.WorkerStub(self.channel)
         call = stub.Watch(worker_pb2.WatchRequest(router_incarnation=self._router_incarnation))
-        loop = asyncio.get_running_loop()
-        liveness = Liveness(self._timers, loop.time())
-        with Watchdog(liveness, call.cancel) as watchdog:
-            try:
-                async for state in call:
-                    liveness.advanced(state.progress)
-                    self._update(state)
-                why = "it ended the stream"
-            except grpc.RpcError as error:
-                why = from_rpc_error(error).message
-            except asyncio.CancelledError:
-                if not watchdog.is_lost:
-                    raise
-                why = str(watchdog.reason)
-            finally:
-                call.cancel()
+        ended = await ClientStream(call, self._timers, progress=_progress).run(self._update)
         seen = self.state is not None
         if seen:
-            self._lose(why)
+            self._lose(ended.message)
         return seen
 
     def _update(self, state: worker_pb2.WorkerState) -> None:

@@ -1,6 +1,7 @@
 """When the router opens its stream to a decode worker, and what it says first. No sockets."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from typing import cast
 
@@ -9,7 +10,6 @@ import pytest
 
 from diptych.timers import Timers
 from diptych.v1 import decode_pb2, decode_pb2_grpc, worker_pb2
-from router.cluster import decode_link
 from router.cluster.decode_link import DecodeLink
 from router.cluster.watch import WorkerWatch
 from router.placement.types import WorkerId
@@ -22,9 +22,16 @@ class FakeCall:
         self._commands = commands
         self.sent: list[decode_pb2.DecodeCommand] = []
         self.peers_came = asyncio.Event()
+        self._ended = False
+
+    def end(self) -> None:
+        """As the worker does."""
+        self._ended = True
 
     async def __aiter__(self) -> AsyncIterator[decode_pb2.DecodeEvent]:
         async for command in self._commands:
+            if self._ended:
+                return
             self.sent.append(command)
             if command.HasField("hello"):
                 yield decode_pb2.DecodeEvent(welcome=decode_pb2.Welcome(incarnation="d1"))
@@ -47,6 +54,22 @@ class FakeStub:
         return call
 
 
+class LastWords:
+    """Hears what becomes of a sequence."""
+
+    def __init__(self) -> None:
+        self.lost: list[tuple[int, str]] = []
+
+    def on_tokens(self, tokens: decode_pb2.SequenceTokens) -> None:
+        raise AssertionError(tokens)
+
+    def on_decode_event(self, event: decode_pb2.DecodeEvent) -> None:
+        raise AssertionError(event)
+
+    def on_seat_lost(self, sequence_id: int, message: str) -> None:
+        self.lost.append((sequence_id, message))
+
+
 class FakeWatch:
     """A worker in the state that a test says."""
 
@@ -63,7 +86,6 @@ class FakeWatch:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[FakeCall]:
     FakeStub.calls = []
     monkeypatch.setattr(decode_pb2_grpc, "DecodeStub", FakeStub)
-    monkeypatch.setattr(decode_link, "_NOT_THERE_POLL_S", 0.0)
     return FakeStub.calls
 
 
@@ -74,6 +96,13 @@ def link_to(state: worker_pb2.ServingState | None) -> DecodeLink:
         timers=Timers(),
         on_change=lambda: None,
     )
+
+
+async def up(link: DecodeLink) -> None:
+    """Wait until the stream is up."""
+    async with asyncio.timeout(5):
+        while link.worker is None:
+            await asyncio.sleep(0)
 
 
 async def test_a_worker_that_waits_for_a_pair_is_told_of_its_peers(calls: list[FakeCall]) -> None:
@@ -100,3 +129,35 @@ async def test_a_worker_that_is_gone_or_failed_is_left_alone(
             await asyncio.sleep(0)
         running.cancel()
     assert not calls
+
+
+async def test_a_router_that_ends_its_stream_itself_logs_no_loss(
+    calls: list[FakeCall], caplog: pytest.LogCaptureFixture
+) -> None:
+    link, listener = link_to(worker_pb2.SERVING_STATE_READY), LastWords()
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(link.run(), name="link")
+        await up(link)
+        assert link.reserve(decode_pb2.Reserve(sequence_id=3), listener)
+        with caplog.at_level(logging.INFO):
+            running.cancel()
+    assert listener.lost == [(3, "the router left it")]
+    assert not caplog.records
+    assert link.worker is None
+
+
+async def test_a_stream_that_the_worker_ends_is_lost_and_told_once(
+    calls: list[FakeCall], caplog: pytest.LogCaptureFixture
+) -> None:
+    link, listener = link_to(worker_pb2.SERVING_STATE_READY), LastWords()
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(link.run(), name="link")
+        await up(link)
+        assert link.reserve(decode_pb2.Reserve(sequence_id=3), listener)
+        calls[0].end()
+        async with asyncio.timeout(5):
+            while not listener.lost:
+                await asyncio.sleep(0)
+        running.cancel()
+    assert listener.lost == [(3, "it ended the stream")]
+    assert [record.message for record in caplog.records] == ["decode stream lost"]

@@ -1,12 +1,9 @@
-"""Policy, prefix memory and liveness: pure, with the clock passed in."""
+"""Policy and prefix memory: pure."""
 
 import dataclasses
 
 import pytest
 
-from diptych.timers import Timers
-from diptych.v1 import common_pb2
-from router.cluster.liveness import Liveness
 from router.placement.policy import LeastLoaded
 from router.placement.prefix_memory import PrefixMemory
 from router.placement.types import (
@@ -160,49 +157,3 @@ def test_memory_is_bounded_and_keeps_the_beginnings() -> None:
     assert memory.num_hit_blocks("a", KEYS) == 3
     memory.forget("a")
     assert memory.num_hit_blocks("a", KEYS) == 0
-
-
-TIMERS = Timers(heartbeat_s=1.0, lost_peer_s=4.5)
-
-
-def problem_after(liveness: Liveness, now: float, seconds: float) -> str | None:
-    """Check four times a second from ``now`` on."""
-    for tick in range(round(seconds * 4)):
-        found = liveness.problem(now + (tick + 1) / 4)
-        if found is not None:
-            return found
-    return None
-
-
-def test_silence_is_noticed_in_five_seconds() -> None:
-    liveness = Liveness(TIMERS, 0.0)
-    assert problem_after(liveness, 0, 4.25) is None
-    liveness.heard()
-    assert problem_after(liveness, 4.25, 4.25) is None
-    assert "silent" in str(problem_after(liveness, 8.5, 0.5))
-
-
-def test_own_pause_is_not_held_against_the_peer() -> None:
-    liveness = Liveness(TIMERS, 0.0)
-    assert liveness.problem(60.0) is None
-
-
-def test_due_step_that_never_comes() -> None:
-    liveness = Liveness(TIMERS, 0.0)
-    progress = common_pb2.EngineProgress(num_steps=3, step_due=True, predicted_step_s=1.0)
-    now, found = 0.0, None
-    while found is None and now < 20:
-        liveness.advanced(progress)
-        found = problem_after(liveness, now, 1)
-        now += 1
-    assert found is not None
-    assert "step" in found
-    assert 6 <= now <= 8
-
-
-def test_steps_or_idleness_keep_it_alive() -> None:
-    liveness = Liveness(TIMERS, 0.0)
-    for second in range(30):
-        due = second % 2 == 0
-        liveness.advanced(common_pb2.EngineProgress(num_steps=second // 8, step_due=due))
-        assert problem_after(liveness, second, 1) is None

@@ -3,8 +3,13 @@
 import grpc
 import pytest
 
-from diptych.errors import BlocksExhaustedError, DiptychError, InvalidRequestError
-from diptych.rpc.status import from_failure, remote_error, to_failure
+from diptych.errors import (
+    BlocksExhaustedError,
+    DiptychError,
+    InvalidRequestError,
+    NoWorkerError,
+)
+from diptych.rpc.status import from_failure, from_rpc_error, remote_error, to_failure, to_status
 from diptych.v1 import decode_pb2
 from kvtransfer.reader.pull_machine import PullError
 
@@ -13,7 +18,7 @@ from kvtransfer.reader.pull_machine import PullError
     "error",
     [
         DiptychError("internal error 4f"),
-        BlocksExhaustedError("full", retry_after_s=2.0),
+        BlocksExhaustedError("full", retry_after_s=2.0, needed="7", free="3"),
         InvalidRequestError("is empty", field="tokens"),
     ],
 )
@@ -22,6 +27,7 @@ def test_an_error_keeps_its_class(error: DiptychError) -> None:
     assert type(back) is type(error)
     assert (back.code, back.reason, back.message) == (error.code, error.reason, error.message)
     assert back.retry_after_s == error.retry_after_s
+    assert back.metadata == error.metadata
 
 
 def test_a_class_without_a_reason_of_its_own_stays_here() -> None:
@@ -29,3 +35,25 @@ def test_a_class_without_a_reason_of_its_own_stays_here() -> None:
     back = remote_error(grpc.StatusCode.INTERNAL, error.reason, error.message)
     assert type(back) is DiptychError
     assert back.reason == "INTERNAL"
+
+
+def test_metadata_of_a_failed_call_comes_back() -> None:
+    status = to_status(BlocksExhaustedError("full", retry_after_s=2.0, needed="7"))
+    trailing = grpc.aio.Metadata(("grpc-status-details-bin", status.SerializeToString()))
+    failed = grpc.aio.AioRpcError(
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        grpc.aio.Metadata(),
+        trailing,
+        details="full",
+        debug_error_string=None,
+    )
+    back = from_rpc_error(failed)
+    assert isinstance(back, BlocksExhaustedError)
+    assert (back.retry_after_s, back.metadata) == (2.0, {"needed": "7"})
+
+
+def test_metadata_may_have_any_key() -> None:
+    metadata = {"message": "an argument's name", "retry_after_s": "x", "": ""}
+    back = remote_error(grpc.StatusCode.UNAVAILABLE, "NO_WORKER", "none", 1.0, metadata)
+    assert isinstance(back, NoWorkerError)
+    assert (back.message, back.retry_after_s, back.metadata) == ("none", 1.0, metadata)

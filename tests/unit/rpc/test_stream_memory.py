@@ -11,9 +11,9 @@ from google.protobuf.message import Message
 
 from diptych.errors import DiptychError, RouterLostError
 from diptych.rpc.server import Context
+from diptych.rpc.server_stream import ServerStream
 from diptych.timers import Timers
 from diptych.v1 import prefill_pb2
-from diptych.worker.long_stream import LongStream
 
 
 class Call:
@@ -28,7 +28,7 @@ class Owner:
 
     def __init__(self, call: Call, commands: AsyncIterator[prefill_pb2.PrefillCommand]) -> None:
         self.unsent: list[Message] = [prefill_pb2.PrefillEvent()]
-        self.stream: LongStream[prefill_pb2.PrefillCommand] = LongStream(
+        self.stream: ServerStream[prefill_pb2.PrefillCommand] = ServerStream(
             commands, cast(Context, call), timers=Timers(), take=self.take, beat=self.beat
         )
 

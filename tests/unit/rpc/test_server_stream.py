@@ -10,9 +10,9 @@ from google.protobuf.message import Message
 
 from diptych.errors import LeaseExpiredError, RouterLostError
 from diptych.rpc.server import Context
+from diptych.rpc.server_stream import ServerStream
 from diptych.timers import Timers
 from diptych.v1 import prefill_pb2
-from diptych.worker.long_stream import LongStream
 
 
 class FakeContext:
@@ -40,9 +40,9 @@ def stream(
     timers: Timers,
     *events: Message,
     commands: AsyncIterator[prefill_pb2.PrefillCommand] | None = None,
-) -> LongStream[prefill_pb2.PrefillCommand]:
+) -> ServerStream[prefill_pb2.PrefillCommand]:
     unsent = list(events)
-    return LongStream(
+    return ServerStream(
         commands or silence(),
         cast(Context, context),
         timers=timers,

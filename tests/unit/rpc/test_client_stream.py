@@ -1,0 +1,147 @@
+"""A stream to a worker: how it ends, and what waits to be sent over it. No sockets."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+
+from diptych.errors import DiptychError, LeaseExpiredError, NoWorkerError
+from diptych.rpc.client_stream import ClientStream, CommandQueue, keep_open
+from diptych.timers import Timers
+from diptych.v1 import common_pb2
+
+FAST = Timers(heartbeat_s=0.004, lost_peer_s=0.01, unsent_s=0.01)
+
+
+class FakeCall:
+    """Gives the numbers that a test puts in, then waits, as gRPC does, for its end."""
+
+    def __init__(self, *events: int, error: grpc.RpcError | None = None, ends: bool = False):
+        self._events = events
+        self._error = error
+        self._ends = ends
+        self._cancelled = asyncio.Event()
+        self.waits = asyncio.Event()
+
+    async def __aiter__(self) -> AsyncIterator[int]:
+        for event in self._events:
+            yield event
+        if self._error is not None:
+            raise self._error
+        if not self._ends:
+            self.waits.set()
+            await self._cancelled.wait()
+            raise asyncio.CancelledError
+
+    def cancel(self) -> bool:
+        self._cancelled.set()
+        return True
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self._cancelled.is_set()
+
+
+def stream(call: FakeCall, timers: Timers = FAST) -> ClientStream[int]:
+    return ClientStream(call, timers, progress=lambda event: None)
+
+
+async def ended(call: FakeCall, timers: Timers = FAST) -> DiptychError:
+    error = await stream(call, timers).run(lambda event: None)
+    assert call.is_cancelled, "the call is left open"
+    return error
+
+
+async def test_the_peer_ends_it() -> None:
+    assert "ended the stream" in (await ended(FakeCall(1, 2, ends=True))).message
+
+
+async def test_the_peer_fails_it() -> None:
+    metadata = grpc.aio.Metadata()
+    error = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, metadata, metadata, "gone", None)
+    assert (await ended(FakeCall(1, error=error))).message == "gone"
+
+
+async def test_a_silent_peer_is_lost() -> None:
+    error = await ended(FakeCall(1))
+    assert isinstance(error, NoWorkerError)
+    assert "silent" in error.message
+
+
+async def test_a_peer_whose_engine_stands_still_is_lost() -> None:
+    stuck = common_pb2.EngineProgress(num_steps=1, step_due=True, predicted_step_s=0.001)
+
+    class Heartbeats(FakeCall):
+        async def __aiter__(self) -> AsyncIterator[int]:
+            while not self.is_cancelled:
+                await asyncio.sleep(0.001)
+                yield 0
+            raise asyncio.CancelledError
+
+    ending = ClientStream(Heartbeats(), FAST, progress=lambda event: stuck)
+    assert "no engine step" in (await ending.run(lambda event: None)).message
+
+
+async def test_an_error_of_the_listener_ends_it() -> None:
+    heard: list[int] = []
+
+    def on_event(event: int) -> DiptychError | None:
+        heard.append(event)
+        return LeaseExpiredError("over") if event == 2 else None
+
+    call = FakeCall(1, 2, 3)
+    assert isinstance(await stream(call, Timers()).run(on_event), LeaseExpiredError)
+    assert heard == [1, 2]
+    assert call.is_cancelled
+
+
+async def test_cancelling_the_task_is_no_lost_peer() -> None:
+    call = FakeCall(1)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(stream(call, Timers()).run(lambda event: None))
+        await call.waits.wait()
+        running.cancel()
+    assert running.cancelled()
+    assert call.is_cancelled
+
+
+async def test_what_cannot_be_sent_ends_it() -> None:
+    timers = Timers(heartbeat_s=0.004, unsent_s=0.01)
+    outbox = CommandQueue(timers, lambda: "beat", max_unsent=1)
+    outbox.put("one")
+    call = FakeCall(1)
+    ending = ClientStream(call, timers, progress=lambda event: None, stuck=outbox.problem)
+    assert "unsent" in (await ending.run(lambda event: None)).message
+
+
+async def test_commands_are_sent_in_order_and_heartbeats_in_between() -> None:
+    outbox = CommandQueue(FAST, lambda: "beat", max_unsent=1)
+    outbox.put("one")
+    outbox.put("two")
+    assert "2 commands" in str(outbox.problem())
+    commands = outbox.commands()
+    assert [await anext(commands) for _ in range(3)] == ["one", "two", "beat"]
+    assert outbox.problem() is None
+    outbox.put("three")
+    outbox.end()
+    outbox.put("four")
+    assert [command async for command in commands] == []
+
+
+async def test_the_pause_grows_until_a_stream_was_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    was_up = iter([False, False, False, False, False, True, False])
+    pauses: list[float] = []
+
+    async def hold() -> bool:
+        return next(was_up)
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 7:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(asyncio, "sleep", pause)
+    with pytest.raises(asyncio.CancelledError):
+        await keep_open(hold)
+    assert pauses == [0.1, 0.2, 0.4, 0.8, 1.0, 0.1, 0.2]

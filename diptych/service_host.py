@@ -18,7 +18,7 @@ from prometheus_client.core import Metric
 from diptych import __version__
 from diptych.errors import ConfigurationError
 from diptych.process import ProcessConfig
-from diptych.rpc.server import make_server
+from diptych.rpc.server import PublicEdge, make_server
 from diptych.telemetry.metrics import Metrics
 from diptych.telemetry.tracing import Tracing
 
@@ -40,8 +40,17 @@ class ServiceHost:
     thread only; a scrape is collected on it, so metrics may read live state.
     """
 
-    def __init__(self, config: ProcessConfig, *, instance_id: str = "") -> None:
-        """``instance_id`` is the process's incarnation, for the trace's resource."""
+    def __init__(
+        self,
+        config: ProcessConfig,
+        *,
+        instance_id: str = "",
+        public: PublicEdge | None = None,
+    ) -> None:
+        """``instance_id`` is the process's incarnation, for the trace's resource.
+
+        ``public`` where clients connect, and not only processes of the cluster.
+        """
         self._config = config
         self._host = _split(config.listen)
         self.registry = _LoopRegistry()
@@ -52,7 +61,7 @@ class ServiceHost:
             sample_ratio=config.trace_sample_ratio,
             instance_id=instance_id,
         )
-        self.server = make_server(config.timers)
+        self.server = make_server(config.timers, public)
         self.port = 0
         self.metrics_port: int | None = None
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined] # absent in the stubs
@@ -78,10 +87,10 @@ class ServiceHost:
         return f"{_reachable(self._host)}:{self.metrics_port}"
 
     async def start(self, services: Iterable[str]) -> None:
-        """Accept connections; health says NOT_SERVING until ``set_serving(True)``.
+        """Accept connections; ``services`` are NOT_SERVING until ``set_serving(True)``.
 
-        ``services`` are the full names of the role's own services, for
-        reflection and health. Writes the port file last.
+        They are the full names of the role's own services, for reflection and
+        health. Writes the port file last.
 
         Raises:
             ConfigurationError: an address cannot be bound.
@@ -90,6 +99,7 @@ class ServiceHost:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
         own = [health.SERVICE_NAME, reflection.SERVICE_NAME]
         reflection.enable_server_reflection([*self._services, *own], self.server)
+        await self._set_health([""], serving=True)
         await self.set_serving(False)
         try:
             self.port = self.server.add_insecure_port(self._config.listen)
@@ -106,10 +116,21 @@ class ServiceHost:
         self._write_port_file()
 
     async def set_serving(self, serving: bool) -> None:
-        """Tell health checkers, per service and as a whole."""
+        """Tell health checkers whether the role's services take requests: readiness.
+
+        The process as a whole (service ``""``, liveness) is not meant: one that loads or
+        drains must not be killed for it.
+        """
+        await self._set_health(self._services, serving)
+
+    async def set_failed(self) -> None:
+        """Tell health checkers that the process will not serve again: end it."""
+        await self._set_health(["", *self._services], serving=False)
+
+    async def _set_health(self, services: Iterable[str], serving: bool) -> None:
         statuses = health_pb2.HealthCheckResponse
-        status = statuses.SERVING if serving else statuses.NOT_SERVING
-        for service in ("", *self._services):
+        for service in services:
+            status = statuses.SERVING if serving else statuses.NOT_SERVING
             await self._health.set(service, status)
 
     async def __aenter__(self) -> Self:

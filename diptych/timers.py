@@ -39,6 +39,12 @@ class Timers(BaseModel):
     unsent_s: float = Field(
         5.0, gt=0, description="A stream that cannot send for this long is broken, s."
     )
+    lame_duck_s: float = Field(
+        0.25,
+        ge=0,
+        description="On SIGTERM, a router that says NOT_SERVING takes requests for this long "
+        "still, until whoever balances load looks away, s.",
+    )
     drain_s: float = Field(
         20.0, gt=0, description="On SIGTERM, running work may finish within this, s."
     )

@@ -10,6 +10,7 @@ from typing import Any
 from diptych.models import source as model_source
 from diptych.process import Ready
 from diptych.progress import ConsoleProgress
+from diptych.rpc.server import PublicEdge
 from diptych.service_host import ServiceHost
 from diptych.text.tokenizer import Tokenizer
 from diptych.v1 import inference_pb2, inference_pb2_grpc
@@ -24,6 +25,7 @@ from router.telemetry import RouterMetrics
 
 logger = logging.getLogger(__name__)
 
+_SPARE_RPCS = 64  # listings, health checks, requests that are about to be refused
 _SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 
 
@@ -48,7 +50,7 @@ async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None
     )
     cluster = Cluster(config, policy, incarnation=incarnation, on_change=room.pump_soon)
     async with (
-        ServiceHost(config, instance_id=incarnation) as host,
+        ServiceHost(config, instance_id=incarnation, public=_public_edge(config)) as host,
         asyncio.TaskGroup() as tasks,
     ):
         background = _Background(tasks)
@@ -69,17 +71,35 @@ async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None
         # Not guarded: a router that lost sight of its workers must not look healthy.
         watching = tasks.create_task(cluster.run(), name="cluster")
         await host.start([_SERVICE])
-        await host.set_serving(True)
         ready(host.port)
-        logger.info("router serves", extra={"model": model.name, "incarnation": incarnation})
+        telling = tasks.create_task(_tell_ready(host, cluster), name="readiness")
         await stop.wait()
+        telling.cancel()
         await host.set_serving(False)
-        servicer.drain()
-        await _drain(servicer, config.timers.drain_s)
-        await host.server.stop(0)  # what is left is cancelled, and frees what it holds
-        await servicer.wait_idle()
+        await asyncio.sleep(config.timers.lame_duck_s)
+        await _drain(host, servicer, config.timers.drain_s)
         background.stop()
         watching.cancel()
+
+
+def _public_edge(config: RouterConfig) -> PublicEdge:
+    return PublicEdge(
+        # As many requests as are taken, and some to hear in detail why they are not.
+        max_concurrent_rpcs=config.max_queue + config.max_concurrent + _SPARE_RPCS,
+        max_connection_age_s=config.max_connection_age_s,
+        max_connection_grace_s=config.max_connection_grace_s,
+    )
+
+
+async def _tell_ready(host: ServiceHost, cluster: Cluster) -> None:
+    """Say SERVING once a worker was seen.
+
+    And go on saying so if all are lost: a client learns more from NO_WORKER than from
+    a balancer without routers.
+    """
+    await cluster.wait_found()
+    await host.set_serving(True)
+    logger.info("router serves")
 
 
 class _Background:
@@ -116,9 +136,15 @@ def _load_model(config: RouterConfig) -> ServedModel:
     return ServedModel(name=config.served_model_name or source.name, tokenizer=tokenizer)
 
 
-async def _drain(servicer: InferenceServicer, patience_s: float) -> None:
-    try:
-        async with asyncio.timeout(patience_s):
-            await servicer.wait_idle()
-    except TimeoutError:
-        logger.warning("requests were cut off", extra={"num_open": servicer.num_open})
+async def _drain(host: ServiceHost, servicer: InferenceServicer, patience_s: float) -> None:
+    """Send clients elsewhere (GOAWAY) and let what runs finish; then cancel what is left."""
+    servicer.drain()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(host.server.stop(patience_s), name="goaway")
+        try:
+            async with asyncio.timeout(patience_s):
+                await servicer.wait_idle()
+        except TimeoutError:
+            logger.warning("requests were cut off", extra={"num_open": servicer.num_open})
+        await host.server.stop(0)  # who only watches our health, too
+    await servicer.wait_idle()  # those that were cancelled free what they hold

@@ -32,6 +32,15 @@ class RouterConfig(ProcessConfig):
     max_concurrent: int = Field(
         256, ge=1, description="Requests that may be on workers at a time; more wait."
     )
+    max_connection_age_s: float = Field(
+        1800.0,
+        gt=0,
+        description="A client's connection is ended after this, so that clients spread over "
+        "routers that came later, s. Its calls go on.",
+    )
+    max_connection_grace_s: float = Field(
+        3600.0, gt=0, description="Calls of a connection that was ended are cut off after this, s."
+    )
     max_pending_prefill_tokens: int = Field(
         16384,
         ge=1,

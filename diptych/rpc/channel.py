@@ -26,7 +26,7 @@ SIZE_OPTIONS: ChannelOptions = [
 def open_channel(address: str, timers: Timers = _TIMERS) -> grpc.aio.Channel:
     """Open a channel to a peer process of the cluster. The caller closes it."""
     options = [
-        *keepalive_options(timers),
+        *keepalive_options(timers.keepalive_s, timers.keepalive_answer_s),
         *SIZE_OPTIONS,
         # how long an attempt to connect may take: a peer on a busy machine answers late
         ("grpc.min_reconnect_backoff_ms", 2000),
@@ -37,10 +37,11 @@ def open_channel(address: str, timers: Timers = _TIMERS) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(address, options=options)
 
 
-def keepalive_options(timers: Timers) -> ChannelOptions:
-    answer_ms = int(1000 * timers.keepalive_answer_s)
+def keepalive_options(interval_s: float, answer_s: float) -> ChannelOptions:
+    """Ping each ``interval_s``, call or no call; broken without an answer for ``answer_s``."""
+    answer_ms = int(1000 * answer_s)
     return [
-        ("grpc.keepalive_time_ms", int(1000 * timers.keepalive_s)),
+        ("grpc.keepalive_time_ms", int(1000 * interval_s)),
         ("grpc.keepalive_timeout_ms", answer_ms),
         ("grpc.http2.ping_timeout_ms", answer_ms),
         ("grpc.keepalive_permit_without_calls", 1),

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
 import grpc
@@ -11,7 +12,7 @@ from google.protobuf.message import DecodeError, Message
 from grpc_status import rpc_status
 
 from diptych.errors import DiptychError, InvalidRequestError
-from diptych.rpc.channel import SIZE_OPTIONS, keepalive_options
+from diptych.rpc.channel import SIZE_OPTIONS, ChannelOptions, keepalive_options
 from diptych.rpc.status import to_status
 from diptych.rpc.utf8 import invalid_utf8_field
 from diptych.timers import Timers
@@ -23,16 +24,52 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 _TIMERS = Timers()
 
 
-def make_server(timers: Timers = _TIMERS) -> grpc.aio.Server:
-    """Make a server whose handlers may raise DiptychError. The caller starts it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublicEdge:
+    """What a server allows that anybody may connect to. Times in seconds.
+
+    A peer of the cluster answers pings within two seconds or is lost; a client may
+    pause for longer, and a gateway before it need not bear many pings. A connection
+    ends after ``max_connection_age_s`` (its calls go on for ``max_connection_grace_s``),
+    so that clients spread over routers that came later.
+    """
+
+    max_concurrent_rpcs: int
+    max_connection_age_s: float
+    max_connection_grace_s: float
+    keepalive_s: float = 30.0
+    keepalive_answer_s: float = 20.0
+
+
+def make_server(timers: Timers = _TIMERS, public: PublicEdge | None = None) -> grpc.aio.Server:
+    """Make a server whose handlers may raise DiptychError. The caller starts it.
+
+    ``public``: for clients; None: for the cluster's own processes, judged by ``timers``.
+    """
     options = [
-        *keepalive_options(timers),
+        *(_cluster_options(timers) if public is None else _public_options(public)),
         *SIZE_OPTIONS,
         ("grpc.http2.min_ping_interval_without_data_ms", 500),
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.so_reuseport", 0),
     ]
-    return grpc.aio.server(interceptors=[ErrorInterceptor()], options=options)
+    return grpc.aio.server(
+        interceptors=[ErrorInterceptor()],
+        options=options,
+        maximum_concurrent_rpcs=None if public is None else public.max_concurrent_rpcs,
+    )
+
+
+def _cluster_options(timers: Timers) -> ChannelOptions:
+    return keepalive_options(timers.keepalive_s, timers.keepalive_answer_s)
+
+
+def _public_options(public: PublicEdge) -> ChannelOptions:
+    return [
+        *keepalive_options(public.keepalive_s, public.keepalive_answer_s),
+        ("grpc.max_connection_age_ms", int(1000 * public.max_connection_age_s)),
+        ("grpc.max_connection_age_grace_ms", int(1000 * public.max_connection_grace_s)),
+    ]
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]

@@ -192,7 +192,7 @@ class WorkerLife:
 
     async def _tell_failed(self, why: str) -> None:
         self._status.set(worker_pb2.SERVING_STATE_FAILED, why)
-        await self._set_serving(False)
+        await self._host.set_failed()
         await asyncio.sleep(_TELL_FAILED_S)
 
     async def _tell_ready(self, watch: TransferWatch) -> None:
@@ -201,7 +201,7 @@ class WorkerLife:
             while True:
                 changed.clear()
                 if self._status.state == worker_pb2.SERVING_STATE_FAILED:
-                    await self._set_serving(False)
+                    await self._host.set_failed()
                 elif watch.problem or not self._role.ready():
                     why = watch.problem or "no proven pair"
                     self._status.set(worker_pb2.SERVING_STATE_STARTING, why)

@@ -230,6 +230,7 @@ async def test_drain_lets_leases_finish(tiny_llama: Path, tmp_path: Path) -> Non
         worker.stop.set()
         await worker.watch_until(lambda s: s.state == worker_pb2.SERVING_STATE_DRAINING)
         assert await worker.health() == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert await worker.health("") == health_pb2.HealthCheckResponse.SERVING, "it lives"
         refused = Lease(worker)
         await refused.start(prompt(10))
         with pytest.raises(WorkerDrainingError):
@@ -278,4 +279,5 @@ async def test_a_leaked_block_fails_the_health_check(
         )
         assert "leased 1" in failed.message
         assert await worker.health() == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert await worker.health("") == health_pb2.HealthCheckResponse.NOT_SERVING, "end it"
         assert (await worker.metrics())["diptych_kv_block_mismatches_total"] == 1

@@ -133,12 +133,16 @@ class TestHost:
                     reply = await stub.Check(health_pb2.HealthCheckRequest(service=service))
                     return int(reply.status)
 
-                assert await status("") == health_pb2.HealthCheckResponse.NOT_SERVING
+                is_up = health_pb2.HealthCheckResponse.SERVING
+                is_not = health_pb2.HealthCheckResponse.NOT_SERVING
+                service = "diptych.v1.Inference"
+                assert (await status(""), await status(service)) == (is_up, is_not), "loading"
                 await host.set_serving(True)
-                for service in ("", "diptych.v1.Inference"):
-                    assert await status(service) == health_pb2.HealthCheckResponse.SERVING
+                assert (await status(""), await status(service)) == (is_up, is_up)
                 await host.set_serving(False)
-                assert await status("") == health_pb2.HealthCheckResponse.NOT_SERVING
+                assert (await status(""), await status(service)) == (is_up, is_not), "draining"
+                await host.set_failed()
+                assert (await status(""), await status(service)) == (is_not, is_not)
 
     async def test_one_that_answers_late_is_reached(self) -> None:
         """By the first call, which fails where the first attempt to connect does."""

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import logging
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -14,6 +16,7 @@ from urllib.request import urlopen
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from diptych.client import (
     BlockingClient,
@@ -30,7 +33,6 @@ from diptych.errors import (
     QueueFullError,
     SlowClientError,
     TransferInterruptedError,
-    WorkerDrainingError,
 )
 from diptych.rpc.channel import open_channel
 from diptych.rpc.status import from_rpc_error
@@ -43,6 +45,9 @@ from tests.call import generate, token_request
 from tests.integration.fake_workers import FakeDecode, FakePrefill, FakeWorker, token_at
 
 PROMPT = list(range(30, 50))
+SERVICE = "diptych.v1.Inference"
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 TIMERS = Timers(
     heartbeat_s=0.1, lost_peer_s=0.6, accept_s=0.25, no_worker_s=1.5, unsent_s=2.0, drain_s=2.0
 )
@@ -70,6 +75,7 @@ class Cluster:
     decode: list[FakeDecode]
     stop: asyncio.Event
     channel: grpc.aio.Channel
+    served: "asyncio.Task[None]"
 
     async def generate(self, max_tokens: int = 6, timeout_s: float = 20.0) -> list[int]:
         """The tokens of one answer; raises its error."""
@@ -79,6 +85,16 @@ class Cluster:
             raise answer.error
         assert answer.token_ids == expected(max_tokens)
         return answer.token_ids
+
+    async def stopped(self) -> None:
+        """End the router and wait for it."""
+        self.stop.set()
+        await asyncio.wait([self.served])
+
+    async def generate_for_ever(self) -> None:
+        """One short answer after another; raises the first error."""
+        while True:
+            await self.generate(max_tokens=1)
 
     def held(self) -> int:
         return sum(len(p.leases) for p in self.prefill) + sum(len(d.seats) for d in self.decode)
@@ -124,7 +140,7 @@ async def running(
         served = tasks.create_task(serve(config, stop, port.set_result))
         address = f"127.0.0.1:{await port}"
         async with open_channel(address) as channel:
-            cluster = Cluster(address, prefill, decode, stop, channel)
+            cluster = Cluster(address, prefill, decode, stop, channel, served)
             async with DiptychClient(address) as client:
                 await wait_ready(client, cluster)
             yield cluster
@@ -460,16 +476,48 @@ async def test_slow_client_loses_only_its_own_request(model: Path) -> None:
         assert isinstance(from_rpc_error(caught.value), SlowClientError)
 
 
-async def test_router_drains(model: Path) -> None:
+async def health(channel: grpc.aio.Channel, service: str = SERVICE) -> int:
+    request = health_pb2.HealthCheckRequest(service=service)
+    return int((await health_pb2_grpc.HealthStub(channel).Check(request)).status)
+
+
+async def test_router_is_ready_once_it_saw_a_worker(model: Path) -> None:
+    decode = FakeDecode()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        decode.address = f"127.0.0.1:{taken.getsockname()[1]}"
+    config = RouterConfig(model=str(model), decode=[decode.address], timers=TIMERS)
+    stop, port = asyncio.Event(), asyncio.get_running_loop().create_future()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(serve(config, stop, port.set_result))
+        async with open_channel(f"127.0.0.1:{await port}") as channel:
+            assert (await health(channel, ""), await health(channel)) == (SERVING, NOT_SERVING)
+            await decode.start()
+            async with asyncio.timeout(EVENTUALLY_S):
+                while await health(channel) != SERVING:
+                    await asyncio.sleep(0.01)
+            await decode.kill()
+        stop.set()
+
+
+async def test_router_drains(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Not ready, then a while in which all is served, then nothing new; and nobody is alarmed."""
     async with running(model, 1, 1) as cluster, asyncio.TaskGroup() as tasks:
         cluster.decode[0].behaviour.step_s = 0.05
-        task = tasks.create_task(cluster.generate(max_tokens=10))
+        task = tasks.create_task(cluster.generate(max_tokens=30))
         await eventually(lambda: bool(cluster.decode[0].seats), "never placed")
         cluster.stop.set()
-        await asyncio.sleep(0.05)
-        with pytest.raises(WorkerDrainingError):
-            await cluster.generate()
-        assert await task == expected(10)
+        async with asyncio.timeout(EVENTUALLY_S):
+            while await health(cluster.channel) != NOT_SERVING:
+                await asyncio.sleep(0.01)
+        assert await cluster.generate(max_tokens=1), "a balancer has yet to look away"
+        with pytest.raises(DiptychError) as caught:
+            await cluster.generate_for_ever()
+        assert caught.value.code is grpc.StatusCode.UNAVAILABLE
+        assert await task == expected(30)
+        with caplog.at_level(logging.WARNING, "router"):
+            await cluster.stopped()
+    assert [record.message for record in caplog.records if record.name.startswith("router")] == []
 
 
 def scrape(ports: Path) -> dict[str, str]:

@@ -54,6 +54,7 @@ class Worker:
     channel: grpc.aio.Channel
     stop: asyncio.Event
     serving: "asyncio.Task[None]"
+    service: str = prefill_app.PREFILL  # the role's own
 
     async def state(self) -> worker_pb2.WorkerState:
         """What Watch says first."""
@@ -81,7 +82,11 @@ class Worker:
             lambda s: s.state == worker_pb2.SERVING_STATE_READY, START_TIMEOUT_S
         )
 
-    async def health(self, service: str = "") -> "health_pb2.HealthCheckResponse.ServingStatus":
+    async def health(
+        self, service: str | None = None
+    ) -> "health_pb2.HealthCheckResponse.ServingStatus":
+        """Of ``service``: of the role's own if none is named; "" is the whole process."""
+        service = self.service if service is None else service
         request = health_pb2.HealthCheckRequest(service=service)
         response = await health_pb2_grpc.HealthStub(self.channel).Check(request)
         return response.status
@@ -126,6 +131,8 @@ async def _running(
     config: PrefillWorkerConfig | DecodeWorkerConfig,
 ) -> AsyncIterator[Worker]:
     stop, ports = asyncio.Event(), asyncio.Queue[int]()
+    is_decode = isinstance(config, DecodeWorkerConfig)
+    service = decode_app.DECODE if is_decode else prefill_app.PREFILL
     assert config.port_file is not None
 
     async def run() -> None:
@@ -138,7 +145,7 @@ async def _running(
         async with open_channel(addresses["address"]) as channel:
             metrics_address = addresses["metrics_address"]
             try:
-                yield Worker(addresses["address"], metrics_address, channel, stop, serving)
+                yield Worker(addresses["address"], metrics_address, channel, stop, serving, service)
             finally:
                 stop.set()
                 await asyncio.wait([serving], timeout=10)

@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from diptych.rpc.channel import open_channel
-from diptych.rpc.server import make_server
+from diptych.rpc.server import PublicEdge, make_server
 from diptych.timers import Timers
 
 
@@ -26,3 +26,20 @@ def test_channel_and_server_take_the_timers(monkeypatch: pytest.MonkeyPatch) -> 
         assert options["grpc.keepalive_timeout_ms"] == 1500
         assert options["grpc.http2.ping_timeout_ms"] == 1500
     assert len(opened) == 2
+
+
+def test_clients_may_pause_for_longer_than_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: dict[str, Any] = {}
+
+    def capture(options: list[tuple[str, int]], maximum_concurrent_rpcs: int, **_: Any) -> None:
+        made.update(options)
+        made["maximum_concurrent_rpcs"] = maximum_concurrent_rpcs
+
+    monkeypatch.setattr(grpc.aio, "server", capture)
+    edge = PublicEdge(max_concurrent_rpcs=7, max_connection_age_s=60, max_connection_grace_s=9)
+    make_server(Timers(keepalive_s=0.25, keepalive_answer_s=1.5), edge)
+    assert made["grpc.keepalive_time_ms"] == 30_000
+    assert made["grpc.keepalive_timeout_ms"] == made["grpc.http2.ping_timeout_ms"] == 20_000
+    assert made["grpc.max_connection_age_ms"] == 60_000
+    assert made["grpc.max_connection_age_grace_ms"] == 9_000
+    assert made["maximum_concurrent_rpcs"] == 7

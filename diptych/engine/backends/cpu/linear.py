@@ -108,6 +108,35 @@ class SplitLinear:
         return y
 
 
+class WideLinear:
+    """A float32 weight as loaded, and a kernel for many rows that packs it as it goes.
+
+    From MIN_ROWS rows on, a row's result has the same bits in any batch; fewer are torch's.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        """Raises ValueError: a weight that the kernel does not take."""
+        from diptych.engine.backends.cpu.kernels import wide_matmul
+
+        self.out_features, self.in_features = weight.shape
+        if not wide_matmul.SUPPORTED or not wide_matmul.is_taken(weight):
+            raise ValueError("no kernel for this weight on this machine")
+        self._scratch, self._min_rows = wide_matmul.scratch, wide_matmul.MIN_ROWS
+        self._weight = weight.contiguous()
+        self._offsets = _offsets(weight, bias)
+        self._few = PlainLinear(weight, bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if len(x) < self._min_rows:
+            return self._few(x)
+        y = x.new_empty(len(x), self.out_features)
+        num_threads = torch.get_num_threads()
+        scratch = self._scratch(num_threads)
+        for call in scratch.calls(x.contiguous(), self._weight, self._offsets, y):
+            call.run(num_threads)
+        return y
+
+
 class ThinLinear:
     """A float32 weight as loaded, and a kernel for few rows that streams it once.
 
@@ -163,9 +192,10 @@ def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
 
 def _wide_linear(weight: Tensor, bias: Tensor | None) -> Linear:
     """The fastest one for many rows of float32."""
-    if split_works():
-        with contextlib.suppress(ValueError):
-            return SplitLinear(weight, bias)
+    for works, make in ((split_works, SplitLinear), (wide_works, WideLinear)):
+        if works():
+            with contextlib.suppress(ValueError):
+                return make(weight, bias)
     return PlainLinear(weight, bias)
 
 
@@ -185,6 +215,12 @@ def split_works() -> bool:
     return matrix_unit.is_lent() and _is_right(SplitLinear, torch.float32, 64)
 
 
+@cache
+def wide_works() -> bool:
+    """The same of the kernel for many rows that needs no matrix unit."""
+    return _can_compile() and _is_right(WideLinear, torch.float32, 64, (97, 113))
+
+
 def _can_compile() -> bool:
     if find_spec("numba") is None:
         return False
@@ -200,14 +236,16 @@ def packing_works(dtype: torch.dtype) -> bool:
 
 
 @torch.inference_mode()
-def _is_right(make: _Maker, dtype: torch.dtype, inner: int = 52) -> bool:
+def _is_right(
+    make: _Maker, dtype: torch.dtype, inner: int = 52, rows: tuple[int, ...] = (1, 5, 33)
+) -> bool:
     """Whether these linears agree with torch's in double; if not, that is logged."""
     weight = torch.linspace(-1, 1, inner * 81).sin().view(81, inner).to(dtype)
     bias = torch.linspace(-1, 1, 81).to(dtype)
     tolerance = 8 * torch.finfo(dtype).eps
     try:
         linear = make(weight, bias)
-        for num_rows in (1, 5, 33):
+        for num_rows in rows:
             x = torch.linspace(-2, 2, num_rows * inner).cos().view(num_rows, inner).to(dtype)
             expected = F.linear(x.double(), weight.double(), bias.double())
             error = (linear(x).double() - expected).abs().max() / expected.abs().max()

@@ -14,15 +14,12 @@ A row's result has the same bits whatever the other rows are, how many they are,
 many threads there are. Only where :func:`matrix_unit.is_lent`: elsewhere it does not compile.
 """
 
-import threading
 from typing import Any
 
-import torch
 from llvmlite import ir
 from numba.core import cgutils
 from torch import Tensor
 
-from diptych.engine.backends.cpu.huge_pages import HugePages
 from diptych.engine.backends.cpu.kernels.loop import (
     FIRST_ARGUMENT,
     NUM_ITEMS,
@@ -32,6 +29,7 @@ from diptych.engine.backends.cpu.kernels.loop import (
     words_at,
 )
 from diptych.engine.backends.cpu.kernels.matrix_unit import TILE_ROW_BYTES, TILE_ROWS, tile_shapes
+from diptych.engine.backends.cpu.kernels.scratch import OfThread, Scratch, empty
 from diptych.engine.backends.cpu.kernels.vector_function import (
     I8,
     I16,
@@ -65,14 +63,12 @@ _CACHED_BYTES = 1 << 20  # of split panels, half of the second level of cache
 _LINE_BYTES = 64
 
 
-class Scratch:
-    """Memory for one product at a time, of up to ``num_threads`` threads."""
+class SplitScratch(Scratch):
+    """See :class:`Scratch`: x split, and each thread's panels."""
 
     def __init__(self, num_threads: int) -> None:
-        self._num_threads = num_threads
-        self._pages = HugePages()
-        self._num_taken = torch.zeros(1, dtype=torch.int64)
-        self._split_x = self._panels = torch.empty(0, dtype=torch.uint8)
+        super().__init__(num_threads)
+        self._split_x, self._panels = empty(), empty()
 
     def calls(self, x: Tensor, weight: Tensor, bias: Tensor, y: Tensor) -> list[Call]:
         """What computes y: [rows, columns] from x: [rows, inner], weight: [columns, inner].
@@ -84,8 +80,8 @@ class Scratch:
         columns = len(weight)
         group = self._panels_at_once(columns, inner)
         thread_bytes = _split_bytes(group * BLOCK, inner) + _SUMS_BYTES
-        self._split_x = self._at_least(_split_bytes(rows, inner), self._split_x)
-        self._panels = self._at_least(self._num_threads * thread_bytes, self._panels)
+        self._split_x = self.at_least(_split_bytes(rows, inner), self._split_x)
+        self._panels = self.at_least(self.num_threads * thread_bytes, self._panels)
         return [
             _split_x.call(-(-rows // BLOCK), x, rows, inner, self._split_x),
             _multiply.call(
@@ -100,8 +96,8 @@ class Scratch:
                 group,
                 self._panels,
                 thread_bytes,
-                self._num_threads,
-                self._num_taken,
+                self.num_threads,
+                self.num_taken,
                 tile_shapes(),
             ),
         ]
@@ -113,28 +109,11 @@ class Scratch:
         """
         num_panels = -(-columns // BLOCK)
         most = max(1, _CACHED_BYTES // _split_bytes(BLOCK, inner))
-        num_items = -(-num_panels // (most * self._num_threads)) * self._num_threads
+        num_items = -(-num_panels // (most * self.num_threads)) * self.num_threads
         return -(-num_panels // num_items)
 
-    def _at_least(self, num_bytes: int, memory: Tensor) -> Tensor:
-        return memory if len(memory) >= num_bytes else self._pages.empty(num_bytes)
 
-
-class _Scratches(threading.local):
-    """Those of one thread, by the threads that its products have."""
-
-    def __init__(self) -> None:
-        self.made: dict[int, Scratch] = {}
-
-
-_SCRATCHES = _Scratches()
-
-
-def scratch(num_threads: int) -> Scratch:
-    """The calling thread's, for products of so many threads."""
-    if num_threads not in _SCRATCHES.made:
-        _SCRATCHES.made[num_threads] = Scratch(num_threads)
-    return _SCRATCHES.made[num_threads]
+scratch = OfThread(SplitScratch)
 
 
 def is_taken(weight: Tensor) -> bool:

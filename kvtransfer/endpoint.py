@@ -107,13 +107,25 @@ class TransferEndpoint:
         return transport.ready
 
     async def rebuild(self, name: str) -> None:
-        """Destroy and remake one agent: reads that never ended end, with AgentLostError.
+        """Replace one agent: reads that never ended end, with AgentLostError.
 
-        Every connection over it has to be made anew.
+        Returns when the old agent, and every read over it, has ended. Every connection over
+        it has to be made anew. Raises UndeadAgentError: it cannot be ended.
         """
-        await self.thread.call(self.transports[name].rebuild)
+        transport = self.transports[name]
+        await self.thread.call(transport.rebuild)
+        while transport.retiring:
+            self.check_agents()
+            self._changed.clear()
+            await self._changed.wait()
         if self.switch is not None:
             self.switch.tear_down(name)
+
+    def check_agents(self) -> None:
+        """Raise UndeadAgentError where one cannot be ended: then this process has to end."""
+        for transport in self.transports.values():
+            if transport.undead is not None:
+                raise transport.undead
 
     async def close(self) -> None:
         """Destroy the agents, stop the thread. After servers and pair tables have stopped.

@@ -1,15 +1,17 @@
-"""A transport library's agent, as the process that runs it sees it (``agent_main``).
+"""A transport library's agent, as the process that runs it sees it (``agents.main``).
 
 An agent has the worker's pool of blocks at hand, reads blocks of its peers' pools into
 it, and lets its peers read its own. Everything of it is called on one thread. Light
 imports: such a process starts at once.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from kvtransfer.transports.base import TransportError
 
 
 class AgentSettings(NamedTuple):
@@ -29,6 +31,13 @@ class Region(NamedTuple):
     memory_kind: str = "DRAM"
     device_id: int = 0
 
+    def check_blocks(self, block_ids: Collection[int]) -> None:
+        """Raise TransportError unless the pool has all of them."""
+        if max(block_ids) >= self.num_blocks or min(block_ids) < 0:
+            raise TransportError(
+                f"block {max(block_ids)} was announced, the source has {self.num_blocks} blocks"
+            )
+
     def rows(self) -> NDArray[np.uint64]:
         """Descriptors of all blocks: [num_blocks, 3] of (address, bytes, device)."""
         rows = np.empty((self.num_blocks, 3), dtype=np.uint64)
@@ -40,10 +49,17 @@ class Region(NamedTuple):
 
 
 class AgentCopy(Protocol):
-    """One read. Terminal once ``post`` or ``poll`` returned True or raised TransportError."""
+    """One read. Over once ``post`` or ``poll`` returned True.
+
+    Both raise BrokenReadError where it had begun: it is not over and will not be, and is
+    to be kept, but not polled, until its agent has ended.
+    """
 
     def post(self) -> bool:
-        """Begin; True if that was all: the bytes did not go over a network."""
+        """Begin; True if that was all: the bytes did not go over a network.
+
+        Raises TransportError: nothing has begun.
+        """
         ...
 
     def poll(self) -> bool: ...

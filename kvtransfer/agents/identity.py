@@ -6,7 +6,7 @@ they are refused unless allowed. Which way the bytes go ("lane") cannot be asked
 Cross-memory attach copies inside nixl's ``transfer()``, so a warm read that is still in
 progress when it returns went over a network. UCX refuses to start without TCP as the
 carrier of its small messages on a machine without RDMA, so TCP cannot simply be
-excluded there; with RDMA devices it is. ucxx has no such lane to lose: see ``ucxx_agent``.
+excluded there; with RDMA devices it is. ucxx has no such lane to lose: see ``agents.ucxx``.
 """
 
 from diptych.v1 import kv_source_pb2
@@ -15,6 +15,10 @@ from kvtransfer.config import TransferConfig
 from kvtransfer.digest import descriptor_digest
 from kvtransfer.memory import PoolMemory
 from kvtransfer.transports.base import TransportError
+
+_MEMORY_KINDS = ("DRAM", "VRAM")
+# Of a source: 24 bytes of descriptor each in every reader's agent. 2 TB of blocks of 2 MiB.
+_MAX_BLOCKS = 1 << 20
 
 
 class AgentIdentity:
@@ -54,6 +58,33 @@ class AgentIdentity:
         descriptor.digest = descriptor_digest(descriptor)
         return descriptor
 
+    def source_region(self, descriptor: kv_source_pb2.MemoryDescriptor) -> Region:
+        """A source's pool as it described it. Raises TransportError: damaged, or not sound.
+
+        Whatever is accepted is handed to the library, with this much work for each block.
+        """
+        if descriptor.digest != descriptor_digest(descriptor):
+            raise TransportError("the source's memory descriptor was damaged on its way")
+        region = Region(
+            descriptor.base_address,
+            descriptor.block_bytes,
+            descriptor.num_blocks,
+            descriptor.memory_kind,
+            descriptor.device_id,
+        )
+        if region.memory_kind not in _MEMORY_KINDS:
+            raise TransportError(f"the source has memory of the kind {region.memory_kind!r}")
+        if region.block_bytes != self._memory.block_bytes:
+            raise TransportError(
+                f"the source has blocks of {region.block_bytes} bytes, here are "
+                f"{self._memory.block_bytes}"
+            )
+        if not 1 <= region.num_blocks <= _MAX_BLOCKS:
+            raise TransportError(f"the source has {region.num_blocks} blocks")
+        if region.base_address + region.num_blocks * region.block_bytes > 1 << 64:
+            raise TransportError("the source's pool reaches beyond its address space")
+        return region
+
     def check_lane(self, last_read_was_local: bool | None) -> None:
         """Refuse TCP where it is forbidden. Raises TransportError.
 
@@ -82,16 +113,3 @@ def ucx_transports(library: str, config: TransferConfig, memory_kind: str) -> tu
     if memory_kind == "VRAM":
         names += ["cuda_copy", "cuda_ipc"]
     return tuple(names)
-
-
-def verified_region(descriptor: kv_source_pb2.MemoryDescriptor) -> Region:
-    """A source's pool, from a descriptor that arrived whole. Raises TransportError."""
-    if descriptor.digest != descriptor_digest(descriptor):
-        raise TransportError("the source's memory descriptor was damaged on its way")
-    return Region(
-        descriptor.base_address,
-        descriptor.block_bytes,
-        descriptor.num_blocks,
-        descriptor.memory_kind,
-        descriptor.device_id,
-    )

@@ -14,6 +14,8 @@ import select
 import signal
 import socket
 import sys
+import time
+from collections.abc import Callable, Collection
 
 from kvtransfer.agents.base import Agent, AgentCopy, AgentPeer, AgentSettings, Library, Region
 from kvtransfer.agents.nixl import NixlAgent
@@ -27,7 +29,7 @@ from kvtransfer.agents.wire import (
     pack_error,
     unpack_peer,
 )
-from kvtransfer.transports.base import TransportError
+from kvtransfer.transports.base import BrokenReadError, TransportError
 
 LIBRARIES = {
     "nixl": Library(NixlAgent, NixlPeer),
@@ -36,6 +38,7 @@ LIBRARIES = {
 
 POLL_MIN_S = 50e-6  # between polls while something moves
 POLL_MAX_S = 1e-3  # and when nothing has for a while
+MAX_PEERS = 1024  # each costs memory in proportion to its pool, and files
 _PR_SET_PDEATHSIG = 1
 
 
@@ -47,7 +50,8 @@ class AgentLoop:
         self._agent = agent
         self._channel = channel
         self._peers: dict[int, AgentPeer | TransportError] = {}
-        self._copies: dict[int, AgentCopy] = {}  # posted, not ended
+        self._copies: dict[int, AgentCopy] = {}  # begun, not ended
+        self._broken: list[AgentCopy] = []  # begun, and ended by our own end only
         self._serving = False
 
     def run(self) -> None:
@@ -55,13 +59,13 @@ class AgentLoop:
         pause_s = POLL_MIN_S
         while True:
             active = self._serving or bool(self._copies)
-            to_read: list[socket.socket | int] = [self._channel.socket, *self._agent.files]
-            to_write = [self._channel.socket] if self._channel.has_unsent else []
+            channel = self._channel.socket.fileno()
+            to_write = [channel] if self._channel.has_unsent else []
             sleep_s = self._agent.sleep_s(active, pause_s)
-            ready, _, _ = select.select(to_read, to_write, [], sleep_s)
+            ready = ready_files([channel, *self._agent.files], to_write, sleep_s)
             self._channel.flush()
             pause_s = POLL_MIN_S if ready else min(2 * pause_s, POLL_MAX_S)
-            if self._channel.socket in ready:
+            if channel in ready:
                 for message in self._channel.receive():
                     self._obey(message)
             if self._progress():
@@ -85,42 +89,84 @@ class AgentLoop:
                 raise AssertionError(message.kind)
 
     def _connect(self, message: Message) -> None:
-        region, metadata = unpack_peer(message.payload)
+        """Whatever is wrong with a peer fails its reads, not the others'."""
+        if len(self._peers) >= MAX_PEERS:
+            return
         try:
+            region, metadata = unpack_peer(message.payload)
             self._peers[message.id] = self._library.peer(self._agent, metadata, region)
         except TransportError as error:
             self._peers[message.id] = error
+        except Exception as error:  # noqa: BLE001 - what the source said made the library raise
+            self._peers[message.id] = TransportError(f"{type(error).__name__}: {error}")
 
     def _read(self, read_id: int, command: ReadCommand) -> None:
-        peer = self._peers[command.peer_id]
         try:
-            if isinstance(peer, TransportError):
-                raise peer
-            copy = peer.read(command.source_block_ids, command.local_block_ids)
-            if copy.post():
-                self._channel.send(Message(Kind.DONE, read_id, b"\1"))
-            else:
-                self._copies[read_id] = copy
+            copy = self._copy(command)
         except TransportError as error:
             self._channel.send(Message(Kind.FAILED, read_id, pack_error(error)))
+            return
+        self._copies[read_id] = copy
+        if self._advance(read_id, copy.post, b"\1"):
+            del self._copies[read_id]
+
+    def _copy(self, command: ReadCommand) -> AgentCopy:
+        """A read to post. Raises TransportError."""
+        peer = self._peers.get(command.peer_id)
+        if peer is None:
+            raise TransportError(f"the agent does not know the source: it has {MAX_PEERS} others")
+        if isinstance(peer, TransportError):
+            raise peer
+        return peer.read(command.source_block_ids, command.local_block_ids)
+
+    def _advance(self, read_id: int, step: Callable[[], bool], how: bytes) -> bool:
+        """One step of a read; True if it is over, or can only be ended by our own end."""
+        try:
+            if not step():
+                return False
+            self._channel.send(Message(Kind.DONE, read_id, how))
+        except BrokenReadError as broken:
+            self._broken.append(self._copies[read_id])
+            self._channel.send(Message(Kind.BROKEN, read_id, pack_error(broken.error)))
+        except TransportError as error:
+            self._channel.send(Message(Kind.FAILED, read_id, pack_error(error)))
+        return True
 
     def _progress(self) -> bool:
         """Poll once; True when something ended."""
         if self._serving or self._agent.files:
             with contextlib.suppress(TransportError):  # of one reader: the others go on
                 self._agent.serve()
-        ended = []
-        for read_id, copy in self._copies.items():
-            try:
-                if not copy.poll():
-                    continue
-                self._channel.send(Message(Kind.DONE, read_id, b"\0"))
-            except TransportError as error:
-                self._channel.send(Message(Kind.FAILED, read_id, pack_error(error)))
-            ended.append(read_id)
+        ended = [
+            read_id
+            for read_id, copy in self._copies.items()
+            if self._advance(read_id, copy.poll, b"\0")
+        ]
         for read_id in ended:
             del self._copies[read_id]
         return bool(ended)
+
+
+def ready_files(
+    to_read: Collection[int], to_write: Collection[int], sleep_s: float | None
+) -> set[int]:
+    """Sleep until one of these is ready, or for ``sleep_s`` (None: for as long as it takes).
+
+    As many files as there are, whatever their numbers: ucxx has one for each peer.
+    """
+    poll = select.poll()
+    for file in to_read:
+        poll.register(file, select.POLLIN)
+    for file in to_write:
+        poll.register(file, select.POLLIN | select.POLLOUT)
+    if sleep_s is not None and 0 < sleep_s <= POLL_MAX_S:  # it knows milliseconds only
+        ready = poll.poll(0)
+        if not ready:
+            time.sleep(sleep_s)
+            ready = poll.poll(0)
+    else:
+        ready = poll.poll(None if sleep_s is None else sleep_s * 1e3)
+    return {file for file, _ in ready}
 
 
 def map_pool(fd: int, block_bytes: int, num_blocks: int) -> tuple[mmap.mmap, Region]:

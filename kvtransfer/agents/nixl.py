@@ -1,7 +1,7 @@
 """One life of a nixl agent: the library loaded, an agent made, the pool registered.
 
 Everything here runs on the one thread that touches the agent: the main thread of its
-own process (``agent_main``), or the transfer thread where it lives inside the worker.
+own process (``agents.main``), or the transfer thread where it lives inside the worker.
 (No lock, no progress thread: that one busy-polls.) nixl is imported when an agent is
 first made; torch, pydantic and gRPC are not, so that a process for it starts at once.
 """
@@ -11,12 +11,11 @@ import importlib
 import logging
 import os
 import weakref
+from collections import Counter
 from typing import Any, NamedTuple, Protocol
 
 from kvtransfer.agents.base import AgentSettings, Region
-from kvtransfer.transports.base import SourceLostError, TransportError
-
-logger = logging.getLogger(__name__)
+from kvtransfer.transports.base import SourceLostError, TransportError, UndeadAgentError
 
 # Where no GPU is involved either build will do; ``nixl`` itself imports torch to choose one.
 _HOST_MODULES = ("nixl_cu13", "nixl_cu12", "nixl")
@@ -93,6 +92,9 @@ class NixlAgent:
         self.raw: Any = None  # None once closed
         self.local_blocks: Any = None  # prepared descriptors of our own blocks
         self.dependents: set[Dependent] = set()  # connected peers, unfinished copies
+        self.num_reads = 0  # begun, neither ended nor broken
+        self.is_gone = False  # destroyed, and its reads with it
+        self._num_peers = Counter[Any]()  # by the name under which the library knows them
         try:
             self._open(settings.name, region)
         except Exception as error:  # the library raises a class of its own per status
@@ -126,8 +128,28 @@ class NixlAgent:
     def sleep_s(self, active: bool, pause_s: float) -> float | None:
         return pause_s if active else None
 
+    def add_peer(self, metadata: bytes) -> Any:
+        """Hand a source's metadata to the library; the name that it has there.
+
+        Two peers may be one agent of a source, so one name: the library forgets that with
+        the last of them. Raises what the library does.
+        """
+        name = self.raw.add_remote_agent(metadata)
+        self._num_peers[name] += 1
+        return name
+
+    def remove_peer(self, name: Any) -> None:
+        """Undo ``add_peer``. Raises what the library does."""
+        self._num_peers[name] -= 1
+        if not self._num_peers[name]:
+            del self._num_peers[name]
+            self.raw.remove_remote_agent(name)
+
     def close(self) -> None:
-        """Destroy the agent; copies that were unfinished report TransportError next."""
+        """Destroy the agent; copies that were unfinished report TransportError next.
+
+        Raises UndeadAgentError: it lives on, and they stay unfinished.
+        """
         for dependent in list(self.dependents):
             dependent.drop_handles()
         self.local_blocks = None
@@ -139,7 +161,8 @@ class NixlAgent:
         if destroyed() is not None:  # its reads would go on: something garbage still names it
             gc.collect()
         if destroyed() is not None:
-            logger.error("a nixl agent outlives its teardown: its reads may still write")
+            raise UndeadAgentError("a nixl agent outlives its teardown: its reads may still write")
+        self.is_gone = True
 
     def translated(self, error: Exception) -> TransportError:
         """Our error for one of the library's, which loses its traceback.

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from kvtransfer.agents.base import Region
 from kvtransfer.agents.nixl import NixlAgent, describe
-from kvtransfer.transports.base import TransportError
+from kvtransfer.transports.base import BrokenReadError, TransportError
 
 logger = logging.getLogger(__name__)
 
@@ -27,13 +27,13 @@ class NixlPeer:
         self.num_live_copies = 0
         self._closing = False
         try:
-            self._name = agent.raw.add_remote_agent(metadata)
+            self._name = agent.add_peer(metadata)
             try:
                 self.blocks: Any = agent.raw.prep_xfer_dlist(
                     self._name, region.rows(), region.memory_kind
                 )
             except Exception:
-                agent.raw.remove_remote_agent(self._name)
+                agent.remove_peer(self._name)
                 raise
         except Exception as error:
             raise agent.translated(error) from error
@@ -57,7 +57,7 @@ class NixlPeer:
         if not self._closing or self.num_live_copies or self.blocks is None:
             return
         try:
-            self.agent.raw.remove_remote_agent(self._name)
+            self.agent.remove_peer(self._name)
         except Exception as error:  # noqa: BLE001 - a dead peer's entry may be gone already
             logger.debug("nixl peer", extra={"error": describe(error)})
         self.drop_handles()
@@ -71,7 +71,10 @@ class NixlPeer:
 
 
 class NixlCopy:
-    """One READ. Its handle is released only when the library says it ended."""
+    """One READ. Its handle is released only when the library says that it is done.
+
+    An error of the library is no such word: the read may go on beneath it.
+    """
 
     def __init__(
         self,
@@ -86,7 +89,10 @@ class NixlCopy:
         self._local_block_ids = local_block_ids[order]
 
     def post(self) -> bool:
-        """Begin; True if that was all: the bytes did not go over a network."""
+        """Begin; True if that was all: the bytes did not go over a network.
+
+        Raises TransportError: nothing has begun. BrokenReadError.
+        """
         peer, agent = self._peer, self._peer.agent
         if not peer.usable:
             raise TransportError("the connection to the source was closed")
@@ -102,15 +108,19 @@ class NixlCopy:
             raise agent.translated(error) from error
         agent.dependents.add(self)
         peer.num_live_copies += 1
+        agent.num_reads += 1
         return self._advance("transfer")
 
     def poll(self) -> bool:
+        """Whether it is done. Raises BrokenReadError; TransportError: the agent is gone."""
         if self._handle is None:
+            if not self._peer.agent.is_gone:
+                return False
             raise TransportError("the transport agent was torn down")
         return self._advance("check_xfer_state")
 
     def drop_handles(self) -> None:
-        """The read ended, or its agent is being destroyed."""
+        """The read is done, or its agent is being destroyed."""
         handle, self._handle = self._handle, None
         _release(handle)
         self._peer.agent.dependents.discard(self)
@@ -118,20 +128,21 @@ class NixlCopy:
         self._peer.close_if_idle()
 
     def _advance(self, step: str) -> bool:
-        """Call the agent's ``step``; True when the read is done. Raises TransportError.
+        """Call the agent's ``step``; True when the read is done. Raises BrokenReadError.
 
         No local variable names the agent: an error would keep it alive.
         """
         try:
             state = getattr(self._peer.agent.raw, step)(self._handle)
         except Exception as error:
-            self.drop_handles()
-            raise self._peer.agent.translated(error) from error
+            self._peer.agent.num_reads -= 1
+            raise BrokenReadError(self._peer.agent.translated(error)) from error
         if state == "PROC":
             return False
-        self.drop_handles()
+        self._peer.agent.num_reads -= 1
         if state != "DONE":
-            raise TransportError(f"nixl: the read ended as {state}")
+            raise BrokenReadError(TransportError(f"nixl: the read ended as {state}"))
+        self.drop_handles()
         return True
 
 

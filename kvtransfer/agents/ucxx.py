@@ -3,14 +3,14 @@
 ucxx has no one-sided read in Python, so the source's agent takes part: a reader posts
 receives straight into its blocks, one for each run of them, and asks; the source
 sends those runs. Tagged messages, because active ones land in memory of the library
-and have to be copied. Both sides are in a process of their own (``agent_main``), which
+and have to be copied. Both sides are in a process of their own (``agents.main``), which
 UCX wakes: nothing is polled.
 
 The library listens on the devices named for it alone. Who can reach it there may ask
 for any block of the pool, and for nothing else of the process.
 
 A receive can be neither recalled nor waited out: a read is over when all of its
-receives are, and these end, if not well, with the connection or with the process.
+receives are and none met an error; else with the process.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtransfer.agents.base import AgentSettings, Region
-from kvtransfer.transports.base import SourceLostError, TransportError
+from kvtransfer.transports.base import BrokenReadError, SourceLostError, TransportError
 
 _ASK = 1 << 63  # the tag of requests; the reader draws those of data from 1 on
 _ASK_HEADER = struct.Struct("<QH")  # tag of the first run, bytes of the reader's address
@@ -216,13 +216,15 @@ class UcxxPeer:
         return pending
 
     def ended(self, error: Exception | None) -> None:
-        """A read is over. Raises TransportError, if not well."""
-        alive = self._endpoint.alive
+        """All requests of a read are over. Raises BrokenReadError, if not well.
+
+        The connection stays then, for as long as the agent does.
+        """
+        if error is not None:
+            kind = TransportError if self._endpoint.alive else SourceLostError
+            raise BrokenReadError(kind(f"ucxx: {_describe(error)}"))
         self._num_live_copies -= 1
         self._close_if_idle()
-        if error is not None:
-            kind = TransportError if alive else SourceLostError
-            raise kind(f"ucxx: {_describe(error)}")
 
     def close(self) -> None:
         self._closing = True

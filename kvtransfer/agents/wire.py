@@ -34,7 +34,8 @@ class Kind(IntEnum):
     PONG = 11
     READY = 12  # id: address of the pool there; then the agent's metadata
     DONE = 13  # then one byte: whether no network was used
-    FAILED = 14  # of a read; then the error
+    FAILED = 14  # of a read that never began; then the error
+    BROKEN = 16  # of a read that had begun; then the error: it may write until this process ends
     UNABLE = 15  # the agent cannot be made; then the error; nothing follows
 
 
@@ -131,7 +132,7 @@ def unpack_peer(payload: bytes) -> tuple[Region, bytes]:
 
 
 def pack_error(error: TransportError) -> bytes:
-    """Payload of FAILED and UNABLE."""
+    """Payload of FAILED, BROKEN and UNABLE."""
     return (b"L" if isinstance(error, SourceLostError) else b"-") + str(error).encode()
 
 

@@ -172,7 +172,7 @@ class SourcePair:
         if transport.problem:
             raise PullError(decode_pb2.PULL_FAILURE_TRANSPORT, transport.problem)
         proven = await prover.prove(response)
-        if not transport.ready:  # nobody will say so again
+        if not proven.link.peer.usable:  # nobody will say so again
             proven.link.close()
             message = "the transport agent ended"
             raise PullError(decode_pb2.PULL_FAILURE_TRANSPORT, message, agent_lost=True)

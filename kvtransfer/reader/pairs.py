@@ -141,9 +141,13 @@ class PairTable:
         return Pull(plan, link, self._endpoint, self._quarantine, self._timers)
 
     async def _reap(self) -> None:
-        """Tear an agent down when a read over it never ends; its pairs prove themselves again."""
+        """Tear an agent down when a read over it never ends; its pairs prove themselves again.
+
+        Raises UndeadAgentError: one cannot be, so the process has to end.
+        """
         while True:
             await asyncio.sleep(_REAP_INTERVAL_S)
+            self._endpoint.check_agents()
             for transport, block_ids in self._stuck(time.monotonic()).items():
                 logger.error(
                     "agent torn down to end reads",
@@ -169,7 +173,7 @@ class PairTable:
         """An agent ended, or is there again: its pairs have to be proven again."""
         for pair in self._pairs.values():
             link = pair.link
-            if link is not None and not self._endpoint.transports[link.transport].ready:
+            if link is not None and not link.peer.usable:
                 pair.lost("the transport agent ended")
 
     def _count(self, outcome: PullResult | PullError | None) -> None:

@@ -206,6 +206,10 @@ class ScriptedPeer:
         self._transport = transport
         self._peer = peer
 
+    @property
+    def usable(self) -> bool:
+        return self._peer.usable
+
     def read(
         self, source_block_ids: tuple[int, ...], local_block_ids: tuple[int, ...]
     ) -> Copy | None:

@@ -18,6 +18,25 @@ class AgentLostError(TransportError):
     """Our own end of the transport is gone, and its reads with it; it is being rebuilt."""
 
 
+class BrokenReadError(Exception):
+    """A read that had begun met an error, which does not end it: it may still write.
+
+    Only the end of its agent ends it. So this is no TransportError; ``error`` says what it
+    met, for when the read has ended.
+    """
+
+    def __init__(self, error: TransportError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class UndeadAgentError(Exception):
+    """An agent inside this process outlives its teardown: its reads may still write.
+
+    Nothing but the end of the process ends them, so that is what has to follow.
+    """
+
+
 class Copy(Protocol):
     """One posted movement of bytes into local blocks.
 
@@ -36,6 +55,11 @@ class Copy(Protocol):
 
 class Peer(Protocol):
     """A connected source's memory, as one transport reaches it."""
+
+    @property
+    def usable(self) -> bool:
+        """Whether reads can be posted; never again, once not. Read on the event loop too."""
+        ...
 
     def read(
         self, source_block_ids: tuple[int, ...], local_block_ids: tuple[int, ...]
@@ -65,9 +89,28 @@ class Peer(Protocol):
 class Transport(Protocol):
     """One way to move blocks, for both roles."""
 
-    name: str
-    ready: bool  # whether peers can be connected; read on the event loop too
-    problem: str  # why it is not, if it failed; empty while it is (re)built
+    # These are read on the event loop too.
+    @property
+    def name(self) -> str: ...
+    @property
+    def ready(self) -> bool:
+        """Whether peers can be connected."""
+        ...
+
+    @property
+    def problem(self) -> str:
+        """Why it is not ready, if it failed; empty while it is (re)built."""
+        ...
+
+    @property
+    def retiring(self) -> bool:
+        """Whether an agent that is to end has not ended yet."""
+        ...
+
+    @property
+    def undead(self) -> UndeadAgentError | None:
+        """Set where an agent cannot be ended."""
+        ...
 
     def descriptor(self) -> "kv_source_pb2.MemoryDescriptor | None":
         """How peers read our memory; None where they need not know. Raises TransportError."""
@@ -82,12 +125,14 @@ class Transport(Protocol):
         ...
 
     def rebuild(self) -> None:
-        """Tear down and start anew; peers must be connected again.
+        """Replace the agent; peers must be connected again. A start that fails is tried again.
 
-        Every copy posted is terminal soon, with AgentLostError. A start that fails is tried again.
+        The next agent starts first. Then no read is posted over the old one any more; those
+        under way may finish for a moment, and it is ended: whatever was posted over it is
+        terminal by then, with AgentLostError where it had not finished.
         """
         ...
 
     def close(self) -> None:
-        """Tear down: every copy posted is terminal afterwards."""
+        """Tear down: every copy posted is terminal afterwards, unless the agent is undead."""
         ...

@@ -29,6 +29,8 @@ class InlineWrite:
 class InlinePeer:
     """A source that sends."""
 
+    usable = True
+
     def __init__(self, memory: PoolMemory) -> None:
         self._memory = memory
 
@@ -51,6 +53,8 @@ class InlineTransport:
     name = "inline"
     ready = True
     problem = ""
+    retiring = False
+    undead = None
 
     def __init__(self, memory: PoolMemory) -> None:
         self._memory = memory

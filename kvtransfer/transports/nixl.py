@@ -1,31 +1,40 @@
 """The nixl transport: one-sided reads of a source's registered pool, over UCX.
 
 Here its agent lives inside the worker: for pools in GPU memory, which no child
-process maps; ``child_transport`` is the usual form. Transfer thread only.
+process maps; ``transports.child`` is the usual form. Transfer thread only.
 
-Facts that shape both: see ``agent_identity``.
+Facts that shape both: see ``agents.identity``.
 """
 
 import logging
+import time
 from collections.abc import Callable
+from functools import partial
 from typing import NoReturn
 
 import numpy as np
 
 from diptych.v1 import kv_source_pb2
-from kvtransfer.agents.identity import AgentIdentity, verified_region
+from kvtransfer.agents.base import Region
+from kvtransfer.agents.identity import AgentIdentity
 from kvtransfer.agents.nixl import NixlAgent
 from kvtransfer.agents.nixl_reads import NixlCopy, NixlPeer
 from kvtransfer.config import TransferConfig
 from kvtransfer.memory import PoolMemory
-from kvtransfer.transports.base import AgentLostError, TransportError
+from kvtransfer.transports.agent_life import DRAIN_S
+from kvtransfer.transports.base import (
+    AgentLostError,
+    BrokenReadError,
+    TransportError,
+    UndeadAgentError,
+)
 from kvtransfer.transports.thread import TransferThread
 
 logger = logging.getLogger(__name__)
 
 
 class NixlTransport:
-    """One agent at a time with the whole pool registered.
+    """One agent that serves, with the whole pool registered, and those that still drain.
 
     After ``rebuild`` every peer has to be connected again, and every reader of ours
     has to fetch our descriptor again.
@@ -42,8 +51,9 @@ class NixlTransport:
         on_change: Callable[[], None],
     ) -> None:
         """Create the agent (about 0.5 s). ``on_change`` whenever ``ready`` changed."""
-        self.ready = False
         self.problem = ""
+        self.undead: UndeadAgentError | None = None
+        self._num_retiring = 0
         self._config = config
         self._memory = memory
         self._thread = thread
@@ -55,6 +65,14 @@ class NixlTransport:
         self._closed = False
         self._open()
 
+    @property
+    def ready(self) -> bool:
+        return self._agent is not None
+
+    @property
+    def retiring(self) -> bool:
+        return self._num_retiring > 0
+
     def descriptor(self) -> kv_source_pb2.MemoryDescriptor:
         if self._agent is None:
             raise TransportError("the nixl agent is being rebuilt")
@@ -62,11 +80,11 @@ class NixlTransport:
         return self._identity.descriptor(region, self._agent.metadata)
 
     def connect(self, descriptor: kv_source_pb2.MemoryDescriptor) -> "InsidePeer":
-        region = verified_region(descriptor)
+        region = self._identity.source_region(descriptor)
         if self._agent is None:
             raise AgentLostError("the nixl agent is being rebuilt")
         peer = NixlPeer(self._agent, descriptor.agent_metadata, region)
-        return InsidePeer(peer, self._identity)
+        return InsidePeer(self, peer, self._identity, region)
 
     def serve(self, active: bool) -> None:
         if active and not self._serving:
@@ -74,13 +92,30 @@ class NixlTransport:
         self._serving = active
 
     def rebuild(self) -> None:
-        """Destroy the agent (unfinished copies end here) and make a new one."""
-        self._end_agent()
+        """Make a new agent; destroy the old one when its reads have ended, or soon."""
+        old, self._agent = self._agent, None
+        if old is None:
+            return
+        self._num_retiring += 1
+        self._on_change()
         self._open()
+        self._thread.poll(partial(self._retired, old, time.monotonic() + DRAIN_S))
+
+    def serves(self, agent: NixlAgent) -> bool:
+        return agent is self._agent
+
+    def broke(self, agent: NixlAgent) -> None:
+        """A read of it is ended by its end only."""
+        if self.serves(agent):
+            self.rebuild()
 
     def close(self) -> None:
+        """As the process ends: with it so does an agent that outlives this."""
         self._closed = True
-        self._end_agent()
+        agent, self._agent = self._agent, None
+        if agent is not None:
+            self._on_change()
+            self._end(agent)
 
     def _open(self) -> None:
         if self._closed or self._agent is not None:
@@ -94,16 +129,27 @@ class NixlTransport:
             self._thread.later(self._wait_s, self._open)
             self._wait_s = min(2 * self._wait_s, self._config.reconnect_max_s)
         else:
-            self.ready, self.problem = True, ""
+            self.problem = ""
             self._wait_s = self._config.reconnect_min_s
         self._on_change()
 
-    def _end_agent(self) -> None:
-        agent, self._agent = self._agent, None
-        if agent is not None:
-            self.ready = False
-            self._on_change()
+    def _retired(self, agent: NixlAgent, until_s: float) -> bool:
+        """Poll: end it when its reads have ended, or at ``until_s``; True once that was tried."""
+        if agent.num_reads and time.monotonic() < until_s:
+            return False
+        if self._end(agent):
+            self._num_retiring -= 1
+        self._on_change()
+        return True
+
+    def _end(self, agent: NixlAgent) -> bool:
+        try:
             agent.close()
+        except UndeadAgentError as error:
+            logger.critical("a transport agent outlives its teardown: the process has to end")
+            self.undead = error
+            return False
+        return True
 
     def _serve(self) -> bool:
         if self._agent is not None:
@@ -115,17 +161,34 @@ class NixlTransport:
 
 
 class InsidePeer:
-    """One source's pool. Useless once its agent is closed."""
+    """One source's pool. Useless once its agent is to end."""
 
-    def __init__(self, peer: NixlPeer, identity: AgentIdentity) -> None:
+    def __init__(
+        self,
+        transport: NixlTransport,
+        peer: NixlPeer,
+        identity: AgentIdentity,
+        region: Region,
+    ) -> None:
+        self.last_read_was_local: bool | None = None
+        self._transport = transport
         self._peer = peer
         self._identity = identity
-        self.last_read_was_local: bool | None = None
+        self._region = region
+
+    @property
+    def usable(self) -> bool:
+        return self._peer.usable and self._transport.serves(self._peer.agent)
 
     def read(
         self, source_block_ids: tuple[int, ...], local_block_ids: tuple[int, ...]
     ) -> "InsideCopy":
+        self._region.check_blocks(source_block_ids)
         return InsideCopy(self, self._peer, source_block_ids, local_block_ids)
+
+    def broke(self) -> None:
+        """A read of it is ended by its agent's end only."""
+        self._transport.broke(self._peer.agent)
 
     def write(self, local_block_ids: tuple[int, ...], offset: int, payload: bytes) -> NoReturn:
         raise TransportError("the source sent bytes that are read from its memory")
@@ -151,6 +214,8 @@ class InsideCopy:
         local_block_ids: tuple[int, ...],
     ) -> None:
         self._peer = peer
+        self._agent = library_peer.agent
+        self._broken: TransportError | None = None  # ended by the agent's end only
         self._copy = NixlCopy(
             library_peer,
             np.asarray(source_block_ids, dtype=np.int32),
@@ -158,8 +223,23 @@ class InsideCopy:
         )
 
     def post(self) -> bool:
-        self._peer.last_read_was_local = self._copy.post()
-        return self._peer.last_read_was_local
+        if not self._peer.usable:
+            raise AgentLostError("the connection to the source was closed")
+        is_done = self._advance(self._copy.post)
+        self._peer.last_read_was_local = is_done
+        return is_done
 
     def poll(self) -> bool:
-        return self._copy.poll()
+        if self._broken is None:
+            return self._advance(self._copy.poll)
+        if self._agent.is_gone:
+            raise self._broken
+        return False
+
+    def _advance(self, step: Callable[[], bool]) -> bool:
+        try:
+            return step()
+        except BrokenReadError as broken:
+            self._broken = broken.error
+        self._peer.broke()
+        return False

@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import os
+import signal
 from functools import partial
 
 import pytest
@@ -32,10 +34,12 @@ async def take_agent_away(source: Source, name: str) -> None:
     """For ``AWAY_S``, a pause that an agent gets whose predecessor died young as well."""
     transport = source.endpoint.transports[name]
     assert isinstance(transport, ChildTransport)
-    first = transport.process
-    await source.endpoint.rebuild(name)
-    await until(lambda: transport.process not in (None, first))
-    await source.endpoint.rebuild(name)
+    first = transport.pid
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    await until(lambda: transport.pid not in (None, first))
+    assert transport.pid is not None
+    os.kill(transport.pid, signal.SIGKILL)
 
 
 def has_confirmed(source: Source, num_fetches: int) -> bool:

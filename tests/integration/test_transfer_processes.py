@@ -272,8 +272,8 @@ async def test_a_source_killed_while_it_is_read_loses_the_pull(
 def agent_pid(endpoint: TransferEndpoint) -> int:
     (transport,) = endpoint.transports.values()
     assert isinstance(transport, ChildTransport)
-    assert transport.process is not None
-    return transport.process.pid
+    assert transport.pid is not None
+    return transport.pid
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP])

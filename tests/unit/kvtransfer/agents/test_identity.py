@@ -1,4 +1,4 @@
-"""Which lanes nixl's reads may take."""
+"""Which sources are sound, and which lanes nixl's reads may take."""
 
 import json
 from contextlib import nullcontext
@@ -6,8 +6,11 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 
+from diptych.v1 import kv_source_pb2
+from kvtransfer.agents.base import Region
 from kvtransfer.agents.identity import AgentIdentity
 from kvtransfer.config import TransferConfig
+from kvtransfer.digest import descriptor_digest
 from kvtransfer.memory import HostMemory
 from kvtransfer.transports.base import TransportError
 
@@ -36,3 +39,29 @@ def test_tcp_is_refused_where_it_is_forbidden(
     expected = pytest.raises(TransportError, match="TCP") if is_refused else nullcontext()
     with expected:
         identity.check_lane(last_read_was_local)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"memory_kind": "DRA\u00e9"}, "of the kind"),
+        ({"memory_kind": ""}, "of the kind"),
+        ({"block_bytes": 1}, "blocks of 1 bytes, here are 4"),
+        ({"num_blocks": 10**9}, "1000000000 blocks"),
+        ({"num_blocks": 0}, "0 blocks"),
+        ({"base_address": 2**64 - 4}, "beyond its address space"),
+    ],
+)
+def test_a_source_that_is_not_sound_is_not_handed_to_the_library(
+    wrong: dict[str, object], why: str
+) -> None:
+    identity = AgentIdentity("nixl", TransferConfig(), "me", HostMemory(np.zeros(8, np.uint8), 4))
+    good = {"base_address": 4096, "block_bytes": 4, "num_blocks": 2, "memory_kind": "DRAM"}
+    for fields in (good, {**good, **wrong}):
+        descriptor = kv_source_pb2.MemoryDescriptor(agent_metadata=b"x")
+        for name, value in fields.items():
+            setattr(descriptor, name, value)
+        descriptor.digest = descriptor_digest(descriptor)
+        expected = pytest.raises(TransportError, match=why) if fields != good else nullcontext()
+        with expected:
+            assert identity.source_region(descriptor) == Region(4096, 4, 2, "DRAM", 0)

@@ -1,83 +1,104 @@
-"""What is left of a nixl agent after its teardown, over a stand-in for the library."""
+"""What a nixl agent says of its reads, and what is left after its teardown, over a stand-in."""
 
 import gc
 import weakref
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from kvtransfer.agents import nixl as nixl_agent
 from kvtransfer.agents.base import AgentSettings, Region
 from kvtransfer.agents.nixl import NixlAgent
 from kvtransfer.agents.nixl_reads import NixlCopy, NixlPeer
-from kvtransfer.transports.base import SourceLostError, TransportError
+from kvtransfer.transports.base import (
+    BrokenReadError,
+    SourceLostError,
+    TransportError,
+    UndeadAgentError,
+)
+from tests import nixl_library
+from tests.nixl_library import DisconnectError, Handle
+
+REGION = Region(base_address=4096, block_bytes=16, num_blocks=4)
 
 
-class DisconnectError(Exception):
-    pass
+@pytest.fixture
+def agent(monkeypatch: pytest.MonkeyPatch) -> NixlAgent:
+    nixl_library.use(monkeypatch)
+    return NixlAgent(AgentSettings("reader.1", "cma", "lo"), REGION)
 
 
-class Handle:
-    def __init__(self, agent: "RawAgent") -> None:
-        self.agent = agent
-
-    def release(self) -> None: ...
+def ids(*values: int) -> NDArray[np.int32]:
+    return np.array(values, dtype=np.int32)
 
 
-class RawAgent:
-    """Reads stay in progress; asking for the state of the first one raises."""
-
-    def __init__(self, name: str, config: object) -> None:
-        self.num_reads = 0
-
-    def create_backend(self, name: str, options: object) -> None: ...
-    def register_memory(self, regions: object, kind: str) -> None: ...
-    def remove_remote_agent(self, name: str) -> None: ...
-
-    def get_agent_metadata(self) -> bytes:
-        return b"metadata"
-
-    def add_remote_agent(self, metadata: bytes) -> str:
-        return "peer"
-
-    def prep_xfer_dlist(self, name: str, rows: object, kind: str) -> Handle:
-        return Handle(self)
-
-    def make_prepped_xfer(self, *arguments: object) -> Handle:
-        return Handle(self)
-
-    def transfer(self, handle: Handle) -> str:
-        return "PROC"
-
-    def check_xfer_state(self, handle: Handle) -> str:
-        raise DisconnectError("gone")
+def posted(agent: NixlAgent, peer: NixlPeer, block_id: int = 0) -> tuple[NixlCopy, Handle]:
+    copy = NixlCopy(peer, ids(block_id), ids(block_id))
+    assert not copy.post()
+    return copy, agent.raw.reads[-1]
 
 
-def agent_config(**options: object) -> object:
-    return options
-
-
-def test_an_error_somebody_keeps_does_not_keep_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
-    library = nixl_agent._Library(RawAgent, agent_config, DisconnectError)
-    monkeypatch.setattr(nixl_agent, "_load", lambda *settings: library)
-    region = Region(base_address=4096, block_bytes=16, num_blocks=4)
-    agent = NixlAgent(AgentSettings("reader.1", "cma", "lo"), region)
-    peer = NixlPeer(agent, b"metadata", region)
-    first, second = np.array([0], dtype=np.int32), np.array([1], dtype=np.int32)
-    failing, unfinished = NixlCopy(peer, first, first), NixlCopy(peer, second, second)
-    assert not failing.post()
-    assert not unfinished.post()
-    with pytest.raises(SourceLostError, match="gone") as caught:
+def test_an_error_somebody_keeps_does_not_keep_the_agent(
+    agent: NixlAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer = NixlPeer(agent, b"source.1", REGION)
+    failing, unfinished = posted(agent, peer)[0], posted(agent, peer, 1)[0]
+    agent.raw.reads[0].state = DisconnectError("gone")
+    with pytest.raises(BrokenReadError, match="gone") as caught:
         failing.poll()
 
     raw = weakref.ref(agent.raw)
     gc.disable()
     try:
         monkeypatch.setattr(gc, "collect", lambda: 0)
+        agent.raw.reads.clear()  # the library's own record of them
         agent.close()
         assert raw() is None, "unfinished reads go on as long as the agent lives"
     finally:
         gc.enable()
+    assert isinstance(caught.value.error, SourceLostError)
     assert isinstance(caught.value.__cause__, DisconnectError)
     with pytest.raises(TransportError, match="torn down"):
         unfinished.poll()
+
+
+@pytest.mark.parametrize("state", [RuntimeError("unknown; the read itself goes on"), "ERR"])
+def test_an_error_of_the_library_is_no_end_of_a_read(
+    agent: NixlAgent, state: str | Exception
+) -> None:
+    peer = NixlPeer(agent, b"source.1", REGION)
+    copy, handle = posted(agent, peer)
+    handle.state = state
+    with pytest.raises(BrokenReadError):
+        copy.poll()
+    assert not handle.is_released
+    assert agent.num_reads == 0, "nobody can wait for it"
+    peer.close()
+    assert agent.raw.known == ["source.1"], "the read may still be under way"
+
+
+def test_an_agent_that_outlives_its_teardown_ends_no_read(agent: NixlAgent) -> None:
+    copy, _ = posted(agent, NixlPeer(agent, b"source.1", REGION))
+    kept = agent.raw  # by a frame of the library, a log record, a debugger
+    with pytest.raises(UndeadAgentError):
+        agent.close()
+    assert not copy.poll()
+    assert not agent.is_gone
+    assert kept is not None
+
+
+def test_a_name_is_forgotten_with_the_last_peer_that_has_it(agent: NixlAgent) -> None:
+    """A pair that was lost with a read under way, and is proven again meanwhile."""
+    lost = NixlPeer(agent, b"source.1", REGION)
+    copy, handle = posted(agent, lost)
+    lost.close()
+    again = NixlPeer(agent, b"source.1", REGION)
+    other = NixlPeer(agent, b"source.2", REGION)
+    handle.state = "DONE"
+    assert copy.poll()
+    assert agent.raw.known == ["source.1", "source.2"]
+    posted(agent, again)
+    other.close()
+    assert agent.raw.known == ["source.1"]
+    agent.raw.reads[-1].state = "DONE"
+    assert posted(agent, again)[0]

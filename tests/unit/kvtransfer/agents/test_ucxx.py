@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from kvtransfer.agents import ucxx as ucxx_agent
 from kvtransfer.agents.base import AgentSettings, Region
 from kvtransfer.agents.ucxx import UcxxAgent, UcxxPeer, runs_of
-from kvtransfer.transports.base import SourceLostError, TransportError
+from kvtransfer.transports.base import BrokenReadError, SourceLostError, TransportError
 
 BLOCK_BYTES, NUM_BLOCKS = 4, 8
 ASK = 1 << 63
@@ -210,7 +210,7 @@ def test_a_reader_whose_connection_broke_is_not_answered_over_another(agent: Ucx
     assert len(back.sent) == 1
 
 
-def test_a_read_is_over_when_its_last_receive_is_however_the_others_ended(
+def test_a_read_is_looked_at_when_its_last_receive_is_over_however_the_others_ended(
     agent: UcxxAgent,
 ) -> None:
     peer, endpoint = connected(agent)
@@ -224,9 +224,10 @@ def test_a_read_is_over_when_its_last_receive_is_however_the_others_ended(
     assert not copy.poll()
     assert not endpoint.closed, "a receive is still posted"
     first.complete()
-    with pytest.raises(SourceLostError, match="canceled"):
+    with pytest.raises(BrokenReadError, match="canceled") as caught:
         copy.poll()
-    assert endpoint.closed
+    assert isinstance(caught.value.error, SourceLostError)
+    assert not endpoint.closed, "only the agent's end is the end of a read that met an error"
     with pytest.raises(TransportError, match="closed"):
         peer.read(ids(1), ids(1)).post()
 

@@ -29,6 +29,7 @@ class Source:
         self.good = good
         self.tried: list[str] = []
         self.closed: list[str] = []
+        self.usable = True  # what it is read by, from now on
         self.before_proof: Callable[[], None] = lambda: None
 
     async def connect(self, wanted: list[str]) -> kv_source_pb2.ConnectResponse:
@@ -47,7 +48,7 @@ class Source:
         return ProvenLink(self.link(response.transport), 2e9)
 
     def link(self, transport: str) -> Link:
-        peer = cast(Peer, None)
+        peer = cast(Peer, SimpleNamespace(usable=self.usable))
         return Link(cast(Any, None), transport, peer, lambda: self.closed.append(transport))
 
 
@@ -192,7 +193,7 @@ async def test_a_link_whose_agent_ended_after_the_probes_is_never_proven() -> No
 
     def agent_ends_once() -> None:
         states.append(pair.to_proto().state)
-        pair.ours["nixl"].ready = len(source.tried) > 1
+        source.usable = len(source.tried) > 1
 
     source.before_proof = agent_ends_once
     await pair.prove()
@@ -202,7 +203,7 @@ async def test_a_link_whose_agent_ended_after_the_probes_is_never_proven() -> No
 
     source = Source(offered=set(RANKED), good={"nixl"})
     pair = Pair(source, "inline")
-    pair.ours["nixl"].ready = False
+    source.usable = False
     async with pair.improving():
         while len(source.tried) < 3:
             await asyncio.sleep(0)

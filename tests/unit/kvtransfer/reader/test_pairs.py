@@ -15,6 +15,7 @@ from kvtransfer.memory import HostMemory
 from kvtransfer.reader.pair import SourcePair
 from kvtransfer.reader.pairs import PairTable, PeerKey
 from kvtransfer.reader.quarantine import ReadRecord
+from kvtransfer.transports.base import UndeadAgentError
 
 
 class NoScratch:
@@ -124,7 +125,9 @@ async def test_the_other_agents_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     endpoint = make_table()._endpoint
     rebuilt: list[str] = []
     for name in ("nixl", "ucxx"):
-        transport = SimpleNamespace(rebuild=lambda name=name: rebuilt.append(name))
+        transport = SimpleNamespace(
+            rebuild=lambda name=name: rebuilt.append(name), retiring=False, undead=None
+        )
         monkeypatch.setitem(endpoint.transports, name, transport)
     endpoint.thread.start()
     try:
@@ -132,3 +135,15 @@ async def test_the_other_agents_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     finally:
         endpoint.thread.stop()
     assert rebuilt == ["ucxx"]
+
+
+async def test_an_agent_that_cannot_be_ended_ends_the_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kvtransfer.reader.pairs._REAP_INTERVAL_S", 0)
+    table = make_table()
+    undead = SimpleNamespace(retiring=True, undead=UndeadAgentError("it lives"))
+    monkeypatch.setitem(table._endpoint.transports, "nixl", undead)
+    with pytest.raises(ExceptionGroup) as caught:
+        await table.run()
+    assert caught.group_contains(UndeadAgentError)

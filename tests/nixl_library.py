@@ -1,0 +1,69 @@
+"""A stand-in for nixl's library: reads end when the test says so."""
+
+from collections.abc import Callable
+
+import pytest
+
+from kvtransfer.agents import nixl as nixl_agent
+
+
+class DisconnectError(Exception):
+    """The library's own, of a source that is gone."""
+
+
+class Handle:
+    """Of a prepared list, or of a read; keeps its agent alive."""
+
+    def __init__(self, agent: "RawAgent") -> None:
+        self.agent = agent
+        self.is_released = False
+        self.state: str | Exception = "PROC"
+
+    def release(self) -> None:
+        self.is_released = True
+
+
+class RawAgent:
+    """nixl_agent."""
+
+    def __init__(self, name: str, config: object) -> None:
+        self.name = name
+        self.reads: list[Handle] = []
+        self.known: list[str] = []  # sources: added, not removed
+
+    def create_backend(self, name: str, options: object) -> None: ...
+    def register_memory(self, regions: object, kind: str) -> None: ...
+
+    def get_agent_metadata(self) -> bytes:
+        return b"metadata"
+
+    def add_remote_agent(self, metadata: bytes) -> bytes:
+        if metadata.decode() not in self.known:
+            self.known.append(metadata.decode())
+        return metadata
+
+    def remove_remote_agent(self, name: bytes) -> None:
+        self.known.remove(name.decode())
+
+    def prep_xfer_dlist(self, name: str, rows: object, kind: str) -> Handle:
+        return Handle(self)
+
+    def make_prepped_xfer(self, *arguments: object) -> Handle:
+        self.reads.append(Handle(self))
+        return self.reads[-1]
+
+    def transfer(self, handle: Handle) -> str:
+        return "PROC"
+
+    def check_xfer_state(self, handle: Handle) -> str:
+        if isinstance(handle.state, Exception):
+            raise handle.state
+        return handle.state
+
+    def get_new_notifs(self, backends: list[str]) -> None: ...
+
+
+def use(monkeypatch: pytest.MonkeyPatch, agent_class: Callable[..., RawAgent] = RawAgent) -> None:
+    """Have nixl agents made of this."""
+    library = nixl_agent._Library(agent_class, lambda **options: options, DisconnectError)
+    monkeypatch.setattr(nixl_agent, "_load", lambda *settings: library)

@@ -1,0 +1,165 @@
+"""An agent's process: what one peer does wrong, or one read, costs that one alone."""
+
+import os
+import resource
+import socket
+from collections.abc import Iterator
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from kvtransfer.agents import main
+from kvtransfer.agents.base import Agent, AgentSettings, Library, Region
+from kvtransfer.agents.main import AgentLoop, ready_files
+from kvtransfer.agents.wire import Channel, Kind, Message, ReadCommand, pack_peer, unpack_error
+from kvtransfer.transports.base import BrokenReadError, SourceLostError, TransportError
+
+REGION = Region(base_address=4096, block_bytes=16, num_blocks=4)
+
+
+class Copy:
+    """A read that goes as its peer's metadata says."""
+
+    def __init__(self, how: bytes) -> None:
+        self.how = how
+
+    def post(self) -> bool:
+        match self.how:
+            case b"at once":
+                return True
+            case b"never begun":
+                raise TransportError("not so")
+            case b"broken at once":
+                raise BrokenReadError(SourceLostError("gone"))
+        return False
+
+    def poll(self) -> bool:
+        if self.how == b"broken":
+            raise BrokenReadError(SourceLostError("gone"))
+        return self.how == b"later"
+
+
+class Peer:
+    def __init__(self, agent: object, metadata: bytes, region: Region) -> None:
+        if metadata == b"too much":
+            raise MemoryError("rows")
+        self.how = metadata
+
+    def read(self, source: NDArray[np.int32], local: NDArray[np.int32]) -> Copy:
+        return Copy(self.how)
+
+    def close(self) -> None: ...
+
+
+class IdleAgent:
+    metadata = b""
+    files: tuple[int, ...] = ()
+
+    def serve(self) -> None: ...
+
+    def sleep_s(self, active: bool, pause_s: float) -> float | None:
+        return 0.0
+
+
+class Process:
+    """The loop over a socket pair, in steps."""
+
+    def __init__(self, ours: Channel, theirs: Channel) -> None:
+        self.channel = ours
+        library = Library(lambda settings, region: cast(Agent, IdleAgent()), cast(Any, Peer))
+        agent = library.agent(AgentSettings("worker.1", "tcp", "lo"), REGION)
+        self.loop = AgentLoop(library, agent, theirs)
+
+    def told(self, *messages: Message) -> list[Message]:
+        """Say these, let it work for a while, hear what it says."""
+        for message in messages:
+            self.loop._obey(message)
+        for _ in range(3):
+            self.loop._progress()
+        return self.channel.receive()
+
+    def connect(self, peer_id: int, metadata: bytes) -> None:
+        assert not self.told(Message(Kind.CONNECT, peer_id, pack_peer(REGION, metadata)))
+
+    def read(self, peer_id: int, read_id: int = 7) -> Message:
+        block_id = np.array([1], dtype=np.int32)
+        command = ReadCommand(peer_id, block_id, block_id)
+        (answer,) = self.told(Message(Kind.READ, read_id, command.packed()))
+        assert answer.id == read_id
+        return answer
+
+
+@pytest.fixture
+def process() -> Iterator[Process]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield Process(Channel(ours), Channel(theirs))
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "message"),
+    [
+        (b"at once", Kind.DONE, ""),
+        (b"later", Kind.DONE, ""),
+        (b"never begun", Kind.FAILED, "not so"),
+        (b"broken at once", Kind.BROKEN, "gone"),
+        (b"broken", Kind.BROKEN, "gone"),
+        (b"too much", Kind.FAILED, "MemoryError: rows"),
+    ],
+)
+def test_it_says_how_a_read_goes(process: Process, how: bytes, kind: Kind, message: str) -> None:
+    process.connect(1, how)
+    answer = process.read(1)
+    assert answer.kind is kind
+    if message:
+        assert message in str(unpack_error(answer.payload))
+
+
+def test_a_peer_that_cannot_be_understood_fails_alone(process: Process) -> None:
+    process.connect(1, b"later")
+    bad = pack_peer(REGION, b"").replace(b"DRAM", "DRAé".encode()[:4])
+    for payload in (bad, b"", b"x"):
+        assert not process.told(Message(Kind.CONNECT, 2, payload))
+        assert process.read(2).kind is Kind.FAILED
+    assert process.read(1).kind is Kind.DONE
+    assert process.read(3).kind is Kind.FAILED  # nobody ever named it
+
+
+def test_peers_beyond_the_most_are_not_known(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(main, "MAX_PEERS", 2)
+    for peer_id in (1, 2, 3):
+        process.connect(peer_id, b"later")
+    assert process.read(2).kind is Kind.DONE
+    answer = process.read(3)
+    assert answer.kind is Kind.FAILED
+    assert "2 others" in str(unpack_error(answer.payload))
+    process.told(Message(Kind.DISCONNECT, 1))
+    process.connect(4, b"later")
+    assert process.read(4).kind is Kind.DONE
+
+
+def test_files_of_any_number_are_waited_for() -> None:
+    """ucxx has one for each peer; ``select`` ends at 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    number = 1500
+    if hard != resource.RLIM_INFINITY and hard <= number:
+        pytest.skip(f"this machine allows {hard} files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, number + 1), hard))
+    ours, theirs = socket.socketpair()
+    try:
+        with ours, theirs:
+            os.dup2(theirs.fileno(), number)
+            try:
+                assert ready_files([number], [], 0.0) == set()
+                ours.send(b"x")
+                assert ready_files([number], [], None) == {number}
+                assert ready_files([number], [], 1e-4) == {number}
+                assert ready_files([], [number], 0.002) == {number}
+            finally:
+                os.close(number)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

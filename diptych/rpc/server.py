@@ -93,7 +93,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
             async def stream(request: Any, context: Context) -> AsyncIterator[Message]:
                 try:
-                    _check_decoded(request)
+                    check_decoded(request)
                     async for response in inner_stream(request, context):
                         yield response
                 except (asyncio.CancelledError, grpc.RpcError, GeneratorExit):
@@ -109,7 +109,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
         async def unary(request: Any, context: Context) -> Message:
             try:
-                _check_decoded(request)
+                check_decoded(request)
                 response: Message = await inner_unary(request, context)
             except (asyncio.CancelledError, grpc.RpcError):
                 raise
@@ -147,7 +147,11 @@ def _tolerant(deserializer: Any) -> Any:
     return deserialize
 
 
-def _check_decoded(request: Any) -> None:
+def check_decoded(request: object) -> None:
+    """Refuse what did not parse: for handlers that read a stream themselves.
+
+    Raises InvalidRequestError.
+    """
     if isinstance(request, _Undecodable):
         raise request.error
 

@@ -289,6 +289,8 @@ class Pull:
 
     def _check_timers(self, machine: PullMachine, liveness: Liveness) -> None:
         now = time.monotonic()
+        if self._window.locked():  # we do not listen: that nothing is heard tells nothing
+            liveness.heard()
         problem = liveness.problem(now)
         if problem is not None:
             raise PullError(decode_pb2.PULL_FAILURE_SOURCE_LOST, f"the source is lost: {problem}")

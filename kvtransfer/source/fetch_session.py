@@ -4,8 +4,9 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from diptych.errors import (
     DiptychError,
@@ -14,19 +15,33 @@ from diptych.errors import (
     TransferInterruptedError,
 )
 from diptych.rpc.liveness import Liveness
-from diptych.rpc.server import Context
+from diptych.rpc.server import Context, check_decoded
 from diptych.rpc.server_stream import last_word
 from diptych.rpc.status import to_failure
+from diptych.timers import Timers
 from diptych.v1 import common_pb2, kv_source_pb2
 from diptych.v1.kv_source_pb2 import FetchEvent
 from kvtransfer.config import MAX_PROBE_BLOCKS
+from kvtransfer.counters import SourceCounters
 from kvtransfer.digest import combined_digest, coverages
+from kvtransfer.endpoint import TransferEndpoint
 from kvtransfer.first_done import first_to_end
 from kvtransfer.source.fetch_machine import FetchMachine
 from kvtransfer.source.lease_record import AnnouncedRange, Lease
+from kvtransfer.source.lease_table import LeaseTable
+from kvtransfer.source.probe_blocks import ProbeBlocks
 
-if TYPE_CHECKING:
-    from kvtransfer.source.servicer import KVSourceServicer
+
+@dataclass(frozen=True, slots=True)
+class SourceDeps:
+    """What every Fetch of one source shares. The counters and the table are changed by it."""
+
+    endpoint: TransferEndpoint
+    leases: LeaseTable
+    probe_blocks: ProbeBlocks
+    timers: Timers
+    counters: SourceCounters
+    progress: Callable[[], common_pb2.EngineProgress]  # the engine's, for heartbeats
 
 
 class FetchSession:
@@ -35,20 +50,20 @@ class FetchSession:
     Five tasks share it; the first to end, with or without an error, ends the stream.
     """
 
-    def __init__(self, servicer: "KVSourceServicer", context: Context) -> None:
-        self._servicer = servicer
-        self._endpoint = servicer.endpoint
+    def __init__(self, deps: SourceDeps, context: Context) -> None:
+        self._deps = deps
+        self._endpoint = deps.endpoint
         self._machine = FetchMachine(
-            servicer.leases,
-            incarnation=servicer.endpoint.incarnation,
-            transports=servicer.endpoint.transports,
+            deps.leases,
+            incarnation=deps.endpoint.incarnation,
+            transports=deps.endpoint.transports,
         )
         self._context = context
         self._write_lock = asyncio.Lock()
         self._writing: asyncio.Future[None] | None = None  # the last write
         self._ranges_changed = asyncio.Event()
         self._grant_changed = asyncio.Event()
-        self._liveness = Liveness(servicer.timers, time.monotonic())
+        self._liveness = Liveness(deps.timers, time.monotonic())
         self._open = kv_source_pb2.FetchOpen()
         self._num_written = 0
         self._num_sent_bytes = 0
@@ -67,7 +82,7 @@ class FetchSession:
     async def run(self) -> None:
         """Serve until the reader ends the stream. Raises DiptychError."""
         try:
-            async with asyncio.timeout(self._servicer.timers.lost_peer_s):
+            async with asyncio.timeout(self._deps.timers.lost_peer_s):
                 command = await self._read()
         except TimeoutError:
             raise TransferInterruptedError("the reader did not open") from None
@@ -78,31 +93,22 @@ class FetchSession:
         self._open = command.open
         if self._open.WhichOneof("what") == "num_probe_blocks":
             self._machine.check_open(self._open)
-            await self._run_probe()
+            if not 1 <= self._open.num_probe_blocks <= MAX_PROBE_BLOCKS:
+                raise InvalidRequestError(
+                    f"must be 1 to {MAX_PROBE_BLOCKS}", field="num_probe_blocks"
+                )
+            await self._serve(self._announce_probe)
         else:
-            await self._write(FetchEvent(opened=self._machine.open(self._open)))
-            await self._serve(self._announce)
+            opened = self._machine.open(self._open)
+            await self._serve(partial(self._announce, opened))
 
     async def tell(self, error: DiptychError) -> None:
         """Send the reader ``error`` and let it leave: the last call, after ``run`` raised it."""
         if self._writing is not None:
-            await asyncio.wait({self._writing}, timeout=self._servicer.timers.heartbeat_s / 4)
+            await asyncio.wait({self._writing}, timeout=self._deps.timers.heartbeat_s / 4)
         if self._writing is None or self._writing.done():  # else it is stuck
             event = self._numbered(FetchEvent(ended=to_failure(error)))
-            await last_word(self._context, event, self._servicer.timers.lost_peer_s)
-
-    async def _run_probe(self) -> None:
-        """Serve scratch blocks."""
-        num_blocks = self._open.num_probe_blocks
-        if not 1 <= num_blocks <= MAX_PROBE_BLOCKS:
-            raise InvalidRequestError(f"must be 1 to {MAX_PROBE_BLOCKS}", field="num_probe_blocks")
-        scratch = self._servicer.scratch
-        block_ids = tuple(scratch.allocate(num_blocks))
-        try:
-            await self._serve(partial(self._announce_probe, block_ids))
-        finally:
-            # Behind anything the thread may still do to them.
-            self._endpoint.thread.submit(_nothing, lambda _, __: scratch.free(block_ids))
+            await last_word(self._context, event, self._deps.timers.lost_peer_s)
 
     async def _serve(self, announce: Callable[[], Coroutine[Any, Any, None]]) -> None:
         await first_to_end(
@@ -118,29 +124,36 @@ class FetchSession:
             match command.WhichOneof("command"):
                 case "confirm":
                     self._confirm(command.confirm)
-                    self._servicer.counters.num_confirmed += 1
+                    self._deps.counters.num_confirmed += 1
                     await self._write(FetchEvent(confirmed=kv_source_pb2.Confirmed()))
                 case "heartbeat":
                     self._liveness.heard(command.heartbeat.progress)
                 case "open":
                     raise InvalidRequestError("comes once", field="open")
 
-    async def _announce_probe(self, block_ids: tuple[int, ...]) -> None:
-        """Announce scratch blocks full of random bytes."""
-        memory, num_blocks = self._endpoint.memory, len(block_ids)
+    async def _announce_probe(self) -> None:
+        """Announce scratch blocks full of random bytes, as soon as there are some."""
+        num_blocks = self._open.num_probe_blocks
+        num_tokens = num_blocks * self._endpoint.layout.block_size
+        await self._write(FetchEvent(opened=kv_source_pb2.FetchOpened(end_token=num_tokens)))
+        memory, probe_blocks = self._endpoint.memory, self._deps.probe_blocks
+        block_ids = await probe_blocks.take(num_blocks)
 
         def fill() -> tuple[bytes, ...]:
             memory.write(block_ids, 0, os.urandom(num_blocks * memory.block_bytes))
             return memory.digests(block_ids, coverages(num_blocks))
 
-        digests = await self._endpoint.thread.call(fill)
-        num_tokens = num_blocks * self._endpoint.layout.block_size
-        self._probe = AnnouncedRange(0, num_tokens, block_ids, (0,) * num_blocks, digests, True)
-        await self._write(FetchEvent(opened=kv_source_pb2.FetchOpened(end_token=num_tokens)))
-        await self._send(self._probe)
-        await asyncio.Event().wait()  # the reader ends it
+        try:
+            digests = await self._endpoint.thread.call(fill)
+            self._probe = AnnouncedRange(0, num_tokens, block_ids, (0,) * num_blocks, digests, True)
+            await self._send(self._probe)
+            await asyncio.Event().wait()  # the reader ends it
+        finally:
+            # Behind anything the thread may still do to them.
+            self._endpoint.thread.submit(_nothing, lambda _, __: probe_blocks.give_back(block_ids))
 
-    async def _announce(self) -> None:
+    async def _announce(self, opened: kv_source_pb2.FetchOpened) -> None:
+        await self._write(FetchEvent(opened=opened))
         while True:
             self._ranges_changed.clear()
             for ready in self._machine.take_ready():
@@ -156,9 +169,9 @@ class FetchSession:
 
     async def _beat(self) -> None:
         while True:
-            await asyncio.sleep(self._servicer.timers.heartbeat_s)
+            await asyncio.sleep(self._deps.timers.heartbeat_s)
             await self._write(
-                FetchEvent(heartbeat=common_pb2.Heartbeat(progress=self._servicer.progress()))
+                FetchEvent(heartbeat=common_pb2.Heartbeat(progress=self._deps.progress()))
             )
 
     async def _watch(self) -> None:
@@ -166,7 +179,7 @@ class FetchSession:
 
         A reader that waits for a range hears our heartbeats and cannot know the latter.
         """
-        timers = self._servicer.timers
+        timers = self._deps.timers
         while True:
             await asyncio.sleep(timers.heartbeat_s / 2)
             problem = self._liveness.problem(time.monotonic())
@@ -214,7 +227,7 @@ class FetchSession:
             data = kv_source_pb2.Data(offset=self._num_sent_bytes, payload=payload)
             await self._write(FetchEvent(data=data))
             self._num_sent_bytes += len(payload)
-            self._servicer.counters.num_inline_bytes += len(payload)
+            self._deps.counters.num_inline_bytes += len(payload)
 
     def _confirm(self, confirm: kv_source_pb2.Confirm) -> None:
         if self._probe is None:
@@ -225,12 +238,16 @@ class FetchSession:
             raise KVUnprovenError("the probe blocks landed differently")
 
     async def _read(self) -> kv_source_pb2.FetchCommand | None:
-        """The reader's next command; None when it closed its side."""
+        """The reader's next command; None when it closed its side.
+
+        Raises InvalidRequestError: one that cannot be decoded.
+        """
         command = await self._context.read()
-        if not isinstance(command, kv_source_pb2.FetchCommand):  # EOF
-            return None
-        self._liveness.heard()
-        return command
+        if isinstance(command, kv_source_pb2.FetchCommand):
+            self._liveness.heard()
+            return command
+        check_decoded(command)
+        return None
 
     async def _write(self, event: FetchEvent) -> None:
         async with self._write_lock:

@@ -16,9 +16,10 @@ from kvtransfer.digest import coverages
 from kvtransfer.endpoint import REBUILD_WAIT_S, TransferEndpoint
 from kvtransfer.layout import compare_layouts
 from kvtransfer.memory import ScratchBlocks
-from kvtransfer.source.fetch_session import FetchSession
+from kvtransfer.source.fetch_session import FetchSession, SourceDeps
 from kvtransfer.source.lease_record import Lease
 from kvtransfer.source.lease_table import LeaseTable
+from kvtransfer.source.probe_blocks import ProbeBlocks
 from kvtransfer.transports.base import Transport, TransportError
 
 logger = logging.getLogger(__name__)
@@ -40,14 +41,19 @@ class KVSourceServicer(pb_grpc.KVSourceServicer):
         timers: Timers,
         progress: Callable[[], common_pb2.EngineProgress] | None = None,
     ) -> None:
-        self.endpoint = endpoint
-        self.leases = leases
-        self.scratch = scratch
-        self.timers = timers
-        self.progress = progress or common_pb2.EngineProgress
-        self._rebuild_wait_s = min(REBUILD_WAIT_S, timers.lost_peer_s / 4)  # the reader's patience
         self.counters = SourceCounters()
-        self.sessions: set[FetchSession] = set()
+        self._endpoint = endpoint
+        self._leases = leases
+        self._deps = SourceDeps(
+            endpoint,
+            leases,
+            ProbeBlocks(scratch),
+            timers,
+            self.counters,
+            progress or common_pb2.EngineProgress,
+        )
+        self._rebuild_wait_s = min(REBUILD_WAIT_S, timers.lost_peer_s / 4)  # the reader's patience
+        self._sessions: set[FetchSession] = set()
         leases.observe(self)
 
     async def Connect(
@@ -56,7 +62,7 @@ class KVSourceServicer(pb_grpc.KVSourceServicer):
         context: Context,
     ) -> kv_source_pb2.ConnectResponse:
         """Compare layouts; tell how to reach our memory over the first common transport."""
-        endpoint = self.endpoint
+        endpoint = self._endpoint
         try:
             transport = await self._common_transport(request)
             memory = await self._descriptor(transport)
@@ -76,9 +82,9 @@ class KVSourceServicer(pb_grpc.KVSourceServicer):
         context: Context,
     ) -> AsyncIterator[kv_source_pb2.FetchEvent]:
         """One pull or one probe; yields nothing (it writes from a task group)."""
-        if self.endpoint.switch is not None:
-            context = cast("Context", self.endpoint.switch.context(context, self.leases))
-        session = FetchSession(self, context)
+        if self._endpoint.switch is not None:
+            context = cast("Context", self._endpoint.switch.context(context, self._leases))
+        session = FetchSession(self._deps, context)
         try:
             await self._serve(session)
         except DiptychError as error:
@@ -89,19 +95,19 @@ class KVSourceServicer(pb_grpc.KVSourceServicer):
         yield
 
     async def _serve(self, session: FetchSession) -> None:
-        self.sessions.add(session)
+        self._sessions.add(session)
         self.counters.num_fetches_open += 1
         try:
-            with self.endpoint.serving():
+            with self._endpoint.serving():
                 await session.run()
         finally:
             self.counters.num_fetches_open -= 1
-            self.sessions.discard(session)
+            self._sessions.discard(session)
 
     async def _common_transport(self, request: kv_source_pb2.ConnectRequest) -> Transport:
         """The first that both have and that is ready, given that the layouts agree."""
-        ours = self.endpoint.transports
-        compare_layouts(request.layout, self.endpoint.layout)
+        ours = self._endpoint.transports
+        compare_layouts(request.layout, self._endpoint.layout)
         common = [name for name in request.transports if name in ours]
         if not common:
             raise LayoutMismatchError(
@@ -110,7 +116,7 @@ class KVSourceServicer(pb_grpc.KVSourceServicer):
                 field="transports",
             )
         for name in common:
-            if await self.endpoint.until_ready(ours[name], self._rebuild_wait_s):
+            if await self._endpoint.until_ready(ours[name], self._rebuild_wait_s):
                 break
         return ours[name]
 
@@ -118,20 +124,20 @@ class KVSourceServicer(pb_grpc.KVSourceServicer):
         """Of its agent; of the next one where that ends at this moment."""
         for _ in range(2):
             try:
-                return await self.endpoint.thread.call(transport.descriptor)
+                return await self._endpoint.thread.call(transport.descriptor)
             except TransportError as error:  # being rebuilt
                 interrupted = TransferInterruptedError(str(error))
-            await self.endpoint.until_ready(transport, self._rebuild_wait_s)
+            await self._endpoint.until_ready(transport, self._rebuild_wait_s)
         raise interrupted
 
     def on_announced(self, lease: Lease, index: int) -> None:
         """LeaseObserver: take the digests of a new range, off the loop."""
-        level, memory = self.endpoint.layout.digest_level, self.endpoint.memory
+        level, memory = self._endpoint.layout.digest_level, self._endpoint.memory
         if level == "off":
-            self.leases.add_digests(lease, index, ())
+            self._leases.add_digests(lease, index, ())
             return
         block_ids = lease.ranges[index].block_ids
-        first_place = lease.ranges[index].first_token // self.leases.block_size
+        first_place = lease.ranges[index].first_token // self._leases.block_size
         seed = 1 + secrets.randbelow(2**64 - 1) if level == "sampled" else 0
 
         def digest() -> tuple[tuple[bytes, ...], float]:
@@ -142,16 +148,16 @@ class KVSourceServicer(pb_grpc.KVSourceServicer):
         def done(result: tuple[tuple[bytes, ...], float] | None, error: Exception | None) -> None:
             if result is None:  # without digests no reader can be served
                 logger.error("digest failed", exc_info=error)
-                self.leases.close(lease.lease_id)
+                self._leases.close(lease.lease_id)
                 return
             digests, digest_s = result
             self.counters.digest_s += digest_s
-            self.leases.add_digests(lease, index, digests, seed)
+            self._leases.add_digests(lease, index, digests, seed)
 
-        self.endpoint.thread.submit(digest, done)
+        self._endpoint.thread.submit(digest, done)
 
     def on_changed(self, lease: Lease) -> None:
         """LeaseObserver: wake the readers of this lease."""
-        for session in self.sessions:
+        for session in self._sessions:
             if session.lease is lease:
                 session.wake()

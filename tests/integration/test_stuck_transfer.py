@@ -17,6 +17,7 @@ from diptych.worker.transfer_watch import TransferStuckError
 from kvtransfer import endpoint as endpoint_module
 from kvtransfer.endpoint import TransferEndpoint
 from kvtransfer.memory import HostMemory
+from kvtransfer.reader.fetch_driver import MAX_UNWRITTEN_MESSAGES
 from kvtransfer.reader.pull_machine import PullError, PullRequest
 from tests.integration.transfer_rig import (
     BLOCK_SIZE,
@@ -29,10 +30,11 @@ from tests.integration.transfer_rig import (
 )
 from tests.integration.worker_rig import INLINE, Lease, prefill_worker, prompt
 
-BLOCKS = [3, 9, 4, 5]
-LOCAL = [10, 11, 12, 1]
+BLOCKS = list(range(3 * MAX_UNWRITTEN_MESSAGES))
+LOCAL = list(reversed(BLOCKS))
 NUM_TOKENS = len(BLOCKS) * BLOCK_SIZE
-TIMERS = Timers(heartbeat_s=0.1, lost_peer_s=0.8, read_progress_s=0.4, confirm_s=0.4)
+# A fifth of the defaults: a peer is lost sooner than a pull that stands still.
+TIMERS = Timers(heartbeat_s=0.2, lost_peer_s=0.9, read_progress_s=1.0, confirm_s=0.4)
 TOLERANCE_S = 0.6  # a heartbeat, and the machine
 
 
@@ -53,8 +55,11 @@ def stuck(endpoint: TransferEndpoint) -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def leased() -> AsyncIterator[tuple[Source, Reader, bytes, PullRequest]]:
-    """A pair, what lies in the leased blocks, and the request for them."""
-    settings = config("inline")
+    """A pair, what lies in the leased blocks, and the request for them.
+
+    Each block is a message of its own: far more of them than are taken in before they land.
+    """
+    settings = config("inline", inline_message_bytes=4096)
     async with (
         open_source(settings, timers=TIMERS) as source,
         open_reader(settings, timers=TIMERS) as reader,
@@ -101,7 +106,8 @@ async def test_a_reader_that_cannot_read_fails_its_pulls_and_heals() -> None:
         with stuck(reader.endpoint):
             error = await failure_of(reader, request, TIMERS.read_progress_s)
             assert error.failure == decode_pb2.PULL_FAILURE_TRANSPORT
-            assert reader.quarantined == set(LOCAL)  # it may still write them
+            # it may still write what was taken in
+            assert reader.quarantined == set(LOCAL[:MAX_UNWRITTEN_MESSAGES])
             error = await failure_of(reader, request, TIMERS.read_progress_s)
             assert error.failure == decode_pb2.PULL_FAILURE_NOT_CONNECTED
             pair = await reader.wait_for(source.key, worker_pb2.PAIR_STATE_FAILED)

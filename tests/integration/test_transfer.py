@@ -236,6 +236,30 @@ async def test_a_reason_is_sent_although_a_range_is_being_sent(source: Source) -
     await until_idle(source)
 
 
+@pytest.mark.parametrize("is_first", [True, False], ids=["first", "later"])
+async def test_a_command_that_cannot_be_decoded_is_no_end_of_a_fetch(
+    source: Source, is_first: bool
+) -> None:
+    opened = kv_source_pb2.FetchOpen(
+        reader_incarnation="reader",
+        source_incarnation="source",
+        transport=source.endpoint.config.transports[0],
+        ticket=source.lease("lease", BLOCKS, NUM_TOKENS, "reader"),
+    )
+    async with open_channel(source.address) as channel:
+        raw: Any = channel
+        call = raw.stream_stream("/diptych.v1.KVSource/Fetch")()
+        if not is_first:
+            await call.write(kv_source_pb2.FetchCommand(open=opened).SerializeToString())
+            await call.read()
+        await call.write(b"\xff\xff\xff")
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            while await call.read():  # heartbeats, the reason, and that is all
+                await call.done_writing()
+        assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+    await until_idle(source)
+
+
 async def test_the_end_of_a_confirmed_lease_refuses_nobody(source: Source, reader: Reader) -> None:
     """The router closes it as soon as it is proven; the reader's leaving may come later."""
     content = source.fill(BLOCKS)

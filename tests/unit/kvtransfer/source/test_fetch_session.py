@@ -1,0 +1,85 @@
+"""One Fetch at its source, over a stand-in for gRPC: who is silent or unread ends it."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from diptych.errors import InvalidRequestError, TransferInterruptedError
+from diptych.rpc.server import Context
+from diptych.timers import Timers
+from diptych.v1 import common_pb2
+from diptych.v1.kv_source_pb2 import Confirm, FetchCommand, FetchEvent, FetchOpen
+from diptych.worker.scratch import PoolScratch
+from kvtransfer.counters import SourceCounters
+from kvtransfer.source.fetch_session import FetchSession, SourceDeps
+from kvtransfer.source.lease_table import LeaseTable
+from kvtransfer.source.probe_blocks import ProbeBlocks
+
+TICKET = b"t" * 16
+TIMERS = Timers(heartbeat_s=0.01, lost_peer_s=0.05)
+OPEN = FetchOpen(reader_incarnation="reader", source_incarnation="source", transport="nixl")
+
+
+class Reader:
+    """The reader's end: says what it is given, then nothing; reads nothing where it is stuck."""
+
+    def __init__(self, *commands: FetchCommand, is_stuck: bool = False) -> None:
+        self._commands = list(commands)
+        self._is_stuck = is_stuck
+        self.heard: list[FetchEvent] = []
+
+    async def read(self) -> FetchCommand:
+        if not self._commands:
+            await asyncio.Event().wait()
+        return self._commands.pop(0)
+
+    async def write(self, event: FetchEvent) -> None:
+        if self._is_stuck:
+            await asyncio.Event().wait()
+        self.heard.append(event)
+
+
+def session(reader: Reader) -> FetchSession:
+    leases = LeaseTable(16, lambda block_id: 0)
+    leases.open("lease", [1, 2], 32, b"")
+    leases.grant("lease", TICKET, "reader")
+    endpoint = SimpleNamespace(
+        incarnation="source", transports={"nixl": None}, thread=SimpleNamespace(stuck_s=0.0)
+    )
+    deps = SourceDeps(
+        cast(Any, endpoint),
+        leases,
+        ProbeBlocks(PoolScratch([])),
+        TIMERS,
+        SourceCounters(),
+        common_pb2.EngineProgress,
+    )
+    return FetchSession(deps, cast(Context, reader))
+
+
+def opened() -> FetchCommand:
+    command = FetchCommand(open=OPEN)
+    command.open.ticket = TICKET
+    return command
+
+
+@pytest.mark.parametrize("is_stuck", [False, True], ids=["silent", "does not read"])
+async def test_a_reader_that_is_gone_is_lost_from_the_first_message_on(is_stuck: bool) -> None:
+    reader = Reader(opened(), is_stuck=is_stuck)
+    async with asyncio.timeout(5):
+        with pytest.raises(TransferInterruptedError, match="the reader is lost"):
+            await session(reader).run()
+    assert bool(reader.heard) is not is_stuck
+
+
+async def test_what_is_out_of_order_is_refused() -> None:
+    for commands in (
+        [FetchCommand(confirm=Confirm())],
+        [opened(), opened()],
+        [FetchCommand()],
+    ):
+        async with asyncio.timeout(5):
+            with pytest.raises(InvalidRequestError):
+                await session(Reader(*commands)).run()

@@ -8,15 +8,14 @@ business.
 import time
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from diptych.engine.backends.cpu.attention import AttentionBackend, PagedAttention
-from diptych.engine.backends.cpu.decode_program import DecodePrograms
+from diptych.engine.backends.base import Backend
 from diptych.engine.inputs import StepInputs, build_inputs
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.model.decoder import Decoder
-from diptych.engine.sampling.sampler import sample
 from diptych.engine.scheduling.sequence import SamplingParams
 from diptych.engine.scheduling.step import Chunk, SampledToken, SampleSpec, StepOutput, StepPlan
 from diptych.errors import LogitsError
@@ -27,14 +26,12 @@ WarmUpProgress = Callable[[float], None]  # done ratio, 0 to 1
 class Runner:
     """Runs steps of one model on one KV cache."""
 
-    def __init__(
-        self, model: Decoder, kv_cache: KVCache, attention: AttentionBackend | None = None
-    ) -> None:
-        """Take the model and the memory; both stay the caller's to free."""
+    def __init__(self, model: Decoder, kv_cache: KVCache, backend: Backend) -> None:
+        """Take the model and the memory, both of that backend; they stay the caller's to free."""
         self._model = model
         self._kv_cache = kv_cache
-        self._attention = attention or PagedAttention(model.config, kv_cache, model.dtype)
-        self._programs = DecodePrograms.of(model, kv_cache) if attention is None else None
+        self._backend = backend
+        self._forward = backend.forward_pass(model, kv_cache)
 
     @property
     def model(self) -> Decoder:
@@ -71,7 +68,7 @@ class Runner:
             ValueError: the plan is malformed (a bug of the caller's).
         """
         begin = time.perf_counter()
-        inputs = build_inputs(plan, self._kv_cache.block_size, self._model.device)
+        inputs = build_inputs(plan, self._kv_cache.block_size, self._backend.device)
         tokens = self._run(plan.chunks, inputs)
         return StepOutput(tokens=tokens, duration_s=time.perf_counter() - begin)
 
@@ -81,18 +78,10 @@ class Runner:
 
         For tests and scoring. Returns [plan.num_tokens, vocab_size] float32.
         """
-        inputs = build_inputs(plan, self._kv_cache.block_size, self._model.device)
+        inputs = build_inputs(plan, self._kv_cache.block_size, self._backend.device)
         lasts = zip(plan.chunks, inputs.last_rows, strict=True)
-        rows = [torch.arange(last + 1 - len(chunk.token_ids), last + 1) for chunk, last in lasts]
-        return self._model.logits(self._forward(inputs, torch.cat(rows)))
-
-    def _forward(self, inputs: StepInputs, rows: Tensor) -> Tensor:
-        """Hidden states of these rows of the flat batch."""
-        rows = rows.to(self._model.device)
-        hidden = None if self._programs is None else self._programs.forward(inputs)
-        if hidden is not None:
-            return hidden.index_select(0, rows)
-        return self._model.forward(inputs, self._attention.begin_step(inputs), rows)
+        rows = [np.arange(last + 1 - len(chunk.token_ids), last + 1) for chunk, last in lasts]
+        return self._model.logits(self._forward(inputs, np.concatenate(rows)))
 
     def _run(
         self, chunks: Sequence[Chunk], inputs: StepInputs
@@ -104,11 +93,14 @@ class Runner:
         ]
         tokens: list[SampledToken | LogitsError | None] = [None] * len(chunks)
         last_rows = inputs.last_rows[[index for index, _, _ in wanted]]
-        hidden = self._forward(inputs, torch.from_numpy(last_rows))
+        hidden = self._forward(inputs, last_rows)
         if not wanted:
+            self._backend.synchronise()
             return tuple(tokens)
         logits = self._model.logits(hidden)
-        drawn = sample(logits, [spec for _, spec, _ in wanted], [end for _, _, end in wanted])
+        drawn = self._backend.sample(
+            logits, [spec for _, spec, _ in wanted], [end for _, _, end in wanted]
+        )
         for (index, _, _), token in zip(wanted, drawn, strict=True):
             tokens[index] = token
         return tuple(tokens)

@@ -7,6 +7,7 @@ from pydantic import ByteSize, Field, field_validator, model_validator
 
 from diptych.process import ProcessConfig
 
+DeviceName = Literal["cpu"]
 DtypeName = Literal["auto", "float32", "bfloat16"]
 Quantization = Literal["none", "int8"]
 KVCacheDtypeName = Literal["auto", "float32", "bfloat16", "int8"]
@@ -24,6 +25,7 @@ class WorkerConfig(ProcessConfig):
     cache_dir: Path | None = Field(
         None, description="Where models are imported and downloaded to. Unset: the user's cache."
     )
+    device: DeviceName = Field("cpu", description="Where the model runs.")
     dtype: DtypeName = Field(
         "float32", description="Element type of weights and arithmetic; auto: the model's own."
     )

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import torch
 
+from diptych.engine.backends.choice import make_backend
 from diptych.engine.kv.cache import KV_DTYPES, KVCache, block_bytes
 from diptych.engine.kv.fingerprint import kv_layout, model_digest
 from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.decoder import Decoder
-from diptych.engine.model.weights import check_quantization, load_weights, resolve_dtype
+from diptych.engine.model.weights import load_weights, resolve_dtype
 from diptych.engine.runner import Runner
 from diptych.errors import ConfigurationError
 from diptych.models import source as model_source
@@ -69,21 +70,22 @@ def load_model(
     cache_dir = config.cache_dir or model_source.DEFAULT_CACHE_DIR
     source = model_source.resolve(config.model, cache_dir, report)
     model_config = ModelConfig.from_folder(source.folder)
+    backend = make_backend(config.device)
     dtype = resolve_dtype(config.dtype, model_config)
-    check_quantization(config.quantization, dtype)
+    store = backend.weights(dtype, config.quantization)
     kv_dtype = dtype if config.kv_cache_dtype == "auto" else KV_DTYPES[config.kv_cache_dtype]
     size = _pool_size(config, model_config, kv_dtype, num_scratch_blocks)
     kv_cache = KVCache(
-        model_config, size.num_blocks + num_scratch_blocks, config.block_size, kv_dtype
+        model_config,
+        size.num_blocks + num_scratch_blocks,
+        config.block_size,
+        kv_dtype,
+        backend.kv_memory,
     )
     weights = load_weights(
-        source.folder,
-        model_config,
-        dtype,
-        lambda ratio: report("loading weights", ratio),
-        quantization=config.quantization,
+        source.folder, model_config, store, lambda ratio: report("loading weights", ratio)
     )
-    runner = Runner(Decoder(model_config, weights), kv_cache)
+    runner = Runner(Decoder(model_config, weights, backend), kv_cache, backend)
     runner.warm_up(lambda ratio: report("warming up", ratio))
     layout = kv_layout(
         model_config,

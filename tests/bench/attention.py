@@ -32,6 +32,7 @@ class Case:
         order = torch.randperm(rows * columns, generator=torch.Generator().manual_seed(1))
         self._batch = DecodeBatch(order.view(rows, columns), torch.full((rows,), context))
         self._q = torch.randn(rows, config.num_heads, config.head_dim)
+        self._out = torch.empty_like(self._q)
         windows = [layer.sliding_window or context for layer in config.layers]
         token_bytes = self._cache.block_bytes / BLOCK_SIZE / config.num_layers
         self.num_bytes = sum(rows * min(w, context) * token_bytes for w in windows)
@@ -40,7 +41,7 @@ class Case:
         begin = time.perf_counter()
         attend = PagedDecode(self._config, self._cache, self._batch)
         for layer in range(self._config.num_layers):
-            attend(layer, self._q)
+            attend(layer, self._q, self._out)
         return time.perf_counter() - begin
 
 

@@ -10,12 +10,8 @@ import time
 
 import torch
 
-from diptych.engine.backends.cpu.prefill_attention import (
-    SDPA,
-    ChunkAttention,
-    ChunkView,
-    TiledAttention,
-)
+from diptych.engine.backends.cpu.prefill_attention import TiledAttention
+from diptych.engine.backends.torch.prefill_attention import SDPA, ChunkView, ContextAttention
 from diptych.engine.inputs import PrefillChunk
 from diptych.engine.model.config import ModelConfig
 from tests.bench.ceilings import measure
@@ -41,7 +37,7 @@ class Case:
         num_seen = sum(seen) if window is None else sum(min(n, window) for n in seen)
         self.num_flops = 4 * config.num_heads * config.head_dim * num_seen
 
-    def run_s(self, attend: ChunkAttention) -> float:
+    def run_s(self, attend: ContextAttention) -> float:
         begin = time.perf_counter()
         attend(self._q, self._context, self._view, self._out)
         return time.perf_counter() - begin
@@ -60,7 +56,7 @@ def main() -> None:
     print("model, tokens x context, window, torch, kernel, kernel / product")  # noqa: T201
     for model in args.model or ["demo", "gemma"]:
         config = ModelConfig.from_folder(smollm2_folder() if model == "demo" else gemma3_folder())
-        kinds: list[ChunkAttention] = [SDPA(config), TiledAttention(config)]
+        kinds: list[ContextAttention] = [SDPA(config), TiledAttention(config)]
         for window in dict.fromkeys(layer.sliding_window for layer in config.layers):
             for name in args.chunk or CHUNKS:
                 num_tokens, start = map(int, name.split("x"))

@@ -10,19 +10,17 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from torch import Tensor
-
-from diptych.engine.backends.cpu.attention import AttentionStep
 from diptych.engine.backends.cpu.decode_program import DecodePrograms
 from diptych.engine.backends.cpu.kernels.program import Program
-from diptych.engine.backends.cpu.kv_access import KVAccess
-from diptych.engine.inputs import StepInputs
+from diptych.engine.backends.cpu.kv_writer import KVWriter
+from diptych.engine.backends.torch.attention import PagedStep
+from diptych.engine.backends.torch.kv_access import KVAccess
 from diptych.engine.model.decoder import Decoder
 
 _FORWARD: tuple[tuple[type, str], ...] = (
     (Decoder, "forward"),
     (Decoder, "logits"),
-    (DecodePrograms, "forward"),
+    (DecodePrograms, "decode"),
 )
 _LINEARS, _ATTENTION = {"thin_matmul", "int8_loops"}, {"paged_loops"}  # loops of programs
 
@@ -103,7 +101,8 @@ def parts_timed(decoder: Decoder) -> Iterator[Parts]:
         for owner in {type(linear) for linear in decoder.weights.linears}:
             stack.enter_context(parts.linears.on(owner, "__call__"))
         stack.enter_context(parts.kv_write.on(KVAccess, "write"))
-        stack.enter_context(_attention_timed(parts.attention))
+        stack.enter_context(parts.kv_write.on(KVWriter, "__call__"))
+        stack.enter_context(parts.attention.on(PagedStep, "__call__"))
         stack.enter_context(_programs_timed(parts))
         for part, name in _FORWARD:
             stack.enter_context(parts.forward.on(part, name))
@@ -130,23 +129,3 @@ def _programs_timed(parts: Parts) -> Iterator[None]:
         yield
     finally:
         Program.run = original  # type: ignore[method-assign]
-
-
-@contextmanager
-def _attention_timed(watch: Stopwatch) -> Iterator[None]:
-    original = Decoder.forward
-
-    def forward(
-        self: Decoder, inputs: StepInputs, attention: AttentionStep, rows: Tensor | None = None
-    ) -> Tensor:
-        def timed(layer: int, q: Tensor, kv: Tensor, rows: Tensor | None = None) -> Tensor:
-            with watch:
-                return attention(layer, q, kv, rows)
-
-        return original(self, inputs, timed, rows)
-
-    Decoder.forward = forward  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        Decoder.forward = original  # type: ignore[method-assign]

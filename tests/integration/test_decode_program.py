@@ -6,16 +6,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from diptych.engine.backends.cpu.attention import PagedAttention
+from diptych.engine.backends.base import Quantization
+from diptych.engine.backends.cpu.attention import CompiledAttention
 from diptych.engine.backends.cpu.decode_program import DecodePrograms
-from diptych.engine.backends.cpu.linear import MAX_THIN_ROWS, CompiledLinear, PlainLinear
+from diptych.engine.backends.cpu.linear import MAX_THIN_ROWS, CompiledLinear
+from diptych.engine.backends.torch.linear import PlainLinear
 from diptych.engine.inputs import StepInputs, build_inputs
 from diptych.engine.kv.cache import KVCache
-from diptych.engine.model.config import ModelConfig
-from diptych.engine.model.decoder import Decoder
-from diptych.engine.model.weights import Quantization, load_weights
+from diptych.engine.model.decoder import Decoder, EagerPass
 from diptych.engine.runner import Runner
 from diptych.engine.scheduling.step import Chunk, StepPlan
+from tests.engines import CPU, load_decoder
 from tests.tiny_model import write_tiny_model
 
 BLOCK_SIZE, NUM_BLOCKS = 8, 400
@@ -27,9 +28,8 @@ class Case:
 
     def __init__(self, folder: Path, family: str, dtype: torch.dtype, weights: Quantization):
         write_tiny_model(folder, family)
-        self.config = ModelConfig.from_folder(folder)
-        loaded = load_weights(folder, self.config, quantization=weights)
-        self.model = Decoder(self.config, loaded)
+        self.model = load_decoder(folder, quantization=weights)
+        self.config = self.model.config
         self.cache = KVCache(self.config, NUM_BLOCKS, BLOCK_SIZE, dtype)
         bits = torch.randint(60, self.cache.tensor.view(-1).view(torch.uint8).shape)
         self.cache.tensor.view(-1).view(torch.uint8).copy_(bits)  # small numbers of each type
@@ -45,8 +45,13 @@ class Case:
         return build_inputs(StepPlan(chunks=tuple(chunks), sequences=()), BLOCK_SIZE)
 
     def one_by_one(self, inputs: StepInputs) -> Tensor:
-        attention = PagedAttention(self.config, self.cache)
-        return self.model.forward(inputs, attention.begin_step(inputs))
+        attention = CompiledAttention(self.config, self.cache, self.model.dtype)
+        return self.model.forward(inputs, attention)
+
+    def programs(self, cache: KVCache | None = None) -> DecodePrograms | None:
+        attention = CompiledAttention(self.config, self.cache, self.model.dtype)
+        otherwise = EagerPass(self.model, attention)
+        return DecodePrograms.of(self.model, cache or self.cache, otherwise)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +70,7 @@ def test_the_same_bits(
     """Hidden states and what is written to the cache; other rows and contexts in each step."""
     torch.manual_seed(3)
     case = Case(tmp_path, family, dtype, weights)
-    programs = DecodePrograms.of(case.model, case.cache)
+    programs = case.programs()
     assert programs is not None
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
@@ -76,7 +81,7 @@ def test_the_same_bits(
             want = case.one_by_one(inputs)
             written = case.cache.tensor.clone()
             case.cache.tensor.copy_(blocks)
-            got = programs.forward(inputs)
+            got = programs.decode(inputs)
             assert got is not None
             assert want.isfinite().all()
             assert torch.equal(got, want)
@@ -88,31 +93,31 @@ def test_the_same_bits(
 
 def test_other_steps_are_not_taken(tmp_path: Path) -> None:
     case = Case(tmp_path, "llama", *FLOATS)
-    programs = DecodePrograms.of(case.model, case.cache)
+    programs = case.programs()
     assert programs is not None
-    assert programs.forward(case.inputs([8] * (MAX_THIN_ROWS + 1))) is None
+    assert programs.decode(case.inputs([8] * (MAX_THIN_ROWS + 1))) is None
     prompt = Chunk(token_ids=(5, 6), start=0, block_table=(0,), sample=None)
     decode = Chunk(token_ids=(5,), start=3, block_table=(1,), sample=None)
     mixed = StepPlan(chunks=(prompt, decode), sequences=())
-    assert programs.forward(build_inputs(mixed, BLOCK_SIZE)) is None
+    assert programs.decode(build_inputs(mixed, BLOCK_SIZE)) is None
 
 
 def test_a_part_without_a_loop(tmp_path: Path) -> None:
     case = Case(tmp_path, "llama", *FLOATS)
     bfloat16 = KVCache(case.config, NUM_BLOCKS, BLOCK_SIZE, torch.bfloat16)
-    assert DecodePrograms.of(case.model, bfloat16) is None
+    assert case.programs(bfloat16) is None
     layer = case.model.weights.layers[1]
     plain = PlainLinear(torch.zeros(layer.down.out_features, layer.down.in_features))
     assert not isinstance(plain, CompiledLinear)
     object.__setattr__(layer, "down", plain)
-    assert DecodePrograms.of(case.model, case.cache) is None
+    assert case.programs() is None
     case.model.ops = object()  # type: ignore[assignment]
-    assert DecodePrograms.of(case.model, case.cache) is None
+    assert case.programs() is None
 
 
 def test_a_runner_uses_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(tmp_path, "llama", *FLOATS)
-    runner = Runner(case.model, case.cache)
+    runner = Runner(case.model, case.cache, CPU)
     monkeypatch.setattr(Decoder, "forward", None)
     chunk = Chunk(token_ids=(5,), start=3, block_table=(1,), sample=None)
     runner.execute(StepPlan(chunks=(chunk,), sequences=()))

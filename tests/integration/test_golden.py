@@ -17,9 +17,6 @@ import pytest_asyncio
 import torch
 
 from diptych.engine.kv.cache import KVCache
-from diptych.engine.model.config import ModelConfig
-from diptych.engine.model.decoder import Decoder
-from diptych.engine.model.weights import load_weights
 from diptych.engine.runner import Runner
 from diptych.engine.scheduling.step import Chunk, StepPlan
 from diptych.rpc.channel import open_channel
@@ -27,6 +24,7 @@ from diptych.v1 import inference_pb2
 from tests import hf_reference
 from tests.call import Answer, generate, token_request
 from tests.cluster import Cluster, running_cluster
+from tests.engines import CPU, load_decoder
 from tests.golden.models import GoldenModel, golden_model
 from tests.golden.reference import GoldenPrompt
 from tests.golden_rule import MARGIN, check_exact, first_difference
@@ -139,10 +137,10 @@ def seeded_requests(
 
 def test_teacher_forced_logits(model: GoldenModel, prompts: list[GoldenPrompt]) -> None:
     """Every logit row of prompt and output, computed in chunks over paged KV, is transformers'."""
-    config = ModelConfig.from_folder(model.folder)
+    decoder = load_decoder(model.folder)
     num_blocks = -(-MAX_LEN // BLOCK_SIZE) + 1
-    cache = KVCache(config, num_blocks, BLOCK_SIZE, torch.float32)
-    runner = Runner(Decoder(config, load_weights(model.folder, config, torch.float32)), cache)
+    cache = KVCache(decoder.config, num_blocks, BLOCK_SIZE, torch.float32)
+    runner = Runner(decoder, cache, CPU)
     scattered = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(1)).tolist()
     # float32 of any kind is up to 1.2e-3 off at a token of Gemma's: transformers' own 1.1e-3.
     dtype = torch.float64 if model.name == "gemma3" else torch.float32

@@ -8,9 +8,7 @@ import pytest
 import torch
 
 from diptych.engine.kv.cache import KV_DTYPES, KVCache
-from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.decoder import Decoder
-from diptych.engine.model.weights import load_weights
 from diptych.engine.runner import Runner
 from diptych.engine.scheduling.block_pool import BlockPool
 from diptych.engine.scheduling.scheduler import Scheduler, SchedulerConfig
@@ -20,6 +18,7 @@ from diptych.worker.pool_memory import pool_memory
 from kvtransfer.testing.canaries import Canaries
 from tests.call import generate, token_request
 from tests.cluster import running_cluster
+from tests.engines import CPU, load_decoder
 from tests.integration.conftest import BLOCK_SIZE, TINY_MAX_LEN
 from tests.integration.test_boundaries import prompt
 
@@ -31,8 +30,7 @@ NUM_TOKENS = 6
 
 @pytest.fixture(scope="module")
 def model(tiny_llama: Path) -> Decoder:
-    config = ModelConfig.from_folder(tiny_llama)
-    return Decoder(config, load_weights(tiny_llama, config))
+    return load_decoder(tiny_llama)
 
 
 class Answer(NamedTuple):
@@ -53,7 +51,7 @@ class OneProcess:
             max_num_seqs=8,
         )
         self._scheduler = Scheduler(config, self.pool)
-        self._runner = Runner(model, self.cache)
+        self._runner = Runner(model, self.cache, CPU)
 
     def greedy(self, prompts: list[list[int]], num_tokens: int) -> list[Answer]:
         """All at once."""

@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 from diptych.engine.kv.cache import KVCache
-from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.decoder import Decoder
-from diptych.engine.model.weights import load_weights
 from diptych.engine.runner import Runner
 from diptych.engine.scheduling.step import Chunk, StepPlan
 from tests import hf_reference
+from tests.engines import CPU, load_decoder
 from tests.golden.models import golden_model
 
 BLOCK_SIZE = 16
@@ -55,9 +54,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def decoder() -> Decoder:
-    folder = golden_model("smollm2").folder
-    config = ModelConfig.from_folder(folder)
-    return Decoder(config, load_weights(folder, config, torch.float32))
+    return load_decoder(golden_model("smollm2").folder)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +72,7 @@ def reference(token_ids: list[int]) -> Tensor:
 def engine_logits(decoder: Decoder, dtype: torch.dtype, token_ids: list[int]) -> Tensor:
     """After every token: [num_tokens, vocab_size]."""
     num_blocks = -(-len(token_ids) // BLOCK_SIZE)
-    runner = Runner(decoder, KVCache(decoder.config, num_blocks, BLOCK_SIZE, dtype))
+    runner = Runner(decoder, KVCache(decoder.config, num_blocks, BLOCK_SIZE, dtype), CPU)
     ends = [*range(CHUNK, PROMPT_LEN, CHUNK), *range(PROMPT_LEN, len(token_ids) + 1)]
     rows = []
     for start, end in zip([0, *ends], ends, strict=False):

@@ -15,11 +15,11 @@ from diptych.engine.backends.cpu.kernels import loop, matrix_unit
 from diptych.engine.backends.cpu.linear import (
     MAX_THIN_ROWS,
     PackedLinear,
-    PlainLinear,
     SplitLinear,
     ThinLinear,
     make_linear,
 )
+from diptych.engine.backends.torch.linear import PlainLinear
 
 SHAPES = [(4, 1), (5, 15), (70, 50), (65, 16), (131, 577)]  # out_features, in_features
 SPLIT_SHAPES = [(32, 32), (33, 64), (131, 576), (2100, 96), (640, 2048)]
@@ -68,6 +68,9 @@ def test_linear_equals_torch(dtype: torch.dtype, num_rows: int, num_threads: int
                 assert (made.out_features, made.in_features) == (out_features, in_features)
                 got = made(x)
                 assert got.dtype is dtype
+                given_out = torch.full_like(got, torch.nan)
+                assert made(x, given_out) is given_out
+                assert torch.equal(given_out, got)
                 error = (got.double() - want).abs() / (size + bias.double().abs())
                 assert error.max() < 4 * torch.finfo(dtype).eps
 
@@ -140,8 +143,8 @@ def test_many_rows_where_products_of_parts_are_wrong(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Wrong(SplitLinear):
-        def __call__(self, x: torch.Tensor) -> torch.Tensor:
-            return super().__call__(x) * (1 + 1e-5)
+        def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+            return super().__call__(x, out) * (1 + 1e-5)
 
     linear.split_works.cache_clear()
     monkeypatch.setattr(linear, "SplitLinear", Wrong)
@@ -163,8 +166,8 @@ def test_falls_back_where_the_kernel_is_wrong(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Wrong(ThinLinear):
-        def __call__(self, x: torch.Tensor) -> torch.Tensor:
-            return super().__call__(x) * 1.01
+        def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+            return super().__call__(x, out) * 1.01
 
     monkeypatch.setattr(linear, "ThinLinear", Wrong)
     assert isinstance(make_linear(torch.zeros(4, 4)), PackedLinear)
@@ -181,11 +184,11 @@ def test_falls_back_where_threads_cannot_be_had(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.usefixtures("fresh_proofs")
 def test_falls_back_where_packing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken(PackedLinear):
-        def __call__(self, x: torch.Tensor) -> torch.Tensor:
-            return super().__call__(x) * 1.2
+        def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+            return super().__call__(x, out) * 1.2
 
     class Missing(PackedLinear):
-        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
             raise AttributeError("no such operator")
 
     for replacement in (Broken, Missing):

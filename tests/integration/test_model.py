@@ -7,23 +7,22 @@ from itertools import accumulate
 from pathlib import Path
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from diptych.engine.backends.cpu.attention import PagedAttention
 from diptych.engine.inputs import build_inputs
 from diptych.engine.kv.cache import KVCache
-from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.decoder import Decoder
-from diptych.engine.model.weights import load_weights
 from diptych.engine.runner import Runner
 from diptych.engine.scheduling.sequence import SamplingParams
 from diptych.engine.scheduling.step import Chunk, SampledToken, SampleSpec, StepPlan
 from diptych.errors import LogitsError
 from tests import hf_reference
+from tests.engines import CPU, PLAIN, load_decoder
 from tests.tiny_model import ARCHITECTURES, write_tiny_model
 
 BLOCK_SIZE = 8
@@ -45,16 +44,18 @@ class Case:
 
     def __init__(self, folder: Path, family: str) -> None:
         write_tiny_model(folder, family)
-        self.config = ModelConfig.from_folder(folder)
-        self.model = Decoder(self.config, load_weights(folder, self.config))
+        self.model = load_decoder(folder)
+        self.plain = load_decoder(folder, backend=PLAIN)
+        self.config = self.model.config
         self.folder = folder
 
     def runner(self, *, compiled: bool = True) -> Runner:
         """Every slot that nobody wrote would spoil a result that it reached."""
         kv_cache = KVCache(self.config, NUM_BLOCKS, BLOCK_SIZE)
         kv_cache.tensor.fill_(float("nan"))
-        plain = None if compiled else PagedAttention(self.config, kv_cache, compiled=False)
-        return Runner(self.model, kv_cache, plain)
+        if compiled:
+            return Runner(self.model, kv_cache, CPU)
+        return Runner(self.plain, kv_cache, PLAIN)
 
     def expected(self, token_ids: Sequence[int]) -> Tensor:
         return hf_reference.logits(self.folder, token_ids)
@@ -89,6 +90,10 @@ def chunk(
     )
 
 
+def runner_of(model: Decoder) -> Runner:
+    return Runner(model, KVCache(model.config, NUM_BLOCKS, BLOCK_SIZE), CPU)
+
+
 def plan_of(*chunks: Chunk) -> StepPlan:
     return StepPlan(chunks=chunks, sequences=())
 
@@ -110,16 +115,17 @@ def test_one_chunk(case: Case) -> None:
 @pytest.mark.parametrize("compiled", [True, False])
 def test_only_the_rows_that_are_wanted(case: Case, rows: list[int], compiled: bool) -> None:
     kv_cache = KVCache(case.config, NUM_BLOCKS, BLOCK_SIZE)
-    attention = PagedAttention(case.config, kv_cache, compiled=compiled)
+    backend, model = (CPU, case.model) if compiled else (PLAIN, case.plain)
+    attention = backend.attention(case.config, kv_cache, torch.float32)
     ids, table = tokens_of(7, 60), scattered_table(1, 50)
     before = build_inputs(plan_of(chunk(ids, 0, 10, table)), BLOCK_SIZE)
-    case.model.forward(before, attention.begin_step(before))
+    model.forward(before, attention)
     inputs = build_inputs(
         plan_of(chunk(ids, 10, 50, table), chunk(ids, 0, 10, (40, 41))), BLOCK_SIZE
     )
-    every = case.model.forward(inputs, attention.begin_step(inputs))
-    wanted = torch.tensor(rows, dtype=torch.int64)
-    some = case.model.forward(inputs, attention.begin_step(inputs), wanted)
+    every = model.forward(inputs, attention)
+    wanted = np.array(rows, np.int64)
+    some = model.forward(inputs, attention, wanted)
     torch.testing.assert_close(some, every[wanted])
 
 
@@ -267,7 +273,7 @@ def test_a_token_that_is_not_numbers_spoils_its_own_sequence_only(case: Case) ->
 def test_warm_up_leaves_zeros(case: Case) -> None:
     kv_cache = KVCache(case.config, 4, BLOCK_SIZE)
     ratios: list[float] = []
-    Runner(case.model, kv_cache).warm_up(ratios.append)
+    Runner(case.model, kv_cache, CPU).warm_up(ratios.append)
     assert ratios == sorted(ratios)
     assert ratios[-1] == 1.0
     assert not kv_cache.tensor.any()
@@ -279,10 +285,10 @@ def test_bfloat16_is_as_near_as_transformers(
     case: Case, compiled: bool, sizes: tuple[int, ...]
 ) -> None:
     """To float32: what is rounded in one place is not in another."""
-    weights = load_weights(case.folder, case.config, torch.bfloat16)
+    backend = CPU if compiled else PLAIN
     kv_cache = KVCache(case.config, NUM_BLOCKS, BLOCK_SIZE, torch.bfloat16)
-    attention = PagedAttention(case.config, kv_cache, torch.bfloat16, compiled=compiled)
-    runner = Runner(Decoder(case.config, weights), kv_cache, attention)
+    model = load_decoder(case.folder, torch.bfloat16, backend=backend)
+    runner = Runner(model, kv_cache, backend)
     ids, table = tokens_of(50, 60), scattered_table(1, 60)
     ends = list(accumulate(sizes))
     rows = [
@@ -306,9 +312,7 @@ def test_the_text_part_of_a_model_with_images(tmp_path: Path, prefix: str) -> No
     ids = tokens_of(70, 100)
     want = hf_reference.logits(tmp_path, ids)
     save_file(renamed, path)
-    config = ModelConfig.from_folder(tmp_path)
-    model = Decoder(config, load_weights(tmp_path, config))
-    runner = Runner(model, KVCache(config, NUM_BLOCKS, BLOCK_SIZE))
+    runner = runner_of(load_decoder(tmp_path))
     assert_close(runner.logits(plan_of(chunk(ids, 0, 100, scattered_table(1, 100)))), want)
 
 
@@ -336,10 +340,7 @@ def test_scaled_rope(tmp_path: Path, scaling: dict[str, object], spelling: str) 
         scaling = scaling | {"rope_theta": content.pop("rope_theta")}
     path.write_text(json.dumps(content | {spelling: scaling}))
     assert theta == 10000.0
-    config = ModelConfig.from_folder(tmp_path)
-    runner = Runner(
-        Decoder(config, load_weights(tmp_path, config)), KVCache(config, NUM_BLOCKS, BLOCK_SIZE)
-    )
+    runner = runner_of(load_decoder(tmp_path))
     ids = tokens_of(60, 200)
     want = hf_reference.logits(tmp_path, ids)
     assert_close(runner.logits(plan_of(chunk(ids, 0, 200, scattered_table(1, 200)))), want)

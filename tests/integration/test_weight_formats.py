@@ -20,18 +20,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from diptych.engine.backends.base import Linear, Quantization
 from diptych.engine.backends.cpu.kernels import int8_loops
-from diptych.engine.backends.cpu.linear import Linear
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.decoder import Decoder
-from diptych.engine.model.weights import DecoderWeights, Quantization, load_weights
+from diptych.engine.model.weights import DecoderWeights, load_weights
 from diptych.engine.runner import Runner
 from diptych.engine.scheduling.step import Chunk, StepPlan
 from diptych.rpc.channel import open_channel
 from tests import hf_reference
 from tests.call import generate, token_request
 from tests.cluster import running_cluster
+from tests.engines import CPU, load_decoder
 from tests.golden.models import MODELS, golden_model
 from tests.integration.test_boundaries import prompt
 from tests.integration.test_kv_dtype import OneProcess
@@ -70,9 +71,9 @@ class Recorder:
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self._inputs: list[Tensor] = []
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         self._inputs.append(x.clone())
-        return self._linear(x)
+        return self._linear(x, out)
 
     def inputs(self) -> Tensor:
         return torch.cat(self._inputs)
@@ -113,7 +114,8 @@ class Recorded:
 
 def load(folder: Path, format_: Format) -> tuple[ModelConfig, DecoderWeights]:
     config = ModelConfig.from_folder(folder)
-    return config, load_weights(folder, config, format_.dtype, quantization=format_.quantization)
+    store = CPU.weights(format_.dtype, format_.quantization)
+    return config, load_weights(folder, config, store)
 
 
 def engine_logits(
@@ -125,7 +127,8 @@ def engine_logits(
 ) -> Tensor:
     """Logits after every token, computed in chunks over paged KV: [num_tokens, vocab_size]."""
     num_blocks = -(-len(token_ids) // BLOCK_SIZE)
-    runner = Runner(Decoder(config, weights), KVCache(config, num_blocks, BLOCK_SIZE, kv_dtype))
+    cache = KVCache(config, num_blocks, BLOCK_SIZE, kv_dtype)
+    runner = Runner(Decoder(config, weights, CPU), cache, CPU)
     rows, start = [], 0
     for size in chunks:
         chunk = Chunk(
@@ -180,7 +183,7 @@ async def test_int8_cluster_and_a_float32_worker_beside_it(
 ) -> None:
     """Handed over equals one process; the worker of another format forms no pair, and says why."""
     token_ids = prompt(40, seed=40)
-    one_process = OneProcess(Decoder(*load(tiny_llama, INT8)), "float32")
+    one_process = OneProcess(load_decoder(tiny_llama, quantization="int8"), "float32")
     want = one_process.greedy([token_ids], 6)[0].token_ids
     with running_cluster(
         tmp_path,

@@ -14,7 +14,10 @@ from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.weights import load_weights, resolve_dtype
 from diptych.errors import ConfigurationError, LayoutMismatchError
 from kvtransfer.layout import compare_layouts
+from tests.engines import CPU
 from tests.tiny_model import write_tiny_model
+
+STORE = CPU.weights(torch.float32, "none")
 
 
 @pytest.fixture
@@ -47,12 +50,12 @@ def change_tensors(folder: Path, **changes: np.ndarray | None) -> None:
 def test_progress_and_shards(folder: Path) -> None:
     config = ModelConfig.from_folder(folder)
     ratios: list[float] = []
-    weights = load_weights(folder, config, progress=ratios.append)
+    weights = load_weights(folder, config, STORE, ratios.append)
     assert ratios == sorted(ratios)
     assert ratios[-1] == 1.0
     digest = model_digest(folder)
     shard(folder)
-    again = load_weights(folder, config)
+    again = load_weights(folder, config, STORE)
     x = torch.linspace(-1, 1, 3 * config.hidden_size).view(3, -1)
     assert torch.equal(again.layers[1].qkv(x), weights.layers[1].qkv(x))
     assert torch.equal(again.embedding, weights.embedding)
@@ -72,7 +75,7 @@ def test_progress_and_shards(folder: Path) -> None:
 def test_refused_checkpoints(folder: Path, name: str, tensor: np.ndarray | None, says: str) -> None:
     change_tensors(folder, **{name: tensor})
     with pytest.raises(ConfigurationError, match=says):
-        load_weights(folder, ModelConfig.from_folder(folder))
+        load_weights(folder, ModelConfig.from_folder(folder), STORE)
 
 
 def test_unreadable_files(folder: Path) -> None:
@@ -82,10 +85,10 @@ def test_unreadable_files(folder: Path) -> None:
     for content in (b"", b"\xff" * 100, whole[:-1]):
         path.write_bytes(content)
         with pytest.raises(ConfigurationError, match="cannot read the weights"):
-            load_weights(folder, config)
+            load_weights(folder, config, STORE)
     path.unlink()
     with pytest.raises(ConfigurationError, match="cannot read the weights"):
-        load_weights(folder, config)
+        load_weights(folder, config, STORE)
 
 
 def test_resolve_dtype(folder: Path) -> None:

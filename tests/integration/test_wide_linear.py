@@ -96,8 +96,8 @@ def test_a_kernel_that_is_wrong_is_not_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Wrong(WideLinear):
-        def __call__(self, x: torch.Tensor) -> torch.Tensor:
-            return super().__call__(x) * (1 + 1e-5)
+        def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+            return super().__call__(x, out) * (1 + 1e-5)
 
     monkeypatch.setattr(linear, "WideLinear", Wrong)
     weight, x = random(70, 64), random(MAX_THIN_ROWS + 1, 64)

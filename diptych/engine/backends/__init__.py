@@ -1,1 +1,1 @@
-"""What a device does for the engine. Nothing else in the engine knows the device."""
+"""What the engine knows of devices: one backend, chosen once at start."""

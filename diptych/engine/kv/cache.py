@@ -17,12 +17,13 @@ Written by the model thread (slots of running sequences) and the transfer thread
 makes it the ``PoolMemory`` of ``kvtransfer``.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
 import torch
 
-from diptych.engine.kv.shared_bytes import SharedBytes
+from diptych.engine.kv.memory import HostKVMemory, KVMemory
 from diptych.engine.model.config import ModelConfig
 from diptych.errors import ConfigurationError
 
@@ -80,9 +81,9 @@ class KVCache:
         num_blocks: int,
         block_size: int = 16,
         dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
+        allocate: Callable[[int], KVMemory] = HostKVMemory,
     ) -> None:
-        """Allocate and touch the memory.
+        """allocate: gives so many zeroed bytes, where the cache is to lie.
 
         Raises:
             ConfigurationError: it does not fit into memory.
@@ -96,24 +97,14 @@ class KVCache:
         self.block_bytes = self.layout.block_bytes
         run = (self.layout.run_bytes,) if self.layout.has_scales else (block_size, config.head_dim)
         shape = (num_blocks, config.num_layers, 2, config.num_kv_heads, *run)
-        self._shared: SharedBytes | None = None
         try:
-            if torch.device(device).type == "cpu":
-                self._shared = SharedBytes(self.num_bytes)
-                empty = torch.frombuffer(self._shared.buffer, dtype=dtype).view(shape)
-            else:
-                empty = torch.empty(shape, dtype=dtype, device=device)
-            # Zeros, never empty: a slot nobody wrote must not hold a NaN.
-            self.tensor = empty.zero_()
+            self.memory = allocate(self.num_bytes)
         except (RuntimeError, MemoryError, OSError, OverflowError) as error:
             raise ConfigurationError(
                 f"no memory for {num_blocks} KV blocks of {self.block_bytes} bytes"
             ) from error
-        self._blocks: memoryview | None = (
-            self.tensor.view(-1).view(torch.uint8).numpy().data
-            if self.tensor.device.type == "cpu"
-            else None
-        )
+        # Zeros, never empty: a slot nobody wrote must not hold a NaN.
+        self.tensor = self.memory.bytes.view(dtype).view(shape)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -131,31 +122,28 @@ class KVCache:
     @property
     def memory_kind(self) -> str:
         """DRAM or VRAM."""
-        return "DRAM" if self.tensor.device.type == "cpu" else "VRAM"
+        return self.memory.kind
 
     @property
     def device_id(self) -> int:
         """Which device of its kind; 0 for the host."""
-        return self.tensor.device.index or 0
+        return self.memory.device_id
 
     @property
     def shared_fd(self) -> int | None:
         """A file that is this memory, for a child process to map; None on a device."""
-        return None if self._shared is None else self._shared.fd
+        return self.memory.shared_fd
 
     def block(self, block_id: int) -> memoryview:
-        """The bytes of one block in place, writable: ``block_bytes`` unsigned bytes.
+        """The bytes of one block of host memory in place: ``block_bytes`` unsigned bytes.
 
         Raises:
             IndexError: no such block.
-            TypeError: the cache is not in host memory.
         """
-        if self._blocks is None:
-            raise TypeError("blocks in device memory have no host view")
         if not 0 <= block_id < self.num_blocks:
             raise IndexError(f"no block {block_id}, have {self.num_blocks}")
         begin = block_id * self.block_bytes
-        return self._blocks[begin : begin + self.block_bytes]
+        return self.memory.bytes[begin : begin + self.block_bytes].numpy().data
 
 
 def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:

@@ -9,20 +9,21 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from diptych.engine.backends.cpu.attention import AttentionStep
-from diptych.engine.backends.cpu.layer_ops import Rotation, make_layer_ops
+from diptych.engine.backends.base import Attention, Backend, Rotation, Rows
 from diptych.engine.inputs import StepInputs
 from diptych.engine.model.config import ModelConfig, RopeConfig, RopeType
+from diptych.engine.model.layers import LayerBuffers, run_layers
 from diptych.engine.model.weights import DecoderWeights
 
 
 class Decoder:
     """A decoder-only transformer over flat batches of N tokens."""
 
-    def __init__(self, config: ModelConfig, weights: DecoderWeights) -> None:
+    def __init__(self, config: ModelConfig, weights: DecoderWeights, backend: Backend) -> None:
+        """The weights must be that backend's."""
         self.config = config
         self.weights = weights
-        device = weights.embedding.device
+        device = backend.device
         # Rounded to the element type first, as checkpoints were trained.
         self._embedding_scale = torch.tensor(
             config.embedding_scale, dtype=weights.dtype, device=device
@@ -31,46 +32,24 @@ class Decoder:
             rope: rope_frequencies(rope, config.head_dim).to(device)
             for rope in {layer.rope for layer in config.layers}
         }
-        self.ops = make_layer_ops(config, weights.dtype, device)
+        self.ops = backend.layer_ops(config, weights.dtype)
 
     @property
     def dtype(self) -> torch.dtype:
         return self.weights.dtype
 
-    @property
-    def device(self) -> torch.device:
-        return self.weights.embedding.device
+    def forward(self, inputs: StepInputs, attention: Attention, rows: Rows | None = None) -> Tensor:
+        """Run every layer, one operation after another.
 
-    def forward(
-        self, inputs: StepInputs, attention: AttentionStep, rows: Tensor | None = None
-    ) -> Tensor:
-        """Run every layer. Returns hidden states before the last norm, [N, hidden_size].
-
-        rows: [R] int64, the only ones that are wanted: [R, hidden_size]. From its
-        attention on, the last layer computes no others before the first of a chunk.
+        Returns hidden states before the last norm, [N, hidden_size]; rows: [R], the only
+        ones that are wanted: [R, hidden_size].
         """
-        config, ops, layers = self.config, self.ops, self.weights.layers
-        rotations = self.rotations(inputs.positions)
         x = self.embed(inputs.token_ids)
-        y = ops.norm(x, layers[0].input_norm)
-        for index, layer in enumerate(layers):
-            q, kv = ops.rotate(
-                layer.qkv(y), rotations[config.layers[index].rope], layer.q_norm, layer.k_norm
-            )
-            is_last = index + 1 == len(layers)
-            attended = attention(index, q, kv, rows if is_last else None)
-            if rows is not None and is_last:
-                x, attended = x.index_select(0, rows), attended.index_select(0, rows)
-                if not len(rows):
-                    break
-            y = layer.output(attended)
-            y = ops.add_norm(x, y, layer.post_attention_norm, layer.mlp_norm)
-            y = layer.down(ops.gate(layer.gate_up(y)))
-            if is_last:
-                ops.add(x, y, layer.post_mlp_norm)
-            else:
-                y = ops.add_norm(x, y, layer.post_mlp_norm, layers[index + 1].input_norm)
-        return x
+        buffers = LayerBuffers.of(self.config, lambda _, size: x.new_empty(len(x), size))
+        rotations = self.rotations(inputs.positions)
+        step = attention.begin_step(inputs)
+        layers = self.weights.layers
+        return run_layers(self.config, layers, self.ops, step, rotations, x, buffers, rows)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """What goes into the first layer. token_ids: [N] -> [N, hidden_size]."""
@@ -86,9 +65,22 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of the next token. hidden: [R, hidden_size] -> [R, vocab_size] float32."""
-        scores = self.weights.head(self.ops.norm(hidden, self.weights.final_norm)).float()
+        normed = torch.empty_like(hidden)
+        self.ops.norm(hidden, self.weights.final_norm, normed)
+        scores = self.weights.head(normed).float()
         cap = self.config.logit_softcap
         return scores if cap is None else torch.tanh(scores / cap) * cap
+
+
+class EagerPass:
+    """Runs a model's operations one after another. Implements ``ForwardPass``."""
+
+    def __init__(self, model: Decoder, attention: Attention) -> None:
+        """attention: on the cache that is written."""
+        self._model, self._attention = model, attention
+
+    def __call__(self, inputs: StepInputs, rows: Rows) -> Tensor:
+        return self._model.forward(inputs, self._attention, rows)
 
 
 def rope_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:

@@ -5,25 +5,17 @@ checkpoint is used, or the checkpoint is refused: an ignored bias would be a dif
 model. Called once per worker, off the event loop.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from diptych.engine.backends.cpu.huge_pages import HugePages
-from diptych.engine.backends.cpu.int8_linear import make_int8_linear
-from diptych.engine.backends.cpu.linear import Linear, make_linear
+from diptych.engine.backends.base import Linear, WeightStore
 from diptych.engine.model.checkpoint import CheckpointReader, LoadProgress
 from diptych.engine.model.config import ModelConfig
 from diptych.errors import ConfigurationError
-
-Quantization = Literal["none", "int8"]  # of the linear layers, the head included
-
-MakeLinear = Callable[[Tensor, Tensor | None], Linear]  # of weight and bias
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -77,71 +69,42 @@ def resolve_dtype(name: str, config: ModelConfig) -> torch.dtype:
     return _DTYPES[name]
 
 
-def check_quantization(
-    quantization: Quantization, dtype: torch.dtype, device: torch.device | str = "cpu"
-) -> None:
-    """Int8 layers take float32 on the CPU. Raises ConfigurationError: another combination."""
-    if quantization == "int8" and (dtype, torch.device(device).type) != (torch.float32, "cpu"):
-        name = str(dtype).removeprefix("torch.")
-        raise ConfigurationError(
-            f"quantization int8 needs dtype float32 on the CPU (got {name} on {device})"
-        )
-
-
 def load_weights(
     folder: Path | str,
     config: ModelConfig,
-    dtype: torch.dtype = torch.float32,
+    store: WeightStore,
     progress: LoadProgress = lambda ratio: None,
-    device: torch.device | str = "cpu",
-    quantization: Quantization = "none",
 ) -> DecoderWeights:
-    """Read, convert and pack. Peak memory is the model and one layer more.
+    """Read, convert and keep in the store. Peak memory is the model and one layer more.
 
     Raises:
-        ConfigurationError: a tensor is missing, unexpected, or of another shape; this
-            quantization is not for this element type or device.
+        ConfigurationError: a tensor is missing, unexpected, of another shape, or one that
+            the store does not take.
     """
-    check_quantization(quantization, dtype, device)
-    make = make_int8_linear if quantization == "int8" else make_linear
-    # What is used as loaded lies on huge pages; the rest is packed into memory of its own.
-    as_loaded = (
-        make is make_linear and dtype is torch.float32 and torch.device(device).type == "cpu"
-    )
-    place = HugePages().place if as_loaded else _same
-
-    def linear(weight: Tensor, bias: Tensor | None) -> Linear:
-        return make(place(weight), bias)
-
     reader = CheckpointReader(
-        Path(folder), dtype, torch.device(device), progress, text_part=config.is_text_part
+        Path(folder), store.dtype, store.device, progress, text_part=config.is_text_part
     )
-    embedding = reader.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
-    embedding = place(embedding) if as_loaded else embedding.clone()  # off the file's pages
-    layers = tuple(_layer(reader, config, index, linear) for index in range(config.num_layers))
+    vocab_size, hidden_size = config.vocab_size, config.hidden_size
+    embedding = store.embedding(reader.take("model.embed_tokens.weight", vocab_size, hidden_size))
+    layers = tuple(_layer(reader, config, index, store) for index in range(config.num_layers))
     if config.tied_embeddings:
         reader.skip("lm_head.weight")
-        head = make(embedding, None)
+        head = store.tied_head(embedding)
     else:
-        weight = reader.take("lm_head.weight", config.vocab_size, config.hidden_size)
-        head = linear(weight, None)
+        head = store.linear(reader.take("lm_head.weight", vocab_size, hidden_size), None)
     weights = DecoderWeights(
         embedding=embedding,
         layers=layers,
-        final_norm=_norm(reader, config, "model.norm.weight", config.hidden_size),
+        final_norm=_norm(reader, config, "model.norm.weight", hidden_size),
         head=head,
-        dtype=dtype,
+        dtype=store.dtype,
     )
     reader.close()
     return weights
 
 
-def _same(tensor: Tensor) -> Tensor:
-    return tensor
-
-
 def _layer(
-    reader: CheckpointReader, config: ModelConfig, index: int, make: MakeLinear
+    reader: CheckpointReader, config: ModelConfig, index: int, store: WeightStore
 ) -> LayerWeights:
     prefix = f"model.layers.{index}."
     hidden, inner = config.hidden_size, config.intermediate_size
@@ -151,7 +114,7 @@ def _layer(
     def linear(rows: dict[str, int], columns: int, has_bias: bool) -> Linear:
         weight = [reader.take(f"{prefix}{n}.weight", size, columns) for n, size in rows.items()]
         bias = [reader.take(f"{prefix}{n}.bias", size) for n, size in rows.items() if has_bias]
-        return make(torch.cat(weight), torch.cat(bias) if has_bias else None)
+        return store.linear(torch.cat(weight), torch.cat(bias) if has_bias else None)
 
     def norm(name: str, size: int, present: bool = True) -> Tensor | None:
         return _norm(reader, config, f"{prefix}{name}.weight", size) if present else None

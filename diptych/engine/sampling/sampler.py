@@ -14,7 +14,7 @@ below 1e-5) is greedy: the lowest id of the largest logit. Rows do not influence
 each other. Runs on the model thread.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -36,8 +36,28 @@ _Floats = NDArray[np.float64]
 _Ints = NDArray[np.int64]
 
 
+class Largest(NamedTuple):
+    """Of each row of logits."""
+
+    token_ids: _Ints  # [R], the lowest that has it
+    logits: Tensor  # [R, 1]; a NaN is the largest of all
+
+
+def find_largest(logits: Tensor) -> Largest:
+    """Anywhere. logits: [R, vocab_size]."""
+    best = logits.amax(dim=1, keepdim=True)
+    vocab_size = logits.shape[1]
+    ids = torch.arange(vocab_size, device=logits.device)
+    # What torch's argmax gives among equals is not said, and NaN equals nothing.
+    first = ids.where(logits == best, vocab_size - 1).amin(dim=1)
+    return Largest(first.cpu().numpy(), best)
+
+
 def sample(
-    logits: Tensor, specs: Sequence[SampleSpec], positions: Sequence[int]
+    logits: Tensor,
+    specs: Sequence[SampleSpec],
+    positions: Sequence[int],
+    find_largest: Callable[[Tensor], Largest] = find_largest,
 ) -> list[SampledToken | LogitsError]:
     """Draw one token per row; an error where the row has no finite largest logit.
 
@@ -45,9 +65,10 @@ def sample(
         logits: [R, vocab_size] float32; changed in place.
         specs: of each row.
         positions: of each token to draw, counted from the prompt's first.
+        find_largest: how that is found fastest where the logits are.
     """
     _mask_stop_tokens(logits, specs)
-    token_ids, best = _largest(logits)
+    token_ids, best = find_largest(logits)
     broken = np.flatnonzero(~torch.isfinite(best[:, 0]).cpu().numpy())
     logits[broken], best[broken] = 0.0, 0.0  # to be drawn from, in vain
     batch = _Batch.of(logits, best, specs, positions)
@@ -107,15 +128,6 @@ def _mask_stop_tokens(logits: Tensor, specs: Sequence[SampleSpec]) -> None:
     if rows:
         index = torch.tensor([rows, columns], device=logits.device)
         logits[index[0], index[1]] = float("-inf")
-
-
-def _largest(logits: Tensor) -> tuple[_Ints, Tensor]:
-    """Each row's largest logit, [R, 1], and the lowest id that has it. A NaN is largest."""
-    if logits.device.type == "cpu":  # numpy's is several times as fast as torch's
-        token_ids = logits.numpy().argmax(axis=1)
-        return token_ids, logits.gather(1, torch.from_numpy(token_ids)[:, None])
-    best = logits.max(dim=-1, keepdim=True)
-    return best.indices[:, 0].cpu().numpy(), best.values
 
 
 class _Batch(NamedTuple):

@@ -41,6 +41,7 @@ def test_defaults() -> None:
         (("--model", "demo", "--cpus", "a"), "expected cores"),
         (("--model", "demo", "--blocks", "8"), "blocks"),
         (("--model", "demo", "--dtype", "int8"), "--dtype"),
+        (("--model", "demo", "--device", "cuda"), r"--device.*'cpu'"),
     ],
 )
 def test_bad_flags_are_one_line(args: tuple[str, ...], message: str) -> None:

@@ -1,38 +1,40 @@
 """Decode steps of compiled loops: all layers in one go.
 
-The same loops as :class:`diptych.engine.model.decoder.Decoder` and its attention call one by
-one, written down once for each number of rows. Between steps only the inputs and
-where the context lies are changed. Model thread only.
+The model's own description of its layers is followed once for each number of rows, by
+operations that write their calls down instead of running them. Between steps only the
+inputs and where the context lies are changed. Model thread only.
 """
 
 from collections import defaultdict
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diptych.engine.backends.cpu.kv_access import KVAccess
-from diptych.engine.backends.cpu.layer_ops import CompiledLayerOps, Rotation
-from diptych.engine.backends.cpu.linear import MAX_THIN_ROWS, CompiledLinear, Linear
+from diptych.engine.backends.base import ForwardPass, Rotation, Rows
+from diptych.engine.backends.cpu import paged_decode
+from diptych.engine.backends.cpu.kernels.loop import Call
+from diptych.engine.backends.cpu.kernels.program import Program
+from diptych.engine.backends.cpu.kv_writer import KVWriter
+from diptych.engine.backends.cpu.layer_ops import CompiledLayerOps, WrittenLayerOps
+from diptych.engine.backends.cpu.linear import MAX_THIN_ROWS, CompiledLinear
+from diptych.engine.backends.cpu.paged_decode import PagedDecode
 from diptych.engine.backends.cpu.workspace import Workspace
+from diptych.engine.backends.torch.kv_access import KVAccess
 from diptych.engine.inputs import StepInputs
 from diptych.engine.kv.cache import KVCache
-from diptych.engine.model.config import RopeConfig
+from diptych.engine.model.config import ModelConfig, RopeConfig
 from diptych.engine.model.decoder import Decoder
-
-if TYPE_CHECKING:
-    from diptych.engine.backends.cpu.kernels.loop import Call
-    from diptych.engine.backends.cpu.kernels.program import Program
-    from diptych.engine.backends.cpu.paged_decode import PagedDecode
+from diptych.engine.model.layers import LayerBuffers, run_layers
 
 
 class _Written(NamedTuple):
     """A program for one number of rows, and where its inputs go."""
 
-    program: "Program"
+    program: Program
     x: Tensor  # [num_rows, hidden_size], embeddings first and hidden states at the end
     rotations: dict[RopeConfig, Rotation]
     slot_rows: Tensor
@@ -40,45 +42,45 @@ class _Written(NamedTuple):
 
 
 class DecodePrograms:
-    """Of one model on one KV cache, for up to MAX_THIN_ROWS rows."""
+    """Of one model on one KV cache, for up to MAX_THIN_ROWS rows. Implements ``ForwardPass``."""
 
-    def __init__(self, model: Decoder, kv_cache: KVCache) -> None:
+    def __init__(self, model: Decoder, kv_cache: KVCache, otherwise: ForwardPass) -> None:
         """The model and the cache must be such that :meth:`of` makes one."""
-        # Here, because numba is optional and takes a while to import.
-        from diptych.engine.backends.cpu.kernels.program import Program
-        from diptych.engine.backends.cpu.layer_calls import LayerCalls
-        from diptych.engine.backends.cpu.paged_decode import PagedDecode
-
-        self._make_program, self._make_attention = Program, PagedDecode
         self._model, self._config, self._kv_cache = model, model.config, kv_cache
-        self._ops = LayerCalls(model.config)
+        self._otherwise = otherwise
         self._access = KVAccess(model.config, kv_cache, model.dtype)
+        writer = KVWriter.of(self._access)
+        assert writer is not None
+        self._writer = writer
         self._workspace = Workspace(MAX_THIN_ROWS)
         self._written: dict[int, _Written] = {}
 
     @classmethod
-    def of(cls, model: Decoder, kv_cache: KVCache) -> Self | None:
-        """None where a part of a step has no compiled loop."""
-        if not isinstance(model.ops, CompiledLayerOps) or kv_cache.memory_kind != "DRAM":
-            return None
-        from diptych.engine.backends.cpu import paged_decode
-
+    def of(cls, model: Decoder, kv_cache: KVCache, otherwise: ForwardPass) -> Self | None:
+        """None where a part of a step has no compiled loop; ``otherwise`` does other steps."""
         complete = (
-            paged_decode.supports(model.config)
+            isinstance(model.ops, CompiledLayerOps)
+            and paged_decode.supports(model.config)
             and all(isinstance(linear, CompiledLinear) for linear in model.weights.linears)
-            and KVAccess(model.config, kv_cache, model.dtype).has_loops
+            and KVWriter.of(KVAccess(model.config, kv_cache, model.dtype)) is not None
         )
-        return cls(model, kv_cache) if complete else None
+        return cls(model, kv_cache, otherwise) if complete else None
 
-    def forward(self, inputs: StepInputs) -> Tensor | None:
-        """As the decoder's; None for a step of anything but a few single tokens.
+    def __call__(self, inputs: StepInputs, rows: Rows) -> Tensor:
+        hidden = self.decode(inputs)
+        if hidden is None:
+            return self._otherwise(inputs, rows)
+        return hidden.index_select(0, torch.from_numpy(rows))
+
+    def decode(self, inputs: StepInputs) -> Tensor | None:
+        """Hidden states of all rows; None for a step of anything but a few single tokens.
 
         The result lasts until the next step.
         """
         num_rows = len(inputs.token_ids)
         if inputs.decodes is None or inputs.prefills or num_rows > MAX_THIN_ROWS:
             return None
-        attention = self._make_attention(self._config, self._kv_cache, inputs.decodes)
+        attention = PagedDecode(self._config, self._kv_cache, inputs.decodes)
         written = self._written.get(num_rows)
         if written is None:
             written = self._written[num_rows] = self._write(num_rows, attention)
@@ -92,16 +94,10 @@ class DecodePrograms:
         written.program.run(torch.get_num_threads())
         return written.x
 
-    def _write(self, num_rows: int, attention: "PagedDecode") -> _Written:
-        config, ops, layers = self._config, self._ops, self._model.weights.layers
+    def _write(self, num_rows: int, attention: PagedDecode) -> _Written:
+        config = self._config
         take = partial(self._workspace.take, num_rows=num_rows)
-        q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        x, y = take("x", size=config.hidden_size), take("y", size=config.hidden_size)
-        qkv = take("qkv", size=q_size + 2 * kv_size)
-        q, kv = take("q", size=q_size), take("kv", size=2 * kv_size)
-        attended = take("attended", size=q_size)
-        gate_up = take("gate_up", size=2 * config.intermediate_size)
-        gated = take("gated", size=config.intermediate_size)
+        x = take("x", size=config.hidden_size)
         slot_rows = take("slot_rows", size=2 * config.num_kv_heads, dtype=torch.int64).view(-1)
         rotations = {
             rope: Rotation(
@@ -109,29 +105,33 @@ class DecodePrograms:
             )
             for i, rope in enumerate(dict.fromkeys(layer.rope for layer in config.layers))
         }
-        calls: list[Call] = []
-        attends: dict[int | None, list[int]] = defaultdict(list)
+        buffers = LayerBuffers.of(config, lambda name, size: take(name, size=size))
+        ops = WrittenLayerOps(config, self._workspace)
+        attend = _WrittenAttention(config, ops.calls, attention, self._writer, slot_rows)
+        run_layers(config, self._model.weights.layers, ops, attend, rotations, x, buffers)
+        where = {window: np.array(indices) for window, indices in attend.places.items()}
+        return _Written(Program(ops.calls), x, rotations, slot_rows, where)
 
-        def multiply(linear: Linear, x: Tensor, y: Tensor) -> None:
-            assert isinstance(linear, CompiledLinear)
-            calls.extend(linear.calls(x, y, self._workspace))
 
-        calls.append(ops.norm(x, layers[0].input_norm, y))
-        for index, layer in enumerate(layers):
-            place = config.layers[index]
-            multiply(layer.qkv, y, qkv)
-            calls.append(ops.rotate(qkv, *rotations[place.rope], layer.q_norm, layer.k_norm, q, kv))
-            calls.append(self._access.write_call(index, slot_rows, kv))
-            attends[place.sliding_window].append(len(calls))
-            calls.append(attention.call(index, q, attended))
-            multiply(layer.output, attended, y)
-            calls.append(ops.add_norm(x, y, layer.post_attention_norm, layer.mlp_norm, y))
-            multiply(layer.gate_up, y, gate_up)
-            calls.append(ops.gate(gate_up, gated))
-            multiply(layer.down, gated, y)
-            last = index + 1 == len(layers)
-            norm = None if last else layers[index + 1].input_norm
-            calls.append(ops.add_norm(x, y, layer.post_mlp_norm, norm, y))
-        program = self._make_program(calls)
-        where = {window: np.array(indices) for window, indices in attends.items()}
-        return _Written(program, x, rotations, slot_rows, where)
+class _WrittenAttention:
+    """Attention of single tokens that is written down. Implements ``AttentionStep``."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        calls: list[Call],
+        attention: PagedDecode,
+        writer: KVWriter,
+        slot_rows: Tensor,
+    ) -> None:
+        self.places: defaultdict[int | None, list[int]] = defaultdict(list)
+        """Which of the calls attend, by window."""
+        self._config, self._calls = config, calls
+        self._attention, self._writer, self._slot_rows = attention, writer, slot_rows
+
+    def __call__(
+        self, layer: int, q: Tensor, kv: Tensor, out: Tensor, rows: Rows | None = None
+    ) -> None:
+        self._calls.append(self._writer.call(layer, self._slot_rows, kv))
+        self.places[self._config.layers[layer].sliding_window].append(len(self._calls))
+        self._calls.append(self._attention.call(layer, q, out))

@@ -1,71 +1,27 @@
-"""A linear layer in int8: a scale for each output channel, and for each span of an input row.
-
-Symmetric: a weight row is its scale times -127..127, and so is each span of 64 inputs
-of a row, with a scale of its own (one scale for a whole row costs SmolLM2 twice
-the perplexity lost). A row's result depends on that row alone, bit for bit, at
-every batch size and with every kernel. On the CPU, for float32 inputs.
-"""
+"""A linear layer in int8 by compiled loops, with the bits of the plain one. On the CPU."""
 
 from functools import cache
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from diptych.engine.backends.cpu.linear import Linear
+from diptych.engine.backends.base import Linear
 from diptych.engine.backends.cpu.workspace import Workspace
-from diptych.errors import ConfigurationError
+from diptych.engine.backends.torch.int8_linear import (
+    SLICE_ROWS,
+    SPAN,
+    PlainInt8Linear,
+    Quantised,
+    quantise_weight,
+)
 
 if TYPE_CHECKING:
     from diptych.engine.backends.cpu.kernels.loop import Call
 
-SPAN = 64  # inputs of a row that share a scale
-_SLICE_ROWS = 512
-_TINY = 1e-30  # a scale below this is zero: its reciprocal would overflow
 _ROWS_PER_ITEM = 16  # fewer are not worth another thread
-
-
-class Quantised(NamedTuple):
-    """Rows as ``values * scales[:, None]``."""
-
-    values: Tensor  # [num_rows, size] int8, -127 to 127
-    scales: Tensor  # [num_rows] float32; NaN for a row that is not all finite
-
-
-def quantise(rows: Tensor) -> Quantised:
-    """Each row by its largest magnitude. rows: [num_rows, size] float32.
-
-    The error of a value is at most half its row's scale.
-    """
-    scales = torch.where(rows.isfinite().all(1), rows.abs().amax(1) / 127, torch.nan)
-    ratios = torch.where(scales > _TINY, 1 / scales, 0)
-    values = (rows * ratios[:, None]).nan_to_num().round().to(torch.int8)
-    return Quantised(values, scales)
-
-
-class PlainInt8Linear:
-    """In torch's public operators, for any machine, slowly. The reference of the others."""
-
-    def __init__(self, weight: Quantised, bias: Tensor | None = None) -> None:
-        self._weight, self._bias = weight, bias
-        self.out_features, self.in_features = weight.values.shape
-
-    def __call__(self, x: Tensor) -> Tensor:
-        whole, rest = divmod(self.in_features, SPAN)
-        spans = [SPAN] * whole + [rest] * bool(rest)
-        y = x.new_zeros(len(x), self.out_features)
-        for inputs, values in zip(
-            x.split_with_sizes(spans, 1),
-            self._weight.values.split_with_sizes(spans, 1),
-            strict=True,
-        ):
-            rows = quantise(inputs)
-            # A span's sums are below 2**24: exact in float32.
-            y += F.linear(rows.values.float(), values.float()) * rows.scales[:, None]
-        y *= self._weight.scales
-        return y if self._bias is None else y + self._bias
 
 
 class PackedInt8Linear:
@@ -94,8 +50,8 @@ class PackedInt8Linear:
         self._num_tiles = self._packed.shape[0] // int8_loops.BLOCKS
         self._num_spans = self._packed.shape[1] // int8_loops.SPAN_GROUPS
 
-    def __call__(self, x: Tensor) -> Tensor:
-        y = torch.empty(len(x), self.out_features)
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        y = torch.empty(len(x), self.out_features) if out is None else out
         for call in self.calls(x.contiguous(), y, Workspace(len(x))):
             call.run(torch.get_num_threads())
         return y
@@ -142,7 +98,7 @@ def _pack(values: Tensor, channels: int, depth: int, blocks: int) -> Tensor:
         -(-size // SPAN) * SPAN // depth,
     )
     packed = torch.full((num_blocks, num_groups, channels, depth), 128, dtype=torch.uint8)
-    step = _SLICE_ROWS // channels
+    step = SLICE_ROWS // channels
     for first in range(0, num_blocks, step):
         rows = values[first * channels : (first + step) * channels].view(torch.uint8) ^ 128
         rows = F.pad(rows, (0, -size % SPAN, 0, -len(rows) % channels), value=128)
@@ -157,11 +113,7 @@ def make_int8_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
     Raises:
         ConfigurationError: the weight is not finite.
     """
-    num_slices = -(-len(weight) // _SLICE_ROWS)  # so that little memory is taken at a time
-    slices = [quantise(rows) for rows in weight.tensor_split(num_slices)]
-    quantised = Quantised(*(torch.cat(parts) for parts in zip(*slices, strict=True)))
-    if not bool(quantised.scales.isfinite().all()):
-        raise ConfigurationError("quantization int8: a weight is not a finite number")
+    quantised = quantise_weight(weight)
     if loops_work():
         return PackedInt8Linear(quantised, bias)
     return PlainInt8Linear(quantised, bias)

@@ -18,7 +18,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from diptych.engine.backends.base import Linear
 from diptych.engine.backends.cpu.workspace import Workspace
+from diptych.engine.backends.torch.linear import PlainLinear
 
 if TYPE_CHECKING:
     from diptych.engine.backends.cpu.kernels.loop import Call
@@ -29,18 +31,6 @@ _PACK_FOR_ROWS = 16
 MAX_THIN_ROWS = 96
 
 
-class Linear(Protocol):
-    """``y = x @ weight.T + bias``; a row's result does not depend on its neighbours."""
-
-    @property
-    def in_features(self) -> int: ...
-    @property
-    def out_features(self) -> int: ...
-    def __call__(self, x: Tensor) -> Tensor:
-        """x: [num_rows, in_features] -> [num_rows, out_features], same element type."""
-        ...
-
-
 @runtime_checkable
 class CompiledLinear(Linear, Protocol):
     """One that can be a part of a program."""
@@ -48,17 +38,6 @@ class CompiledLinear(Linear, Protocol):
     def calls(self, x: Tensor, y: Tensor, workspace: Workspace) -> "list[Call]":
         """What computes y from x; at most MAX_THIN_ROWS rows, both contiguous."""
         ...
-
-
-class PlainLinear:
-    """torch's own linear on the weight as loaded."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self._weight, self._bias = weight, bias  # [out_features, in_features], [out_features]
-        self.out_features, self.in_features = weight.shape
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self._weight, self._bias)
 
 
 class PackedLinear:
@@ -71,9 +50,9 @@ class PackedLinear:
             weight.contiguous(), _PACK_FOR_ROWS
         )
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
-        return y
+        return y if out is None else out.copy_(y)
 
 
 class SplitLinear:
@@ -98,8 +77,8 @@ class SplitLinear:
         self._weight = weight.contiguous()
         self._offsets = _offsets(weight, bias)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        y = x.new_empty(len(x), self.out_features)
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        y = x.new_empty(len(x), self.out_features) if out is None else out
         if len(x):
             num_threads = torch.get_num_threads()
             scratch = self._scratch(num_threads)
@@ -126,10 +105,10 @@ class WideLinear:
         self._offsets = _offsets(weight, bias)
         self._few = PlainLinear(weight, bias)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         if len(x) < self._min_rows:
             return self._few(x)
-        y = x.new_empty(len(x), self.out_features)
+        y = x.new_empty(len(x), self.out_features) if out is None else out
         num_threads = torch.get_num_threads()
         scratch = self._scratch(num_threads)
         for call in scratch.calls(x.contiguous(), self._weight, self._offsets, y):
@@ -158,10 +137,10 @@ class ThinLinear:
         self._offsets = _offsets(weight, bias)
         self._wide = wide or PlainLinear(weight, bias)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         if not 0 < len(x) <= MAX_THIN_ROWS:
-            return self._wide(x)
-        y = x.new_empty(len(x), self.out_features)
+            return self._wide(x, out)
+        y = x.new_empty(len(x), self.out_features) if out is None else out
         self._call(x.contiguous(), y).run(torch.get_num_threads())
         return y
 
@@ -181,8 +160,6 @@ _Maker = Callable[[Tensor, Tensor | None], Linear]
 
 def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
     """The fastest linear that works here. weight: [out_features, in_features]."""
-    if weight.device.type != "cpu":
-        return PlainLinear(weight, bias)
     if weight.dtype is torch.float32 and len(weight) >= 4 and thin_works():
         return ThinLinear(weight, bias, _wide_linear(weight, bias))
     if packing_works(weight.dtype):

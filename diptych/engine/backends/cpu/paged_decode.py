@@ -59,12 +59,13 @@ class PagedDecode:
         )
         self._num_done = torch.zeros(num_rows * config.num_kv_heads, dtype=torch.int64)
 
-    def __call__(self, layer: int, q: Tensor) -> Tensor:
-        """q: [num_rows, num_heads, head_dim] -> the same shape and element type."""
+    def __call__(self, layer: int, q: Tensor, out: Tensor) -> None:
+        """q, out: [num_rows, num_heads, head_dim], of one element type."""
         queries = q.float().contiguous()
-        out = torch.empty_like(queries)
-        self.call(layer, queries, out).run(torch.get_num_threads())
-        return out.to(q.dtype)
+        result = out if out.dtype is torch.float32 else torch.empty_like(queries)
+        self.call(layer, queries, result).run(torch.get_num_threads())
+        if result is not out:
+            out.copy_(result)
 
     def call(self, layer: int, queries: Tensor, out: Tensor) -> Call:
         """What attends in one layer. queries, out: [num_rows, num_heads, head_dim] float32.

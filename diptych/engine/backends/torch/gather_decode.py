@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from diptych.engine.backends.cpu.kv_access import KVAccess
+from diptych.engine.backends.torch.kv_access import KVAccess
 from diptych.engine.inputs import DecodeBatch
 from diptych.engine.model.config import ModelConfig
 
@@ -20,7 +20,8 @@ class GatherDecode:
             for window in {layer.sliding_window for layer in config.layers}
         }
 
-    def __call__(self, layer: int, q: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, out: Tensor) -> None:
+        """q, out: [num_rows, num_heads, head_dim]."""
         num_rows, num_heads, head_dim = q.shape
         num_kv_heads = self._config.num_kv_heads
         view = self._views[self._config.layers[layer].sliding_window]
@@ -39,7 +40,7 @@ class GatherDecode:
         weights = torch.softmax(scores, -1).to(q.dtype).flatten(0, 1)
         output = torch.bmm(weights, values)  # [num_kv_heads * num_rows, group, head_dim]
         output = output.view(num_kv_heads, num_rows, -1, head_dim)
-        return output.transpose(0, 1).reshape(q.shape)
+        out.view(num_rows, num_kv_heads, -1, head_dim).copy_(output.transpose(0, 1))
 
 
 @dataclass(frozen=True, slots=True)

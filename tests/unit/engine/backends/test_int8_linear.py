@@ -7,19 +7,14 @@ import torch
 from torch import Tensor
 
 from diptych.cli.up import UpConfig
+from diptych.engine.backends.base import Linear
 from diptych.engine.backends.cpu import int8_linear
-from diptych.engine.backends.cpu.int8_linear import (
-    PackedInt8Linear,
-    PlainInt8Linear,
-    Quantised,
-    make_int8_linear,
-    quantise,
-)
-from diptych.engine.backends.cpu.linear import Linear
-from diptych.engine.model.weights import check_quantization
+from diptych.engine.backends.cpu.int8_linear import PackedInt8Linear, make_int8_linear
+from diptych.engine.backends.torch.int8_linear import PlainInt8Linear, Quantised, quantise
 from diptych.errors import ConfigurationError, LayoutMismatchError
 from diptych.v1 import common_pb2
 from kvtransfer.layout import compare_layouts
+from tests.engines import CPU, PLAIN
 
 OUTLIER = 1e4
 
@@ -129,10 +124,11 @@ def test_weights_that_cannot_be_quantised() -> None:
 
 
 def test_what_int8_goes_with() -> None:
-    check_quantization("int8", torch.float32)
-    check_quantization("none", torch.bfloat16)
-    with pytest.raises(ConfigurationError, match=r"needs dtype float32.*got bfloat16"):
-        check_quantization("int8", torch.bfloat16)
+    for backend in (CPU, PLAIN):
+        backend.weights(torch.float32, "int8")
+        backend.weights(torch.bfloat16, "none")
+        with pytest.raises(ConfigurationError, match=r"needs dtype float32.*got bfloat16"):
+            backend.weights(torch.bfloat16, "int8")
 
 
 def test_int8_and_float_workers_do_not_pair() -> None:

@@ -3,12 +3,18 @@
 import pytest
 import torch
 
-from diptych.engine.backends.cpu import kv_access
-from diptych.engine.backends.cpu.kv_access import KVAccess
+from diptych.engine.backends.cpu.kv_writer import KVWriter
+from diptych.engine.backends.torch.kv_access import KVAccess
 from diptych.engine.kv.cache import KVBlockLayout, KVCache
 from tests.unit.engine.backends.test_paged_decode import config_of
 
 CONFIG = config_of(4, 2, 24, window=None)
+
+
+def writer_of(access: KVAccess) -> KVWriter:
+    writer = KVWriter.of(access)
+    assert writer is not None
+    return writer
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 16, 256])
@@ -42,9 +48,7 @@ def test_int8_error_is_bounded_per_token_and_head(block_size: int) -> None:
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 16])
-def test_the_compiled_writer_writes_torchs_bits(
-    block_size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_compiled_writer_writes_torchs_bits(block_size: int) -> None:
     """Tiny and huge numbers, zeros, and what is no number included."""
     torch.manual_seed(2)
     slots = torch.randperm(40)[:36]
@@ -53,11 +57,10 @@ def test_the_compiled_writer_writes_torchs_bits(
     kv[4, 0, 1, 7], kv[5, 1, 0, 0], kv[6, 0, 0, 23] = torch.nan, torch.inf, -torch.inf
     blocks = []
     for compiled in (True, False):
-        if not compiled:
-            monkeypatch.setattr(kv_access, "_int8_writer", lambda: None)
         cache = KVCache(CONFIG, 40, block_size, torch.int8)
         access = KVAccess(CONFIG, cache, torch.float32)
-        access.write(1, access.slot_rows(slots), kv)
+        write = writer_of(access) if compiled else access.write
+        write(1, access.slot_rows(slots), kv)
         blocks.append(b"".join(bytes(cache.block(i)) for i in range(40)))
     assert any(blocks[0])
     assert blocks[0] == blocks[1]
@@ -77,18 +80,15 @@ def test_a_block_carries_all_that_it_holds(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("num_rows", [1, 5, 200])
-def test_the_compiled_writer_writes_what_torch_does(
-    num_rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_compiled_writer_writes_what_torch_does(num_rows: int) -> None:
     kv = torch.randn(num_rows, 2, 2, 24)
     slots = torch.randperm(16 * 16)[:num_rows]
     pools = []
     for compiled in (True, False):
-        if not compiled:
-            monkeypatch.setattr("diptych.engine.backends.cpu.kv_access._slot_writer", lambda: None)
         cache = KVCache(CONFIG, 16)
         access = KVAccess(CONFIG, cache, torch.float32)
-        access.write(1, access.slot_rows(slots), kv)
+        write = writer_of(access) if compiled else access.write
+        write(1, access.slot_rows(slots), kv)
         pools.append(cache.tensor)
     assert pools[0].any()
     assert torch.equal(*pools)

@@ -7,14 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from diptych.engine.backends.cpu import layer_ops
-from diptych.engine.backends.cpu.layer_ops import (
-    CompiledLayerOps,
-    LayerOps,
-    Rotation,
-    TorchLayerOps,
-)
+from diptych.engine.backends.base import LayerOps, Rotation
+from diptych.engine.backends.cpu import backend
+from diptych.engine.backends.cpu.layer_ops import CompiledLayerOps
+from diptych.engine.backends.torch.layer_ops import TorchLayerOps
 from diptych.engine.model.config import Activation, ModelConfig
+from tests.engines import CPU
 from tests.tiny_model import write_tiny_model
 
 ROWS = (1, 3, 700)  # the last is shared among threads
@@ -38,6 +36,18 @@ def rows(seed: int, *shape: int, spread: float = 3.0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * spread
 
 
+def norm(ops: LayerOps, x: Tensor, weight: Tensor) -> Tensor:
+    out = torch.full_like(x, torch.nan)
+    ops.norm(x, weight, out)
+    return out
+
+
+def gate(ops: LayerOps, gate_up: Tensor) -> Tensor:
+    out = gate_up.new_full((len(gate_up), gate_up.shape[1] // 2), torch.nan)
+    ops.gate(gate_up, out)
+    return out
+
+
 def normed(x: Tensor, weight: Tensor, config: ModelConfig) -> Tensor:
     x = x.double()
     return x / (x.square().mean(-1, keepdim=True) + config.rms_norm_eps).sqrt() * weight.double()
@@ -54,14 +64,15 @@ def test_norms_and_sums(ops: LayerOps, config: ModelConfig, num_rows: int) -> No
     size = config.hidden_size
     x, y = rows(1, num_rows, size), rows(2, num_rows, size)
     weight, y_weight = rows(3, size), rows(4, size)
-    assert_close(ops.norm(x, weight), normed(x, weight, config))
+    assert_close(norm(ops, x, weight), normed(x, weight, config))
     for w in (None, y_weight):
         want = x.double() + (y.double() if w is None else normed(y, w, config))
-        total = x.clone()
-        ops.add(total, y, w)
+        total, out = x.clone(), y.clone()
+        ops.add_norm(total, y, w, None, out)
         assert_close(total, want)
         total = x.clone()
-        assert_close(ops.add_norm(total, y, w, weight), normed(want, weight, config))
+        ops.add_norm(total, out, w, weight, out)  # y and out may be one
+        assert_close(out, normed(want, weight, config))
         assert_close(total, want)
 
 
@@ -74,9 +85,9 @@ def test_rotate(ops: LayerOps, config: ModelConfig, num_rows: int, has_norm: boo
     positions = torch.arange(num_rows) * 3 % 500
     q_weight, k_weight = (rows(seed, head_dim) if has_norm else None for seed in (5, 6))
     rotation = Rotation.at(positions, frequencies)
-    q, kv = ops.rotate(qkv, rotation, q_weight, k_weight)
-    assert q.is_contiguous()
-    assert kv.is_contiguous()
+    q = torch.full((num_rows, num_heads, head_dim), torch.nan)
+    kv = torch.full((num_rows, 2, num_kv_heads, head_dim), torch.nan)
+    ops.rotate(qkv, rotation, q_weight, k_weight, q, kv)
 
     heads = qkv.view(num_rows, -1, head_dim).double()
     want_q, want_k = heads[:, :num_heads], heads[:, num_heads : num_heads + num_kv_heads]
@@ -97,23 +108,23 @@ def test_rotate(ops: LayerOps, config: ModelConfig, num_rows: int, has_norm: boo
 def test_gate(ops: LayerOps, config: ModelConfig, num_rows: int) -> None:
     gate_up = rows(1, num_rows, 2 * config.intermediate_size, spread=20.0)
     gate_up[0, :4] = torch.tensor([-2000.0, 2000.0, 0.0, -87.5])
-    gate, up = gate_up.double().chunk(2, -1)
+    gated, up = gate_up.double().chunk(2, -1)
     if config.activation is Activation.SILU:
-        want = gate / (1 + (-gate).exp()) * up
+        want = gated / (1 + (-gated).exp()) * up
     else:
-        want = torch.nn.functional.gelu(gate, approximate="tanh") * up
+        want = torch.nn.functional.gelu(gated, approximate="tanh") * up
     # torch's 1 + tanh cancels, so its error is relative to the product without the gate.
-    size = gate * up if isinstance(ops, TorchLayerOps) else want
-    assert_close(ops.gate(gate_up), want, size)
+    size = gated * up if isinstance(ops, TorchLayerOps) else want
+    assert_close(gate(ops, gate_up), want, size)
 
 
 def test_rows_do_not_influence_each_other(ops: LayerOps, config: ModelConfig) -> None:
     gate_up = rows(1, 700, 2 * config.intermediate_size)
     x, weight = rows(2, 700, config.hidden_size), rows(3, config.hidden_size)
-    want = [ops.gate(gate_up[5:6]), ops.norm(x[5:6], weight)]
+    want = [gate(ops, gate_up[5:6]), norm(ops, x[5:6], weight)]
     gate_up[4], x[4] = float("nan"), float("nan")
     gate_up[6], x[6] = float("inf"), float("inf")
-    got = [ops.gate(gate_up), ops.norm(x, weight)]
+    got = [gate(ops, gate_up), norm(ops, x, weight)]
     for whole, alone in zip(got, want, strict=True):
         assert_close(whole[5:6], alone.double())
         assert whole[4].isnan().all()
@@ -151,27 +162,24 @@ def test_a_loop_does_every_item_once_on_any_number_of_threads() -> None:
 
 
 def test_without_numba_torch_does_it(config: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu = torch.device("cpu")
-    make = layer_ops.make_layer_ops
-    assert isinstance(make(config, torch.float32, cpu), CompiledLayerOps)
-    assert isinstance(make(config, torch.bfloat16, cpu), TorchLayerOps)
-    monkeypatch.setattr(layer_ops, "find_spec", lambda name: None)
-    assert isinstance(make(config, torch.float32, cpu), TorchLayerOps)
+    assert isinstance(CPU.layer_ops(config, torch.float32), CompiledLayerOps)
+    assert isinstance(CPU.layer_ops(config, torch.bfloat16), TorchLayerOps)
+    monkeypatch.setattr(backend, "find_spec", lambda name: None)
+    assert isinstance(CPU.layer_ops(config, torch.float32), TorchLayerOps)
 
 
 def test_wrong_loops_are_not_used(config: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    def nothing(self: CompiledLayerOps, gate_up: Tensor) -> Tensor:
-        return gate_up[:, : gate_up.shape[1] // 2].clone()
+    def nothing(self: CompiledLayerOps, gate_up: Tensor, out: Tensor) -> None:
+        out.copy_(gate_up[:, : gate_up.shape[1] // 2])
 
     monkeypatch.setattr(CompiledLayerOps, "gate", nothing)
-    ops = layer_ops.make_layer_ops(config, torch.float32, torch.device("cpu"))
-    assert isinstance(ops, TorchLayerOps)
+    assert isinstance(CPU.layer_ops(config, torch.float32), TorchLayerOps)
 
 
 @pytest.mark.parametrize("num_rows", ROWS)
 def test_bfloat16(config: ModelConfig, num_rows: int) -> None:
     ops = TorchLayerOps(config, torch.bfloat16)
     x, weight = rows(1, num_rows, config.hidden_size).bfloat16(), rows(3, config.hidden_size)
-    out = ops.norm(x, weight)
+    out = norm(ops, x, weight)
     assert out.dtype is torch.bfloat16
     assert ((out.double() - normed(x, weight, config)).abs() <= 0.02 * (1 + out.abs())).all()

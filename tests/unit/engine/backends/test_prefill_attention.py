@@ -7,16 +7,13 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from diptych.engine.backends.cpu.prefill_attention import (
-    SDPA,
-    ChunkAttention,
-    ChunkView,
-    TiledAttention,
-)
+from diptych.engine.backends.cpu.prefill_attention import TiledAttention
+from diptych.engine.backends.torch.prefill_attention import SDPA, ChunkView, ContextAttention
 from diptych.engine.inputs import PrefillChunk
 from diptych.engine.model.config import ModelConfig
 from tests.tiny_model import write_tiny_model
@@ -57,7 +54,7 @@ def random(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(1))
 
 
-def attend(attention: ChunkAttention, q: Tensor, context: Tensor, view: ChunkView) -> Tensor:
+def attend(attention: ContextAttention, q: Tensor, context: Tensor, view: ChunkView) -> Tensor:
     out = torch.full_like(q, float("nan"))
     attention(q, context, view, out)
     return out
@@ -164,12 +161,12 @@ def test_from_the_first_row_that_is_asked_for(
     q = random(num_tokens, KV_HEADS * GROUP, HEAD_DIM)
     context = random(2, KV_HEADS, view.chunk.end - view.first, HEAD_DIM)
     want = attend(kind(config), q, context, view)
-    last = view.asked(torch.tensor([begin + 299, begin + 290, begin + 300, 2]))
+    last = view.asked(np.array([begin + 299, begin + 290, begin + 300, 2]))
     assert last is not None
     assert last.queries == slice(begin + 290, begin + 300)
     out = attend(kind(config), q[290:], context, last)
     torch.testing.assert_close(out, want[290:], rtol=0, atol=1e-6)
-    assert view.asked(torch.tensor([2, begin + 300])) is None
+    assert view.asked(np.array([2, begin + 300])) is None
 
 
 def test_context_as_the_model_made_it(config: ModelConfig) -> None:
@@ -212,7 +209,8 @@ def test_on_smaller_processors(features: str) -> None:
     program = (
         "import torch; from types import SimpleNamespace;"
         "from diptych.engine.inputs import PrefillChunk;"
-        "from diptych.engine.backends.cpu.prefill_attention import SDPA, ChunkView, TiledAttention;"
+        "from diptych.engine.backends.cpu.prefill_attention import TiledAttention;"
+        "from diptych.engine.backends.torch.prefill_attention import SDPA, ChunkView;"
         "config = SimpleNamespace(head_dim=144, attention_scale=0.1);"
         "chunk = PrefillChunk(0, 70, 130, torch.zeros(0).long());"
         "view = ChunkView(chunk, 150, 0, None, slice(0));"

@@ -7,11 +7,16 @@ from torch import Tensor
 
 from diptych.engine.backends.cpu.kernels.loop import Call
 from diptych.engine.backends.cpu.kernels.program import Program
-from diptych.engine.backends.cpu.layer_calls import LayerCalls
+from diptych.engine.backends.cpu.layer_ops import WrittenLayerOps
+from diptych.engine.backends.cpu.workspace import Workspace
 from tests.unit.engine.backends.test_paged_decode import config_of
 
-OPS = LayerCalls(config_of(4, 2, 16, window=None))
+CONFIG = config_of(4, 2, 16, window=None)
 SIZE = 48
+
+
+def written() -> WrittenLayerOps:
+    return WrittenLayerOps(CONFIG, Workspace(1))
 
 
 def random(*shape: int) -> Tensor:
@@ -23,12 +28,18 @@ def chain(num_rows: int, length: int) -> tuple[list[Call], Tensor]:
     columns = random(SIZE, num_rows)  # norms of columns mix rows
     rows = columns.t().contiguous()
     weights = random(num_rows).abs(), random(SIZE).abs()
-    calls = []
+    ops, nothing = written(), torch.empty(0)
     for _ in range(length):
-        calls.append(OPS.norm(columns, weights[0], columns))
-        calls.append(OPS.add_norm(rows, columns.view(num_rows, SIZE), None, weights[1], rows))
-        calls.append(OPS.add_norm(columns, rows.view(SIZE, num_rows), None, None, None))
-    return calls, columns
+        ops.norm(columns, weights[0], columns)
+        ops.add_norm(rows, columns.view(num_rows, SIZE), None, weights[1], rows)
+        ops.add_norm(columns, rows.view(SIZE, num_rows), None, None, nothing)
+    return ops.calls, columns
+
+
+def norm(x: Tensor, weight: Tensor, out: Tensor) -> Call:
+    ops = written()
+    ops.norm(x, weight, out)
+    return ops.calls[0]
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
@@ -49,15 +60,15 @@ def test_calls_in_order(num_threads: int, num_rows: int) -> None:
 def test_calls_get_other_arguments() -> None:
     x, y = random(6, SIZE), random(6, SIZE)
     weight, out = torch.ones(SIZE), torch.zeros(3, 6, SIZE)
-    program = Program([OPS.norm(x, weight, each) for each in out])
-    rows_per_item = OPS.norm(x, weight, out[0]).arguments[0]
+    program = Program([norm(x, weight, each) for each in out])
+    rows_per_item = norm(x, weight, out[0]).arguments[0]
     assert isinstance(rows_per_item, int)
     changed = [-(-4 // rows_per_item), rows_per_item, 4, SIZE, y.data_ptr()]
     program.update(np.array([0, 2]), changed)
     program.run(2)
     want = torch.empty(6, SIZE)
     for source, target, num_rows in ((x, out[1], 6), (y, out[0], 4), (y, out[2], 4)):
-        OPS.norm(source, weight, want).run(1)
+        norm(source, weight, want).run(1)
         assert torch.equal(target[:num_rows], want[:num_rows])
         assert not target[num_rows:].any()
 
@@ -76,7 +87,7 @@ def test_what_it_works_on_stays() -> None:
 def test_shares_of_the_time() -> None:
     calls = chain(16, 5)[0]
     large = random(100_000, SIZE)
-    program = Program([*calls, OPS.norm(large, torch.ones(SIZE), torch.empty_like(large)), *calls])
+    program = Program([*calls, norm(large, torch.ones(SIZE), torch.empty_like(large)), *calls])
     program.run(1)
     assert program.shares.sum() == pytest.approx(1)
     assert program.shares.argmax() == len(calls)

@@ -10,10 +10,12 @@ import torch
 from hypothesis import assume, example, given, settings
 from numpy.typing import NDArray
 
+from diptych.engine.backends.base import Backend
 from diptych.engine.sampling.sampler import mix, sample
 from diptych.engine.scheduling.sequence import SamplingParams
 from diptych.engine.scheduling.step import SampledToken, SampleSpec
 from diptych.errors import LogitsError
+from tests.engines import CPU, PLAIN
 
 
 def spec(
@@ -261,6 +263,21 @@ def test_broken_logits_are_an_error_of_their_row_only(bad: float) -> None:
         assert drawn[:broken] + drawn[broken + 1 :] == [
             token for row, token in enumerate(draw(logits, specs, [1, 2, 3])) if row != broken
         ]
+
+
+@pytest.mark.parametrize("backend", [CPU, PLAIN])
+def test_the_largest_is_the_lowest_of_equals_on_every_backend(backend: Backend) -> None:
+    """And a row that is not numbers is found, whatever else is in it."""
+    logits = torch.zeros(5, 700)
+    logits[1, 600] = logits[1, 130] = 2.0
+    logits[2, 699] = 1.0
+    logits[3] = float("-inf")
+    logits[4, 5], logits[4, 9] = float("nan"), float("inf")
+    spec = SampleSpec(params=SamplingParams(temperature=0.0), allow_stop=True)
+    drawn = backend.sample(logits, [spec] * 5, [7] * 5)
+    tokens = [token.token_id for token in drawn if isinstance(token, SampledToken)]
+    assert tokens == [0, 130, 699]
+    assert all(isinstance(error, LogitsError) for error in drawn[3:])
 
 
 def test_wide_rows_of_equal_logits() -> None:

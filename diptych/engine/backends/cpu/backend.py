@@ -1,0 +1,128 @@
+"""The CPU: torch, and compiled loops (numba) wherever they work and give torch's results."""
+
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from diptych.engine.backends.base import (
+    Attention,
+    ForwardPass,
+    LayerOps,
+    Linear,
+    Quantization,
+    WeightStore,
+)
+from diptych.engine.backends.cpu.huge_pages import HugePages
+from diptych.engine.backends.cpu.int8_linear import make_int8_linear
+from diptych.engine.backends.cpu.linear import make_linear
+from diptych.engine.backends.torch.backend import TorchBackend, check_quantization
+from diptych.engine.backends.torch.layer_ops import TorchLayerOps
+from diptych.engine.kv.cache import KVCache
+from diptych.engine.kv.memory import HostKVMemory, KVMemory
+from diptych.engine.model.config import ModelConfig
+from diptych.engine.model.decoder import Decoder, EagerPass
+from diptych.engine.sampling.sampler import Largest, sample
+from diptych.engine.scheduling.step import SampledToken, SampleSpec
+from diptych.errors import LogitsError
+
+
+class CpuBackend:
+    """Implements ``Backend``. Compiled parts are imported when they are made: numba is optional."""
+
+    def __init__(self) -> None:
+        self._torch = TorchBackend(torch.device("cpu"))
+
+    @property
+    def device(self) -> torch.device:
+        return self._torch.device
+
+    def weights(self, dtype: torch.dtype, quantization: Quantization) -> WeightStore:
+        check_quantization(quantization, dtype)
+        if quantization == "int8":
+            return _PackedStore(dtype, make_int8_linear)
+        return _HugePageStore() if dtype is torch.float32 else _PackedStore(dtype, make_linear)
+
+    def layer_ops(self, config: ModelConfig, dtype: torch.dtype) -> LayerOps:
+        """The first compiled ones of a machine take seconds to make."""
+        plain = TorchLayerOps(config, dtype)
+        if dtype is not torch.float32 or not has_compiler():
+            return plain
+        from diptych.engine.backends.cpu import layer_ops
+
+        compiled = layer_ops.CompiledLayerOps(config)
+        return compiled if layer_ops.agree(compiled, plain, config) else plain
+
+    def kv_memory(self, num_bytes: int) -> KVMemory:
+        return HostKVMemory(num_bytes)
+
+    def attention(self, config: ModelConfig, kv_cache: KVCache, dtype: torch.dtype) -> Attention:
+        if not has_compiler():
+            return self._torch.attention(config, kv_cache, dtype)
+        from diptych.engine.backends.cpu.attention import CompiledAttention
+
+        return CompiledAttention(config, kv_cache, dtype)
+
+    def forward_pass(self, model: Decoder, kv_cache: KVCache) -> ForwardPass:
+        each = EagerPass(model, self.attention(model.config, kv_cache, model.dtype))
+        if not has_compiler():
+            return each
+        from diptych.engine.backends.cpu.decode_program import DecodePrograms
+
+        return DecodePrograms.of(model, kv_cache, each) or each
+
+    def sample(
+        self, logits: Tensor, specs: Sequence[SampleSpec], positions: Sequence[int]
+    ) -> list[SampledToken | LogitsError]:
+        return sample(logits, specs, positions, _find_largest)
+
+    def synchronise(self) -> None:
+        """Every operation has been completed when it returns."""
+
+
+def has_compiler() -> bool:
+    """Whether loops can be compiled here."""
+    return find_spec("numba") is not None
+
+
+def _find_largest(logits: Tensor) -> Largest:
+    """numpy's is several times as fast as torch's."""
+    token_ids = logits.numpy().argmax(axis=1)
+    return Largest(token_ids, logits.gather(1, torch.from_numpy(token_ids)[:, None]))
+
+
+class _HugePageStore:
+    """float32 weights as loaded, on huge pages. Implements ``WeightStore``."""
+
+    dtype, device = torch.float32, torch.device("cpu")
+
+    def __init__(self) -> None:
+        self._pages = HugePages()
+
+    def embedding(self, weight: Tensor) -> Tensor:
+        return self._pages.place(weight)
+
+    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        return make_linear(self._pages.place(weight), bias)
+
+    def tied_head(self, embedding: Tensor) -> Linear:
+        return make_linear(embedding, None)
+
+
+class _PackedStore:
+    """Weights packed, of another element type or into int8. Implements ``WeightStore``."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, dtype: torch.dtype, pack: Callable[[Tensor, Tensor | None], Linear]) -> None:
+        self.dtype, self._pack = dtype, pack
+
+    def embedding(self, weight: Tensor) -> Tensor:
+        return weight.clone()
+
+    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        return self._pack(weight, bias)
+
+    def tied_head(self, embedding: Tensor) -> Linear:
+        return self._pack(embedding, None)

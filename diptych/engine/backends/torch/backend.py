@@ -1,0 +1,93 @@
+"""Plain torch on any device: slow and right. What other backends are compared with."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from diptych.engine.backends.base import (
+    Attention,
+    ForwardPass,
+    LayerOps,
+    Linear,
+    Quantization,
+    WeightStore,
+)
+from diptych.engine.backends.torch.attention import TorchAttention
+from diptych.engine.backends.torch.int8_linear import PlainInt8Linear, quantise_weight
+from diptych.engine.backends.torch.layer_ops import TorchLayerOps
+from diptych.engine.backends.torch.linear import PlainLinear
+from diptych.engine.kv.cache import KVCache
+from diptych.engine.kv.memory import DeviceKVMemory, HostKVMemory, KVMemory
+from diptych.engine.model.config import ModelConfig
+from diptych.engine.model.decoder import Decoder, EagerPass
+from diptych.engine.sampling.sampler import sample
+from diptych.engine.scheduling.step import SampledToken, SampleSpec
+from diptych.errors import ConfigurationError, LogitsError
+
+
+class TorchBackend:
+    """Implements ``Backend``."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    def weights(self, dtype: torch.dtype, quantization: Quantization) -> WeightStore:
+        check_quantization(quantization, dtype)
+        return _PlainStore(self._device, dtype, quantization)
+
+    def layer_ops(self, config: ModelConfig, dtype: torch.dtype) -> LayerOps:
+        return TorchLayerOps(config, dtype)
+
+    def kv_memory(self, num_bytes: int) -> KVMemory:
+        if self._device.type == "cpu":
+            return HostKVMemory(num_bytes)
+        return DeviceKVMemory(num_bytes, self._device)
+
+    def attention(self, config: ModelConfig, kv_cache: KVCache, dtype: torch.dtype) -> Attention:
+        return TorchAttention(config, kv_cache, dtype)
+
+    def forward_pass(self, model: Decoder, kv_cache: KVCache) -> ForwardPass:
+        return EagerPass(model, self.attention(model.config, kv_cache, model.dtype))
+
+    def sample(
+        self, logits: Tensor, specs: Sequence[SampleSpec], positions: Sequence[int]
+    ) -> list[SampledToken | LogitsError]:
+        return sample(logits, specs, positions)
+
+    def synchronise(self) -> None:
+        if self._device.type != "cpu":
+            torch.accelerator.synchronize(self._device)
+
+
+def check_quantization(quantization: Quantization, dtype: torch.dtype) -> None:
+    """Int8 layers take float32. Raises ConfigurationError: another combination."""
+    if quantization == "int8" and dtype is not torch.float32:
+        name = str(dtype).removeprefix("torch.")
+        raise ConfigurationError(f"quantization int8 needs dtype float32 (got {name})")
+
+
+class _PlainStore:
+    """Implements ``WeightStore``."""
+
+    def __init__(
+        self, device: torch.device, dtype: torch.dtype, quantization: Quantization
+    ) -> None:
+        self.device, self.dtype, self._quantization = device, dtype, quantization
+
+    def embedding(self, weight: Tensor) -> Tensor:
+        return weight.clone()
+
+    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        if self._quantization == "int8":
+            return PlainInt8Linear(quantise_weight(weight), bias)
+        return PlainLinear(weight.clone(), bias)  # off the file's pages
+
+    def tied_head(self, embedding: Tensor) -> Linear:
+        return (
+            PlainLinear(embedding) if self._quantization == "none" else self.linear(embedding, None)
+        )

@@ -1,0 +1,58 @@
+"""The bytes behind a KV cache, of the host or of a device."""
+
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from diptych.engine.kv.shared_bytes import SharedBytes
+
+
+class KVMemory(Protocol):
+    """One contiguous run of bytes; lives as long as whoever holds it."""
+
+    @property
+    def bytes(self) -> Tensor:
+        """[num_bytes] uint8, on its device."""
+        ...
+
+    @property
+    def kind(self) -> Literal["DRAM", "VRAM"]: ...
+
+    @property
+    def device_id(self) -> int:
+        """Which device of its kind; 0 for the host."""
+        ...
+
+    @property
+    def shared_fd(self) -> int | None:
+        """A file that is this memory, for a child process to map; None where there is none."""
+        ...
+
+
+class HostKVMemory:
+    """Host memory that a child process can map."""
+
+    kind: Literal["DRAM"] = "DRAM"
+    device_id = 0
+
+    def __init__(self, num_bytes: int) -> None:
+        """Zeroed and touched. Raises OSError, ValueError or OverflowError: it does not fit."""
+        self._shared = SharedBytes(num_bytes)
+        self.bytes = torch.frombuffer(self._shared.buffer, dtype=torch.uint8).zero_()
+
+    @property
+    def shared_fd(self) -> int | None:
+        return self._shared.fd
+
+
+class DeviceKVMemory:
+    """Memory of a device of torch's."""
+
+    kind: Literal["VRAM"] = "VRAM"
+    shared_fd = None
+
+    def __init__(self, num_bytes: int, device: torch.device) -> None:
+        """Zeroed. Raises RuntimeError: it does not fit."""
+        self.bytes = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+        self.device_id = self.bytes.device.index or 0

@@ -18,7 +18,7 @@ from diptych.telemetry.families import TransferMetrics
 from diptych.v1 import decode_pb2, decode_pb2_grpc, worker_pb2, worker_pb2_grpc
 from diptych.worker.engine_parts import EngineParts
 from diptych.worker.loading import confine_to
-from diptych.worker.pool_memory import pool_memory
+from diptych.worker.pool_memory import host_pool, pool_memory
 from diptych.worker.status import WatchServicer, WorkerStatus
 from diptych.worker.step_metrics import StepMetrics
 from diptych.worker.worker import WorkerLife
@@ -85,7 +85,7 @@ class DecodeRole:
             async with asyncio.TaskGroup() as tasks:
                 running = [tasks.create_task(pairs.run(), name="pairs")]
                 if self._faults is not None:
-                    canaries = self._faults.attach(memory, parts.pool)
+                    canaries = self._faults.attach(host_pool(parts.model.kv_cache), parts.pool)
                     running.append(tasks.create_task(canaries.run(), name="canaries"))
                 self._servicer.attach(self._node(parts, pairs, unfinished, metrics))
                 yield

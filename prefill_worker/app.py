@@ -20,7 +20,7 @@ from diptych.v1 import (
 )
 from diptych.worker.engine_parts import EngineParts
 from diptych.worker.loading import confine_to
-from diptych.worker.pool_memory import pool_memory
+from diptych.worker.pool_memory import host_pool, pool_memory
 from diptych.worker.status import WatchServicer, WorkerStatus
 from diptych.worker.step_metrics import StepMetrics
 from diptych.worker.worker import WorkerLife
@@ -94,7 +94,7 @@ class PrefillRole:
             async with asyncio.TaskGroup() as tasks:
                 running = []
                 if self._faults is not None:
-                    canaries = self._faults.attach(memory, parts.pool)
+                    canaries = self._faults.attach(host_pool(parts.model.kv_cache), parts.pool)
                     running.append(tasks.create_task(canaries.run(), name="canaries"))
                 yield
                 for task in running:

@@ -1,15 +1,77 @@
 """The engine's KV cache as the transfer's pool of blocks."""
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 
 from diptych.engine.kv.cache import KVCache
-from kvtransfer.memory import HostMemory
+from diptych.errors import ConfigurationError
+from kvtransfer.digest import Coverage, block_digest
+from kvtransfer.memory import HostMemory, PoolMemory
 
 
-def pool_memory(cache: KVCache) -> HostMemory:
-    """The blocks of ``cache``, which has to be in host memory and to live as long.
+def pool_memory(cache: KVCache) -> PoolMemory:
+    """The blocks of ``cache``, which has to live as long."""
+    return host_pool(cache) if cache.memory.kind == "DRAM" else DevicePool(cache)
 
-    A cache on a device gets a ``PoolMemory`` of its own here.
+
+def host_pool(cache: KVCache) -> HostMemory:
+    """The same for what looks into the blocks in place, such as injected faults.
+
+    Raises:
+        ConfigurationError: the cache is not in host memory.
     """
-    buffer = cache.tensor.view(-1).view(torch.uint8).numpy()
-    return HostMemory(buffer, cache.block_bytes, cache.shared_fd)
+    memory = cache.memory
+    if memory.kind != "DRAM":
+        raise ConfigurationError("faults can be injected into a KV pool in host memory only")
+    return HostMemory(memory.bytes.numpy(), cache.block_bytes, memory.shared_fd)
+
+
+class DevicePool:
+    """A cache on a device: bytes are copied out and in, or read where they lie by others.
+
+    Implements ``PoolMemory``. Used by the transfer thread.
+    """
+
+    memory_kind = "VRAM"
+    shared_fd = None
+
+    def __init__(self, cache: KVCache) -> None:
+        self._memory = cache.memory
+        self._blocks = cache.memory.bytes.view(cache.num_blocks, cache.block_bytes)
+        self.base_address = self._blocks.data_ptr()
+        self.block_bytes, self.num_blocks = cache.block_bytes, cache.num_blocks
+        self.device_id = cache.memory.device_id
+
+    def read(self, block_ids: Sequence[int], begin: int, end: int) -> bytes:
+        first = begin // self.block_bytes
+        wanted = self._checked(block_ids[first : -(-end // self.block_bytes)])
+        self._memory.synchronise()  # what lands from elsewhere is not torch's to wait for
+        run = self._blocks[wanted].view(-1)
+        start = first * self.block_bytes
+        return run[begin - start : end - start].cpu().numpy().tobytes()
+
+    def write(self, block_ids: Sequence[int], offset: int, payload: bytes) -> None:
+        rest = torch.from_numpy(np.frombuffer(payload, np.uint8).copy())
+        for block_id in self._checked(block_ids):
+            part = rest[: self.block_bytes - offset]
+            self._blocks[block_id, offset : offset + len(part)] = part.to(self._blocks.device)
+            rest, offset = rest[len(part) :], 0
+        if len(rest):
+            raise IndexError(f"{len(rest)} bytes too many for {len(block_ids)} blocks")
+        self._memory.synchronise()
+
+    def digests(self, block_ids: Sequence[int], coverages: Sequence[Coverage]) -> tuple[bytes, ...]:
+        """On copies: until a device computes the same bits itself."""
+        content = memoryview(self.read(block_ids, 0, len(block_ids) * self.block_bytes))
+        return tuple(
+            block_digest(content[place * self.block_bytes :][: self.block_bytes], coverage)
+            for place, coverage in enumerate(coverages)
+        )
+
+    def _checked(self, block_ids: Sequence[int]) -> list[int]:
+        for block_id in block_ids:
+            if not 0 <= block_id < self.num_blocks:
+                raise IndexError(f"block {block_id} of {self.num_blocks}")
+        return list(block_ids)

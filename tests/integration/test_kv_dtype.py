@@ -14,7 +14,7 @@ from diptych.engine.scheduling.block_pool import BlockPool
 from diptych.engine.scheduling.scheduler import Scheduler, SchedulerConfig
 from diptych.engine.scheduling.sequence import SamplingParams, Sequence, SequenceKey, SequenceState
 from diptych.rpc.channel import open_channel
-from diptych.worker.pool_memory import pool_memory
+from diptych.worker.pool_memory import host_pool
 from kvtransfer.testing.canaries import Canaries
 from tests.call import generate, token_request
 from tests.cluster import running_cluster
@@ -137,7 +137,7 @@ def test_preempted_and_reused(model: Decoder, dtype: str) -> None:
 def test_canaries_watch_int8_blocks(model: Decoder) -> None:
     """A stray write into a free block's last scale is noticed, and the engine's own are not."""
     process = OneProcess(model, "int8")
-    canaries = Canaries(process.pool, pool_memory(process.cache))
+    canaries = Canaries(process.pool, host_pool(process.cache))
     canaries.look()
     want = OneProcess(model, "int8").greedy([prompt(33, seed=33)], NUM_TOKENS)
     assert process.greedy([prompt(33, seed=33)], NUM_TOKENS) == want  # on painted blocks
@@ -145,6 +145,6 @@ def test_canaries_watch_int8_blocks(model: Decoder) -> None:
     canaries.look()
     assert (canaries.num_changed, canaries.num_painted) == (0, process.pool.counts().free)
     free = next(b for b in range(NUM_BLOCKS) if process.pool.is_free(b))
-    process.cache.block(free)[-1] ^= 1
+    process.cache.memory.bytes[(free + 1) * process.cache.block_bytes - 1] ^= 1
     canaries.look()
     assert canaries.num_changed == 1

@@ -118,18 +118,12 @@ def test_kv_memory(folder: Path) -> None:
     cache = KVCache(config, num_blocks=5, block_size=4)
     assert cache.tensor.shape == (5, 2, 2, 2, 4, 16)
     assert cache.block_bytes * 5 == cache.num_bytes == cache.tensor.nbytes
-    assert cache.base_address == cache.tensor.data_ptr()
+    assert cache.memory.bytes.data_ptr() == cache.tensor.data_ptr()
     assert not cache.tensor.any()
     cache.tensor[3] = 1.5
-    block = cache.block(3)
-    assert len(block) == cache.block_bytes
-    assert np.frombuffer(block, np.float32).tolist() == [1.5] * (cache.block_bytes // 4)
-    cache.block(2)[:] = block
-    assert (cache.tensor[2] == 1.5).all()
-    assert not cache.tensor[[0, 1, 4]].any()
-    for wrong in (-1, 5):
-        with pytest.raises(IndexError):
-            cache.block(wrong)
+    blocks = cache.memory.bytes.view(5, cache.block_bytes)
+    assert blocks[3].view(torch.float32).tolist() == [1.5] * (cache.block_bytes // 4)
+    assert not blocks[[0, 1, 2, 4]].any()
     with pytest.raises(ValueError, match="positive"):
         KVCache(config, 0)
     with pytest.raises(ConfigurationError, match="memory"):

@@ -50,6 +50,10 @@ def test_as_exact_as_torch(num_rows: int, num_threads: int) -> None:
             want = F.linear(x.double(), weight.double(), None if given is None else given.double())
             made = WideLinear(weight, given)
             assert (made.out_features, made.in_features) == (out_features, in_features)
+            out = torch.full((num_rows, out_features), torch.nan)
+            assert made(x, out) is out
+            assert torch.equal(out, made(x))
+            assert made(x[:1], out[:1]).data_ptr() == out.data_ptr()
             error = (made(x).double() - want).abs()
             assert (error / (size + bias.double().abs())).max() < 4 * torch.finfo().eps
             of_torch = (F.linear(x, weight, given).double() - want).abs()

@@ -111,39 +111,8 @@ class KVCache:
         return self.tensor.dtype
 
     @property
-    def base_address(self) -> int:
-        """Address of block 0; block ``i`` begins ``i * block_bytes`` after it."""
-        return self.tensor.data_ptr()
-
-    @property
     def num_bytes(self) -> int:
         return self.num_blocks * self.block_bytes
-
-    @property
-    def memory_kind(self) -> str:
-        """DRAM or VRAM."""
-        return self.memory.kind
-
-    @property
-    def device_id(self) -> int:
-        """Which device of its kind; 0 for the host."""
-        return self.memory.device_id
-
-    @property
-    def shared_fd(self) -> int | None:
-        """A file that is this memory, for a child process to map; None on a device."""
-        return self.memory.shared_fd
-
-    def block(self, block_id: int) -> memoryview:
-        """The bytes of one block of host memory in place: ``block_bytes`` unsigned bytes.
-
-        Raises:
-            IndexError: no such block.
-        """
-        if not 0 <= block_id < self.num_blocks:
-            raise IndexError(f"no block {block_id}, have {self.num_blocks}")
-        begin = block_id * self.block_bytes
-        return self.memory.bytes[begin : begin + self.block_bytes].numpy().data
 
 
 def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:

@@ -29,6 +29,10 @@ class KVMemory(Protocol):
         """A file that is this memory, for a child process to map; None where there is none."""
         ...
 
+    def synchronise(self) -> None:
+        """Return when all that was asked of this memory so far is done. Any thread."""
+        ...
+
 
 class HostKVMemory:
     """Host memory that a child process can map."""
@@ -45,6 +49,9 @@ class HostKVMemory:
     def shared_fd(self) -> int | None:
         return self._shared.fd
 
+    def synchronise(self) -> None:
+        """Everything is done when it returns."""
+
 
 class DeviceKVMemory:
     """Memory of a device of torch's."""
@@ -56,3 +63,6 @@ class DeviceKVMemory:
         """Zeroed. Raises RuntimeError: it does not fit."""
         self.bytes = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
         self.device_id = self.bytes.device.index or 0
+
+    def synchronise(self) -> None:
+        torch.accelerator.synchronize(self.bytes.device)

@@ -107,7 +107,7 @@ class WideLinear:
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         if len(x) < self._min_rows:
-            return self._few(x)
+            return self._few(x, out)
         y = x.new_empty(len(x), self.out_features) if out is None else out
         num_threads = torch.get_num_threads()
         scratch = self._scratch(num_threads)

@@ -1,0 +1,99 @@
+"""A cache of the host and one of a device, to the transfer: the same bytes."""
+
+import itertools
+
+import pytest
+import torch
+
+from diptych.engine.kv.cache import KVCache
+from diptych.engine.kv.memory import DeviceKVMemory
+from diptych.errors import ConfigurationError
+from diptych.worker.pool_memory import DevicePool, host_pool, pool_memory
+from kvtransfer.digest import Coverage
+from kvtransfer.memory import HostMemory, PoolMemory
+from tests.unit.engine.backends.test_paged_decode import config_of
+
+CONFIG = config_of(2, 1, 8, window=None)
+NUM_BLOCKS, BLOCK_SIZE = 6, 4
+
+
+class FakeDevice(DeviceKVMemory):
+    """Host memory that calls itself a device's and counts how often it is waited for."""
+
+    def __init__(self, num_bytes: int) -> None:
+        super().__init__(num_bytes, torch.device("cpu"))
+        self.num_waits = 0
+
+    def synchronise(self) -> None:
+        self.num_waits += 1
+
+
+def filled(cache: KVCache) -> KVCache:
+    bits = torch.arange(cache.num_bytes).mul_(7).remainder_(251)
+    cache.memory.bytes.copy_(bits)
+    return cache
+
+
+def pools() -> tuple[PoolMemory, PoolMemory]:
+    host = filled(KVCache(CONFIG, NUM_BLOCKS, BLOCK_SIZE))
+    device = filled(KVCache(CONFIG, NUM_BLOCKS, BLOCK_SIZE, allocate=FakeDevice))
+    return pool_memory(host), pool_memory(device)
+
+
+def test_what_a_pool_says_of_itself() -> None:
+    host, device = pools()
+    assert isinstance(host, HostMemory)
+    assert isinstance(device, DevicePool)
+    assert (host.memory_kind, device.memory_kind) == ("DRAM", "VRAM")
+    assert host.shared_fd is not None
+    assert device.shared_fd is None
+    assert (host.block_bytes, host.num_blocks) == (device.block_bytes, device.num_blocks)
+    assert device.base_address % 16 == 0
+    assert device.device_id == 0
+
+
+def test_faults_need_memory_of_the_host() -> None:
+    with pytest.raises(ConfigurationError, match="host memory only"):
+        host_pool(KVCache(CONFIG, NUM_BLOCKS, BLOCK_SIZE, allocate=FakeDevice))
+
+
+def test_reads_and_digests_are_those_of_the_host() -> None:
+    host, device = pools()
+    block_ids, size = [4, 0, 5], host.block_bytes
+    edges = (0, 1, size - 1, size, size + 3, 2 * size, 3 * size)
+    for begin, end in itertools.combinations(edges, 2):
+        assert device.read(block_ids, begin, end) == host.read(block_ids, begin, end)
+    coverages = [Coverage(7, place) for place in range(3)]
+    assert device.digests(block_ids, coverages) == host.digests(block_ids, coverages)
+    assert device.digests([], []) == ()
+
+
+def test_writes_are_those_of_the_host_and_done_when_they_return() -> None:
+    memory: list[FakeDevice] = []
+
+    def allocate(num_bytes: int) -> FakeDevice:
+        memory.append(FakeDevice(num_bytes))
+        return memory[0]
+
+    host = KVCache(CONFIG, NUM_BLOCKS, BLOCK_SIZE)
+    device = KVCache(CONFIG, NUM_BLOCKS, BLOCK_SIZE, allocate=allocate)
+    for payload, offset in ((b"abc", 0), (bytes(range(200)), 5), (b"", 0)):
+        num_waits = memory[0].num_waits
+        for cache in (host, device):
+            pool_memory(cache).write([3, 1], offset, payload)
+        assert memory[0].num_waits == num_waits + 1
+        assert torch.equal(host.memory.bytes, device.memory.bytes)
+    assert host.memory.bytes.any()
+
+
+def test_beyond_the_pool() -> None:
+    for pool in pools():
+        for wrong in (-1, NUM_BLOCKS):
+            with pytest.raises(IndexError):
+                pool.read([wrong], 0, 1)
+            with pytest.raises(IndexError):
+                pool.write([wrong], 0, b"x")
+            with pytest.raises(IndexError):
+                pool.digests([wrong], [Coverage(0, 0)])
+        with pytest.raises(IndexError, match="1 bytes too many"):
+            pool.write([0], 1, bytes(pool.block_bytes))

@@ -72,6 +72,13 @@ class QueueFullError(DiptychError):
     reason = "QUEUE_FULL"
 
 
+class QueueTimeoutError(DiptychError):
+    """The request waited as long as it may, behind others. Back off."""
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    reason = "QUEUE_TIMEOUT"
+
+
 class WorkerDrainingError(DiptychError):
     """The worker shuts down. Try another."""
 
@@ -136,7 +143,7 @@ class LayoutMismatchError(DiptychError):
 
 
 class LogitsError(DiptychError):
-    """The model's scores for a sequence are not numbers. Any worker would find the same."""
+    """The model's scores for a sequence are not numbers. Tried once elsewhere: it may be the KV."""
 
     code = grpc.StatusCode.INTERNAL
     reason = "LOGITS_NOT_FINITE"

@@ -34,7 +34,16 @@ class Timers(BaseModel):
         description="A finished lease that no reader was granted is dropped after this, s.",
     )
     no_worker_s: float = Field(
-        30.0, gt=0, description="A request waits this long for a placement, then NO_WORKER, s."
+        30.0,
+        gt=0,
+        description="A request waits this long for a placement, then NO_WORKER, or QUEUE_TIMEOUT "
+        "where it waited behind others, s.",
+    )
+    sequence_progress_s: float = Field(
+        60.0,
+        gt=0,
+        description="A running sequence without a token for this long, up to twice as long, is "
+        "moved to another worker, s.",
     )
     unsent_s: float = Field(
         5.0, gt=0, description="A stream that cannot send for this long is broken, s."

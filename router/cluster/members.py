@@ -23,6 +23,12 @@ class PrefillPool:
         """A lease was asked for."""
         self._pending[sequence_id] = (worker, num_tokens)
 
+    def accepted(self, sequence_id: int, num_cached_tokens: int) -> None:
+        """The worker has that much of its prompt in its cache: only the rest is work."""
+        if sequence_id in self._pending:
+            worker, num_tokens = self._pending[sequence_id]
+            self._pending[sequence_id] = (worker, max(0, num_tokens - num_cached_tokens))
+
     def computed(self, sequence_id: int) -> None:
         """Its prompt is computed, or the lease is gone. Idempotent."""
         self._pending.pop(sequence_id, None)

@@ -46,6 +46,12 @@ class LeastLoaded:
         """See :class:`router.placement.types.Policy`."""
         self._memory.remember(worker.incarnation, block_keys)
 
+    def correct(
+        self, worker: WorkerId, block_keys: tuple[bytes, ...], num_cached_blocks: int
+    ) -> None:
+        """See :class:`router.placement.types.Policy`."""
+        self._memory.correct(worker.incarnation, block_keys, num_cached_blocks)
+
     def forget(self, worker: WorkerId) -> None:
         """See :class:`router.placement.types.Policy`."""
         self._memory.forget(worker.incarnation)
@@ -132,6 +138,8 @@ class LeastLoaded:
         return view.num_sequences * _SEQUENCE_WEIGHT_TOKENS + self._num_missing(query, view.worker)
 
     def _num_missing(self, query: Query, worker: WorkerId) -> int:
+        if query.num_cached_on_decode is not None and worker == query.on_decode:
+            return query.num_tokens - query.num_cached_on_decode
         hit = self._memory.num_hit_blocks(worker.incarnation, query.block_keys)
         return query.num_tokens - hit * query.block_size
 

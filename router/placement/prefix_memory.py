@@ -39,6 +39,15 @@ class PrefixMemory:
                 high = middle - 1
         return low
 
+    def correct(
+        self, incarnation: str, block_keys: Sequence[bytes], num_cached_blocks: int
+    ) -> None:
+        """The worker says that it has only the first ``num_cached_blocks`` of these."""
+        keys = self._by_worker.get(incarnation)
+        if keys:
+            for key in block_keys[num_cached_blocks:]:
+                keys.pop(key, None)
+
     def forget(self, incarnation: str) -> None:
         """The worker is gone."""
         self._by_worker.pop(incarnation, None)

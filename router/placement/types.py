@@ -1,7 +1,7 @@
 """What placement is asked, what it knows, and what it answers. Plain data and one seam."""
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 
@@ -54,7 +54,8 @@ class Query:
 
     ``failed`` workers and pairs broke something for this request, ``refused`` ones
     only said no; neither is used. ``on_prefill`` or ``on_decode`` fix one half that
-    is already held.
+    is already held; ``num_cached_on_decode`` is what the held reservation said that it
+    has cached, and None before it has.
     """
 
     num_tokens: int  # prompt and what was emitted
@@ -66,6 +67,11 @@ class Query:
     refused: frozenset[str] = frozenset()
     on_prefill: WorkerId | None = None
     on_decode: WorkerId | None = None
+    num_cached_on_decode: int | None = None
+
+    def on(self, decode: WorkerId, num_cached_tokens: int | None) -> "Query":
+        """The same with a reservation that is held already."""
+        return replace(self, on_decode=decode, num_cached_on_decode=num_cached_tokens)
 
     @property
     def prefill_alone(self) -> bool:
@@ -117,6 +123,12 @@ class Policy(Protocol):
 
     def remember(self, worker: WorkerId, block_keys: tuple[bytes, ...]) -> None:
         """``worker`` holds these blocks in its prefix cache, probably."""
+        ...
+
+    def correct(
+        self, worker: WorkerId, block_keys: tuple[bytes, ...], num_cached_blocks: int
+    ) -> None:
+        """``worker`` says that it has only the first so many of these blocks."""
         ...
 
     def forget(self, worker: WorkerId) -> None:

@@ -63,7 +63,7 @@ class Reserve(NamedTuple):
 
 
 class Bind(NamedTuple):
-    """Send a Bind to the seat."""
+    """Send a Bind to the reservation."""
 
     sequence_id: int
     bind_id: int
@@ -73,7 +73,7 @@ class Bind(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Send a Start to the seat."""
+    """Send a Start to the reservation."""
 
     sequence_id: int
     emitted: tuple[int, ...]
@@ -81,7 +81,7 @@ class Start(NamedTuple):
 
 
 class Release(NamedTuple):
-    """Send a Release for the seat."""
+    """Send a Release for the reservation."""
 
     sequence_id: int
 

@@ -1,82 +1,92 @@
-"""What a request holds on workers now: a lease, a seat, and what was sent to them. Pure.
+"""What a request holds on workers now: a lease, a reservation, and what was sent to them. Pure.
 
 Says how the two halves of an attempt go together (grant, bind, start, close) and
-keeps their states; which workers to use, and what to do when something fails, is
-decided by :class:`router.request.machine.RequestMachine`, the owner.
+keeps their states; which workers to use is decided by
+:class:`router.request.machine.RequestMachine`, the owner, and what to do when something
+fails by :mod:`router.request.recovery`.
 """
 
 from collections.abc import Callable, Sequence
 
 from diptych.v1 import common_pb2, inference_pb2
 from router.placement.types import DecodeOnly, Paired, Placement, PrefillOnly, Why, WorkerId
-from router.request import actions
+from router.request import actions, events
 from router.request.actions import Action
-from router.request.deps import Surroundings
-from router.request.halves import Lease, LeaseEvent, LeaseState, Seat, SeatEvent, SeatState
+from router.request.decode_reservation import (
+    DecodeReservation,
+    ReservationEvent,
+    ReservationState,
+)
+from router.request.deps import RequestDeps
+from router.request.prefill_lease import PrefillLease, PrefillLeaseEvent, PrefillLeaseState
 
 KVPath = inference_pb2.KVPath
 
 
 class Attempt:
-    """The halves of the newest attempt; at most one lease and one seat at a time.
+    """The halves of the newest attempt; at most one lease and one reservation at a time.
 
     Invariant: what was opened is closed by an action, or its worker said that it
-    is gone (``drop_lease``, ``drop_seat``).
+    is gone (``drop_lease``, ``drop_reservation``).
     """
 
     def __init__(
-        self, num_prompt_tokens: int, around: Surroundings, do: Callable[[Action], None]
+        self, num_prompt_tokens: int, deps: RequestDeps, do: Callable[[Action], None]
     ) -> None:
         """``do`` gets what has to be sent, in order."""
-        self.lease: Lease | None = None
-        self.seat: Seat | None = None
+        self.lease: PrefillLease | None = None
+        self.reservation: DecodeReservation | None = None
+        self.workers: list[WorkerId] = []  # that took part
         self.base = 0  # output tokens that the halves' specs contain
         self.kv_path: int = KVPath.KV_PATH_UNSPECIFIED
         self.prefill_worker = ""  # addresses, for the client
         self.decode_worker = ""
         self.transfer: common_pb2.TransferStats | None = None  # of the hand-off that served
+        self.num_cached_tokens: int | None = None  # of the prompt, on whoever computed it
         self._num_prompt_tokens = num_prompt_tokens
-        self._around = around
+        self._deps = deps
         self._do = do
 
     @property
     def is_settled(self) -> bool:
-        """Whether every half that was asked for is held."""
-        opening = self.lease is not None and self.lease.state is LeaseState.OPENING
-        reserving = self.seat is not None and self.seat.state is SeatState.RESERVING
-        return not opening and not reserving
+        """Whether something is held, and everything that was asked for."""
+        lease, held = self.lease, self.reservation
+        if lease is None and held is None:
+            return False
+        return not (lease and lease.is_opening) and not (held and held.is_reserving)
 
     @property
     def is_rebinding(self) -> bool:
         """Whether a pull failed and the lease has not let its reader in again since."""
-        seat = self.seat
-        return seat is not None and seat.was_rebound and seat.state is SeatState.GRANTING
+        held = self.reservation
+        return held is not None and held.was_rebound and held.state is ReservationState.GRANTING
 
     @property
-    def due_s(self) -> list[float]:
-        """When the halves that were asked for must have answered."""
-        due = []
-        if self.lease is not None and self.lease.state is LeaseState.OPENING:
-            due.append(self.lease.due_s)
-        if self.seat is not None and self.seat.state is SeatState.RESERVING:
-            due.append(self.seat.due_s)
+    def due_s(self) -> float | None:
+        """When the first half that was asked for must have answered."""
+        due = None
+        if self.lease is not None and self.lease.is_opening:
+            due = self.lease.due_s
+        if self.reservation is not None and self.reservation.is_reserving:
+            due = min(due or self.reservation.due_s, self.reservation.due_s)
         return due
 
-    def lease_of(self, sequence_id: int) -> Lease | None:
+    def lease_of(self, sequence_id: int) -> PrefillLease | None:
         """The lease, if it is this one."""
         lease = self.lease
         return lease if lease is not None and lease.sequence_id == sequence_id else None
 
-    def seat_of(self, sequence_id: int) -> Seat | None:
-        """The seat, if it is this one."""
-        seat = self.seat
-        return seat if seat is not None and seat.sequence_id == sequence_id else None
+    def reservation_of(self, sequence_id: int) -> DecodeReservation | None:
+        """The reservation, if it is this one."""
+        held = self.reservation
+        return held if held is not None and held.sequence_id == sequence_id else None
 
     def open(self, placement: Placement, num_emitted: int) -> None:
         """Begin anew with the prompt and the output so far; nothing is held."""
         assert self.lease is None
-        assert self.seat is None
+        assert self.reservation is None
         self.base = num_emitted
+        self.workers = []
         self.prefill_worker = self.decode_worker = ""
         self.transfer = None
         match placement:
@@ -88,88 +98,125 @@ class Attempt:
                 self.kv_path = KVPath.KV_PATH_PREFILL_ONLY
                 self.open_lease(placement.prefill)
             case DecodeOnly():
-                self._go_local(placement.why)
-                self.reserve(placement.decode, compute=True)
+                self.kv_path = _local_path(placement.why)
+                self.reserve(placement.decode, placement)
 
     def open_lease(self, worker: WorkerId) -> None:
         """Ask a prefill worker to compute and hold the prompt."""
-        due_s = self._around.clock() + self._around.timers.accept_s
-        self.lease = Lease(worker, self._around.new_sequence_id(), due_s)
+        due_s = self._deps.clock() + self._deps.timers.accept_s
+        self.lease = PrefillLease(worker, self._deps.new_sequence_id(), due_s)
         self.prefill_worker = worker.address
+        self.workers.append(worker)
         self._do(actions.OpenLease(worker, self.lease.sequence_id, self.base))
 
-    def reserve(self, worker: WorkerId, *, compute: bool = False) -> None:
-        """Ask a decode worker for a seat; ``compute``: there will be no lease to pull from."""
-        due_s = self._around.clock() + self._around.timers.accept_s
-        self.seat = Seat(worker, self._around.new_sequence_id(), due_s, compute)
+    def reserve(self, worker: WorkerId, local: DecodeOnly | None = None) -> None:
+        """Ask a decode worker for blocks; ``local``: there will be no lease to pull from."""
+        due_s = self._deps.clock() + self._deps.timers.accept_s
+        held = DecodeReservation(worker, self._deps.new_sequence_id(), due_s)
+        if local is not None:
+            held.local = local.why
+            held.num_assumed_tokens = local.num_assumed_tokens
+        self.reservation = held
         self.decode_worker = worker.address
-        self._do(actions.Reserve(worker, self.seat.sequence_id, self.base))
+        self.workers.append(worker)
+        self._do(actions.Reserve(worker, held.sequence_id, self.base))
 
-    def reserved(self, num_cached_tokens: int) -> bool:
-        """The seat's blocks are held; this many tokens' KV are there. False: it is known."""
-        seat = self.seat
-        assert seat is not None
-        is_whole = num_cached_tokens >= self._num_prompt_tokens + self.base
-        if not seat.move(SeatEvent.RESERVED_WHOLE if is_whole else SeatEvent.RESERVED):
-            return False
-        seat.num_cached_tokens = num_cached_tokens
-        return True
+    def pull_from(self, worker: WorkerId) -> None:
+        """Open a lease on ``worker`` for the reservation that is held or asked for."""
+        assert self.reservation is not None
+        self.reservation.local = None
+        self.kv_path = KVPath.KV_PATH_DISAGGREGATED
+        self.open_lease(worker)
+
+    def accepted(self, event: events.Accepted) -> None:
+        """The lease's blocks are held: the reservation may be let in."""
+        lease = self.lease_of(event.sequence_id)
+        if lease is not None and lease.move(PrefillLeaseEvent.ACCEPTED):
+            self._book_cached(event.num_cached_tokens)
+            self.grant_if_held()
+
+    def reserved(self, event: events.Reserved) -> DecodeReservation | None:
+        """The reservation's blocks are held; this many tokens' KV are there. None: it is known."""
+        held = self.reservation_of(event.sequence_id)
+        if held is None:
+            return None
+        is_whole = event.num_cached_tokens >= self._num_prompt_tokens + self.base
+        if not held.move(
+            ReservationEvent.RESERVED_WHOLE if is_whole else ReservationEvent.RESERVED
+        ):
+            return None
+        held.num_cached_tokens = event.num_cached_tokens
+        return held
 
     def grant_if_held(self) -> None:
-        """Let the seat pull from the lease, once both are held and something is missing."""
-        lease, seat = self.lease, self.seat
-        if lease is None or lease.state is LeaseState.OPENING:
+        """Let the reservation pull, once both halves are held and something is missing."""
+        lease, held = self.lease, self.reservation
+        if lease is None or lease.is_opening:
             return
-        if seat is None or not seat.move(SeatEvent.GRANT):
+        if held is None or not held.move(ReservationEvent.GRANT):
             return
         lease.grant_id += 1
-        lease.ticket = self._around.new_ticket()
-        self._do(actions.Grant(lease.sequence_id, lease.grant_id, lease.ticket, seat.worker))
+        lease.ticket = self._deps.new_ticket()
+        self._do(actions.Grant(lease.sequence_id, lease.grant_id, lease.ticket, held.worker))
 
-    def bind(self, grant_id: int) -> None:
-        """The ticket of that grant is valid: the seat may use it."""
-        lease, seat = self.lease, self.seat
-        if lease is None or seat is None or lease.grant_id != grant_id:
+    def granted(self, event: events.Granted) -> None:
+        """The ticket of that grant is valid: the reservation may use it."""
+        lease, held = self.lease_of(event.sequence_id), self.reservation
+        if lease is None or held is None or lease.grant_id != event.grant_id:
             return
-        if not seat.move(SeatEvent.BIND):
+        if not held.move(ReservationEvent.BIND):
             return
-        seat.bind_id += 1
-        first = seat.num_cached_tokens
-        self._do(actions.Bind(seat.sequence_id, seat.bind_id, lease.worker, lease.ticket, first))
+        held.bind_id += 1
+        first = held.num_cached_tokens or 0
+        self._do(actions.Bind(held.sequence_id, held.bind_id, lease.worker, lease.ticket, first))
+
+    def proven(self, event: events.Proven) -> bool:
+        """The KV landed whole and was confirmed. False: not that of the newest pull."""
+        held = self._puller(event.sequence_id, event.bind_id)
+        if held is None or not held.move(ReservationEvent.PROVEN):
+            return False
+        held.stats = event.stats
+        return True
+
+    def pull_failed(self, event: events.PullFailed) -> DecodeReservation | None:
+        """The reservation stands without proof. None: not the newest pull."""
+        held = self._puller(event.sequence_id, event.bind_id)
+        if held is None or not held.move(ReservationEvent.PULL_FAILED):
+            return None
+        return held
 
     def start_if_proven(self, output: Sequence[int]) -> bool:
-        """Start the proven seat once the lease's token is known, and close the lease."""
-        lease, seat = self.lease, self.seat
-        if lease is None or lease.state is not LeaseState.SAMPLED:
+        """Start what is proven once the lease's token is known, and close the lease."""
+        lease, held = self.lease, self.reservation
+        if lease is None or lease.state is not PrefillLeaseState.SAMPLED:
             return False
-        if seat is None or seat.state is not SeatState.PROVEN:
+        if held is None or held.state is not ReservationState.PROVEN:
             return False
-        self.transfer = seat.stats
-        self._start(seat, output, compute=False)
+        self.transfer = held.stats
+        self._start(held, output, compute=False)
         self.close_lease()
         return True
 
-    def compute_on_seat(self, why: Why, output: Sequence[int]) -> bool:
-        """Let the seat compute what it lacks, now or when it is held; True if it runs now."""
-        seat = self.seat
-        assert seat is not None
-        self._go_local(why)
+    def compute_on_reservation(self, why: Why, output: Sequence[int]) -> bool:
+        """Let it compute what it lacks, now or when it is held; True if it runs now."""
+        held = self.reservation
+        assert held is not None
+        self.close_lease()
+        self.kv_path = _local_path(why)
         self.prefill_worker = ""
-        self.transfer = seat.stats
-        if seat.state is SeatState.RESERVING:
-            seat.compute = True
+        self.transfer = held.stats
+        held.local = why
+        if held.is_reserving:
             return False
-        self._start(seat, output, compute=True)
+        if held.stats is None:  # nothing came from elsewhere
+            self._book_cached(held.num_cached_tokens or 0)
+        self._do(actions.RunLocally(why))
+        self._start(held, output, compute=True)
         return True
-
-    def start_computing(self, output: Sequence[int]) -> None:
-        """The seat is held and computes what it lacks."""
-        assert self.seat is not None
-        self._start(self.seat, output, compute=True)
 
     def close(self) -> None:
         """Free both halves."""
-        self.close_seat()
+        self.close_reservation()
         self.close_lease()
 
     def close_lease(self) -> None:
@@ -178,29 +225,38 @@ class Attempt:
             self._do(actions.CloseLease(self.lease.sequence_id))
             self.drop_lease()
 
-    def close_seat(self) -> None:
-        """Free the seat, if there is one."""
-        if self.seat is not None:
-            self._do(actions.Release(self.seat.sequence_id))
-            self.drop_seat()
+    def close_reservation(self) -> None:
+        """Free the reservation, if there is one."""
+        if self.reservation is not None:
+            self._do(actions.Release(self.reservation.sequence_id))
+            self.drop_reservation()
 
     def drop_lease(self) -> None:
         """Forget the lease: its worker has, or was told to."""
         if self.lease is not None:
-            self.lease.move(LeaseEvent.CLOSE)
+            self.lease.move(PrefillLeaseEvent.CLOSE)
             self.lease = None
 
-    def drop_seat(self) -> None:
-        """Forget the seat: its worker has, or was told to."""
-        if self.seat is not None:
-            self.seat.move(SeatEvent.CLOSE)
-            self.seat = None
+    def drop_reservation(self) -> None:
+        """Forget the reservation: its worker has, or was told to."""
+        if self.reservation is not None:
+            self.reservation.move(ReservationEvent.CLOSE)
+            self.reservation = None
 
-    def _start(self, seat: Seat, output: Sequence[int], *, compute: bool) -> None:
-        seat.move(SeatEvent.START)
-        self._do(actions.Start(seat.sequence_id, tuple(output[self.base :]), compute))
+    def _puller(self, sequence_id: int, bind_id: int) -> DecodeReservation | None:
+        held = self.reservation_of(sequence_id)
+        return held if held is not None and held.bind_id == bind_id else None
 
-    def _go_local(self, why: Why) -> None:
-        is_recompute = why is Why.RECOMPUTE
-        self.kv_path = KVPath.KV_PATH_RECOMPUTED if is_recompute else KVPath.KV_PATH_LOCAL
-        self._do(actions.RunLocally(why))
+    def _start(self, held: DecodeReservation, output: Sequence[int], *, compute: bool) -> None:
+        held.move(ReservationEvent.START)
+        self._do(actions.Start(held.sequence_id, tuple(output[self.base :]), compute))
+
+    def _book_cached(self, num_tokens: int) -> None:
+        """Over several attempts the least counts."""
+        num_tokens = min(num_tokens, self._num_prompt_tokens)
+        known = self.num_cached_tokens
+        self.num_cached_tokens = num_tokens if known is None else min(known, num_tokens)
+
+
+def _local_path(why: Why) -> int:
+    return KVPath.KV_PATH_RECOMPUTED if why is Why.RECOMPUTE else KVPath.KV_PATH_LOCAL

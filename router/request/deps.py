@@ -8,11 +8,12 @@ from router.placement.types import Placement, Query
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """Pure, or deterministic in tests."""
+class RequestDeps:
+    """Pure, or deterministic in tests. Nothing here calls back into the request."""
 
     clock: Callable[[], float]  # monotonic, s
     place: Callable[[Query], Placement | None]  # answers at once
+    has_workers: Callable[[], bool]  # whether some request could be placed now
     new_sequence_id: Callable[[], int]
     new_ticket: Callable[[], bytes]  # 16 random bytes
     timers: Timers

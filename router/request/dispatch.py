@@ -1,4 +1,4 @@
-"""Sends one request's actions to workers: leases' streams and seats on the shared streams."""
+"""Sends one request's actions to workers: streams of leases, commands about reservations."""
 
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +13,8 @@ from router.config import RouterConfig
 from router.frontend.validation import ResolvedRequest
 from router.placement.queue import WaitingRoom
 from router.placement.types import Placement, Policy, Query, WorkerId
-from router.request import actions, wire
+from router.request import actions, events, wire
+from router.request.events import Event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +31,7 @@ class Services:
 
 
 @dataclass(slots=True)
-class _Seat:
+class _Reservation:
     link: DecodeLink
     worker: WorkerId
 
@@ -39,7 +40,7 @@ class Dispatch:
     """Knows how to reach what the request holds; decides nothing. Event loop only.
 
     Invariant: an id is known here from being opened until it was closed or its
-    worker said that it is gone (``forget_lease``, ``forget_seat``).
+    worker said that it is gone (``heard``).
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Dispatch:
         self._metadata = metadata
         self._trace_context = trace_context
         self._streams: dict[int, LeaseStream] = {}
-        self._seats: dict[int, _Seat] = {}
+        self._reservations: dict[int, _Reservation] = {}
         self._keys: tuple[bytes, ...] | None = None
         self._block_size = 0
 
@@ -105,19 +106,25 @@ class Dispatch:
         if stream is not None:
             stream.grant(wire.grant(action))
 
-    def prompt_computed(self, sequence_id: int) -> None:
-        """The lease's prompt is no load any more."""
-        self._services.cluster.prefill_pool.computed(sequence_id)
-
-    def forget_lease(self, sequence_id: int) -> None:
-        """Its stream has ended."""
-        self._streams.pop(sequence_id, None)
-        self.prompt_computed(sequence_id)
+    def heard(self, event: Event) -> None:
+        """Book what a worker said, before the machine answers to it."""
+        pool = self._services.cluster.prefill_pool
+        match event:
+            case events.Accepted():
+                pool.accepted(event.sequence_id, event.num_cached_tokens)
+            case events.FirstToken():
+                pool.computed(event.sequence_id)
+            case events.LeaseEnded():
+                self._forget_lease(event.sequence_id)
+            case events.Reserved():
+                self._correct(event)
+            case events.Ended() | events.ReservationLost():
+                self._reservations.pop(event.sequence_id, None)
 
     def close_lease(self, sequence_id: int) -> None:
         """End the lease's stream."""
         stream = self._streams.get(sequence_id)
-        self.forget_lease(sequence_id)
+        self._forget_lease(sequence_id)
         if stream is not None:
             stream.close()
 
@@ -134,38 +141,45 @@ class Dispatch:
         )
         if link is None or not link.reserve(reserve, listener):
             return False
-        self._seats[action.sequence_id] = _Seat(link, action.worker)
+        self._reservations[action.sequence_id] = _Reservation(link, action.worker)
         return True
 
     def bind(self, action: actions.Bind) -> None:
         """Send a Bind."""
-        seat = self._seats.get(action.sequence_id)
-        if seat is not None:
-            seat.link.bind(wire.bind(action))
+        held = self._reservations.get(action.sequence_id)
+        if held is not None:
+            held.link.bind(wire.bind(action))
 
     def start(self, action: actions.Start) -> None:
         """Send a Start."""
-        seat = self._seats.get(action.sequence_id)
-        if seat is not None:
-            self._remember(seat.worker)
-            seat.link.start(wire.start(action))
-
-    def forget_seat(self, sequence_id: int) -> None:
-        """The worker has ended it."""
-        self._seats.pop(sequence_id, None)
+        held = self._reservations.get(action.sequence_id)
+        if held is not None:
+            self._remember(held.worker)
+            held.link.start(wire.start(action))
 
     def release(self, sequence_id: int) -> None:
         """Send a Release."""
-        seat = self._seats.pop(sequence_id, None)
-        if seat is not None:
-            seat.link.release(sequence_id)
+        held = self._reservations.pop(sequence_id, None)
+        if held is not None:
+            held.link.release(sequence_id)
 
     def close_all(self) -> None:
         """Free whatever is held (the state machine broke)."""
         for sequence_id in list(self._streams):
             self.close_lease(sequence_id)
-        for sequence_id in list(self._seats):
+        for sequence_id in list(self._reservations):
             self.release(sequence_id)
+
+    def _forget_lease(self, sequence_id: int) -> None:
+        self._streams.pop(sequence_id, None)
+        self._services.cluster.prefill_pool.computed(sequence_id)
+
+    def _correct(self, event: events.Reserved) -> None:
+        """What its prefix cache lacks, placement shall not count on."""
+        held = self._reservations.get(event.sequence_id)
+        if held is not None and self._keys:
+            num_blocks = event.num_cached_tokens // self._block_size
+            self._services.policy.correct(held.worker, self._keys, num_blocks)
 
     def _remember(self, worker: WorkerId) -> None:
         if self._keys:

@@ -19,39 +19,27 @@ class RequestShape:
     stop_token_ids: frozenset[int] = frozenset()
 
 
-class Output:
-    """Accepts tokens only at the position that is next.
+class EmittedTokens:
+    """The output so far; accepts tokens only at the position that is next.
 
     Invariant: ``sink`` saw exactly ``token_ids``, in order; nothing follows a
-    complete output.
+    complete output. Owned by the request's machine.
     """
 
     def __init__(self, shape: RequestShape, sink: TokenSink) -> None:
         self.token_ids: list[int] = []
+        self.complete_reason = 0
+        """The FinishReason that the output itself shows; 0: it may go on."""
+        self.stop_matched = False
+        """Whether a stop string ended it: no worker knows that."""
+        self.num_sequence_tokens = len(shape.prompt_ids)
+        """Prompt and output: the position that is next."""
         self._shape = shape
         self._sink = sink
-        self._matched = False
 
-    @property
-    def num_sequence_tokens(self) -> int:
-        """Prompt and output."""
-        return len(self._shape.prompt_ids) + len(self.token_ids)
-
-    @property
-    def complete_reason(self) -> int:
-        """The FinishReason that the output itself shows; 0 if it may go on."""
-        shape, num_output = self._shape, len(self.token_ids)
-        if num_output == 0:
-            return 0
-        stopped = num_output >= shape.min_tokens and self.token_ids[-1] in shape.stop_token_ids
-        if stopped or self._matched:
-            return common_pb2.FINISH_REASON_STOP
-        return common_pb2.FINISH_REASON_LENGTH if num_output >= shape.max_tokens else 0
-
-    @property
-    def stop_matched(self) -> bool:
-        """Whether a stop string ended it: no worker knows that."""
-        return self._matched
+    def is_ahead(self, position: int) -> bool:
+        """Whether tokens before ``position`` are missing."""
+        return position > self.num_sequence_tokens
 
     def accept(self, position: int, token_ids: Sequence[int], margins: Sequence[float]) -> bool:
         """Emit those tokens that are next; those that were emitted before are ignored.
@@ -62,9 +50,20 @@ class Output:
         known = self.num_sequence_tokens - position
         if known < 0:
             return False
-        room = self._shape.max_tokens - len(self.token_ids)
-        new = token_ids[known : known + room]
-        if new and not self.complete_reason:
-            self.token_ids.extend(new)
-            self._matched = self._sink(new, margins[known : known + room])
+        end = known + self._shape.max_tokens - len(self.token_ids)
+        if self.complete_reason or known >= len(token_ids):
+            return True
+        if known or end < len(token_ids):
+            token_ids, margins = token_ids[known:end], margins[known:end]
+        self.token_ids.extend(token_ids)
+        self.num_sequence_tokens += len(token_ids)
+        self.stop_matched = self._sink(token_ids, margins)
+        self.complete_reason = self._reason()
         return True
+
+    def _reason(self) -> int:
+        shape, num_output = self._shape, len(self.token_ids)
+        stopped = num_output >= shape.min_tokens and self.token_ids[-1] in shape.stop_token_ids
+        if stopped or self.stop_matched:
+            return common_pb2.FINISH_REASON_STOP
+        return common_pb2.FINISH_REASON_LENGTH if num_output >= shape.max_tokens else 0

@@ -4,6 +4,7 @@ from diptych.errors import (
     BlocksExhaustedError,
     DiptychError,
     NoWorkerError,
+    QueueTimeoutError,
     SlowClientError,
     TransferInterruptedError,
     WorkerDrainingError,
@@ -13,14 +14,6 @@ from router.placement.types import WorkerId
 
 _RETRY_AFTER_S = 1.0
 _REFUSALS = (BlocksExhaustedError.reason, WorkerDrainingError.reason)
-_MAY_BIND_AGAIN = frozenset(
-    {
-        decode_pb2.PULL_FAILURE_UNSPECIFIED,
-        decode_pb2.PULL_FAILURE_TRANSPORT,
-        decode_pb2.PULL_FAILURE_TICKET_INVALID,
-        decode_pb2.PULL_FAILURE_UNPROVEN,
-    }
-)
 
 
 def is_refusal(error: DiptychError) -> bool:
@@ -28,14 +21,15 @@ def is_refusal(error: DiptychError) -> bool:
     return error.reason in _REFUSALS
 
 
-def may_bind_again(pull_failure: int) -> bool:
-    """Whether the same lease may serve the same reader after all."""
-    return pull_failure in _MAY_BIND_AGAIN
-
-
 def no_worker() -> DiptychError:
-    """Nobody took the request in time."""
+    """There was nobody to take the request in time."""
     return NoWorkerError("no worker can take the request now", retry_after_s=_RETRY_AFTER_S)
+
+
+def queue_timeout() -> DiptychError:
+    """There are workers, and others kept them busy all the time."""
+    message = "the request waited too long behind others"
+    return QueueTimeoutError(message, retry_after_s=_RETRY_AFTER_S)
 
 
 def no_answer(role: str, worker: WorkerId) -> DiptychError:

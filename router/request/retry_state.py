@@ -1,4 +1,4 @@
-"""Whom a request does not ask for the moment, and how long it waits in all. Pure."""
+"""Whom a request does not ask for the moment, what it has spent, how long it still waits. Pure."""
 
 from diptych.errors import DiptychError
 from diptych.timers import Timers
@@ -8,27 +8,47 @@ _FIRST_BACKOFF_S = 0.05
 _MAX_BACKOFF_S = 0.5
 
 
-class Exclusions:
-    """Workers and pairs that failed or refused this request; the patience that is left.
+class RetryState:
+    """Workers and pairs that failed or refused this request; attempts and patience left.
 
     A refusal counts until the request is placed or waits; a failure until it has to
-    wait. Then whoever is still there may be asked again, after a pause.
+    wait. Then whoever is still there may be asked again, after a pause. Owned by the
+    request's machine.
     """
 
-    def __init__(self, timers: Timers) -> None:
+    def __init__(self, timers: Timers, max_attempts: int) -> None:
+        self.num_attempts = 1
+        self.refusal: DiptychError | None = None  # the last one
+        self.wait_until_s: float | None = None  # None: it does not wait
+        self.not_before_s = 0.0  # the end of the pause
+        self.had_bad_logits = False
+        self.because: DiptychError | None = None  # why a new attempt is due
+        self._timers = timers
+        self._max_attempts = max_attempts
         self.failed: set[str] = set()  # incarnations
         self.failed_pairs: set[Pair] = set()
         self.refused: set[str] = set()  # incarnations
-        self.refusal: DiptychError | None = None  # the last one
-        self.wait_until_s: float | None = None
-        self.not_before_s = 0.0
-        self._timers = timers
         self._backoff_s = _FIRST_BACKOFF_S
+
+    def spend_attempt(self) -> bool:
+        """Count a fail-over; False if that would be one too many."""
+        if self.num_attempts >= self._max_attempts:
+            return False
+        self.num_attempts += 1
+        return True
 
     def refuse(self, worker: WorkerId, error: DiptychError) -> None:
         """``worker`` said no."""
         self.refused.add(worker.incarnation)
         self.refusal = error
+
+    def fail(self, worker: WorkerId) -> None:
+        """``worker`` broke something."""
+        self.failed.add(worker.incarnation)
+
+    def fail_pair(self, prefill: WorkerId, decode: WorkerId) -> None:
+        """The hand-off between these two does not work."""
+        self.failed_pairs.add(Pair(prefill.incarnation, decode.incarnation))
 
     def wait(self, now: float) -> None:
         """No placement is left: begin, or go on, to wait."""
@@ -40,6 +60,12 @@ class Exclusions:
             self.failed_pairs.clear()
             self.not_before_s = now + self._backoff_s
             self._backoff_s = min(2 * self._backoff_s, _MAX_BACKOFF_S)
+
+    def due_s(self, now: float) -> float | None:
+        """When something changes for one that waits: the pause or its patience ends."""
+        if self.not_before_s <= now or self.wait_until_s is None:
+            return self.wait_until_s
+        return min(self.not_before_s, self.wait_until_s)
 
     def placed(self) -> None:
         """Everything asked for was granted: refusals count no more."""

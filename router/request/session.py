@@ -17,7 +17,7 @@ from diptych.v1 import common_pb2, decode_pb2, inference_pb2, prefill_pb2
 from router.frontend.validation import ResolvedRequest
 from router.request import actions, events, wire
 from router.request.actions import Action
-from router.request.deps import Surroundings
+from router.request.deps import RequestDeps
 from router.request.dispatch import Dispatch, Services
 from router.request.events import Event
 from router.request.machine import RequestMachine
@@ -67,16 +67,17 @@ class Session:
         self._finish_reason = 0
         self._error: DiptychError | None = None
         self._bug: Exception | None = None
-        around = Surroundings(
+        deps = RequestDeps(
             clock=self._loop.time,
             place=self._dispatch.place,
+            has_workers=lambda: services.cluster.is_ready,
             new_sequence_id=lambda: next(services.sequence_ids),
             new_ticket=lambda: secrets.token_bytes(16),
             timers=self._config.timers,
             max_attempts=self._config.max_attempts,
             allow_recompute=self._config.allow_recompute,
         )
-        self._machine = RequestMachine(request.shape, around, answer.sink, deadline_s=deadline_s)
+        self._machine = RequestMachine(request.shape, deps, answer.sink, deadline_s=deadline_s)
 
     async def run(self, write: Write) -> inference_pb2.GenerateResponse:
         """Write the answer but its last response, which is returned.
@@ -107,7 +108,7 @@ class Session:
         return inference_pb2.Usage(
             num_prompt_tokens=len(self._request.shape.prompt_ids),
             num_output_tokens=self._answer.num_output_tokens,
-            num_cached_tokens=self._machine.num_cached_tokens or 0,
+            num_cached_tokens=self._machine.attempt.num_cached_tokens or 0,
         )
 
     @property
@@ -143,13 +144,10 @@ class Session:
 
     def on_prefill_event(self, sequence_id: int, event: prefill_pb2.PrefillEvent) -> None:
         """See :class:`router.cluster.prefill_link.LeaseListener`."""
-        if event.HasField("first_token"):
-            self._dispatch.prompt_computed(sequence_id)
         self._handle(wire.prefill_event(sequence_id, event))
 
     def on_lease_ended(self, sequence_id: int, error: DiptychError) -> None:
         """See :class:`router.cluster.prefill_link.LeaseListener`."""
-        self._dispatch.forget_lease(sequence_id)
         self._handle(events.LeaseEnded(sequence_id, error))
 
     def on_tokens(self, tokens: decode_pb2.SequenceTokens) -> None:
@@ -158,39 +156,44 @@ class Session:
 
     def on_decode_event(self, event: decode_pb2.DecodeEvent) -> None:
         """See :class:`router.cluster.decode_link.SeatListener`."""
-        if event.HasField("ended"):
-            self._dispatch.forget_seat(event.ended.sequence_id)
         self._handle(wire.decode_event(event))
 
     def on_seat_lost(self, sequence_id: int, message: str) -> None:
         """See :class:`router.cluster.decode_link.SeatListener`."""
-        self._dispatch.forget_seat(sequence_id)
         self._handle(events.ReservationLost(sequence_id, message))
 
     # Shell of the machine
 
     def _handle(self, event: Event | None) -> None:
-        """Let the machine handle one event and do what it says; a bug ends this request only."""
+        """Let the machine handle one event and do what it says; a bug ends this request only.
+
+        None is nothing of interest. Whatever does not end in an action costs little:
+        almost all events are tokens, which only fill the answer.
+        """
         if event is None or self._bug is not None:
             return
         try:
             self._drive(event)
             if self._answer.is_overfull:
                 self._drive(events.ClientTooSlow(self._config.client_buffer_messages))
-            self._arm_timer()
+            if self._machine.wake_at_s != self._timer_at_s:
+                self._arm_timer()
         except Exception as bug:  # noqa: BLE001 - the boundary between requests
             self._crash(bug)
         if self._answer.has_unsent:
             self._wake.set()
 
     def _drive(self, event: Event) -> None:
-        """Hand the machine the event, and those that its actions cause at once."""
-        happened = [event]
-        while happened:
-            for action in self._machine.handle(happened.pop(0)):
-                caused = self._execute(action)
-                if caused is not None:
-                    happened.append(caused)
+        """Hand the machine the event; then those that its actions cause at once."""
+        if not isinstance(event, events.Tokens):
+            self._dispatch.heard(event)
+        caused = []
+        for action in self._machine.handle(event):
+            failed = self._execute(action)
+            if failed is not None:
+                caused.append(failed)
+        for failed in caused:
+            self._drive(failed)
 
     def _crash(self, bug: Exception) -> None:
         if self._bug is None:
@@ -255,8 +258,6 @@ class Session:
 
     def _arm_timer(self) -> None:
         wake_at_s = self._machine.wake_at_s
-        if wake_at_s == self._timer_at_s:
-            return
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -40,7 +40,7 @@ from diptych.timers import Timers
 from diptych.v1 import inference_pb2, inference_pb2_grpc, worker_pb2
 from router.app import serve
 from router.config import RouterConfig
-from router.request.machine import RequestMachine
+from router.request.attempt import Attempt
 from tests.call import generate, token_request
 from tests.integration.fake_workers import FakeDecode, FakePrefill, FakeWorker, token_at
 
@@ -581,18 +581,18 @@ async def test_blocking_client(model: Path) -> None:
 
 async def test_a_bug_ends_one_request_only(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(model, 1, 1) as cluster:
-        honest = RequestMachine._on_proven
+        honest = Attempt.proven
 
         def broken(*_: object) -> None:
             raise RuntimeError("a bug")
 
-        monkeypatch.setattr(RequestMachine, "_on_proven", broken)
+        monkeypatch.setattr(Attempt, "proven", broken)
         with pytest.raises(DiptychError) as caught:
             await cluster.generate()
         assert caught.value.reason == "INTERNAL"
         assert "a bug" not in caught.value.message
         await cluster.wait_free()
-        monkeypatch.setattr(RequestMachine, "_on_proven", honest)
+        monkeypatch.setattr(Attempt, "proven", honest)
         assert await cluster.generate()
 
 

@@ -16,7 +16,7 @@ from router.placement.queue import WaitingRoom
 from router.placement.types import DecodeView, Placement, PrefillView, Query, Snapshot, WorkerId
 from router.request import actions, events, wire
 from router.request.actions import Action
-from router.request.deps import Surroundings
+from router.request.deps import RequestDeps
 from router.request.emitted_tokens import RequestShape
 from router.request.events import Event
 from router.request.machine import RequestMachine
@@ -194,11 +194,12 @@ class Request:
         self.outcome: int | DiptychError | None = None
         self.cancelled = False
         self.leases: dict[int, LeaseLink] = {}
-        self.seats: dict[int, DecodeLink] = {}
+        self.reservations: dict[int, DecodeLink] = {}
         cluster = router.cluster
-        around = Surroundings(
+        deps = RequestDeps(
             clock=lambda: cluster.now,
             place=self._place,
+            has_workers=lambda: bool(router.known and router.links),
             new_sequence_id=lambda: next(router.sequence_ids),
             new_ticket=cluster.new_ticket,
             timers=TIMERS,
@@ -210,7 +211,7 @@ class Request:
             stop_token_ids=frozenset({STOP_TOKEN}),
         )
         deadline_s = None if question.deadline_s is None else cluster.now + question.deadline_s
-        self.machine = RequestMachine(shape, around, self._sink, deadline_s=deadline_s)
+        self.machine = RequestMachine(shape, deps, self._sink, deadline_s=deadline_s)
 
     @property
     def is_over(self) -> bool:
@@ -247,11 +248,11 @@ class Request:
 
     def on_decode_event(self, event: decode_pb2.DecodeEvent) -> None:
         if event.HasField("ended"):
-            self.seats.pop(event.ended.sequence_id, None)
+            self.reservations.pop(event.ended.sequence_id, None)
         self.handle(wire.decode_event(event))
 
     def on_seat_lost(self, sequence_id: int) -> None:
-        self.seats.pop(sequence_id, None)
+        self.reservations.pop(sequence_id, None)
         self.handle(events.ReservationLost(sequence_id, "the stream broke"))
 
     def _place(self, query: Query) -> Placement | None:
@@ -289,9 +290,9 @@ class Request:
             case actions.Release():
                 release = decode_pb2.Release(sequence_id=action.sequence_id)
                 self._send(action.sequence_id, decode_pb2.DecodeCommand(release=release))
-                seat = self.seats.pop(action.sequence_id, None)
-                if seat is not None:
-                    seat.requests.pop(action.sequence_id, None)
+                held = self.reservations.pop(action.sequence_id, None)
+                if held is not None:
+                    held.requests.pop(action.sequence_id, None)
             case actions.Enqueue():
                 self.router.room.enter(self, front=action.front)
             case actions.Dequeue():
@@ -349,7 +350,7 @@ class Request:
         if link is None or not link.is_up:
             return events.ReservationLost(action.sequence_id, "it is gone")
         link.requests[action.sequence_id] = self
-        self.seats[action.sequence_id] = link
+        self.reservations[action.sequence_id] = link
         reserve = decode_pb2.Reserve(
             sequence_id=action.sequence_id, spec=self._spec(action.num_emitted)
         )
@@ -357,6 +358,6 @@ class Request:
         return None
 
     def _send(self, sequence_id: int, command: decode_pb2.DecodeCommand) -> None:
-        link = self.seats.get(sequence_id)
+        link = self.reservations.get(sequence_id)
         if link is not None:
             link.send(command)

@@ -21,8 +21,17 @@ from kvtransfer.source.lease_record import (
     LeaseState,
 )
 from prefill_worker.lease_session import SESSION_TRANSITIONS, LeasePhase, SessionEvent
-from router.request import halves
-from router.request.machine import REQUEST_TRANSITIONS, RequestEvent, RequestState
+from router.request.decode_reservation import (
+    RESERVATION_TRANSITIONS,
+    ReservationEvent,
+    ReservationState,
+)
+from router.request.prefill_lease import (
+    PREFILL_LEASE_TRANSITIONS,
+    PrefillLeaseEvent,
+    PrefillLeaseState,
+)
+from router.request.request_state import REQUEST_TRANSITIONS, RequestEvent, RequestState
 
 PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
 _MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -50,8 +59,8 @@ def tables() -> dict[str, str]:
     """By the name in the page's markers."""
     return {
         "request": table(RequestState, RequestEvent, REQUEST_TRANSITIONS),  # type: ignore[arg-type]
-        "lease": table(halves.LeaseState, halves.LeaseEvent, halves.LEASE_TRANSITIONS),  # type: ignore[arg-type]
-        "seat": table(halves.SeatState, halves.SeatEvent, halves.SEAT_TRANSITIONS),  # type: ignore[arg-type]
+        "lease": table(PrefillLeaseState, PrefillLeaseEvent, PREFILL_LEASE_TRANSITIONS),  # type: ignore[arg-type]
+        "reservation": table(ReservationState, ReservationEvent, RESERVATION_TRANSITIONS),  # type: ignore[arg-type]
         "session": table(LeasePhase, SessionEvent, SESSION_TRANSITIONS),  # type: ignore[arg-type]
         "record": table(LeaseState, LeaseEvent, LEASE_TRANSITIONS),  # type: ignore[arg-type]
         "grant": table(GrantState, GrantEvent, GRANT_TRANSITIONS),  # type: ignore[arg-type]

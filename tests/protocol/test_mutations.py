@@ -21,8 +21,8 @@ from kvtransfer.source.lease_record import Grant
 from kvtransfer.source.lease_table import LeaseTable
 from prefill_worker.lease_session import LeaseSession
 from router.request.attempt import Attempt
-from router.request.emitted_tokens import Output
-from router.request.machine import RequestMachine
+from router.request.emitted_tokens import EmittedTokens
+from router.request.fail_over import FailOver
 from tests.protocol.test_protocol import ProtocolMachine, SmallMachine
 
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -86,8 +86,9 @@ def start_what_is_not_proven(patch: pytest.MonkeyPatch) -> None:
     original = Attempt.start_if_proven
 
     def hasty(self: Attempt, output: Sequence[int]) -> bool:
-        if self.seat is not None and self.seat.state.name == "PULLING" and self.lease is not None:
-            self.seat.state = type(self.seat.state).PROVEN
+        held = self.reservation
+        if held is not None and held.state.name == "PULLING" and self.lease is not None:
+            held.state = type(held.state).PROVEN
         return original(self, output)
 
     patch.setattr(Attempt, "start_if_proven", hasty)
@@ -102,12 +103,12 @@ def start_what_is_not_proven(patch: pytest.MonkeyPatch) -> None:
 
 
 def emit_a_token_at_another_position(patch: pytest.MonkeyPatch) -> None:
-    accept, put = Output.accept, Outbox.put_tokens
+    accept, put = EmittedTokens.accept, Outbox.put_tokens
 
-    def accept_anywhere(self: Output, position: int, token_ids: Any, margins: Any) -> bool:
+    def accept_anywhere(self: EmittedTokens, position: int, token_ids: Any, margins: Any) -> bool:
         return accept(self, self.num_sequence_tokens, token_ids, margins)
 
-    patch.setattr(Output, "accept", accept_anywhere)
+    patch.setattr(EmittedTokens, "accept", accept_anywhere)
     patch.setattr(Outbox, "put_tokens", lambda self, new: put(self, [*new, *new]))
 
 
@@ -145,18 +146,17 @@ def announce_before_it_is_computed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LeaseSession, "start", start)
 
 
-def forget_the_seat_when_the_lease_is_lost(patch: pytest.MonkeyPatch) -> None:
+def forget_the_reservation_when_the_lease_is_lost(patch: pytest.MonkeyPatch) -> None:
     def close(self: Attempt) -> None:
-        self.drop_seat()
+        self.drop_reservation()
         self.close_lease()
 
     patch.setattr(Attempt, "close", close)
 
 
 def never_give_up_waiting(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(RequestMachine, "_tick_halves", lambda self, now: None)
-    patch.setattr(RequestMachine, "_on_reservation_lost", lambda self, event: None)
-    patch.setattr(RequestMachine, "_on_lease_ended", lambda self, event: None)
+    for way in ("lease_silent", "reservation_silent", "reservation_over", "lease_ended"):
+        patch.setattr(FailOver, way, lambda self, said: None)
 
 
 def refuse_a_repeated_grant(patch: pytest.MonkeyPatch) -> None:
@@ -186,14 +186,14 @@ MUTATIONS: dict[str, Patch] = {
         keep_the_blocks_of_a_closed_lease,
         free_the_blocks_of_an_open_lease,
         announce_before_it_is_computed,
-        forget_the_seat_when_the_lease_is_lost,
+        forget_the_reservation_when_the_lease_is_lost,
         never_give_up_waiting,
         refuse_a_repeated_grant,
     )
 }
 
 
-WIDE = ("forget_the_seat_when_the_lease_is_lost",)  # needs a second worker
+WIDE = ("forget_the_reservation_when_the_lease_is_lost",)  # needs a second worker
 
 
 @pytest.mark.parametrize("name", MUTATIONS)

@@ -7,7 +7,7 @@ import pytest
 from diptych.text.detokenizer import Detokenizer
 from diptych.text.tokenizer import Tokenizer
 from diptych.v1 import common_pb2, inference_pb2
-from router.request.emitted_tokens import Output, RequestShape
+from router.request.emitted_tokens import EmittedTokens, RequestShape
 from router.request.response_builder import Answer
 from tests.text_models import byte_level_tokenizer, write_folder
 
@@ -33,7 +33,7 @@ def make(
     stop_token_ids: frozenset[int] = frozenset(),
     max_unsent: int = 3,
     min_tokens: int = 0,
-) -> tuple[Answer, Output, Clock]:
+) -> tuple[Answer, EmittedTokens, Clock]:
     clock = Clock()
     shape = RequestShape(
         prompt_ids=PROMPT, max_tokens=50, stop_token_ids=stop_token_ids, min_tokens=min_tokens
@@ -46,10 +46,10 @@ def make(
         clock=clock,
         max_unsent=max_unsent,
     )
-    return answer, Output(shape, answer.sink), clock
+    return answer, EmittedTokens(shape, answer.sink), clock
 
 
-def feed(output: Output, token_ids: list[int]) -> None:
+def feed(output: EmittedTokens, token_ids: list[int]) -> None:
     assert output.accept(output.num_sequence_tokens, token_ids, ())
 
 

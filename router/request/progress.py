@@ -1,0 +1,32 @@
+"""Whether one running sequence still gets tokens, at no cost per token. Pure."""
+
+
+class Progress:
+    """Looks from time to time whether the output has grown.
+
+    A worker that hangs as a whole is lost by its heartbeat's counter; this bounds a sequence
+    that gets nothing while its worker goes on with others. Without a token for ``bound_s``
+    it is stuck, which is noticed within twice that. Owned by the request's machine.
+    """
+
+    def __init__(self, bound_s: float) -> None:
+        self.due_s: float | None = None
+        """When to look next, a moment of the request's clock; None: nothing runs."""
+        self._bound_s = bound_s
+        self._num_tokens = 0  # when it was looked last
+
+    def begin(self, num_tokens: int, now: float) -> None:
+        """A sequence with so much output runs from now on."""
+        self._num_tokens = num_tokens
+        self.due_s = now + self._bound_s
+
+    def end(self) -> None:
+        """It runs no more."""
+        self.due_s = None
+
+    def is_stuck(self, num_tokens: int, now: float) -> bool:
+        """Look at ``due_s``: whether nothing came since the last time."""
+        if num_tokens == self._num_tokens:
+            return True
+        self.begin(num_tokens, now)
+        return False

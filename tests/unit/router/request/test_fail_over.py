@@ -1,0 +1,372 @@
+"""What a request's machine does when workers refuse, fail and die."""
+
+import pytest
+
+from diptych.errors import (
+    BlocksExhaustedError,
+    DiptychError,
+    InvalidRequestError,
+    LeaseExpiredError,
+    LogitsError,
+    NoWorkerError,
+    QueueTimeoutError,
+    TransferInterruptedError,
+)
+from diptych.v1 import inference_pb2
+from router.placement.types import Why
+from router.request import actions
+from tests.unit.router.request.world import LENGTH, PROMPT, TIMERS, World, worker
+
+
+def test_refusal_by_decode_keeps_the_lease() -> None:
+    world = World().begin()
+    lease = world.lease
+    world.end_reservation(error=BlocksExhaustedError("full"))
+    assert world.lease is lease
+    assert world.reservation.worker == worker("d2")
+    assert world.machine.num_attempts == 1
+    world.hand_off()
+    assert world.started
+
+
+def test_refusal_by_prefill_keeps_the_reservation() -> None:
+    world = World().begin()
+    reservation = world.reservation
+    world.lose_lease(BlocksExhaustedError("full"))
+    assert world.reservation is reservation
+    assert world.lease.worker == worker("p2")
+
+
+def test_all_refuse_then_waits_then_says_why() -> None:
+    world = World(prefills=("p1",), decodes=("d1",)).begin()
+    for pause_s in (0.05, 0.1, 0.2):
+        world.end_reservation(error=BlocksExhaustedError("full"))
+        assert world.queued
+        world.pump()
+        assert world.queued, "not before the pause is over"
+        world.pass_time(pause_s)
+        assert not world.queued
+    world.end_reservation(error=BlocksExhaustedError("full"))
+    world.decodes.clear()
+    world.pass_time(TIMERS.no_worker_s)
+    assert isinstance(world.outcome, BlocksExhaustedError)
+    world.check_nothing_is_held()
+
+
+def test_a_pause_is_over_when_room_was_made() -> None:
+    world = World(prefills=("p1",), decodes=("d1",)).begin()
+    world.end_reservation(error=BlocksExhaustedError("full"))
+    world.pump()
+    assert world.queued
+    world.pump(room_made=True)
+    assert not world.queued
+
+
+def test_silence_after_the_request_is_a_refusal() -> None:
+    world = World().begin()
+    world.accept()
+    world.pass_time(TIMERS.accept_s)
+    assert world.reservation.worker == worker("d2")
+    assert world.machine.num_attempts == 1
+
+
+def test_failed_pull_is_bound_again_once() -> None:
+    world = World(decodes=("d1",)).begin()
+    world.accept()
+    world.reserve()
+    world.grant()
+    world.first()
+    world.pull_fails()
+    assert world.grants[world.lease.sequence_id].grant_id == 2
+    world.grant()
+    assert world.binds[world.reservation.sequence_id].bind_id == 2
+    world.prove()
+    assert world.started
+    assert world.retries == ["rebind"]
+    assert world.machine.num_attempts == 2
+
+
+def test_a_lost_lease_that_its_reader_noticed_first_costs_one_attempt() -> None:
+    world = World(decodes=("d1",)).begin()
+    world.accept()
+    world.reserve()
+    world.grant()
+    world.pull_fails()
+    world.lose_lease()
+    assert world.lease.worker == worker("p2")
+    assert world.machine.num_attempts == 2
+    assert world.retries == ["rebind", "prefill_again"]
+
+
+def test_pull_failing_twice_prefills_elsewhere_with_what_was_emitted() -> None:
+    world = World(decodes=("d1",)).begin()
+    world.accept()
+    world.reserve()
+    world.grant()
+    world.first()
+    world.pull_fails()
+    world.grant()
+    world.pull_fails()
+    assert world.lease.worker == worker("p2")
+    assert world.lease.num_emitted == 1
+    world.accept()
+    world.reserve()
+    world.grant()
+    world.first(21)
+    world.prove()
+    world.tokens(22, 23)
+    world.end_reservation(LENGTH)
+    assert world.emitted == [20, 21, 22, 23]
+    assert world.retries == ["rebind", "prefill_again"]
+
+
+def test_without_another_prefill_worker_the_reservation_recomputes() -> None:
+    world = World(prefills=("p1",), decodes=("d1",)).begin()
+    world.accept()
+    world.reserve()
+    world.grant()
+    world.first()
+    reservation = world.reservation
+    world.lose_lease()
+    assert world.reservation is reservation
+    assert world.started[reservation.sequence_id] == actions.Start(
+        reservation.sequence_id, (20,), True
+    )
+    assert world.machine.attempt.kv_path == inference_pb2.KV_PATH_RECOMPUTED
+    assert world.retries == ["recompute"]
+
+
+def test_forbidden_recompute_waits_instead() -> None:
+    world = World(prefills=("p1",), decodes=("d1",), allow_recompute=False).begin()
+    world.accept()
+    world.reserve()
+    world.prefills.clear()
+    world.lose_lease()
+    assert world.queued
+    world.pass_time(TIMERS.no_worker_s)
+    assert isinstance(world.outcome, NoWorkerError)
+
+
+def test_lost_prefill_after_proof_needs_only_the_token() -> None:
+    world = World().begin()
+    world.accept()
+    world.reserve()
+    world.grant()
+    world.prove()
+    world.lose_lease()
+    assert world.started[world.reservation.sequence_id].compute_missing
+    world.tokens(20, 21, 22, 23)
+    world.end_reservation(LENGTH)
+    assert world.outcome == LENGTH
+
+
+def test_lost_decode_before_proof_binds_another_to_the_lease() -> None:
+    world = World().begin()
+    world.accept()
+    world.reserve()
+    world.grant()
+    world.first()
+    lease = world.lease
+    world.lose_reservation()
+    assert world.lease is lease
+    assert world.reservation.worker == worker("d2")
+    world.reserve()
+    world.grant()
+    world.prove()
+    assert world.started[world.reservation.sequence_id].emitted == (20,)
+    assert world.retries == ["rebind"]
+
+
+def test_lost_decode_mid_stream_starts_over_from_what_was_emitted() -> None:
+    world = World().begin()
+    world.hand_off()
+    world.tokens(21)
+    world.lose_reservation()
+    assert world.reservation.worker == worker("d2")
+    assert world.lease.num_emitted == world.reservation.num_emitted == 2
+    world.accept()
+    world.reserve()
+    world.grant()
+    world.first(22)
+    world.prove()
+    world.tokens(23)
+    world.end_reservation(LENGTH)
+    assert world.emitted == [20, 21, 22, 23]
+    assert world.outcome == LENGTH
+
+
+def test_lost_decode_after_the_last_token_changes_nothing() -> None:
+    world = World().begin()
+    world.hand_off()
+    world.tokens(21, 22, 23)
+    world.lose_reservation()
+    assert world.outcome == LENGTH
+    assert world.machine.num_attempts == 1
+
+
+def test_attempts_are_limited() -> None:
+    world = World().begin()
+    world.lose_lease()
+    world.lose_lease()
+    assert world.retries == ["prefill_again", "recompute"]
+    assert world.outcome is None
+    world.lose_reservation()
+    assert isinstance(world.outcome, DiptychError)
+    assert "was lost" in world.outcome.message
+    world.check_nothing_is_held()
+
+
+def test_failed_hand_offs_end_in_the_typed_error() -> None:
+    world = World(prefills=("p1",), decodes=("d1",), max_attempts=2, local_prefill=False).begin()
+    world.accept()
+    world.reserve()
+    world.grant()
+    world.pull_fails()
+    world.grant()
+    world.pull_fails()
+    assert isinstance(world.outcome, TransferInterruptedError)
+
+
+def test_expired_lease_blames_nobody() -> None:
+    world = World(prefills=("p1",), decodes=("d1",)).begin()
+    world.accept()
+    world.reserve()
+    world.lose_lease(LeaseExpiredError("nobody came"))
+    assert world.lease.worker == worker("p1")
+    assert world.retries == ["prefill_again"]
+
+
+def test_a_worker_that_calls_it_invalid_ends_it() -> None:
+    world = World().begin()
+    world.lose_lease(InvalidRequestError("bad", field="spec"))
+    assert isinstance(world.outcome, InvalidRequestError)
+    world.check_nothing_is_held()
+
+
+def test_repeated_tokens_are_ignored_and_a_gap_is_a_failure() -> None:
+    world = World(max_tokens=9).begin()
+    world.hand_off()
+    world.tokens(20, 21, position=len(PROMPT))
+    assert world.emitted == [20, 21]
+    world.tokens(20, 21, position=len(PROMPT))
+    assert world.emitted == [20, 21]
+    world.tokens(25, position=len(PROMPT) + 5)
+    assert world.emitted == [20, 21]
+    assert world.machine.num_attempts == 2
+
+
+def test_waiting_behind_others_is_not_the_lack_of_a_worker() -> None:
+    world = World()
+    world.is_full = True
+    world.begin()
+    world.pass_time(TIMERS.no_worker_s)
+    assert isinstance(world.outcome, QueueTimeoutError)
+    assert world.outcome.retry_after_s is not None
+
+
+def test_without_any_worker_the_request_ends_with_that() -> None:
+    world = World(decodes=()).begin()
+    world.pass_time(TIMERS.no_worker_s)
+    assert isinstance(world.outcome, NoWorkerError)
+
+
+@pytest.mark.parametrize("half", ["lease", "reservation"])
+def test_scores_that_are_no_numbers_are_tried_once_elsewhere(half: str) -> None:
+    world = World(max_tokens=9).begin()
+    if half == "lease":
+        world.lose_lease(LogitsError("nan"))
+    else:
+        world.hand_off()
+        world.tokens(21)
+        world.end_reservation(error=LogitsError("nan"))
+    assert (world.lease.worker, world.reservation.worker) == (worker("p2"), worker("d2"))
+    assert world.lease.num_emitted == len(world.emitted)
+    assert world.retries == ["prefill_again"]
+    world.hand_off()
+    world.end_reservation(error=LogitsError("nan"))
+    assert isinstance(world.outcome, LogitsError)
+    assert world.machine.num_attempts == 2
+    world.check_nothing_is_held()
+
+
+def test_scores_that_are_no_numbers_on_the_only_workers_are_tried_there_again() -> None:
+    world = World(prefills=("p1",), decodes=("d1",)).begin()
+    world.hand_off()
+    world.end_reservation(error=LogitsError("nan"))
+    assert world.queued, "whoever took part is avoided"
+    world.pass_time(0.05)
+    assert (world.lease.worker, world.reservation.worker) == (worker("p1"), worker("d1"))
+
+
+def test_a_prefix_that_is_not_cached_after_all_is_prefilled_for_the_reservation() -> None:
+    world = World(believed_cached=("d2",)).begin()
+    assert world.reservation.worker == worker("d2")
+    assert not world.leases
+    reservation = world.reservation
+    world.reserve(cached=0)
+    assert not world.started, "the whole prompt would be computed there"
+    assert world.reservation is reservation
+    assert world.lease.worker == worker("p1")
+    world.accept()
+    world.grant()
+    world.first()
+    world.prove()
+    assert not world.started[reservation.sequence_id].compute_missing
+    attempt = world.machine.attempt
+    assert attempt.kv_path == inference_pb2.KV_PATH_DISAGGREGATED
+    assert attempt.prefill_worker == worker("p1").address
+    assert (world.machine.num_attempts, world.retries, world.ran_locally) == (1, [], [])
+
+
+def test_a_prefix_that_is_cached_as_believed_is_computed_where_it_is() -> None:
+    world = World(believed_cached=("d2",)).begin()
+    world.reserve(cached=len(PROMPT) - 1)
+    assert world.started[world.reservation.sequence_id].compute_missing
+    assert world.ran_locally == [Why.CHOICE]
+    assert world.machine.attempt.num_cached_tokens == len(PROMPT) - 1
+
+
+def test_a_prefix_that_is_not_cached_is_computed_there_if_nobody_else_can() -> None:
+    world = World(prefills=("p1",), believed_cached=("d2",)).begin()
+    world.prefills.clear()
+    world.reserve(cached=0)
+    assert world.started[world.reservation.sequence_id].compute_missing
+    assert world.machine.attempt.kv_path == inference_pb2.KV_PATH_LOCAL
+    assert world.machine.attempt.num_cached_tokens == 0
+
+
+def test_refusals_for_a_prefix_that_is_not_cached_end_in_computing_it() -> None:
+    """Each refusal is remembered, though the reservation is held again and again."""
+    world = World(decodes=("d2",), believed_cached=("d2",)).begin()
+    for _ in range(20):
+        if world.started or world.queued:
+            break
+        if world.leases:
+            world.lose_lease(BlocksExhaustedError("full"))
+        else:
+            world.reserve(cached=0)
+    assert world.started or world.queued
+
+
+def test_a_sequence_that_gets_no_token_while_others_do_moves_on() -> None:
+    world = World(max_tokens=9).begin()
+    world.hand_off()
+    world.pass_time(TIMERS.sequence_progress_s - 1)
+    world.tokens(21)
+    world.pass_time(1)
+    assert world.reservation.worker == worker("d1"), "it got a token since it was looked last"
+    world.pass_time(TIMERS.sequence_progress_s)
+    assert world.reservation.worker == worker("d2")
+    assert world.lease.num_emitted == 2
+    assert world.retries == ["prefill_again"]
+
+
+def test_time_in_the_queue_is_no_lack_of_progress() -> None:
+    world = World(prefills=("p1",), decodes=("d1",), max_tokens=9).begin()
+    world.hand_off()
+    world.lose_reservation()
+    assert world.queued
+    world.pass_time(0.05)
+    world.accept()
+    world.reserve()
+    assert world.machine.wake_at_s is None, "nothing runs, nothing is due"

@@ -1,0 +1,151 @@
+"""A request's way without failures, and its ends."""
+
+import pytest
+
+from diptych.errors import DeadlineExceededError
+from diptych.v1 import inference_pb2
+from router.request import events
+from tests.unit.router.request.world import LENGTH, PROMPT, STOP, TIMERS, World, worker
+
+
+def test_the_plain_path() -> None:
+    world = World().begin()
+    assert (world.lease.worker, world.reservation.worker) == (worker("p1"), worker("d1"))
+    world.accept(cached=3)
+    world.reserve()
+    assert world.grants[world.lease.sequence_id].reader == worker("d1")
+    assert not world.binds
+    world.grant()
+    assert world.binds[world.reservation.sequence_id].source == worker("p1")
+    world.first(20)
+    assert world.emitted == [20]
+    world.prove()
+    assert not world.leases
+    assert world.started[world.reservation.sequence_id].emitted == (20,)
+    world.tokens(21)
+    world.tokens(22, 23)
+    world.end_reservation(LENGTH, preemptions=2)
+    assert world.emitted == [20, 21, 22, 23]
+    assert world.outcome == LENGTH
+    machine = world.machine
+    assert (machine.num_attempts, machine.num_preemptions, machine.attempt.num_cached_tokens) == (
+        1,
+        2,
+        3,
+    )
+    assert machine.attempt.kv_path == inference_pb2.KV_PATH_DISAGGREGATED
+    assert machine.attempt.transfer is not None
+    world.check_nothing_is_held()
+
+
+def test_proof_before_the_first_token_waits_for_it() -> None:
+    world = World().begin()
+    world.accept()
+    world.reserve()
+    world.grant()
+    world.prove()
+    assert world.leases
+    assert not world.started
+    world.first()
+    assert world.started
+    assert not world.leases
+
+
+def test_whole_prompt_cached_needs_no_bind() -> None:
+    world = World().begin()
+    world.reserve(cached=len(PROMPT))
+    world.accept()
+    assert not world.grants
+    world.first()
+    assert world.started
+    assert not world.binds
+    assert not world.leases
+
+
+def test_first_token_that_ends_the_sequence_releases_both() -> None:
+    world = World(stop_token_ids=frozenset({20})).begin()
+    world.accept()
+    world.reserve()
+    world.grant()
+    world.first(20, reason=STOP)
+    assert world.outcome == STOP
+    world.check_nothing_is_held()
+
+
+def test_one_token_runs_on_prefill_alone() -> None:
+    world = World(max_tokens=1).begin()
+    assert not world.reservations
+    world.accept()
+    world.first(20, reason=LENGTH)
+    assert world.outcome == LENGTH
+    assert world.machine.attempt.kv_path == inference_pb2.KV_PATH_PREFILL_ONLY
+    world.check_nothing_is_held()
+
+
+def test_without_prefill_workers_decode_computes_itself() -> None:
+    world = World(prefills=()).begin()
+    assert not world.leases
+    world.reserve()
+    assert world.started[world.reservation.sequence_id].compute_missing
+    world.tokens(20)
+    world.tokens(21, 22, 23)
+    world.end_reservation(LENGTH)
+    assert world.outcome == LENGTH
+    assert world.machine.attempt.kv_path == inference_pb2.KV_PATH_LOCAL
+
+
+def test_stop_string_releases_at_once() -> None:
+    world = World(stop_at=2).begin()
+    world.hand_off()
+    world.tokens(21)
+    assert world.outcome == STOP
+    world.check_nothing_is_held()
+
+
+def test_last_token_without_ended_finishes_soon() -> None:
+    world = World().begin()
+    world.hand_off()
+    world.tokens(21, 22, 23)
+    assert world.outcome is None
+    world.pass_time(TIMERS.accept_s)
+    assert world.outcome == LENGTH
+    world.check_nothing_is_held()
+
+
+def test_deadline_frees_everything_at_once() -> None:
+    world = World(deadline_s=110.0).begin()
+    world.hand_off()
+    assert world.machine.wake_at_s == 110.0
+    world.pass_time(10)
+    assert isinstance(world.outcome, DeadlineExceededError)
+    world.check_nothing_is_held()
+
+
+@pytest.mark.parametrize("num_steps", range(6))
+def test_cancel_at_every_stage(num_steps: int) -> None:
+    world = World().begin()
+    steps = (world.accept, world.reserve, world.grant, world.first, world.prove)
+    for step in steps[:num_steps]:
+        step()
+    world.on(events.Cancelled())
+    world.check_nothing_is_held()
+    assert world.machine.wake_at_s is None
+
+
+def test_a_running_sequences_tokens_cost_neither_clock_nor_action_nor_question() -> None:
+    world = World(max_tokens=40).begin()
+    world.hand_off()
+    before = (world.num_clock_calls, world.num_asked, len(world.log), world.machine.wake_at_s)
+    for token in range(21, 50):
+        world.tokens(token)
+    after = (world.num_clock_calls, world.num_asked, len(world.log), world.machine.wake_at_s)
+    assert before == after
+    assert world.emitted == list(range(20, 50))
+
+
+def test_placement_is_asked_once_for_one_that_nothing_happens_to() -> None:
+    world = World().begin()
+    world.hand_off()
+    world.tokens(21, 22, 23)
+    world.end_reservation(LENGTH)
+    assert world.num_asked == 1

@@ -1,0 +1,283 @@
+"""Workers on paper, which accept, refuse, repeat, lie and die, for one request's machine."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+
+from diptych.errors import DiptychError, NoWorkerError
+from diptych.rpc.status import to_failure
+from diptych.timers import Timers
+from diptych.v1 import common_pb2, decode_pb2
+from router.placement.policy import LeastLoaded
+from router.placement.prefix_memory import PrefixMemory
+from router.placement.types import (
+    DecodeView,
+    Placement,
+    PrefillView,
+    Query,
+    Snapshot,
+    Why,
+    WorkerId,
+)
+from router.request import actions, events, wire
+from router.request.actions import Action
+from router.request.deps import RequestDeps
+from router.request.emitted_tokens import RequestShape
+from router.request.events import Event
+from router.request.machine import RequestMachine
+
+PROMPT = (11, 12, 13, 14, 15)
+KEYS = tuple(bytes([token]) for token in PROMPT)  # blocks of one token
+STOP = common_pb2.FINISH_REASON_STOP
+LENGTH = common_pb2.FINISH_REASON_LENGTH
+TIMERS = Timers()
+
+
+def worker(name: str) -> WorkerId:
+    return WorkerId(f"{name}:1", name)
+
+
+def snapshot(
+    prefills: tuple[str, ...], decodes: tuple[str, ...], *, local_prefill: bool = True
+) -> Snapshot:
+    return Snapshot(
+        tuple(
+            PrefillView(worker=worker(p), num_pending_tokens=0, max_model_len=100) for p in prefills
+        ),
+        tuple(
+            DecodeView(
+                worker=worker(d),
+                num_sequences=0,
+                max_model_len=100,
+                local_prefill=local_prefill,
+                proven=frozenset(prefills),
+            )
+            for d in decodes
+        ),
+    )
+
+
+def decoded(ended: decode_pb2.Ended) -> Event:
+    """The machine's event for it."""
+    event = wire.decode_event(decode_pb2.DecodeEvent(ended=ended))
+    assert event is not None
+    return event
+
+
+def policy(*, allow_recompute: bool, local_below_tokens: int) -> LeastLoaded:
+    return LeastLoaded(
+        PrefixMemory(64),
+        local_below_tokens=local_below_tokens,
+        allow_local=True,
+        allow_recompute=allow_recompute,
+        has_prefill_pool=True,
+    )
+
+
+class World:
+    """Executes a machine's actions on paper and answers for the workers."""
+
+    def __init__(
+        self,
+        prefills: tuple[str, ...] = ("p1", "p2"),
+        decodes: tuple[str, ...] = ("d1", "d2"),
+        *,
+        max_tokens: int = 4,
+        stop_token_ids: frozenset[int] = frozenset(),
+        deadline_s: float | None = None,
+        max_attempts: int = 3,
+        local_prefill: bool = True,
+        allow_recompute: bool = True,
+        stop_at: int | None = None,
+        believed_cached: tuple[str, ...] = (),
+    ) -> None:
+        """``believed_cached``: decode workers that placement takes to have the whole prompt."""
+        self.now = 100.0
+        self.is_full = False  # everybody is busy with others
+        self.num_clock_calls = self.num_asked = 0
+        below = 2 if believed_cached else 0
+        self.policy = policy(allow_recompute=allow_recompute, local_below_tokens=below)
+        for name in believed_cached:
+            self.policy.remember(worker(name), KEYS)
+        self.prefills, self.decodes = list(prefills), list(decodes)
+        self.local_prefill = local_prefill
+        self.leases: dict[int, actions.OpenLease] = {}  # open as far as the worker knows
+        self.reservations: dict[int, actions.Reserve] = {}
+        self.grants: dict[int, actions.Grant] = {}
+        self.binds: dict[int, actions.Bind] = {}
+        self.started: dict[int, actions.Start] = {}
+        self.emitted: list[int] = []
+        self.retries: list[str] = []
+        self.ran_locally: list[Why] = []
+        self.queued = False
+        self.outcome: int | DiptychError | None = None
+        self.log: list[Action] = []
+        self.stop_at = stop_at
+        self.ids = itertools.count(1)
+        self.machine = RequestMachine(
+            RequestShape(prompt_ids=PROMPT, max_tokens=max_tokens, stop_token_ids=stop_token_ids),
+            RequestDeps(
+                clock=self.clock,
+                place=self.place,
+                has_workers=lambda: bool(self.prefills and self.decodes),
+                new_sequence_id=lambda: next(self.ids),
+                new_ticket=lambda: b"t" * 16,
+                timers=TIMERS,
+                max_attempts=max_attempts,
+                allow_recompute=allow_recompute,
+            ),
+            self.sink,
+            deadline_s=deadline_s,
+        )
+
+    def clock(self) -> float:
+        self.num_clock_calls += 1
+        return self.now
+
+    def place(self, query: Query) -> Placement | None:
+        self.num_asked += 1
+        if self.is_full:
+            return None
+        query = replace(query, block_keys=KEYS, block_size=1)
+        now = snapshot(tuple(self.prefills), tuple(self.decodes), local_prefill=self.local_prefill)
+        return self.policy.place(query, now)
+
+    def sink(self, token_ids: Sequence[int], margins: object) -> bool:
+        assert self.outcome is None
+        self.emitted.extend(token_ids)
+        return self.stop_at is not None and len(self.emitted) >= self.stop_at
+
+    def on(self, event: Event) -> None:
+        """Let the machine handle it and execute what it says."""
+        wanted = self.machine.handle(event)
+        for action in wanted:
+            assert self.outcome is None, "an action after the last"
+            self.log.append(action)
+            match action:
+                case actions.OpenLease():
+                    assert action.sequence_id not in self.leases
+                    assert not self.leases, "one lease at a time"
+                    self.leases[action.sequence_id] = action
+                case actions.Reserve():
+                    assert action.sequence_id not in self.reservations
+                    assert not self.reservations, "one reservation at a time"
+                    self.reservations[action.sequence_id] = action
+                case actions.CloseLease():
+                    del self.leases[action.sequence_id]
+                case actions.Release():
+                    del self.reservations[action.sequence_id]
+                case actions.Grant():
+                    assert action.sequence_id in self.leases
+                    self.grants[action.sequence_id] = action
+                case actions.Bind():
+                    assert action.sequence_id in self.reservations
+                    self.binds[action.sequence_id] = action
+                case actions.Start():
+                    reservation = self.reservations[action.sequence_id]
+                    assert list(action.emitted) == self.emitted[reservation.num_emitted :]
+                    self.started[action.sequence_id] = action
+                case actions.Enqueue():
+                    assert not self.queued
+                    assert not self.leases
+                    assert not self.reservations
+                    self.queued = True
+                case actions.Dequeue():
+                    assert self.queued
+                    self.queued = False
+                case actions.Pump():
+                    pass
+                case actions.RunLocally():
+                    self.ran_locally.append(action.why)
+                case actions.Retried():
+                    self.retries.append(action.retry.value)
+                case actions.Finish():
+                    self.outcome = action.reason
+                case actions.Fail():
+                    self.outcome = action.error
+        if any(isinstance(action, actions.Pump | actions.Enqueue) for action in wanted):
+            self.pump()
+
+    def pump(self, *, room_made: bool = False) -> None:
+        if self.queued:
+            self.on(events.Offered(room_made))
+
+    # What one open half is asked and answers
+
+    @property
+    def lease(self) -> actions.OpenLease:
+        (only,) = self.leases.values()
+        return only
+
+    @property
+    def reservation(self) -> actions.Reserve:
+        (only,) = self.reservations.values()
+        return only
+
+    def accept(self, cached: int = 0) -> None:
+        self.on(events.Accepted(self.lease.sequence_id, cached))
+
+    def reserve(self, cached: int = 0) -> None:
+        self.on(events.Reserved(self.reservation.sequence_id, cached))
+
+    def grant(self) -> None:
+        grant = self.grants[self.lease.sequence_id]
+        self.on(events.Granted(self.lease.sequence_id, grant.grant_id))
+
+    def first(self, token: int = 20, reason: int = 0) -> None:
+        position = len(PROMPT) + self.lease.num_emitted
+        self.on(events.FirstToken(self.lease.sequence_id, token, position, None, reason))
+
+    def prove(self) -> None:
+        bind = self.binds[self.reservation.sequence_id]
+        stats = common_pb2.TransferStats(num_bytes=7)
+        self.on(events.Proven(bind.sequence_id, bind.bind_id, stats))
+
+    def pull_fails(self, reason: int = decode_pb2.PULL_FAILURE_TRANSPORT) -> None:
+        bind = self.binds[self.reservation.sequence_id]
+        self.on(events.PullFailed(bind.sequence_id, bind.bind_id, reason, "cut"))
+
+    def lose_lease(self, error: DiptychError | None = None) -> None:
+        sequence_id, _ = self.leases.popitem()
+        self.on(events.LeaseEnded(sequence_id, error or NoWorkerError("gone")))
+
+    def lose_reservation(self) -> None:
+        sequence_id, _ = self.reservations.popitem()
+        self.on(events.ReservationLost(sequence_id, "gone"))
+
+    def end_reservation(
+        self, reason: int = 0, error: DiptychError | None = None, preemptions: int = 0
+    ) -> None:
+        sequence_id, _ = self.reservations.popitem()
+        ended = decode_pb2.Ended(sequence_id=sequence_id, num_preemptions=preemptions)
+        if reason:
+            ended.finish_reason = common_pb2.FinishReason.Name(reason)  # type: ignore[assignment]
+        if error is not None:
+            ended.failure.CopyFrom(to_failure(error))
+        self.on(decoded(ended))
+
+    def tokens(self, *token_ids: int, position: int | None = None) -> None:
+        if position is None:
+            position = len(PROMPT) + len(self.emitted)
+        sequence_id = self.reservation.sequence_id
+        self.on(events.Tokens(sequence_id, position, token_ids, ()))
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        self.on(events.Tick())
+
+    def begin(self) -> "World":
+        self.on(events.Begin())
+        return self
+
+    def hand_off(self) -> None:
+        """From placed until the reservation runs; the first token is 20."""
+        self.accept()
+        self.reserve()
+        self.grant()
+        self.first()
+        self.prove()
+
+    def check_nothing_is_held(self) -> None:
+        assert not self.leases
+        assert not self.reservations
+        assert not self.queued

@@ -1,16 +1,19 @@
 """Decode: one multiplexed stream per router. Who is connected, and what they share."""
 
+import logging
 from collections.abc import AsyncIterator, Sequence
 
 from decode_worker.stream import DecodeStream
 from decode_worker.stream_resources import DecodeNode
 from diptych.engine.scheduling.step import SequenceUpdate
-from diptych.errors import DiptychError, TransferInterruptedError
+from diptych.errors import DiptychError, InvalidRequestError, TransferInterruptedError
 from diptych.rpc.server import Context
 from diptych.telemetry import tracing
 from diptych.timers import Timers
 from diptych.v1 import decode_pb2, decode_pb2_grpc
 from diptych.worker.status import WorkerStatus
+
+logger = logging.getLogger(__name__)
 
 
 class DecodeServicer(decode_pb2_grpc.DecodeServicer):
@@ -81,7 +84,25 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
             stream.end(error)
 
     def supersede(self, router_incarnation: str, newest: DecodeStream) -> None:
-        """End older streams of the same router process: it has given them up."""
-        for stream in self._streams:
-            if stream is not newest and stream.router_incarnation == router_incarnation:
-                stream.end(TransferInterruptedError("the router opened a newer stream"))
+        """End older streams of the same router process: it has given them up.
+
+        Raises InvalidRequestError: one of them comes from another host, so ``newest`` is
+        not that process, which has one address as long as it lives.
+        """
+        older = [
+            stream
+            for stream in self._streams
+            if stream is not newest and stream.router_incarnation == router_incarnation
+        ]
+        for stream in older:
+            peers = {"peer": newest.peer, "older_peer": stream.peer}
+            if _host(stream.peer) != _host(newest.peer):
+                logger.error("another host names itself as a router", extra=peers)
+                raise InvalidRequestError("the router is at another host", field="hello")
+            logger.warning("a router opened a newer stream", extra=peers)
+            stream.end(TransferInterruptedError("the router opened a newer stream"))
+
+
+def _host(peer: str) -> str:
+    """Of a peer as gRPC writes it: ``ipv4:10.0.0.1:5000``."""
+    return peer.rpartition(":")[0]

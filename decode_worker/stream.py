@@ -51,6 +51,7 @@ class DecodeStream:
         self._session: Session | None = None
         self._observer: StreamObserver | None = None
         self.router_incarnation = ""  # until Hello
+        self.peer = str(context.peer())  # where it comes from, as gRPC writes it
 
     @property
     def num_sequences(self) -> int:
@@ -130,8 +131,8 @@ class DecodeStream:
     def _hello(self, hello: decode_pb2.Hello) -> None:
         if self.router_incarnation or not hello.router_incarnation:
             raise InvalidRequestError("must come once and name the router", field="hello")
-        self.router_incarnation = hello.router_incarnation
         self._servicer.supersede(hello.router_incarnation, self)
+        self.router_incarnation = hello.router_incarnation
         welcome = decode_pb2.Welcome(incarnation=self._servicer.status.incarnation)
         self._outbox.put(decode_pb2.DecodeEvent(welcome=welcome))
         self._stream.wake()

@@ -113,6 +113,11 @@ class TransferConfig(BaseModel):
         """Blocks that a worker's memory has beyond its pool, for the probes at work at once."""
         return _PROBES_AT_ONCE * self.probe_blocks
 
+    @property
+    def uses_rdma(self) -> bool:
+        """Whether RDMA devices are named: they have a port, ``mlx5_0:1``, others have none."""
+        return any(":" in device for device in self.ucx_net_devices.split(","))
+
     @field_validator("faults")
     @classmethod
     def _check_rules(cls, value: str) -> str:

@@ -37,8 +37,11 @@ class TransferEndpoint:
         layout: common_pb2.KVLayout,
         memory: PoolMemory,
         switch: FaultSwitch | None = None,
+        *,
+        read_only: bool = False,
     ) -> None:
         """Use ``open``."""
+        self._read_only = read_only
         self.switch = switch  # a worker that tests may break
         self.config = config
         self.incarnation = incarnation
@@ -58,10 +61,12 @@ class TransferEndpoint:
         incarnation: str,
         layout: common_pb2.KVLayout,
         memory: PoolMemory,
+        read_only: bool = False,
         switch: FaultSwitch | None = None,
     ) -> "TransferEndpoint":
         """Start the thread, create the agents, register the memory (about 0.5 s with nixl).
 
+        ``read_only``: of a source, whose memory peers read and no transport writes.
         ``layout.digest_level`` must equal ``config.digest_level``, and
         ``layout.block_bytes`` the memory's. Raises ConfigurationError: that, or no
         configured transport is available (one that cannot start is passed over with a
@@ -74,7 +79,7 @@ class TransferEndpoint:
         ):
             if ours != theirs:
                 raise ConfigurationError(f"{name}: {ours!r} here, {theirs!r} in the KV layout")
-        endpoint = cls(config, incarnation, layout, memory, switch)
+        endpoint = cls(config, incarnation, layout, memory, switch, read_only=read_only)
         endpoint.thread.start()
         try:
             for transport_name in config.transports:
@@ -165,7 +170,8 @@ class TransferEndpoint:
         if name == "ucxx" and importlib.util.find_spec("ucxx") is None:
             raise ConfigurationError("ucxx is not installed: pip install 'diptych[ucxx]'")
         inside = name == "nixl" and (self.config.nixl_process == "inside" or not shared)
-        opened = NixlTransport if inside else partial(ChildTransport, name)
+        child = partial(ChildTransport, name, read_only=self._read_only)
+        opened = NixlTransport if inside else child
         changed = partial(deliver, asyncio.get_running_loop(), self._transport_changed)
         return await self.thread.call(
             lambda: opened(self.config, self.incarnation, self.memory, self.thread, changed)

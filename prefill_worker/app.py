@@ -76,6 +76,7 @@ class PrefillRole:
             incarnation=self._status.incarnation,
             layout=parts.model.layout,
             memory=memory,
+            read_only=True,
             switch=None if self._faults is None else self._faults.switch,
         )
         try:

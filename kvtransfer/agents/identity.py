@@ -103,7 +103,7 @@ def ucx_transports(library: str, config: TransferConfig, memory_kind: str) -> tu
     """UCX_TLS for these settings: RDMA devices are named ``mlx5_0:1``, others have no colon."""
     if config.ucx_tls is not None:
         return config.ucx_tls
-    rdma = any(":" in device for device in config.ucx_net_devices.split(","))
+    rdma = config.uses_rdma
     names = ["rc", "dc", "ud"] if rdma else ["tcp"]
     if library == "ucxx":  # its messages do not go through cross-memory attach
         return tuple(names)

@@ -17,6 +17,8 @@ import sys
 import time
 from collections.abc import Callable, Collection
 
+import numpy as np
+
 from kvtransfer.agents.base import Agent, AgentCopy, AgentPeer, AgentSettings, Library, Region
 from kvtransfer.agents.nixl import NixlAgent
 from kvtransfer.agents.nixl_reads import NixlPeer
@@ -169,11 +171,18 @@ def ready_files(
     return {file for file, _ in ready}
 
 
-def map_pool(fd: int, block_bytes: int, num_blocks: int) -> tuple[mmap.mmap, Region]:
-    """The worker's pool at an address of ours, its pages looked up now, not at the first read."""
+def map_pool(
+    fd: int, block_bytes: int, num_blocks: int, *, read_only: bool
+) -> tuple[mmap.mmap, Region]:
+    """The worker's pool at an address of ours, its pages looked up now, not at the first read.
+
+    ``read_only``: whatever writes there, by a bug of the library or of a peer, ends this
+    process instead.
+    """
     flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
-    pool = mmap.mmap(fd, block_bytes * num_blocks, flags=flags)
-    address = ctypes.addressof(ctypes.c_char.from_buffer(pool))
+    prot = mmap.PROT_READ if read_only else mmap.PROT_READ | mmap.PROT_WRITE
+    pool = mmap.mmap(fd, block_bytes * num_blocks, flags=flags, prot=prot)
+    address = np.frombuffer(pool, np.uint8).ctypes.data
     return pool, Region(address, block_bytes, num_blocks)
 
 
@@ -189,7 +198,8 @@ def end_with_parent(parent_pid: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    for name in ("parent-pid", "socket-fd", "pool-fd", "block-bytes", "num-blocks"):
+    numbers = ("parent-pid", "socket-fd", "pool-fd", "block-bytes", "num-blocks", "read-only")
+    for name in numbers:
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--library", choices=LIBRARIES, required=True)
     for name in AgentSettings._fields:
@@ -197,7 +207,12 @@ def main() -> None:
     arguments = parser.parse_args()
     end_with_parent(arguments.parent_pid)
     channel = Channel(socket.socket(fileno=arguments.socket_fd))
-    _pool, region = map_pool(arguments.pool_fd, arguments.block_bytes, arguments.num_blocks)
+    _pool, region = map_pool(
+        arguments.pool_fd,
+        arguments.block_bytes,
+        arguments.num_blocks,
+        read_only=bool(arguments.read_only),
+    )
     settings = AgentSettings(*(getattr(arguments, name) for name in AgentSettings._fields))
     library = LIBRARIES[arguments.library]
     try:

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 from kvtransfer.agents.base import AgentSettings
@@ -18,6 +19,13 @@ logger = logging.getLogger(__name__)
 _PING_INTERVAL_S = 1.0  # at the most: each wakes two processes that may have nothing to do
 _START_S = 30.0  # that a new process has until it is ready: it maps and registers the pool
 
+# What the process may know of our environment: where programs and libraries are, and how the
+# transport libraries are set. Not our secrets: what runs there reads what peers send.
+_INHERITED = ("PATH", "LD_LIBRARY_PATH", "HOME", "TMPDIR", "LANG", "TZ")
+_INHERITED_PREFIXES = (
+    "PYTHON", "LC_", "UCX_", "UCXPY_", "NIXL_", "CUDA_", "NVIDIA_", "IBV_", "RDMAV_", "MLX",
+)  # fmt: skip
+
 
 class SharedPool(NamedTuple):
     """What the process maps."""
@@ -25,6 +33,7 @@ class SharedPool(NamedTuple):
     fd: int
     block_bytes: int
     num_blocks: int
+    read_only: bool = False  # no read of ours lands there: only peers read it
 
 
 class AgentOwner(Protocol):
@@ -69,8 +78,7 @@ class AgentProcess:
                     pass_fds=(theirs.fileno(), pool.fd),
                     stdin=subprocess.DEVNULL,
                     stdout=2,  # nobody parses that
-                    # numpy's threads are not wanted
-                    env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+                    env=environment(os.environ),
                 )
             self._ended_fd = os.pidfd_open(self._process.pid)
         except BaseException:
@@ -162,6 +170,16 @@ class AgentProcess:
             self._is_watched = False
 
 
+def environment(ours: Mapping[str, str]) -> dict[str, str]:
+    """What the process gets of our environment; numpy's threads are not wanted there."""
+    inherited = {
+        name: value
+        for name, value in ours.items()
+        if name in _INHERITED or name.startswith(_INHERITED_PREFIXES)
+    }
+    return {**inherited, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
 def _command(library: str, settings: AgentSettings, pool: SharedPool, socket_fd: int) -> list[str]:
     numbers = {
         "parent-pid": os.getpid(),
@@ -169,6 +187,7 @@ def _command(library: str, settings: AgentSettings, pool: SharedPool, socket_fd:
         "pool-fd": pool.fd,
         "block-bytes": pool.block_bytes,
         "num-blocks": pool.num_blocks,
+        "read-only": int(pool.read_only),
     }
     texts = {name.replace("_", "-"): value for name, value in settings._asdict().items()}
     arguments = [f"--{name}={value}" for name, value in {**numbers, **texts}.items()]

@@ -25,6 +25,7 @@ __all__ = ["PairTable", "PeerKey"]
 logger = logging.getLogger(__name__)
 
 _REAP_INTERVAL_S = 0.5
+MAX_PAIRS = 1024  # each is a connection, and a peer of each transport's agent
 _GRACE_S = 1.0  # that unfinished reads have, however many blocks they hold
 
 
@@ -88,12 +89,20 @@ class PairTable:
         gone = self._pairs.keys() - wanted
         for key in gone:
             self._pairs.pop(key).leave()
-        for key in wanted - self._pairs.keys():
+        for key in self._new(wanted):
             self._pairs[key] = SourcePair(
                 key, self._kit, self._on_change, self._fell_back, self._pair_failed
             )
         self._peers_changed.set()
         self._on_change()
+
+    def _new(self, wanted: frozenset[PeerKey]) -> list[PeerKey]:
+        """Sources to connect to, as many as there may be: a router can name any number."""
+        new = sorted(wanted - self._pairs.keys())
+        room = MAX_PAIRS - len(self._pairs)
+        if len(new) > room:
+            logger.error("too many sources named", extra={"num_left_out": len(new) - room})
+        return new[:room]
 
     @property
     def num_open_reads(self) -> int:

@@ -45,9 +45,13 @@ class ChildTransport:
         memory: PoolMemory,
         thread: TransferThread,
         on_change: Callable[[], None],
+        *,
+        read_only: bool = False,
     ) -> None:
         """Start the process. ``name`` is the library's; ``memory`` must be shared.
 
+        ``read_only``: no peer will be connected, so the process need not write the pool
+        (with RDMA it has to be able to: devices register memory for writing).
         ``on_change`` is called whenever something that the event loop may read changed.
         """
         assert memory.shared_fd is not None
@@ -56,7 +60,12 @@ class ChildTransport:
         self._config = config
         self._thread = thread
         self._on_change = on_change
-        self._pool = SharedPool(memory.shared_fd, memory.block_bytes, memory.num_blocks)
+        self._pool = SharedPool(
+            memory.shared_fd,
+            memory.block_bytes,
+            memory.num_blocks,
+            read_only and not config.uses_rdma,
+        )
         self._identity = AgentIdentity(name, config, incarnation, memory)
         self._serving: AgentLife | None = None
         self._starting: AgentLife | None = None
@@ -158,8 +167,7 @@ class ChildTransport:
                 "wait_s": self._wait_s,
             },
         )
-        if self._starting is None and self._serving is None:
-            self._start_later()
+        self._start_later()
         self._on_change()
 
     def _retire(self, life: AgentLife) -> None:
@@ -170,15 +178,22 @@ class ChildTransport:
         self._on_change()
 
     def _start_later(self) -> None:
-        """At once, or after a growing pause if they die young."""
+        """At once, or after a growing pause if they die young; if one is needed then."""
+        if not self._needs_another():
+            return
         if time.monotonic() - self._started_s > _STEADY_S:
             self._wait_s = 0.0
         self._thread.later(self._wait_s, self._start)
         doubled_s = max(2 * self._wait_s, self._config.reconnect_min_s)
         self._wait_s = min(doubled_s, self._config.reconnect_max_s)
 
+    def _needs_another(self) -> bool:
+        """Whether none serves that is to go on, and none is on its way."""
+        serves_on = self._serving is not None and self._serving not in self._retiring
+        return not (self._closed or serves_on or self._starting is not None)
+
     def _start(self) -> None:
-        if self._closed or self._starting is not None:
+        if not self._needs_another():
             return
         self._started_s = time.monotonic()
         life = self._starting = AgentLife(self.name, self, self._thread)

@@ -339,3 +339,18 @@ async def test_an_agent_listens_on_the_devices_named_for_it_alone(transport: str
                 if connection.status == psutil.CONN_LISTEN
             ]
             assert set(listening) == {"127.0.0.1"}
+
+
+@pytest.mark.parametrize("transport", AGENTS)
+async def test_a_sources_agent_can_write_nothing_and_no_agent_knows_a_secret(
+    transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    settings = config(transport)
+    async with open_source(settings) as source, open_reader(settings) as reader:
+        await reader.connect(source)
+        for endpoint, permissions in ((source.endpoint, "r--s"), (reader.endpoint, "rw-s")):
+            agent = psutil.Process(agent_pid(endpoint))
+            assert "HF_TOKEN" not in agent.environ()
+            pools = [each for each in agent.memory_maps(grouped=False) if "memfd" in each.path]
+            assert [pool.perms for pool in pools] == [permissions]

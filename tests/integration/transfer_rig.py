@@ -163,6 +163,7 @@ async def open_source(
         incarnation=incarnation,
         layout=kv_layout or layout(block_bytes, transfer.digest_level),
         memory=memory,
+        read_only=True,
     )
     generations: dict[int, int] = {}
     leases = LeaseTable(BLOCK_SIZE, lambda block_id: generations.get(block_id, 0))

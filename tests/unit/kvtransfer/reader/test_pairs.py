@@ -147,3 +147,18 @@ async def test_an_agent_that_cannot_be_ended_ends_the_worker(
     with pytest.raises(ExceptionGroup) as caught:
         await table.run()
     assert caught.group_contains(UndeadAgentError)
+
+
+async def test_a_router_that_names_any_number_of_sources_gets_so_many_connections(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("kvtransfer.reader.pairs.MAX_PAIRS", 3)
+    table = make_table()
+    sources = [PeerKey(f"127.0.0.1:{port}", "source") for port in range(1, 6)]
+    table.set_peers("a", sources[:2])
+    table.set_peers("b", reversed(sources))
+    assert [pair.source_address for pair in table.pairs()] == [key.address for key in sources[:3]]
+    assert "too many sources" in caplog.text
+    table.set_peers("a", [])
+    table.set_peers("b", sources[3:])
+    assert [pair.source_address for pair in table.pairs()] == [key.address for key in sources[3:]]

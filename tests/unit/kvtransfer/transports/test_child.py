@@ -184,12 +184,14 @@ def test_a_successor_that_dies_is_followed_by_another(rig: Rig) -> None:
     rig.transport.rebuild()
     rig.processes[1].end()
     assert rig.transport.ready, "the first one serves on"
-    rig.thread.pass_time()
+    rig.thread.pass_time()  # the first one's, too
+    assert first.killed
+    assert len(rig.alive()) == 2, "even if the system takes its time to end the first"
+    rig.ready()
     first.end()
     rig.thread.pass_time()
-    assert len(rig.alive()) == 1
-    rig.ready()
     assert rig.transport.ready
+    assert len(rig.alive()) == 1
 
 
 def test_a_block_that_the_source_does_not_have_is_not_read(rig: Rig) -> None:

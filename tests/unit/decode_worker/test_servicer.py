@@ -1,0 +1,53 @@
+"""Which of two streams that name the same router is the router's."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from decode_worker.servicer import DecodeServicer
+from decode_worker.stream import DecodeStream
+from diptych.errors import DiptychError, InvalidRequestError
+from diptych.timers import Timers
+
+
+class Stream:
+    """A DecodeStream that says whether it was ended."""
+
+    def __init__(self, peer: str, router_incarnation: str = "router.1") -> None:
+        self.peer = peer
+        self.router_incarnation = router_incarnation
+        self.errors: list[DiptychError] = []
+
+    def end(self, error: DiptychError) -> None:
+        self.errors.append(error)
+
+
+def superseded(older: Stream, newest: Stream) -> None:
+    nothing = cast(Any, SimpleNamespace())
+    servicer = DecodeServicer(nothing, Timers(), nothing, max_unsent_events=1)
+    servicer._streams = cast("set[DecodeStream]", {older, newest})
+    servicer.supersede("router.1", cast(DecodeStream, newest))
+
+
+def test_a_router_that_comes_again_ends_its_older_stream(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    older, newest = Stream("ipv4:10.0.0.1:5000"), Stream("ipv4:10.0.0.1:5001", "")
+    superseded(older, newest)
+    assert [error.message for error in older.errors] == ["the router opened a newer stream"]
+    assert not newest.errors
+    assert "a router opened a newer stream" in caplog.text
+
+
+def test_another_host_cannot_end_a_routers_stream() -> None:
+    older, newest = Stream("ipv4:10.0.0.1:5000"), Stream("ipv4:10.0.0.2:5000", "")
+    with pytest.raises(InvalidRequestError, match="another host"):
+        superseded(older, newest)
+    assert not older.errors
+
+
+def test_other_routers_are_let_alone() -> None:
+    older, newest = Stream("ipv4:10.0.0.1:5000", "router.2"), Stream("ipv4:10.0.0.2:5000", "")
+    superseded(older, newest)
+    assert not older.errors

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Literal
 
-from diptych.errors import ConfigurationError
+from diptych.errors import ConfigurationError, LayoutMismatchError
 from diptych.v1 import common_pb2
 from kvtransfer.config import TransferConfig, TransportName
 from kvtransfer.memory import PoolMemory
@@ -184,3 +184,19 @@ class TransferEndpoint:
     def _transport_changed(self) -> None:
         self._changed.set()
         self.on_change()
+
+
+def compare_layouts(reader: common_pb2.KVLayout, source: common_pb2.KVLayout) -> None:
+    """Require equality field by field, fields added later included.
+
+    Raises LayoutMismatchError: names the first field that differs and both values.
+    """
+    for field in common_pb2.KVLayout.DESCRIPTOR.fields:
+        ours, theirs = getattr(reader, field.name), getattr(source, field.name)
+        if ours != theirs:
+            raise LayoutMismatchError(
+                f"{field.name}: the reader has {ours!r}, the source has {theirs!r}",
+                field=field.name,
+                reader=str(ours),
+                source=str(theirs),
+            )

@@ -1,7 +1,7 @@
 """What this worker served to readers, as metrics read at each scrape."""
 
 from diptych.telemetry.metrics import Metrics
-from kvtransfer.counters import SourceCounters
+from kvtransfer.source.fetch_session import SourceCounters
 from kvtransfer.source.lease_table import LeaseTable
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kvtransfer.transports.base import TransportError
+from kvtransfer.errors import TransportError
 
 
 class AgentSettings(NamedTuple):

@@ -31,7 +31,7 @@ from kvtransfer.agents.wire import (
     pack_error,
     unpack_peer,
 )
-from kvtransfer.transports.base import BrokenReadError, TransportError
+from kvtransfer.errors import BrokenReadError, TransportError
 
 LIBRARIES = {
     "nixl": Library(NixlAgent, NixlPeer),

@@ -15,7 +15,7 @@ from collections import Counter
 from typing import Any, NamedTuple, Protocol
 
 from kvtransfer.agents.base import AgentSettings, Region
-from kvtransfer.transports.base import SourceLostError, TransportError, UndeadAgentError
+from kvtransfer.errors import SourceLostError, TransportError, UndeadAgentError
 
 # Where no GPU is involved either build will do; ``nixl`` itself imports torch to choose one.
 _HOST_MODULES = ("nixl_cu13", "nixl_cu12", "nixl")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from kvtransfer.agents.base import Region
 from kvtransfer.agents.nixl import NixlAgent, describe
-from kvtransfer.transports.base import BrokenReadError, TransportError
+from kvtransfer.errors import BrokenReadError, TransportError
 
 logger = logging.getLogger(__name__)
 

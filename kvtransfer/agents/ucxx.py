@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtransfer.agents.base import AgentSettings, Region
-from kvtransfer.transports.base import BrokenReadError, SourceLostError, TransportError
+from kvtransfer.errors import BrokenReadError, SourceLostError, TransportError
 
 _ASK = 1 << 63  # the tag of requests; the reader draws those of data from 1 on
 _ASK_HEADER = struct.Struct("<QH")  # tag of the first run, bytes of the reader's address

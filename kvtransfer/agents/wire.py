@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtransfer.agents.base import Region
-from kvtransfer.transports.base import SourceLostError, TransportError
+from kvtransfer.errors import SourceLostError, TransportError
 
 _HEADER = struct.Struct("<IBQ")
 _REGION = struct.Struct("<QQQ4sI")

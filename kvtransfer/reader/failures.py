@@ -11,8 +11,8 @@ from diptych.errors import (
     TransferInterruptedError,
 )
 from diptych.v1 import decode_pb2
+from kvtransfer.errors import AgentLostError, SourceLostError, TransportError
 from kvtransfer.reader.pull_machine import PullError
-from kvtransfer.transports.base import AgentLostError, SourceLostError, TransportError
 
 _FAILURES: dict[type[DiptychError], decode_pb2.PullFailure] = {
     TicketInvalidError: decode_pb2.PULL_FAILURE_TICKET_INVALID,

@@ -14,6 +14,7 @@ from diptych.timers import Timers
 from diptych.v1 import common_pb2, decode_pb2, kv_source_pb2
 from diptych.v1.kv_source_pb2 import FetchCommand, FetchEvent
 from kvtransfer.endpoint import TransferEndpoint
+from kvtransfer.errors import TransportError
 from kvtransfer.first_done import first_to_end
 from kvtransfer.reader.failures import read_failure, stream_failure
 from kvtransfer.reader.posted_reads import Landed, ReadGroup
@@ -21,7 +22,6 @@ from kvtransfer.reader.proven_link import Link
 from kvtransfer.reader.pull_clock import PullClock
 from kvtransfer.reader.pull_machine import PullError, PullMachine, PullResult, PullState
 from kvtransfer.reader.quarantine import Quarantine
-from kvtransfer.transports.base import TransportError
 
 FetchCall: TypeAlias = "grpc.aio.StreamStreamCall[FetchCommand, FetchEvent]"
 

@@ -3,13 +3,13 @@
 import asyncio
 import logging
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field
 from functools import partial
 
 from diptych.timers import Timers
 from diptych.v1 import decode_pb2, kv_source_pb2, worker_pb2
-from kvtransfer.counters import ReaderCounters
 from kvtransfer.endpoint import TransferEndpoint
 from kvtransfer.memory import ScratchBlocks
 from kvtransfer.reader.fetch_driver import Pull, PullPlan
@@ -27,6 +27,25 @@ logger = logging.getLogger(__name__)
 _REAP_INTERVAL_S = 0.5
 MAX_PAIRS = 1024  # each is a connection, and a peer of each transport's agent
 _GRACE_S = 1.0  # that unfinished reads have, however many blocks they hold
+
+
+@dataclass(slots=True)
+class ReaderCounters:
+    """What a worker pulled since it started, for its metrics. Event loop only."""
+
+    num_pulls_proven: int = 0
+    num_pulls_cancelled: int = 0
+    num_pulls_failed: Counter[str] = field(default_factory=Counter)  # by PullFailure name
+    num_pairs_failed: Counter[str] = field(default_factory=Counter)  # by error reason
+    num_refetches: int = 0  # under the same ticket, after a transport agent ended
+    num_bytes: Counter[str] = field(default_factory=Counter)  # proven, by transport
+    num_quarantined_blocks: int = 0  # now
+    num_quarantined_blocks_total: int = 0  # ever
+    num_agent_teardowns: int = 0
+    num_transport_fallbacks: int = 0
+    read_s: float = 0.0
+    exposed_s: float = 0.0
+    digest_s: float = 0.0
 
 
 class PairTable:

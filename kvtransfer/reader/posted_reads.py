@@ -7,9 +7,10 @@ from functools import partial
 from typing import NamedTuple
 
 from kvtransfer.digest import Coverage
+from kvtransfer.errors import TransportError
 from kvtransfer.memory import PoolMemory
 from kvtransfer.reader.quarantine import PullReads, Quarantine, ReadRecord
-from kvtransfer.transports.base import Copy, TransportError
+from kvtransfer.transports.base import Copy
 from kvtransfer.transports.thread import TransferThread, deliver
 
 

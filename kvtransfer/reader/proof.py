@@ -12,15 +12,15 @@ from diptych.rpc.status import from_rpc_error
 from diptych.timers import Timers
 from diptych.v1 import common_pb2, decode_pb2, kv_source_pb2
 from diptych.v1 import kv_source_pb2_grpc as pb_grpc
-from kvtransfer.endpoint import REBUILD_WAIT_S, TransferEndpoint
-from kvtransfer.layout import compare_layouts
+from kvtransfer.endpoint import REBUILD_WAIT_S, TransferEndpoint, compare_layouts
+from kvtransfer.errors import TransportError
 from kvtransfer.memory import ScratchBlocks
 from kvtransfer.reader.failures import connect_failure, read_failure
 from kvtransfer.reader.fetch_driver import Pull, PullPlan
 from kvtransfer.reader.proven_link import Link
 from kvtransfer.reader.pull_machine import PullError
 from kvtransfer.reader.quarantine import Quarantine
-from kvtransfer.transports.base import Peer, TransportError
+from kvtransfer.transports.base import Peer
 
 
 class ProbeKit(NamedTuple):

@@ -3,8 +3,9 @@
 import asyncio
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -22,7 +23,6 @@ from diptych.timers import Timers
 from diptych.v1 import common_pb2, kv_source_pb2
 from diptych.v1.kv_source_pb2 import FetchEvent
 from kvtransfer.config import MAX_PROBE_BLOCKS
-from kvtransfer.counters import SourceCounters
 from kvtransfer.digest import combined_digest, coverages
 from kvtransfer.endpoint import TransferEndpoint
 from kvtransfer.first_done import first_to_end
@@ -30,6 +30,17 @@ from kvtransfer.source.fetch_machine import FetchMachine
 from kvtransfer.source.lease_record import AnnouncedRange, Lease
 from kvtransfer.source.lease_table import LeaseTable
 from kvtransfer.source.probe_blocks import ProbeBlocks
+
+
+@dataclass(slots=True)
+class SourceCounters:
+    """What a worker served since it started, for its metrics. Event loop only."""
+
+    num_fetches_open: int = 0  # now
+    num_confirmed: int = 0
+    num_refused: Counter[str] = field(default_factory=Counter)  # by error reason
+    num_inline_bytes: int = 0
+    digest_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,16 +11,15 @@ from diptych.rpc.server import Context
 from diptych.timers import Timers
 from diptych.v1 import common_pb2, kv_source_pb2
 from diptych.v1 import kv_source_pb2_grpc as pb_grpc
-from kvtransfer.counters import SourceCounters
 from kvtransfer.digest import coverages
-from kvtransfer.endpoint import REBUILD_WAIT_S, TransferEndpoint
-from kvtransfer.layout import compare_layouts
+from kvtransfer.endpoint import REBUILD_WAIT_S, TransferEndpoint, compare_layouts
+from kvtransfer.errors import TransportError
 from kvtransfer.memory import ScratchBlocks
-from kvtransfer.source.fetch_session import FetchSession, SourceDeps
+from kvtransfer.source.fetch_session import FetchSession, SourceCounters, SourceDeps
 from kvtransfer.source.lease_record import Lease
 from kvtransfer.source.lease_table import LeaseTable
 from kvtransfer.source.probe_blocks import ProbeBlocks
-from kvtransfer.transports.base import Transport, TransportError
+from kvtransfer.transports.base import Transport
 
 logger = logging.getLogger(__name__)
 

@@ -15,12 +15,13 @@ from typing import Any, cast
 
 from diptych.errors import DiptychError
 from diptych.v1.kv_source_pb2 import FetchCommand, FetchEvent
+from kvtransfer.errors import TransportError
 from kvtransfer.memory import HostMemory
 from kvtransfer.reader.proven_link import Link
 from kvtransfer.source.lease_table import LeaseTable
 from kvtransfer.testing import effects as damage
 from kvtransfer.testing.faults import Fault, FaultScript, Point, PullFaults
-from kvtransfer.transports.base import Copy, Peer, TransportError
+from kvtransfer.transports.base import Copy, Peer
 
 _POINTS: dict[str, Point] = {
     "open": "open",

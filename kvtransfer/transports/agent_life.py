@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 from diptych.transitions import Transitions
-from kvtransfer.agents.process import AgentOwner, AgentProcess
 from kvtransfer.agents.wire import Kind, Message, ReadCommand, unpack_error
-from kvtransfer.transports.base import AgentLostError, TransportError
+from kvtransfer.errors import AgentLostError, TransportError
+from kvtransfer.transports.agent_process import AgentOwner, AgentProcess
 from kvtransfer.transports.thread import TransferThread
 
 logger = logging.getLogger(__name__)

@@ -1,40 +1,9 @@
 """The seam between a pull and what moves its bytes. Everything here runs on the transfer thread."""
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-if TYPE_CHECKING:  # not in an agent's process
-    from diptych.v1 import kv_source_pb2
-
-
-class TransportError(Exception):
-    """A read or a connection failed for good; the message says how."""
-
-
-class SourceLostError(TransportError):
-    """The process that was read from is gone."""
-
-
-class AgentLostError(TransportError):
-    """Our own end of the transport is gone, and its reads with it; it is being rebuilt."""
-
-
-class BrokenReadError(Exception):
-    """A read that had begun met an error, which does not end it: it may still write.
-
-    Only the end of its agent ends it. So this is no TransportError; ``error`` says what it
-    met, for when the read has ended.
-    """
-
-    def __init__(self, error: TransportError) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-class UndeadAgentError(Exception):
-    """An agent inside this process outlives its teardown: its reads may still write.
-
-    Nothing but the end of the process ends them, so that is what has to follow.
-    """
+from diptych.v1 import kv_source_pb2
+from kvtransfer.errors import UndeadAgentError
 
 
 class Copy(Protocol):
@@ -112,11 +81,11 @@ class Transport(Protocol):
         """Set where an agent cannot be ended."""
         ...
 
-    def descriptor(self) -> "kv_source_pb2.MemoryDescriptor | None":
+    def descriptor(self) -> kv_source_pb2.MemoryDescriptor | None:
         """How peers read our memory; None where they need not know. Raises TransportError."""
         ...
 
-    def connect(self, descriptor: "kv_source_pb2.MemoryDescriptor") -> Peer:
+    def connect(self, descriptor: kv_source_pb2.MemoryDescriptor) -> Peer:
         """Reach a source's memory. Raises TransportError, here or at the first read."""
         ...
 

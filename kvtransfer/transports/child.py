@@ -14,13 +14,13 @@ import numpy as np
 
 from diptych.v1 import kv_source_pb2
 from kvtransfer.agents.base import Region
-from kvtransfer.agents.identity import AgentIdentity
-from kvtransfer.agents.process import AgentProcess, SharedPool
 from kvtransfer.agents.wire import Kind, Message, ReadCommand, pack_peer
 from kvtransfer.config import TransferConfig
+from kvtransfer.errors import AgentLostError, TransportError
 from kvtransfer.memory import PoolMemory
+from kvtransfer.transports.agent_identity import AgentIdentity
 from kvtransfer.transports.agent_life import AgentLife, LifeState
-from kvtransfer.transports.base import AgentLostError, TransportError
+from kvtransfer.transports.agent_process import AgentProcess, SharedPool
 from kvtransfer.transports.thread import TransferThread
 
 logger = logging.getLogger(__name__)

@@ -3,7 +3,7 @@
 Here its agent lives inside the worker: for pools in GPU memory, which no child
 process maps; ``transports.child`` is the usual form. Transfer thread only.
 
-Facts that shape both: see ``agents.identity``.
+Facts that shape both: see ``transports.agent_identity``.
 """
 
 import logging
@@ -16,18 +16,13 @@ import numpy as np
 
 from diptych.v1 import kv_source_pb2
 from kvtransfer.agents.base import Region
-from kvtransfer.agents.identity import AgentIdentity
 from kvtransfer.agents.nixl import NixlAgent
 from kvtransfer.agents.nixl_reads import NixlCopy, NixlPeer
 from kvtransfer.config import TransferConfig
+from kvtransfer.errors import AgentLostError, BrokenReadError, TransportError, UndeadAgentError
 from kvtransfer.memory import PoolMemory
+from kvtransfer.transports.agent_identity import AgentIdentity
 from kvtransfer.transports.agent_life import DRAIN_S
-from kvtransfer.transports.base import (
-    AgentLostError,
-    BrokenReadError,
-    TransportError,
-    UndeadAgentError,
-)
 from kvtransfer.transports.thread import TransferThread
 
 logger = logging.getLogger(__name__)

@@ -26,9 +26,10 @@ import psutil
 
 from diptych.v1 import worker_pb2
 from kvtransfer.endpoint import TransferEndpoint
+from kvtransfer.errors import TransportError
 from kvtransfer.reader.posted_reads import Landed, ReadGroup
 from kvtransfer.reader.quarantine import Quarantine
-from kvtransfer.transports.base import Peer, TransportError
+from kvtransfer.transports.base import Peer
 from tests.bench.handoff import environment
 from tests.cluster import Cluster, running_cluster
 from tests.integration.test_transfer_processes import source_process

@@ -17,7 +17,7 @@ from diptych.errors import ConfigurationError
 from diptych.rpc.channel import open_channel
 from diptych.v1 import common_pb2, decode_pb2, kv_source_pb2, kv_source_pb2_grpc, worker_pb2
 from kvtransfer.digest import combined_digest
-from kvtransfer.transports.base import TransportError
+from kvtransfer.errors import TransportError
 from tests.integration.transfer_rig import (
     BLOCK_SIZE,
     BLOCKS,

@@ -13,7 +13,7 @@ from diptych.engine.kv.fingerprint import kv_layout, model_digest
 from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.weights import load_weights, resolve_dtype
 from diptych.errors import ConfigurationError, LayoutMismatchError
-from kvtransfer.layout import compare_layouts
+from kvtransfer.endpoint import compare_layouts
 from tests.engines import CPU
 from tests.tiny_model import write_tiny_model
 

@@ -14,7 +14,7 @@ from diptych.block_hash import block_keys
 from diptych.engine.scheduling.block_pool import Owner
 from diptych.engine.scheduling.sequence import Sequence, SequenceState
 from diptych.errors import DiptychError, InvalidRequestError
-from kvtransfer.transports.base import SourceLostError, TransportError
+from kvtransfer.errors import SourceLostError, TransportError
 from router.placement.types import WorkerId
 from tests.protocol.fake_model import slots_of
 from tests.protocol.routers import Question, Request, Router

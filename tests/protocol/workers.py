@@ -21,6 +21,7 @@ from diptych.timers import Timers
 from diptych.v1 import decode_pb2, kv_source_pb2, prefill_pb2
 from diptych.worker.engine_parts import EngineParts
 from kvtransfer.digest import block_digest
+from kvtransfer.errors import AgentLostError, TransportError
 from kvtransfer.reader.failures import read_failure, stream_failure
 from kvtransfer.reader.lease_pull import MAX_FETCHES
 from kvtransfer.reader.pull_machine import PullError, PullMachine, PullRequest, PullState
@@ -28,7 +29,6 @@ from kvtransfer.reader.quarantine import PullReads, Quarantine, ReadRecord
 from kvtransfer.source.fetch_machine import FetchMachine
 from kvtransfer.source.lease_record import Lease
 from kvtransfer.source.lease_table import LeaseTable
-from kvtransfer.transports.base import AgentLostError, TransportError
 from prefill_worker.lease_session import LeaseSession
 from router.placement.types import WorkerId
 from tests.protocol.fake_model import SLOT_BYTES, VOCAB, Memory

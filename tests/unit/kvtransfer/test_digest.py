@@ -122,3 +122,18 @@ def test_a_flipped_bit_anywhere_in_a_descriptor_is_found() -> None:
         check(memory_kind=kind.decode())
     check(agent_metadata=descriptor.agent_metadata + b"D", memory_kind="RAM")
     check(agent_metadata=descriptor.agent_metadata[:-1])
+
+
+def test_a_descriptors_digest_covers_every_field() -> None:
+    original = kv_source_pb2.MemoryDescriptor(agent_metadata=b"abc", memory_kind="DRAM")
+    digests = {descriptor_digest(original)}
+    fields = [f.name for f in original.DESCRIPTOR.fields if f.name != "digest"]
+    for name in fields:
+        changed = kv_source_pb2.MemoryDescriptor()
+        changed.CopyFrom(original)
+        old = getattr(changed, name)
+        setattr(changed, name, old + {bytes: b"x", str: "x", int: 1}[type(old)])
+        digests.add(descriptor_digest(changed))
+    moved = kv_source_pb2.MemoryDescriptor(agent_metadata=b"abcD", memory_kind="RAM")
+    digests.add(descriptor_digest(moved))
+    assert len(digests) == len(fields) + 2

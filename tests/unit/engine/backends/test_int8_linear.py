@@ -13,7 +13,7 @@ from diptych.engine.backends.cpu.int8_linear import PackedInt8Linear, make_int8_
 from diptych.engine.backends.torch.int8_linear import PlainInt8Linear, Quantised, quantise
 from diptych.errors import ConfigurationError, LayoutMismatchError
 from diptych.v1 import common_pb2
-from kvtransfer.layout import compare_layouts
+from kvtransfer.endpoint import compare_layouts
 from tests.engines import CPU, PLAIN
 
 OUTLIER = 1e4

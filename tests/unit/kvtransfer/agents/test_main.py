@@ -14,7 +14,7 @@ from kvtransfer.agents import main
 from kvtransfer.agents.base import Agent, AgentSettings, Library, Region
 from kvtransfer.agents.main import AgentLoop, ready_files
 from kvtransfer.agents.wire import Channel, Kind, Message, ReadCommand, pack_peer, unpack_error
-from kvtransfer.transports.base import BrokenReadError, SourceLostError, TransportError
+from kvtransfer.errors import BrokenReadError, SourceLostError, TransportError
 
 REGION = Region(base_address=4096, block_bytes=16, num_blocks=4)
 

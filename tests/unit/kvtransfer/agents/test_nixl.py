@@ -10,12 +10,7 @@ from numpy.typing import NDArray
 from kvtransfer.agents.base import AgentSettings, Region
 from kvtransfer.agents.nixl import NixlAgent
 from kvtransfer.agents.nixl_reads import NixlCopy, NixlPeer
-from kvtransfer.transports.base import (
-    BrokenReadError,
-    SourceLostError,
-    TransportError,
-    UndeadAgentError,
-)
+from kvtransfer.errors import BrokenReadError, SourceLostError, TransportError, UndeadAgentError
 from tests import nixl_library
 from tests.nixl_library import DisconnectError, Handle
 

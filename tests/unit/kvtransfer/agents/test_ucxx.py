@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from kvtransfer.agents import ucxx as ucxx_agent
 from kvtransfer.agents.base import AgentSettings, Region
 from kvtransfer.agents.ucxx import UcxxAgent, UcxxPeer, runs_of
-from kvtransfer.transports.base import BrokenReadError, SourceLostError, TransportError
+from kvtransfer.errors import BrokenReadError, SourceLostError, TransportError
 
 BLOCK_BYTES, NUM_BLOCKS = 4, 8
 ASK = 1 << 63

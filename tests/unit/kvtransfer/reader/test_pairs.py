@@ -11,11 +11,11 @@ from diptych.timers import Timers
 from diptych.v1 import common_pb2
 from kvtransfer.config import TransferConfig
 from kvtransfer.endpoint import TransferEndpoint
+from kvtransfer.errors import UndeadAgentError
 from kvtransfer.memory import HostMemory
 from kvtransfer.reader.pair import SourcePair
 from kvtransfer.reader.pairs import PairTable, PeerKey
 from kvtransfer.reader.quarantine import ReadRecord
-from kvtransfer.transports.base import UndeadAgentError
 
 
 class NoScratch:

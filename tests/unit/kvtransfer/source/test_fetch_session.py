@@ -12,8 +12,7 @@ from diptych.timers import Timers
 from diptych.v1 import common_pb2
 from diptych.v1.kv_source_pb2 import Confirm, FetchCommand, FetchEvent, FetchOpen
 from diptych.worker.scratch import PoolScratch
-from kvtransfer.counters import SourceCounters
-from kvtransfer.source.fetch_session import FetchSession, SourceDeps
+from kvtransfer.source.fetch_session import FetchSession, SourceCounters, SourceDeps
 from kvtransfer.source.lease_table import LeaseTable
 from kvtransfer.source.probe_blocks import ProbeBlocks
 

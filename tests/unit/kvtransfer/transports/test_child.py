@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from diptych.v1 import kv_source_pb2
-from kvtransfer.agents.process import AgentOwner
 from kvtransfer.agents.wire import Kind, Message, ReadCommand, pack_error
 from kvtransfer.config import TransferConfig
+from kvtransfer.errors import AgentLostError, SourceLostError, TransportError
 from kvtransfer.memory import HostMemory
 from kvtransfer.transports import child
-from kvtransfer.transports.base import AgentLostError, SourceLostError, TransportError
+from kvtransfer.transports.agent_process import AgentOwner
 from kvtransfer.transports.child import ChildCopy, ChildPeer, ChildTransport
 
 

@@ -7,9 +7,9 @@ from typing import Any, cast
 import pytest
 
 from kvtransfer.config import TransferConfig
+from kvtransfer.errors import AgentLostError, SourceLostError, TransportError
 from kvtransfer.memory import HostMemory
 from kvtransfer.transports import nixl
-from kvtransfer.transports.base import AgentLostError, SourceLostError, TransportError
 from kvtransfer.transports.nixl import InsidePeer, NixlTransport
 from tests import nixl_library
 from tests.nixl_library import DisconnectError, RawAgent

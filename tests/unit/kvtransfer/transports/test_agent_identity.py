@@ -8,11 +8,11 @@ import pytest
 
 from diptych.v1 import kv_source_pb2
 from kvtransfer.agents.base import Region
-from kvtransfer.agents.identity import AgentIdentity
 from kvtransfer.config import TransferConfig
 from kvtransfer.digest import descriptor_digest
+from kvtransfer.errors import TransportError
 from kvtransfer.memory import HostMemory
-from kvtransfer.transports.base import TransportError
+from kvtransfer.transports.agent_identity import AgentIdentity
 
 
 @pytest.mark.parametrize(

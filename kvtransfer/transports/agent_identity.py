@@ -13,8 +13,8 @@ from diptych.v1 import kv_source_pb2
 from kvtransfer.agents.base import AgentSettings, Region
 from kvtransfer.config import TransferConfig
 from kvtransfer.digest import descriptor_digest
+from kvtransfer.errors import TransportError
 from kvtransfer.memory import PoolMemory
-from kvtransfer.transports.base import TransportError
 
 _MEMORY_KINDS = ("DRAM", "VRAM")
 # Of a source: 24 bytes of descriptor each in every reader's agent. 2 TB of blocks of 2 MiB.

@@ -1,11 +1,10 @@
-"""Layouts are compared whole; digests cover what they should; memory is cut right."""
+"""Layouts are compared whole."""
 
 import pytest
 
 from diptych.errors import LayoutMismatchError
-from diptych.v1 import common_pb2, kv_source_pb2
-from kvtransfer.digest import descriptor_digest
-from kvtransfer.layout import compare_layouts
+from diptych.v1 import common_pb2
+from kvtransfer.endpoint import compare_layouts
 
 
 def test_every_field_of_a_layout_counts() -> None:
@@ -27,18 +26,3 @@ def test_caches_of_other_element_types_are_no_pair() -> None:
     with pytest.raises(LayoutMismatchError, match=r"^dtype: .*float32.*int8") as excinfo:
         compare_layouts(ours, theirs)
     assert excinfo.value.metadata["field"] == "dtype"
-
-
-def test_a_descriptors_digest_covers_every_field() -> None:
-    original = kv_source_pb2.MemoryDescriptor(agent_metadata=b"abc", memory_kind="DRAM")
-    digests = {descriptor_digest(original)}
-    fields = [f.name for f in original.DESCRIPTOR.fields if f.name != "digest"]
-    for name in fields:
-        changed = kv_source_pb2.MemoryDescriptor()
-        changed.CopyFrom(original)
-        old = getattr(changed, name)
-        setattr(changed, name, old + {bytes: b"x", str: "x", int: 1}[type(old)])
-        digests.add(descriptor_digest(changed))
-    moved = kv_source_pb2.MemoryDescriptor(agent_metadata=b"abcD", memory_kind="RAM")
-    digests.add(descriptor_digest(moved))
-    assert len(digests) == len(fields) + 2

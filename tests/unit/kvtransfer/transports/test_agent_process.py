@@ -1,6 +1,6 @@
 """What an agent's process knows of its worker's environment."""
 
-from kvtransfer.agents.process import environment
+from kvtransfer.transports.agent_process import environment
 
 
 def test_no_secret_reaches_an_agents_process() -> None:

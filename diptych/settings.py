@@ -119,6 +119,7 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
     _METAVARS: ClassVar = {
         "str": "TEXT",
         "list[str]": "TEXT",
+        "list[int]": "N",
         "int": "N",
         "float": "X",
         "Path": "PATH",
@@ -132,7 +133,7 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
         groups: Iterable[Any],
         prefix: str | None = None,
     ) -> None:
-        positional = [str(a.metavar or a.dest) for a in actions if not a.option_strings]
+        positional = [_usage_of(action) for action in actions if not action.option_strings]
         super().add_usage(
             " ".join(["%(prog)s", *positional, "[SETTINGS]"]), actions, groups, prefix
         )
@@ -155,8 +156,13 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
             )
         if (action.metavar or "")[:5] == "tuple":
             text = re.sub(r"(?<=default: )\((.*)\)(?=\)$)", _comma_separated, text)
-        repeat = " Repeatable." if action.metavar == "list[str]" else ""
+        repeat = " Repeatable." if (action.metavar or "")[:5] == "list[" else ""
         return re.sub(r" \(default: (None||\[\])\)$", repeat, text)
+
+
+def _usage_of(positional: argparse.Action) -> str:
+    name = str(positional.metavar or positional.dest)
+    return f"[{name}]" if positional.nargs == "?" else name
 
 
 def _comma_separated(values: re.Match[str]) -> str:

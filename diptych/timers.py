@@ -54,6 +54,9 @@ class Timers(BaseModel):
         description="On SIGTERM, a router that says NOT_SERVING takes requests for this long "
         "still, until whoever balances load looks away, s.",
     )
+    client_write_s: float = Field(
+        30.0, gt=0, description="A client that takes no response for this long is given up, s."
+    )
     drain_s: float = Field(
         20.0, gt=0, description="On SIGTERM, running work may finish within this, s."
     )

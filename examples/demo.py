@@ -17,7 +17,7 @@ from diptych.cli.generate import stream
 from diptych.cli.local_cluster import ClusterPlan, LocalCluster, run_cluster
 from diptych.cli.model import fetch_with_progress
 from diptych.cli.up import cancel_on_signals, say
-from diptych.client import ChatMessage, GenerateOptions, build_request
+from diptych.client import ChatMessage, SamplingOptions, build_request
 from diptych.errors import ConfigurationError, DiptychError
 from diptych.v1 import inference_pb2
 
@@ -68,7 +68,7 @@ async def ask(address: str, question: str) -> int:
     """Stream one answer and show its breakdown; 1 if it was not a hand-off, else 0."""
     request = build_request(
         messages=[ChatMessage("user", question)],
-        options=GenerateOptions(temperature=0, max_tokens=MAX_TOKENS),
+        options=SamplingOptions(temperature=0, max_tokens=MAX_TOKENS),
     )
     show(f"\n> {question}\n\n")
     last = await stream(address, request, show, timeout_s=120)

@@ -12,11 +12,12 @@ from diptych.process import Ready
 from diptych.progress import ConsoleProgress
 from diptych.rpc.server import PublicEdge
 from diptych.service_host import ServiceHost
-from diptych.text.tokenizer import Tokenizer
-from diptych.v1 import inference_pb2, inference_pb2_grpc
 from router.cluster.members import Cluster
 from router.config import RouterConfig
-from router.frontend.grpc import InferenceServicer, ServedModel
+from router.frontend.admission import Admission
+from router.frontend.generator import Generator
+from router.frontend.grpc import SERVICE, InferenceServicer
+from router.frontend.served_model import ServedModel
 from router.placement.policy import LeastLoaded
 from router.placement.prefix_memory import PrefixMemory
 from router.placement.queue import WaitingRoom
@@ -26,7 +27,6 @@ from router.telemetry import RouterMetrics
 logger = logging.getLogger(__name__)
 
 _SPARE_RPCS = 64  # listings, health checks, requests that are about to be refused
-_SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 
 
 async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None:
@@ -66,18 +66,22 @@ async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None
         metrics = RouterMetrics(
             host.metrics, room, lambda: cluster.num_proven_pairs, lambda: cluster.num_ready
         )
-        servicer = InferenceServicer(model, services, metrics, host.tracing)
-        inference_pb2_grpc.add_InferenceServicer_to_server(servicer, host.server)
+        admission = Admission(model, cluster, config)
+        generator = Generator(admission, services, metrics, host.tracing)
+        servicer = InferenceServicer(
+            admission, generator, max_request_bytes=config.max_request_bytes
+        )
+        servicer.add_to(host.server)
         # Not guarded: a router that lost sight of its workers must not look healthy.
         watching = tasks.create_task(cluster.run(), name="cluster")
-        await host.start([_SERVICE])
+        await host.start([SERVICE])
         ready(host.port)
         telling = tasks.create_task(_tell_ready(host, cluster), name="readiness")
         await stop.wait()
         telling.cancel()
         await host.set_serving(False)
         await asyncio.sleep(config.timers.lame_duck_s)
-        await _drain(host, servicer, config.timers.drain_s)
+        await _drain(host, admission, config.timers.drain_s)
         background.stop()
         watching.cancel()
 
@@ -132,19 +136,18 @@ def _load_model(config: RouterConfig) -> ServedModel:
     cache_dir = config.cache_dir or model_source.DEFAULT_CACHE_DIR
     with ConsoleProgress() as progress:
         source = model_source.resolve(config.model, cache_dir, progress)
-    tokenizer = Tokenizer.from_folder(source.folder)
-    return ServedModel(name=config.served_model_name or source.name, tokenizer=tokenizer)
+    return ServedModel.from_folder(config.served_model_name or source.name, source.folder)
 
 
-async def _drain(host: ServiceHost, servicer: InferenceServicer, patience_s: float) -> None:
+async def _drain(host: ServiceHost, admission: Admission, patience_s: float) -> None:
     """Send clients elsewhere (GOAWAY) and let what runs finish; then cancel what is left."""
-    servicer.drain()
+    admission.drain()
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(host.server.stop(patience_s), name="goaway")
         try:
             async with asyncio.timeout(patience_s):
-                await servicer.wait_idle()
+                await admission.wait_idle()
         except TimeoutError:
-            logger.warning("requests were cut off", extra={"num_open": servicer.num_open})
+            logger.warning("requests were cut off", extra={"num_open": admission.num_open})
         await host.server.stop(0)  # who only watches our health, too
-    await servicer.wait_idle()  # those that were cancelled free what they hold
+    await admission.wait_idle()  # those that were cancelled free what they hold

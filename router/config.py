@@ -68,6 +68,14 @@ class RouterConfig(ProcessConfig):
         ge=0,
         description="Prompt blocks remembered per worker for prefix affinity, 200 bytes each.",
     )
+    max_request_bytes: int = Field(
+        4 * 2**20, ge=1, description="Requests of more bytes are refused without being read."
+    )
+    max_open_bytes: int = Field(
+        64 * 2**20,
+        ge=1,
+        description="Bytes of all requests that are open; what would be more is refused.",
+    )
     client_buffer_messages: int = Field(
         1024,
         ge=1,

@@ -1,18 +1,21 @@
 """What one request leaves behind: metrics, one trace, one log line."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from opentelemetry.trace import Span, SpanKind
+from prometheus_client import Histogram
 
 from diptych.errors import DiptychError, TransferInterruptedError
+from diptych.finish_reason import FinishReason
+from diptych.sampling_params import SamplingParams
 from diptych.telemetry import attributes, tracing
 from diptych.telemetry.families import RequestMetrics
 from diptych.telemetry.metrics import Metrics
 from diptych.telemetry.stages import Stage
 from diptych.telemetry.tracing import Tracing
-from diptych.v1 import common_pb2, inference_pb2
+from router.generation.events import KVPath, Timing, Usage
 from router.placement.types import Why
 from router.request.actions import Retry
 from router.request.response_builder import Moments
@@ -57,8 +60,7 @@ class RouterMetrics:
         num_proven_pairs: Callable[[], float],
         num_ready: Callable[[], tuple[int, int]],
     ) -> None:
-        names = list(inference_pb2.KVPath.DESCRIPTOR.values_by_name)
-        kv_paths = [path.removeprefix("KV_PATH_").lower() for path in names]
+        kv_paths = [path.name.lower() for path in KVPath]
         self.requests = RequestMetrics(metrics, OUTCOMES, kv_paths)
         self.unproven = metrics.counter(
             "kv_unproven_total",
@@ -107,13 +109,14 @@ class RequestObserver:
         *,
         operation: str,
         model: str,
-        metadata: tuple[tuple[str, str | bytes], ...],
+        metadata: Sequence[tuple[str, str | bytes]],
         received_s: float,
     ) -> None:
         """``metadata`` is the call's, with the client's W3C context if it sent one."""
+        self.request_id = request_id
+        self.received_s = received_s
         self._metrics = metrics
         self._trace = trace
-        self._request_id = request_id
         parent = tracing.extract_metadata(metadata)
         self._span: Span = trace.start(
             f"{operation} {model}",
@@ -130,7 +133,7 @@ class RequestObserver:
         # Without an exporter the client's context is passed on as it is.
         self.context = tracing.context_of(self._span) if trace.enabled else parent
 
-    def resolved(self, sampling: common_pb2.SamplingParams, num_prompt_tokens: int) -> None:
+    def resolved(self, sampling: SamplingParams, num_prompt_tokens: int) -> None:
         """The request is valid."""
         self._span.set_attributes(
             {
@@ -149,7 +152,7 @@ class RequestObserver:
         )
         logger.warning(
             "request failed over",
-            extra={"request": self._request_id, "action": retry.value, "cause": cause.message},
+            extra={"request": self.request_id, "action": retry.value, "cause": cause.message},
         )
 
     def failed(self, cause: DiptychError) -> None:
@@ -161,32 +164,36 @@ class RequestObserver:
     def _alarm_if_unproven(self, cause: DiptychError) -> None:
         if cause.metadata.get("cause") == "unproven":
             self._metrics.unproven.inc()
-            logger.error("KV was unproven", extra={"request": self._request_id})
+            logger.error("KV was unproven", extra={"request": self.request_id})
 
     def ran_locally(self, why: Why) -> None:
         """A decode worker computes the KV itself."""
         self._metrics.local[why.value].inc()
         self._span.set_attribute(attributes.FALLBACK, why.value)
 
+    def emitted(self, num_tokens: int, gap_s: float | None) -> None:
+        """Tokens came from a worker, ``gap_s`` after those before."""
+        if gap_s is not None:
+            _observe_gap(self._metrics.requests.emission_seconds, num_tokens, gap_s)
+
     def written(self, num_tokens: int, gap_s: float | None) -> None:
         """A response was written; ``gap_s`` since the one before."""
-        if gap_s is None or not num_tokens:
-            return
-        histogram = self._metrics.requests.itl_seconds
-        histogram.observe(gap_s)
-        for _ in range(num_tokens - 1):
-            histogram.observe(0.0)
+        if gap_s is not None and num_tokens:
+            _observe_gap(self._metrics.requests.itl_seconds, num_tokens, gap_s)
 
     def ended(
         self,
         outcome: str,
-        moments: Moments | None,
-        usage: inference_pb2.Usage | None,
-        timing: inference_pb2.Timing | None,
+        moments: Moments | None = None,
+        usage: Usage | None = None,
+        timing: Timing | None = None,
         *,
-        finish_reason: int = 0,
+        finish_reason: FinishReason | None = None,
     ) -> None:
-        """The last word; ``outcome`` is ok, cancelled, or the error's reason."""
+        """The last word; ``outcome`` is ok, cancelled, or the error's reason.
+
+        What is None it did not get to.
+        """
         family = self._metrics.requests
         known = outcome if outcome in family.requests else "INTERNAL"
         family.requests[known].inc()
@@ -194,22 +201,18 @@ class RequestObserver:
             self._record_stages(moments)
         if usage is not None and timing is not None:
             self._book(usage, timing, is_ok=outcome == "ok")
-        if finish_reason:
-            name = common_pb2.FinishReason.Name(finish_reason)
-            reasons = [name.removeprefix("FINISH_REASON_").lower()]
-            self._span.set_attribute(attributes.FINISH_REASONS, reasons)
+        if finish_reason is not None:
+            self._span.set_attribute(attributes.FINISH_REASONS, [finish_reason.name.lower()])
         self._trace.end(self._span, error=None if outcome in ("ok", "cancelled") else outcome)
         self._log(outcome, usage, timing)
 
-    def _book(
-        self, usage: inference_pb2.Usage, timing: inference_pb2.Timing, *, is_ok: bool
-    ) -> None:
+    def _book(self, usage: Usage, timing: Timing, *, is_ok: bool) -> None:
         family = self._metrics.requests
         family.input_tokens.inc(usage.num_prompt_tokens)
-        family.output_tokens.inc(usage.num_output_tokens)
+        family.output_tokens.inc(usage.num_output_tokens - usage.num_resumed_tokens)
         family.cached_tokens.inc(usage.num_cached_tokens)
         family.duration_seconds.observe(timing.total_s)
-        path = inference_pb2.KVPath.Name(timing.kv_path).removeprefix("KV_PATH_").lower()
+        path, transfer = timing.kv_path.name.lower(), timing.transfer
         if is_ok:
             family.kv_paths[path].inc()
         if timing.ttft_s:
@@ -218,9 +221,9 @@ class RequestObserver:
             family.handoff_gap_seconds.observe(timing.handoff_gap_s)
             whole_s = timing.handoff_gap_s + timing.decode_s
             family.tpot_seconds.observe(whole_s / (usage.num_output_tokens - 1))
-        if timing.HasField("transfer"):
-            family.stage_seconds[Stage.TRANSFER].observe(timing.transfer.total_s)
-            family.stage_seconds[Stage.TRANSFER_EXPOSED].observe(timing.transfer.exposed_s)
+        if transfer is not None:
+            family.stage_seconds[Stage.TRANSFER].observe(transfer.total_s)
+            family.stage_seconds[Stage.TRANSFER_EXPOSED].observe(transfer.exposed_s)
         self._span.set_attributes(
             {
                 attributes.OUTPUT_TOKENS: usage.num_output_tokens,
@@ -231,8 +234,8 @@ class RequestObserver:
                 attributes.ATTEMPT: timing.num_attempts,
                 attributes.PREFILL_WORKER: timing.prefill_worker,
                 attributes.DECODE_WORKER: timing.decode_worker,
-                attributes.TRANSPORT: timing.transfer.transport,
-                attributes.TRANSFER_BYTES: timing.transfer.num_bytes,
+                attributes.TRANSPORT: "" if transfer is None else transfer.transport,
+                attributes.TRANSFER_BYTES: 0 if transfer is None else transfer.num_bytes,
                 attributes.NUM_PREEMPTIONS: timing.num_preemptions,
             }
         )
@@ -261,10 +264,10 @@ class RequestObserver:
     def _log(
         self,
         outcome: str,
-        usage: inference_pb2.Usage | None,
-        timing: inference_pb2.Timing | None,
+        usage: Usage | None,
+        timing: Timing | None,
     ) -> None:
-        fields: dict[str, object] = {"request_id": self._request_id, "outcome": outcome}
+        fields: dict[str, object] = {"request_id": self.request_id, "outcome": outcome}
         trace_id = tracing.trace_id(self.context)
         if trace_id:
             fields["trace_id"] = trace_id
@@ -276,3 +279,10 @@ class RequestObserver:
             fields["total_s"] = round(timing.total_s, 4)
             fields["num_attempts"] = timing.num_attempts
         logger.info("request ended", extra=fields)
+
+
+def _observe_gap(histogram: Histogram, num_tokens: int, gap_s: float) -> None:
+    """Tokens that come together have no gaps between them."""
+    histogram.observe(gap_s)
+    for _ in range(num_tokens - 1):
+        histogram.observe(0.0)

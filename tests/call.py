@@ -9,7 +9,7 @@ import grpc
 
 from diptych.errors import DiptychError
 from diptych.rpc.status import from_rpc_error
-from diptych.v1 import common_pb2, inference_pb2, inference_pb2_grpc
+from diptych.v1 import inference_pb2, inference_pb2_grpc
 
 
 @dataclass
@@ -21,16 +21,22 @@ class Answer:
     text: str = ""
     times: list[float] = field(default_factory=list)
     sent_at: float = 0.0
-    last: inference_pb2.GenerateResponse = field(default_factory=inference_pb2.GenerateResponse)
+    started: inference_pb2.Started = field(default_factory=inference_pb2.Started)
+    finished: inference_pb2.ChoiceFinished = field(default_factory=inference_pb2.ChoiceFinished)
+    summary: inference_pb2.Summary = field(default_factory=inference_pb2.Summary)
     error: DiptychError | None = None
 
     @property
     def timing(self) -> inference_pb2.Timing:
-        return self.last.timing
+        return self.summary.timing
+
+    @property
+    def usage(self) -> inference_pb2.Usage:
+        return self.summary.usage
 
     @property
     def finish_reason(self) -> int:
-        return self.last.finish_reason
+        return self.finished.reason
 
     @property
     def longest_gap_s(self) -> float:
@@ -47,11 +53,12 @@ def token_request(
     ignore_eos: bool = True,
     salt: str = "",
     request_id: str = "",
+    emitted: Sequence[int] = (),
 ) -> inference_pb2.GenerateRequest:
     """A request for the continuation of token ids, greedy unless said otherwise."""
     return inference_pb2.GenerateRequest(
         tokens=inference_pb2.TokenPrompt(ids=token_ids),
-        sampling=common_pb2.SamplingParams(
+        sampling=inference_pb2.SamplingOptions(
             temperature=temperature,
             seed=seed,
             max_tokens=max_tokens,
@@ -60,6 +67,7 @@ def token_request(
         ),
         cache_salt=salt,
         request_id=request_id,
+        emitted_token_ids=emitted,
     )
 
 
@@ -72,26 +80,52 @@ async def generate(
 ) -> Answer:
     """Call Generate and collect the answer; a failed call's error is in ``answer.error``.
 
-    Checks on the way what every stream promises: positions without gaps, and
-    usage and timing in the last response only.
+    Checks on the way what every stream promises: one Started first, positions without
+    gaps, one end of the choice, and usage and timing last.
     """
     answer = Answer(sent_at=time.monotonic())
+    num_before, kinds = len(request.emitted_token_ids), [""]
     call = inference_pb2_grpc.InferenceStub(channel).Generate(request, timeout=timeout_s)
     try:
         async for response in call:
-            assert not answer.last.finish_reason, "a response after the last"
-            answer.last = response
-            answer.text += response.text
-            if response.token_ids:
-                assert response.position == len(answer.token_ids), "tokens skipped or repeated"
-                answer.token_ids += response.token_ids
-                answer.margins += response.margins
-                answer.times.append(time.monotonic())
+            kind = response.WhichOneof("event") or "unset"
+            assert kind in _FOLLOWS[kinds[-1]], f"{kind} after {kinds[-1]}"
+            kinds.append(kind)
+            _collect(answer, response, num_before)
             if cancel_after_tokens is not None and len(answer.token_ids) >= cancel_after_tokens:
                 call.cancel()
                 return answer
     except grpc.aio.AioRpcError as error:
         answer.error = from_rpc_error(error)
         return answer
-    assert answer.last.finish_reason, "the stream ended OK without a finish reason"
+    assert kinds[-1] == "summary", f"the stream ended OK with {kinds[-1]}"
+    assert answer.finish_reason, "a choice ended without a reason"
     return answer
+
+
+_FOLLOWS = {
+    "": {"started"},
+    "started": {"delta", "choice_finished"},
+    "delta": {"delta", "choice_finished"},
+    "choice_finished": {"summary"},
+    "summary": set[str](),
+}
+
+
+def _collect(answer: Answer, response: inference_pb2.GenerateResponse, num_before: int) -> None:
+    match response.WhichOneof("event"):
+        case "started":
+            answer.started = response.started
+        case "delta":
+            delta = response.delta
+            answer.text += delta.text
+            if delta.token_ids:
+                at = num_before + len(answer.token_ids)
+                assert delta.position == at, "tokens skipped or repeated"
+                answer.token_ids += delta.token_ids
+                answer.margins += delta.margins
+                answer.times.append(time.monotonic())
+        case "choice_finished":
+            answer.finished = response.choice_finished
+        case "summary":
+            answer.summary = response.summary

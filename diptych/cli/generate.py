@@ -3,69 +3,99 @@
 import asyncio
 import sys
 from collections.abc import Callable
-from typing import Self
+from dataclasses import fields
+from typing import Any, Final, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+from pydantic_settings import CliPositionalArg
 
 from diptych import settings
 from diptych.cli.breakdown import breakdown
-from diptych.client import ChatMessage, Chunk, DiptychClient, GenerateOptions, build_request
+from diptych.client import ChatMessage, Chunk, DiptychClient, build_request
 from diptych.errors import DiptychError
+from diptych.sampling_params import OPTIONS, Option, SamplingOptions, check_options
 from diptych.v1 import inference_pb2
 
 EXIT_REFUSED = 1
 
 
-class GenerateConfig(BaseModel):
-    """Stream one answer from a router. Give --prompt or --chat; - reads standard input."""
+class _GenerateConfig(BaseModel):
+    """Stream one answer from a router.
+
+    A plain argument is a user's message, or a text to continue where the model has no
+    chat template. - reads standard input.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    message: CliPositionalArg[str | None] = Field(None, description="What to say to the model.")
     address: str = Field("127.0.0.1:50051", description="host:port of the router.")
     prompt: str | None = Field(None, description="Text to continue, as it is.")
     chat: str | None = Field(None, description="A user's message, put into the chat template.")
-    system: str | None = Field(None, description="The system message that goes before --chat.")
+    system: str | None = Field(None, description="The system message that goes before a user's.")
     model: str = Field("", description="Name of the model; unset: the router's only one.")
-    max_tokens: int | None = Field(
-        None, ge=1, description="Output tokens at the most; unset: what the context length leaves."
-    )
-    temperature: float | None = Field(None, description="0 is greedy; unset: 1.0. 0 to 100.")
-    top_k: int = Field(0, ge=0, description="Draw from the k most likely tokens; 0: from all.")
-    top_p: float | None = Field(
-        None, description="Draw from the likeliest tokens up to this probability. Above 0, to 1."
-    )
-    seed: int | None = Field(
-        None, ge=0, lt=2**64, description="The same seed gives the same answer; unset: a new one."
-    )
-    stop: list[str] = Field([], description="Text that ends the answer.")
-    ignore_eos: bool = Field(False, description="Go on after the model's end-of-sequence token.")
     timing: bool = Field(False, description="Show where the time went, on standard error.")
     timeout_s: float | None = Field(None, gt=0, description="Give up after this, s.")
 
     @model_validator(mode="after")
     def _one_prompt(self) -> Self:
-        if (self.prompt is None) == (self.chat is None):
-            raise ValueError("give --prompt or --chat")
-        if self.system is not None and self.chat is None:
-            raise ValueError("--system goes with --chat")
+        if sum(given is not None for given in (self.message, self.prompt, self.chat)) != 1:
+            raise ValueError("give a message, --chat or --prompt")
+        if self.system is not None and self.prompt is not None:
+            raise ValueError("--system goes with a message")
         return self
 
-    def request(self) -> inference_pb2.GenerateRequest:
-        """The request that these settings describe."""
-        options = GenerateOptions(
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            seed=self.seed,
-            max_tokens=self.max_tokens,
-            stop=self.stop,
-            ignore_eos=self.ignore_eos,
-        )
-        if self.chat is None:
-            return build_request(_text(self.prompt or ""), options=options, model=self.model)
+    def options(self) -> SamplingOptions:
+        """How to sample. Raises InvalidRequestError."""
+        given: dict[str, Any] = {name: getattr(self, name) for name in _FLAGS}
+        lists = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
+        options = SamplingOptions(**{**given, **lists})
+        check_options(options, "sampling")
+        return options
+
+    def request(self, *, has_chat_template: bool) -> inference_pb2.GenerateRequest:
+        """The request that these settings describe. Raises InvalidRequestError."""
+        options, said = self.options(), self.chat
+        if said is None and (has_chat_template or self.system is not None):
+            said = self.message
+        if said is None:
+            text = _text(self.prompt or self.message or "")
+            return build_request(text, options=options, model=self.model)
         messages = [] if self.system is None else [ChatMessage("system", self.system)]
-        messages.append(ChatMessage("user", _text(self.chat)))
+        messages.append(ChatMessage("user", _text(said)))
         return build_request(messages=messages, options=options, model=self.model)
+
+
+def _flag(option: Option) -> str:
+    """The help text of an option's flag."""
+    if option.default is None:
+        return option.help
+    whose = "the model's own, or " if option.from_model else ""
+    return f"{option.help} Unset: {whose}{option.default:g}."
+
+
+_FLAGS: Final = tuple(item.name for item in fields(SamplingOptions) if OPTIONS[item.name].is_flag)
+
+
+def _sampling_fields() -> dict[str, Any]:
+    """One setting for each sampling option; lists are repeatable flags."""
+    made = {}
+    for item in fields(SamplingOptions):
+        if item.name not in _FLAGS:
+            continue
+        kind, default = item.type, item.default
+        if isinstance(default, tuple):
+            kind, default = (list[int] if kind == tuple[int, ...] else list[str]), []
+        made[item.name] = (kind, Field(default, description=_flag(OPTIONS[item.name])))
+    return made
+
+
+GenerateConfig = create_model(
+    "GenerateConfig",
+    __base__=_GenerateConfig,
+    __doc__=_GenerateConfig.__doc__,
+    **_sampling_fields(),
+)
 
 
 def run(args: list[str]) -> int:
@@ -74,7 +104,7 @@ def run(args: list[str]) -> int:
         GenerateConfig, args, prog="diptych generate", env_prefix="DIPTYCH_GENERATE_"
     )
     try:
-        last = asyncio.run(stream(config.address, config.request(), _write, config.timeout_s))
+        last = asyncio.run(_generate(config))
     except DiptychError as error:
         print(f"\ndiptych generate: {error.reason}: {error.message}", file=sys.stderr)  # noqa: T201
         return EXIT_REFUSED
@@ -95,11 +125,33 @@ async def stream(
     Raises:
         DiptychError: the router refused or failed.
     """
-    last = None
     async with DiptychClient(address) as client:
-        async for chunk in client.stream(request, timeout_s):
-            write(chunk.text)
-            last = chunk
+        return await _stream(client, request, write, timeout_s)
+
+
+async def _generate(config: _GenerateConfig) -> Chunk:
+    async with DiptychClient(config.address) as client:
+        has_template = config.message is not None and await _has_chat_template(client, config.model)
+        request = config.request(has_chat_template=has_template)
+        return await _stream(client, request, _write, config.timeout_s)
+
+
+async def _has_chat_template(client: DiptychClient, model: str) -> bool:
+    return any(
+        served.has_chat_template for served in await client.models() if model in ("", served.name)
+    )
+
+
+async def _stream(
+    client: DiptychClient,
+    request: inference_pb2.GenerateRequest,
+    write: Callable[[str], None],
+    timeout_s: float | None,
+) -> Chunk:
+    last = None
+    async for chunk in client.stream(request, timeout_s):
+        write(chunk.text)
+        last = chunk
     if last is None or last.finish_reason is None:
         raise DiptychError("the stream ended without a finish reason")
     return last

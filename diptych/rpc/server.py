@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
 import grpc
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 from grpc_status import rpc_status
 
 from diptych.errors import DiptychError, InvalidRequestError
 from diptych.rpc.channel import SIZE_OPTIONS, ChannelOptions, keepalive_options
+from diptych.rpc.decoding import decode
 from diptych.rpc.status import to_status
-from diptych.rpc.utf8 import invalid_utf8_field
 from diptych.timers import Timers
 
 logger = logging.getLogger(__name__)
@@ -137,12 +137,9 @@ def _tolerant(deserializer: Any) -> Any:
 
     def deserialize(data: bytes) -> Any:
         try:
-            return deserializer(data)
-        except DecodeError:
-            field = invalid_utf8_field(message_type.DESCRIPTOR, data)
-            if field is None:
-                return _Undecodable(InvalidRequestError("not valid protobuf", field="request"))
-            return _Undecodable(InvalidRequestError("not valid UTF-8", field=field))
+            return decode(message_type, data)
+        except InvalidRequestError as error:
+            return _Undecodable(error)
 
     return deserialize
 

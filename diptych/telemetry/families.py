@@ -54,6 +54,12 @@ class RequestMetrics:
             "ITL: each gap between consecutive tokens of a request, as the router wrote them, s.",
             _TOKEN_SECONDS_BUCKETS,
         )
+        self.emission_seconds = metrics.histogram(
+            "inter_token_emission_seconds",
+            "Each gap between consecutive tokens of a request, as workers sent them to the router: "
+            "unlike ITL no client can slow it, s.",
+            _TOKEN_SECONDS_BUCKETS,
+        )
         self.handoff_gap_seconds = metrics.histogram(
             "handoff_gap_seconds",
             "First until second token of a request, s: where an exposed transfer shows.",

@@ -37,6 +37,11 @@ def request_ids(request_id: str, trace_id: str = "") -> Iterator[None]:
         _ids.reset(token)
 
 
+def mark(request_id: str, trace_id: str = "") -> None:
+    """Mark the log lines of this task and its children from now on: the task is the request's."""
+    _ids.set(RequestIds(request_id, trace_id))
+
+
 class JSONFormatter(logging.Formatter):
     """One JSON object a line; what cannot be encoded is shown as text."""
 

@@ -19,11 +19,37 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from diptych.errors import ConfigurationError, InvalidRequestError
 
 
+class ToolCall(NamedTuple):
+    """A call of a tool in an earlier turn."""
+
+    tool_call_id: str
+    name: str
+    arguments: Mapping[str, Any]
+
+
 class Message(NamedTuple):
     """One turn of a chat."""
 
     role: str
     content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+
+    def for_template(self) -> dict[str, Any]:
+        """As templates expect it; what is empty is left out, which they ask for."""
+        turn: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.tool_calls:
+            turn["tool_calls"] = [
+                {
+                    "id": call.tool_call_id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for call in self.tool_calls
+            ]
+        if self.tool_call_id:
+            turn["tool_call_id"] = self.tool_call_id
+        return turn
 
 
 class ChatTemplate:
@@ -55,20 +81,33 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise ConfigurationError(f"the model's chat template: {error}") from None
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        arguments: Mapping[str, object] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+    ) -> str:
         """The prompt text; with ``add_generation_prompt`` it ends where the answer begins.
 
+        ``arguments`` are further names that the template knows.
+
         Raises:
-            InvalidRequestError: the template refuses these messages.
+            InvalidRequestError: the template refuses these messages, or an argument
+                has the name of something that every template gets.
         """
+        own: dict[str, object] = {
+            "messages": [message.for_template() for message in messages],
+            "add_generation_prompt": add_generation_prompt,
+            "tools": None,
+            "documents": None,
+            **self._special_tokens,
+        }
+        for name in arguments or {}:
+            if name in own:
+                raise InvalidRequestError("cannot be set", field=f"chat.template_arguments.{name}")
         try:
-            return self._template.render(
-                messages=[message._asdict() for message in messages],
-                add_generation_prompt=add_generation_prompt,
-                tools=None,
-                documents=None,
-                **self._special_tokens,
-            )
+            return self._template.render({**(arguments or {}), **own})
         except Exception as error:  # noqa: BLE001 - a template may fail in any way
             raise InvalidRequestError(
                 f"the model's chat template refuses them: {error}", field="chat.messages"

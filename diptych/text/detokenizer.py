@@ -38,6 +38,7 @@ class Detokenizer:
         """Raises ValueError if a stop string is empty."""
         self._assembler = tokenizer.text.assembler()
         self._matcher = StopMatcher(stop)
+        self._has_stop = bool(stop)
         self._min_tokens = min_tokens
         self._num_tokens = 0
         self._held = ""  # not yet emitted: the last ``num_held`` characters
@@ -50,6 +51,11 @@ class Detokenizer:
         or not as its text is wanted or not; special tokens have none.
         """
         assert not self._is_finished
+        if not self._has_stop:  # nothing is ever held back
+            push = self._assembler.push
+            return TextDelta(
+                "".join([push(token_id) for token_id in token_ids]), None, len(token_ids)
+            )
         parts: list[str] = []
         for index, token_id in enumerate(token_ids):
             self._num_tokens += 1

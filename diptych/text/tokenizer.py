@@ -6,7 +6,7 @@ config.json and generation_config.json. Needs neither torch nor transformers.
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,15 +84,19 @@ class Tokenizer:
         """The text of ``token_ids``, special tokens left out."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
-    def render_chat(self, messages: Sequence[Message]) -> str:
+    def render_chat(
+        self, messages: Sequence[Message], arguments: Mapping[str, object] | None = None
+    ) -> str:
         """The prompt text of a chat, ending where the model's answer begins.
+
+        ``arguments`` are further names that the model's template knows.
 
         Raises:
             InvalidRequestError: no template, or the template refuses the messages.
         """
         if self.chat_template is None:
             raise InvalidRequestError("this model has no chat template", field="chat")
-        return self.chat_template.render(messages)
+        return self.chat_template.render(messages, arguments)
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a chat prompt; the template itself writes the special tokens."""

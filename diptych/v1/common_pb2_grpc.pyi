@@ -5,7 +5,7 @@ Messages that more than one service uses.
 
 Evolution: fields are only added; a removed field's number and name are
 reserved; every enum has an UNSPECIFIED zero that a reader treats as "not
-said". Times are seconds as doubles; sizes are bytes; positions count tokens
+said" (docs/api.md has the rules). Times are seconds as doubles; sizes are bytes; positions count tokens
 from the start of the sequence (prompt and output share one numbering).
 """
 

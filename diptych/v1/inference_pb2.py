@@ -23,37 +23,62 @@ _sym_db = _symbol_database.Default()
 
 
 from diptych.v1 import common_pb2 as diptych_dot_v1_dot_common__pb2
+from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x64iptych/v1/inference.proto\x12\ndiptych.v1\x1a\x17\x64iptych/v1/common.proto\"\xe3\x01\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12&\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x16.diptych.v1.ChatPromptH\x00\x12)\n\x06tokens\x18\x04 \x01(\x0b\x32\x17.diptych.v1.TokenPromptH\x00\x12,\n\x08sampling\x18\x05 \x01(\x0b\x32\x1a.diptych.v1.SamplingParams\x12\x12\n\nrequest_id\x18\x06 \x01(\t\x12\x12\n\ncache_salt\x18\x07 \x01(\tB\x08\n\x06prompt\"7\n\nChatPrompt\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.diptych.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x1a\n\x0bTokenPrompt\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xf5\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x10\n\x08position\x18\x04 \x01(\r\x12\x0f\n\x07margins\x18\x05 \x03(\x02\x12/\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x18.diptych.v1.FinishReason\x12\x12\n\nstop_match\x18\x07 \x01(\t\x12 \n\x05usage\x18\x08 \x01(\x0b\x32\x11.diptych.v1.Usage\x12\"\n\x06timing\x18\t \x01(\x0b\x32\x12.diptych.v1.Timing\"X\n\x05Usage\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x02 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x03 \x01(\r\"\xbd\x02\n\x06Timing\x12\x0f\n\x07queue_s\x18\x01 \x01(\x01\x12\x11\n\tprefill_s\x18\x02 \x01(\x01\x12\x15\n\rfirst_write_s\x18\x03 \x01(\x01\x12\x0e\n\x06ttft_s\x18\x04 \x01(\x01\x12\x15\n\rhandoff_gap_s\x18\x05 \x01(\x01\x12\x10\n\x08\x64\x65\x63ode_s\x18\x06 \x01(\x01\x12\x0f\n\x07total_s\x18\x07 \x01(\x01\x12+\n\x08transfer\x18\x08 \x01(\x0b\x32\x19.diptych.v1.TransferStats\x12#\n\x07kv_path\x18\t \x01(\x0e\x32\x12.diptych.v1.KVPath\x12\x14\n\x0cnum_attempts\x18\n \x01(\r\x12\x16\n\x0eprefill_worker\x18\x0b \x01(\t\x12\x15\n\rdecode_worker\x18\x0c \x01(\t\x12\x17\n\x0fnum_preemptions\x18\r \x01(\r\"\x13\n\x11ListModelsRequest\"7\n\x12ListModelsResponse\x12!\n\x06models\x18\x01 \x03(\x0b\x32\x11.diptych.v1.Model\"j\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x19\n\x11has_chat_template\x18\x03 \x01(\x08\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\r\n\x05ready\x18\x05 \x01(\x08*\x81\x01\n\x06KVPath\x12\x17\n\x13KV_PATH_UNSPECIFIED\x10\x00\x12\x19\n\x15KV_PATH_DISAGGREGATED\x10\x01\x12\x11\n\rKV_PATH_LOCAL\x10\x02\x12\x16\n\x12KV_PATH_RECOMPUTED\x10\x03\x12\x18\n\x14KV_PATH_PREFILL_ONLY\x10\x04\x32\xa1\x01\n\tInference\x12G\n\x08Generate\x12\x1b.diptych.v1.GenerateRequest\x1a\x1c.diptych.v1.GenerateResponse0\x01\x12K\n\nListModels\x12\x1d.diptych.v1.ListModelsRequest\x1a\x1e.diptych.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x64iptych/v1/inference.proto\x12\ndiptych.v1\x1a\x17\x64iptych/v1/common.proto\x1a\x1cgoogle/protobuf/struct.proto\"\xd9\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12&\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x16.diptych.v1.ChatPromptH\x00\x12)\n\x06tokens\x18\x04 \x01(\x0b\x32\x17.diptych.v1.TokenPromptH\x00\x12-\n\x08sampling\x18\x05 \x01(\x0b\x32\x1b.diptych.v1.SamplingOptions\x12\x12\n\nrequest_id\x18\x06 \x01(\t\x12\x12\n\ncache_salt\x18\x07 \x01(\t\x12\x19\n\x11\x65mitted_token_ids\x18\x08 \x03(\r\x12\x1f\n\x17return_prompt_token_ids\x18\t \x01(\x08\x12\x0f\n\x07\x61\x64\x61pter\x18\n \x01(\t\x12&\n\x08priority\x18\x0b \x01(\x0e\x32\x14.diptych.v1.PriorityB\x08\n\x06prompt\"\x8d\x01\n\nChatPrompt\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.diptych.v1.ChatMessage\x12\x33\n\x12template_arguments\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x1f\n\x05tools\x18\x03 \x03(\x0b\x32\x10.diptych.v1.Tool\"\x85\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12(\n\x07\x63ontent\x18\x02 \x03(\x0b\x32\x17.diptych.v1.ContentPart\x12(\n\ntool_calls\x18\x03 \x03(\x0b\x32\x14.diptych.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\"%\n\x0b\x43ontentPart\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x42\x06\n\x04part\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"V\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12+\n\nparameters\x18\x03 \x01(\x0b\x32\x17.google.protobuf.Struct\"\x1a\n\x0bTokenPrompt\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\x8d\x06\n\x0fSamplingOptions\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x11\n\x04seed\x18\x04 \x01(\x04H\x03\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x05 \x01(\rH\x04\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x06 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\r\x12\x0c\n\x04stop\x18\x08 \x03(\t\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12\x16\n\x0ereturn_margins\x18\n \x01(\x08\x12\x12\n\x05min_p\x18\x0b \x01(\x02H\x05\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x0c \x01(\x02H\x06\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\r \x01(\x02H\x07\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x0e \x01(\x02H\x08\x88\x01\x01\x12>\n\nlogit_bias\x18\x0f \x03(\x0b\x32*.diptych.v1.SamplingOptions.LogitBiasEntry\x12\x15\n\x08logprobs\x18\x10 \x01(\rH\t\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x11 \x01(\rH\n\x88\x01\x01\x12*\n\nconstraint\x18\x12 \x01(\x0b\x32\x16.diptych.v1.Constraint\x12\x0e\n\x01n\x18\x13 \x01(\rH\x0b\x88\x01\x01\x12\x14\n\x07\x62\x65st_of\x18\x14 \x01(\rH\x0c\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x07\n\x05_seedB\r\n\x0b_max_tokensB\x08\n\x06_min_pB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\x04\n\x02_nB\n\n\x08_best_of\"O\n\nConstraint\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12\x11\n\x07grammar\x18\x03 \x01(\tH\x00\x42\x06\n\x04kind\"\xc6\x01\n\x10GenerateResponse\x12&\n\x07started\x18\x01 \x01(\x0b\x32\x13.diptych.v1.StartedH\x00\x12\"\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x11.diptych.v1.DeltaH\x00\x12\x35\n\x0f\x63hoice_finished\x18\x03 \x01(\x0b\x32\x1a.diptych.v1.ChoiceFinishedH\x00\x12&\n\x07summary\x18\x04 \x01(\x0b\x32\x13.diptych.v1.SummaryH\x00\x42\x07\n\x05\x65vent\"T\n\x07Started\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x18\n\x10prompt_token_ids\x18\x04 \x03(\r\"[\n\x05\x44\x65lta\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x10\n\x08position\x18\x04 \x01(\r\x12\x0f\n\x07margins\x18\x05 \x03(\x02\"~\n\x0e\x43hoiceFinished\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12(\n\x06reason\x18\x02 \x01(\x0e\x32\x18.diptych.v1.FinishReason\x12\x0e\n\x04stop\x18\x03 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x04 \x01(\rH\x00\x42\t\n\x07matched\"O\n\x07Summary\x12 \n\x05usage\x18\x01 \x01(\x0b\x32\x11.diptych.v1.Usage\x12\"\n\x06timing\x18\x02 \x01(\x0b\x32\x12.diptych.v1.Timing\"t\n\x05Usage\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x02 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x03 \x01(\r\x12\x1a\n\x12num_resumed_tokens\x18\x04 \x01(\r\"\xbd\x02\n\x06Timing\x12\x0f\n\x07queue_s\x18\x01 \x01(\x01\x12\x11\n\tprefill_s\x18\x02 \x01(\x01\x12\x15\n\rfirst_write_s\x18\x03 \x01(\x01\x12\x0e\n\x06ttft_s\x18\x04 \x01(\x01\x12\x15\n\rhandoff_gap_s\x18\x05 \x01(\x01\x12\x10\n\x08\x64\x65\x63ode_s\x18\x06 \x01(\x01\x12\x0f\n\x07total_s\x18\x07 \x01(\x01\x12+\n\x08transfer\x18\x08 \x01(\x0b\x32\x19.diptych.v1.TransferStats\x12#\n\x07kv_path\x18\t \x01(\x0e\x32\x12.diptych.v1.KVPath\x12\x14\n\x0cnum_attempts\x18\n \x01(\r\x12\x16\n\x0eprefill_worker\x18\x0b \x01(\t\x12\x15\n\rdecode_worker\x18\x0c \x01(\t\x12\x17\n\x0fnum_preemptions\x18\r \x01(\r\"\x13\n\x11ListModelsRequest\"7\n\x12ListModelsResponse\x12!\n\x06models\x18\x01 \x03(\x0b\x32\x11.diptych.v1.Model\"j\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x19\n\x11has_chat_template\x18\x03 \x01(\x08\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\r\n\x05ready\x18\x05 \x01(\x08*f\n\x08Priority\x12\x18\n\x14PRIORITY_UNSPECIFIED\x10\x00\x12\x15\n\x11PRIORITY_REALTIME\x10\x01\x12\x15\n\x11PRIORITY_STANDARD\x10\x02\x12\x12\n\x0ePRIORITY_BATCH\x10\x03*\x81\x01\n\x06KVPath\x12\x17\n\x13KV_PATH_UNSPECIFIED\x10\x00\x12\x19\n\x15KV_PATH_DISAGGREGATED\x10\x01\x12\x11\n\rKV_PATH_LOCAL\x10\x02\x12\x16\n\x12KV_PATH_RECOMPUTED\x10\x03\x12\x18\n\x14KV_PATH_PREFILL_ONLY\x10\x04\x32\xa1\x01\n\tInference\x12G\n\x08Generate\x12\x1b.diptych.v1.GenerateRequest\x1a\x1c.diptych.v1.GenerateResponse0\x01\x12K\n\nListModels\x12\x1d.diptych.v1.ListModelsRequest\x1a\x1e.diptych.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'diptych.v1.inference_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_KVPATH']._serialized_start=1273
-  _globals['_KVPATH']._serialized_end=1402
-  _globals['_GENERATEREQUEST']._serialized_start=68
-  _globals['_GENERATEREQUEST']._serialized_end=295
-  _globals['_CHATPROMPT']._serialized_start=297
-  _globals['_CHATPROMPT']._serialized_end=352
-  _globals['_CHATMESSAGE']._serialized_start=354
-  _globals['_CHATMESSAGE']._serialized_end=398
-  _globals['_TOKENPROMPT']._serialized_start=400
-  _globals['_TOKENPROMPT']._serialized_end=426
-  _globals['_GENERATERESPONSE']._serialized_start=429
-  _globals['_GENERATERESPONSE']._serialized_end=674
-  _globals['_USAGE']._serialized_start=676
-  _globals['_USAGE']._serialized_end=764
-  _globals['_TIMING']._serialized_start=767
-  _globals['_TIMING']._serialized_end=1084
-  _globals['_LISTMODELSREQUEST']._serialized_start=1086
-  _globals['_LISTMODELSREQUEST']._serialized_end=1105
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1107
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1162
-  _globals['_MODEL']._serialized_start=1164
-  _globals['_MODEL']._serialized_end=1270
-  _globals['_INFERENCE']._serialized_start=1405
-  _globals['_INFERENCE']._serialized_end=1566
+  _globals['_SAMPLINGOPTIONS_LOGITBIASENTRY']._loaded_options = None
+  _globals['_SAMPLINGOPTIONS_LOGITBIASENTRY']._serialized_options = b'8\001'
+  _globals['_PRIORITY']._serialized_start=3015
+  _globals['_PRIORITY']._serialized_end=3117
+  _globals['_KVPATH']._serialized_start=3120
+  _globals['_KVPATH']._serialized_end=3249
+  _globals['_GENERATEREQUEST']._serialized_start=98
+  _globals['_GENERATEREQUEST']._serialized_end=443
+  _globals['_CHATPROMPT']._serialized_start=446
+  _globals['_CHATPROMPT']._serialized_end=587
+  _globals['_CHATMESSAGE']._serialized_start=590
+  _globals['_CHATMESSAGE']._serialized_end=723
+  _globals['_CONTENTPART']._serialized_start=725
+  _globals['_CONTENTPART']._serialized_end=762
+  _globals['_TOOLCALL']._serialized_start=764
+  _globals['_TOOLCALL']._serialized_end=819
+  _globals['_TOOL']._serialized_start=821
+  _globals['_TOOL']._serialized_end=907
+  _globals['_TOKENPROMPT']._serialized_start=909
+  _globals['_TOKENPROMPT']._serialized_end=935
+  _globals['_SAMPLINGOPTIONS']._serialized_start=938
+  _globals['_SAMPLINGOPTIONS']._serialized_end=1719
+  _globals['_SAMPLINGOPTIONS_LOGITBIASENTRY']._serialized_start=1484
+  _globals['_SAMPLINGOPTIONS_LOGITBIASENTRY']._serialized_end=1532
+  _globals['_CONSTRAINT']._serialized_start=1721
+  _globals['_CONSTRAINT']._serialized_end=1800
+  _globals['_GENERATERESPONSE']._serialized_start=1803
+  _globals['_GENERATERESPONSE']._serialized_end=2001
+  _globals['_STARTED']._serialized_start=2003
+  _globals['_STARTED']._serialized_end=2087
+  _globals['_DELTA']._serialized_start=2089
+  _globals['_DELTA']._serialized_end=2180
+  _globals['_CHOICEFINISHED']._serialized_start=2182
+  _globals['_CHOICEFINISHED']._serialized_end=2308
+  _globals['_SUMMARY']._serialized_start=2310
+  _globals['_SUMMARY']._serialized_end=2389
+  _globals['_USAGE']._serialized_start=2391
+  _globals['_USAGE']._serialized_end=2507
+  _globals['_TIMING']._serialized_start=2510
+  _globals['_TIMING']._serialized_end=2827
+  _globals['_LISTMODELSREQUEST']._serialized_start=2829
+  _globals['_LISTMODELSREQUEST']._serialized_end=2848
+  _globals['_LISTMODELSRESPONSE']._serialized_start=2850
+  _globals['_LISTMODELSRESPONSE']._serialized_end=2905
+  _globals['_MODEL']._serialized_start=2907
+  _globals['_MODEL']._serialized_end=3013
+  _globals['_INFERENCE']._serialized_start=3252
+  _globals['_INFERENCE']._serialized_end=3413
 # @@protoc_insertion_point(module_scope)

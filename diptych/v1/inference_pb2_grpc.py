@@ -52,12 +52,15 @@ class InferenceServicer:
     def Generate(self, request, context):
         """Generate streams the continuation of one prompt.
 
-        The stream ends OK after exactly one response with a finish_reason. Errors
-        carry google.rpc.ErrorInfo with a reason: INVALID_ARGUMENT/REQUEST_INVALID
-        (with BadRequest field violations), NOT_FOUND/MODEL_NOT_FOUND,
-        RESOURCE_EXHAUSTED/QUEUE_FULL or KV_BLOCKS_EXHAUSTED (with RetryInfo),
-        UNAVAILABLE/NO_WORKER, DEADLINE_EXCEEDED, ABORTED/KV_TRANSFER_INTERRUPTED.
-        Cancelling the call frees everything it held. The gRPC deadline is honoured.
+        The stream is one Started, then Deltas, then one ChoiceFinished for each
+        choice and one Summary, after which it ends OK. Started comes with the first
+        token: a request that no worker took ends with an error and nothing before.
+        Errors carry google.rpc.ErrorInfo with a reason:
+        INVALID_ARGUMENT/REQUEST_INVALID (with BadRequest field violations),
+        NOT_FOUND/MODEL_NOT_FOUND, RESOURCE_EXHAUSTED/QUEUE_FULL or
+        KV_BLOCKS_EXHAUSTED (with RetryInfo), UNAVAILABLE/NO_WORKER,
+        DEADLINE_EXCEEDED, ABORTED/KV_TRANSFER_INTERRUPTED. Cancelling the call frees
+        everything it held. The gRPC deadline is honoured.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -34,12 +34,15 @@ class InferenceStub:
     Generate: _grpc.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]
     """Generate streams the continuation of one prompt.
 
-    The stream ends OK after exactly one response with a finish_reason. Errors
-    carry google.rpc.ErrorInfo with a reason: INVALID_ARGUMENT/REQUEST_INVALID
-    (with BadRequest field violations), NOT_FOUND/MODEL_NOT_FOUND,
-    RESOURCE_EXHAUSTED/QUEUE_FULL or KV_BLOCKS_EXHAUSTED (with RetryInfo),
-    UNAVAILABLE/NO_WORKER, DEADLINE_EXCEEDED, ABORTED/KV_TRANSFER_INTERRUPTED.
-    Cancelling the call frees everything it held. The gRPC deadline is honoured.
+    The stream is one Started, then Deltas, then one ChoiceFinished for each
+    choice and one Summary, after which it ends OK. Started comes with the first
+    token: a request that no worker took ends with an error and nothing before.
+    Errors carry google.rpc.ErrorInfo with a reason:
+    INVALID_ARGUMENT/REQUEST_INVALID (with BadRequest field violations),
+    NOT_FOUND/MODEL_NOT_FOUND, RESOURCE_EXHAUSTED/QUEUE_FULL or
+    KV_BLOCKS_EXHAUSTED (with RetryInfo), UNAVAILABLE/NO_WORKER,
+    DEADLINE_EXCEEDED, ABORTED/KV_TRANSFER_INTERRUPTED. Cancelling the call frees
+    everything it held. The gRPC deadline is honoured.
     """
     ListModels: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]
     """ListModels tells which models this router serves."""
@@ -50,12 +53,15 @@ class InferenceAsyncStub(InferenceStub):
     Generate: _aio.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]  # type: ignore[assignment]
     """Generate streams the continuation of one prompt.
 
-    The stream ends OK after exactly one response with a finish_reason. Errors
-    carry google.rpc.ErrorInfo with a reason: INVALID_ARGUMENT/REQUEST_INVALID
-    (with BadRequest field violations), NOT_FOUND/MODEL_NOT_FOUND,
-    RESOURCE_EXHAUSTED/QUEUE_FULL or KV_BLOCKS_EXHAUSTED (with RetryInfo),
-    UNAVAILABLE/NO_WORKER, DEADLINE_EXCEEDED, ABORTED/KV_TRANSFER_INTERRUPTED.
-    Cancelling the call frees everything it held. The gRPC deadline is honoured.
+    The stream is one Started, then Deltas, then one ChoiceFinished for each
+    choice and one Summary, after which it ends OK. Started comes with the first
+    token: a request that no worker took ends with an error and nothing before.
+    Errors carry google.rpc.ErrorInfo with a reason:
+    INVALID_ARGUMENT/REQUEST_INVALID (with BadRequest field violations),
+    NOT_FOUND/MODEL_NOT_FOUND, RESOURCE_EXHAUSTED/QUEUE_FULL or
+    KV_BLOCKS_EXHAUSTED (with RetryInfo), UNAVAILABLE/NO_WORKER,
+    DEADLINE_EXCEEDED, ABORTED/KV_TRANSFER_INTERRUPTED. Cancelling the call frees
+    everything it held. The gRPC deadline is honoured.
     """
     ListModels: _aio.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]  # type: ignore[assignment]
     """ListModels tells which models this router serves."""
@@ -69,12 +75,15 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.GenerateResponse], _abc.AsyncIterator[_inference_pb2.GenerateResponse]]:
         """Generate streams the continuation of one prompt.
 
-        The stream ends OK after exactly one response with a finish_reason. Errors
-        carry google.rpc.ErrorInfo with a reason: INVALID_ARGUMENT/REQUEST_INVALID
-        (with BadRequest field violations), NOT_FOUND/MODEL_NOT_FOUND,
-        RESOURCE_EXHAUSTED/QUEUE_FULL or KV_BLOCKS_EXHAUSTED (with RetryInfo),
-        UNAVAILABLE/NO_WORKER, DEADLINE_EXCEEDED, ABORTED/KV_TRANSFER_INTERRUPTED.
-        Cancelling the call frees everything it held. The gRPC deadline is honoured.
+        The stream is one Started, then Deltas, then one ChoiceFinished for each
+        choice and one Summary, after which it ends OK. Started comes with the first
+        token: a request that no worker took ends with an error and nothing before.
+        Errors carry google.rpc.ErrorInfo with a reason:
+        INVALID_ARGUMENT/REQUEST_INVALID (with BadRequest field violations),
+        NOT_FOUND/MODEL_NOT_FOUND, RESOURCE_EXHAUSTED/QUEUE_FULL or
+        KV_BLOCKS_EXHAUSTED (with RetryInfo), UNAVAILABLE/NO_WORKER,
+        DEADLINE_EXCEEDED, ABORTED/KV_TRANSFER_INTERRUPTED. Cancelling the call frees
+        everything it held. The gRPC deadline is honoured.
         """
 
     @_abc_1.abstractmethod

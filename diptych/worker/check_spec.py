@@ -1,9 +1,9 @@
 """A worker's own check of what a router sends. Pure."""
 
-import math
 from collections.abc import Iterable
 
 from diptych.errors import InvalidRequestError
+from diptych.sampling_params import SamplingParams, check_options
 from diptych.v1 import common_pb2
 
 MAX_SALT_BYTES = 256
@@ -44,11 +44,8 @@ def check_token_ids(token_ids: Iterable[int], *, vocab_size: int, field: str) ->
 def _check_sampling(
     sampling: common_pb2.SamplingParams, *, num_output: int, vocab_size: int
 ) -> None:
-    temperature = sampling.temperature if sampling.HasField("temperature") else 1.0
-    if not (math.isfinite(temperature) and 0 <= temperature <= 100):
-        raise InvalidRequestError("not within 0 and 100", field="spec.sampling.temperature")
-    if sampling.HasField("top_p") and not 0 < sampling.top_p <= 1:
-        raise InvalidRequestError("not within (0, 1]", field="spec.sampling.top_p")
+    params = SamplingParams.from_proto(sampling)
+    check_options(params, "spec.sampling")
     if not sampling.HasField("max_tokens"):
         raise InvalidRequestError("is not resolved", field="spec.sampling.max_tokens")
     if sampling.max_tokens <= num_output:
@@ -56,7 +53,7 @@ def _check_sampling(
             f"{sampling.max_tokens} leaves nothing after {num_output} output tokens",
             field="spec.sampling.max_tokens",
         )
-    if not sampling.HasField("seed") and temperature > 0:
+    if not sampling.HasField("seed") and params.temperature > 0:
         raise InvalidRequestError("is not resolved", field="spec.sampling.seed")
     check_token_ids(
         sampling.stop_token_ids, vocab_size=vocab_size, field="spec.sampling.stop_token_ids"

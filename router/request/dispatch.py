@@ -10,11 +10,11 @@ from router.cluster.decode_link import DecodeLink, SeatListener
 from router.cluster.members import Cluster
 from router.cluster.prefill_link import LeaseListener, LeaseStream
 from router.config import RouterConfig
-from router.frontend.validation import ResolvedRequest
 from router.placement.queue import WaitingRoom
 from router.placement.types import Placement, Policy, Query, WorkerId
 from router.request import actions, events, wire
 from router.request.events import Event
+from router.request.resolved import ResolvedRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +54,7 @@ class Dispatch:
     ) -> None:
         self._request_id = request_id
         self._request = request
+        self._sampling = request.sampling.to_proto()
         self._services = services
         self._metadata = metadata
         self._trace_context = trace_context
@@ -190,6 +191,6 @@ class Dispatch:
         return common_pb2.SequenceSpec(
             token_ids=[*prompt_ids, *emitted],
             num_prompt_tokens=len(prompt_ids),
-            sampling=self._request.sampling,
+            sampling=self._sampling,
             cache_salt=self._request.cache_salt,
         )

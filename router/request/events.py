@@ -38,9 +38,9 @@ class Cancelled(NamedTuple):
 
 
 class ClientTooSlow(NamedTuple):
-    """The client has left more than ``max_unread`` responses unread."""
+    """The client reads too slowly; ``why`` says what was seen."""
 
-    max_unread: int
+    why: str
 
 
 class Accepted(NamedTuple):

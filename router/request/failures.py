@@ -5,7 +5,6 @@ from diptych.errors import (
     DiptychError,
     NoWorkerError,
     QueueTimeoutError,
-    SlowClientError,
     TransferInterruptedError,
     WorkerDrainingError,
 )
@@ -58,10 +57,3 @@ def ended(error: DiptychError | None) -> DiptychError:
     if is_refusal(error) and error.retry_after_s is None:
         error.retry_after_s = _RETRY_AFTER_S
     return error
-
-
-def client_too_slow(max_unread: int) -> DiptychError:
-    """The client reads slower than tokens are made, and its buffer is full."""
-    return SlowClientError(
-        f"the client left {max_unread} responses unread", client_buffer_messages=str(max_unread)
-    )

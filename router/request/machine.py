@@ -13,9 +13,9 @@ positions have neither gaps nor repeats.
 
 from collections.abc import Sequence
 
-from diptych.errors import DeadlineExceededError, DiptychError
+from diptych.errors import DeadlineExceededError, DiptychError, SlowClientError
 from router.placement.types import Placement
-from router.request import actions, events, failures
+from router.request import actions, events
 from router.request.actions import Action
 from router.request.attempt import Attempt
 from router.request.decode_reservation import ReservationState
@@ -40,8 +40,13 @@ class RequestMachine:
         sink: TokenSink,
         *,
         deadline_s: float | None = None,
+        resumed: Sequence[int] = (),
     ) -> None:
-        """``sink`` gets the tokens as they are emitted; ``deadline_s`` is a moment of the clock."""
+        """``sink`` gets the tokens as they are emitted; ``deadline_s`` is a moment of the clock.
+
+        ``resumed`` are output tokens that the client has already: they go through
+        ``sink`` at once and are forced inputs from the first attempt on.
+        """
         self.state = RequestState.NEW
         self.wake_at_s: float | None = None
         """When a Tick is due next; None: never."""
@@ -50,6 +55,7 @@ class RequestMachine:
         self._deadline_s = deadline_s
         self._actions: list[Action] = []
         self._output = EmittedTokens(shape, sink)
+        self._output.accept(len(shape.prompt_ids), resumed, ())
         self._ended_due_s: float | None = None  # of the worker's last word, once all tokens came
         self._progress = Progress(deps.timers.sequence_progress_s)
         self._retry = RetryState(deps.timers, deps.max_attempts)
@@ -103,7 +109,7 @@ class RequestMachine:
     def _handle(self, event: Event) -> None:
         match event:
             case events.Begin():
-                self._queue(front=False)
+                self._begin()
             case events.Offered():
                 self._on_offered(event)
             case events.TurnedAway():
@@ -113,7 +119,7 @@ class RequestMachine:
             case events.Cancelled():
                 self._close_all()
             case events.ClientTooSlow():
-                self._fail(failures.client_too_slow(event.max_unread))
+                self._fail(SlowClientError(event.why))
             case events.Accepted():
                 self.attempt.accepted(event)
             case events.FirstToken():
@@ -133,6 +139,12 @@ class RequestMachine:
                 self._on_tokens(event)
             case events.Ended() | events.ReservationLost():
                 self._on_reservation_over(event)
+
+    def _begin(self) -> None:
+        if self._output.complete_reason:  # what is resumed was whole
+            self._finish(self._output.complete_reason)
+        else:
+            self._queue(front=False)
 
     # The queue and the clock
 

@@ -3,9 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from diptych.finish_reason import FinishReason
 from diptych.text.detokenizer import Detokenizer
-from diptych.v1 import common_pb2, inference_pb2
+from router.generation.events import ChoiceFinished, Delta, Timing
 from router.request.emitted_tokens import RequestShape
+
+# Told of new tokens: how many, and how long after those before, s (None: the first).
+OnEmitted = Callable[[int, float | None], None]
 
 
 @dataclass(slots=True)
@@ -15,45 +19,50 @@ class Moments:
     received_s: float
     placed_s: float | None = None
     first_token_s: float | None = None
+    last_token_s: float | None = None
     first_written_s: float | None = None
     second_written_s: float | None = None
     last_written_s: float | None = None
     ended_s: float | None = None
 
 
-class Answer:
-    """Turns emitted tokens into responses; what is not taken in time joins into one.
+class ResponseBuilder:
+    """Turns emitted tokens into deltas; what is not taken in time joins into one.
 
-    ``sink`` is the request machine's token sink. Responses carry consecutive output
-    positions. The one owner is the request's session.
+    ``sink`` is the request machine's token sink. Deltas carry consecutive output
+    positions. The first ``num_resumed`` tokens the client has already: they set the
+    state of the text and are not sent. The one owner is the request's session.
     """
 
     def __init__(
         self,
-        request_id: str,
         shape: RequestShape,
         detokenizer: Detokenizer,
         *,
         received_s: float,
         clock: Callable[[], float],
         max_unsent: int,
+        num_resumed: int = 0,
+        on_emitted: OnEmitted = lambda num_tokens, gap_s: None,
     ) -> None:
         """``max_unsent`` bounds how many batches of tokens may wait to be taken."""
         self.moments = Moments(received_s)
         self.num_output_tokens = 0
-        self.stop_match = ""
-        self._request_id = request_id
+        self.stop_match: str | None = None
         self._shape = shape
         self._detokenizer = detokenizer
         self._clock = clock
         self._max_unsent = max_unsent
-        self._unsent: inference_pb2.GenerateResponse | None = None
+        self._num_resumed = num_resumed
+        self._on_emitted = on_emitted
+        self._last_token_id: int | None = None
+        self._unsent: Delta | None = None
         self._num_unsent = 0
         self._num_written = 0
 
     @property
     def has_unsent(self) -> bool:
-        """Whether ``take`` has a response."""
+        """Whether ``take`` has a delta."""
         return self._unsent is not None
 
     @property
@@ -68,37 +77,26 @@ class Answer:
 
     def sink(self, token_ids: Sequence[int], margins: Sequence[float]) -> bool:
         """See :data:`router.request.emitted_tokens.TokenSink`."""
-        if self.moments.first_token_s is None:
-            self.moments.first_token_s = self._clock()
-        num_before = self.num_output_tokens
-        shown = len(token_ids)
-        is_stop = token_ids[-1] in self._shape.stop_token_ids
-        if is_stop and num_before + shown >= self._shape.min_tokens:
-            shown -= 1  # it ends the output and has no text
-        delta = self._detokenizer.push(token_ids[:shown])
-        used = len(token_ids)
+        position, used = self.num_output_tokens, len(token_ids)
+        shape, shown = self._shape, token_ids
+        if token_ids[-1] in shape.stop_token_ids and position + used >= shape.min_tokens:
+            shown = token_ids[:-1]  # it ends the output and has no text
+        delta = self._detokenizer.push(shown)
         if delta.stop_match is not None:
-            self.stop_match = delta.stop_match
-            used = delta.num_tokens_used
-        unsent = self._unsent
-        if unsent is None:
-            self._unsent = unsent = inference_pb2.GenerateResponse(
-                request_id=self._request_id, position=num_before
-            )
-        unsent.text += delta.text
-        unsent.token_ids.extend(token_ids[:used])
-        unsent.margins.extend(margins[:used])
-        self.num_output_tokens += used
-        self._num_unsent += 1
+            self.stop_match, used = delta.stop_match, delta.num_tokens_used
+        self._last_token_id = token_ids[used - 1]
+        self.num_output_tokens = position + used
+        if position >= self._num_resumed:
+            self._emit(Delta(delta.text, list(token_ids[:used]), position, list(margins[:used])))
         return delta.stop_match is not None
 
-    def take(self) -> inference_pb2.GenerateResponse | None:
-        """The next response to write."""
+    def take(self) -> Delta | None:
+        """The next delta to write."""
         taken, self._unsent, self._num_unsent = self._unsent, None, 0
         return taken
 
     def written(self, num_tokens: int) -> float | None:
-        """A response with this many tokens was written; the gap to the one before, s."""
+        """A delta with this many tokens was written; the gap to the one before, s."""
         now, moments = self._clock(), self.moments
         before, gap_s = self._num_written, None
         self._num_written += num_tokens
@@ -111,40 +109,56 @@ class Answer:
         moments.last_written_s = now
         return gap_s
 
-    def flush(self) -> str:
-        """The text that was still held back; broken characters may yet complete a stop string."""
-        if self.stop_match:
-            return ""
-        delta = self._detokenizer.flush()
-        self.stop_match = delta.stop_match or ""
-        return delta.text
+    def finish(self, reason: FinishReason) -> tuple[Delta | None, ChoiceFinished]:
+        """The text that was still held back, and the end.
 
-    def last_response(
-        self, reason: int, text: str, usage: inference_pb2.Usage, timing: inference_pb2.Timing
-    ) -> inference_pb2.GenerateResponse:
-        """The response that ends the stream."""
-        return inference_pb2.GenerateResponse(
-            request_id=self._request_id,
-            text=text,
-            position=self.num_output_tokens,
-            finish_reason=common_pb2.FinishReason.Name(reason),
-            stop_match=self.stop_match,
-            usage=usage,
-            timing=timing,
+        Broken characters may yet complete a stop string.
+        """
+        rest = None
+        if self.stop_match is None:
+            held = self._detokenizer.flush()
+            self.stop_match = held.stop_match
+            if held.text:
+                rest = Delta(held.text, [], self.num_output_tokens, [])
+        if self.stop_match is not None:
+            return rest, ChoiceFinished(FinishReason.STOP, self.stop_match)
+        matched = self._last_token_id if reason is FinishReason.STOP else None
+        return rest, ChoiceFinished(reason, matched)
+
+    def timing(self) -> Timing:
+        """The stages so far; those of the time to first token tile it."""
+        m = self.moments
+        total_s = self._clock() - m.received_s
+        if m.placed_s is None:
+            return Timing(total_s=total_s)
+        queue_s = m.placed_s - m.received_s
+        if m.first_token_s is None:
+            return Timing(total_s=total_s, queue_s=queue_s)
+        prefill_s = m.first_token_s - m.placed_s
+        if m.first_written_s is None:
+            return Timing(total_s=total_s, queue_s=queue_s, prefill_s=prefill_s)
+        has_second = m.second_written_s is not None and m.last_written_s is not None
+        second_s, last_s = m.second_written_s or 0.0, m.last_written_s or 0.0
+        return Timing(
+            total_s=total_s,
+            queue_s=queue_s,
+            prefill_s=prefill_s,
+            first_write_s=m.first_written_s - m.first_token_s,
+            ttft_s=m.first_written_s - m.received_s,
+            handoff_gap_s=second_s - m.first_written_s if has_second else 0.0,
+            decode_s=last_s - second_s if has_second else 0.0,
         )
 
-    def timing(self) -> inference_pb2.Timing:
-        """The stages so far; those of the time to first token tile it."""
-        m, now = self.moments, self._clock()
-        timing = inference_pb2.Timing(total_s=now - m.received_s)
-        if m.placed_s is not None:
-            timing.queue_s = m.placed_s - m.received_s
-            if m.first_token_s is not None:
-                timing.prefill_s = m.first_token_s - m.placed_s
-        if m.first_written_s is not None and m.first_token_s is not None:
-            timing.first_write_s = m.first_written_s - m.first_token_s
-            timing.ttft_s = m.first_written_s - m.received_s
-            if m.second_written_s is not None and m.last_written_s is not None:
-                timing.handoff_gap_s = m.second_written_s - m.first_written_s
-                timing.decode_s = m.last_written_s - m.second_written_s
-        return timing
+    def _emit(self, delta: Delta) -> None:
+        now, moments = self._clock(), self.moments
+        if moments.first_token_s is None:
+            moments.first_token_s = now
+        last_s, moments.last_token_s = moments.last_token_s, now
+        self._on_emitted(len(delta.token_ids), None if last_s is None else now - last_s)
+        unsent = self._unsent
+        if unsent is not None:
+            unsent.token_ids.extend(delta.token_ids)
+            unsent.margins.extend(delta.margins)
+            delta = unsent._replace(text=unsent.text + delta.text)
+        self._unsent = delta
+        self._num_unsent += 1

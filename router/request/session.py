@@ -1,7 +1,7 @@
-"""One client call: runs the request's state machine and writes what it emits.
+"""One request on workers: runs its state machine and hands out what it emits.
 
 Thin shell: everything that happens becomes one event for the machine, whose actions
-are executed at once, without awaiting. Only writing to the client waits, so a slow
+are executed at once, without awaiting. Only whoever takes the output waits, so a slow
 client delays nobody else.
 """
 
@@ -9,43 +9,46 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from dataclasses import replace
 
-from diptych.errors import DiptychError, NoWorkerError
+from diptych.errors import DiptychError, NoWorkerError, SlowClientError
+from diptych.finish_reason import FinishReason
 from diptych.telemetry import tracing
-from diptych.v1 import common_pb2, decode_pb2, inference_pb2, prefill_pb2
-from router.frontend.validation import ResolvedRequest
+from diptych.v1 import decode_pb2, prefill_pb2
+from router.generation.events import ChoiceFinished, Delta, KVPath, Timing, Usage
 from router.request import actions, events, wire
 from router.request.actions import Action
 from router.request.deps import RequestDeps
 from router.request.dispatch import Dispatch, Services
 from router.request.events import Event
 from router.request.machine import RequestMachine
-from router.request.response_builder import Answer
+from router.request.resolved import ResolvedRequest
+from router.request.response_builder import ResponseBuilder
 from router.telemetry import RequestObserver
 
 logger = logging.getLogger(__name__)
 
-Write = Callable[[inference_pb2.GenerateResponse], Awaitable[None]]
-
 
 class Session:
-    """Drives one request from its placement on. Owned by its handler's task.
+    """Drives one request from its placement on. Owned by the task that takes its output.
 
-    ``run`` writes until the request is over. All other methods are synchronous
-    and called on the event loop, also while ``run`` waits for the client.
+    ``start``, then ``next_event`` until it has none, then ``close``. All other methods
+    are synchronous and called on the event loop, also while the client takes its time.
     """
 
     def __init__(
         self,
         request_id: str,
         request: ResolvedRequest,
-        answer: Answer,
+        answer: ResponseBuilder,
         observer: RequestObserver,
         services: Services,
         *,
         deadline_s: float | None,
+        on_failed: Callable[[], None],
     ) -> None:
+        """``on_failed`` is called when there will be no more output, ``next_event`` says why."""
         self._request_id = request_id
         self._request = request
         self._answer = answer
@@ -63,8 +66,11 @@ class Session:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_s: float | None = None
         self._wake = asyncio.Event()
-        self._writing: asyncio.Timeout | None = None  # around a write that may take long
-        self._finish_reason = 0
+        self._on_failed = on_failed
+        self._num_taken: int | None = None  # tokens of the delta that is being written
+        self._finish_reason: FinishReason | None = None
+        self._is_ended = False  # the rest of the text was taken
+        self._finished: ChoiceFinished | None = None  # yet to be taken after it
         self._error: DiptychError | None = None
         self._bug: Exception | None = None
         deps = RequestDeps(
@@ -77,57 +83,79 @@ class Session:
             max_attempts=self._config.max_attempts,
             allow_recompute=self._config.allow_recompute,
         )
-        self._machine = RequestMachine(request.shape, deps, answer.sink, deadline_s=deadline_s)
+        self._machine = RequestMachine(
+            request.shape,
+            deps,
+            answer.sink,
+            deadline_s=deadline_s,
+            resumed=request.emitted_token_ids,
+        )
 
-    async def run(self, write: Write) -> inference_pb2.GenerateResponse:
-        """Write the answer but its last response, which is returned.
+    def start(self) -> None:
+        """Ask for workers."""
+        self._handle(events.Begin())
 
-        Raises DiptychError; cancelling frees everything at once.
+    async def next_event(self) -> Delta | ChoiceFinished | None:
+        """Wait for more output; asking for it says that what came before was written.
+
+        None after the ChoiceFinished. Raises DiptychError.
         """
-        try:
-            self._handle(events.Begin())
-            while True:
-                await self._wake.wait()
-                self._wake.clear()
-                if not await self._write_unsent(write):
-                    break
+        self._book_written()
+        while True:
             if self._bug is not None:
                 raise self._bug
             if self._error is not None:
                 raise self._error
-            return self._last_response()
-        finally:
-            self._handle(events.Cancelled())
-            if self._timer is not None:
-                self._timer.cancel()
-            self._services.room.leave(self)
+            delta = self._answer.take()
+            if delta is not None:
+                self._num_taken = len(delta.token_ids)
+                return delta
+            if self._finish_reason is not None:
+                return self._next_of_end(self._finish_reason)
+            self._wake.clear()
+            await self._wake.wait()
+
+    def close(self) -> None:
+        """Free everything at once, however far it came. Idempotent."""
+        self._handle(events.Cancelled())
+        if self._timer is not None:
+            self._timer.cancel()
+        self._services.room.leave(self)
+
+    def give_up(self, why: str) -> None:
+        """The client takes nothing: free everything; ``next_event`` raises SlowClientError."""
+        self._handle(events.ClientTooSlow(why))
+        if self._error is None:  # the output was whole, but did not reach the client
+            self._error = SlowClientError(why)
+            self._on_failed()
 
     @property
-    def usage(self) -> inference_pb2.Usage:
+    def usage(self) -> Usage:
         """So far."""
-        return inference_pb2.Usage(
+        return Usage(
             num_prompt_tokens=len(self._request.shape.prompt_ids),
             num_output_tokens=self._answer.num_output_tokens,
             num_cached_tokens=self._machine.attempt.num_cached_tokens or 0,
+            num_resumed_tokens=len(self._request.emitted_token_ids),
         )
 
     @property
-    def timing(self) -> inference_pb2.Timing:
+    def timing(self) -> Timing:
         """So far."""
-        machine, timing = self._machine, self._answer.timing()
-        attempt = machine.attempt
-        timing.kv_path = inference_pb2.KVPath.Name(attempt.kv_path)  # type: ignore[assignment]
-        timing.num_attempts = machine.num_attempts
-        timing.num_preemptions = machine.num_preemptions
-        timing.prefill_worker = attempt.prefill_worker
-        timing.decode_worker = attempt.decode_worker
-        if attempt.transfer is not None:
-            timing.transfer.CopyFrom(attempt.transfer)
-        return timing
+        machine, attempt = self._machine, self._machine.attempt
+        return replace(
+            self._answer.timing(),
+            kv_path=KVPath(attempt.kv_path),
+            num_attempts=machine.num_attempts,
+            num_preemptions=machine.num_preemptions,
+            prefill_worker=attempt.prefill_worker,
+            decode_worker=attempt.decode_worker,
+            transfer=None if attempt.transfer is None else wire.transfer(attempt.transfer),
+        )
 
     @property
-    def finish_reason(self) -> int:
-        """0 unless it finished."""
+    def finish_reason(self) -> FinishReason | None:
+        """None unless it finished."""
         return self._finish_reason
 
     # What the queue says
@@ -175,7 +203,8 @@ class Session:
         try:
             self._drive(event)
             if self._answer.is_overfull:
-                self._drive(events.ClientTooSlow(self._config.client_buffer_messages))
+                unread = self._config.client_buffer_messages
+                self._drive(events.ClientTooSlow(f"the client left {unread} responses unread"))
             if self._machine.wake_at_s != self._timer_at_s:
                 self._arm_timer()
         except Exception as bug:  # noqa: BLE001 - the boundary between requests
@@ -201,7 +230,7 @@ class Session:
             self._bug = bug
         self._dispatch.close_all()
         self._services.room.leave(self)
-        self._stop_writing()
+        self._on_failed()
         self._wake.set()
 
     def _execute(self, action: Action) -> Event | None:
@@ -237,12 +266,12 @@ class Session:
             case actions.Pump():
                 self._services.room.pump_soon()
             case actions.Finish():
-                self._finish_reason = action.reason
+                self._finish_reason = FinishReason(action.reason)
                 self._end()
             case actions.Fail():
                 self._error = action.error
                 self._observer.failed(action.error)
-                self._stop_writing()
+                self._on_failed()
                 self._end()
         return None
 
@@ -250,11 +279,6 @@ class Session:
         self._answer.moments.ended_s = time.monotonic()
         self._services.room.leave(self)
         self._wake.set()
-
-    def _stop_writing(self) -> None:
-        """A write that waits for the client is given up: the call ends with an error."""
-        if self._writing is not None and not self._writing.expired():
-            self._writing.reschedule(self._loop.time())
 
     def _arm_timer(self) -> None:
         wake_at_s = self._machine.wake_at_s
@@ -269,26 +293,21 @@ class Session:
         self._timer_at_s = None
         self._handle(events.Tick())
 
-    # Writing
+    # Output
 
-    async def _write_unsent(self, write: Write) -> bool:
-        """Write what there is; False once nothing more will come."""
-        while (response := self._answer.take()) is not None:
-            if self._error is not None:  # nobody reads, or nobody waits for it any more
-                return False
-            try:
-                async with asyncio.timeout(None) as self._writing:
-                    await write(response)
-            except TimeoutError:
-                return False
-            finally:
-                self._writing = None
-            num_tokens = len(response.token_ids)
+    def _book_written(self) -> None:
+        num_tokens, self._num_taken = self._num_taken, None
+        if num_tokens is not None:
             self._observer.written(num_tokens, self._answer.written(num_tokens))
-        return not (self._finish_reason or self._error or self._bug)
 
-    def _last_response(self) -> inference_pb2.GenerateResponse:
-        text = self._answer.flush()
-        if self._answer.stop_match:
-            self._finish_reason = common_pb2.FINISH_REASON_STOP
-        return self._answer.last_response(self._finish_reason, text, self.usage, self.timing)
+    def _next_of_end(self, reason: FinishReason) -> Delta | ChoiceFinished | None:
+        if self._is_ended:
+            finished, self._finished = self._finished, None
+            return finished
+        self._is_ended = True
+        rest, finished = self._answer.finish(reason)
+        self._finish_reason = finished.reason
+        if rest is None:
+            return finished
+        self._finished = finished
+        return rest

@@ -1,7 +1,8 @@
 """Wire messages as events, and actions as wire messages: what a machine's shells share. Pure."""
 
 from diptych.rpc.status import from_failure
-from diptych.v1 import decode_pb2, prefill_pb2
+from diptych.v1 import common_pb2, decode_pb2, prefill_pb2
+from router.generation.events import Transfer
 from router.request import actions, events
 from router.request.events import Event
 
@@ -50,6 +51,19 @@ def decode_event(message: decode_pb2.DecodeEvent) -> Event | None:
 def tokens(message: decode_pb2.SequenceTokens) -> events.Tokens:
     """New tokens of one sequence, out of a step's message."""
     return events.Tokens(message.sequence_id, message.position, message.token_ids, message.margins)
+
+
+def transfer(stats: common_pb2.TransferStats) -> Transfer:
+    """What a proven pull cost, as the client is told."""
+    return Transfer(
+        transport=stats.transport,
+        num_bytes=stats.num_bytes,
+        num_tokens=stats.num_tokens,
+        read_s=stats.read_s,
+        exposed_s=stats.exposed_s,
+        total_s=stats.total_s,
+        digest_s=stats.digest_s,
+    )
 
 
 def grant(action: actions.Grant) -> prefill_pb2.Grant:

@@ -14,7 +14,7 @@ import httpx
 import psutil
 
 from diptych.rpc.channel import open_channel
-from diptych.v1 import common_pb2, inference_pb2, inference_pb2_grpc
+from diptych.v1 import inference_pb2, inference_pb2_grpc
 
 # Asks for exactly max_tokens tokens; unknown fields are ignored by vLLM and llama.cpp.
 EXACT: dict[str, Any] = {"ignore_eos": True}
@@ -114,24 +114,24 @@ class DiptychTarget:
     async def ask(self, text: str, num_output_tokens: int) -> Reply:
         request = inference_pb2.GenerateRequest(
             text=text,
-            sampling=common_pb2.SamplingParams(
+            sampling=inference_pb2.SamplingOptions(
                 temperature=0.0, max_tokens=num_output_tokens, ignore_eos=True
             ),
         )
         sent_s, times = time.monotonic(), []
-        last = inference_pb2.GenerateResponse()
+        usage = inference_pb2.Usage()
         try:
             async for response in self._stub.Generate(request, timeout=_TIMEOUT_S):
-                last = response
-                if response.token_ids:
+                if response.delta.token_ids:
                     times.append(time.monotonic())
+                elif response.HasField("summary"):
+                    usage = response.summary.usage
         except grpc.aio.AioRpcError as error:
             is_starting = error.code() == grpc.StatusCode.UNAVAILABLE
             kind = UnavailableError if is_starting else ServerError
             raise kind(f"{self.name}: {error.code().name}: {error.details()}") from error
         if not times:
             raise ServerError(f"{self.name}: an answer without tokens")
-        usage = last.usage
         return Reply(sent_s, times[0], times[-1], usage.num_prompt_tokens, usage.num_output_tokens)
 
 

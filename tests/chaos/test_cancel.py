@@ -139,7 +139,7 @@ async def cancel(
         try:
             async with asyncio.timeout(delay_s if stage == PREFILLING else None) as limit:
                 async for response in call:
-                    num_tokens += len(response.token_ids)
+                    num_tokens += len(response.delta.token_ids)
                     if stage == TRANSFERRING and limit.when() is None:
                         limit.reschedule(loop.time() + delay_s)
                     if num_tokens > max_tokens and stage != PREFILLING:

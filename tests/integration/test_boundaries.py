@@ -73,8 +73,8 @@ async def test_exact_at_every_edge(
     assert answer.error is None
     expected = hf_reference.greedy(tiny_llama, token_ids, num_tokens)
     check_exact(answer.token_ids, expected.token_ids, expected.margins, f"{length} {cached}")
-    assert answer.last.usage.num_prompt_tokens == length
-    assert answer.last.usage.num_output_tokens == num_tokens
+    assert answer.usage.num_prompt_tokens == length
+    assert answer.usage.num_output_tokens == num_tokens
     transfer = answer.timing.transfer
     if num_tokens > 1:
         assert transfer.num_tokens == length - num_cached * BLOCK_SIZE

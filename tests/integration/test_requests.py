@@ -1,12 +1,13 @@
 """What a client may send, right and wrong, through a real router and real workers."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 import grpc
 import pytest
 import pytest_asyncio
 
+from diptych.client import DiptychClient
 from diptych.errors import InvalidRequestError, ModelNotFoundError
 from diptych.rpc.channel import open_channel
 from diptych.rpc.status import from_rpc_error
@@ -48,7 +49,7 @@ def altered(request: inference_pb2.GenerateRequest) -> inference_pb2.GenerateReq
 
 
 def sampling(**values: object) -> inference_pb2.GenerateRequest:
-    params = common_pb2.SamplingParams(**values)  # type: ignore[arg-type]
+    params = inference_pb2.SamplingOptions(**values)  # type: ignore[arg-type]
     return inference_pb2.GenerateRequest(sampling=params)
 
 
@@ -74,6 +75,9 @@ REFUSED = {
     "too many stops": (altered(sampling(stop=["a"] * 17)), "sampling.stop"),
     "stop token": (altered(sampling(stop_token_ids=[1 << 20])), "sampling.stop_token_ids[0]"),
     "request id": (token_request([5], request_id="a b"), "request_id"),
+    "seed to resume": (token_request([5], temperature=1.0, emitted=[6]), "sampling.seed"),
+    "not served": (altered(sampling(logprobs=1)), "sampling.logprobs"),
+    "adapter": (altered(inference_pb2.GenerateRequest(adapter="a")), "adapter"),
     "salt": (token_request([5], salt="s" * 65), "cache_salt"),
 }
 
@@ -156,7 +160,7 @@ async def test_stop_string_ends_the_text_before_it(channel: grpc.aio.Channel) ->
     answer = await generate(channel, request)
     assert answer.error is None
     assert answer.finish_reason == common_pb2.FINISH_REASON_STOP
-    assert answer.last.stop_match == stop
+    assert answer.finished.stop == stop
     assert answer.text == text[: text.index(stop)]
 
 
@@ -167,7 +171,7 @@ async def test_stop_string_in_the_first_token(channel: grpc.aio.Channel) -> None
     request.sampling.stop.append(first_char)
     answer = await generate(channel, request)
     assert answer.error is None
-    assert (answer.text, answer.last.stop_match) == ("", first_char)
+    assert (answer.text, answer.finished.stop) == ("", first_char)
 
 
 async def test_seeded_runs_repeat_and_seeds_differ(channel: grpc.aio.Channel) -> None:
@@ -177,6 +181,79 @@ async def test_seeded_runs_repeat_and_seeds_differ(channel: grpc.aio.Channel) ->
     ]
     assert runs[0].token_ids == runs[1].token_ids
     assert runs[0].token_ids != runs[2].token_ids
+
+
+async def test_the_stream_begins_with_what_the_request_became(
+    cluster: Cluster, channel: grpc.aio.Channel
+) -> None:
+    request = altered(inference_pb2.GenerateRequest(return_prompt_token_ids=True))
+    answer = await generate(channel, request)
+    assert answer.error is None
+    assert list(answer.started.prompt_token_ids) == PROMPT
+    assert answer.started.request_id
+    async with DiptychClient(cluster.router.address) as client:
+        (served,) = await client.models()
+    assert answer.started.model == served.name
+    assert not (await generate(channel, altered(sampling()))).started.prompt_token_ids
+
+
+async def test_a_drawn_seed_is_told_and_repeats_the_answer(channel: grpc.aio.Channel) -> None:
+    request = token_request(PROMPT, max_tokens=16, temperature=1.0)
+    first = await generate(channel, request)
+    request.sampling.seed = first.started.seed
+    again = await generate(channel, request)
+    assert again.token_ids == first.token_ids
+    assert again.started.seed == first.started.seed
+
+
+async def test_a_stop_token_is_named(channel: grpc.aio.Channel, tiny_llama: Path) -> None:
+    first = hf_reference.greedy(tiny_llama, PROMPT, 1).token_ids[0]
+    answer = await generate(channel, altered(sampling(stop_token_ids=[first])))
+    assert answer.finished.stop_token_id == first
+    assert not answer.finished.HasField("stop")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_a_resumed_answer_is_the_unbroken_one(
+    channel: grpc.aio.Channel, temperature: float
+) -> None:
+    def request(emitted: Sequence[int] = ()) -> inference_pb2.GenerateRequest:
+        return token_request(
+            PROMPT, max_tokens=20, temperature=temperature, seed=11, emitted=emitted
+        )
+
+    whole = await generate(channel, request())
+    assert whole.timing.kv_path == inference_pb2.KV_PATH_DISAGGREGATED
+    for num_emitted in (1, 7, 16, 19):
+        rest = await generate(channel, request(whole.token_ids[:num_emitted]))
+        assert rest.error is None
+        assert rest.token_ids == whole.token_ids[num_emitted:]
+        assert whole.text.endswith(rest.text)
+        assert rest.finish_reason == whole.finish_reason
+        usage = rest.usage
+        assert (usage.num_prompt_tokens, usage.num_output_tokens) == (len(PROMPT), 20)
+        assert usage.num_resumed_tokens == num_emitted
+        alone = num_emitted == 19
+        path = inference_pb2.KV_PATH_PREFILL_ONLY if alone else inference_pb2.KV_PATH_DISAGGREGATED
+        assert rest.timing.kv_path == path
+
+
+async def test_a_whole_answer_resumed_ends_at_once(channel: grpc.aio.Channel) -> None:
+    whole = await generate(channel, token_request(PROMPT, max_tokens=8))
+    rest = await generate(channel, token_request(PROMPT, max_tokens=8, emitted=whole.token_ids))
+    assert rest.error is None
+    assert rest.token_ids == []
+    assert whole.text.endswith(rest.text), "a broken character is shown at the end only"
+    assert rest.finish_reason == common_pb2.FINISH_REASON_LENGTH
+    assert not rest.timing.prefill_worker
+    assert not rest.timing.decode_worker
+
+
+async def test_an_oversized_request_is_refused_unread(channel: grpc.aio.Channel) -> None:
+    request = token_request([5] * (5 * 2**20))
+    answer = await generate(channel, request)
+    assert isinstance(answer.error, InvalidRequestError)
+    assert answer.error.field == "request"
 
 
 async def test_nothing_is_held_afterwards(cluster: Cluster, channel: grpc.aio.Channel) -> None:

@@ -23,7 +23,8 @@ from diptych.client import (
     Chunk,
     DiptychClient,
     FinishReason,
-    GenerateOptions,
+    SamplingOptions,
+    build_request,
 )
 from diptych.errors import (
     BlocksExhaustedError,
@@ -170,7 +171,7 @@ async def test_the_plain_path(model: Path) -> None:
         answer = await generate(cluster.channel, token_request(PROMPT, max_tokens=6))
         assert answer.error is None
         assert answer.token_ids == expected(6)
-        timing, usage = answer.timing, answer.last.usage
+        timing, usage = answer.timing, answer.usage
         assert (usage.num_prompt_tokens, usage.num_output_tokens) == (len(PROMPT), 6)
         assert usage.num_cached_tokens == 3
         parts = timing.queue_s + timing.prefill_s + timing.first_write_s
@@ -198,15 +199,16 @@ async def test_a_pair_proven_at_another_address_is_not_used(model: Path) -> None
 
 async def test_client_yields_chunks_and_typed_errors(model: Path) -> None:
     async with running(model, 1, 1) as cluster, DiptychClient(cluster.address) as client:
-        chunks = await collect(client.generate(token_ids=PROMPT, max_tokens=3, ignore_eos=True))
+        options = SamplingOptions(max_tokens=3, ignore_eos=True)
+        chunks = await collect(client.generate(token_ids=PROMPT, options=options))
         assert [t for chunk in chunks for t in chunk.token_ids] == expected(3)
         assert chunks[-1].finish_reason is FinishReason.LENGTH
         assert chunks[-1].usage is not None
         assert all(chunk.finish_reason is None for chunk in chunks[:-1])
         with pytest.raises(InvalidRequestError) as caught:
-            await collect(client.generate("hello", top_p=2.0))
+            await collect(client.generate("hello", options=SamplingOptions(top_p=2.0)))
         assert caught.value.field == "sampling.top_p"
-        text = await collect(client.generate("hello there", max_tokens=2, ignore_eos=True))
+        text = await collect(client.generate("hello there", options=options))
         assert text[-1].finish_reason is FinishReason.LENGTH
 
 
@@ -325,9 +327,9 @@ async def test_stop_string_releases_the_decode_worker(model: Path) -> None:
         request.sampling.stop.append(stop)
         answer = await generate(cluster.channel, request)
         assert answer.text == plain.text[: plain.text.index(stop)]
-        assert answer.last.stop_match == stop
+        assert answer.finished.stop == stop
         assert len(answer.token_ids) < 40
-        assert answer.last.usage.num_output_tokens == len(answer.token_ids)
+        assert answer.usage.num_output_tokens == len(answer.token_ids)
 
 
 async def test_failed_pull_is_bound_again_then_prefilled_elsewhere(model: Path) -> None:
@@ -500,6 +502,27 @@ async def test_router_is_ready_once_it_saw_a_worker(model: Path) -> None:
         stop.set()
 
 
+async def test_a_finished_answer_to_a_stalled_client_ends(model: Path) -> None:
+    timers = TIMERS.model_copy(update={"client_write_s": 0.3})
+    small_window = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65536)]
+    async with (
+        running(model, 1, 1, timers=timers, client_buffer_messages=100_000) as cluster,
+        grpc.aio.insecure_channel(cluster.address, options=small_window) as channel,
+    ):
+        cluster.decode[0].behaviour.tokens_per_step = 5000
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        stalled = stub.Generate(token_request(PROMPT, max_tokens=200_000))
+        await eventually(lambda: bool(cluster.decode[0].specs), "never placed")
+        await cluster.wait_free()
+        await asyncio.sleep(2 * timers.client_write_s)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in stalled:
+                pass
+        error = from_rpc_error(caught.value)
+        assert isinstance(error, SlowClientError)
+        assert "did not take a response" in error.message
+
+
 async def test_router_drains(model: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Not ready, then a while in which all is served, then nothing new; and nobody is alarmed."""
     async with running(model, 1, 1) as cluster, asyncio.TaskGroup() as tasks:
@@ -549,9 +572,8 @@ async def test_metrics_tell_outcomes_and_fallbacks(model: Path, tmp_path: Path) 
 async def test_trace_context_reaches_both_workers(model: Path) -> None:
     traceparent = f"00-{'ab' * 16}-{'cd' * 8}-01"
     async with running(model, 1, 1) as cluster, DiptychClient(cluster.address) as client:
-        await collect(
-            client.generate(token_ids=PROMPT, max_tokens=3, metadata=[("traceparent", traceparent)])
-        )
+        request = build_request(token_ids=PROMPT, options=SamplingOptions(max_tokens=3))
+        await collect(client.stream(request, metadata=[("traceparent", traceparent)]))
         (at_decode,) = cluster.decode[0].ended_seats
         assert cluster.prefill[0].traceparents == [traceparent]
         assert at_decode.reserve.trace_context["traceparent"] == traceparent
@@ -571,7 +593,7 @@ async def test_blocking_client(model: Path) -> None:
 
         def ask() -> tuple[list[int], bool]:
             with BlockingClient(cluster.address) as client:
-                options = GenerateOptions(max_tokens=4, ignore_eos=True)
+                options = SamplingOptions(max_tokens=4, ignore_eos=True)
                 chunks = list(client.generate(token_ids=PROMPT, options=options))
                 ids = [token_id for chunk in chunks for token_id in chunk.token_ids]
                 return ids, client.models()[0].ready

@@ -55,13 +55,14 @@ async def collecting() -> AsyncIterator[tuple[Collector, str]]:
 
 async def traced(address: str, request: inference_pb2.GenerateRequest) -> inference_pb2.Timing:
     """Call Generate under the client's own trace; the answer's timing."""
-    last = inference_pb2.GenerateResponse()
+    timing = inference_pb2.Timing()
     async with open_channel(address) as channel:
         stub = inference_pb2_grpc.InferenceStub(channel)
         call = stub.Generate(request, timeout=60, metadata=(("traceparent", TRACEPARENT),))
         async for response in call:
-            last = response
-    return last.timing
+            if response.HasField("summary"):
+                timing = response.summary.timing
+    return timing
 
 
 async def test_one_trace_explains_the_time_to_first_token(tiny_llama: Path, tmp_path: Path) -> None:

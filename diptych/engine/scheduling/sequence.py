@@ -9,6 +9,8 @@ import enum
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from diptych.finish_reason import FinishReason as FinishReason
+from diptych.sampling_params import SamplingParams as SamplingParams
 from diptych.v1 import common_pb2
 
 
@@ -27,41 +29,6 @@ class SequenceState(enum.Enum):
     RUNNING = enum.auto()  # in the batch
     LEASED = enum.auto()  # prefilled; blocks held for readers, no steps
     FINISHED = enum.auto()  # nothing held
-
-
-class FinishReason(enum.IntEnum):
-    """Why a sequence ended by itself (values as on the wire)."""
-
-    STOP = common_pb2.FINISH_REASON_STOP
-    LENGTH = common_pb2.FINISH_REASON_LENGTH
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
-    """How tokens are drawn; fully resolved (no unset values)."""
-
-    temperature: float = 1.0
-    top_k: int = 0  # 0: all
-    top_p: float = 1.0
-    seed: int = 0  # 64 bits
-    max_tokens: int = 16
-    min_tokens: int = 0
-    stop_token_ids: frozenset[int] = frozenset()
-    return_margins: bool = False
-
-    @classmethod
-    def from_proto(cls, proto: common_pb2.SamplingParams) -> "SamplingParams":
-        """Read a resolved message (the router validated it)."""
-        return cls(
-            temperature=proto.temperature if proto.HasField("temperature") else 1.0,
-            top_k=proto.top_k,
-            top_p=proto.top_p if proto.HasField("top_p") else 1.0,
-            seed=proto.seed,
-            max_tokens=proto.max_tokens,
-            min_tokens=proto.min_tokens,
-            stop_token_ids=frozenset(proto.stop_token_ids),
-            return_margins=proto.return_margins,
-        )
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

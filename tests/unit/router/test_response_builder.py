@@ -4,11 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from diptych.finish_reason import FinishReason
 from diptych.text.detokenizer import Detokenizer
 from diptych.text.tokenizer import Tokenizer
-from diptych.v1 import common_pb2, inference_pb2
+from diptych.v1 import common_pb2
+from router.generation.events import ChoiceFinished, Delta
 from router.request.emitted_tokens import EmittedTokens, RequestShape
-from router.request.response_builder import Answer
+from router.request.response_builder import OnEmitted, ResponseBuilder
 from tests.text_models import byte_level_tokenizer, write_folder
 
 PROMPT = (1, 2, 3)
@@ -33,20 +35,29 @@ def make(
     stop_token_ids: frozenset[int] = frozenset(),
     max_unsent: int = 3,
     min_tokens: int = 0,
-) -> tuple[Answer, EmittedTokens, Clock]:
+    num_resumed: int = 0,
+    on_emitted: OnEmitted = lambda num_tokens, gap_s: None,
+) -> tuple[ResponseBuilder, EmittedTokens, Clock]:
     clock = Clock()
     shape = RequestShape(
         prompt_ids=PROMPT, max_tokens=50, stop_token_ids=stop_token_ids, min_tokens=min_tokens
     )
-    answer = Answer(
-        "r",
+    answer = ResponseBuilder(
         shape,
         Detokenizer(tokenizer, stop, min_tokens),
         received_s=9.0,
         clock=clock,
         max_unsent=max_unsent,
+        num_resumed=num_resumed,
+        on_emitted=on_emitted,
     )
     return answer, EmittedTokens(shape, answer.sink), clock
+
+
+def rest(answer: ResponseBuilder, reason: FinishReason = FinishReason.LENGTH) -> str:
+    """The text that only the end sets free."""
+    delta, _ = answer.finish(reason)
+    return "" if delta is None else delta.text
 
 
 def feed(output: EmittedTokens, token_ids: list[int]) -> None:
@@ -66,7 +77,7 @@ def test_what_is_not_taken_in_time_is_joined(tokenizer: Tokenizer) -> None:
     assert second is not None
     assert second.position == 2
     assert answer.take() is None
-    assert first.text + second.text + answer.flush() == "one two three"
+    assert first.text + second.text + rest(answer) == "one two three"
 
 
 def test_too_much_unsent_is_overfull(tokenizer: Tokenizer) -> None:
@@ -88,7 +99,7 @@ def test_stop_string_within_a_batch_cuts_the_tokens_too(tokenizer: Tokenizer) ->
     assert response.text == "one "
     assert len(response.token_ids) == len("one two")
     assert answer.num_output_tokens == len("one two")
-    assert (answer.stop_match, answer.flush()) == ("two", "")
+    assert answer.finish(FinishReason.STOP) == (None, ChoiceFinished(FinishReason.STOP, "two"))
     assert output.stop_matched
     assert output.complete_reason == common_pb2.FINISH_REASON_STOP
 
@@ -99,8 +110,9 @@ def test_broken_characters_at_the_end_may_complete_a_stop_string(tokenizer: Toke
     feed(output, [*tokenizer.encode("one", add_special=False), first_byte])
     response = answer.take()
     assert response is not None
-    assert response.text + answer.flush() == "on"
-    assert answer.stop_match == "e\ufffd"
+    delta, finished = answer.finish(FinishReason.LENGTH)
+    assert response.text + ("" if delta is None else delta.text) == "on"
+    assert finished == ChoiceFinished(FinishReason.STOP, "e\ufffd")
 
 
 def test_stop_token_has_no_text(tokenizer: Tokenizer) -> None:
@@ -111,7 +123,8 @@ def test_stop_token_has_no_text(tokenizer: Tokenizer) -> None:
     response = answer.take()
     assert response is not None
     assert list(response.token_ids) == [letter, letter]
-    assert response.text + answer.flush() == "x", "before min_tokens it is a token like others"
+    assert response.text == "x", "before min_tokens it is a token like others"
+    assert answer.finish(FinishReason.STOP) == (None, ChoiceFinished(FinishReason.STOP, letter))
 
 
 def test_stages_tile_the_time_to_first_token(tokenizer: Tokenizer) -> None:
@@ -133,11 +146,48 @@ def test_stages_tile_the_time_to_first_token(tokenizer: Tokenizer) -> None:
     assert timing.total_s == 4.75
 
 
-def test_last_response_carries_the_rest(tokenizer: Tokenizer) -> None:
-    answer, output, _ = make(tokenizer)
-    feed(output, [70])
-    last = answer.last_response(
-        common_pb2.FINISH_REASON_LENGTH, "!", inference_pb2.Usage(), answer.timing()
+def test_the_end_brings_the_text_that_was_held_back(tokenizer: Tokenizer) -> None:
+    answer, output, _ = make(tokenizer, stop=("xy",))
+    (letter,) = tokenizer.encode("x", add_special=False)
+    feed(output, [letter])
+    response = answer.take()
+    assert response is not None
+    assert response.text == ""
+    assert answer.finish(FinishReason.LENGTH) == (
+        Delta("x", [], 1, []),
+        ChoiceFinished(FinishReason.LENGTH, None),
     )
-    assert last.finish_reason == common_pb2.FINISH_REASON_LENGTH
-    assert (last.position, last.text, list(last.token_ids)) == (1, "!", [])
+
+
+@pytest.mark.parametrize("num_resumed", range(1, 13))
+def test_a_resumed_output_goes_on_as_if_it_had_not_stopped(
+    tokenizer: Tokenizer, num_resumed: int
+) -> None:
+    ids = tokenizer.encode("ö one twä three", add_special=False)[:14]
+    whole, output, _ = make(tokenizer, stop=("e t!",), max_unsent=100)
+    texts = []
+    for token_id in ids:
+        feed(output, [token_id])
+        delta = whole.take()
+        assert delta is not None
+        texts.append(delta.text)
+    answer, output, _ = make(tokenizer, stop=("e t!",), num_resumed=num_resumed)
+    feed(output, ids[:num_resumed])
+    assert not answer.has_unsent
+    assert answer.moments.first_token_s is None
+    feed(output, ids[num_resumed:])
+    delta = answer.take()
+    assert delta is not None
+    assert delta.position == num_resumed
+    assert delta.token_ids == ids[num_resumed:]
+    assert delta.text == "".join(texts[num_resumed:])
+
+
+def test_emission_is_told_apart_from_writing(tokenizer: Tokenizer) -> None:
+    gaps: list[tuple[int, float | None]] = []
+    answer, output, clock = make(tokenizer, on_emitted=lambda n, gap: gaps.append((n, gap)))
+    feed(output, [70])
+    clock.now += 0.5
+    feed(output, [71, 72])
+    assert gaps == [(1, None), (2, 0.5)]
+    assert answer.moments.last_written_s is None

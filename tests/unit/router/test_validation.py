@@ -1,16 +1,22 @@
 """Every bad value is refused by the path of its field; every good one is resolved."""
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from diptych.errors import InvalidRequestError
-from diptych.text.chat_template import Message
+from diptych.sampling_params import NOTHING_SAID, SamplingOptions
+from diptych.text.chat_template import ChatTemplate, Message
 from diptych.text.tokenizer import Tokenizer
-from diptych.v1 import common_pb2, inference_pb2
-from router.frontend import validation
-from router.frontend.validation import ResolvedRequest
+from diptych.v1 import inference_pb2
+from router.frontend import validation, wire
+from router.frontend.validation import ModelFacts
+from router.generation.request import ChatPrompt, GenerationRequest, TokenPrompt
+from router.request.resolved import ResolvedRequest
 from tests.text_models import byte_level_tokenizer, write_folder
 
 VOCAB_SIZE = 512
@@ -27,25 +33,42 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 def tokens(*ids: int, **sampling: object) -> inference_pb2.GenerateRequest:
     return inference_pb2.GenerateRequest(
         tokens=inference_pb2.TokenPrompt(ids=ids),
-        sampling=common_pb2.SamplingParams(**sampling),  # type: ignore[arg-type]
+        sampling=inference_pb2.SamplingOptions(**sampling),  # type: ignore[arg-type]
     )
 
 
-def resolve(request: inference_pb2.GenerateRequest, max_len: int = MAX_LEN) -> ResolvedRequest:
-    validation.check(request, VOCAB_SIZE)
-    return validation.resolve(
-        request,
-        list(request.tokens.ids),
-        eos_token_ids=EOS,
-        max_model_len=max_len,
-        drawn_seed=77,
-    )
+def facts(max_len: int = MAX_LEN, recommended: SamplingOptions = NOTHING_SAID) -> ModelFacts:
+    return ModelFacts(VOCAB_SIZE, max_len, EOS, recommended)
+
+
+def read(message: inference_pb2.GenerateRequest) -> GenerationRequest:
+    return wire.read_request(message, message.ByteSize())
+
+
+def resolve(
+    message: inference_pb2.GenerateRequest, known: ModelFacts | None = None
+) -> ResolvedRequest:
+    request, known = read(message), known or facts()
+    validation.check(request, known)
+    return validation.resolve(request, list(message.tokens.ids), known, drawn_seed=77)
 
 
 def chat(*turns: tuple[str, str]) -> inference_pb2.GenerateRequest:
     request = inference_pb2.GenerateRequest(chat=inference_pb2.ChatPrompt())
     for role, content in turns:
-        request.chat.messages.add(role=role, content=content)
+        request.chat.messages.add(role=role).content.add(text=content)
+    return request
+
+
+def tool_call(name: str, arguments: str) -> inference_pb2.GenerateRequest:
+    request = chat(("assistant", ""))
+    request.chat.messages[0].tool_calls.add(id="1", name=name, arguments=arguments)
+    return request
+
+
+def resumed(emitted: list[int], **sampling: object) -> inference_pb2.GenerateRequest:
+    request = tokens(5, **sampling)
+    request.emitted_token_ids.extend(emitted)
     return request
 
 
@@ -72,6 +95,41 @@ def chat(*turns: tuple[str, str]) -> inference_pb2.GenerateRequest:
         (tokens(5, stop=["a", ""]), "sampling.stop[1]"),
         (tokens(5, stop=["a" * 1025]), "sampling.stop[0]"),
         (tokens(5, stop=["a"] * 17), "sampling.stop"),
+        (tokens(5, stop_token_ids=[1] * 1025), "sampling.stop_token_ids"),
+        (tokens(5, min_p=0.1), "sampling.min_p"),
+        (tokens(5, presence_penalty=0.1), "sampling.presence_penalty"),
+        (tokens(5, frequency_penalty=0.1), "sampling.frequency_penalty"),
+        (tokens(5, repetition_penalty=1.1), "sampling.repetition_penalty"),
+        (tokens(5, logit_bias={5: 1.0}), "sampling.logit_bias"),
+        (tokens(5, logprobs=0), "sampling.logprobs"),
+        (tokens(5, prompt_logprobs=0), "sampling.prompt_logprobs"),
+        (tokens(5, constraint={"regex": "a"}), "sampling.constraint"),
+        (tokens(5, n=2), "sampling.n"),
+        (tokens(5, best_of=2), "sampling.best_of"),
+        (inference_pb2.GenerateRequest(text="a", adapter="b"), "adapter"),
+        (
+            inference_pb2.GenerateRequest(text="a", priority=inference_pb2.PRIORITY_BATCH),
+            "priority",
+        ),
+        (
+            inference_pb2.GenerateRequest(
+                chat=inference_pb2.ChatPrompt(tools=[inference_pb2.Tool(name="a")])
+            ),
+            "chat.tools",
+        ),
+        (
+            inference_pb2.GenerateRequest(
+                chat={"messages": [{"role": "user", "content": [{"text": "a"}, {}]}]}
+            ),
+            "chat.messages[0].content[1]",
+        ),
+        (tool_call(name="", arguments="{}"), "chat.messages[0].tool_calls[0].name"),
+        (tool_call(name="f", arguments="[1]"), "chat.messages[0].tool_calls[0].arguments"),
+        (tool_call(name="f", arguments="{"), "chat.messages[0].tool_calls[0].arguments"),
+        (resumed([600]), "emitted_token_ids[0]"),
+        (resumed([5] * 3, max_tokens=2), "emitted_token_ids"),
+        (resumed([5] * MAX_LEN), "emitted_token_ids"),
+        (resumed([5], temperature=0.5), "sampling.seed"),
         (tokens(5, stop_token_ids=[1, 600]), "sampling.stop_token_ids[1]"),
         (tokens(*range(MAX_LEN)), "tokens"),
         (inference_pb2.GenerateRequest(text="a", request_id="a b"), "request_id"),
@@ -95,7 +153,7 @@ def test_nothing_given_is_filled_in() -> None:
     sampling = resolved.sampling
     assert (sampling.temperature, sampling.top_p, sampling.seed) == (1.0, 1.0, 77)
     assert sampling.max_tokens == MAX_LEN - 2
-    assert list(sampling.stop_token_ids) == [2]
+    assert sampling.stop_token_ids == {2}
 
 
 def test_what_is_given_is_kept() -> None:
@@ -107,12 +165,81 @@ def test_what_is_given_is_kept() -> None:
     )  # fmt: skip
     sampling = resolved.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.0, 0.5, 7)
-    assert sampling.HasField("seed")
     assert sampling.seed == 0
     assert resolved.shape.stop_token_ids == {9}
-    assert list(sampling.stop) == [], "stop strings are the router's"
     assert resolved.stop == ("x",)
-    assert resolved.return_margins
+    assert sampling.return_margins
+
+
+def test_the_models_makers_are_asked_before_the_defaults() -> None:
+    known = facts(recommended=SamplingOptions(temperature=0.25, top_p=0.5, top_k=7))
+    sampling = resolve(tokens(5), known).sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.25, 0.5, 7)
+    sampling = resolve(tokens(5, temperature=1.0, top_p=1.0, top_k=0), known).sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (1.0, 1.0, 0)
+
+
+def test_a_value_that_changes_nothing_is_no_refusal() -> None:
+    neutral = tokens(
+        5, n=1, best_of=1, min_p=0.0, presence_penalty=0.0, frequency_penalty=0.0,
+        repetition_penalty=1.0, logit_bias={},
+    )  # fmt: skip
+    assert resolve(neutral).shape.prompt_ids == (5,)
+
+
+def test_resumed_output_is_kept_apart_from_the_prompt() -> None:
+    resolved = resolve(resumed([7, 8], temperature=0.5, seed=3, max_tokens=9))
+    assert resolved.shape.prompt_ids == (5,)
+    assert resolved.emitted_token_ids == (7, 8)
+    assert resolved.shape.max_tokens == 9
+    assert resolve(resumed([7], temperature=0)).emitted_token_ids == (7,)
+
+
+class Counted(Sequence[int]):
+    """Token ids that count how many of them were looked at."""
+
+    def __init__(self, length: int) -> None:
+        self.length, self.num_read = length, 0
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: Any) -> Any:
+        self.num_read += 1
+        if index >= self.length:
+            raise IndexError
+        return 5
+
+
+@pytest.mark.parametrize("where", ["prompt", "emitted_token_ids"])
+def test_too_many_ids_are_refused_without_looking_at_one(where: str) -> None:
+    ids = Counted(16 * 2**20)
+    request = GenerationRequest(prompt=TokenPrompt([5]))
+    changed = {"prompt": TokenPrompt(ids)} if where == "prompt" else {where: ids}
+    with pytest.raises(InvalidRequestError, match="leave room for an answer"):
+        validation.check(replace(request, **changed), facts())
+    assert ids.num_read == 0
+
+
+def test_ids_are_read_from_the_message_without_a_copy() -> None:
+    message = tokens(*range(50))
+    prompt = read(message).prompt
+    assert isinstance(prompt, TokenPrompt)
+    assert prompt.token_ids is message.tokens.ids
+
+
+@pytest.mark.parametrize(
+    ("count", "field"),
+    [({"num_messages": 4097}, "chat.messages"), ({"num_parts": 20_000}, "chat.messages")],
+)
+def test_counts_of_a_chat_are_bounded(count: dict[str, int], field: str) -> None:
+    request = chat(*[("user", "a")] * count.get("num_messages", 1))
+    request.chat.messages[0].content.extend(
+        [inference_pb2.ContentPart(text="a")] * count.get("num_parts", 0)
+    )
+    with pytest.raises(InvalidRequestError) as caught:
+        read(request)
+    assert caught.value.field == field
 
 
 def test_longest_prompt_leaves_room_for_one() -> None:
@@ -122,16 +249,47 @@ def test_longest_prompt_leaves_room_for_one() -> None:
 def test_hopelessly_long_text_is_refused_without_tokenising(tokenizer: Tokenizer) -> None:
     request = inference_pb2.GenerateRequest(text="diptych " * 131_072)
     with pytest.raises(InvalidRequestError) as caught:
-        validation.tokenize(request, tokenizer, MAX_LEN)
+        validation.tokenize(read(request), tokenizer, MAX_LEN)
     assert caught.value.field == "text"
     assert "or more" in caught.value.message
 
 
 def test_text_is_tokenised_as_the_model_wants(tokenizer: Tokenizer) -> None:
     request = inference_pb2.GenerateRequest(text="hello")
-    assert validation.tokenize(request, tokenizer, MAX_LEN) == tokenizer.encode("hello")
+    assert validation.tokenize(read(request), tokenizer, MAX_LEN) == tokenizer.encode("hello")
 
 
 def test_chat_goes_through_the_template(tokenizer: Tokenizer) -> None:
-    ids = validation.tokenize(chat(("user", "hi")), tokenizer, MAX_LEN)
+    ids = validation.tokenize(read(chat(("user", "hi"))), tokenizer, MAX_LEN)
     assert ids == tokenizer.encode_chat([Message("user", "hi")])
+
+
+def test_parts_of_a_message_are_joined() -> None:
+    request = chat(("user", "a "), ("assistant", "c"))
+    request.chat.messages[0].content.add(text="b")
+    prompt = read(request).prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.messages == (Message("user", "a b"), Message("assistant", "c"))
+
+
+def test_tool_calls_and_template_arguments_reach_the_template() -> None:
+    request = tool_call("get", '{"x": 1}')
+    request.chat.messages.add(role="tool", tool_call_id="1").content.add(text="2")
+    request.chat.template_arguments.update({"depth": 3, "deep": True, "more": {"a": [1.5, None]}})
+    prompt = read(request).prompt
+    assert isinstance(prompt, ChatPrompt)
+    template = ChatTemplate(
+        "{% for m in messages %}{{ m.role }}"
+        "{% for c in m.tool_calls or [] %} {{ c.function.name }} {{ c.function.arguments.x }}"
+        "{% endfor %}{{ m.tool_call_id }}{{ m.content }} {% endfor %}"
+        "{{ depth }} {{ deep }} {{ more.a }}",
+        {},
+    )
+    text = template.render(prompt.messages, prompt.template_arguments)
+    assert text == "assistant get 1 tool12 3 True [1.5, None]"
+
+
+def test_a_template_argument_cannot_replace_what_the_router_passes() -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        ChatTemplate("{{ messages }}", {}).render([Message("user", "a")], {"messages": []})
+    assert caught.value.field == "chat.template_arguments.messages"

@@ -1,0 +1,27 @@
+"""Calling a router from Python. Needs the base install only.
+
+    async with DiptychClient("127.0.0.1:50051") as client:
+        async for chunk in client.generate("The capital of France is"):
+            print(chunk.text, end="")
+
+Errors are :class:`diptych.errors.DiptychError` of the class whose reason the
+router gave. Leaving the loop early, or cancelling the task, cancels the request.
+:class:`BlockingClient` is the same for code without an event loop.
+"""
+
+from diptych.client.blocking import BlockingClient
+from diptych.client.chunk import Chunk
+from diptych.client.client import DiptychClient
+from diptych.client.request import ChatMessage, build_request
+from diptych.finish_reason import FinishReason
+from diptych.sampling_params import SamplingOptions
+
+__all__ = [
+    "BlockingClient",
+    "ChatMessage",
+    "Chunk",
+    "DiptychClient",
+    "FinishReason",
+    "SamplingOptions",
+    "build_request",
+]

@@ -1,0 +1,72 @@
+"""The client for code without an event loop."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from types import TracebackType
+from typing import Self
+
+from diptych.client.chunk import Chunk
+from diptych.client.client import DiptychClient
+from diptych.client.request import ChatMessage, build_request
+from diptych.sampling_params import NOTHING_SAID, SamplingOptions
+from diptych.v1 import inference_pb2
+
+
+class BlockingClient:
+    """DiptychClient for code without an event loop. A context manager; not for use in one."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._runner = asyncio.Runner()
+        self._client: DiptychClient | None = None
+
+    def __enter__(self) -> Self:
+        self._runner.__enter__()
+        self._client = self._runner.run(_open(self._address))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._client is not None:
+            self._runner.run(self._client.close())
+        self._runner.__exit__(kind, error, trace)
+
+    def generate(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[ChatMessage | tuple[str, str]] | None = None,
+        token_ids: Sequence[int] | None = None,
+        options: SamplingOptions = NOTHING_SAID,
+        timeout_s: float | None = None,
+    ) -> Iterator[Chunk]:
+        """Stream an answer, see :meth:`DiptychClient.generate`. Raises DiptychError."""
+        assert self._client is not None, "use it as a context manager"
+        request = build_request(prompt, messages=messages, token_ids=token_ids, options=options)
+        chunks = self._client.stream(request, timeout_s)
+        try:
+            while (chunk := self._runner.run(_next(chunks))) is not None:
+                yield chunk
+        finally:
+            self._runner.run(_close(chunks))
+
+    def models(self) -> list[inference_pb2.Model]:
+        """Which models the router serves. Raises DiptychError."""
+        assert self._client is not None, "use it as a context manager"
+        return self._runner.run(self._client.models())
+
+
+async def _open(address: str) -> DiptychClient:
+    return DiptychClient(address)
+
+
+async def _next(chunks: AsyncGenerator[Chunk, None]) -> Chunk | None:
+    return await anext(chunks, None)
+
+
+async def _close(chunks: AsyncGenerator[Chunk, None]) -> None:
+    await chunks.aclose()

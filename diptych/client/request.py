@@ -1,0 +1,58 @@
+"""What a client asks for, as the wire has it. Pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+from diptych.sampling_params import NOTHING_SAID, SamplingOptions, options_to_proto
+from diptych.v1 import inference_pb2
+
+JSONValue: TypeAlias = "str | float | bool | Mapping[str, JSONValue] | Sequence[JSONValue] | None"
+
+
+class ChatMessage(NamedTuple):
+    """One turn of a conversation."""
+
+    role: str  # system, user, assistant, tool, or what the model's template knows
+    content: str
+
+
+def build_request(
+    prompt: str | None = None,
+    *,
+    messages: Sequence[ChatMessage | tuple[str, str]] | None = None,
+    token_ids: Sequence[int] | None = None,
+    options: SamplingOptions = NOTHING_SAID,
+    template_arguments: Mapping[str, JSONValue] | None = None,
+    emitted_token_ids: Sequence[int] = (),
+    return_prompt_token_ids: bool = False,
+    model: str = "",
+    request_id: str = "",
+    cache_salt: str = "",
+) -> inference_pb2.GenerateRequest:
+    """Make a request from exactly one of ``prompt``, ``messages`` and ``token_ids``.
+
+    ``emitted_token_ids`` is the output that an earlier call brought: the answer goes
+    on after it. The rest is as in ``GenerateRequest`` in inference.proto.
+    """
+    if sum(given is not None for given in (prompt, messages, token_ids)) != 1:
+        raise ValueError("give exactly one of prompt, messages and token_ids")
+    request = inference_pb2.GenerateRequest(
+        model=model,
+        sampling=options_to_proto(options),
+        request_id=request_id,
+        cache_salt=cache_salt,
+        emitted_token_ids=emitted_token_ids,
+        return_prompt_token_ids=return_prompt_token_ids,
+    )
+    if prompt is not None:
+        request.text = prompt
+    elif messages is not None:
+        request.chat.SetInParent()
+        for role, content in messages:
+            request.chat.messages.add(role=role).content.add(text=content)
+        if template_arguments:
+            request.chat.template_arguments.update(dict(template_arguments))
+    elif token_ids is not None:
+        request.tokens.SetInParent()
+        request.tokens.ids.extend(token_ids)
+    return request

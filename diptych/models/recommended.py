@@ -1,0 +1,51 @@
+"""How a model's makers want it sampled: their generation_config.json."""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from diptych.errors import ConfigurationError, InvalidRequestError
+from diptych.sampling_params import OPTIONS, SamplingOptions, check_options
+
+_FILE = "generation_config.json"
+
+# What the file may say that would change an answer, were it served, with what changes nothing.
+_NOT_SERVED = {"repetition_penalty": 1.0, "min_p": 0.0}
+
+
+class Recommended(NamedTuple):
+    """``options`` apply where a client left an option unset; ``ignored`` is not served."""
+
+    options: SamplingOptions
+    ignored: tuple[str, ...]
+
+
+def read_recommended(folder: Path) -> Recommended:
+    """What ``folder`` recommends; nothing if it has no such file.
+
+    Raises:
+        ConfigurationError: a value is not one that a client could send either.
+    """
+    try:
+        content = json.loads((folder / _FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        content = {}
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{folder / _FILE}: {error}") from None
+    given: dict[str, Any] = {
+        name: content[name]
+        for name, option in OPTIONS.items()
+        if option.from_model and content.get(name) is not None
+    }
+    for name, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ConfigurationError(f"{folder / _FILE}: {name} is not a number")
+    options = SamplingOptions(**given)
+    try:
+        check_options(options, _FILE)
+    except InvalidRequestError as error:
+        raise ConfigurationError(f"{folder}: {error.message}") from None
+    ignored = [
+        name for name, neutral in _NOT_SERVED.items() if content.get(name) not in (None, neutral)
+    ]
+    return Recommended(options, tuple(ignored))

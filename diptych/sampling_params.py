@@ -1,0 +1,213 @@
+"""How tokens are drawn: every sampling parameter, declared once. Pure.
+
+A field of :class:`SamplingOptions` declares what a client may say: name, type, range,
+default, help text, and whether the model's makers may recommend a value. From there
+come the checks of router and workers, the mapping to both proto messages
+(``SamplingOptions`` for clients, ``SamplingParams`` for workers), the Python client's
+options and the flags of ``diptych generate``. :class:`SamplingParams` is the part that
+a worker gets, with nothing left open.
+
+To add a parameter: a field here (in both classes if workers need it), one in each
+proto message, and the sampler's code. A test compares all of them.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
+
+from diptych.errors import InvalidRequestError
+from diptych.v1 import common_pb2, inference_pb2
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 1024
+MAX_STOP_TOKEN_IDS = 1024
+
+_UINT32 = 2**32 - 1
+_UINT64 = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """What the declaration of an option says beside its name and type.
+
+    ``default`` applies where neither the client nor the model's makers say anything;
+    None where something else decides (the router draws the seed). Numbers lie within
+    ``low`` and ``high``, of lists ``max_items`` bounds the length, of each string in
+    them ``max_characters``.
+    """
+
+    help: str
+    default: float | None = None
+    low: float = 0
+    high: float = math.inf
+    is_low_excluded: bool = False
+    max_items: int = 0
+    max_characters: int = 0
+    from_model: bool = False  # generation_config.json may set it
+    is_flag: bool = True  # ``diptych generate`` has it
+
+
+def _option(help_text: str, unset: object = None, **declared: Any) -> Any:
+    """Declare a field: ``unset`` is its value when the client says nothing."""
+    return field(default=unset, metadata={"option": Option(help=help_text, **declared)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingOptions:
+    """How a client wants its tokens drawn. None: as the model's makers recommend, or default."""
+
+    temperature: float | None = _option(
+        "0 is greedy.", default=1.0, low=0, high=100, from_model=True
+    )
+    top_k: int | None = _option(
+        "Draw from the k most likely tokens; 0: from all.", default=0, high=_UINT32, from_model=True
+    )
+    top_p: float | None = _option(
+        "Draw from the likeliest tokens up to this probability.",
+        default=1.0,
+        high=1,
+        is_low_excluded=True,
+        from_model=True,
+    )
+    seed: int | None = _option(
+        "The same seed gives the same answer; unset: a new one.", high=_UINT64
+    )
+    max_tokens: int | None = _option(
+        "Output tokens at the most; unset: what the context length leaves.", low=1, high=_UINT32
+    )
+    min_tokens: int = _option("Output tokens before which nothing ends it.", 0, high=_UINT32)
+    stop: tuple[str, ...] = _option(
+        "Text that ends the answer.",
+        (),
+        max_items=MAX_STOP_STRINGS,
+        max_characters=MAX_STOP_CHARACTERS,
+    )
+    stop_token_ids: tuple[int, ...] = _option(
+        "Token id that ends the answer.", (), high=_UINT32, max_items=MAX_STOP_TOKEN_IDS
+    )
+    ignore_eos: bool = _option("Go on after the model's end-of-sequence token.", False)
+    return_margins: bool = _option(
+        "Report how far each token was from being another one.", False, is_flag=False
+    )
+
+
+NOTHING_SAID: Final = SamplingOptions()
+"""Everything as the model's makers recommend, or by default."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How a worker draws tokens; fully resolved (no unset values)."""
+
+    temperature: float = 1.0
+    top_k: int = 0  # 0: all
+    top_p: float = 1.0
+    seed: int = 0  # 64 bits
+    max_tokens: int = 16
+    min_tokens: int = 0
+    stop_token_ids: frozenset[int] = frozenset()  # the model's own among them
+    return_margins: bool = False
+
+    @classmethod
+    def from_proto(cls, message: common_pb2.SamplingParams) -> "SamplingParams":
+        """Read a resolved message (the router validated it)."""
+        given = {item.name: value for item, value in message.ListFields()}
+        given["stop_token_ids"] = frozenset(message.stop_token_ids)
+        return cls(**given)
+
+    def to_proto(self) -> common_pb2.SamplingParams:
+        """As it goes to the workers; every value is set."""
+        values = {name: getattr(self, name) for name in WORKER_NAMES}
+        values["stop_token_ids"] = sorted(self.stop_token_ids)
+        return common_pb2.SamplingParams(**values)
+
+
+OPTIONS: Final[Mapping[str, Option]] = {
+    item.name: item.metadata["option"] for item in fields(SamplingOptions)
+}
+"""Every declaration, by the parameter's name."""
+
+WORKER_NAMES: Final = tuple(item.name for item in fields(SamplingParams))
+"""The parameters that workers know."""
+
+# Fields of the public message that nothing serves yet, with what changes nothing.
+_NEUTRAL: Final[Mapping[str, object]] = {
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "n": 1,
+    "best_of": 1,
+}
+
+
+def options_from_proto(message: inference_pb2.SamplingOptions, path: str) -> SamplingOptions:
+    """Read what a client sent; lists are checked for their length before they are copied.
+
+    Raises:
+        InvalidRequestError: a list is too long, or an option is not served yet; the
+            field is ``path`` and the option's name.
+    """
+    given: dict[str, Any] = {}
+    for item, value in message.ListFields():
+        name, option = item.name, OPTIONS.get(item.name)
+        if option is None:
+            if value != _NEUTRAL.get(name):
+                raise InvalidRequestError("is not supported yet", field=f"{path}.{name}")
+        elif option.max_items:
+            _check_length(name, len(value), option, path)
+            given[name] = tuple(value)
+        else:
+            given[name] = value
+    return SamplingOptions(**given)
+
+
+def options_to_proto(options: SamplingOptions) -> inference_pb2.SamplingOptions:
+    """What a client sends; what is None stays unset."""
+    values = {name: getattr(options, name) for name in OPTIONS}
+    return inference_pb2.SamplingOptions(**values)
+
+
+def check_options(options: SamplingOptions | SamplingParams, path: str) -> None:
+    """Check every value that is given against its declaration.
+
+    Raises InvalidRequestError with the field ``path`` and the option's name.
+    """
+    for item in fields(options):
+        value = getattr(options, item.name)
+        if value is not None:
+            _check(item.name, value, OPTIONS[item.name], path)
+
+
+def _check(name: str, value: Any, option: Option, path: str) -> None:
+    if isinstance(value, tuple):
+        _check_length(name, len(value), option, path)
+        if option.max_characters:
+            _check_strings(name, value, option, path)
+    elif isinstance(value, int | float) and not _is_within(value, option):
+        low = f"above {option.low:g}" if option.is_low_excluded else f"at least {option.low:g}"
+        high = "" if option.high > _UINT32 else f" and at most {option.high:g}"
+        raise InvalidRequestError(f"must be {low}{high}, is {value}", field=f"{path}.{name}")
+
+
+def _is_within(value: float, option: Option) -> bool:
+    """False for NaN too."""
+    is_above = value > option.low if option.is_low_excluded else value >= option.low
+    return is_above and value <= option.high
+
+
+def _check_length(name: str, length: int, option: Option, path: str) -> None:
+    if length > option.max_items:
+        raise InvalidRequestError(
+            f"has {length} items, more than {option.max_items}", field=f"{path}.{name}"
+        )
+
+
+def _check_strings(name: str, values: tuple[str, ...], option: Option, path: str) -> None:
+    for index, value in enumerate(values):
+        if not 1 <= len(value) <= option.max_characters:
+            raise InvalidRequestError(
+                f"must have 1 to {option.max_characters} characters, has {len(value)}",
+                field=f"{path}.{name}[{index}]",
+            )

@@ -1,0 +1,176 @@
+"""Whether a request may come in, and what it becomes: room, checks, token ids, a context length.
+
+What is refused here has cost no worker anything.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from diptych.errors import (
+    DeadlineExceededError,
+    ModelNotFoundError,
+    NoWorkerError,
+    QueueFullError,
+    WorkerDrainingError,
+)
+from router.cluster.members import Cluster
+from router.config import RouterConfig
+from router.frontend import validation
+from router.frontend.served_model import ServedModel
+from router.frontend.validation import ModelFacts
+from router.generation.request import GenerationRequest, TokenPrompt
+from router.request.resolved import ResolvedRequest
+
+_INLINE_BYTES = 4096  # larger requests are tokenised in a thread
+_MAX_TOKENIZING = 2  # at a time
+_RETRY_AFTER_S = 1.0
+
+
+class Admission:
+    """Owns the count of open requests and of the bytes they arrived with. Event loop only.
+
+    Invariant: what ``hold`` counted in it counts out, however the request ends.
+    """
+
+    def __init__(self, model: ServedModel, cluster: Cluster, config: RouterConfig) -> None:
+        self._model = model
+        self._cluster = cluster
+        self._config = config
+        self._tokenizing = asyncio.Semaphore(_MAX_TOKENIZING)
+        self._is_draining = False
+        self._num_open = 0
+        self._num_open_bytes = 0
+        self._num_unfound = 0
+        self._num_untokenized = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def model(self) -> ServedModel:
+        """What is served."""
+        return self._model
+
+    @property
+    def max_model_len(self) -> int:
+        """The model's context, or less where the workers have less."""
+        model_len = self._model.tokenizer.max_model_len
+        workers_len = self._cluster.max_model_len
+        return model_len if workers_len is None else min(model_len, workers_len)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a request could be placed now."""
+        return self._cluster.is_ready and not self._is_draining
+
+    @property
+    def num_open(self) -> int:
+        """Requests that are not answered yet."""
+        return self._num_open
+
+    def drain(self) -> None:
+        """Take nothing new."""
+        self._is_draining = True
+
+    async def wait_idle(self) -> None:
+        """Wait until no request is open."""
+        await self._idle.wait()
+
+    @contextmanager
+    def hold(self, num_bytes: int) -> Iterator[None]:
+        """Count a request as open.
+
+        Raises QueueFullError if those that are open arrived with too many bytes already.
+        """
+        self._check_budget(num_bytes)
+        self._num_open += 1
+        self._num_open_bytes += num_bytes
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._num_open -= 1
+            self._num_open_bytes -= num_bytes
+            if self._num_open == 0:
+                self._idle.set()
+
+    async def admit(self, request: GenerationRequest, deadline_s: float | None) -> ResolvedRequest:
+        """Everything that can be done before a worker is asked. Raises DiptychError."""
+        if self._is_draining:
+            raise WorkerDrainingError("the router shuts down", retry_after_s=_RETRY_AFTER_S)
+        if deadline_s is not None and time.monotonic() >= deadline_s:
+            raise DeadlineExceededError("the request's deadline passed")
+        if request.model not in ("", self._model.name):
+            raise ModelNotFoundError(
+                f"no model {request.model[:128]!r} here; there is {self._model.name!r}"
+            )
+        facts = self._facts()
+        validation.check(request, facts)
+        prompt_ids = await self._tokenize(request, facts.max_model_len)
+        resolved = self._resolve(request, prompt_ids)
+        if self._cluster.max_model_len is None:
+            await self._wait_found(deadline_s)
+            resolved = self._resolve(request, prompt_ids)
+        return resolved
+
+    def _facts(self) -> ModelFacts:
+        tokenizer = self._model.tokenizer
+        return ModelFacts(
+            tokenizer.vocab_size,
+            self.max_model_len,
+            tokenizer.eos_token_ids,
+            self._model.recommended,
+        )
+
+    def _check_budget(self, num_bytes: int) -> None:
+        budget = self._config.max_open_bytes
+        if self._num_open_bytes + num_bytes > budget:
+            raise QueueFullError(
+                f"requests of {self._num_open_bytes} bytes are open; with this one it would be "
+                f"more than {budget}",
+                retry_after_s=_RETRY_AFTER_S,
+            )
+
+    def _resolve(self, request: GenerationRequest, prompt_ids: list[int]) -> ResolvedRequest:
+        return validation.resolve(
+            request, prompt_ids, self._facts(), drawn_seed=secrets.randbits(63)
+        )
+
+    async def _tokenize(self, request: GenerationRequest, max_model_len: int) -> list[int]:
+        tokenizer = self._model.tokenizer
+        if request.num_bytes <= _INLINE_BYTES or isinstance(request.prompt, TokenPrompt):
+            return validation.tokenize(request, tokenizer, max_model_len)
+        if self._num_untokenized >= self._config.max_queue + _MAX_TOKENIZING:
+            raise QueueFullError(
+                f"{self._num_untokenized} long prompts wait to be tokenised",
+                retry_after_s=_RETRY_AFTER_S,
+            )
+        self._num_untokenized += 1
+        try:
+            async with self._tokenizing:
+                return await asyncio.to_thread(
+                    validation.tokenize, request, tokenizer, max_model_len
+                )
+        finally:
+            self._num_untokenized -= 1
+
+    async def _wait_found(self, deadline_s: float | None) -> None:
+        """No worker was ever heard of: wait for the first, within bounds."""
+        if self._num_unfound >= self._config.max_queue:
+            raise QueueFullError(
+                f"{self._num_unfound} requests wait already", retry_after_s=_RETRY_AFTER_S
+            )
+        patience_s = self._config.timers.no_worker_s
+        left_s = patience_s if deadline_s is None else deadline_s - time.monotonic()
+        self._num_unfound += 1
+        try:
+            async with asyncio.timeout(min(patience_s, left_s)):
+                await self._cluster.wait_found()
+        except TimeoutError:
+            if left_s < patience_s:
+                raise DeadlineExceededError("the request's deadline passed") from None
+            raise NoWorkerError("no worker was found", retry_after_s=_RETRY_AFTER_S) from None
+        finally:
+            self._num_unfound -= 1

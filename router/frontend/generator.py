@@ -1,0 +1,192 @@
+"""A request in, the events of its answer out: what every front end stands on."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from diptych.errors import DeadlineExceededError, DiptychError, InvalidRequestError
+from diptych.telemetry import logs
+from diptych.telemetry.tracing import Tracing, trace_id
+from diptych.text.detokenizer import Detokenizer
+from router.frontend.admission import Admission
+from router.frontend.validation import MAX_REQUEST_ID_CHARACTERS
+from router.frontend.write_watch import WriteWatch
+from router.generation.events import GenerationEvent, Started, Summary
+from router.generation.request import ChatPrompt, GenerationRequest
+from router.request.dispatch import Services
+from router.request.resolved import ResolvedRequest
+from router.request.response_builder import ResponseBuilder
+from router.request.session import Session
+from router.telemetry import RequestObserver, RouterMetrics
+
+_CLOCK_ERROR_S = 0.001  # gRPC tells a deadline in ms
+
+
+def _nothing() -> None:
+    """For a front end that has no write to give up."""
+
+
+class Generator:
+    """Answers requests. Event loop only; each answer belongs to the task that iterates over it."""
+
+    def __init__(
+        self, admission: Admission, services: Services, metrics: RouterMetrics, trace: Tracing
+    ) -> None:
+        self._admission = admission
+        self._services = services
+        self._metrics = metrics
+        self._trace = trace
+
+    async def generate(
+        self,
+        request: GenerationRequest,
+        *,
+        deadline_s: float | None = None,
+        metadata: Sequence[tuple[str, str | bytes]] = (),
+        give_up: Callable[[], None] = _nothing,
+    ) -> AsyncGenerator[GenerationEvent, None]:
+        """The answer, event by event; asking for the next says that the last was written.
+
+        ``deadline_s`` is a moment of the monotonic clock; ``metadata`` may carry a W3C
+        trace context. ``give_up`` is called when the answer fails while an event is
+        being written: the caller stops writing and asks for the next event, which
+        raises. Whoever stops early must ``aclose``: that frees everything at once.
+
+        Raises:
+            DiptychError: refused or failed.
+        """
+        answer = _Answer(self._services, self._observe(request, metadata), give_up)
+        with answer.ending(deadline_s), self._admission.hold(request.num_bytes):
+            logs.mark(answer.request_id, trace_id(answer.observer.context))
+            resolved = await self._admission.admit(request, deadline_s)
+            session = answer.open(resolved, self._builder(resolved, answer.observer), deadline_s)
+            is_first = True
+            while (event := await session.next_event()) is not None:
+                if is_first:  # only now is it certain that there is an answer
+                    is_first = False
+                    answer.watch.begin()
+                    yield self._started(answer.request_id, request, resolved)
+                answer.watch.begin()
+                yield event
+                answer.watch.end()
+            answer.watch.begin()
+            yield Summary(session.usage, session.timing)
+            answer.watch.end()
+            await session.next_event()  # raises if the client did not take the last ones
+
+    def _observe(
+        self, request: GenerationRequest, metadata: Sequence[tuple[str, str | bytes]]
+    ) -> RequestObserver:
+        request_id = request.request_id or uuid.uuid4().hex
+        is_valid = len(request_id) <= MAX_REQUEST_ID_CHARACTERS
+        return RequestObserver(
+            self._metrics,
+            self._trace,
+            request_id if is_valid else "invalid",
+            operation="chat" if isinstance(request.prompt, ChatPrompt) else "text_completion",
+            model=self._admission.model.name,
+            metadata=metadata,
+            received_s=time.monotonic(),
+        )
+
+    def _builder(self, resolved: ResolvedRequest, observer: RequestObserver) -> ResponseBuilder:
+        tokenizer = self._admission.model.tokenizer
+        try:
+            detokenizer = Detokenizer(tokenizer, resolved.stop, resolved.shape.min_tokens)
+        except ValueError as error:
+            raise InvalidRequestError(str(error), field="sampling.stop") from None
+        return ResponseBuilder(
+            resolved.shape,
+            detokenizer,
+            received_s=observer.received_s,
+            clock=time.monotonic,
+            max_unsent=self._services.config.client_buffer_messages,
+            num_resumed=len(resolved.emitted_token_ids),
+            on_emitted=observer.emitted,
+        )
+
+    def _started(
+        self, request_id: str, request: GenerationRequest, resolved: ResolvedRequest
+    ) -> Started:
+        wanted = resolved.shape.prompt_ids if request.return_prompt_token_ids else ()
+        return Started(request_id, self._admission.model.name, resolved.sampling.seed, wanted)
+
+
+class _Answer:
+    """What one answer needs from its begin to its end; owned by ``Generator.generate``."""
+
+    def __init__(
+        self, services: Services, observer: RequestObserver, give_up: Callable[[], None]
+    ) -> None:
+        self.observer = observer
+        patience_s = services.config.timers.client_write_s
+        self.watch = WriteWatch(patience_s, self._on_stuck)
+        self._stuck = f"the client did not take a response for {patience_s:g} s"
+        self._services = services
+        self._give_up = give_up
+        self._session: Session | None = None
+        self._builder: ResponseBuilder | None = None
+
+    @property
+    def request_id(self) -> str:
+        """The client's, or the one that was made."""
+        return self.observer.request_id
+
+    def open(
+        self, resolved: ResolvedRequest, builder: ResponseBuilder, deadline_s: float | None
+    ) -> Session:
+        """Ask for workers."""
+        self._builder = builder
+        self._session = Session(
+            self.request_id,
+            resolved,
+            builder,
+            self.observer,
+            self._services,
+            deadline_s=deadline_s,
+            on_failed=self._on_failed,
+        )
+        self._session.start()
+        return self._session
+
+    @contextmanager
+    def ending(self, deadline_s: float | None) -> Iterator[None]:
+        """Free everything and leave a record, however it ends."""
+        outcome = "INTERNAL"
+        try:
+            yield
+            outcome = "ok"
+        except (asyncio.CancelledError, GeneratorExit):
+            is_late = deadline_s is not None and time.monotonic() >= deadline_s - _CLOCK_ERROR_S
+            outcome = DeadlineExceededError.reason if is_late else "cancelled"
+            raise
+        except DiptychError as error:
+            outcome = error.reason
+            raise
+        finally:
+            self._end(outcome)
+
+    def _end(self, outcome: str) -> None:
+        self.watch.close()
+        session, builder = self._session, self._builder
+        if session is None or builder is None:
+            self.observer.ended(outcome)
+            return
+        session.close()
+        self.observer.ended(
+            outcome,
+            builder.moments,
+            session.usage,
+            session.timing,
+            finish_reason=session.finish_reason,
+        )
+
+    def _on_stuck(self) -> None:
+        if self._session is not None:
+            self._session.give_up(self._stuck)
+
+    def _on_failed(self) -> None:
+        if self.watch.is_writing:
+            self._give_up()

@@ -1,0 +1,107 @@
+"""What an answer consists of, as plain data; the order is that of ``Generate`` in inference.proto.
+
+``Started``, then any number of ``Delta``, then one ``ChoiceFinished`` for each choice
+and one ``Summary``. An answer that fails ends with an error instead.
+"""
+
+import enum
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from diptych.finish_reason import FinishReason
+
+
+class KVPath(enum.IntEnum):
+    """How the KV came to be where it was needed. Values as on the wire."""
+
+    UNSPECIFIED = 0
+    DISAGGREGATED = 1
+    LOCAL = 2
+    RECOMPUTED = 3
+    PREFILL_ONLY = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """What one proven pull cost; see ``TransferStats`` in common.proto."""
+
+    transport: str
+    num_bytes: int
+    num_tokens: int
+    read_s: float
+    exposed_s: float
+    total_s: float
+    digest_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Counts of tokens; see ``Usage`` in inference.proto."""
+
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_cached_tokens: int
+    num_resumed_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Where the time went, s; see ``Timing`` in inference.proto. 0 where it did not get."""
+
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    first_write_s: float = 0.0
+    ttft_s: float = 0.0
+    handoff_gap_s: float = 0.0
+    decode_s: float = 0.0
+    total_s: float = 0.0
+    transfer: Transfer | None = None
+    kv_path: KVPath = KVPath.UNSPECIFIED
+    num_attempts: int = 1
+    prefill_worker: str = ""
+    decode_worker: str = ""
+    num_preemptions: int = 0
+
+
+class Started(NamedTuple):
+    """What the request became; comes with the first token."""
+
+    request_id: str
+    model: str
+    seed: int
+    prompt_token_ids: tuple[int, ...]  # empty unless asked for
+
+
+class Delta(NamedTuple):
+    """More of one choice's output.
+
+    The text is what became certain with these tokens, so it may be empty, and it
+    may come without tokens at the end.
+    """
+
+    text: str
+    token_ids: list[int]
+    position: int  # in the output, of token_ids[0]
+    margins: list[float]  # one per token, or none
+    choice: int = 0
+
+
+class ChoiceFinished(NamedTuple):
+    """A choice has ended.
+
+    ``matched``: the stop string or the stop token that ended it, if one did.
+    """
+
+    reason: FinishReason
+    matched: str | int | None = None
+    choice: int = 0
+
+
+class Summary(NamedTuple):
+    """What the request took. The last event."""
+
+    usage: Usage
+    timing: Timing
+
+
+GenerationEvent = Started | Delta | ChoiceFinished | Summary

@@ -1,0 +1,61 @@
+"""A client's request as plain data, whichever front end it came through. Not checked yet."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from diptych.sampling_params import NOTHING_SAID, SamplingOptions
+from diptych.text.chat_template import Message
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """A text to continue, tokenised as it is."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """Messages for the model's chat template, and further names that the template knows."""
+
+    messages: tuple[Message, ...]
+    template_arguments: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """Token ids, used as they are.
+
+    May be a view of what came over the wire: check its length before copying it.
+    """
+
+    token_ids: Sequence[int]
+
+
+Prompt = TextPrompt | ChatPrompt | TokenPrompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """See ``GenerateRequest`` in inference.proto, whose names these are."""
+
+    prompt: Prompt
+    sampling: SamplingOptions = NOTHING_SAID
+    model: str = ""
+    request_id: str = ""
+    cache_salt: str = ""
+    emitted_token_ids: Sequence[int] = ()  # as TokenPrompt.token_ids
+    return_prompt_token_ids: bool = False
+    num_bytes: int = 0
+    """Size of the request as it arrived: what it counts for while it is open."""
+
+    @property
+    def prompt_field(self) -> str:
+        """What the prompt is called in errors."""
+        match self.prompt:
+            case TextPrompt():
+                return "text"
+            case ChatPrompt():
+                return "chat.messages"
+            case TokenPrompt():
+                return "tokens"

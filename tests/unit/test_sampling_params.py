@@ -1,0 +1,106 @@
+"""Every sampling parameter is declared once; the wire, the client and the flags follow."""
+
+import math
+from dataclasses import fields
+
+import pytest
+
+from diptych.cli.generate import GenerateConfig
+from diptych.errors import InvalidRequestError
+from diptych.sampling_params import (
+    NOTHING_SAID,
+    OPTIONS,
+    WORKER_NAMES,
+    SamplingOptions,
+    SamplingParams,
+    check_options,
+    options_from_proto,
+    options_to_proto,
+)
+from diptych.v1 import common_pb2, inference_pb2
+
+# In the public message, and refused as long as no code serves it.
+NOT_SERVED = {
+    "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
+    "logprobs", "prompt_logprobs", "constraint", "n", "best_of",
+}  # fmt: skip
+
+EVERYTHING = SamplingOptions(
+    temperature=0.5, top_k=3, top_p=0.25, seed=2**64 - 1, max_tokens=9, min_tokens=2,
+    stop=("a", "b"), stop_token_ids=(4, 5), ignore_eos=True, return_margins=True,
+)  # fmt: skip
+
+
+def test_the_public_message_has_each_option_and_no_other() -> None:
+    wire = set(inference_pb2.SamplingOptions.DESCRIPTOR.fields_by_name)
+    assert wire == set(OPTIONS) | NOT_SERVED
+
+
+def test_the_workers_message_has_each_parameter_of_theirs_and_no_other() -> None:
+    assert set(common_pb2.SamplingParams.DESCRIPTOR.fields_by_name) == set(WORKER_NAMES)
+    assert set(WORKER_NAMES) < set(OPTIONS)
+
+
+def test_the_command_line_has_a_flag_for_each_option() -> None:
+    flags = {name for name, option in OPTIONS.items() if option.is_flag}
+    assert flags <= set(GenerateConfig.model_fields)
+    for name in flags:
+        assert OPTIONS[name].help in (GenerateConfig.model_fields[name].description or "")
+
+
+def test_what_is_unset_is_absent_on_the_wire_exactly_where_it_can_be_asked_for() -> None:
+    assert options_to_proto(NOTHING_SAID).ListFields() == []
+    for item in fields(SamplingOptions):
+        described = inference_pb2.SamplingOptions.DESCRIPTOR.fields_by_name[item.name]
+        assert described.has_presence == (item.default is None), item.name
+
+
+def test_defaults_are_told_once() -> None:
+    resolved = SamplingParams()
+    for name in ("temperature", "top_k", "top_p"):
+        assert getattr(resolved, name) == OPTIONS[name].default
+
+
+def test_everything_crosses_the_wire_and_comes_back() -> None:
+    for item in fields(SamplingOptions):
+        assert getattr(EVERYTHING, item.name) != item.default, item.name
+    assert options_from_proto(options_to_proto(EVERYTHING), "sampling") == EVERYTHING
+    resolved = SamplingParams(
+        temperature=0.5, top_k=3, top_p=0.25, seed=2**64 - 1, max_tokens=9, min_tokens=2,
+        stop_token_ids=frozenset({4, 5}), return_margins=True,
+    )  # fmt: skip
+    assert SamplingParams.from_proto(resolved.to_proto()) == resolved
+    greedy = SamplingParams(temperature=0.0).to_proto()
+    assert greedy.HasField("temperature")
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        (SamplingOptions(temperature=-0.1), "temperature"),
+        (SamplingOptions(temperature=math.inf), "temperature"),
+        (SamplingOptions(top_p=0.0), "top_p"),
+        (SamplingOptions(top_p=math.nan), "top_p"),
+        (SamplingOptions(seed=2**64), "seed"),
+        (SamplingOptions(seed=-1), "seed"),
+        (SamplingOptions(top_k=2**32), "top_k"),
+        (SamplingOptions(max_tokens=0), "max_tokens"),
+        (SamplingOptions(stop=("a", "")), "stop[1]"),
+    ],
+)
+def test_ranges_are_those_declared(options: SamplingOptions, field: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        check_options(options, "x")
+    assert caught.value.field == f"x.{field}"
+
+
+def test_bounds_themselves_are_allowed() -> None:
+    check_options(SamplingOptions(temperature=100.0, top_p=1.0, seed=2**64 - 1), "x")
+    check_options(SamplingOptions(temperature=0.0, top_k=0, max_tokens=1), "x")
+
+
+def test_a_list_that_is_too_long_is_not_copied() -> None:
+    message = inference_pb2.SamplingOptions(stop_token_ids=[1] * 1025)
+    with pytest.raises(InvalidRequestError) as caught:
+        options_from_proto(message, "sampling")
+    assert caught.value.field == "sampling.stop_token_ids"

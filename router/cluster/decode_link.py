@@ -16,14 +16,14 @@ logger = logging.getLogger(__name__)
 _MAX_UNSENT = 16384  # commands
 
 
-class SeatListener(Protocol):
+class ReservationListener(Protocol):
     """Gets what the worker says of one sequence; called on the event loop, must not raise."""
 
     def on_tokens(self, tokens: decode_pb2.SequenceTokens) -> None: ...
 
     def on_decode_event(self, event: decode_pb2.DecodeEvent) -> None: ...
 
-    def on_seat_lost(self, sequence_id: int, message: str) -> None: ...
+    def on_reservation_lost(self, sequence_id: int, message: str) -> None: ...
 
 
 class DecodeLink:
@@ -47,7 +47,7 @@ class DecodeLink:
         self._router_incarnation = router_incarnation
         self._timers = timers
         self._on_change = on_change
-        self._listeners: dict[int, SeatListener] = {}
+        self._listeners: dict[int, ReservationListener] = {}
         self._outbox: CommandQueue[decode_pb2.DecodeCommand] | None = None  # of the stream
         self._peers: tuple[WorkerId, ...] = ()
         self._is_there = asyncio.Event()
@@ -58,7 +58,7 @@ class DecodeLink:
         """Of this router, on this worker."""
         return len(self._listeners)
 
-    def reserve(self, command: decode_pb2.Reserve, listener: SeatListener) -> bool:
+    def reserve(self, command: decode_pb2.Reserve, listener: ReservationListener) -> bool:
         """Send a Reserve; ``listener`` hears of the sequence until its Ended. False: no stream."""
         if self.worker is None:
             return False
@@ -159,7 +159,7 @@ class DecodeLink:
             self._outbox = None
         listeners, self._listeners = self._listeners, {}
         for sequence_id, listener in listeners.items():
-            listener.on_seat_lost(sequence_id, why)
+            listener.on_reservation_lost(sequence_id, why)
         self._on_change()
 
     def _send(self, command: decode_pb2.DecodeCommand) -> None:

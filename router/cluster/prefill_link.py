@@ -28,7 +28,7 @@ class LeaseListener(Protocol):
     def on_lease_ended(self, sequence_id: int, error: DiptychError) -> None: ...
 
 
-class LeaseStream:
+class PrefillLink:
     """Opens, feeds and ends the stream; sends a heartbeat each second while it is open.
 
     ``run`` is one task. ``grant`` and ``close`` are called by the session, and after

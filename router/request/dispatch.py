@@ -6,9 +6,9 @@ from typing import Any
 
 from diptych.block_hash import block_keys
 from diptych.v1 import common_pb2, decode_pb2, prefill_pb2
-from router.cluster.decode_link import DecodeLink, SeatListener
+from router.cluster.decode_link import DecodeLink, ReservationListener
 from router.cluster.members import Cluster
-from router.cluster.prefill_link import LeaseListener, LeaseStream
+from router.cluster.prefill_link import LeaseListener, PrefillLink
 from router.config import RouterConfig
 from router.placement.queue import WaitingRoom
 from router.placement.types import Placement, Policy, Query, WorkerId
@@ -58,7 +58,7 @@ class Dispatch:
         self._services = services
         self._metadata = metadata
         self._trace_context = trace_context
-        self._streams: dict[int, LeaseStream] = {}
+        self._streams: dict[int, PrefillLink] = {}
         self._reservations: dict[int, _Reservation] = {}
         self._keys: tuple[bytes, ...] | None = None
         self._block_size = 0
@@ -86,7 +86,7 @@ class Dispatch:
             request_id=self._request_id,
             spec=self._spec(emitted[: action.num_emitted]),
         )
-        stream = LeaseStream(
+        stream = PrefillLink(
             watch.channel,
             start,
             listener,
@@ -113,8 +113,10 @@ class Dispatch:
         match event:
             case events.Accepted():
                 pool.accepted(event.sequence_id, event.num_cached_tokens)
+                self._services.room.pump_soon()  # there is more runway
             case events.FirstToken():
                 pool.computed(event.sequence_id)
+                self._services.room.pump_soon()
             case events.LeaseEnded():
                 self._forget_lease(event.sequence_id)
             case events.Reserved():
@@ -130,7 +132,7 @@ class Dispatch:
             stream.close()
 
     def reserve(
-        self, action: actions.Reserve, emitted: Sequence[int], listener: SeatListener
+        self, action: actions.Reserve, emitted: Sequence[int], listener: ReservationListener
     ) -> bool:
         """Send a Reserve; False if its worker is gone."""
         link = self._services.cluster.decode_link(action.worker)

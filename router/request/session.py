@@ -179,15 +179,15 @@ class Session:
         self._handle(events.LeaseEnded(sequence_id, error))
 
     def on_tokens(self, tokens: decode_pb2.SequenceTokens) -> None:
-        """See :class:`router.cluster.decode_link.SeatListener`."""
+        """See :class:`router.cluster.decode_link.ReservationListener`."""
         self._handle(wire.tokens(tokens))
 
     def on_decode_event(self, event: decode_pb2.DecodeEvent) -> None:
-        """See :class:`router.cluster.decode_link.SeatListener`."""
+        """See :class:`router.cluster.decode_link.ReservationListener`."""
         self._handle(wire.decode_event(event))
 
-    def on_seat_lost(self, sequence_id: int, message: str) -> None:
-        """See :class:`router.cluster.decode_link.SeatListener`."""
+    def on_reservation_lost(self, sequence_id: int, message: str) -> None:
+        """See :class:`router.cluster.decode_link.ReservationListener`."""
         self._handle(events.ReservationLost(sequence_id, message))
 
     # Shell of the machine
@@ -216,8 +216,11 @@ class Session:
         """Hand the machine the event; then those that its actions cause at once."""
         if not isinstance(event, events.Tokens):
             self._dispatch.heard(event)
+        wanted = self._machine.handle(event)
+        if not wanted:
+            return
         caused = []
-        for action in self._machine.handle(event):
+        for action in wanted:
             failed = self._execute(action)
             if failed is not None:
                 caused.append(failed)

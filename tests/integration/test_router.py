@@ -228,6 +228,31 @@ async def test_short_prompts_are_computed_by_decode(model: Path) -> None:
         assert cluster.prefill[0].specs == []
 
 
+async def test_a_prefix_that_a_worker_has_forgotten_is_prefilled_again(model: Path) -> None:
+    """The fake decode worker never has anything cached, whatever the router remembers."""
+    async with running(model, 1, 1, local_prefill_below_tokens=64) as cluster:
+        for num_requests in (1, 2, 3):
+            request = token_request(PROMPT * 10, max_tokens=4)
+            answer = await generate(cluster.channel, request)
+            assert answer.error is None
+            assert answer.timing.kv_path == inference_pb2.KV_PATH_DISAGGREGATED
+            assert len(cluster.prefill[0].specs) == num_requests
+        starts = [seat.start for seat in cluster.decode[0].ended_seats]
+        assert not any(start is None or start.compute_missing for start in starts)
+
+
+async def test_what_a_prefill_worker_has_cached_leaves_room_for_others(model: Path) -> None:
+    """Of each prompt of 20 tokens it has 3; all 40 would be more than may wait on it."""
+    async with running(model, 1, 1, max_pending_prefill_tokens=18) as cluster:
+        prefill = cluster.prefill[0]
+        prefill.behaviour.first_token_s = 60.0
+        async with asyncio.TaskGroup() as tasks:
+            asking = [tasks.create_task(cluster.generate()) for _ in range(3)]
+            await eventually(lambda: len(prefill.leases) == 2, "the second was kept waiting")
+            for task in asking:
+                task.cancel()
+
+
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 async def test_refusal_goes_to_another(model: Path, role: str) -> None:
     async with running(model) as cluster:

@@ -2,12 +2,13 @@
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import TYPE_CHECKING
 
 from google.protobuf.message import Message
 
+from diptych.block_hash import block_keys
 from diptych.errors import DiptychError, NoWorkerError
 from diptych.v1 import common_pb2, decode_pb2, prefill_pb2
 from router.placement.policy import LeastLoaded
@@ -23,6 +24,7 @@ from router.request.machine import RequestMachine
 from tests.protocol.fake_model import STOP_TOKEN, answer
 from tests.protocol.wire import Stream
 from tests.protocol.workers import (
+    BLOCK_SIZE,
     MAX_LEN,
     TIMERS,
     DecodeSide,
@@ -112,7 +114,7 @@ class DecodeLink:
         del self.router.links[self.worker.identity]
         requests, self.requests = self.requests, {}
         for sequence_id, request in requests.items():
-            request.on_seat_lost(sequence_id)
+            request.on_reservation_lost(sequence_id)
 
 
 class Router:
@@ -130,7 +132,7 @@ class Router:
         self.sequence_ids = count(1)
         self.policy = LeastLoaded(
             PrefixMemory(64),
-            local_below_tokens=0,
+            local_below_tokens=BLOCK_SIZE,
             allow_local=True,
             allow_recompute=True,
             has_prefill_pool=True,
@@ -210,6 +212,7 @@ class Request:
             max_tokens=question.max_tokens,
             stop_token_ids=frozenset({STOP_TOKEN}),
         )
+        self._keys = tuple(block_keys(question.prompt, BLOCK_SIZE))
         deadline_s = None if question.deadline_s is None else cluster.now + question.deadline_s
         self.machine = RequestMachine(shape, deps, self._sink, deadline_s=deadline_s)
 
@@ -251,11 +254,12 @@ class Request:
             self.reservations.pop(event.ended.sequence_id, None)
         self.handle(wire.decode_event(event))
 
-    def on_seat_lost(self, sequence_id: int) -> None:
+    def on_reservation_lost(self, sequence_id: int) -> None:
         self.reservations.pop(sequence_id, None)
         self.handle(events.ReservationLost(sequence_id, "the stream broke"))
 
     def _place(self, query: Query) -> Placement | None:
+        query = replace(query, block_keys=self._keys, block_size=BLOCK_SIZE)
         return self.router.policy.place(query, self.router.snapshot())
 
     def _sink(self, token_ids: Sequence[int], margins: object) -> bool:
@@ -285,6 +289,9 @@ class Request:
                 command = decode_pb2.DecodeCommand(bind=wire.bind(action))
                 self._send(action.sequence_id, command)
             case actions.Start():
+                held = self.reservations.get(action.sequence_id)
+                if held is not None:
+                    self.router.policy.remember(held.worker.identity, self._keys)
                 command = decode_pb2.DecodeCommand(start=wire.start(action))
                 self._send(action.sequence_id, command)
             case actions.Release():

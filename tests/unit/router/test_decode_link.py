@@ -66,7 +66,7 @@ class LastWords:
     def on_decode_event(self, event: decode_pb2.DecodeEvent) -> None:
         raise AssertionError(event)
 
-    def on_seat_lost(self, sequence_id: int, message: str) -> None:
+    def on_reservation_lost(self, sequence_id: int, message: str) -> None:
         self.lost.append((sequence_id, message))
 
 

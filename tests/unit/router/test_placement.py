@@ -157,3 +157,21 @@ def test_memory_is_bounded_and_keeps_the_beginnings() -> None:
     assert memory.num_hit_blocks("a", KEYS) == 3
     memory.forget("a")
     assert memory.num_hit_blocks("a", KEYS) == 0
+
+
+def test_memory_forgets_what_a_worker_says_that_it_lacks() -> None:
+    memory = PrefixMemory(8)
+    memory.remember("a", KEYS)
+    memory.correct("a", KEYS, 3)
+    assert memory.num_hit_blocks("a", KEYS) == 3
+    memory.correct("a", KEYS, 5)
+    assert memory.num_hit_blocks("a", KEYS) == 3, "what it has more is learnt elsewhere"
+    memory.correct("b", KEYS, 0)
+
+
+def test_what_a_held_reservation_said_counts_and_not_the_memory() -> None:
+    policy = made(below=64)
+    policy.remember(D2, KEYS)
+    assert policy.place(QUERY.on(D2, None), BOTH) == DecodeOnly(D2, Why.CHOICE, 128)
+    assert policy.place(QUERY.on(D2, 0), BOTH) == Paired(P1, D2)
+    assert policy.place(QUERY.on(D2, 96), BOTH) == DecodeOnly(D2, Why.CHOICE, 96)

@@ -6,8 +6,9 @@ numpy only, so a process without torch may write one.
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,7 @@ def write_tiny_model(
     max_position: int = 640,
     sliding_window: int = 32,
     name: str | None = None,
+    shape: Mapping[str, object] = MappingProxyType({}),
 ) -> Path:
     """Write a random Hugging Face folder and return its path.
 
@@ -57,6 +59,7 @@ def write_tiny_model(
         num_layers: default 2; Gemma 3 has 3 (two sliding layers, one full).
         sliding_window: of Gemma 3's sliding and Mistral's layers, in tokens.
         name: stored as the config's ``_name_or_path``; default ``tiny-<family>``.
+        shape: entries of the config to have instead, sizes of tensors included.
 
     Raises:
         ValueError: unknown family.
@@ -67,7 +70,7 @@ def write_tiny_model(
     folder.mkdir(parents=True, exist_ok=True)
     num_layers = num_layers or (3 if family == "gemma3" else 2)
     config = _config(family, vocab_size, num_layers, max_position, sliding_window)
-    config["_name_or_path"] = name or f"tiny-{family}"
+    config |= {"_name_or_path": name or f"tiny-{family}", **shape}
     _write_json(folder / "config.json", config)
     _write_json(folder / "generation_config.json", {"eos_token_id": [_EOS_ID, _END_ID]})
     save_file(

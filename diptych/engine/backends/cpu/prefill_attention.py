@@ -7,7 +7,7 @@ from torch import Tensor
 
 from diptych.engine.backends.cpu.kernels import prefill_loop
 from diptych.engine.backends.cpu.kernels.loop import has_team
-from diptych.engine.backends.cpu.kernels.vector_function import LANES
+from diptych.engine.backends.cpu.kernels.processor import LANES
 from diptych.engine.backends.torch.prefill_attention import ChunkView
 from diptych.engine.model.config import ModelConfig
 

@@ -19,17 +19,18 @@ import numpy as np
 from llvmlite import binding, ir
 from numba import carray, njit, types
 from numba.core import cgutils
-from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from diptych.engine.backends.cpu.kernels.loop import (
+    FIRST_ARGUMENT,
     NUM_ITEMS,
     Loop,
     float_of_bits,
     floats_at,
     next_item,
 )
+from diptych.engine.backends.cpu.kernels.processor import FEATURES
 
 CHANNELS, DEPTH, BLOCKS = 16, 4, 2  # of a block, of a group, of a tile
 SPAN_GROUPS = 16
@@ -39,7 +40,12 @@ _TILE = BLOCKS * CHANNELS
 _GROUP_BYTES = CHANNELS * DEPTH
 _MAX_ROWS = 8  # of one pass over a tile
 
-_FEATURES = cpu_target.target_context.codegen().magic_tuple()[2].split(",")
+# What the task of a product holds: rows, their zeros and scales as they were quantised, the
+# packed weight with its scales, a bias or 0.
+_NUM_ROWS, _NUM_SPANS, _NUM_CHANNELS = range(FIRST_ARGUMENT, FIRST_ARGUMENT + 3)
+_Q, _ZEROS, _SCALES, _WEIGHT, _OUT_SCALES, _BIAS, _OUT = range(
+    FIRST_ARGUMENT + 3, FIRST_ARGUMENT + 10
+)
 
 _I32, _FLOAT = ir.IntType(32), ir.FloatType()
 
@@ -239,18 +245,18 @@ def _scratch(typing: Any) -> Any:
 @njit(error_model="numpy", fastmath=False)
 def _finish(task: Any, tile: int, row: int, num_rows: int, sums_at: int) -> None:
     """Scale the sums of some rows into the output."""
-    num_channels = task[4]
+    num_channels = task[_NUM_CHANNELS]
     sums = carray(floats_at(sums_at), (_MAX_ROWS, _TILE))
-    scales = carray(floats_at(task[9]), (num_channels,))
-    bias = carray(floats_at(task[10]), (num_channels,))  # address 0: none
-    out = carray(floats_at(task[11]), (task[2], num_channels))
+    scales = carray(floats_at(task[_OUT_SCALES]), (num_channels,))
+    bias = carray(floats_at(task[_BIAS]), (num_channels,))  # address 0: none
+    out = carray(floats_at(task[_OUT]), (task[_NUM_ROWS], num_channels))
     first = tile * _TILE
     count = min(_TILE, num_channels - first)
     for i in range(num_rows):
         target = out[row + i]
         for j in range(count):
             target[first + j] = sums[i, j] * scales[first + j]
-        if task[10]:
+        if task[_BIAS]:
             for j in range(count):
                 target[first + j] += bias[first + j]
 
@@ -258,10 +264,10 @@ def _finish(task: Any, tile: int, row: int, num_rows: int, sums_at: int) -> None
 @njit(error_model="numpy", fastmath=False)
 def _tile_of_bytes(task: Any, tile: int, row: int, sums: int) -> int:
     """Sums of rows from ``row`` on with a tile; how many rows."""
-    num_rows, num_spans = task[2] - row, task[3]
-    q = task[5] + row * num_spans * SPAN
-    zeros, scales = task[6] + 4 * row * num_spans, task[7] + 4 * row * num_spans
-    weight = task[8] + tile * _TILE * num_spans * SPAN
+    num_rows, num_spans = task[_NUM_ROWS] - row, task[_NUM_SPANS]
+    q = task[_Q] + row * num_spans * SPAN
+    zeros, scales = task[_ZEROS] + 4 * row * num_spans, task[_SCALES] + 4 * row * num_spans
+    weight = task[_WEIGHT] + tile * _TILE * num_spans * SPAN
     if num_rows >= 8:
         _sum_bytes(q, zeros, scales, weight, num_spans, sums, 8)
         return 8
@@ -278,12 +284,12 @@ def _tile_of_bytes(task: Any, tile: int, row: int, sums: int) -> int:
 @njit(error_model="numpy", fastmath=False)
 def _tile_of_pairs(task: Any, tile: int, row: int, sums: int) -> int:
     """The same for int16 rows."""
-    num_rows, num_spans = task[2] - row, task[3]
-    q = task[5] + 2 * row * num_spans * SPAN
-    zeros, scales = task[6] + 4 * row * num_spans, task[7] + 4 * row * num_spans
+    num_rows, num_spans = task[_NUM_ROWS] - row, task[_NUM_SPANS]
+    q = task[_Q] + 2 * row * num_spans * SPAN
+    zeros, scales = task[_ZEROS] + 4 * row * num_spans, task[_SCALES] + 4 * row * num_spans
     for part in range(4):  # 8 channels each
         block = tile * BLOCKS + part // 2
-        weight = task[8] + block * CHANNELS * num_spans * SPAN + part % 2 * 32
+        weight = task[_WEIGHT] + block * CHANNELS * num_spans * SPAN + part % 2 * 32
         some = sums + 32 * part
         if num_rows >= 4:
             _sum_pairs(q, zeros, scales, weight, num_spans, some, 4)
@@ -300,7 +306,7 @@ def _multiply_bytes(task: Any) -> None:
     tile = next_item(task)
     while tile < task[NUM_ITEMS]:
         row = 0
-        while row < task[2]:
+        while row < task[_NUM_ROWS]:
             count = _tile_of_bytes(task, tile, row, sums)
             _finish(task, tile, row, count, sums)
             row += count
@@ -313,7 +319,7 @@ def _multiply_pairs(task: Any) -> None:
     tile = next_item(task)
     while tile < task[NUM_ITEMS]:
         row = 0
-        while row < task[2]:
+        while row < task[_NUM_ROWS]:
             count = _tile_of_pairs(task, tile, row, sums)
             _finish(task, tile, row, count, sums)
             row += count
@@ -346,15 +352,23 @@ def _round(x: NDArray[np.float32], scale: np.float32, q: NDArray[Any]) -> np.int
     return total * np.int32(-ZERO)
 
 
+# What the task of quantising holds.
+_ROWS_PER_ITEM, _ROUNDED_ROWS, _SIZE, _ROUNDED_SPANS, _IS_SHORT = range(
+    FIRST_ARGUMENT, FIRST_ARGUMENT + 5
+)
+_X, _ROUNDED, _ROUNDED_ZEROS, _ROUNDED_SCALES = range(FIRST_ARGUMENT + 5, FIRST_ARGUMENT + 9)
+
+
 def _quantise(task: Any) -> None:
     """Each span of a row to -127..127 times its scale. An item is ``rows_per_item`` rows."""
-    rows_per_item, num_rows, size, num_spans, is_short = task[2], task[3], task[4], task[5], task[6]
-    x = carray(floats_at(task[7]), (num_rows, size))
-    bits = carray(_int32s_at(task[7]), (num_rows, size))
-    bytes_ = carray(_int8s_at(task[8]), (num_rows, num_spans, SPAN))
-    shorts = carray(_int16s_at(task[8]), (num_rows, num_spans, SPAN))
-    zeros = carray(_int32s_at(task[9]), (num_rows, num_spans))
-    scales = carray(floats_at(task[10]), (num_rows, num_spans))
+    rows_per_item, num_rows, size = task[_ROWS_PER_ITEM], task[_ROUNDED_ROWS], task[_SIZE]
+    num_spans, is_short = task[_ROUNDED_SPANS], task[_IS_SHORT]
+    x = carray(floats_at(task[_X]), (num_rows, size))
+    bits = carray(_int32s_at(task[_X]), (num_rows, size))
+    bytes_ = carray(_int8s_at(task[_ROUNDED]), (num_rows, num_spans, SPAN))
+    shorts = carray(_int16s_at(task[_ROUNDED]), (num_rows, num_spans, SPAN))
+    zeros = carray(_int32s_at(task[_ROUNDED_ZEROS]), (num_rows, num_spans))
+    scales = carray(floats_at(task[_ROUNDED_SCALES]), (num_rows, num_spans))
     item = next_item(task)
     while item < task[NUM_ITEMS]:
         for row in range(item * rows_per_item, min((item + 1) * rows_per_item, num_rows)):
@@ -370,8 +384,8 @@ def _quantise(task: Any) -> None:
 
 
 quantise = Loop(_quantise)
-multiply_pairs = Loop(_multiply_pairs) if "+avx2" in _FEATURES else None
+multiply_pairs = Loop(_multiply_pairs) if "+avx2" in FEATURES else None
 multiply_bytes = None
-if "+avx512vnni" in _FEATURES:
+if "+avx512vnni" in FEATURES:
     binding.initialize_native_asmparser()  # without it LLVM ends the process
     multiply_bytes = Loop(_multiply_bytes)

@@ -7,7 +7,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from diptych.engine.backends.cpu.kernels.vector_function import FEATURES
+from diptych.engine.backends.cpu.kernels.processor import FEATURES
 
 TILE_ROWS, TILE_ROW_BYTES = 16, 64
 

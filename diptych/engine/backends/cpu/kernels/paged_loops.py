@@ -38,13 +38,13 @@ from diptych.engine.backends.cpu.kernels.paged_tiles import (
     soften,
     sum_values,
 )
+from diptych.engine.backends.cpu.kernels.processor import LANES
 from diptych.engine.backends.cpu.kernels.vector_function import (
     BFLOAT16,
     FLOAT,
     FLOAT32,
     I64,
     INT8,
-    LANES,
 )
 
 __all__ = ["BFLOAT16", "FLOAT32", "INT8", "LANES", "PIECE_TOKENS", "STATE_FLOATS", "attend"]

@@ -14,6 +14,7 @@ from typing import Any
 from numba import types
 from numba.extending import intrinsic
 
+from diptych.engine.backends.cpu.kernels.processor import LANES
 from diptych.engine.backends.cpu.kernels.vector_function import (
     BFLOAT16,
     ELEMENT_BYTES,
@@ -21,7 +22,6 @@ from diptych.engine.backends.cpu.kernels.vector_function import (
     FLOAT32,
     I64,
     INT8,
-    LANES,
     ZERO,
     VectorFunction,
 )

@@ -34,7 +34,7 @@ from diptych.engine.backends.cpu.kernels.prefill_tiles import (
     sum_values,
     take,
 )
-from diptych.engine.backends.cpu.kernels.vector_function import LANES
+from diptych.engine.backends.cpu.kernels.processor import LANES
 
 __all__ = ["TILE_ROWS", "attend", "scratch_bytes"]
 

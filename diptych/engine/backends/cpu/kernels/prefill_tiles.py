@@ -19,12 +19,12 @@ from typing import Any
 
 from llvmlite import ir
 
+from diptych.engine.backends.cpu.kernels.processor import LANES
 from diptych.engine.backends.cpu.kernels.vector_function import (
     FLOAT,
     I32,
     I64,
     INTEGERS,
-    LANES,
     VECTOR,
     ZERO,
     VectorFunction,

@@ -6,6 +6,7 @@ from numba import carray  # type: ignore[attr-defined]
 from torch import Tensor
 
 from diptych.engine.backends.cpu.kernels.loop import (
+    FIRST_ARGUMENT,
     NUM_ITEMS,
     Call,
     Loop,
@@ -15,6 +16,11 @@ from diptych.engine.backends.cpu.kernels.loop import (
 )
 
 _ITEM_SIZE = 1 << 13  # numbers
+
+# What a task holds.
+_ROWS_PER_ITEM, _NUM_ROWS, _SIZE, _OFFSET, _ROWS, _INDICES, _SLOTS = range(
+    FIRST_ARGUMENT, FIRST_ARGUMENT + 7
+)
 
 
 def write_slots(rows: Tensor, indices: Tensor, offset: int, slots: Tensor) -> Call:
@@ -29,13 +35,14 @@ def write_slots(rows: Tensor, indices: Tensor, offset: int, slots: Tensor) -> Ca
 
 
 def _write_rows(task: Any) -> None:
-    rows_per_item, num_rows, size, offset = task[2], task[3], task[4], task[5]
-    rows = carray(floats_at(task[6]), (num_rows, size))
-    indices = carray(words_at(task[7]), (num_rows,))
+    rows_per_item, num_rows = task[_ROWS_PER_ITEM], task[_NUM_ROWS]
+    size, offset = task[_SIZE], task[_OFFSET]
+    rows = carray(floats_at(task[_ROWS]), (num_rows, size))
+    indices = carray(words_at(task[_INDICES]), (num_rows,))
     item = next_item(task)
     while item < task[NUM_ITEMS]:
         for row in range(item * rows_per_item, min((item + 1) * rows_per_item, num_rows)):
-            slot = carray(floats_at(task[8] + 4 * size * (indices[row] + offset)), (size,))
+            slot = carray(floats_at(task[_SLOTS] + 4 * size * (indices[row] + offset)), (size,))
             for i in range(size):
                 slot[i] = rows[row, i]
         item = next_item(task)

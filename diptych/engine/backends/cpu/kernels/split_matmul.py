@@ -29,6 +29,7 @@ from diptych.engine.backends.cpu.kernels.loop import (
     words_at,
 )
 from diptych.engine.backends.cpu.kernels.matrix_unit import TILE_ROW_BYTES, TILE_ROWS, tile_shapes
+from diptych.engine.backends.cpu.kernels.processor import LANES
 from diptych.engine.backends.cpu.kernels.scratch import OfThread, Scratch, empty
 from diptych.engine.backends.cpu.kernels.vector_function import (
     I8,
@@ -36,7 +37,6 @@ from diptych.engine.backends.cpu.kernels.vector_function import (
     I32,
     I64,
     INTEGERS,
-    LANES,
     VECTOR,
     VectorFunction,
     written,

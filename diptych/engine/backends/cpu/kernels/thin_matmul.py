@@ -27,14 +27,12 @@ from diptych.engine.backends.cpu.kernels.loop import (
     Loop,
     next_item,
 )
-from diptych.engine.backends.cpu.kernels.vector_function import FEATURES
+from diptych.engine.backends.cpu.kernels.processor import HAS_FMA, LANES
 
-# Floats of a vector register; 0: too few.
-_LANES = 16 if "+avx512f" in FEATURES else 8 if {"+avx2", "+fma"} <= FEATURES else 0
-SUPPORTED = _LANES > 0
+SUPPORTED = HAS_FMA
 MIN_COLUMNS = 4  # of the weight's rows: those of one tile
 _TILE_COLUMNS = MIN_COLUMNS
-_TILE_ROWS = 6 if _LANES == 16 else 3  # of x; with the operands, this fills the registers
+_TILE_ROWS = 6 if LANES == 16 else 3  # of x; with the operands, this fills the registers
 _BLOCK_COLUMNS = 32  # what a thread takes at a time
 _GROUPS_AHEAD = 2  # of _TILE_COLUMNS, when the next weights are fetched
 
@@ -99,17 +97,17 @@ class _TileBuilder:
 
     def __init__(self, module: Any, rows: int, lines: int) -> None:
         self._rows, self._lines = rows, lines
-        self._vector = ir.VectorType(_FLOAT, _LANES)
-        mask = ir.VectorType(ir.IntType(1), _LANES)
+        self._vector = ir.VectorType(_FLOAT, LANES)
+        mask = ir.VectorType(ir.IntType(1), LANES)
         pointer, byte_pointer = self._vector.as_pointer(), ir.IntType(8).as_pointer()
 
         def declare(name: str, result: Any, *arguments: Any) -> Any:
             kind = ir.FunctionType(result, arguments)
             return cgutils.get_or_insert_function(module, kind, name)  # type: ignore[no-untyped-call]
 
-        self._fma = declare(f"llvm.fma.v{_LANES}f32", *[self._vector] * 4)
+        self._fma = declare(f"llvm.fma.v{LANES}f32", *[self._vector] * 4)
         self._masked_load = declare(
-            f"llvm.masked.load.v{_LANES}f32.p0", self._vector, pointer, _I32, mask, self._vector
+            f"llvm.masked.load.v{LANES}f32.p0", self._vector, pointer, _I32, mask, self._vector
         )
         self._prefetch = declare("llvm.prefetch.p0", ir.VoidType(), byte_pointer, _I32, _I32, _I32)
         kind = ir.FunctionType(ir.VoidType(), [_I64] * 7)
@@ -128,8 +126,8 @@ class _TileBuilder:
         row_bytes = b.mul(inner, _I64(_FLOAT_BYTES))
         self._x_rows = [b.add(x, b.mul(row_bytes, _I64(r))) for r in range(self._rows)]
         self._weight_rows = [b.add(weight, b.mul(row_bytes, _I64(c))) for c in range(_TILE_COLUMNS)]
-        end = b.and_(inner, _I64(-_LANES))
-        zeros = [self._vector([0.0] * _LANES)] * (self._rows * _TILE_COLUMNS)
+        end = b.and_(inner, _I64(-LANES))
+        zeros = [self._vector([0.0] * LANES)] * (self._rows * _TILE_COLUMNS)
         b.cbranch(b.icmp_signed(">", end, _I64(0)), loop, rest)
 
         b.position_at_end(loop)
@@ -138,7 +136,7 @@ class _TileBuilder:
         offset = b.mul(position, _I64(_FLOAT_BYTES))
         looped = self._accumulate(sums, lambda row: b.load(self._at(row, offset), align=4))
         self._fetch(b.add(ahead, b.mul(offset, _I64(self._lines))))
-        following = b.add(position, _I64(_LANES))
+        following = b.add(position, _I64(LANES))
         _add_incoming([position, *sums], [_I64(0), *zeros], entry)
         _add_incoming([position, *sums], [following, *looped], loop)
         b.cbranch(b.icmp_signed("<", following, end), loop, rest)
@@ -193,25 +191,25 @@ class _TileBuilder:
         b = self._builder
         read, second_level, data = _I32(0), _I32(2), _I32(1)
         for line in range(self._lines):
-            target = b.add(address, _I64(line * _LANES * _FLOAT_BYTES))
+            target = b.add(address, _I64(line * LANES * _FLOAT_BYTES))
             target = b.inttoptr(target, ir.IntType(8).as_pointer())
             b.call(self._prefetch, [target, read, second_level, data])
 
     def _mask(self, count: Any) -> Any:
         """True in the first ``count`` lanes."""
         b = self._builder
-        integers = ir.VectorType(_I32, _LANES)
+        integers = ir.VectorType(_I32, LANES)
         first = b.insert_element(integers(ir.Undefined), count, _I32(0))
-        counts = b.shuffle_vector(first, integers(ir.Undefined), integers([0] * _LANES))
-        return b.icmp_signed("<", integers(list(range(_LANES))), counts)
+        counts = b.shuffle_vector(first, integers(ir.Undefined), integers([0] * LANES))
+        return b.icmp_signed("<", integers(list(range(LANES))), counts)
 
     def _sum_each(self, vectors: list[Any]) -> Any:
         """The sums over the lanes of four vectors, as one vector of four."""
         b = self._builder
-        first = self._add_pairs(vectors[0], vectors[1], (0, _LANES, 1, _LANES + 1), 2)
-        second = self._add_pairs(vectors[2], vectors[3], (0, _LANES, 1, _LANES + 1), 2)
-        quads = self._add_pairs(first, second, (0, 1, _LANES, _LANES + 1), 2)
-        width = _LANES
+        first = self._add_pairs(vectors[0], vectors[1], (0, LANES, 1, LANES + 1), 2)
+        second = self._add_pairs(vectors[2], vectors[3], (0, LANES, 1, LANES + 1), 2)
+        quads = self._add_pairs(first, second, (0, 1, LANES, LANES + 1), 2)
+        width = LANES
         while width > 4:
             width //= 2
             low, high = range(width), range(width, 2 * width)
@@ -220,7 +218,7 @@ class _TileBuilder:
 
     def _add_pairs(self, left: Any, right: Any, pattern: tuple[int, ...], step: int) -> Any:
         """left and right interleaved, quad by quad: the lower halves plus the upper ones."""
-        low = [quad + lane for quad in range(0, _LANES, 4) for lane in pattern]
+        low = [quad + lane for quad in range(0, LANES, 4) for lane in pattern]
         high = [lane + step for lane in low]
         return self._builder.fadd(self._shuffle(left, right, low), self._shuffle(left, right, high))
 

@@ -10,21 +10,14 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.core.registry import cpu_target
 from numba.extending import intrinsic
+
+from diptych.engine.backends.cpu.kernels.processor import LANES
 
 FLOAT32, BFLOAT16, INT8 = range(3)  # kinds of element
 ELEMENT_BYTES = (4, 2, 1)
 
 
-def _features() -> set[str]:
-    codegen: Any = cpu_target.target_context.codegen()
-    return set(codegen._tm_features.split(","))
-
-
-FEATURES = _features()  # of the machine that numba compiles for: "+avx2", ...
-# Floats of a vector register.
-LANES = 16 if "+avx512f" in FEATURES else 8 if "+avx2" in FEATURES else 4
 _LINE_BYTES = 64
 
 I8, I16, I32, I64, FLOAT = (*map(ir.IntType, (8, 16, 32, 64)), ir.FloatType())

@@ -26,19 +26,18 @@ from diptych.engine.backends.cpu.kernels.loop import (
     next_item,
     words_at,
 )
+from diptych.engine.backends.cpu.kernels.processor import HAS_FMA, LANES
 from diptych.engine.backends.cpu.kernels.scratch import OfThread, Scratch, empty
 from diptych.engine.backends.cpu.kernels.vector_function import (
-    FEATURES,
     FLOAT,
     I64,
-    LANES,
     VECTOR,
     ZERO,
     VectorFunction,
     written,
 )
 
-SUPPORTED = LANES == 16 or {"+avx2", "+fma"} <= FEATURES
+SUPPORTED = HAS_FMA
 _VECTOR_BYTES = LANES * 4
 _PANEL_VECTORS = 2
 PANEL = _PANEL_VECTORS * LANES  # columns that are multiplied at a time

@@ -36,7 +36,7 @@ class Attempt:
         """``do`` gets what has to be sent, in order."""
         self.lease: PrefillLease | None = None
         self.reservation: DecodeReservation | None = None
-        self.workers: list[WorkerId] = []  # that took part
+        self.computing: set[WorkerId] = set()  # those that were asked to compute
         self.base = 0  # output tokens that the halves' specs contain
         self.kv_path: int = KVPath.KV_PATH_UNSPECIFIED
         self.prefill_worker = ""  # addresses, for the client
@@ -86,7 +86,7 @@ class Attempt:
         assert self.lease is None
         assert self.reservation is None
         self.base = num_emitted
-        self.workers = []
+        self.computing = set()
         self.prefill_worker = self.decode_worker = ""
         self.transfer = None
         match placement:
@@ -106,7 +106,7 @@ class Attempt:
         due_s = self._deps.clock() + self._deps.timers.accept_s
         self.lease = PrefillLease(worker, self._deps.new_sequence_id(), due_s)
         self.prefill_worker = worker.address
-        self.workers.append(worker)
+        self.computing.add(worker)
         self._do(actions.OpenLease(worker, self.lease.sequence_id, self.base))
 
     def reserve(self, worker: WorkerId, local: DecodeOnly | None = None) -> None:
@@ -118,7 +118,6 @@ class Attempt:
             held.num_assumed_tokens = local.num_assumed_tokens
         self.reservation = held
         self.decode_worker = worker.address
-        self.workers.append(worker)
         self._do(actions.Reserve(worker, held.sequence_id, self.base))
 
     def pull_from(self, worker: WorkerId) -> None:
@@ -249,6 +248,7 @@ class Attempt:
 
     def _start(self, held: DecodeReservation, output: Sequence[int], *, compute: bool) -> None:
         held.move(ReservationEvent.START)
+        self.computing.add(held.worker)
         self._do(actions.Start(held.sequence_id, tuple(output[self.base :]), compute))
 
     def _book_cached(self, num_tokens: int) -> None:

@@ -193,8 +193,10 @@ class FailOver:
                 if blame is Blame.SOURCE:
                     self._retry.fail(attempt.lease.worker)
             case Blame.ALL:
-                for each in attempt.workers:
+                for each in {worker, *attempt.computing}:
                     self._retry.fail(each)
+                if self._placing.ask() is None:  # whoever told is the least suspect
+                    self._retry.forgive(worker)
 
     def _climb(self, rung: Rung, recovery: Recovery, error: DiptychError) -> Met | None:
         """Try one way out; None if it is none."""

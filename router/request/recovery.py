@@ -65,7 +65,7 @@ class Blame(enum.Enum):
     WORKER = enum.auto()  # the half's worker, until the request has to wait
     PAIR = enum.auto()  # the two workers together
     SOURCE = enum.auto()  # the two together, and the lease's worker
-    ALL = enum.auto()  # every worker that took part in the attempt
+    ALL = enum.auto()  # every worker that computed, if there is anybody else
 
 
 class Held(NamedTuple):

@@ -46,6 +46,10 @@ class RetryState:
         """``worker`` broke something."""
         self.failed.add(worker.incarnation)
 
+    def forgive(self, worker: WorkerId) -> None:
+        """``worker`` may be asked after all."""
+        self.failed.discard(worker.incarnation)
+
     def fail_pair(self, prefill: WorkerId, decode: WorkerId) -> None:
         """The hand-off between these two does not work."""
         self.failed_pairs.add(Pair(prefill.incarnation, decode.incarnation))

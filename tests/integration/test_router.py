@@ -30,6 +30,7 @@ from diptych.errors import (
     BlocksExhaustedError,
     DiptychError,
     InvalidRequestError,
+    LogitsError,
     NoWorkerError,
     QueueFullError,
     SlowClientError,
@@ -261,6 +262,20 @@ async def test_refusal_goes_to_another(model: Path, role: str) -> None:
         for _ in range(3):
             assert await cluster.generate()
         assert refusing.specs
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_scores_that_are_no_numbers_are_tried_once_elsewhere(model: Path, role: str) -> None:
+    async with running(model) as cluster:
+        one, other = getattr(cluster, role)
+        one.behaviour.refuse = LogitsError("not numbers")
+        for _ in range(3):
+            assert await cluster.generate()
+        other.behaviour.refuse = LogitsError("not numbers")
+        num_before = len(one.specs) + len(other.specs)
+        with pytest.raises(LogitsError):
+            await cluster.generate()
+        assert len(one.specs) + len(other.specs) == num_before + 2
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])

@@ -270,8 +270,8 @@ def test_without_any_worker_the_request_ends_with_that() -> None:
     assert isinstance(world.outcome, NoWorkerError)
 
 
-@pytest.mark.parametrize("half", ["lease", "reservation"])
-def test_scores_that_are_no_numbers_are_tried_once_elsewhere(half: str) -> None:
+@pytest.mark.parametrize(("half", "decode"), [("lease", "d1"), ("reservation", "d2")])
+def test_scores_that_are_no_numbers_are_tried_once_elsewhere(half: str, decode: str) -> None:
     world = World(max_tokens=9).begin()
     if half == "lease":
         world.lose_lease(LogitsError("nan"))
@@ -279,7 +279,7 @@ def test_scores_that_are_no_numbers_are_tried_once_elsewhere(half: str) -> None:
         world.hand_off()
         world.tokens(21)
         world.end_reservation(error=LogitsError("nan"))
-    assert (world.lease.worker, world.reservation.worker) == (worker("p2"), worker("d2"))
+    assert (world.lease.worker, world.reservation.worker) == (worker("p2"), worker(decode))
     assert world.lease.num_emitted == len(world.emitted)
     assert world.retries == ["prefill_again"]
     world.hand_off()
@@ -289,13 +289,28 @@ def test_scores_that_are_no_numbers_are_tried_once_elsewhere(half: str) -> None:
     world.check_nothing_is_held()
 
 
-def test_scores_that_are_no_numbers_on_the_only_workers_are_tried_there_again() -> None:
+def test_bad_scores_of_a_prefill_worker_do_not_blame_the_reservation() -> None:
+    world = World(decodes=("d1",)).begin()
+    world.reserve()
+    world.lose_lease(LogitsError("nan"))
+    assert (world.lease.worker, world.reservation.worker) == (worker("p2"), worker("d1"))
+
+
+def test_bad_scores_over_pulled_kv_avoid_its_source_before_the_only_decode_worker() -> None:
+    world = World(decodes=("d1",)).begin()
+    world.hand_off()
+    world.end_reservation(error=LogitsError("nan"))
+    assert (world.lease.worker, world.reservation.worker) == (worker("p2"), worker("d1"))
+
+
+def test_bad_scores_with_one_worker_of_each_are_computed_again_without_its_source() -> None:
     world = World(prefills=("p1",), decodes=("d1",)).begin()
     world.hand_off()
     world.end_reservation(error=LogitsError("nan"))
-    assert world.queued, "whoever took part is avoided"
-    world.pass_time(0.05)
-    assert (world.lease.worker, world.reservation.worker) == (worker("p1"), worker("d1"))
+    assert not world.leases
+    world.reserve()
+    assert world.started[world.reservation.sequence_id].compute_missing
+    assert world.retries == ["recompute"]
 
 
 def test_a_prefix_that_is_not_cached_after_all_is_prefilled_for_the_reservation() -> None:

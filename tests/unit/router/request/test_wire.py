@@ -1,0 +1,94 @@
+"""Each message that a worker may send about a request, as the machine's event."""
+
+from diptych.errors import BlocksExhaustedError
+from diptych.rpc.status import to_failure
+from diptych.v1 import common_pb2, decode_pb2, prefill_pb2
+from router.placement.types import WorkerId
+from router.request import actions, events, wire
+
+ABOUT_THE_STREAM = {"heartbeat", "welcome", "step"}  # a step is taken apart by the link
+
+
+def test_every_prefill_event() -> None:
+    first = prefill_pb2.FirstToken(token_id=7, position=5, finish_reason="FINISH_REASON_STOP")
+    stop = common_pb2.FINISH_REASON_STOP
+    said = {
+        "accepted": prefill_pb2.PrefillEvent(
+            accepted=prefill_pb2.PrefillAccepted(num_cached_tokens=3)
+        ),
+        "first_token": prefill_pb2.PrefillEvent(first_token=first),
+        "granted": prefill_pb2.PrefillEvent(granted=prefill_pb2.Granted(grant_id=2)),
+    }
+    heard = {kind: wire.prefill_event(1, message) for kind, message in said.items()}
+    assert heard == {
+        "accepted": events.Accepted(1, 3),
+        "first_token": events.FirstToken(1, 7, 5, None, stop),
+        "granted": events.Granted(1, 2),
+    }
+    kinds = {field.name for field in prefill_pb2.PrefillEvent.DESCRIPTOR.oneofs[0].fields}
+    # Whatever ends the stream is told by the link, as LeaseEnded.
+    assert kinds - heard.keys() == {"heartbeat", "ended"}
+
+
+def test_a_margin_of_nought_is_one() -> None:
+    first = prefill_pb2.FirstToken(token_id=7, position=5, margin=0.0)
+    event = wire.prefill_event(1, prefill_pb2.PrefillEvent(first_token=first))
+    assert event == events.FirstToken(1, 7, 5, 0.0, 0)
+
+
+def test_every_decode_event() -> None:
+    stats = common_pb2.TransferStats(num_bytes=9)
+    failed = decode_pb2.PullFailed(
+        sequence_id=1, bind_id=2, reason="PULL_FAILURE_SOURCE_LOST", message="gone"
+    )
+    said = {
+        "reserved": decode_pb2.DecodeEvent(
+            reserved=decode_pb2.Reserved(sequence_id=1, num_cached_tokens=3)
+        ),
+        "proven": decode_pb2.DecodeEvent(
+            proven=decode_pb2.Proven(sequence_id=1, bind_id=2, stats=stats)
+        ),
+        "pull_failed": decode_pb2.DecodeEvent(pull_failed=failed),
+        "ended": decode_pb2.DecodeEvent(
+            ended=decode_pb2.Ended(
+                sequence_id=1, finish_reason="FINISH_REASON_LENGTH", num_preemptions=4
+            )
+        ),
+    }
+    heard = {kind: wire.decode_event(message) for kind, message in said.items()}
+    assert heard == {
+        "reserved": events.Reserved(1, 3),
+        "proven": events.Proven(1, 2, stats),
+        "pull_failed": events.PullFailed(1, 2, decode_pb2.PULL_FAILURE_SOURCE_LOST, "gone"),
+        "ended": events.Ended(1, common_pb2.FINISH_REASON_LENGTH, 4, None),
+    }
+    kinds = {field.name for field in decode_pb2.DecodeEvent.DESCRIPTOR.oneofs[0].fields}
+    assert kinds - heard.keys() == ABOUT_THE_STREAM
+
+
+def test_a_failure_keeps_its_class() -> None:
+    ended = decode_pb2.Ended(sequence_id=1, failure=to_failure(BlocksExhaustedError("full")))
+    event = wire.decode_event(decode_pb2.DecodeEvent(ended=ended))
+    assert isinstance(event, events.Ended)
+    assert isinstance(event.error, BlocksExhaustedError)
+
+
+def test_commands_carry_all_that_the_action_says() -> None:
+    worker = WorkerId("p1:1", "p1")
+    grant = wire.grant(actions.Grant(1, 2, b"t", worker))
+    assert (grant.grant_id, grant.ticket, grant.reader_incarnation) == (2, b"t", "p1")
+    bind = wire.bind(actions.Bind(1, 2, worker, b"t", 16))
+    assert bind == decode_pb2.Bind(
+        sequence_id=1,
+        bind_id=2,
+        source_address="p1:1",
+        source_incarnation="p1",
+        ticket=b"t",
+        first_missing_token=16,
+    )
+    start = wire.start(actions.Start(1, (5, 6), True))
+    assert (start.sequence_id, list(start.emitted_token_ids), start.compute_missing) == (
+        1,
+        [5, 6],
+        True,
+    )

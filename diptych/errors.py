@@ -33,6 +33,12 @@ class DiptychError(Exception):
         self.metadata = metadata
 
 
+def all_reasons() -> list[str]:
+    """Every reason that an error may have, sorted; INTERNAL is what is none of the others."""
+    kinds: list[type[DiptychError]] = [DiptychError, *DiptychError.__subclasses__()]
+    return sorted({kind.reason for kind in kinds})
+
+
 class InvalidRequestError(DiptychError):
     """The caller sent something that can never succeed; ``field`` says what."""
 

@@ -70,10 +70,19 @@ class ProcessConfig(BaseModel):
         "info", description="Least level that is logged."
     )
     otlp_endpoint: str | None = Field(
-        None, description="OTLP/gRPC collector for traces, http://host:4317; unset is off."
+        None,
+        description="OTLP/gRPC collector for traces, http://host:4317; unset: what the standard "
+        "OTEL_EXPORTER_OTLP_ENDPOINT says, else off.",
     )
     trace_sample_ratio: float = Field(
         1.0, ge=0, le=1, description="Share of requests traced when the client did not decide."
+    )
+    trace_caller_ratio: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="Share traced of the requests whose caller asks for a trace; of workers the "
+        "caller is the router.",
     )
     stop_with_stdin: bool = Field(
         False, description="Stop when standard input ends, so as not to outlive the parent."

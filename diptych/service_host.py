@@ -15,12 +15,12 @@ from grpc_reflection.v1alpha import reflection
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
-from diptych import __version__
+from diptych import __version__, settings
 from diptych.errors import ConfigurationError
 from diptych.process import ProcessConfig
 from diptych.rpc.server import PublicEdge, make_server
 from diptych.telemetry.metrics import Metrics
-from diptych.telemetry.tracing import Tracing
+from diptych.telemetry.tracing import StandardTracing, Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +28,19 @@ _LAG_PERIOD_S = 0.1
 _LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 _SCRAPE_TIMEOUT_S = 5.0
 _STOP_GRACE_S = 0.5
+
+
+def standard_tracing() -> StandardTracing:
+    """What OpenTelemetry's own variables decide instead of our settings."""
+    said = settings.environment_names("OTEL_")
+    return StandardTracing(
+        has_endpoint=bool(
+            said & {"OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"}
+        ),
+        has_service_name="OTEL_SERVICE_NAME" in said,
+        has_sampler="OTEL_TRACES_SAMPLER" in said,
+        has_batching=any(name.startswith("OTEL_BSP_") for name in said),
+    )
 
 
 class ServiceHost:
@@ -59,6 +72,8 @@ class ServiceHost:
             f"diptych-{config.role}",
             endpoint=config.otlp_endpoint,
             sample_ratio=config.trace_sample_ratio,
+            caller_ratio=config.trace_caller_ratio,
+            standard=standard_tracing(),
             instance_id=instance_id,
         )
         self.server = make_server(config.timers, public)

@@ -11,7 +11,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -20,6 +20,7 @@ from pydantic import BaseModel, ByteSize, Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
+    EnvSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     SettingsError,
@@ -32,6 +33,7 @@ C = TypeVar("C", bound=BaseModel)
 
 # Kubernetes injects such variables for a service named like our prefix.
 _SERVICE_LINK = re.compile(r"(SERVICE_(HOST|PORT.*)|PORT(_\d+_.*)?)$")
+_SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
 
 
 def load(
@@ -58,6 +60,13 @@ def load(
         raise ConfigurationError(one_line(error)) from None
     except SettingsError as error:
         raise ConfigurationError(_plain(str(error))) from None
+
+
+def environment_names(prefix: str) -> frozenset[str]:
+    """Names of the variables that begin so and are set to something."""
+    return frozenset(
+        name for name, value in os.environ.items() if name.startswith(prefix) and value
+    )
 
 
 def one_line(error: ValidationError) -> str:
@@ -88,6 +97,8 @@ def _loader(
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
+        assert isinstance(env_settings, EnvSettingsSource)
+        env_settings.env_vars = _without_service_links(env_settings.env_vars)
         if path is None:
             return (env_settings,)
         return (env_settings, YamlConfigSettingsSource(settings_cls, yaml_file=path))
@@ -198,6 +209,15 @@ def _refuse_unknown_environment(loader: type[BaseSettings], env_prefix: str) -> 
             continue
         if not _SERVICE_LINK.search(name.removeprefix(env_prefix)):
             raise ConfigurationError(f"environment: {variable}: no such setting")
+
+
+def _without_service_links(variables: Mapping[str, str | None]) -> Mapping[str, str | None]:
+    """Leave out what Kubernetes says of a service whose name ends like a setting of ours."""
+    return {
+        name: value
+        for name, value in variables.items()
+        if not (name.upper().endswith("PORT") and _SERVICE_ADDRESS.match(value or ""))
+    }
 
 
 def _plain(message: str) -> str:

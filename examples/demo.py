@@ -4,7 +4,7 @@
 
 Shows for each where its time went: the prompt is computed on one worker, its KV
 blocks are read by the other, which continues. Fails when an answer came any
-other way.
+other way, or is none.
 """
 
 import asyncio
@@ -21,10 +21,11 @@ from diptych.client import ChatMessage, SamplingOptions, build_request
 from diptych.errors import ConfigurationError, DiptychError
 from diptych.v1 import inference_pb2
 
+# What to ask, and a word that the answer must have.
 QUESTIONS = (
-    "What is the capital of France?",
-    "Why is the sky blue? Answer in one sentence.",
-    "Write two lines about a diptych, a painting on two panels joined by a hinge.",
+    ("What is the capital of France?", "Paris"),
+    ("Why is the sky blue? Answer in one sentence.", ""),
+    ("Write two lines about a diptych, a painting on two panels joined by a hinge.", ""),
 )
 MAX_TOKENS = 48
 
@@ -53,7 +54,7 @@ async def demo() -> int:
     async def use(cluster: LocalCluster) -> int:
         await cluster.ready()
         say("demo", f"ready after {time.monotonic() - began:.1f} s")
-        return sum([await ask(cluster.address, question) for question in QUESTIONS])
+        return sum([await ask(cluster.address, *question) for question in QUESTIONS])
 
     try:
         num_failed = await run_cluster(PLAN, say, use)
@@ -64,22 +65,39 @@ async def demo() -> int:
     return 1 if num_failed else 0
 
 
-async def ask(address: str, question: str) -> int:
-    """Stream one answer and show its breakdown; 1 if it was not a hand-off, else 0."""
+async def ask(address: str, question: str, word: str) -> int:
+    """Stream one answer and show its breakdown; 1 if it is not what was to be shown, else 0."""
     request = build_request(
         messages=[ChatMessage("user", question)],
         options=SamplingOptions(temperature=0, max_tokens=MAX_TOKENS),
     )
+    parts: list[str] = []
+
+    def write(text: str) -> None:
+        parts.append(text)
+        show(text)
+
     show(f"\n> {question}\n\n")
-    last = await stream(address, request, show, timeout_s=120)
+    last = await stream(address, request, write, timeout_s=120)
     assert last.usage is not None
     assert last.timing is not None
     lines = breakdown(last.usage, last.timing)
     show("\n\n" + "\n".join(f"    {line}" for line in lines) + "\n")
-    if last.timing.kv_path != inference_pb2.KV_PATH_DISAGGREGATED:
-        show("    expected a hand-off from the prefill to the decode worker\n")
-        return 1
-    return 0
+    found = problem("".join(parts), word, last.timing)
+    if found:
+        show(f"    {found}\n")
+    return 1 if found else 0
+
+
+def problem(text: str, word: str, timing: inference_pb2.Timing) -> str:
+    """What is wrong with an answer; empty if nothing is."""
+    if not text.strip():
+        return "expected a text"
+    if word not in text:
+        return f"expected {word!r} in the answer"
+    if timing.kv_path != inference_pb2.KV_PATH_DISAGGREGATED or not timing.transfer.num_bytes:
+        return "expected a hand-off from the prefill to the decode worker"
+    return ""
 
 
 def show(text: str) -> None:

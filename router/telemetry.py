@@ -7,7 +7,7 @@ from typing import Protocol
 from opentelemetry.trace import Span, SpanKind
 from prometheus_client import Histogram
 
-from diptych.errors import DiptychError, TransferInterruptedError
+from diptych.errors import DiptychError, TransferInterruptedError, all_reasons
 from diptych.finish_reason import FinishReason
 from diptych.sampling_params import SamplingParams
 from diptych.telemetry import attributes, tracing
@@ -22,22 +22,7 @@ from router.request.response_builder import Moments
 
 logger = logging.getLogger(__name__)
 
-OUTCOMES = (
-    "ok",
-    "cancelled",
-    "REQUEST_INVALID",
-    "MODEL_NOT_FOUND",
-    "QUEUE_FULL",
-    "QUEUE_TIMEOUT",
-    "KV_BLOCKS_EXHAUSTED",
-    "WORKER_DRAINING",
-    "NO_WORKER",
-    "DEADLINE_EXCEEDED",
-    "CLIENT_TOO_SLOW",
-    "KV_TRANSFER_INTERRUPTED",
-    "LOGITS_NOT_FINITE",
-    "INTERNAL",
-)
+OUTCOMES = ("ok", "cancelled", *all_reasons())
 
 
 class Gauges(Protocol):
@@ -195,7 +180,7 @@ class RequestObserver:
         What is None it did not get to.
         """
         family = self._metrics.requests
-        known = outcome if outcome in family.requests else "INTERNAL"
+        known = outcome if outcome in family.requests else DiptychError.reason
         family.requests[known].inc()
         if moments is not None:
             self._record_stages(moments)

@@ -83,7 +83,7 @@ async def _up(config: UpConfig) -> int:
             metrics = f"http://{child.metrics_address}/metrics"
             say("up", f"{child.name}: {child.address}, metrics {metrics}")
         say("up", f"ready after {time.monotonic() - began:.1f} s; try:")
-        say("up", f"diptych generate --address {cluster.address} --chat 'Hello!'")
+        say("up", f"diptych generate --address {cluster.address} 'Hello!'")
         await asyncio.Event().wait()
 
     stopped = cancel_on_signals()

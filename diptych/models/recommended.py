@@ -32,6 +32,8 @@ def read_recommended(folder: Path) -> Recommended:
         content = {}
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"{folder / _FILE}: {error}") from None
+    if not isinstance(content, dict):
+        raise ConfigurationError(f"{folder / _FILE}: not a JSON object")
     given: dict[str, Any] = {
         name: content[name]
         for name, option in OPTIONS.items()

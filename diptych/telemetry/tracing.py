@@ -12,13 +12,14 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Final, NamedTuple
 
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
-from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+from opentelemetry.sdk.trace.sampling import ParentBased, Sampler, TraceIdRatioBased
 from opentelemetry.trace import NoOpTracer, Span, SpanKind, StatusCode, Tracer, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -32,6 +33,18 @@ AttributeValue = str | bool | int | float | Sequence[str]
 Attributes = Mapping[str, AttributeValue]
 EXPORT_TIMEOUT_S = 5.0
 
+
+class StandardTracing(NamedTuple):
+    """Which of OpenTelemetry's own variables (``OTEL_*``) are set."""
+
+    has_endpoint: bool = False
+    has_service_name: bool = False
+    has_sampler: bool = False
+    has_batching: bool = False
+
+
+NOTHING_STANDARD: Final = StandardTracing()
+
 _propagator = TraceContextTextMapPropagator()
 
 
@@ -44,18 +57,24 @@ class Tracing:
         *,
         endpoint: str | None = None,
         sample_ratio: float = 1.0,
+        caller_ratio: float = 1.0,
+        standard: StandardTracing = NOTHING_STANDARD,
         instance_id: str = "",
         exporter: SpanExporter | None = None,
     ) -> None:
         """``endpoint`` is an OTLP/gRPC collector (``http://host:4317``).
 
         Without ``endpoint`` and ``exporter`` spans cost next to nothing and go
-        nowhere, but a client's trace context is still passed on.
+        nowhere, but a client's trace context is still passed on. ``caller_ratio`` is the
+        share that is traced of what its caller asks to have traced. What the
+        ``standard`` variables say is left to the SDK, which reads them itself.
         """
         self._wall_offset_ns = time.time_ns() - time.monotonic_ns()
         self._provider: TracerProvider | None = None
         self._tracer: Tracer = NoOpTracer()
-        if exporter is None and endpoint is not None:
+        if exporter is None and endpoint is None and standard.has_endpoint:
+            exporter = OTLPSpanExporter(timeout=EXPORT_TIMEOUT_S)
+        elif exporter is None and endpoint is not None:
             exporter = OTLPSpanExporter(
                 endpoint=endpoint,
                 insecure=not endpoint.startswith("https"),
@@ -65,19 +84,21 @@ class Tracing:
             return
         resource = Resource.create(
             {
-                "service.name": service_name,
+                **({} if standard.has_service_name else {"service.name": service_name}),
                 "service.version": __version__,
                 **({"service.instance.id": instance_id} if instance_id else {}),
             }
         )
         self._provider = TracerProvider(
-            sampler=ParentBased(TraceIdRatioBased(sample_ratio)),
+            sampler=None if standard.has_sampler else _sampler(sample_ratio, caller_ratio),
             resource=resource,
             span_limits=SpanLimits(),
             shutdown_on_exit=False,
         )
         self._provider.add_span_processor(
-            BatchSpanProcessor(exporter, max_queue_size=4096, schedule_delay_millis=500)
+            BatchSpanProcessor(exporter)
+            if standard.has_batching
+            else BatchSpanProcessor(exporter, max_queue_size=4096, schedule_delay_millis=500)
         )
         self._tracer = self._provider.get_tracer("diptych", __version__)
 
@@ -101,7 +122,7 @@ class Tracing:
         Without ``parent`` it begins a trace. ``start_s`` may lie in the past.
         """
         name, marks = _name_and_marks(stage)
-        start_ns = None if start_s is None else self._wall_ns(start_s)
+        start_ns = self._wall_ns(time.monotonic() if start_s is None else start_s)
         return self._tracer.start_span(
             name,
             context=Context() if parent is None else parent,
@@ -124,7 +145,7 @@ class Tracing:
         if error is not None:
             span.set_attribute("error.type", error)
             span.set_status(StatusCode.ERROR, error)
-        span.end(None if end_s is None else self._wall_ns(end_s))
+        span.end(self._wall_ns(time.monotonic() if end_s is None else end_s))
 
     def record(
         self,
@@ -166,6 +187,13 @@ class Tracing:
 
     def _wall_ns(self, monotonic_s: float) -> int:
         return self._wall_offset_ns + round(monotonic_s * 1e9)
+
+
+def _sampler(sample_ratio: float, caller_ratio: float) -> Sampler:
+    """By the trace's id, so that all processes decide alike."""
+    return ParentBased(
+        TraceIdRatioBased(sample_ratio), remote_parent_sampled=TraceIdRatioBased(caller_ratio)
+    )
 
 
 def _name_and_marks(stage: Stage | str) -> tuple[str, dict[str, str]]:

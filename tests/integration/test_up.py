@@ -111,6 +111,13 @@ def test_it_serves_and_ends_cleanly(tiny_llama: Path) -> None:
         assert done.returncode == 0, done.stderr
         assert "TTFT" in done.stderr
         assert "4 tokens, ITL" in done.stderr
+        said = subprocess.run(
+            [*DIPTYCH, "generate", "Hello", "--address", address, "--max-tokens", "2"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert said.returncode == 0, said.stderr
         refused = subprocess.run(
             [*command, "--temperature", "-1"], capture_output=True, text=True, timeout=60
         )
@@ -130,6 +137,8 @@ def test_it_serves_and_ends_cleanly(tiny_llama: Path) -> None:
         assert code == 0, output
         assert not alive(children)
         assert "Traceback" not in output
+        for level in ("warning", "error", "critical"):
+            assert f'"level": "{level}"' not in output
 
 
 def test_a_child_that_dies_is_reported_and_ends_it(tiny_llama: Path) -> None:

@@ -115,3 +115,12 @@ def test_help_shows_units_and_defaults(capsys: pytest.CaptureFixture[str]) -> No
     assert "--pool SIZE Memory. (default: 1.0GiB)" in text
     assert "--transports {nixl,inline} Transports. (default: nixl,inline)" in text
     assert "None" not in text
+
+
+def test_what_kubernetes_says_of_a_service_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DIPTYCH_EXAMPLE_METRICS_PORT", "tcp://10.0.0.1:9090")
+    assert load().metrics_port is None
+    assert load("--metrics-port", "7").metrics_port == 7
+    monkeypatch.setenv("DIPTYCH_EXAMPLE_METRICS_PORT", "tcp")
+    with pytest.raises(ConfigurationError, match="metrics-port"):
+        load()

@@ -10,6 +10,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry, generate_latest
 
+from diptych.service_host import standard_tracing
 from diptych.telemetry import attributes, logs
 from diptych.telemetry.families import EngineMetrics, RequestMetrics, TransferMetrics
 from diptych.telemetry.metrics import Metrics
@@ -96,6 +97,44 @@ class TestTracing:
         tracing.end(tracing.start("sampled", asked))
         tracing.shutdown()
         assert [span.name for span in self.exporter.get_finished_spans()] == ["sampled"]
+
+    def test_how_much_a_caller_may_have_traced_is_bounded(self) -> None:
+        tracing = Tracing("test", exporter=self.exporter, caller_ratio=0.0)
+        asked = extract_metadata([("traceparent", f"00-{'a' * 32}-{'b' * 16}-01")])
+        tracing.end(tracing.start("asked", asked))
+        tracing.end(tracing.start("own"))
+        tracing.shutdown()
+        assert [span.name for span in self.exporter.get_finished_spans()] == ["own"]
+
+    def test_a_clock_that_is_set_does_not_change_lengths(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        span = self.tracing.start("x")
+        monkeypatch.setattr("opentelemetry.sdk.trace.time_ns", lambda: 1)
+        monkeypatch.setattr(time, "time_ns", lambda: 1)
+        self.tracing.end(span)
+        self.tracing.shutdown()
+        (ended,) = self.exporter.get_finished_spans()
+        assert ended.start_time is not None
+        assert ended.end_time is not None
+        assert ended.end_time >= ended.start_time
+
+    def test_the_standard_variables_are_left_to_the_sdk(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+        monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
+        monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_off")
+        standard = standard_tracing()
+        assert Tracing("test", standard=standard).enabled
+        tracing = Tracing("test", standard=standard, exporter=self.exporter)
+        tracing.end(tracing.start("unsampled"))
+        monkeypatch.delenv("OTEL_TRACES_SAMPLER")
+        tracing = Tracing("test", standard=standard_tracing(), exporter=self.exporter)
+        tracing.end(tracing.start("x"))
+        tracing.shutdown()
+        (span,) = self.exporter.get_finished_spans()
+        assert span.resource.attributes["service.name"] == "mine"
 
     def test_without_an_endpoint_context_is_still_passed_on(self) -> None:
         tracing = Tracing("test")

@@ -48,6 +48,8 @@ class DecodeRole:
         self._faults = faults  # of a worker that tests may break
         self._endpoint: TransferEndpoint | None = None
         self._pairs: PairTable | None = None
+        self._told_pairs: list[worker_pb2.Pair] = []  # the last on Watch
+        self._pairs_version = 0
         self._unfinished: UnfinishedReads | None = None
 
     @property
@@ -147,7 +149,11 @@ class DecodeRole:
         self, parts: EngineParts, pairs: PairTable, state: worker_pb2.WorkerState
     ) -> None:
         parts.describe(state)
-        state.pairs.extend(pairs.pairs())
+        told = pairs.pairs()
+        if told != self._told_pairs:
+            self._told_pairs, self._pairs_version = told, self._pairs_version + 1
+        state.pairs.extend(told)
+        state.pairs_version = self._pairs_version
         state.local_prefill = self._config.local_prefill
         state.faults_allowed = self._faults is not None
 

@@ -3,8 +3,10 @@
 import asyncio
 import itertools
 import logging
+import random
 import secrets
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any
 
 from diptych.models import source as model_source
@@ -12,12 +14,14 @@ from diptych.process import Ready
 from diptych.progress import ConsoleProgress
 from diptych.rpc.server import PublicEdge
 from diptych.service_host import ServiceHost
+from router.cluster.discovery import StaticDiscovery
 from router.cluster.members import Cluster
 from router.config import RouterConfig
 from router.frontend.admission import Admission
 from router.frontend.generator import Generator
 from router.frontend.grpc import SERVICE, InferenceServicer
 from router.frontend.served_model import ServedModel
+from router.placement.departures import Departures
 from router.placement.policy import LeastLoaded
 from router.placement.prefix_memory import PrefixMemory
 from router.placement.queue import WaitingRoom
@@ -26,6 +30,7 @@ from router.telemetry import RouterMetrics
 
 logger = logging.getLogger(__name__)
 
+_PUMP_REST_S = 0.05  # before those are asked whom a pump did not reach
 _SPARE_RPCS = 64  # listings, health checks, requests that are about to be refused
 
 
@@ -34,6 +39,7 @@ async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None
 
     Raises ConfigurationError.
     """
+    discovery = StaticDiscovery(prefill=config.prefill, decode=config.decode)
     model = await asyncio.to_thread(_load_model, config)
     incarnation = secrets.token_hex(8)
     policy = LeastLoaded(
@@ -41,14 +47,24 @@ async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None
         local_below_tokens=config.local_prefill_below_tokens,
         allow_local=config.allow_local_prefill,
         allow_recompute=config.allow_recompute,
-        has_prefill_pool=bool(config.prefill),
+        router_incarnation=incarnation,
     )
+    loop = asyncio.get_running_loop()
     room = WaitingRoom(
         max_waiting=config.max_queue,
         max_placed=config.max_concurrent,
-        schedule=asyncio.get_running_loop().call_soon,
+        schedule=loop.call_soon,
+        schedule_rest=partial(loop.call_later, _PUMP_REST_S),
+        has_room=lambda: cluster.snapshot().has_room,
+        departures=Departures(loop.time, random.random),
     )
-    cluster = Cluster(config, policy, incarnation=incarnation, on_change=room.pump_soon)
+    cluster = Cluster(
+        config,
+        policy,
+        incarnation=incarnation,
+        text_digest=model.tokenizer.digest,
+        on_change=room.pump_soon,
+    )
     async with (
         ServiceHost(config, instance_id=incarnation, public=_public_edge(config)) as host,
         asyncio.TaskGroup() as tasks,
@@ -73,7 +89,7 @@ async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None
         )
         servicer.add_to(host.server)
         # Not guarded: a router that lost sight of its workers must not look healthy.
-        watching = tasks.create_task(cluster.run(), name="cluster")
+        watching = tasks.create_task(cluster.run(discovery), name="cluster")
         await host.start([SERVICE])
         ready(host.port)
         telling = tasks.create_task(_tell_ready(host, cluster), name="readiness")

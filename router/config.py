@@ -1,9 +1,9 @@
 """Settings of the router. Built once at start, see :mod:`diptych.settings`."""
 
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import ClassVar
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from diptych.process import ProcessConfig
 
@@ -24,7 +24,7 @@ class RouterConfig(ProcessConfig):
         None, description="Where models are imported and downloaded to. Unset: the user's cache."
     )
     prefill: list[str] = Field([], description="host:port of each prefill worker.")
-    decode: list[str] = Field([], description="host:port of each decode worker.")
+    decode: list[str] = Field([], description="host:port of each decode worker; at least one.")
 
     max_queue: int = Field(
         256, ge=0, description="Requests that may wait for a placement; more are refused."
@@ -66,7 +66,8 @@ class RouterConfig(ProcessConfig):
     prefix_memory_blocks: int = Field(
         65536,
         ge=0,
-        description="Prompt blocks remembered per worker for prefix affinity, 200 bytes each.",
+        description="Prompt blocks remembered per worker for prefix affinity, 200 bytes each; of "
+        "none more than its pool holds.",
     )
     max_request_bytes: int = Field(
         4 * 2**20, ge=1, description="Requests of more bytes are refused without being read."
@@ -92,9 +93,3 @@ class RouterConfig(ProcessConfig):
         if len(set(value)) != len(value):
             raise ValueError("an address is listed twice")
         return value
-
-    @model_validator(mode="after")
-    def _check_pools(self) -> Self:
-        if not self.decode:
-            raise ValueError("at least one --decode worker is needed")
-        return self

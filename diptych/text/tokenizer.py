@@ -14,6 +14,7 @@ from tokenizers import Tokenizer as HFTokenizer
 
 from diptych.errors import ConfigurationError, InvalidRequestError
 from diptych.text.chat_template import ChatTemplate, Message
+from diptych.text.identity import text_digest
 from diptych.text.token_text import TokenText
 
 _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -41,6 +42,8 @@ class Tokenizer:
         special_tokens = {role: _token_text(settings.get(role)) for role in _ROLES}
         known = {role: text for role, text in special_tokens.items() if text is not None}
 
+        self.digest = text_digest(folder)
+        """Equal where token ids mean the same, see :mod:`diptych.text.identity`."""
         self.text = TokenText(self._tokenizer)
         """What each token contributes to a text."""
         self.special_token_ids = frozenset(i for i, token in added.items() if token.special)

@@ -48,7 +48,7 @@ class WatchRequest(_message.Message):
     def __init__(self, router_incarnation: _Optional[str] = ...) -> None: ...
 
 class WorkerState(_message.Message):
-    __slots__ = ("incarnation", "role", "state", "message", "layout", "max_model_len", "model", "progress", "blocks", "num_running", "num_waiting", "num_pending_prefill_tokens", "prefill_tokens_per_s", "decode_step_s", "pairs", "local_prefill", "vocab_size", "faults_allowed")
+    __slots__ = ("incarnation", "role", "state", "message", "layout", "max_model_len", "model", "progress", "blocks", "num_running", "num_waiting", "num_pending_prefill_tokens", "prefill_tokens_per_s", "decode_step_s", "pairs", "local_prefill", "vocab_size", "faults_allowed", "max_num_seqs", "text_digest", "pairs_version")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -67,6 +67,9 @@ class WorkerState(_message.Message):
     LOCAL_PREFILL_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     FAULTS_ALLOWED_FIELD_NUMBER: _ClassVar[int]
+    MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PAIRS_VERSION_FIELD_NUMBER: _ClassVar[int]
     incarnation: str
     role: WorkerRole
     state: ServingState
@@ -85,7 +88,10 @@ class WorkerState(_message.Message):
     local_prefill: bool
     vocab_size: int
     faults_allowed: bool
-    def __init__(self, incarnation: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., state: _Optional[_Union[ServingState, str]] = ..., message: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.KVLayout, _Mapping]] = ..., max_model_len: _Optional[int] = ..., model: _Optional[str] = ..., progress: _Optional[_Union[_common_pb2.EngineProgress, _Mapping]] = ..., blocks: _Optional[_Union[BlockCounts, _Mapping]] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_pending_prefill_tokens: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_step_s: _Optional[float] = ..., pairs: _Optional[_Iterable[_Union[Pair, _Mapping]]] = ..., local_prefill: _Optional[bool] = ..., vocab_size: _Optional[int] = ..., faults_allowed: _Optional[bool] = ...) -> None: ...
+    max_num_seqs: int
+    text_digest: str
+    pairs_version: int
+    def __init__(self, incarnation: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., state: _Optional[_Union[ServingState, str]] = ..., message: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.KVLayout, _Mapping]] = ..., max_model_len: _Optional[int] = ..., model: _Optional[str] = ..., progress: _Optional[_Union[_common_pb2.EngineProgress, _Mapping]] = ..., blocks: _Optional[_Union[BlockCounts, _Mapping]] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_pending_prefill_tokens: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_step_s: _Optional[float] = ..., pairs: _Optional[_Iterable[_Union[Pair, _Mapping]]] = ..., local_prefill: _Optional[bool] = ..., vocab_size: _Optional[int] = ..., faults_allowed: _Optional[bool] = ..., max_num_seqs: _Optional[int] = ..., text_digest: _Optional[str] = ..., pairs_version: _Optional[int] = ...) -> None: ...
 
 class BlockCounts(_message.Message):
     __slots__ = ("total", "free", "cached", "running", "reserved", "leased", "quarantined")

@@ -22,6 +22,7 @@ from diptych.engine.runner import Runner
 from diptych.errors import ConfigurationError
 from diptych.models import source as model_source
 from diptych.progress import Progress
+from diptych.text.identity import text_digest
 from diptych.v1 import common_pb2
 from diptych.worker.config import WorkerConfig, parse_cpus
 from diptych.worker.pool_size import PoolSize, pool_size
@@ -45,6 +46,7 @@ class LoadedModel:
     num_blocks: int  # of the pool; those behind them are scratch
     runner: Runner
     layout: common_pb2.KVLayout
+    text_digest: str  # of tokenizer and config, see :mod:`diptych.text.identity`
     max_model_len: int  # tokens: min(model's context, configured, what the pool holds)
 
 
@@ -102,6 +104,7 @@ def load_model(
         num_blocks=size.num_blocks,
         runner=runner,
         layout=layout,
+        text_digest=text_digest(source.folder),
         max_model_len=size.max_model_len,
     )
 

@@ -13,7 +13,10 @@ from diptych.v1.worker_pb2 import ServingState, WorkerRole
 
 logger = logging.getLogger(__name__)
 
-_LEAST_GAP_S = 0.05  # between two messages of one Watch stream
+# Between two messages of one Watch stream: at the least, when only the load is another
+# (each step of the engine changes it), and at the most.
+_LEAST_GAP_S = 0.05
+_LOAD_GAP_S = 0.25
 _LONGEST_GAP_S = 1.0
 
 
@@ -32,6 +35,7 @@ class WorkerStatus:
         self.loaded = False  # the engine exists
         self.describe: Callable[[worker_pb2.WorkerState], None] = lambda state: None
         self._watchers: set[asyncio.Event] = set()
+        self._urgent_watchers: set[asyncio.Event] = set()
 
     def set(self, state: ServingState, message: str = "") -> None:
         """Move to ``state``; Watch tells within 50 ms. Draining and failed are final."""
@@ -47,7 +51,13 @@ class WorkerStatus:
         self.changed()
 
     def changed(self) -> None:
-        """Something that Watch tells is different now."""
+        """Something that Watch tells is different now: who may place on this worker looks at it."""
+        self.load_changed()
+        for watcher in self._urgent_watchers:
+            watcher.set()
+
+    def load_changed(self) -> None:
+        """The load that Watch tells is different now; a router may hear of it a little later."""
         for watcher in self._watchers:
             watcher.set()
 
@@ -71,12 +81,14 @@ class WorkerStatus:
     @contextmanager
     def watching(self) -> Iterator[asyncio.Event]:
         """An event that is set at each change, while the context lasts."""
-        event = asyncio.Event()
-        self._watchers.add(event)
-        try:
+        with _in(self._watchers) as event:
             yield event
-        finally:
-            self._watchers.discard(event)
+
+    @contextmanager
+    def watching_urgently(self) -> Iterator[asyncio.Event]:
+        """An event that is set at each change but those of the load, while the context lasts."""
+        with _in(self._urgent_watchers) as event:
+            yield event
 
 
 class WatchServicer(worker_pb2_grpc.WorkerServicer):
@@ -90,12 +102,25 @@ class WatchServicer(worker_pb2_grpc.WorkerServicer):
     ) -> AsyncIterator[worker_pb2.WorkerState]:
         """Stream states until the router goes or the process ends."""
         logger.debug("watched", extra={"router_incarnation": request.router_incarnation})
-        with self._status.watching() as changed:
+        status = self._status
+        with status.watching() as changed, status.watching_urgently() as urgent:
             while True:
                 changed.clear()
-                yield self._status.snapshot()
+                urgent.clear()
+                yield status.snapshot()
                 await asyncio.sleep(_LEAST_GAP_S)
-                await _wait(changed, _LONGEST_GAP_S - _LEAST_GAP_S)
+                await _wait(urgent, _LOAD_GAP_S - _LEAST_GAP_S)
+                await _wait(changed, _LONGEST_GAP_S - _LOAD_GAP_S)
+
+
+@contextmanager
+def _in(watchers: set[asyncio.Event]) -> Iterator[asyncio.Event]:
+    event = asyncio.Event()
+    watchers.add(event)
+    try:
+        yield event
+    finally:
+        watchers.discard(event)
 
 
 async def _wait(event: asyncio.Event, timeout_s: float) -> None:

@@ -173,7 +173,7 @@ class WorkerLife:
     def _on_step(self, updates: list[SequenceUpdate]) -> None:
         self._metrics.book()
         self._role.on_step(updates)
-        self._status.changed()
+        self._status.load_changed()
 
     async def _run_engine(self, parts: EngineParts) -> None:
         try:

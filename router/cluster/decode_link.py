@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Protocol
 
 from diptych.rpc.client_stream import ClientStream, CommandQueue, keep_open
@@ -40,8 +40,9 @@ class DecodeLink:
         *,
         router_incarnation: str,
         timers: Timers,
-        on_change: Callable[[], None],
+        on_change: Callable[["DecodeLink"], None],
     ) -> None:
+        """``on_change`` after the stream came up or broke, and after a sequence came or went."""
         self.watch = watch
         self.worker: WorkerId | None = None  # while the stream is up
         self._router_incarnation = router_incarnation
@@ -64,6 +65,7 @@ class DecodeLink:
             return False
         self._listeners[command.sequence_id] = listener
         self._send(decode_pb2.DecodeCommand(reserve=command))
+        self._on_change(self)
         return True
 
     def bind(self, command: decode_pb2.Bind) -> None:
@@ -79,12 +81,12 @@ class DecodeLink:
         if self._listeners.pop(sequence_id, None) is not None:
             release = decode_pb2.Release(sequence_id=sequence_id)
             self._send(decode_pb2.DecodeCommand(release=release))
+            self._on_change(self)
 
-    def set_peers(self, peers: Iterable[WorkerId]) -> None:
-        """Tell the worker which prefill workers there are, if that is news."""
-        wanted = tuple(sorted(peers))
-        if wanted != self._peers:
-            self._peers = wanted
+    def set_peers(self, peers: tuple[WorkerId, ...]) -> None:
+        """Tell the worker which prefill workers there are (sorted), if that is news."""
+        if peers != self._peers:
+            self._peers = peers
             if self.worker is not None:
                 self._send_peers()
 
@@ -142,11 +144,12 @@ class DecodeLink:
         elif kind == "welcome":
             self.worker = WorkerId(self.watch.address, event.welcome.incarnation)
             self._send_peers()
-            self._on_change()
+            self._on_change(self)
         elif kind is not None:
             sequence_id = getattr(event, kind).sequence_id
             if kind == "ended":
                 listener = self._listeners.pop(sequence_id, None)
+                self._on_change(self)
             else:
                 listener = self._listeners.get(sequence_id)
             if listener is not None:
@@ -158,9 +161,9 @@ class DecodeLink:
             self._outbox.end()
             self._outbox = None
         listeners, self._listeners = self._listeners, {}
+        self._on_change(self)
         for sequence_id, listener in listeners.items():
             listener.on_reservation_lost(sequence_id, why)
-        self._on_change()
 
     def _send(self, command: decode_pb2.DecodeCommand) -> None:
         if self._outbox is not None:

@@ -1,48 +1,31 @@
-"""All workers of this router: their watches, the decode streams, and what placement sees."""
+"""All workers of this router: who they are, the streams to them, and what placement sees."""
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from diptych.v1 import worker_pb2
 from router.cluster.decode_link import DecodeLink
+from router.cluster.discovery import Discovery
+from router.cluster.member import DecodeMember, Gate, PrefillMember, gate_of
+from router.cluster.model_choice import ModelChoice
+from router.cluster.prefill_pool import PrefillPool
 from router.cluster.watch import WorkerWatch
 from router.config import RouterConfig
-from router.placement.types import DecodeView, Policy, PrefillView, Snapshot, WorkerId
+from router.placement.types import Policy, Snapshot, WorkerId
 
 logger = logging.getLogger(__name__)
 
-
-class PrefillPool:
-    """How many prompt tokens this router has waiting on each prefill worker."""
-
-    def __init__(self) -> None:
-        self._pending: dict[int, tuple[WorkerId, int]] = {}  # by the lease's sequence id
-
-    def opened(self, sequence_id: int, worker: WorkerId, num_tokens: int) -> None:
-        """A lease was asked for."""
-        self._pending[sequence_id] = (worker, num_tokens)
-
-    def accepted(self, sequence_id: int, num_cached_tokens: int) -> None:
-        """The worker has that much of its prompt in its cache: only the rest is work."""
-        if sequence_id in self._pending:
-            worker, num_tokens = self._pending[sequence_id]
-            self._pending[sequence_id] = (worker, max(0, num_tokens - num_cached_tokens))
-
-    def computed(self, sequence_id: int) -> None:
-        """Its prompt is computed, or the lease is gone. Idempotent."""
-        self._pending.pop(sequence_id, None)
-
-    def num_pending_tokens(self, worker: WorkerId) -> int:
-        """Of this router's prompts on ``worker``."""
-        return sum(tokens for owner, tokens in self._pending.values() if owner == worker)
+Member = PrefillMember | DecodeMember
+_UNKNOWN_BLOCK_SIZE = 16
 
 
 class Cluster:
     """Owns a watch per worker and a stream per decode worker. Event loop only.
 
     Knows no request. ``on_change`` is called whenever a placement may have become
-    possible.
+    possible: not for load alone. Of a message on Watch that changes nothing else, the
+    view of that one worker is all that is made anew, when it is next looked at.
     """
 
     def __init__(
@@ -51,37 +34,59 @@ class Cluster:
         policy: Policy,
         *,
         incarnation: str,
+        text_digest: str,
         on_change: Callable[[], None],
     ) -> None:
-        self.prefill_pool = PrefillPool()
+        """``text_digest`` is of the router's own tokenizer and config."""
+        self.prefill_pool = PrefillPool(self._prefill_pooled)
         self._config = config
         self._policy = policy
+        self._incarnation = incarnation
+        self._model = ModelChoice(text_digest)
         self._on_change = on_change
-        self._prefill = [
-            self._watch(address, worker_pb2.WORKER_ROLE_PREFILL, incarnation)
-            for address in config.prefill
-        ]
-        self._links = [
-            DecodeLink(
-                self._watch(address, worker_pb2.WORKER_ROLE_DECODE, incarnation),
-                router_incarnation=incarnation,
-                timers=config.timers,
-                on_change=on_change,
-            )
-            for address in config.decode
-        ]
-        self._known: dict[str, WorkerId] = {}  # by address
+        self._prefill: dict[str, PrefillMember] = {}  # by address
+        self._decode: dict[str, DecodeMember] = {}
+        self._members_changed = asyncio.Event()
+        self._tasks: dict[Member, list[asyncio.Task[None]]] = {}
+        self._peers: tuple[WorkerId, ...] = ()  # prefill workers that serve
+        self._sources: frozenset[WorkerId] = frozenset()  # the same, to look up
+        self._block_size = _UNKNOWN_BLOCK_SIZE
         self._max_model_len: int | None = None
         self._found = asyncio.Event()
-        self._odd_models: set[str] = set()
+        self._snapshot: Snapshot | None = None
 
-    async def run(self) -> None:
-        """Watch and hold streams until cancelled."""
+    async def run(self, discovery: Discovery) -> None:
+        """Follow ``discovery``, watch and hold streams, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            for watch in self._watches():
-                tasks.create_task(watch.run(), name=f"watch {watch.address}")
-            for link in self._links:
-                tasks.create_task(link.run(), name=f"decode stream {link.watch.address}")
+            tasks.create_task(self._follow(discovery), name="discovery")
+            while True:
+                self._members_changed.clear()
+                members: set[Member] = {*self._prefill.values(), *self._decode.values()}
+                for gone in self._tasks.keys() - members:
+                    for task in self._tasks.pop(gone):
+                        task.cancel()
+                for member in members - self._tasks.keys():
+                    self._tasks[member] = _start(tasks, member)
+                await self._members_changed.wait()
+
+    def set_members(self, prefill: Iterable[str], decode: Iterable[str]) -> None:
+        """Use exactly the workers at these addresses.
+
+        One that is no longer named is left at once: its requests hear that it is lost.
+        """
+        prefill, decode = frozenset(prefill), frozenset(decode)
+        for address in self._prefill.keys() - prefill:
+            self._leave(self._prefill.pop(address))
+        for address in self._decode.keys() - decode:
+            self._leave(self._decode.pop(address))
+        for address in sorted(prefill - self._prefill.keys()):
+            watch = self._watch(address, worker_pb2.WORKER_ROLE_PREFILL)
+            most = self._config.max_pending_prefill_tokens
+            self._prefill[address] = PrefillMember(watch, max_pending_tokens=most)
+        for address in sorted(decode - self._decode.keys()):
+            self._decode[address] = DecodeMember(self._link(address))
+        self._members_changed.set()
+        self._gates_changed()
 
     @property
     def max_model_len(self) -> int | None:
@@ -99,7 +104,7 @@ class Cluster:
         prefill = {view.worker.incarnation for view in snapshot.prefill}
         if any(view.proven & prefill for view in snapshot.decode):
             return True
-        may_be_local = not self._config.prefill or (self._config.allow_local_prefill)
+        may_be_local = not snapshot.has_prefill_pool or self._config.allow_local_prefill
         return may_be_local and not prefill and any(v.local_prefill for v in snapshot.decode)
 
     @property
@@ -117,114 +122,156 @@ class Cluster:
 
     def prefill_watch(self, worker: WorkerId) -> WorkerWatch | None:
         """The watch of a prefill worker that is still there."""
-        return next((watch for watch in self._prefill if watch.worker == worker), None)
+        member = self._prefill.get(worker.address)
+        return member.watch if member is not None and member.watch.worker == worker else None
 
     def decode_link(self, worker: WorkerId) -> DecodeLink | None:
         """The stream to a decode worker that is still there."""
-        return next((link for link in self._links if link.worker == worker), None)
+        member = self._decode.get(worker.address)
+        return member.link if member is not None and member.link.worker == worker else None
 
     def block_size(self) -> int:
         """Tokens per block of the workers' caches."""
-        for watch in self._watches():
-            if watch.state is not None and watch.state.layout.block_size:
-                return watch.state.layout.block_size
-        return 16
+        return self._block_size
 
     def snapshot(self) -> Snapshot:
-        """What placement may use now."""
-        digest = self._model_digest()
-        prefill = []
-        for watch in self._prefill:
-            state, worker = watch.state, watch.worker
-            if state is None or worker is None or not self._is_placeable(watch, digest):
-                continue
+        """What placement may use now; the same object while nothing changed."""
+        if self._snapshot is None:
+            prefill = (member.view for member in self._prefill.values())
+            decode = (member.view for member in self._decode.values())
+            self._snapshot = Snapshot(
+                tuple(view for view in prefill if view is not None),
+                tuple(view for view in decode if view is not None),
+                has_prefill_pool=bool(self._prefill),
+            )
+        return self._snapshot
+
+    # What workers and streams say
+
+    def _watched(self, watch: WorkerWatch) -> None:
+        member = self._member(watch)
+        if member is None:  # its last word, after it was left
+            return
+        before, now = member.gate, gate_of(watch)
+        member.gate = now
+        if before._replace(pairs_version=0) != now._replace(pairs_version=0):
+            self._gate_changed(member, before)
+        is_news = member.told()
+        if isinstance(member, DecodeMember) and self._has_new_pairs(member, before):
+            is_news = True
+        self._snapshot = None
+        if is_news:
+            self._on_change()
+
+    def _linked(self, link: DecodeLink) -> None:
+        self._snapshot = None
+        member = self._decode.get(link.watch.address)
+        if member is not None and member.loaded():
+            self._on_change()
+
+    def _prefill_pooled(self, worker: WorkerId) -> None:
+        self._snapshot = None
+        member = self._prefill.get(worker.address)
+        if member is not None and member.watch.worker == worker:
             own = self.prefill_pool.num_pending_tokens(worker)
-            prefill.append(
-                PrefillView(
-                    worker=worker,
-                    num_pending_tokens=max(own, state.num_pending_prefill_tokens),
-                    max_model_len=state.max_model_len,
-                    has_runway=own < self._config.max_pending_prefill_tokens,
-                )
-            )
-        sources = {watch.worker for watch in self._prefill}
-        decode = []
-        for link in self._links:
-            state, worker = link.watch.state, link.watch.worker
-            if state is None or worker is None or worker != link.worker:
-                continue
-            if not self._is_placeable(link.watch, digest):
-                continue
-            decode.append(
-                DecodeView(
-                    worker=worker,
-                    num_sequences=max(link.num_sequences, state.num_running + state.num_waiting),
-                    max_model_len=state.max_model_len,
-                    local_prefill=state.local_prefill,
-                    proven=frozenset(
-                        pair.source_incarnation
-                        for pair in state.pairs
-                        if pair.state == worker_pb2.PAIR_STATE_PROVEN
-                        # Another router's address of that worker proves nothing about ours.
-                        and WorkerId(pair.source_address, pair.source_incarnation) in sources
-                    ),
-                )
-            )
-        return Snapshot(tuple(prefill), tuple(decode))
+            if member.loaded(own):
+                self._on_change()
 
-    def _watch(self, address: str, role: worker_pb2.WorkerRole, incarnation: str) -> WorkerWatch:
-        return WorkerWatch(
-            address,
-            role,
-            router_incarnation=incarnation,
-            timers=self._config.timers,
-            on_change=self._changed,
-        )
+    def _has_new_pairs(self, member: DecodeMember, before: Gate) -> bool:
+        version = member.gate.pairs_version
+        if version and version == before.pairs_version and member.gate.worker == before.worker:
+            return False
+        member.read_pairs()
+        return member.set_sources(self._sources)
 
-    def _watches(self) -> list[WorkerWatch]:
-        return [*(link.watch for link in self._links), *self._prefill]
+    # What is rare: somebody comes, goes, gets ready, or has another model
 
-    def _changed(self, watch: WorkerWatch) -> None:
-        before, now = self._known.get(watch.address), watch.worker
-        if before is not None and before != now:
-            self._policy.forget(before)
-        if now is None:
-            self._known.pop(watch.address, None)
-        else:
-            self._known[watch.address] = now
-        peers = [peer.worker for peer in self._prefill if peer.is_serving]
-        for link in self._links:
-            link.set_peers(peer for peer in peers if peer is not None)
-            if link.watch is watch:
-                link.watch_changed()
+    def _gate_changed(self, member: Member, before: Gate) -> None:
+        worker = member.gate.worker
+        if before.worker is not None and before.worker != worker:
+            self._policy.forget(before.worker)
+        state = member.watch.state
+        if worker is not None and state is not None and state.blocks.total:
+            self._policy.resize(worker, state.blocks.total)
+        if isinstance(member, DecodeMember):
+            member.link.watch_changed()
+        self._gates_changed()
+
+    def _gates_changed(self) -> None:
+        """Who is there, or with what, changed: book and tell what follows from it.
+
+        Always news: where the last prefill worker is lost, a prompt may be computed locally.
+        """
+        self._snapshot = None
+        peers = [m.watch.worker for m in self._prefill.values() if m.watch.is_serving]
+        self._peers = tuple(sorted(peer for peer in peers if peer is not None))
+        self._sources = frozenset(self._peers)
+        self._model.choose(m.gate for m in self._members() if m.watch.is_ready)
+        for member in self._decode.values():
+            member.link.set_peers(self._peers)
+            member.set_sources(self._sources)
+        for each in self._members():
+            each.is_placeable = each.watch.is_ready and self._model.may_use(each.gate)
+            each.told()
         self._book_lengths()
         self._on_change()
 
     def _book_lengths(self) -> None:
-        decode = [link.watch.state for link in self._links if link.watch.is_ready]
-        prefill = [watch.state for watch in self._prefill if watch.is_ready]
-        longest = [
-            max(state.max_model_len for state in states if state is not None)
-            for states in (decode, prefill)
-            if states
-        ]
+        pools: tuple[Iterable[Member], ...] = (self._decode.values(), self._prefill.values())
+        longest = []
+        for pool in pools:
+            lengths = [member.gate.max_model_len for member in pool if member.is_placeable]
+            if lengths:
+                longest.append(max(lengths))
         if longest:
             self._max_model_len = min(longest)
             self._found.set()
+        for member in self._members():
+            state = member.watch.state
+            if member.is_placeable and state is not None and state.layout.block_size:
+                self._block_size = state.layout.block_size
+                break
 
-    def _model_digest(self) -> str | None:
-        """Of the first ready worker in configured order: what all others must match."""
-        for watch in self._watches():
-            if watch.state is not None and watch.is_ready:
-                return watch.state.layout.model_digest
-        return None
+    def _leave(self, member: Member) -> None:
+        logger.info("worker left", extra={"worker": member.watch.address})
+        if member.gate.worker is not None:
+            self._policy.forget(member.gate.worker)
 
-    def _is_placeable(self, watch: WorkerWatch, digest: str | None) -> bool:
-        if watch.state is None or not watch.is_ready:
-            return False
-        if watch.state.layout.model_digest == digest:
-            return True
-        if watch.state.incarnation not in self._odd_models:
-            self._odd_models.add(watch.state.incarnation)
-            logger.error("another model than the first worker's", extra={"worker": watch.address})
-        return False
+    async def _follow(self, discovery: Discovery) -> None:
+        async for targets in discovery.targets():
+            self.set_members(targets.prefill, targets.decode)
+
+    def _members(self) -> list[Member]:
+        return [*self._decode.values(), *self._prefill.values()]
+
+    def _member(self, watch: WorkerWatch) -> Member | None:
+        member = self._prefill.get(watch.address)
+        if member is not None and member.watch is watch:
+            return member
+        other = self._decode.get(watch.address)
+        return other if other is not None and other.watch is watch else None
+
+    def _watch(self, address: str, role: worker_pb2.WorkerRole) -> WorkerWatch:
+        return WorkerWatch(
+            address,
+            role,
+            router_incarnation=self._incarnation,
+            timers=self._config.timers,
+            on_change=self._watched,
+        )
+
+    def _link(self, address: str) -> DecodeLink:
+        return DecodeLink(
+            self._watch(address, worker_pb2.WORKER_ROLE_DECODE),
+            router_incarnation=self._incarnation,
+            timers=self._config.timers,
+            on_change=self._linked,
+        )
+
+
+def _start(tasks: asyncio.TaskGroup, member: Member) -> list[asyncio.Task[None]]:
+    address = member.watch.address
+    started = [tasks.create_task(member.watch.run(), name=f"watch {address}")]
+    if isinstance(member, DecodeMember):
+        started.append(tasks.create_task(member.link.run(), name=f"decode stream {address}"))
+    return started

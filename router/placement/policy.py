@@ -1,5 +1,10 @@
 """Placement by least load with prefix affinity. Pure."""
 
+import hashlib
+from collections.abc import Sequence
+from random import Random
+from typing import NamedTuple, TypeVar
+
 from router.placement.prefix_memory import PrefixMemory
 from router.placement.types import (
     DecodeOnly,
@@ -15,16 +20,40 @@ from router.placement.types import (
     WorkerId,
 )
 
+V = TypeVar("V", bound=PrefillView | DecodeView)
+
 # A running sequence weighs as much as so many tokens to ship or compute.
 _SEQUENCE_WEIGHT_TOKENS = 64
+# A cached prefix does not draw a sequence to a decode worker that has so many more than another.
+_MAX_IMBALANCE_RATIO = 1.1
+_MAX_IMBALANCE_SEQUENCES = 1
+# Of larger pools not every worker is weighed: the best holder, the least loaded, and two drawn.
+_NUM_WEIGHED_ALL = 16
+_NUM_LEAST_LOADED = 4
+_NUM_DRAWN = 2
+
+
+class _Weighed(NamedTuple):
+    """A view with what this request would cost there, in tokens; the least is the best."""
+
+    work: float
+    rank: bytes  # among equals
+    num_missing: int
 
 
 class LeastLoaded:
     """Fewest tokens of work, counting what the worker's prefix cache saves.
 
-    Work of a prefill worker: what waits there and the uncached part of this
-    prompt, in tokens. Of a decode worker: its sequences, weighted, and the part
-    of this prompt that it lacks. Only proven pairs are used.
+    Work of a prefill worker: what waits there and the uncached part of this prompt, more
+    where it computes slower than others. Of a decode worker: its sequences, weighted, the
+    prompts it computes, and the part of this prompt that it lacks, less where that is
+    fetched faster than computed. Only proven pairs are used, and no decode worker with as
+    many sequences as it runs at a time. A prefix draws sequences to a decode worker only
+    while it has hardly more of them than the others.
+
+    Routers that know the same do not choose alike: among equals each has an order of its own
+    (rendezvous hashing), and of large pools each weighs the likely best and two at random
+    (Mitzenmacher: the power of two choices).
     """
 
     def __init__(
@@ -34,13 +63,15 @@ class LeastLoaded:
         local_below_tokens: int,
         allow_local: bool,
         allow_recompute: bool,
-        has_prefill_pool: bool,
+        router_incarnation: str = "",
     ) -> None:
         self._memory = memory
         self._local_below_tokens = local_below_tokens
         self._allow_local = allow_local
         self._allow_recompute = allow_recompute
-        self._has_prefill_pool = has_prefill_pool
+        self._router_incarnation = router_incarnation
+        self._random = Random(router_incarnation)  # its draws are repeatable, and its own
+        self._ranks: dict[str, bytes] = {}  # by worker's incarnation
 
     def remember(self, worker: WorkerId, block_keys: tuple[bytes, ...]) -> None:
         """See :class:`router.placement.types.Policy`."""
@@ -52,21 +83,27 @@ class LeastLoaded:
         """See :class:`router.placement.types.Policy`."""
         self._memory.correct(worker.incarnation, block_keys, num_cached_blocks)
 
+    def resize(self, worker: WorkerId, num_blocks: int) -> None:
+        """See :class:`router.placement.types.Policy`."""
+        self._memory.resize(worker.incarnation, num_blocks)
+
     def forget(self, worker: WorkerId) -> None:
         """See :class:`router.placement.types.Policy`."""
         self._memory.forget(worker.incarnation)
+        self._ranks.pop(worker.incarnation, None)
 
     def place(self, query: Query, snapshot: Snapshot) -> Placement | None:
         """See :class:`router.placement.types.Policy`."""
-        prefills = [view for view in snapshot.prefill if _may_prefill(query, view)]
-        decodes = [view for view in snapshot.decode if _may_decode(query, view)]
+        prefills = _fitting(query, [v for v in snapshot.prefill if _may_prefill(query, v)])
+        decodes = _fitting(query, [v for v in snapshot.decode if _may_decode(query, v)])
         if query.on_prefill is not None:
             return self._pair(query, prefills, decodes)
         local = self._local(query, snapshot, decodes)
         if local is not None:
             return local
         if query.prefill_alone and query.on_decode is None:
-            alone = min(prefills, key=lambda p: self._prefill_work(query, p), default=None)
+            weighed = self._weigh_prefills(query, prefills)
+            alone = min(prefills, key=lambda view: weighed[view.worker], default=None)
             placement: Placement | None = None if alone is None else PrefillOnly(alone.worker)
         else:
             placement = self._pair(query, prefills, decodes)
@@ -75,17 +112,36 @@ class LeastLoaded:
     def _pair(
         self, query: Query, prefills: list[PrefillView], decodes: list[DecodeView]
     ) -> Paired | None:
-        best: tuple[tuple[float, float], Paired] | None = None
-        decode_work = {d.worker: self._decode_work(query, d) for d in decodes}
+        """The pair with the least work of both; among equals the decode worker's counts first."""
+        can = [d for d in decodes if any(_is_pair(query, p, d) for p in prefills)]
+        even = _even(query, can)
+        on_prefill = self._weigh_prefills(query, prefills)
+        on_decode = self._weigh_decodes(query, even)
+        few_p, few_d = self._few(prefills, on_prefill), self._few(even, on_decode)
+        best = self._best_pair(query, few_p, few_d, on_prefill, on_decode)
+        return best or self._best_pair(query, prefills, even, on_prefill, on_decode)
+
+    def _best_pair(
+        self,
+        query: Query,
+        prefills: Sequence[PrefillView],
+        decodes: Sequence[DecodeView],
+        on_prefill: dict[WorkerId, _Weighed],
+        on_decode: dict[WorkerId, _Weighed],
+    ) -> Paired | None:
+        best: tuple[float, _Weighed, _Weighed] | None = None
+        pair: Paired | None = None
         for prefill in prefills:
-            work = self._prefill_work(query, prefill)
+            first = on_prefill[prefill.worker]
             for decode in decodes:
                 if not _is_pair(query, prefill, decode):
                     continue
-                score = (work + decode_work[decode.worker], decode_work[decode.worker])
-                if best is None or score < best[0]:
-                    best = score, Paired(prefill.worker, decode.worker)
-        return None if best is None else best[1]
+                second = on_decode[decode.worker]
+                shipping = second.num_missing * _shipping_weight(prefill, decode)
+                score = (first.work + second.work + shipping, second, first)
+                if best is None or score < best:
+                    best, pair = score, Paired(prefill.worker, decode.worker)
+        return pair
 
     def _local(
         self, query: Query, snapshot: Snapshot, decodes: list[DecodeView]
@@ -95,7 +151,7 @@ class LeastLoaded:
         if best is None:
             return None
         why = None
-        if not self._has_prefill_pool:
+        if not snapshot.has_prefill_pool:
             why = Why.CHOICE
         elif query.failed or query.failed_pairs:
             return None
@@ -129,19 +185,60 @@ class LeastLoaded:
         return DecodeOnly(view.worker, why, num_assumed_tokens)
 
     def _least_work(self, query: Query, views: list[DecodeView]) -> DecodeView | None:
-        return min(views, key=lambda view: self._decode_work(query, view), default=None)
+        """The decode worker that would compute the whole prompt with the least work in all."""
+        even = _even(query, views)
+        weighed = self._weigh_decodes(query, even)
 
-    def _prefill_work(self, query: Query, view: PrefillView) -> float:
-        return view.num_pending_tokens + self._num_missing(query, view.worker)
+        def cost(view: DecodeView) -> tuple[float, _Weighed]:
+            mine = weighed[view.worker]
+            return mine.work + mine.num_missing, mine
 
-    def _decode_work(self, query: Query, view: DecodeView) -> float:
-        return view.num_sequences * _SEQUENCE_WEIGHT_TOKENS + self._num_missing(query, view.worker)
+        return min(even, key=cost, default=None)
+
+    def _weigh_prefills(
+        self, query: Query, views: Sequence[PrefillView]
+    ) -> dict[WorkerId, _Weighed]:
+        fastest = max((view.tokens_per_s for view in views), default=0.0)
+        weighed = {}
+        for view in views:
+            slowness = fastest / view.tokens_per_s if view.tokens_per_s else 1.0
+            missing = self._num_missing(query, view.worker)
+            work = (view.num_pending_tokens + missing) * slowness
+            weighed[view.worker] = _Weighed(work, self._rank(view.worker), missing)
+        return weighed
+
+    def _weigh_decodes(self, query: Query, views: Sequence[DecodeView]) -> dict[WorkerId, _Weighed]:
+        """``work`` is what is there already; what is missing is shipped or computed."""
+        known = [view.step_s for view in views if view.step_s]
+        weighed = {}
+        for view in views:
+            slowness = view.step_s / min(known) if view.step_s else 1.0
+            there = view.num_sequences * _SEQUENCE_WEIGHT_TOKENS + view.num_pending_tokens
+            missing = self._num_missing(query, view.worker)
+            weighed[view.worker] = _Weighed(there * slowness, self._rank(view.worker), missing)
+        return weighed
+
+    def _few(self, views: Sequence[V], weighed: dict[WorkerId, _Weighed]) -> Sequence[V]:
+        """Those worth pairing: all of a small pool; the likely best of a large one, and two."""
+        if len(views) <= _NUM_WEIGHED_ALL:
+            return views
+        by_load = sorted(views, key=lambda view: weighed[view.worker])
+        holder = min(by_load, key=lambda view: weighed[view.worker].num_missing)
+        drawn = self._random.sample(by_load[_NUM_LEAST_LOADED:], _NUM_DRAWN)
+        return [holder, *by_load[:_NUM_LEAST_LOADED], *drawn]
 
     def _num_missing(self, query: Query, worker: WorkerId) -> int:
         if query.num_cached_on_decode is not None and worker == query.on_decode:
             return query.num_tokens - query.num_cached_on_decode
         hit = self._memory.num_hit_blocks(worker.incarnation, query.block_keys)
         return query.num_tokens - hit * query.block_size
+
+    def _rank(self, worker: WorkerId) -> bytes:
+        rank = self._ranks.get(worker.incarnation)
+        if rank is None:
+            name = f"{self._router_incarnation} {worker.incarnation}".encode()
+            rank = self._ranks[worker.incarnation] = hashlib.blake2b(name, digest_size=8).digest()
+        return rank
 
 
 def _may_prefill(query: Query, view: PrefillView) -> bool:
@@ -161,12 +258,39 @@ def _may_decode(query: Query, view: DecodeView) -> bool:
         return view.worker == query.on_decode
     incarnation = view.worker.incarnation
     return (
-        view.max_model_len >= query.num_max_tokens
+        view.has_room
+        and view.max_model_len >= query.num_max_tokens
         and incarnation not in query.failed
         and incarnation not in query.refused
     )
 
 
 def _is_pair(query: Query, prefill: PrefillView, decode: DecodeView) -> bool:
-    pair = Pair(prefill.worker.incarnation, decode.worker.incarnation)
-    return pair.prefill in decode.proven and pair not in query.failed_pairs
+    incarnation = prefill.worker.incarnation
+    return incarnation in decode.proven and not (
+        query.failed_pairs and Pair(incarnation, decode.worker.incarnation) in query.failed_pairs
+    )
+
+
+def _fitting(query: Query, views: list[V]) -> list[V]:
+    """Those with enough blocks; all if none has, as one may have more than it last said."""
+    needed = query.num_tokens // query.block_size + 1
+    fit = [v for v in views if v.num_available_blocks is None or v.num_available_blocks >= needed]
+    return fit or views
+
+
+def _even(query: Query, views: list[DecodeView]) -> list[DecodeView]:
+    """Those with hardly more sequences than the others; all if one of them is held already."""
+    if query.on_decode is not None:
+        return views
+    least = min((view.num_sequences for view in views), default=0)
+    most = least * _MAX_IMBALANCE_RATIO + _MAX_IMBALANCE_SEQUENCES
+    return [view for view in views if view.num_sequences <= most]
+
+
+def _shipping_weight(prefill: PrefillView, decode: DecodeView) -> float:
+    """How much a token that is shipped costs of what a computed one does, at the most 1."""
+    bytes_per_s = decode.bytes_per_s.get(prefill.worker.incarnation, 0.0)
+    if not (bytes_per_s and prefill.tokens_per_s and decode.kv_bytes_per_token):
+        return 1.0
+    return min(1.0, decode.kv_bytes_per_token / bytes_per_s * prefill.tokens_per_s)

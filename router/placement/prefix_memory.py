@@ -7,13 +7,21 @@ from collections.abc import Sequence
 class PrefixMemory:
     """Least-recently-used block keys per worker incarnation.
 
-    It may be wrong (workers evict); only load balance depends on it.
+    It may be wrong: workers evict without telling, and other routers fill them too. So
+    of each worker no more is remembered than its own pool can hold.
     """
 
     def __init__(self, max_blocks: int) -> None:
-        """``max_blocks`` per worker."""
+        """``max_blocks`` per worker at the most, and of one whose pool is not known."""
         self._max_blocks = max_blocks
+        self._limits: dict[str, int] = {}
         self._by_worker: dict[str, OrderedDict[bytes, None]] = {}
+
+    def resize(self, incarnation: str, num_blocks: int) -> None:
+        """The worker's pool holds ``num_blocks``."""
+        if self._limits.get(incarnation) != num_blocks:
+            self._limits[incarnation] = num_blocks
+            self._trim(incarnation)
 
     def remember(self, incarnation: str, block_keys: Sequence[bytes]) -> None:
         """Mark the blocks as the most recent ones of the worker."""
@@ -22,15 +30,14 @@ class PrefixMemory:
         for key in reversed(block_keys):
             keys[key] = None
             keys.move_to_end(key)
-        while len(keys) > self._max_blocks:
-            keys.popitem(last=False)
+        self._trim(incarnation)
 
     def num_hit_blocks(self, incarnation: str, block_keys: Sequence[bytes]) -> int:
         """How many leading blocks the worker probably has."""
         keys = self._by_worker.get(incarnation)
-        if not keys:
+        if not keys or not block_keys or block_keys[0] not in keys:
             return 0
-        low, high = 0, len(block_keys)  # chained keys: having one implies having those before
+        low, high = 1, len(block_keys)  # chained keys: having one implies having those before
         while low < high:
             middle = (low + high + 1) // 2
             if block_keys[middle - 1] in keys:
@@ -51,3 +58,10 @@ class PrefixMemory:
     def forget(self, incarnation: str) -> None:
         """The worker is gone."""
         self._by_worker.pop(incarnation, None)
+        self._limits.pop(incarnation, None)
+
+    def _trim(self, incarnation: str) -> None:
+        keys = self._by_worker.get(incarnation, OrderedDict())
+        limit = min(self._max_blocks, self._limits.get(incarnation, self._max_blocks))
+        while len(keys) > limit:
+            keys.popitem(last=False)

@@ -1,7 +1,8 @@
 """What placement is asked, what it knows, and what it answers. Plain data and one seam."""
 
 import enum
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 
@@ -24,20 +25,33 @@ class PrefillView:
     """A prefill worker that is ready, as the router sees it now. Lengths in tokens."""
 
     worker: WorkerId
-    num_pending_tokens: int  # of all prompts it has not computed yet
+    num_pending_tokens: int  # of all prompts it has not computed yet, all routers' together
     max_model_len: int
     has_runway: bool = True  # may take more of this router's prompts
+    num_available_blocks: int | None = None  # free or cached; None: it does not say
+    tokens_per_s: float = 0.0  # measured; 0 until known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeView:
-    """A decode worker that is ready, as the router sees it now."""
+    """A decode worker that is ready, as the router sees it now. Lengths in tokens."""
 
     worker: WorkerId
-    num_sequences: int
+    num_sequences: int  # all routers' together
     max_model_len: int
     local_prefill: bool  # may compute prompts itself
     proven: frozenset[str]  # incarnations of the prefill workers it can pull from
+    max_num_seqs: int | None = None  # that run at a time; None: it does not say
+    num_pending_tokens: int = 0  # of prompts that it computes itself
+    num_available_blocks: int | None = None  # free or cached; None: it does not say
+    step_s: float = 0.0  # measured; 0 until known
+    kv_bytes_per_token: float = 0.0
+    bytes_per_s: Mapping[str, float] = field(default_factory=dict)  # of proven pairs; 0: unknown
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one sequence more could run."""
+        return self.max_num_seqs is None or self.num_sequences < self.max_num_seqs
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +60,20 @@ class Snapshot:
 
     prefill: tuple[PrefillView, ...] = ()
     decode: tuple[DecodeView, ...] = ()
+    has_prefill_pool: bool = True  # there shall be prefill workers, whether or not one is ready
+
+    @property
+    def has_room(self) -> bool:
+        """Whether any request could be placed; if not, there is no use in asking.
+
+        Without a decode worker, one that wants a single token. Where there are some and all
+        are full, that one waits with the others.
+        """
+        may_prefill = any(view.has_runway for view in self.prefill)
+        if not self.decode:
+            return may_prefill
+        rooms = [view for view in self.decode if view.has_room]
+        return bool(rooms) and (may_prefill or any(view.local_prefill for view in rooms))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +157,10 @@ class Policy(Protocol):
         self, worker: WorkerId, block_keys: tuple[bytes, ...], num_cached_blocks: int
     ) -> None:
         """``worker`` says that it has only the first so many of these blocks."""
+        ...
+
+    def resize(self, worker: WorkerId, num_blocks: int) -> None:
+        """``worker``'s pool has so many blocks: it cannot have more than that cached."""
         ...
 
     def forget(self, worker: WorkerId) -> None:

@@ -349,10 +349,12 @@ async def test_ready_when_a_pair_is_proven(tiny_llama: Path, tmp_path: Path) -> 
         await router.open([await peer_of(prefill)])
         state = await decode.watch_until(lambda s: s.state == worker_pb2.SERVING_STATE_READY)
         assert state.pairs[0].transport == "inline"
+        assert state.pairs_version > 0
         assert not state.local_prefill
         assert await decode.health("diptych.v1.Decode") == SERVING
         await router.close()
-        await decode.watch_until(lambda s: not s.pairs)
+        alone = await decode.watch_until(lambda s: not s.pairs)
+        assert alone.pairs_version > state.pairs_version
         assert await decode.health() == NOT_SERVING
 
 

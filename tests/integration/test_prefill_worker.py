@@ -19,6 +19,7 @@ from diptych.errors import (
     WorkerDrainingError,
 )
 from diptych.rpc.channel import open_channel
+from diptych.text.identity import text_digest
 from diptych.v1 import common_pb2, prefill_pb2, worker_pb2
 from tests import hf_reference
 from tests.integration.worker_rig import (
@@ -49,6 +50,8 @@ async def test_first_token_and_lease(tiny_llama: Path, tmp_path: Path) -> None:
         state = await worker.state()
         assert state.role == worker_pb2.WORKER_ROLE_PREFILL
         assert state.max_model_len == MAX_LEN
+        assert state.text_digest == text_digest(tiny_llama) != ""
+        assert state.max_num_seqs > 0
         assert state.layout.block_size == BLOCK_SIZE
         assert state.blocks.total == state.blocks.free == 32
         assert await worker.health("diptych.v1.Prefill") == health_pb2.HealthCheckResponse.SERVING

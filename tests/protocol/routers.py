@@ -135,7 +135,6 @@ class Router:
             local_below_tokens=BLOCK_SIZE,
             allow_local=True,
             allow_recompute=True,
-            has_prefill_pool=True,
         )
 
     def snapshot(self) -> Snapshot:

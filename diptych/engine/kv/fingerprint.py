@@ -6,10 +6,8 @@ it is no proof against somebody who forges weights. Pure functions; file I/O onl
 in :func:`model_digest`.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 import xxhash
@@ -17,14 +15,12 @@ import xxhash
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.model.checkpoint import TensorLocation, tensor_index
 from diptych.engine.model.config import ModelConfig
-from diptych.errors import ConfigurationError
+from diptych.text.identity import canonical, read_config
 from diptych.v1 import common_pb2
 
 FORMAT_VERSION = 1
 
 _NUM_PIECES, _PIECE_BYTES = 64, 4096
-# Say how or by what a folder was written, not what it computes.
-_VOLATILE_KEYS = frozenset({"_name_or_path", "name_or_path", "transformers_version"})
 
 
 def model_digest(folder: Path | str) -> str:
@@ -39,7 +35,7 @@ def model_digest(folder: Path | str) -> str:
     """
     folder = Path(folder)
     digest = xxhash.xxh3_128(f"diptych model {FORMAT_VERSION}\n".encode())
-    digest.update(_canonical(_read_config(folder / "config.json")))
+    digest.update(canonical(read_config(folder / "config.json")))
     index = tensor_index(folder)
     for name, location in sorted(index.items()):
         digest.update(f"{name} {location.dtype} {list(location.shape)}\n".encode())
@@ -82,18 +78,6 @@ def kv_layout(
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"cannot read {path}: {error}") from error
-    return {key: value for key, value in content.items() if key not in _VOLATILE_KEYS}
-
-
-def _canonical(content: Mapping[str, Any]) -> bytes:
-    return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
 
 
 def _pieces(index: Mapping[str, TensorLocation]) -> Iterator[bytes]:

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from diptych.errors import DiptychError, QueueFullError
+from router.placement.departures import Departures
 from router.placement.queue import WaitingRoom
 
 
@@ -165,6 +167,120 @@ def test_one_that_was_placed_before_is_never_turned_away() -> None:
     world.run_scheduled()
     assert waiter.refusal is None
     assert world.room.num_waiting == 1
+
+
+def returned(world: World, waiter: Waiter) -> None:
+    """``waiter`` loses its placement and waits again."""
+    waiter.is_placed = False
+    world.room.enter(waiter, front=True)
+
+
+def test_those_who_wait_again_keep_the_order_in_which_they_came() -> None:
+    world = World(capacity=3)
+    waiters = [world.waiter() for _ in range(3)]
+    world.run_scheduled()
+    for waiter in (waiters[2], waiters[0], waiters[1]):
+        returned(world, waiter)
+    world.capacity = 3
+    world.run_scheduled()
+    assert world.order[3:] == waiters
+
+
+def test_a_large_request_that_was_refused_is_not_passed_for_ever() -> None:
+    world = World(capacity=1, max_waiting=99, max_placed=99)
+
+    class Large(Waiter):
+        """Takes what is there only where nobody else was placed since its last offer."""
+
+        def offer(self, *, room_made: bool) -> None:
+            self.told.append(room_made)
+            if len(self.world.order) == self.num_seen:
+                super().offer(room_made=room_made)
+            self.num_seen = len(self.world.order)
+
+        num_seen = 0
+
+    large = Large(world, world.room)
+    world.room.enter(large, front=False)
+    world.run_scheduled()
+    returned(world, large)
+    for _ in range(40):
+        world.capacity = 1
+        small = world.waiter()
+        world.run_scheduled()
+        world.room.leave(small)
+    assert world.order.count(large) == 2
+    assert world.order[1:].index(large) <= 17, "as many may pass it"
+
+
+def test_one_that_can_never_be_placed_bars_the_others_for_a_while_only() -> None:
+    world = World(capacity=1, max_waiting=99, max_placed=99)
+
+    class Never(Waiter):
+        def offer(self, *, room_made: bool) -> None:
+            if not self.was_placed:
+                super().offer(room_made=room_made)
+
+    never = Never(world, world.room)
+    world.room.enter(never, front=False)
+    world.run_scheduled()
+    returned(world, never)
+    others = [world.waiter() for _ in range(40)]
+    world.capacity = 40
+    for _ in range(200):
+        world.room.pump()
+    assert all(other.is_placed for other in others)
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+def test_a_pump_under_saturation_asks_few_or_nobody(has_room: bool) -> None:
+    """256 that wait cost no more than a few offers for each pump, in turn; without room, none."""
+    later: list[Callable[[], None]] = []
+    room_asked = 0
+
+    def answer() -> bool:
+        nonlocal room_asked
+        room_asked += 1
+        return has_room
+
+    room = WaitingRoom(
+        max_waiting=256,
+        max_placed=256,
+        schedule=lambda pump: None,
+        schedule_rest=later.append,
+        has_room=answer,
+    )
+    world = World()
+    waiters = [Waiter(world, room) for _ in range(256)]
+    for waiter in waiters:
+        room.enter(waiter, front=False)
+    room.pump()
+    before = sum(len(waiter.told) for waiter in waiters)
+    room_asked = 0
+    room.pump()
+    offers = sum(len(waiter.told) for waiter in waiters) - before
+    assert offers == (16 if has_room else 0)
+    assert room_asked <= offers + 4
+    assert bool(later) is has_room, "the rest is asked after a pause"
+    for _ in range(256 // 8):
+        room.pump()
+    assert all(waiter.told for waiter in waiters) is has_room, "each had its turn"
+
+
+def test_who_is_turned_away_is_told_when_to_come_back() -> None:
+    now, chance = 0.0, 0.5
+    departures = Departures(lambda: now, lambda: chance)
+    assert departures.retry_after_s(4) == 4.0, "nothing is known"
+    for _ in range(100):
+        now += 0.2
+        departures.left()
+    assert departures.retry_after_s(10) == pytest.approx(2.0)
+    chance = 0.0
+    assert departures.retry_after_s(10) == pytest.approx(1.0), "jittered"
+    chance = 0.999
+    assert departures.retry_after_s(10) == pytest.approx(3.0, abs=0.01)
+    chance = 0.5
+    assert (departures.retry_after_s(0), departures.retry_after_s(10**6)) == (0.25, 30.0)
 
 
 class RoomMachine(RuleBasedStateMachine):

@@ -94,7 +94,7 @@ def link_to(state: worker_pb2.ServingState | None) -> DecodeLink:
         cast(WorkerWatch, FakeWatch(state)),
         router_incarnation="r1",
         timers=Timers(),
-        on_change=lambda: None,
+        on_change=lambda link: None,
     )
 
 
@@ -107,7 +107,7 @@ async def up(link: DecodeLink) -> None:
 
 async def test_a_worker_that_waits_for_a_pair_is_told_of_its_peers(calls: list[FakeCall]) -> None:
     link = link_to(worker_pb2.SERVING_STATE_STARTING)
-    link.set_peers([WorkerId("prefill:1", "p1")])
+    link.set_peers((WorkerId("prefill:1", "p1"),))
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(link.run(), name="link")
         async with asyncio.timeout(5):

@@ -48,14 +48,12 @@ def made(
     below: int = 0,
     allow_local: bool = True,
     allow_recompute: bool = True,
-    has_prefill_pool: bool = True,
 ) -> LeastLoaded:
     return LeastLoaded(
         PrefixMemory(16),
         local_below_tokens=below,
         allow_local=allow_local,
         allow_recompute=allow_recompute,
-        has_prefill_pool=has_prefill_pool,
     )
 
 
@@ -112,6 +110,7 @@ def test_prefill_alone_for_one_token() -> None:
     query = dataclasses.replace(QUERY, num_max_tokens=131)
     assert made().place(query, BOTH) == PrefillOnly(P1)
     alone = Snapshot((view_p(P1),), ())
+    assert alone.has_room
     assert made().place(query, alone) == PrefillOnly(P1)
 
 
@@ -125,8 +124,9 @@ def test_short_uncached_part_is_local() -> None:
 
 
 def test_no_prefill_pool_is_always_local() -> None:
-    policy = made(has_prefill_pool=False, allow_local=False)
-    assert policy.place(QUERY, Snapshot((), (view_d(D1),))) == DecodeOnly(D1, Why.CHOICE)
+    policy = made(allow_local=False)
+    without = Snapshot((), (view_d(D1),), has_prefill_pool=False)
+    assert policy.place(QUERY, without) == DecodeOnly(D1, Why.CHOICE)
 
 
 @pytest.mark.parametrize("allowed", [True, False])
@@ -175,3 +175,94 @@ def test_what_a_held_reservation_said_counts_and_not_the_memory() -> None:
     assert policy.place(QUERY.on(D2, None), BOTH) == DecodeOnly(D2, Why.CHOICE, 128)
     assert policy.place(QUERY.on(D2, 0), BOTH) == Paired(P1, D2)
     assert policy.place(QUERY.on(D2, 96), BOTH) == DecodeOnly(D2, Why.CHOICE, 96)
+
+
+def test_a_shared_prefix_does_not_defeat_balance() -> None:
+    """65 sequences with one system prompt of 4,096 tokens, whose KV only the first worker has."""
+    system = tuple(bytes([i % 256, i // 256]) * 8 for i in range(256))
+    query = Query(num_tokens=4100, num_max_tokens=4200, block_keys=system)
+    policy = LeastLoaded(
+        PrefixMemory(1000), local_below_tokens=64, allow_local=True, allow_recompute=True
+    )
+    counts = {D1: 0, D2: 0}
+    for _ in range(65):
+        views = tuple(view_d(d, n, max_num_seqs=64, max_model_len=9000) for d, n in counts.items())
+        snapshot = Snapshot((view_p(P1, max_model_len=9000),), views)
+        placement = policy.place(query, snapshot)
+        assert isinstance(placement, Paired | DecodeOnly)
+        counts[placement.decode] += 1
+        policy.remember(placement.decode, system)
+    assert max(counts.values()) <= 1.2 * min(counts.values()), counts
+
+
+def test_never_more_sequences_than_a_worker_runs() -> None:
+    policy = made()
+    policy.remember(D1, KEYS)
+    full = view_d(D1, 8, max_num_seqs=8)
+    assert policy.place(QUERY, Snapshot((view_p(P1),), (full, view_d(D2, 99)))) == Paired(P1, D2)
+    assert policy.place(QUERY, Snapshot((view_p(P1),), (full,))) is None
+    assert not Snapshot((view_p(P1),), (full,)).has_room
+    held = dataclasses.replace(QUERY, on_decode=D1)
+    assert policy.place(held, Snapshot((view_p(P1),), (full,))) == Paired(P1, D1)
+
+
+def test_routers_do_not_break_ties_alike() -> None:
+    chosen = set()
+    for router in range(32):
+        policy = LeastLoaded(
+            PrefixMemory(16),
+            local_below_tokens=0,
+            allow_local=True,
+            allow_recompute=True,
+            router_incarnation=f"r{router}",
+        )
+        first = policy.place(QUERY, BOTH)
+        assert policy.place(QUERY, BOTH) == first, "one router does"
+        chosen.add(first)
+    assert len(chosen) == 4
+
+
+def test_of_a_large_pool_few_are_weighed_and_a_pair_is_found_still() -> None:
+    prefills = tuple(view_p(WorkerId(f"p{i}:1", f"p{i}"), i) for i in range(100))
+    lonely = frozenset({"p99"})  # far from the least loaded
+    decodes = tuple(view_d(WorkerId(f"d{i}:1", f"d{i}"), proven=lonely) for i in range(100))
+    placement = made().place(QUERY, Snapshot(prefills, decodes))
+    assert isinstance(placement, Paired)
+    assert placement.prefill.incarnation == "p99"
+
+
+def test_what_workers_measured_decides() -> None:
+    slow = Snapshot((view_p(P1, tokens_per_s=500), view_p(P2, 300, tokens_per_s=5000)), BOTH.decode)
+    placement = made().place(QUERY, slow)
+    assert isinstance(placement, Paired)
+    assert placement.prefill == P2
+    stepping = (view_d(D1, 4, step_s=0.2), view_d(D2, 5, step_s=0.05))
+    assert made().place(QUERY, Snapshot((view_p(P1),), stepping)) == Paired(P1, D2)
+    computing = (view_d(D1, num_pending_tokens=900), view_d(D2, 1))
+    assert made().place(QUERY, Snapshot((view_p(P1),), computing)) == Paired(P1, D2)
+    full = (view_d(D1, num_available_blocks=8), view_d(D2, 1, num_available_blocks=9))
+    assert made().place(QUERY, Snapshot((view_p(P1),), full)) == Paired(P1, D2)
+
+
+def test_a_fast_link_makes_a_cached_prefix_weigh_less() -> None:
+    policy = made()
+    policy.remember(D1, KEYS)
+
+    def linked_d(worker: WorkerId, sequences: int) -> DecodeView:
+        return view_d(worker, sequences, kv_bytes_per_token=1e4, bytes_per_s={"p1": 1e9})
+
+    prefill = (view_p(P1, tokens_per_s=1000),)
+    near = Snapshot(prefill, (view_d(D1, 1), view_d(D2)))
+    assert policy.place(QUERY, near) == Paired(P1, D1)
+    linked = Snapshot(prefill, (linked_d(D1, 1), linked_d(D2, 0)))
+    assert policy.place(QUERY, linked) == Paired(P1, D2)
+
+
+def test_memory_holds_no_more_than_the_pool() -> None:
+    memory = PrefixMemory(16)
+    memory.remember("a", KEYS)
+    memory.resize("a", 2)
+    assert memory.num_hit_blocks("a", KEYS) == 2
+    memory.resize("a", 100)
+    memory.remember("a", KEYS)
+    assert memory.num_hit_blocks("a", KEYS) == 8, "never more than the setting allows, either"

@@ -70,7 +70,6 @@ def policy(*, allow_recompute: bool, local_below_tokens: int) -> LeastLoaded:
         local_below_tokens=local_below_tokens,
         allow_local=True,
         allow_recompute=allow_recompute,
-        has_prefill_pool=True,
     )
 
 

@@ -1,0 +1,41 @@
+"""Where the workers are: sources that tell, over and over, the whole set of addresses."""
+
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from diptych.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Targets:
+    """Every worker that this router shall use, as host:port, by pool."""
+
+    prefill: frozenset[str] = frozenset()
+    decode: frozenset[str] = frozenset()
+
+
+class Discovery(Protocol):
+    """Tells where workers are. Knows nothing of how they are."""
+
+    def targets(self) -> AsyncIterator[Targets]:
+        """The whole set now and after each change; it may end when nothing can change any more.
+
+        An address that is missing is left at once: what runs there fails over. So a source
+        keeps an address until its process has ended, not until it drains.
+        """
+        ...
+
+
+class StaticDiscovery:
+    """The lists of the settings; nothing changes."""
+
+    def __init__(self, *, prefill: Iterable[str], decode: Iterable[str]) -> None:
+        """Raises ConfigurationError: nobody could decode, ever."""
+        self._targets = Targets(prefill=frozenset(prefill), decode=frozenset(decode))
+        if not self._targets.decode:
+            raise ConfigurationError("at least one --decode worker is needed")
+
+    async def targets(self) -> AsyncIterator[Targets]:
+        """See :class:`Discovery`."""
+        yield self._targets

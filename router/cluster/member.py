@@ -1,0 +1,186 @@
+"""What placement sees of one worker: a view, made anew only when something of it changed."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from diptych.v1 import worker_pb2
+from router.cluster.decode_link import DecodeLink
+from router.cluster.watch import WorkerWatch
+from router.placement.types import DecodeView, PrefillView, WorkerId
+
+
+class Gate(NamedTuple):
+    """What decides whether a worker may be used at all, load aside.
+
+    While it stays the same, no placement becomes possible that was not, no other peers
+    have to be told, and no length or model has to be booked.
+    """
+
+    worker: WorkerId | None
+    state: int
+    model_digest: str
+    text_digest: str
+    max_model_len: int
+    local_prefill: bool
+    pairs_version: int
+
+
+def gate_of(watch: WorkerWatch) -> Gate:
+    """The gate of the worker that ``watch`` looks at."""
+    state = watch.state
+    if state is None:
+        return Gate(None, 0, "", "", 0, False, 0)
+    return Gate(
+        WorkerId(watch.address, state.incarnation),
+        state.state,
+        state.layout.model_digest,
+        state.text_digest,
+        state.max_model_len,
+        state.local_prefill,
+        state.pairs_version,
+    )
+
+
+class PrefillMember:
+    """A prefill worker. ``told`` and ``loaded`` return whether it may take more than before."""
+
+    def __init__(self, watch: WorkerWatch, *, max_pending_tokens: int) -> None:
+        self.watch = watch
+        self.gate = gate_of(watch)
+        self.is_placeable = False  # it is ready and has the model that is served
+        self._max_pending_tokens = max_pending_tokens
+        self._num_own_tokens = 0
+        self._num_others_tokens = 0
+        self._was_open = False
+        self._view: PrefillView | None = None
+
+    def told(self) -> bool:
+        """The worker said how it is, or is gone: what is not ours of its load is others'."""
+        state = self.watch.state
+        if state is not None:
+            published = state.num_pending_prefill_tokens
+            self._num_others_tokens = max(0, published - self._num_own_tokens)
+        return self._changed()
+
+    def loaded(self, num_own_tokens: int) -> bool:
+        """So many tokens of ours wait there now."""
+        self._num_own_tokens = num_own_tokens
+        return self._changed()
+
+    @property
+    def view(self) -> PrefillView | None:
+        """As of now; None while it may not be used."""
+        state, worker = self.watch.state, self.watch.worker
+        if not self.is_placeable or state is None or worker is None:
+            return None
+        if self._view is None:
+            self._view = PrefillView(
+                worker=worker,
+                num_pending_tokens=self._num_own_tokens + self._num_others_tokens,
+                max_model_len=state.max_model_len,
+                has_runway=self._has_runway,
+                num_available_blocks=_num_available_blocks(state),
+                tokens_per_s=state.prefill_tokens_per_s,
+            )
+        return self._view
+
+    @property
+    def _has_runway(self) -> bool:
+        return self._num_own_tokens < self._max_pending_tokens
+
+    def _changed(self) -> bool:
+        self._view = None
+        was_open, self._was_open = self._was_open, self.is_placeable and self._has_runway
+        return self._was_open and not was_open
+
+
+class DecodeMember:
+    """A decode worker. ``told`` and ``loaded`` return whether it may take more than before."""
+
+    def __init__(self, link: DecodeLink) -> None:
+        self.link = link
+        self.watch = link.watch
+        self.gate = gate_of(link.watch)
+        self.is_placeable = False  # it is ready and has the model that is served
+        self._num_others = 0
+        self._pairs: Mapping[WorkerId, float] = {}  # proven ones, to bytes/s
+        self._bytes_per_s: Mapping[str, float] = {}  # of those, to sources that we know
+        self._proven: frozenset[str] = frozenset()
+        self._was_open = False
+        self._view: DecodeView | None = None
+
+    def told(self) -> bool:
+        """The worker said how it is, or is gone: what is not ours of its load is others'."""
+        state = self.watch.state
+        if state is not None:
+            published = state.num_running + state.num_waiting
+            self._num_others = max(0, published - self.link.num_sequences)
+        return self._changed()
+
+    def loaded(self) -> bool:
+        """A sequence of ours came or went, or our stream."""
+        return self._changed()
+
+    def read_pairs(self) -> None:
+        """Its pairs may be others than before; ``set_sources`` follows."""
+        self._pairs = {} if self.watch.state is None else _proven_pairs(self.watch.state)
+
+    def set_sources(self, sources: frozenset[WorkerId]) -> bool:
+        """Only pairs with these count: another router's address of a worker proves nothing.
+
+        True if there are proven pairs that there were not.
+        """
+        self._bytes_per_s = {
+            source.incarnation: bytes_per_s
+            for source, bytes_per_s in self._pairs.items()
+            if source in sources
+        }
+        before, self._proven = self._proven, frozenset(self._bytes_per_s)
+        self._view = None
+        return not self._proven <= before
+
+    @property
+    def view(self) -> DecodeView | None:
+        """As of now; None while it may not be used."""
+        state, worker = self.watch.state, self.link.worker
+        if not self.is_placeable or state is None or worker is None or not self._is_up:
+            return None
+        if self._view is None:
+            self._view = DecodeView(
+                worker=worker,
+                num_sequences=self.link.num_sequences + self._num_others,
+                max_model_len=state.max_model_len,
+                local_prefill=state.local_prefill,
+                proven=self._proven,
+                max_num_seqs=state.max_num_seqs or None,
+                num_pending_tokens=state.num_pending_prefill_tokens,
+                num_available_blocks=_num_available_blocks(state),
+                step_s=state.decode_step_s,
+                kv_bytes_per_token=state.layout.block_bytes / (state.layout.block_size or 1),
+                bytes_per_s=self._bytes_per_s,
+            )
+        return self._view
+
+    @property
+    def _is_up(self) -> bool:
+        """Whether watch and stream are of the same process."""
+        return self.link.worker is not None and self.link.worker == self.watch.worker
+
+    def _changed(self) -> bool:
+        self._view = None
+        view = self.view
+        was_open, self._was_open = self._was_open, view is not None and view.has_room
+        return self._was_open and not was_open
+
+
+def _num_available_blocks(state: worker_pb2.WorkerState) -> int | None:
+    blocks = state.blocks
+    return blocks.free + blocks.cached if blocks.total else None
+
+
+def _proven_pairs(state: worker_pb2.WorkerState) -> dict[WorkerId, float]:
+    return {
+        WorkerId(pair.source_address, pair.source_incarnation): pair.bytes_per_s
+        for pair in state.pairs
+        if pair.state == worker_pb2.PAIR_STATE_PROVEN
+    }

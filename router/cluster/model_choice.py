@@ -1,0 +1,53 @@
+"""Which of the models that workers have is served, and who has it. Pure but for its log."""
+
+import logging
+from collections import Counter
+from collections.abc import Iterable
+
+from router.cluster.member import Gate
+
+logger = logging.getLogger(__name__)
+
+
+class ModelChoice:
+    """The model of most ready workers whose tokenizer and config are the router's own.
+
+    One that was restarted with other weights is left out, and not all the others; once most
+    have the new ones, those are served. Of a worker that is left out the log tells once.
+    """
+
+    def __init__(self, text_digest: str) -> None:
+        """``text_digest`` is of the router's tokenizer and config."""
+        self._text_digest = text_digest
+        self._digest: str | None = None  # of the model that is served; None: none was seen
+        self._complained: set[str] = set()  # of these incarnations
+
+    def choose(self, ready: Iterable[Gate]) -> None:
+        """Look at all workers that are ready; of two equal groups the served one stays."""
+        groups = Counter(gate.model_digest for gate in ready if self._has_our_text(gate))
+        if not groups or groups[self._digest or ""] == max(groups.values()):
+            return
+        self._digest = max(sorted(groups), key=lambda digest: groups[digest])
+        logger.info("model served", extra={"model_digest": self._digest})
+
+    def may_use(self, gate: Gate) -> bool:
+        """Whether a ready worker has what is served."""
+        if not self._has_our_text(gate):
+            self._complain(gate, "another tokenizer or config than this router's: not used")
+            return False
+        if gate.model_digest != self._digest:
+            self._complain(gate, "another model than most workers': not used")
+            return False
+        return True
+
+    def _has_our_text(self, gate: Gate) -> bool:
+        """A worker that does not say what it has is trusted."""
+        return not gate.text_digest or gate.text_digest == self._text_digest
+
+    def _complain(self, gate: Gate, what: str) -> None:
+        if gate.worker is None or gate.worker.incarnation in self._complained:
+            return
+        self._complained.add(gate.worker.incarnation)
+        theirs = {"model_digest": gate.model_digest, "text_digest": gate.text_digest}
+        ours = {"served": self._digest, "ours": self._text_digest}
+        logger.error(what, extra={"worker": gate.worker.address, **theirs, **ours})

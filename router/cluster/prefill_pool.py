@@ -1,0 +1,46 @@
+"""How many prompt tokens this router has waiting on each prefill worker. Pure."""
+
+from collections import Counter
+from collections.abc import Callable
+
+from router.placement.types import WorkerId
+
+
+class PrefillPool:
+    """Sums of what leases were opened for and is not computed. ``on_change`` hears of each."""
+
+    def __init__(self, on_change: Callable[[WorkerId], None]) -> None:
+        self._on_change = on_change
+        self._pending: dict[int, tuple[WorkerId, int]] = {}  # by the lease's sequence id
+        self._sums: Counter[WorkerId] = Counter()
+
+    def opened(self, sequence_id: int, worker: WorkerId, num_tokens: int) -> None:
+        """A lease was asked for."""
+        self._set(sequence_id, worker, num_tokens)
+
+    def accepted(self, sequence_id: int, num_cached_tokens: int) -> None:
+        """The worker has that much of its prompt in its cache: only the rest is work."""
+        if sequence_id in self._pending:
+            worker, num_tokens = self._pending[sequence_id]
+            self._set(sequence_id, worker, max(0, num_tokens - num_cached_tokens))
+
+    def computed(self, sequence_id: int) -> None:
+        """Its prompt is computed, or the lease is gone. Idempotent."""
+        worker, num_tokens = self._pending.pop(sequence_id, (None, 0))
+        if worker is not None:
+            self._add(worker, -num_tokens)
+
+    def num_pending_tokens(self, worker: WorkerId) -> int:
+        """Of this router's prompts on ``worker``."""
+        return self._sums[worker]
+
+    def _set(self, sequence_id: int, worker: WorkerId, num_tokens: int) -> None:
+        before = self._pending[sequence_id][1] if sequence_id in self._pending else 0
+        self._pending[sequence_id] = (worker, num_tokens)
+        self._add(worker, num_tokens - before)
+
+    def _add(self, worker: WorkerId, num_tokens: int) -> None:
+        self._sums[worker] += num_tokens
+        if not self._sums[worker]:
+            del self._sums[worker]
+        self._on_change(worker)

@@ -1,0 +1,40 @@
+"""How soon a full router may have room again, by how often requests end. Pure."""
+
+from collections.abc import Callable
+
+_LEAST_S = 0.25
+_MOST_S = 30.0
+_UNKNOWN_S = 1.0  # between two ends, until two were seen
+_WEIGHT = 0.1  # of the newest interval in the average
+
+
+class Departures:
+    """The mean time between two requests' ends, as of late; clock and chance are passed in."""
+
+    def __init__(self, clock: Callable[[], float], chance: Callable[[], float]) -> None:
+        """``chance`` is uniform in [0, 1); ``clock`` monotonic, s."""
+        self._clock = clock
+        self._chance = chance
+        self._interval_s: float | None = None
+        self._last_s: float | None = None
+
+    def left(self) -> None:
+        """A request ended that had been placed."""
+        now = self._clock()
+        if self._last_s is not None:
+            interval_s = now - self._last_s
+            mean_s = self._interval_s
+            self._interval_s = (
+                interval_s if mean_s is None else mean_s + _WEIGHT * (interval_s - mean_s)
+            )
+        self._last_s = now
+
+    def retry_after_s(self, num_waiting: int) -> float:
+        """When so many that wait have probably been placed.
+
+        Half of it is left to chance, so that those who were refused together do not come
+        back together.
+        """
+        interval_s = _UNKNOWN_S if self._interval_s is None else self._interval_s
+        expected_s = min(max(num_waiting * interval_s, _LEAST_S), _MOST_S)
+        return expected_s * (0.5 + self._chance())

@@ -1,0 +1,140 @@
+"""What Watch costs a router with 100 prefill and 100 decode workers. No sockets.
+
+Feeds a cluster the messages of busy workers, counts what they made it do, and says what
+share of a core they take at the rate at which busy workers send. Decoding the messages is
+in it; gRPC's own work on them is not.
+
+    python -m tests.bench.watch_scale
+"""
+
+import asyncio
+import json
+import sys
+import time
+from dataclasses import asdict, dataclass
+
+from diptych.v1 import common_pb2, decode_pb2, worker_pb2
+from router.cluster.members import Cluster
+from router.config import RouterConfig
+from router.placement.policy import LeastLoaded
+from router.placement.prefix_memory import PrefixMemory
+from router.placement.types import Query
+
+NUM_WORKERS = 100  # of each kind
+MESSAGES_PER_S = 4  # of one busy worker: so often it tells what changes with each step
+_NUM_ROUNDS = 20
+_PREFILL = [f"10.0.{i}.17:50051" for i in range(NUM_WORKERS)]
+_DECODE = [f"10.1.{i}.17:50052" for i in range(NUM_WORKERS)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchCost:
+    """Times in seconds of one core."""
+
+    num_messages: int
+    num_changes: int  # of them, those after which a placement may have become possible
+    decode_message_bytes: int
+    message_s: float
+    snapshot_s: float
+    place_s: float
+    busy_ratio: float  # of a core, at MESSAGES_PER_S from every worker
+
+
+class _Counter:
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self) -> None:
+        self.count += 1
+
+
+def measure() -> WatchCost:
+    """Feed every worker's messages, look at the result, place one request each round."""
+    counter = _Counter()
+    policy = LeastLoaded(
+        PrefixMemory(1000), local_below_tokens=64, allow_local=True, allow_recompute=True
+    )
+    config = RouterConfig(model="none", prefill=_PREFILL, decode=_DECODE)
+    cluster = Cluster(config, policy, incarnation="r", text_digest="t", on_change=counter)
+    cluster.set_members(_PREFILL, _DECODE)
+    _feed(cluster, _messages(0))
+    for member in cluster._decode.values():
+        welcome = decode_pb2.Welcome(incarnation=_incarnation(member.watch.address))
+        member.link._handle(decode_pb2.DecodeEvent(welcome=welcome))
+    assert cluster.num_proven_pairs == NUM_WORKERS**2
+    counter.count, message_s, snapshot_s, place_s = 0, 0.0, 0.0, 0.0
+    query = Query(num_tokens=2000, num_max_tokens=2100)
+    for number in range(1, _NUM_ROUNDS + 1):
+        sent = _messages(number)
+        began = time.process_time()
+        _feed(cluster, sent)
+        fed = time.process_time()
+        snapshot = cluster.snapshot()
+        seen = time.process_time()
+        assert policy.place(query, snapshot) is not None
+        message_s, snapshot_s = message_s + fed - began, snapshot_s + seen - fed
+        place_s += time.process_time() - seen
+    num_messages = _NUM_ROUNDS * 2 * NUM_WORKERS
+    return WatchCost(
+        num_messages=num_messages,
+        num_changes=counter.count,
+        decode_message_bytes=len(sent[_DECODE[-1]]),
+        message_s=message_s / num_messages,
+        snapshot_s=snapshot_s / _NUM_ROUNDS,
+        place_s=place_s / _NUM_ROUNDS,
+        busy_ratio=message_s / num_messages * 2 * NUM_WORKERS * MESSAGES_PER_S,
+    )
+
+
+def _messages(load: int) -> dict[str, bytes]:
+    """What every worker sends, by its address."""
+    return {address: _state(address, load).SerializeToString() for address in [*_PREFILL, *_DECODE]}
+
+
+def _feed(cluster: Cluster, messages: dict[str, bytes]) -> None:
+    for member in cluster._members():
+        state = worker_pb2.WorkerState.FromString(messages[member.watch.address])
+        member.watch._update(state)
+
+
+def _incarnation(address: str) -> str:
+    return address.replace(".", "").replace(":", "").rjust(32, "0")
+
+
+def _state(address: str, load: int) -> worker_pb2.WorkerState:
+    is_prefill = address in _PREFILL
+    state = worker_pb2.WorkerState(
+        incarnation=_incarnation(address),
+        role=worker_pb2.WORKER_ROLE_PREFILL if is_prefill else worker_pb2.WORKER_ROLE_DECODE,
+        state=worker_pb2.SERVING_STATE_READY,
+        layout=common_pb2.KVLayout(block_size=16, model_digest="m", block_bytes=720896),
+        text_digest="t",
+        max_model_len=4096,
+        max_num_seqs=64,
+        progress=common_pb2.EngineProgress(num_steps=load, step_due=True, predicted_step_s=0.05),
+        blocks=worker_pb2.BlockCounts(total=4096, free=4000 - load, cached=96 + load),
+        num_running=load,
+        local_prefill=True,
+        pairs_version=0 if is_prefill else 1,
+    )
+    if not is_prefill:
+        state.pairs.extend(
+            worker_pb2.Pair(
+                source_address=source,
+                source_incarnation=_incarnation(source),
+                state=worker_pb2.PAIR_STATE_PROVEN,
+                transport="nixl",
+                bytes_per_s=1e9,
+            )
+            for source in sorted(_PREFILL)
+        )
+    return state
+
+
+async def _main() -> None:
+    json.dump(asdict(measure()), sys.stdout, indent=2)
+    sys.stdout.write("\n")
+
+
+if __name__ == "__main__":
+    asyncio.run(_main())

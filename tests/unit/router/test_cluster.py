@@ -1,0 +1,439 @@
+"""Who is a member, what a message on Watch costs, and what placement then sees. No sockets."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from diptych.errors import ConfigurationError, DiptychError
+from diptych.v1 import common_pb2, decode_pb2, worker_pb2
+from router.cluster import watch as watch_module
+from router.cluster.decode_link import DecodeLink
+from router.cluster.discovery import StaticDiscovery, Targets
+from router.cluster.member import DecodeMember
+from router.cluster.members import Cluster
+from router.cluster.watch import WorkerWatch
+from router.config import RouterConfig
+from router.placement.policy import LeastLoaded
+from router.placement.prefix_memory import PrefixMemory
+from router.placement.queue import WaitingRoom
+from router.placement.types import DecodeOnly, Paired, Query, Snapshot, Why, WorkerId
+
+READY = worker_pb2.SERVING_STATE_READY
+
+
+class FakeChannel:
+    async def close(self, grace: float | None) -> None:
+        pass
+
+
+class Listener:
+    """Hears what becomes of a sequence."""
+
+    def __init__(self) -> None:
+        self.lost: list[tuple[int, str]] = []
+
+    def on_tokens(self, tokens: decode_pb2.SequenceTokens) -> None:
+        raise AssertionError(tokens)
+
+    def on_decode_event(self, event: decode_pb2.DecodeEvent) -> None:
+        raise AssertionError(event)
+
+    def on_reservation_lost(self, sequence_id: int, message: str) -> None:
+        self.lost.append((sequence_id, message))
+
+
+class World:
+    """A cluster whose workers say what a test makes them say."""
+
+    def __init__(self, *, prefill: int = 0, decode: int = 0) -> None:
+        self.num_changes = 0
+        self.on_change: Callable[[], object] = lambda: None
+        self.links: list[DecodeLink] = []
+        self.sequence_ids: list[list[int]] = []  # by link
+        self._next_id = itertools.count(1)
+        self.policy = LeastLoaded(
+            PrefixMemory(1000), local_below_tokens=0, allow_local=True, allow_recompute=True
+        )
+        self.cluster = Cluster(
+            RouterConfig(model="m"),
+            self.policy,
+            incarnation="r1",
+            text_digest="text",
+            on_change=self._changed,
+        )
+        self.prefill = [f"p{i}:1" for i in range(prefill)]
+        self.decode = [f"d{i}:1" for i in range(decode)]
+        self.cluster.set_members(self.prefill, self.decode)
+        for address in [*self.prefill, *self.decode]:
+            self.says(address)
+        for address in self.decode:
+            self.links.append(self.link(address))
+            self.sequence_ids.append([])
+
+    def _changed(self) -> None:
+        self.num_changes += 1
+        self.on_change()
+
+    def reserve(self, worker: WorkerId) -> None:
+        """One sequence of ours on ``worker``."""
+        index = self.decode.index(worker.address)
+        sequence_id = next(self._next_id)
+        reserve = decode_pb2.Reserve(sequence_id=sequence_id)
+        assert self.links[index].reserve(reserve, Listener())
+        self.sequence_ids[index].append(sequence_id)
+
+    def says(self, address: str, **changes: object) -> None:
+        """The worker at ``address`` sends a state: ready, all its pairs proven, no load."""
+        is_prefill = address.startswith("p")
+        state = worker_pb2.WorkerState(
+            incarnation=f"{address}-1",
+            role=worker_pb2.WORKER_ROLE_PREFILL if is_prefill else worker_pb2.WORKER_ROLE_DECODE,
+            state=READY,
+            layout=common_pb2.KVLayout(block_size=16, model_digest="m", block_bytes=1600),
+            text_digest="text",
+            max_model_len=1000,
+            max_num_seqs=4,
+            pairs_version=0 if is_prefill else 1,
+            local_prefill=True,
+        )
+        if not is_prefill:
+            state.pairs.extend(proven(source) for source in self.prefill)
+        if "model_digest" in changes:
+            state.layout.model_digest = str(changes.pop("model_digest"))
+        state.MergeFrom(worker_pb2.WorkerState(**changes))  # type: ignore[arg-type]
+        self.watch(address)._update(state)
+
+    def watch(self, address: str) -> WorkerWatch:
+        return next(m.watch for m in self.cluster._members() if m.watch.address == address)
+
+    def link(self, address: str) -> DecodeLink:
+        """The stream to a decode worker, which is up from now on."""
+        link = next(m.link for m in self.cluster._decode.values() if m.watch.address == address)
+        welcome = decode_pb2.Welcome(incarnation=f"{address}-1")
+        link._handle(decode_pb2.DecodeEvent(welcome=welcome))
+        return link
+
+
+def proven(source: str) -> worker_pb2.Pair:
+    return worker_pb2.Pair(
+        source_address=source,
+        source_incarnation=f"{source}-1",
+        state=worker_pb2.PAIR_STATE_PROVEN,
+        bytes_per_s=2e9,
+    )
+
+
+@pytest.fixture(autouse=True)
+def _no_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch_module, "open_channel", lambda address, timers: FakeChannel())
+
+
+def placeable(world: World) -> tuple[set[str], set[str]]:
+    """Addresses of the prefill and the decode workers that a snapshot has."""
+    snapshot = world.cluster.snapshot()
+    return (
+        {view.worker.address for view in snapshot.prefill},
+        {view.worker.address for view in snapshot.decode},
+    )
+
+
+async def test_members_come_go_and_come_back() -> None:
+    world = World(prefill=1, decode=2)
+    assert placeable(world) == ({"p0:1"}, {"d0:1", "d1:1"})
+    world.cluster.set_members([], ["d1:1"])
+    assert placeable(world) == (set(), {"d1:1"})
+    assert not world.cluster.snapshot().has_prefill_pool
+    assert world.cluster.decode_link(WorkerId("d0:1", "d0:1-1")) is None
+    world.cluster.set_members(["p0:1"], ["d0:1", "d1:1"])
+    assert placeable(world) == (set(), {"d1:1"}), "nothing is known of it yet"
+    world.says("p0:1")
+    world.says("d0:1")
+    world.link("d0:1")
+    assert placeable(world) == ({"p0:1"}, {"d0:1", "d1:1"})
+
+
+async def test_a_word_of_a_worker_that_was_left_changes_nothing() -> None:
+    world = World(decode=2)
+    left = world.watch("d0:1")
+    world.cluster.set_members([], ["d1:1"])
+    assert left.state is not None
+    left._update(left.state)
+    assert placeable(world) == (set(), {"d1:1"})
+
+
+async def test_the_requests_of_a_removed_worker_are_told_and_its_tasks_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Source:
+        def __init__(self) -> None:
+            self.changes: asyncio.Queue[Targets] = asyncio.Queue()
+
+        async def targets(self) -> AsyncIterator[Targets]:
+            while True:
+                yield await self.changes.get()
+
+    ended: list[str] = []
+
+    async def wait_for_ever(watch: WorkerWatch) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(watch.address)
+
+    async def hold(link: DecodeLink) -> bool:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            link._break("the router left it")
+        return True
+
+    monkeypatch.setattr(WorkerWatch, "run", wait_for_ever)
+    monkeypatch.setattr(DecodeLink, "_hold_stream", hold)
+    world, source, listener = World(), Source(), Listener()
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(world.cluster.run(source))
+        source.changes.put_nowait(Targets(decode=frozenset({"d0:1", "d1:1"})))
+        await settled()
+        world.says("d0:1")
+        link = world.link("d0:1")
+        assert link.reserve(decode_pb2.Reserve(sequence_id=1), listener)
+        source.changes.put_nowait(Targets(decode=frozenset({"d1:1"})))
+        await settled()
+        assert ended == ["d0:1"]
+        assert listener.lost == [(1, "the router left it")]
+        running.cancel()
+    assert sorted(ended) == ["d0:1", "d1:1"]
+
+
+async def settled() -> None:
+    """Let the loop run until nothing is ready."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_the_static_source_tells_once_and_needs_a_decode_worker() -> None:
+    source = StaticDiscovery(prefill=["p0:1"], decode=["d0:1"])
+    told = [targets async for targets in source.targets()]
+    assert told == [Targets(prefill=frozenset({"p0:1"}), decode=frozenset({"d0:1"}))]
+    with pytest.raises(ConfigurationError, match="--decode"):
+        StaticDiscovery(prefill=["p0:1"], decode=[])
+
+
+async def test_watch_at_100_x_100_costs_one_view_a_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Load alone tells nobody of peers, chooses no model, reads no pair, pumps no queue."""
+    world = World(prefill=100, decode=100)
+    counts = {"set_peers": 0, "gates": 0, "pairs": 0}
+    count_calls(monkeypatch, DecodeLink, "set_peers", counts, "set_peers")
+    count_calls(monkeypatch, Cluster, "_gates_changed", counts, "gates")
+    count_calls(monkeypatch, DecodeMember, "read_pairs", counts, "pairs")
+    before, world.num_changes = world.cluster.snapshot(), 0
+    for number in range(50):
+        world.says(f"d{number}:1", num_running=2)
+        world.says(f"p{number}:1", num_pending_prefill_tokens=9)
+    assert (counts, world.num_changes) == ({"set_peers": 0, "gates": 0, "pairs": 0}, 0)
+    after = world.cluster.snapshot()
+    assert after is world.cluster.snapshot(), "made once"
+    same = [a is b for a, b in zip(before.decode, after.decode, strict=True)]
+    assert same.count(False) == 50
+    assert all(view.num_sequences == 2 for view in after.decode[:1])
+
+
+def count_calls(
+    monkeypatch: pytest.MonkeyPatch, cls: type, name: str, counts: dict[str, int], key: str
+) -> None:
+    honest = getattr(cls, name)
+
+    def counted(self: object, *args: object, **named: object) -> object:
+        counts[key] += 1
+        return honest(self, *args, **named)
+
+    monkeypatch.setattr(cls, name, counted)
+
+
+async def test_only_a_placement_that_was_not_possible_before_is_news() -> None:
+    world = World(prefill=1, decode=1)
+    link = world.link("d0:1")
+    for number in range(4):
+        assert link.reserve(decode_pb2.Reserve(sequence_id=number), Listener())
+    assert not world.cluster.snapshot().has_room
+    world.num_changes = 0
+    world.says("d0:1", num_running=4)
+    assert world.num_changes == 0, "as full as before"
+    link.release(0)
+    assert world.num_changes == 1
+    assert world.cluster.snapshot().has_room
+    link.release(1)
+    assert world.num_changes == 1, "there was room already"
+
+
+async def test_the_loss_of_the_last_prefill_worker_is_news_too() -> None:
+    """What waits for it may be computed by a decode worker now."""
+    world = World(prefill=1, decode=1)
+    world.num_changes = 0
+    world.watch("p0:1")._lose("it ended the stream")
+    assert world.num_changes == 1
+    query = Query(num_tokens=100, num_max_tokens=200)
+    placement = world.policy.place(query, world.cluster.snapshot())
+    assert placement == DecodeOnly(WorkerId("d0:1", "d0:1-1"), Why.NO_PREFILL)
+
+
+async def test_a_prompt_that_is_computed_gives_runway_back() -> None:
+    world = World(prefill=1, decode=1)
+    worker = WorkerId("p0:1", "p0:1-1")
+    pool, most = world.cluster.prefill_pool, RouterConfig(model="m").max_pending_prefill_tokens
+    pool.opened(1, worker, most)
+    assert not world.cluster.snapshot().prefill[0].has_runway
+    world.num_changes = 0
+    pool.accepted(1, 100)
+    assert world.num_changes == 1
+    assert world.cluster.snapshot().prefill[0].num_pending_tokens == most - 100
+    pool.computed(1)
+    assert world.cluster.snapshot().prefill[0].num_pending_tokens == 0
+
+
+async def test_load_is_that_of_others_and_our_own() -> None:
+    world = World(decode=1)
+    link = world.link("d0:1")
+    assert link.reserve(decode_pb2.Reserve(sequence_id=1), Listener())
+    world.says("d0:1", num_running=3)  # one of them is ours
+    assert world.cluster.snapshot().decode[0].num_sequences == 3
+    assert link.reserve(decode_pb2.Reserve(sequence_id=2), Listener())
+    assert world.cluster.snapshot().decode[0].num_sequences == 4
+    link.release(1)
+    link.release(2)
+    assert world.cluster.snapshot().decode[0].num_sequences == 2
+
+
+async def test_views_carry_what_workers_measured() -> None:
+    world = World(prefill=1, decode=1)
+    world.says("p0:1", prefill_tokens_per_s=2000.0)
+    world.says("d0:1", decode_step_s=0.05, blocks=worker_pb2.BlockCounts(total=9, free=3, cached=4))
+    (prefill,), (decode,) = world.cluster.snapshot().prefill, world.cluster.snapshot().decode
+    assert prefill.tokens_per_s == 2000.0
+    assert (decode.step_s, decode.num_available_blocks, decode.max_num_seqs) == (0.05, 7, 4)
+    assert decode.bytes_per_s == {"p0:1-1": 2e9}
+    assert decode.kv_bytes_per_token == 100
+
+
+async def test_one_worker_with_other_weights_is_left_out_and_not_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = World(prefill=2, decode=2)
+    world.says("p0:1", incarnation="again", model_digest="new")
+    assert placeable(world) == ({"p1:1"}, {"d0:1", "d1:1"})
+    world.says("p0:1", incarnation="again", model_digest="new")
+    assert [r.message for r in caplog.records if r.levelname == "ERROR"] == [
+        "another model than most workers': not used"
+    ]
+
+
+async def test_most_workers_say_which_model_is_served() -> None:
+    world = World(decode=3)
+    world.says("d0:1", incarnation="again", model_digest="new")
+    assert placeable(world)[1] == {"d1:1", "d2:1"}
+    world.says("d1:1", incarnation="again", model_digest="new")
+    world.link("d0:1")._handle(welcome("again"))
+    world.link("d1:1")._handle(welcome("again"))
+    assert placeable(world)[1] == {"d0:1", "d1:1"}
+
+
+def welcome(incarnation: str) -> decode_pb2.DecodeEvent:
+    return decode_pb2.DecodeEvent(welcome=decode_pb2.Welcome(incarnation=incarnation))
+
+
+async def test_workers_with_another_tokenizer_are_not_used(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = World()
+    world.cluster.set_members([], ["d0:1"])
+    world.says("d0:1", text_digest="another")
+    world.link("d0:1")
+    assert placeable(world) == (set(), set())
+    assert world.cluster.max_model_len is None, "no worker was found"
+    assert [r.message for r in caplog.records if r.levelname == "ERROR"] == [
+        "another tokenizer or config than this router's: not used"
+    ]
+
+
+async def test_no_more_is_remembered_of_a_worker_than_its_pool_holds() -> None:
+    world = World()
+    world.cluster.set_members([], ["d0:1"])
+    world.says("d0:1", blocks=worker_pb2.BlockCounts(total=4))
+    worker = WorkerId("d0:1", "d0:1-1")
+    first, second = keys(b"a", 4), keys(b"b", 4)
+    world.policy.remember(worker, first)
+    assert world.policy._memory.num_hit_blocks(worker.incarnation, first) == 4
+    world.policy.remember(worker, second)
+    assert world.policy._memory.num_hit_blocks(worker.incarnation, first) == 0
+
+
+def keys(name: bytes, count: int) -> tuple[bytes, ...]:
+    return tuple(name * 15 + bytes([number]) for number in range(count))
+
+
+class Asker:
+    """A waiter that asks the policy, as a request does."""
+
+    def __init__(self, world: World, room: WaitingRoom) -> None:
+        self.world = world
+        self.room = room
+        self.num_offers = 0
+
+    def offer(self, *, room_made: bool) -> None:
+        self.num_offers += 1
+        query = Query(num_tokens=100, num_max_tokens=200)
+        placement = self.world.policy.place(query, self.world.cluster.snapshot())
+        if isinstance(placement, Paired):
+            self.room.take(self)
+            self.world.reserve(placement.decode)
+
+    def turn_away(self, error: DiptychError) -> None:
+        raise AssertionError(error)
+
+
+async def test_256_that_wait_cost_little_while_all_workers_are_full(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """8 + 8 workers, 4 sequences each: of 288 requests 32 are placed and 256 wait."""
+    world = World(prefill=8, decode=8)
+    pumps: list[Callable[[], None]] = []
+    room = WaitingRoom(
+        max_waiting=256,
+        max_placed=512,
+        schedule=pumps.append,
+        schedule_rest=pumps.append,
+        has_room=lambda: world.cluster.snapshot().has_room,
+    )
+    world.on_change = room.pump_soon
+    askers = [Asker(world, room) for _ in range(288)]
+    for asker in askers:
+        room.enter(asker, front=False)
+    run_all(pumps)
+    assert (room.num_placed, room.num_waiting) == (32, 256)
+
+    builds = {"snapshots": 0}
+    count_calls(monkeypatch, Snapshot, "__init__", builds, "snapshots")
+    offers = sum(asker.num_offers for asker in askers)
+    for _ in range(10):
+        for number in range(8):
+            world.says(f"d{number}:1", num_running=4)
+            world.says(f"p{number}:1", num_pending_prefill_tokens=50)
+    assert pumps == [], "160 messages that tell of load alone"
+    room.pump()
+    assert sum(asker.num_offers for asker in askers) == offers, "nobody has room"
+    assert builds["snapshots"] == 1
+    world.links[0].release(world.sequence_ids[0][0])
+    room.leave(askers[0])
+    run_all(pumps)
+    assert (room.num_placed, room.num_waiting) == (32, 255), "one left, the next one came"
+    assert sum(asker.num_offers for asker in askers) == offers + 1
+    assert builds["snapshots"] == 3, "before and after it came"
+
+
+def run_all(pumps: list[Callable[[], None]]) -> None:
+    while pumps:
+        pumps.pop(0)()

@@ -2,7 +2,6 @@
 
 import enum
 import itertools
-import logging
 from collections.abc import Callable
 from typing import Protocol
 
@@ -11,8 +10,6 @@ from kvtransfer.agents.wire import Kind, Message, ReadCommand, unpack_error
 from kvtransfer.errors import AgentLostError, TransportError
 from kvtransfer.transports.agent_process import AgentOwner, AgentProcess
 from kvtransfer.transports.thread import TransferThread
-
-logger = logging.getLogger(__name__)
 
 DRAIN_S = 1.0  # that the reads under way over an agent which is to end may take to finish
 
@@ -70,8 +67,8 @@ class LifeOwner(Protocol):
         """The agent cannot be made; the process ends."""
         ...
 
-    def on_broken(self, life: "AgentLife") -> None:
-        """A read can be ended by the agent's end only: it is to be replaced."""
+    def on_broken(self, life: "AgentLife", error: TransportError) -> None:
+        """A read met ``error`` and can be ended by the agent's end only: it is to be replaced."""
         ...
 
     def on_life_end(self, life: "AgentLife", why: str, num_reads: int) -> None:
@@ -146,8 +143,8 @@ class AgentLife:
             case Kind.FAILED:
                 self._reads.pop(message.id).ended(error=unpack_error(message.payload))
             case Kind.BROKEN:
-                self._broken[message.id] = unpack_error(message.payload)
-                self._owner.on_broken(self)
+                error = self._broken[message.id] = unpack_error(message.payload)
+                self._owner.on_broken(self, error)
             case Kind.UNABLE:
                 self._owner.on_unable(self, unpack_error(message.payload))
         self._end_if_drained()

@@ -143,8 +143,10 @@ class ChildTransport:
         self.problem = str(error)
         self._wait_s = self._config.reprove_s  # to load the library costs CPU
 
-    def on_broken(self, life: AgentLife) -> None:
+    def on_broken(self, life: AgentLife, error: TransportError) -> None:
         if life is self._serving:
+            extra = {"transport": self.name, "error": str(error)}
+            logger.warning("a read met an error: its agent is replaced", extra=extra)
             self.rebuild()
 
     def on_life_end(self, life: AgentLife, why: str, num_reads: int) -> None:

@@ -99,9 +99,11 @@ class NixlTransport:
     def serves(self, agent: NixlAgent) -> bool:
         return agent is self._agent
 
-    def broke(self, agent: NixlAgent) -> None:
-        """A read of it is ended by its end only."""
+    def broke(self, agent: NixlAgent, error: TransportError) -> None:
+        """A read of it met ``error`` and is ended by its end only."""
         if self.serves(agent):
+            extra = {"transport": self.name, "error": str(error)}
+            logger.warning("a read met an error: its agent is replaced", extra=extra)
             self.rebuild()
 
     def close(self) -> None:
@@ -181,9 +183,9 @@ class InsidePeer:
         self._region.check_blocks(source_block_ids)
         return InsideCopy(self, self._peer, source_block_ids, local_block_ids)
 
-    def broke(self) -> None:
-        """A read of it is ended by its agent's end only."""
-        self._transport.broke(self._peer.agent)
+    def broke(self, error: TransportError) -> None:
+        """A read of it met ``error`` and is ended by its agent's end only."""
+        self._transport.broke(self._peer.agent, error)
 
     def write(self, local_block_ids: tuple[int, ...], offset: int, payload: bytes) -> NoReturn:
         raise TransportError("the source sent bytes that are read from its memory")
@@ -236,5 +238,5 @@ class InsideCopy:
             return step()
         except BrokenReadError as broken:
             self._broken = broken.error
-        self._peer.broke()
+            self._peer.broke(broken.error)
         return False

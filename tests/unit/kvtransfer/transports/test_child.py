@@ -142,11 +142,14 @@ def test_the_next_agent_is_there_before_the_first_ends_and_other_reads_finish(ri
     assert len(rig.processes) == 2
 
 
-def test_a_broken_read_ends_with_its_agent_as_soon_as_the_others_have(rig: Rig) -> None:
+def test_a_broken_read_ends_with_its_agent_as_soon_as_the_others_have(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
     first = rig.ready()
     peer = rig.connect()
     broken, healthy = rig.post(peer), rig.post(peer)
     first.say(Kind.BROKEN, first.reads[0], pack_error(SourceLostError("gone")))
+    assert "its agent is replaced" in caplog.text
     assert not broken.poll()
     rig.ready()
     assert not first.killed

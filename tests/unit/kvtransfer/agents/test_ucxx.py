@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -148,6 +148,7 @@ def test_blocks_that_are_neighbours_on_both_sides_make_one_message(
     assert runs_of(source, local).tolist() == runs
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 40), unique=True, min_size=1))
 def test_runs_are_the_blocks_each_once(source: list[int]) -> None:
     local = np.random.default_rng(len(source)).permutation(64)[: len(source)].astype(np.int32)

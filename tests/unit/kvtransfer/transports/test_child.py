@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -287,3 +288,4 @@ class Replacing(RuleBasedStateMachine):
 
 
 TestReplacing = Replacing.TestCase
+TestReplacing.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

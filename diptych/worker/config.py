@@ -27,7 +27,9 @@ class WorkerConfig(ProcessConfig):
     )
     device: DeviceName = Field("cpu", description="Where the model runs.")
     dtype: DtypeName = Field(
-        "float32", description="Element type of weights and arithmetic; auto: the model's own."
+        "float32",
+        description="Element type of weights and arithmetic; auto: the model's own. Both workers "
+        "of a pair need the same.",
     )
     quantization: Quantization = Field(
         "none",

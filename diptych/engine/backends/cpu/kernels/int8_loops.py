@@ -28,6 +28,9 @@ from diptych.engine.backends.cpu.kernels.loop import (
     Loop,
     float_of_bits,
     floats_at,
+    int8s_at,
+    int16s_at,
+    int32s_at,
     next_item,
 )
 from diptych.engine.backends.cpu.kernels.processor import FEATURES
@@ -48,22 +51,6 @@ _Q, _ZEROS, _SCALES, _WEIGHT, _OUT_SCALES, _BIAS, _OUT = range(
 )
 
 _I32, _FLOAT = ir.IntType(32), ir.FloatType()
-
-
-def _pointer_intrinsic(element: Any) -> Any:
-    @intrinsic
-    def at(typing: Any, address: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
-
-        return types.CPointer(element)(types.int64), generate
-
-    return at
-
-
-_int8s_at = _pointer_intrinsic(types.int8)
-_int16s_at = _pointer_intrinsic(types.int16)
-_int32s_at = _pointer_intrinsic(types.int32)
 
 
 def _load(builder: Any, address: Any, element: Any) -> Any:
@@ -364,10 +351,10 @@ def _quantise(task: Any) -> None:
     rows_per_item, num_rows, size = task[_ROWS_PER_ITEM], task[_ROUNDED_ROWS], task[_SIZE]
     num_spans, is_short = task[_ROUNDED_SPANS], task[_IS_SHORT]
     x = carray(floats_at(task[_X]), (num_rows, size))
-    bits = carray(_int32s_at(task[_X]), (num_rows, size))
-    bytes_ = carray(_int8s_at(task[_ROUNDED]), (num_rows, num_spans, SPAN))
-    shorts = carray(_int16s_at(task[_ROUNDED]), (num_rows, num_spans, SPAN))
-    zeros = carray(_int32s_at(task[_ROUNDED_ZEROS]), (num_rows, num_spans))
+    bits = carray(int32s_at(task[_X]), (num_rows, size))
+    bytes_ = carray(int8s_at(task[_ROUNDED]), (num_rows, num_spans, SPAN))
+    shorts = carray(int16s_at(task[_ROUNDED]), (num_rows, num_spans, SPAN))
+    zeros = carray(int32s_at(task[_ROUNDED_ZEROS]), (num_rows, num_spans))
     scales = carray(floats_at(task[_ROUNDED_SCALES]), (num_rows, num_spans))
     item = next_item(task)
     while item < task[NUM_ITEMS]:

@@ -1,7 +1,7 @@
 """Writes keys and values into int8 blocks, each token and head with a scale of its own.
 
-The same bits as :func:`diptych.engine.backends.cpu.int8_linear.quantise`, in one pass instead of a
-dozen of torch's operators on a few rows each.
+The same bits as :func:`diptych.engine.backends.torch.int8_linear.quantise`, in one pass
+instead of a dozen of torch's operators on a few rows each.
 """
 
 # numba's own types do not tell what compiled functions and intrinsics take.
@@ -10,8 +10,7 @@ dozen of torch's operators on a few rows each.
 from typing import Any
 
 import numpy as np
-from numba import carray, njit, types
-from numba.extending import intrinsic
+from numba import carray, njit
 from torch import Tensor
 
 from diptych.engine.backends.cpu.kernels.loop import (
@@ -21,6 +20,8 @@ from diptych.engine.backends.cpu.kernels.loop import (
     Loop,
     float_of_bits,
     floats_at,
+    int8s_at,
+    int32s_at,
     next_item,
     words_at,
 )
@@ -50,26 +51,12 @@ def write_int8_slots(
     )
 
 
-def _pointer_code(target: Any) -> Any:
-    def code(_typing: Any, address: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
-
-        return types.CPointer(target)(types.int64), generate
-
-    return code
-
-
-_bytes_at: Any = intrinsic(_pointer_code(types.int8))
-_bits_at: Any = intrinsic(_pointer_code(types.int32))
-
-
 @njit(error_model="numpy")
 def _quantise(row: int, size: int, values_at: int, scale_at: int) -> None:
     """Addresses of float32 elements, of int8 elements and of their float32 scale."""
-    bits = carray(_bits_at(row), (size,))
+    bits = carray(int32s_at(row), (size,))
     elements = carray(floats_at(row), (size,))
-    values = carray(_bytes_at(values_at), (size,))
+    values = carray(int8s_at(values_at), (size,))
     largest = np.int32(0)
     for i in range(size):  # as integers, magnitudes keep their order, NaN above all
         largest = max(largest, bits[i] & np.int32(0x7FFFFFFF))

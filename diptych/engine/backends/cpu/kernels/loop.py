@@ -28,7 +28,6 @@ from diptych.engine.backends.cpu.kernels.code_cache import code_cache
 COUNTER, NUM_ITEMS, FIRST_ARGUMENT = 0, 1, 2  # places in what a loop is given
 
 WORDS: Any = types.CPointer(types.int64)  # type: ignore[no-untyped-call]
-_FLOATS: Any = types.CPointer(types.float32)  # type: ignore[no-untyped-call]
 SIGNATURE = types.void(WORDS)
 
 # Sums may be reordered; infinities and NaNs keep their meaning.
@@ -125,24 +124,24 @@ def next_item(typing: Any, task: Any) -> Any:
     return types.int64(WORDS), generate
 
 
-@_intrinsic
-def floats_at(typing: Any, address: Any) -> Any:
-    """The float32 numbers at an address, as a pointer for ``numba.carray``."""
+def _pointer_to(element: Any) -> Callable[[Any], Any]:
+    """What makes an address a pointer for ``numba.carray``."""
+    pointer: Any = types.CPointer(element)  # type: ignore[no-untyped-call]
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+    def code(typing: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
 
-    return _FLOATS(types.int64), generate
+        return pointer(types.int64), generate
+
+    return _intrinsic(code)
 
 
-@_intrinsic
-def words_at(typing: Any, address: Any) -> Any:
-    """The 64-bit integers at an address, as a pointer for ``numba.carray``."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
-
-    return WORDS(types.int64), generate
+floats_at = _pointer_to(types.float32)
+words_at = _pointer_to(types.int64)
+int8s_at = _pointer_to(types.int8)
+int16s_at = _pointer_to(types.int16)
+int32s_at = _pointer_to(types.int32)
 
 
 @_intrinsic

@@ -34,6 +34,8 @@ class EmittedTokens:
         """Whether a stop string ended it: no worker knows that."""
         self.num_sequence_tokens = len(shape.prompt_ids)
         """Prompt and output: the position that is next."""
+        self.num_max_tokens = len(shape.prompt_ids) + shape.max_tokens
+        """The longest that prompt and output may become together."""
         self._shape = shape
         self._sink = sink
 

@@ -13,8 +13,8 @@ from router.request import actions, events, failures
 from router.request.actions import Action, Retry
 from router.request.attempt import Attempt
 from router.request.decode_reservation import DecodeReservation
+from router.request.deps import RequestDeps
 from router.request.placing import Placing
-from router.request.prefill_lease import PrefillLease
 from router.request.recovery import (
     Blame,
     FailureKind,
@@ -55,21 +55,20 @@ class FailOver:
 
     def __init__(
         self,
+        deps: RequestDeps,
         attempt: Attempt,
         retry: RetryState,
         placing: Placing,
-        do: Callable[[Action], None],
         emitted: Sequence[int],
-        *,
-        allow_recompute: bool,
+        do: Callable[[Action], None],
     ) -> None:
-        """``emitted`` grows with the output."""
+        """``emitted`` grows with the output; ``do`` gets what has to be sent, in order."""
         self._attempt = attempt
         self._retry = retry
         self._placing = placing
         self._do = do
         self._emitted = emitted
-        self._allow_recompute = allow_recompute
+        self._allow_recompute = deps.allow_recompute
 
     # What fails
 
@@ -84,8 +83,10 @@ class FailOver:
         self._attempt.drop_lease()
         return self._recover(kind, lease.worker, error)
 
-    def lease_broken(self, lease: PrefillLease, why: str) -> Met:
-        """Its worker lives and does wrong."""
+    def lease_broken(self, why: str) -> Met:
+        """The worker of the held lease lives and does wrong."""
+        lease = self._attempt.lease
+        assert lease is not None, "no lease to break"
         self._attempt.close_lease()
         error = failures.lost("prefill", lease.worker, why)
         return self._recover(FailureKind.LEASE_LOST, lease.worker, error)
@@ -106,8 +107,10 @@ class FailOver:
         self._attempt.drop_reservation()
         return self._recover(kind, held.worker, error)
 
-    def reservation_broken(self, held: DecodeReservation, why: str) -> Met:
-        """Its worker lives and does wrong."""
+    def reservation_broken(self, why: str) -> Met:
+        """The worker of the held reservation lives and does wrong."""
+        held = self._attempt.reservation
+        assert held is not None, "no reservation to break"
         self._attempt.close_reservation()
         error = failures.lost("decode", held.worker, why)
         return self._recover(FailureKind.RESERVATION_LOST, held.worker, error)

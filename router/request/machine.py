@@ -48,8 +48,7 @@ class RequestMachine:
         ``sink`` at once and are forced inputs from the first attempt on.
         """
         self.state = RequestState.NEW
-        self.wake_at_s: float | None = None
-        """When a Tick is due next; None: never."""
+        self.wake_at_s: float | None = None  # when a Tick is due next; None: never
         self.num_preemptions = 0
         self._deps = deps
         self._deadline_s = deadline_s
@@ -59,17 +58,11 @@ class RequestMachine:
         self._ended_due_s: float | None = None  # of the worker's last word, once all tokens came
         self._progress = Progress(deps.timers.sequence_progress_s)
         self._retry = RetryState(deps.timers, deps.max_attempts)
-        num_max_tokens = len(shape.prompt_ids) + shape.max_tokens
-        self._placing = Placing(deps, self._retry, self._output, num_max_tokens)
+        self._placing = Placing(deps, self._retry, self._output)
+        # What is held now; read only, for others.
         self.attempt = Attempt(len(shape.prompt_ids), deps, self._do)
-        """What is held now; read only, for others."""
         self._fail_over = FailOver(
-            self.attempt,
-            self._retry,
-            self._placing,
-            self._do,
-            self.emitted,
-            allow_recompute=deps.allow_recompute,
+            deps, self.attempt, self._retry, self._placing, self.emitted, self._do
         )
 
     @property
@@ -84,9 +77,8 @@ class RequestMachine:
 
     def handle(self, event: Event) -> Sequence[Action]:
         """What to do now that ``event`` has happened, in order."""
-        if isinstance(event, events.Tokens) and self._took_next(event):
-            return ()
-        if self.state is RequestState.DONE:
+        is_done = self.state is RequestState.DONE
+        if is_done or (isinstance(event, events.Tokens) and self._took_next(event)):
             return ()
         self._handle(event)
         if self.attempt.is_settled:
@@ -141,8 +133,9 @@ class RequestMachine:
                 self._on_reservation_over(event)
 
     def _begin(self) -> None:
-        if self._output.complete_reason:  # what is resumed was whole
-            self._finish(self._output.complete_reason)
+        whole = self._output.complete_reason  # what is resumed may lack nothing
+        if whole:
+            self._finish(whole)
         else:
             self._queue(front=False)
 
@@ -159,34 +152,29 @@ class RequestMachine:
         if self._deadline_s is not None and now >= self._deadline_s:
             self._fail(DeadlineExceededError("the request's deadline passed"))
         elif self.state is RequestState.QUEUED:
-            self._tick_queued(now)
+            error = self._placing.error_if_late(now)
+            if error is not None:
+                self._fail(error)
+            elif now >= self._retry.not_before_s:
+                self._do(actions.Pump())
         elif self._ended_due_s is not None and now >= self._ended_due_s:
             self._finish(self._output.complete_reason)
         elif self._progress.due_s is not None and now >= self._progress.due_s:
-            held = self.attempt.reservation
-            if self._progress.is_stuck(len(self.emitted), now) and held is not None:
-                self._follow(self._fail_over.reservation_broken(held, "the sequence got no token"))
+            if self._progress.is_stuck(len(self.emitted), now):
+                self._follow(self._fail_over.reservation_broken("the sequence got no token"))
         else:
             self._follow(self._fail_over.lease_silent(now))
             self._follow(self._fail_over.reservation_silent(now))
 
-    def _tick_queued(self, now: float) -> None:
-        error = self._placing.error_if_late(now)
-        if error is not None:
-            self._fail(error)
-        elif now >= self._retry.not_before_s:
-            self._do(actions.Pump())
-
     def _next_wake_s(self) -> float | None:
         if self.state is RequestState.DONE:
             return None
-        is_queued = self.state is RequestState.QUEUED
         moments = (
             self._deadline_s,
             self._ended_due_s,
             self._progress.due_s,
             self.attempt.due_s,
-            self._retry.due_s(self._deps.clock()) if is_queued else None,
+            self._retry.due_s(self._deps.clock()) if self.state is RequestState.QUEUED else None,
         )
         return min((moment for moment in moments if moment is not None), default=None)
 
@@ -198,12 +186,11 @@ class RequestMachine:
             return
         margins = () if event.margin is None else (event.margin,)
         if not self._output.accept(event.position, (event.token_id,), margins):
-            self._follow(self._fail_over.lease_broken(lease, "it skipped a token"))
+            self._follow(self._fail_over.lease_broken("it skipped a token"))
         elif self._output.complete_reason or event.finish_reason:
             self._finish(self._output.complete_reason or event.finish_reason)
         elif self.attempt.reservation is None:
-            why = "it did not end a sequence that it had alone"
-            self._follow(self._fail_over.lease_broken(lease, why))
+            self._follow(self._fail_over.lease_broken("it did not end what it had alone"))
         else:
             self._start_proven()
 
@@ -226,7 +213,7 @@ class RequestMachine:
         if held is None or held.state is not ReservationState.RUNNING:
             return
         if self._output.is_ahead(event.position):
-            self._follow(self._fail_over.reservation_broken(held, "it skipped a token"))
+            self._follow(self._fail_over.reservation_broken("it skipped a token"))
         elif self._output.stop_matched:
             self._finish(self._output.complete_reason)
         else:  # complete: its Ended comes next

@@ -16,14 +16,11 @@ class Placing:
     request's machine.
     """
 
-    def __init__(
-        self, deps: RequestDeps, retry: RetryState, output: EmittedTokens, num_max_tokens: int
-    ) -> None:
-        """``num_max_tokens``: the longest that prompt and output may become together."""
+    def __init__(self, deps: RequestDeps, retry: RetryState, output: EmittedTokens) -> None:
+        """``retry`` and ``output`` are the machine's; they are only read here."""
         self._deps = deps
         self._retry = retry
         self._output = output
-        self._num_max_tokens = num_max_tokens
 
     def ask(
         self,
@@ -34,7 +31,7 @@ class Placing:
         """The best placement there is now; a half that is given is held already and stays."""
         query = Query(
             num_tokens=self._output.num_sequence_tokens,
-            num_max_tokens=self._num_max_tokens,
+            num_max_tokens=self._output.num_max_tokens,
             failed=frozenset(self._retry.failed),
             failed_pairs=frozenset(self._retry.failed_pairs),
             refused=frozenset(self._retry.refused),

@@ -20,7 +20,13 @@ from kvtransfer.reader.failures import read_failure, stream_failure
 from kvtransfer.reader.posted_reads import Landed, ReadGroup
 from kvtransfer.reader.proven_link import Link
 from kvtransfer.reader.pull_clock import PullClock
-from kvtransfer.reader.pull_machine import PullError, PullMachine, PullResult, PullState
+from kvtransfer.reader.pull_machine import (
+    DigestChecks,
+    PullError,
+    PullMachine,
+    PullResult,
+    PullState,
+)
 from kvtransfer.reader.quarantine import Quarantine
 
 FetchCall: TypeAlias = "grpc.aio.StreamStreamCall[FetchCommand, FetchEvent]"
@@ -70,12 +76,8 @@ class Pull:
             link.transport,
             self._inbox.put_nowait,
         )
-        inline = link.transport == "inline"
-        level_checks = endpoint.layout.digest_level != "off" or plan.is_probe
-        self._check_digests = level_checks or inline
-        self._confirm_digest = level_checks
         self._machine: PullMachine | None = None
-        self._clock = PullClock(time.monotonic())
+        self._clock = PullClock(timers, time.monotonic())
 
     @property
     def unfinished_block_ids(self) -> frozenset[int]:
@@ -90,14 +92,6 @@ class Pull:
         """
         try:
             return await self._run()
-        except PullError as error:
-            raise PullError(
-                error.failure,
-                error.message,
-                self.abandon(),
-                error.refusal,
-                agent_lost=error.agent_lost,
-            ) from error
         finally:
             self.abandon()
 
@@ -120,8 +114,11 @@ class Pull:
             local_block_ids=self._plan.local_block_ids,
             block_size=self._endpoint.layout.block_size,
             block_bytes=self._endpoint.memory.block_bytes,
-            check_digests=self._check_digests,
-            confirm_digest=self._confirm_digest,
+            checks=DigestChecks.of(
+                self._endpoint.layout.digest_level,
+                inline=self._link.transport == "inline",
+                is_probe=self._plan.is_probe,
+            ),
         )
         await self._wait_for_blocks(machine)
         call = self._link.stub.Fetch(None)
@@ -139,13 +136,10 @@ class Pull:
         return PullResult(stats=self._clock.stats(self._link.transport, num_bytes, num_tokens))
 
     async def _wait_for_blocks(self, machine: PullMachine) -> None:
-        deadline_s = time.monotonic() + self._timers.read_progress_s
-        while not self._quarantine.block_ids.isdisjoint(machine.local_block_ids):
-            if time.monotonic() > deadline_s:
-                raise PullError(
-                    decode_pb2.PULL_FAILURE_TRANSPORT,
-                    "an earlier read of these blocks is unfinished",
-                )
+        while not machine.begin(self._quarantine.block_ids):
+            problem = self._clock.problem(time.monotonic(), machine, silence_s=0.0)
+            if problem is not None:
+                raise problem
             await asyncio.sleep(0.005)
 
     async def _receive(self, call: FetchCall) -> None:
@@ -209,7 +203,7 @@ class Pull:
     async def _drive(self, call: FetchCall, machine: PullMachine, link: Link) -> None:
         """The one task that moves the machine. Returns once the pull is proven."""
         liveness = Liveness(self._timers, time.monotonic())
-        self._clock.moved()
+        self._clock.moved(time.monotonic())
         while machine.state is not PullState.PROVEN:
             item: FetchEvent | Landed | TransportError | None = None
             try:
@@ -234,17 +228,17 @@ class Pull:
         match event.WhichOneof("event"):
             case "opened":
                 machine.opened(event.opened)
-                self._clock.moved()
+                self._clock.moved(time.monotonic())
             case "range":
                 self._on_range(machine, link, event.range)
             case "data":
                 self._on_data(machine, link, event.data)
             case "confirmed":
                 machine.confirmed()
-                self._clock.proven()
+                self._clock.proven(time.monotonic())
 
     def _on_range(self, machine: PullMachine, link: Link, announced: kv_source_pb2.Range) -> None:
-        self._clock.announced(idle=not machine.num_unlanded_blocks)
+        self._clock.announced(time.monotonic(), idle=not machine.num_unlanded_blocks)
         planned = machine.announced(announced)
         step = max(1, self._endpoint.config.max_read_bytes // self._endpoint.memory.block_bytes)
         for begin in range(0, len(planned.local_block_ids), step):
@@ -282,7 +276,8 @@ class Pull:
     ) -> kv_source_pb2.Confirm | None:
         if inline:
             self._window.release()
-        self._clock.landed(None if inline else landed.started_s, landed.ended_s, landed.digest_s)
+        started_s = None if inline else landed.started_s
+        self._clock.landed(time.monotonic(), started_s, landed.ended_s, landed.digest_s)
         if not landed.num_blocks:
             return None
         return machine.landed(landed.first_block, landed.num_blocks, landed.digests)
@@ -291,17 +286,9 @@ class Pull:
         now = time.monotonic()
         if self._window.locked():  # we do not listen: that nothing is heard tells nothing
             liveness.heard()
-        problem = liveness.problem(now)
+        lost = liveness.problem(now)
+        if lost is not None:
+            raise PullError(decode_pb2.PULL_FAILURE_SOURCE_LOST, f"the source is lost: {lost}")
+        problem = self._clock.problem(now, machine, liveness.silent_s)
         if problem is not None:
-            raise PullError(decode_pb2.PULL_FAILURE_SOURCE_LOST, f"the source is lost: {problem}")
-        idle_s = now - self._clock.moved_s
-        waits_for_source = machine.state is PullState.READING and not machine.num_unlanded_blocks
-        if machine.state is PullState.CONFIRMING and idle_s > self._timers.confirm_s:
-            message = f"not confirmed within {self._timers.confirm_s} s"
-            if liveness.silent_s > self._timers.confirm_s:  # no heartbeat either
-                raise PullError(
-                    decode_pb2.PULL_FAILURE_SOURCE_LOST, f"the source is lost: {message}"
-                )
-            raise PullError(decode_pb2.PULL_FAILURE_UNPROVEN, message)
-        if idle_s > self._timers.read_progress_s and not waits_for_source:
-            raise PullError(decode_pb2.PULL_FAILURE_TRANSPORT, f"no progress for {idle_s:.1f} s")
+            raise problem

@@ -11,6 +11,29 @@ from kvtransfer.reader.pull_machine import PullError, PullResult
 MAX_FETCHES = 4  # an agent that ends each time is no connection
 
 
+class FetchSeries:
+    """The fetches of one lease under one ticket, and what the failure of one means. Pure."""
+
+    def __init__(self) -> None:
+        self.num_begun = 0
+
+    def begin(self) -> bool:
+        """Another one begins; True if it is not the first."""
+        self.num_begun += 1
+        return self.num_begun > 1
+
+    def goes_on_after(self, error: PullError) -> bool:
+        """Whether there is to be another one: an agent ended, and has not done so each time."""
+        return error.agent_lost and self.num_begun < MAX_FETCHES
+
+    @staticmethod
+    def loses_pair(error: PullError) -> bool:
+        """Whether other pulls over the same pair would fail the same way."""
+        if error.failure == decode_pb2.PULL_FAILURE_SOURCE_LOST:
+            return True
+        return error.failure == decode_pb2.PULL_FAILURE_TRANSPORT and not error.refusal
+
+
 class LeasePull:
     """What a Bind asks for: run once by one task on the event loop.
 
@@ -68,27 +91,27 @@ class LeasePull:
     async def _run(self) -> PullResult:
         pair = self._pair
         failed: PullError | None = None
-        for number in range(MAX_FETCHES):
+        series = FetchSeries()
+        while True:
             link = None if pair is None else await pair.until_proven(self._wait_s)
             if pair is None or link is None or self._abandoned:
-                break
-            if number:
+                raise failed or self._not_connected()
+            if series.begin():
                 self._on_refetch()
             self._fetch = self._open_fetch(link)
             try:
                 with link.fetching():
                     result = await self._fetch.run()
             except PullError as error:
-                if _is_loss(error) and pair.link is link:
+                if series.loses_pair(error) and pair.link is link:
                     pair.lost(error.message)
-                if not error.agent_lost:
+                if not series.goes_on_after(error):
                     raise
                 failed = error
             else:
                 if pair.link is link:
                     pair.measured(result.stats)
                 return result
-        raise failed or self._not_connected()
 
     def _not_connected(self) -> PullError:
         why = "no router names it"
@@ -96,10 +119,3 @@ class LeasePull:
             why = self._pair.message or f"not proven within {self._wait_s} s"
         message = f"no proven connection to {self._source_address}: {why}"
         return PullError(decode_pb2.PULL_FAILURE_NOT_CONNECTED, message)
-
-
-def _is_loss(error: PullError) -> bool:
-    """Whether other pulls over the same pair would fail the same way."""
-    if error.failure == decode_pb2.PULL_FAILURE_SOURCE_LOST:
-        return True
-    return error.failure == decode_pb2.PULL_FAILURE_TRANSPORT and not error.refusal

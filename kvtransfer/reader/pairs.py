@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,7 +18,7 @@ from kvtransfer.reader.pair import PeerKey, SourcePair
 from kvtransfer.reader.proof import ProbeKit
 from kvtransfer.reader.proven_link import Link
 from kvtransfer.reader.pull_machine import PullError, PullRequest, PullResult
-from kvtransfer.reader.quarantine import Quarantine
+from kvtransfer.reader.quarantine import Quarantine, ReapLimits, stuck_reads
 
 __all__ = ["PairTable", "PeerKey"]
 
@@ -185,17 +185,11 @@ class PairTable:
                 await self._endpoint.rebuild(transport)
 
     def _stuck(self, now: float) -> dict[str, set[int]]:
-        """By transport: the blocks of reads that are too old, or younger and too many."""
+        """By transport: the blocks of reads for which its agent has to end."""
         config = self._endpoint.config
         most = config.quarantine_max_ratio * self._endpoint.memory.num_blocks
-        for age_s, max_blocks in ((config.quarantine_max_s, 0.0), (_GRACE_S, most)):
-            stuck = defaultdict[str, set[int]](set)
-            for quarantine in (self._quarantine, self._kit.quarantine):
-                for read in quarantine.older_than(age_s, now):
-                    stuck[read.transport] |= read.block_ids
-            if sum(map(len, stuck.values())) > max_blocks:
-                return stuck
-        return {}
+        limits = ReapLimits(config.quarantine_max_s, _GRACE_S, most)
+        return stuck_reads((self._quarantine, self._kit.quarantine), now, limits)
 
     def _transport_changed(self) -> None:
         """An agent ended, or is there again: its pairs have to be proven again."""

@@ -1,40 +1,63 @@
-"""When what happened in one pull, and the figures made of it."""
+"""When what happened in one pull: whether it takes too long, and the figures made of it."""
 
-import time
-
-from diptych.v1 import common_pb2
+from diptych.timers import Timers
+from diptych.v1 import common_pb2, decode_pb2
+from kvtransfer.reader.pull_machine import PullError, PullMachine, PullState
 
 
 class PullClock:
-    """Collects instants (time.monotonic); knows nothing of why. Event loop only."""
+    """Collects instants (seconds of one monotonic clock, passed in); pure. Event loop only."""
 
-    def __init__(self, started_s: float) -> None:
-        self.started_s = started_s
-        self.moved_s = started_s  # anything: a message that matters, a landing
-        self.last_range_s = 0.0
-        self.proven_s = 0.0
-        self.digest_s = 0.0  # a length
+    def __init__(self, timers: Timers, now: float) -> None:
+        self._timers = timers
+        self._started_s = now
+        self._moved_s = now  # anything: a message that matters, a landing
+        self._last_range_s = 0.0
+        self._proven_s = 0.0
+        self._digest_s = 0.0  # a length
         self._busy_since_s = 0.0
         self._reads: list[tuple[float, float]] = []
 
-    def moved(self) -> None:
+    def moved(self, now: float) -> None:
         """The pull made progress just now."""
-        self.moved_s = time.monotonic()
+        self._moved_s = now
 
-    def announced(self, idle: bool) -> None:
+    def announced(self, now: float, *, idle: bool) -> None:
         """A range came; ``idle``: nothing that came before is still to land."""
-        self.last_range_s = time.monotonic()
+        self._last_range_s = now
         if idle:
-            self.moved_s = self._busy_since_s = self.last_range_s
+            self._moved_s = self._busy_since_s = now
 
-    def landed(self, started_s: float | None, ended_s: float, digest_s: float) -> None:
+    def landed(
+        self, now: float, started_s: float | None, ended_s: float, digest_s: float = 0.0
+    ) -> None:
         """A read took this long; without a start it began when the pull was last idle."""
-        self.moved()
+        self.moved(now)
         self._reads.append((self._busy_since_s if started_s is None else started_s, ended_s))
-        self.digest_s += digest_s
+        self._digest_s += digest_s
 
-    def proven(self) -> None:
-        self.proven_s = time.monotonic()
+    def proven(self, now: float) -> None:
+        """The source confirmed."""
+        self._proven_s = now
+
+    def problem(self, now: float, machine: PullMachine, silence_s: float) -> PullError | None:
+        """How the pull has failed by standing still, or None.
+
+        ``silence_s``: for how long nothing at all has come from the source.
+        """
+        idle_s = now - self._moved_s
+        match machine.state:
+            case PullState.WAITING if idle_s > self._timers.read_progress_s:
+                message = "an earlier read of these blocks is unfinished"
+                return PullError(decode_pb2.PULL_FAILURE_TRANSPORT, message)
+            case PullState.CONFIRMING if idle_s > self._timers.confirm_s:
+                return self._unconfirmed(silence_s)
+            case PullState.READING if not machine.num_unlanded_blocks:
+                return None  # the source computes, and its heartbeats say so
+        if idle_s > self._timers.read_progress_s:
+            message = f"no progress for {idle_s:.1f} s"
+            return PullError(decode_pb2.PULL_FAILURE_TRANSPORT, message)
+        return None
 
     def stats(self, transport: str, num_bytes: int, num_tokens: int) -> common_pb2.TransferStats:
         """The figures of a proven pull."""
@@ -43,10 +66,16 @@ class PullClock:
             num_bytes=num_bytes,
             num_tokens=num_tokens,
             read_s=self._read_s(),
-            exposed_s=self.proven_s - self.last_range_s,
-            total_s=self.proven_s - self.started_s,
-            digest_s=self.digest_s,
+            exposed_s=self._proven_s - self._last_range_s,
+            total_s=self._proven_s - self._started_s,
+            digest_s=self._digest_s,
         )
+
+    def _unconfirmed(self, silence_s: float) -> PullError:
+        message = f"not confirmed within {self._timers.confirm_s} s"
+        if silence_s > self._timers.confirm_s:  # no heartbeat either
+            return PullError(decode_pb2.PULL_FAILURE_SOURCE_LOST, f"the source is lost: {message}")
+        return PullError(decode_pb2.PULL_FAILURE_UNPROVEN, message)
 
     def _read_s(self) -> float:
         """Length of the union of all reads."""

@@ -1,6 +1,7 @@
 """One pull as its reader sees it: a pure state machine from Open to proven."""
 
 import enum
+from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn
 
@@ -33,24 +34,21 @@ class PullResult:
 class PullError(DiptychError):
     """A pull ended without proof; ``failure`` is what Decode.PullFailed reports.
 
-    ``unfinished_block_ids`` are local blocks that a posted read may still write:
-    they were passed to ``on_quarantine`` before this was raised. ``refusal`` is the
-    source's reason where it was the source that ended the pull. ``agent_lost``: a
-    transport agent's end broke it, ours or the source's; the ticket is as good as before.
+    ``refusal`` is the source's reason where it was the source that ended the pull.
+    ``agent_lost``: a transport agent's end broke it, ours or the source's; the ticket is
+    as good as before.
     """
 
     def __init__(
         self,
         failure: decode_pb2.PullFailure,
         message: str,
-        unfinished_block_ids: frozenset[int] = frozenset(),
-        refusal: str = "",
         *,
+        refusal: str = "",
         agent_lost: bool = False,
     ) -> None:
         super().__init__(message)
         self.failure = failure
-        self.unfinished_block_ids = unfinished_block_ids
         self.refusal = refusal
         self.agent_lost = agent_lost
 
@@ -58,6 +56,7 @@ class PullError(DiptychError):
 class PullState(enum.Enum):
     """Where a pull stands."""
 
+    WAITING = enum.auto()  # reads of an earlier pull may still write its blocks
     OPENING = enum.auto()  # Open sent
     READING = enum.auto()  # ranges come and land
     CONFIRMING = enum.auto()  # all landed, Confirm sent
@@ -68,6 +67,7 @@ class PullState(enum.Enum):
 class PullEvent(enum.Enum):
     """What moves it. From the source, what is illegal fails the pull."""
 
+    BEGIN = enum.auto()
     OPENED = enum.auto()
     RANGE = enum.auto()
     DATA = enum.auto()
@@ -79,6 +79,10 @@ class PullEvent(enum.Enum):
 
 PULL_TRANSITIONS = Transitions(
     {
+        PullState.WAITING: {
+            PullEvent.BEGIN: PullState.OPENING,
+            PullEvent.FAIL: PullState.FAILED,
+        },
         PullState.OPENING: {
             PullEvent.OPENED: PullState.READING,
             PullEvent.FAIL: PullState.FAILED,
@@ -97,6 +101,19 @@ PULL_TRANSITIONS = Transitions(
     },
     ignored={PullState.PROVEN: {PullEvent.FAIL}, PullState.FAILED: {PullEvent.FAIL}},
 )
+
+
+class DigestChecks(NamedTuple):
+    """What is compared of what landed, besides coverage."""
+
+    each_block: bool  # with the digest that came with its announcement
+    in_confirm: bool  # all of them, by the source once more
+
+    @classmethod
+    def of(cls, digest_level: str, *, inline: bool, is_probe: bool) -> "DigestChecks":
+        """Probes are checked at every level; so is what came as messages, but not by Confirm."""
+        by_level = digest_level != "off" or is_probe
+        return cls(each_block=by_level or inline, in_confirm=by_level)
 
 
 class PlannedRead(NamedTuple):
@@ -121,10 +138,10 @@ class PlannedWrite(NamedTuple):
 class PullMachine:
     """Decides everything about one pull that needs no clock and no I/O.
 
-    Invariant: PROVEN only if the source's sequence is this one, every block from
-    ``first_token`` to ``end_token`` was announced once, landed once after that, its
-    digest (where checked) was equal, and the source confirmed. Anything out of order
-    raises PullError and is final.
+    Invariant: no read is planned while one of an earlier pull may still write these blocks.
+    PROVEN only if the source's sequence is this one, every block from ``first_token`` to
+    ``end_token`` was announced once, landed once after that, its digest (where checked) was
+    equal, and the source confirmed. Anything out of order raises PullError and is final.
     """
 
     def __init__(
@@ -136,17 +153,15 @@ class PullMachine:
         local_block_ids: tuple[int, ...],
         block_size: int,
         block_bytes: int,
-        check_digests: bool,
-        confirm_digest: bool,
+        checks: DigestChecks,
     ) -> None:
-        self.state = PullState.OPENING
+        self.state = PullState.WAITING
         self._first_token = first_token
         self._end_token = end_token
         self._prompt_digest = prompt_digest
         self._block_size = block_size
         self._block_bytes = block_bytes
-        self._check_digests = check_digests
-        self._confirm_digest = confirm_digest
+        self._checks = checks
         self._announced_tokens = first_token
         self._num_received_bytes = 0
         self._source_block_ids: set[int] = set()
@@ -166,6 +181,17 @@ class PullMachine:
     def num_unlanded_blocks(self) -> int:
         """Announced, not landed."""
         return len(self._landed) - self._num_landed
+
+    def begin(self, quarantined: Set[int]) -> bool:
+        """Whether the source may be asked now: once none of its local blocks is quarantined.
+
+        Ask again whenever a read has ended.
+        """
+        self._expect(PullEvent.BEGIN)
+        if not quarantined.isdisjoint(self.local_block_ids):
+            return False
+        self._move(PullEvent.BEGIN)
+        return True
 
     def numbered(self, number: int) -> None:
         """The next event of the stream, of whatever kind, says it is the ``number``-th."""
@@ -196,7 +222,7 @@ class PullMachine:
         num_blocks = -(-announced.num_tokens // self._block_size)
         if len(source_ids) != num_blocks or len(announced.generations) != num_blocks:
             self._fail(f"{num_blocks} blocks announced, {len(source_ids)} named")
-        if self._check_digests:
+        if self._checks.each_block:
             digests = list(announced.digests)
             if len(digests) != num_blocks or any(len(d) != DIGEST_BYTES for d in digests):
                 self._fail("announced without a digest of each block")
@@ -248,7 +274,7 @@ class PullMachine:
         past_block = first_block + num_blocks
         if past_block > len(self._landed) or any(self._landed[first_block:past_block]):
             self._fail(f"blocks {first_block} to {past_block} landed unasked")
-        if self._check_digests and list(digests) != self._digests[first_block:past_block]:
+        if self._checks.each_block and list(digests) != self._digests[first_block:past_block]:
             self._fail(f"the digests of blocks {first_block} to {past_block} differ")
         self._landed[first_block:past_block] = [True] * num_blocks
         self._num_landed += num_blocks
@@ -257,7 +283,7 @@ class PullMachine:
         self._move(PullEvent.LAND_LAST)
         return kv_source_pb2.Confirm(
             num_tokens=self._end_token - self._first_token,
-            digest=combined_digest(self._digests) if self._confirm_digest else b"",
+            digest=combined_digest(self._digests) if self._checks.in_confirm else b"",
         )
 
     def confirmed(self) -> None:

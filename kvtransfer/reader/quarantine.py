@@ -1,7 +1,9 @@
 """Which local blocks a posted read may still write. Pure; event loop only."""
 
 import enum
-from collections.abc import Callable, Collection, Set
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Set
+from typing import NamedTuple
 
 from diptych.transitions import Transitions
 
@@ -107,6 +109,29 @@ class Quarantine:
                 ended.add(block_id)
         if ended:
             self._on_end(frozenset(ended))
+
+
+class ReapLimits(NamedTuple):
+    """How long orphaned reads are waited for before the agent that does them is torn down."""
+
+    max_age_s: float  # of any of them
+    grace_s: float  # that each has, however many blocks they hold
+    max_blocks: float  # that those older than the grace may hold
+
+
+def stuck_reads(
+    quarantines: Iterable[Quarantine], now: float, limits: ReapLimits
+) -> dict[str, set[int]]:
+    """By transport: the blocks of reads that are too old, or younger and too many."""
+    quarantines = tuple(quarantines)
+    for age_s, max_blocks in ((limits.max_age_s, 0.0), (limits.grace_s, limits.max_blocks)):
+        stuck = defaultdict[str, set[int]](set)
+        for quarantine in quarantines:
+            for read in quarantine.older_than(age_s, now):
+                stuck[read.transport] |= read.block_ids
+        if sum(map(len, stuck.values())) > max_blocks:
+            return stuck
+    return {}
 
 
 class PullReads:

@@ -36,7 +36,7 @@ from diptych.rpc.channel import open_channel
 from diptych.v1 import kv_source_pb2
 from kvtransfer.digest import coverages
 from kvtransfer.memory import HostMemory
-from kvtransfer.reader.pull_machine import PullMachine
+from kvtransfer.reader.pull_machine import DigestChecks, PullMachine
 from kvtransfer.source.lease_table import LeaseTable
 from tests.bench.handoff import environment
 from tests.call import generate, token_request
@@ -120,9 +120,9 @@ def book() -> None:
         local_block_ids=tuple(range(100, 100 + NUM_BLOCKS)),
         block_size=BLOCK_SIZE,
         block_bytes=BLOCK_BYTES,
-        check_digests=True,
-        confirm_digest=True,
+        checks=DigestChecks(each_block=True, in_confirm=True),
     )
+    machine.begin(frozenset())
     machine.opened(kv_source_pb2.FetchOpened(end_token=num_tokens, prompt_digest=digest))
     confirm = None
     for number in range(NUM_RANGES):

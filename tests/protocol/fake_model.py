@@ -4,10 +4,12 @@ A token is read off the slot before it, so wrong KV gives a wrong token.
 """
 
 from collections.abc import Sequence
+from functools import cache
 from hashlib import blake2b
 
 from diptych.engine.scheduling.step import SampledToken, StepOutput, StepPlan
 from diptych.v1 import common_pb2
+from tests.protocol.invariants import Invariant, Watch
 
 VOCAB = 8
 STOP_TOKEN = 5
@@ -16,6 +18,7 @@ _ROOT = bytes(SLOT_BYTES)
 _POISON = b"\xee" * SLOT_BYTES
 
 
+@cache
 def next_slot(before: bytes, token_id: int) -> bytes:
     return blake2b(before + bytes([token_id]), digest_size=SLOT_BYTES).digest()
 
@@ -43,7 +46,8 @@ def answer(prompt: Sequence[int], max_tokens: int) -> tuple[list[int], int]:
 class Memory:
     """The KV of one process, and the runner on it."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, watch: Watch) -> None:
+        self._watch = watch
         self.block_size = block_size
         self.blocks = [bytearray(block_size * SLOT_BYTES) for _ in range(num_blocks)]
 
@@ -85,7 +89,13 @@ class Memory:
         for seq, chunk in zip(plan.sequences, plan.chunks, strict=True):
             for position, slot in enumerate(slots_of(seq.token_ids[: chunk.start])):
                 found = self._read(chunk.block_table, position)
-                assert found == slot, f"wrong KV is used at {position} of {seq.key}"
+                if found != slot:
+                    self._watch.broken(Invariant.ATTENDED, f"wrong KV at {position} of {seq.key}")
+
+    def holds(self, table: Sequence[int], token_ids: Sequence[int], first: int) -> bool:
+        """Whether the slots of these tokens, from the ``first`` on, are as they must be."""
+        slots = slots_of(token_ids)
+        return all(self._read(table, at) == slots[at] for at in range(first, len(slots)))
 
     def _read(self, table: Sequence[int], position: int) -> bytes:
         index, offset = divmod(position, self.block_size)

@@ -21,16 +21,12 @@ from router.request.deps import RequestDeps
 from router.request.emitted_tokens import RequestShape
 from router.request.events import Event
 from router.request.machine import RequestMachine
+from tests.protocol.decodes import DecodeSide, DecodeWorker
 from tests.protocol.fake_model import STOP_TOKEN, answer
+from tests.protocol.invariants import Invariant
+from tests.protocol.prefills import LeaseSide
 from tests.protocol.wire import Stream
-from tests.protocol.workers import (
-    BLOCK_SIZE,
-    MAX_LEN,
-    TIMERS,
-    DecodeSide,
-    DecodeWorker,
-    LeaseSide,
-)
+from tests.protocol.workers import BLOCK_SIZE, MAX_LEN, TIMERS
 
 if TYPE_CHECKING:
     from tests.protocol.cluster import Cluster
@@ -262,14 +258,18 @@ class Request:
         return self.router.policy.place(query, self.router.snapshot())
 
     def _sink(self, token_ids: Sequence[int], margins: object) -> bool:
-        assert not self.is_over, "a token after the end"
+        watch = self.router.cluster.setting.watch
+        if self.is_over:
+            watch.broken(Invariant.OUTCOME, "a token after the end")
         self.emitted += token_ids
-        assert self.emitted == self.right[: len(self.emitted)], "wrong tokens were emitted"
+        if self.emitted != self.right[: len(self.emitted)]:
+            watch.broken(Invariant.TOKENS, f"{self.emitted} were emitted, not {self.right}")
         stop_at = self.question.stop_at
         return stop_at is not None and len(self.emitted) >= stop_at
 
     def _execute(self, action: Action) -> Event | None:
-        assert not self.is_over or self.cancelled, "an action after the last"
+        if self.is_over and not self.cancelled:
+            self.router.cluster.setting.watch.broken(Invariant.OUTCOME, f"{action} after the end")
         match action:
             case actions.OpenLease():
                 return self._open_lease(action)
@@ -315,7 +315,8 @@ class Request:
         return None
 
     def _end(self, outcome: int | DiptychError) -> None:
-        assert self.outcome is None, "two ends"
+        if self.outcome is not None:
+            self.router.cluster.setting.watch.broken(Invariant.OUTCOME, "two ends")
         self.outcome = outcome
         self.router.room.leave(self)
 

@@ -32,6 +32,7 @@ from router.request.prefill_lease import (
     PrefillLeaseState,
 )
 from router.request.request_state import REQUEST_TRANSITIONS, RequestEvent, RequestState
+from tests.protocol.invariants import Invariant
 
 PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
 _MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -55,9 +56,16 @@ def table(
     return "".join("| " + " | ".join(row) + " |\n" for row in rows)
 
 
+def sentences() -> str:
+    """Markdown: each invariant's name and what it says."""
+    rows = "".join(f"| {each.name} | {each.value} |\n" for each in Invariant)
+    return "| name | what holds |\n| --- | --- |\n" + rows
+
+
 def tables() -> dict[str, str]:
     """By the name in the page's markers."""
     return {
+        "invariants": sentences(),
         "request": table(RequestState, RequestEvent, REQUEST_TRANSITIONS),  # type: ignore[arg-type]
         "lease": table(PrefillLeaseState, PrefillLeaseEvent, PREFILL_LEASE_TRANSITIONS),  # type: ignore[arg-type]
         "reservation": table(ReservationState, ReservationEvent, RESERVATION_TRANSITIONS),  # type: ignore[arg-type]

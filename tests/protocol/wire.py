@@ -35,15 +35,31 @@ class Direction:
     def can_deliver(self) -> bool:
         return self.side is not None and bool(self.queue)
 
+    @property
+    def messages(self) -> list[Message]:
+        """On their way."""
+        return [message for message in self.queue if not isinstance(message, End)]
+
     def put(self, message: Message) -> None:
         if not self._over and self.side is not None:
             copy = type(message)()
             copy.CopyFrom(message)
             self.queue.append(copy)
 
-    def repeat(self, message: Message | End) -> None:
+    def repeat(self, message: Message) -> None:
         """Send what is on its way once more, right behind it."""
         self.queue.insert(self.queue.index(message) + 1, message)
+
+    def drop(self, message: Message) -> None:
+        """It never arrives."""
+        self.queue.remove(message)
+
+    def drop_last(self) -> bool:
+        """If the sender has ended the stream, its last message before that never arrives."""
+        can_drop = len(self.queue) > 1 and isinstance(self.queue[-1], End)
+        if can_drop:
+            del self.queue[-2]
+        return can_drop
 
     def end(self, error: DiptychError | None) -> None:
         if not self._over:
@@ -101,10 +117,10 @@ class Stream:
         self.down.end(error)
         self.up.deaf()
 
-    def breaks(self, num_kept: int = 0) -> None:
-        """Each side is told when its End is delivered."""
+    def breaks(self, num_kept: int = 0, num_kept_down: int | None = None) -> None:
+        """Each side is told when its End is delivered; so many messages each way still arrive."""
         self.up.lose(num_kept)
-        self.down.lose(num_kept)
+        self.down.lose(num_kept if num_kept_down is None else num_kept_down)
 
     def client_dies(self, num_kept: int = 0) -> None:
         self.breaks(num_kept)

@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from diptych.v1 import decode_pb2, kv_source_pb2
 from kvtransfer.digest import WHOLE, Coverage, block_digest, combined_digest
-from kvtransfer.reader.pull_machine import PullError, PullMachine, PullState
+from kvtransfer.reader.pull_machine import DigestChecks, PullError, PullMachine, PullState
 
 BLOCK_SIZE = 4
 BLOCK_BYTES = 10
@@ -20,16 +20,18 @@ def digest(block: int) -> bytes:
 
 
 def machine(first: int = 0, end: int = 11, check_digests: bool = True) -> PullMachine:
-    return PullMachine(
+    """One that has asked its source."""
+    pull = PullMachine(
         first_token=first,
         end_token=end,
         prompt_digest=PROMPT,
         local_block_ids=LOCAL,
         block_size=BLOCK_SIZE,
         block_bytes=BLOCK_BYTES,
-        check_digests=check_digests,
-        confirm_digest=check_digests,
+        checks=DigestChecks(each_block=check_digests, in_confirm=check_digests),
     )
+    assert pull.begin(frozenset())
+    return pull
 
 
 def opening(end: int, prompt: bytes = PROMPT) -> kv_source_pb2.FetchOpened:

@@ -125,8 +125,9 @@ class Cluster:
             found += [("flush", side.flush) for side in decode.streams if len(side.outbox)]
             found += [("begin pull", pull.begin) for pull in decode.pulls if pull.can_begin]
             found += [("land", read.land) for read in decode.reads if not read.stuck]
-        if self.router.room.is_pump_due:
-            found.append(("pump", self.router.room.pump))
+        for router in self.routers:
+            if router.room.is_pump_due:
+                found.append(("pump", router.room.pump))
         found.append(("watch", self.watch))
         return found
 

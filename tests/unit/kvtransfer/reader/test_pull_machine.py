@@ -267,3 +267,35 @@ def test_a_lease_of_another_sequence_is_unproven(prompt: bytes) -> None:
         pull.opened(opening(11, prompt))
     assert excinfo.value.failure == decode_pb2.PULL_FAILURE_UNPROVEN
     assert pull.state is PullState.FAILED
+
+
+def test_the_source_is_not_asked_while_an_earlier_read_may_write_its_blocks() -> None:
+    pull = PullMachine(
+        first_token=0,
+        end_token=11,
+        prompt_digest=PROMPT,
+        local_block_ids=LOCAL,
+        block_size=BLOCK_SIZE,
+        block_bytes=BLOCK_BYTES,
+        checks=DigestChecks(each_block=True, in_confirm=True),
+    )
+    assert not pull.begin({LOCAL[2], 7})
+    assert pull.begin({LOCAL[3], 7})  # three blocks are needed
+    with pytest.raises(PullError, match="BEGIN while OPENING"):
+        pull.begin(frozenset())
+
+
+@pytest.mark.parametrize(
+    ("level", "inline", "is_probe", "checks"),
+    [
+        ("full", False, False, (True, True)),
+        ("sampled", True, False, (True, True)),
+        ("off", False, False, (False, False)),
+        ("off", True, False, (True, False)),
+        ("off", False, True, (True, True)),
+    ],
+)
+def test_what_is_checked_at_each_level(
+    level: str, inline: bool, is_probe: bool, checks: tuple[bool, bool]
+) -> None:
+    assert DigestChecks.of(level, inline=inline, is_probe=is_probe) == checks

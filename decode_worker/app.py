@@ -69,7 +69,6 @@ class DecodeRole:
             incarnation=self._status.incarnation,
             layout=parts.model.layout,
             memory=memory,
-            switch=None if self._faults is None else self._faults.switch,
         )
         unfinished = self._unfinished = UnfinishedReads(parts)
         pairs = PairTable(
@@ -79,6 +78,7 @@ class DecodeRole:
             on_change=self._status.changed,
             on_quarantine=unfinished.begin,
             on_quarantine_end=unfinished.end,
+            interceptor=None if self._faults is None else self._faults.switch,
         )
         self._pairs = pairs
         pair_metrics.register(self._host.metrics, pairs)

@@ -2,10 +2,7 @@
 
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
-
-from diptych.errors import InvalidRequestError
-from kvtransfer.testing.faults import parse_rules
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 TransportName = Literal["nixl", "ucxx", "inline"]
 DigestLevel = Literal["full", "sampled", "off"]
@@ -117,15 +114,6 @@ class TransferConfig(BaseModel):
     def uses_rdma(self) -> bool:
         """Whether RDMA devices are named: they have a port, ``mlx5_0:1``, others have none."""
         return any(":" in device for device in self.ucx_net_devices.split(","))
-
-    @field_validator("faults")
-    @classmethod
-    def _check_rules(cls, value: str) -> str:
-        try:
-            parse_rules(value)
-        except InvalidRequestError as error:
-            raise ValueError(error.message) from None
-        return value
 
     @model_validator(mode="after")
     def _check_allowed(self) -> Self:

@@ -12,7 +12,6 @@ from diptych.errors import ConfigurationError, LayoutMismatchError
 from diptych.v1 import common_pb2
 from kvtransfer.config import TransferConfig, TransportName
 from kvtransfer.memory import PoolMemory
-from kvtransfer.testing.transport import FaultSwitch
 from kvtransfer.transports.base import Transport
 from kvtransfer.transports.inline import InlineTransport
 from kvtransfer.transports.thread import TransferThread, deliver
@@ -36,13 +35,11 @@ class TransferEndpoint:
         incarnation: str,
         layout: common_pb2.KVLayout,
         memory: PoolMemory,
-        switch: FaultSwitch | None = None,
         *,
         read_only: bool = False,
     ) -> None:
         """Use ``open``."""
         self._read_only = read_only
-        self.switch = switch  # a worker that tests may break
         self.config = config
         self.incarnation = incarnation
         self.layout = layout
@@ -62,7 +59,6 @@ class TransferEndpoint:
         layout: common_pb2.KVLayout,
         memory: PoolMemory,
         read_only: bool = False,
-        switch: FaultSwitch | None = None,
     ) -> "TransferEndpoint":
         """Start the thread, create the agents, register the memory (about 0.5 s with nixl).
 
@@ -79,7 +75,7 @@ class TransferEndpoint:
         ):
             if ours != theirs:
                 raise ConfigurationError(f"{name}: {ours!r} here, {theirs!r} in the KV layout")
-        endpoint = cls(config, incarnation, layout, memory, switch, read_only=read_only)
+        endpoint = cls(config, incarnation, layout, memory, read_only=read_only)
         endpoint.thread.start()
         try:
             for transport_name in config.transports:
@@ -123,8 +119,6 @@ class TransferEndpoint:
             self.check_agents()
             self._changed.clear()
             await self._changed.wait()
-        if self.switch is not None:
-            self.switch.tear_down(name)
 
     def check_agents(self) -> None:
         """Raise UndeadAgentError where one cannot be ended: then this process has to end."""

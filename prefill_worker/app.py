@@ -77,7 +77,6 @@ class PrefillRole:
             layout=parts.model.layout,
             memory=memory,
             read_only=True,
-            switch=None if self._faults is None else self._faults.switch,
         )
         try:
             source = KVSourceServicer(
@@ -86,6 +85,7 @@ class PrefillRole:
                 scratch=parts.scratch,
                 timers=self._config.timers,
                 progress=parts.progress,
+                intercept=None if self._faults is None else self._faults.switch.context,
             )
             self._gate.source = source
             source_metrics.register(self._host.metrics, source.counters, leases)

@@ -58,8 +58,6 @@ class Pull:
         quarantine: Quarantine,
         timers: Timers,
     ) -> None:
-        if endpoint.switch is not None and not plan.is_probe:
-            link = endpoint.switch.link(link, plan.end_token)
         self._plan = plan
         self._link = link
         self._endpoint = endpoint

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol
 
 from diptych.timers import Timers
 from diptych.v1 import decode_pb2, kv_source_pb2, worker_pb2
@@ -48,6 +49,18 @@ class ReaderCounters:
     digest_s: float = 0.0
 
 
+class LinkInterceptor(Protocol):
+    """What may stand between pulls and their links; in service nothing does. Event loop only."""
+
+    def link(self, link: Link, num_tokens: int) -> Link:
+        """What the pull of a sequence of ``num_tokens`` uses in the place of ``link``."""
+        ...
+
+    def tear_down(self, transport: str) -> None:
+        """The agent of this transport was replaced: every read over it has to end."""
+        ...
+
+
 class PairTable:
     """One entry per source process that any router named. Event loop only.
 
@@ -65,10 +78,12 @@ class PairTable:
         on_change: Callable[[], None],
         on_quarantine: Callable[[frozenset[int]], None],
         on_quarantine_end: Callable[[frozenset[int]], None],
+        interceptor: LinkInterceptor | None = None,
     ) -> None:
         self.counters = ReaderCounters()
         self._endpoint = endpoint
         self._timers = timers
+        self._interceptor = interceptor
         self._on_change = on_change
         self._on_quarantine = on_quarantine
         self._on_quarantine_end = on_quarantine_end
@@ -154,6 +169,8 @@ class PairTable:
         return await self.open_pull(request).run()
 
     def _open_fetch(self, request: PullRequest, link: Link) -> Pull:
+        if self._interceptor is not None:
+            link = self._interceptor.link(link, request.num_tokens)
         plan = PullPlan(
             open=kv_source_pb2.FetchOpen(
                 reader_incarnation=self._endpoint.incarnation,
@@ -183,6 +200,8 @@ class PairTable:
                 )
                 self.counters.num_agent_teardowns += 1
                 await self._endpoint.rebuild(transport)
+                if self._interceptor is not None:
+                    self._interceptor.tear_down(transport)
 
     def _stuck(self, now: float) -> dict[str, set[int]]:
         """By transport: the blocks of reads for which its agent has to end."""

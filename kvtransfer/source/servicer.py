@@ -4,7 +4,6 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import cast
 
 from diptych.errors import DiptychError, LayoutMismatchError, TransferInterruptedError
 from diptych.rpc.server import Context
@@ -39,10 +38,13 @@ class KVSourceServicer(pb_grpc.KVSourceServicer):
         scratch: ScratchBlocks,
         timers: Timers,
         progress: Callable[[], common_pb2.EngineProgress] | None = None,
+        intercept: Callable[[Context, LeaseTable], Context] | None = None,
     ) -> None:
+        """``intercept`` makes what a Fetch uses in the place of its context; none in service."""
         self.counters = SourceCounters()
         self._endpoint = endpoint
         self._leases = leases
+        self._intercept = intercept
         self._deps = SourceDeps(
             endpoint,
             leases,
@@ -81,8 +83,8 @@ class KVSourceServicer(pb_grpc.KVSourceServicer):
         context: Context,
     ) -> AsyncIterator[kv_source_pb2.FetchEvent]:
         """One pull or one probe; yields nothing (it writes from a task group)."""
-        if self._endpoint.switch is not None:
-            context = cast("Context", self._endpoint.switch.context(context, self._leases))
+        if self._intercept is not None:
+            context = self._intercept(context, self._leases)
         session = FetchSession(self._deps, context)
         try:
             await self._serve(session)

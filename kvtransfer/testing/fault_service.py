@@ -4,6 +4,7 @@ import logging
 
 import grpc
 
+from diptych.errors import ConfigurationError, InvalidRequestError
 from diptych.rpc.server import Context
 from diptych.telemetry.metrics import Metrics
 from diptych.v1 import faults_pb2, faults_pb2_grpc
@@ -61,13 +62,20 @@ class FaultsServicer(faults_pb2_grpc.FaultsServicer):
 def serve_faults(
     config: TransferConfig, server: grpc.aio.Server, metrics: Metrics
 ) -> FaultsServicer | None:
-    """Register the control service, loudly, if faults are allowed; None otherwise."""
+    """Register the control service, loudly, if faults are allowed; None otherwise.
+
+    Raises ConfigurationError: ``config.faults`` are no rules.
+    """
     if not config.allow_faults:
         return None
+    try:
+        rules = parse_rules(config.faults)
+    except InvalidRequestError as error:
+        raise ConfigurationError(f"transfer.faults: {error.message}") from None
     logger.critical("FAULTS MAY BE INJECTED into this worker's transfers: it is for tests only")
     metrics.read_gauge(
         "faults_allowed", "1: faults may be injected into transfers. For tests only.", lambda: 1
     )
-    servicer = FaultsServicer(FaultSwitch(FaultScript(parse_rules(config.faults))))
+    servicer = FaultsServicer(FaultSwitch(FaultScript(rules)))
     faults_pb2_grpc.add_FaultsServicer_to_server(servicer, server)
     return servicer

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 from diptych.errors import DiptychError
+from diptych.rpc.server import Context
 from diptych.v1.kv_source_pb2 import FetchCommand, FetchEvent
 from kvtransfer.errors import TransportError
 from kvtransfer.memory import HostMemory
@@ -34,7 +35,7 @@ _POINTS: dict[str, Point] = {
 
 
 class FaultSwitch:
-    """One per worker that allows faults: the script, and the reads it has under way.
+    """What intercepts the transfers of a worker that allows faults, and the reads it spoils.
 
     Event loop, apart from what ScriptedCopy does to it on the transfer thread.
     """
@@ -55,9 +56,9 @@ class FaultSwitch:
         peer = ScriptedPeer(self, faults, link.transport, link.peer)
         return Link(stub, link.transport, peer, link.close)
 
-    def context(self, context: Any, leases: LeaseTable) -> "ScriptedContext":
+    def context(self, context: Context, leases: LeaseTable) -> Context:
         """A source's end of one Fetch."""
-        return ScriptedContext(self, context, leases)
+        return cast("Context", ScriptedContext(self, context, leases))
 
     async def swapped(self, ticket: bytes) -> bytes:
         """The ticket of the next pull that comes here; it gets this one."""

@@ -152,7 +152,7 @@ async def test_a_source_that_is_silent_instead_of_confirming_is_lost() -> None:
     switch = FaultSwitch(FaultScript([FaultRule(at="confirm", do="drop")]))
     async with (
         source_process("inline") as source,
-        open_reader(config("inline"), timers=timers, switch=switch) as reader,
+        open_reader(config("inline"), timers=timers, interceptor=switch) as reader,
     ):
         await connect(reader, source)
         source.announce_rest()

@@ -103,7 +103,7 @@ async def test_a_block_that_the_source_does_not_have_is_not_read(name: str) -> N
     switch = FaultSwitch(FaultScript([wrong_block]))
     async with (
         open_source(config(name)) as source,
-        open_reader(config(name), switch=switch) as reader,
+        open_reader(config(name), interceptor=switch) as reader,
     ):
         await reader.connect(source)
         source.fill(BLOCKS[:1])

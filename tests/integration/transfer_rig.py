@@ -17,11 +17,10 @@ from diptych.worker.scratch import PoolScratch
 from kvtransfer.config import TransferConfig
 from kvtransfer.endpoint import TransferEndpoint
 from kvtransfer.memory import HostMemory, PoolMemory
-from kvtransfer.reader.pairs import PairTable, PeerKey
+from kvtransfer.reader.pairs import LinkInterceptor, PairTable, PeerKey
 from kvtransfer.reader.pull_machine import PullError, PullRequest
 from kvtransfer.source.lease_table import LeaseTable
 from kvtransfer.source.servicer import KVSourceServicer
-from kvtransfer.testing.transport import FaultSwitch
 
 BLOCK_SIZE = 16
 BLOCKS = [3, 9, 4, 5, 20]  # at the source
@@ -189,7 +188,7 @@ async def open_reader(
     incarnation: str = "reader",
     kv_layout: common_pb2.KVLayout | None = None,
     timers: Timers = TIMERS,
-    switch: FaultSwitch | None = None,
+    interceptor: LinkInterceptor | None = None,
     memory: PoolMemory | None = None,
 ) -> AsyncIterator[Reader]:
     """``memory`` instead of one on the host, of as many blocks."""
@@ -200,7 +199,6 @@ async def open_reader(
         incarnation=incarnation,
         layout=kv_layout or layout(block_bytes, transfer.digest_level),
         memory=memory,
-        switch=switch,
     )
     quarantined: set[int] = set()
     scratch = PoolScratch(range(num_blocks - NUM_SCRATCH, num_blocks))
@@ -221,6 +219,7 @@ async def open_reader(
         on_change=lambda: None,
         on_quarantine=begin,
         on_quarantine_end=end,
+        interceptor=interceptor,
     )
     reader = Reader(endpoint, pairs, memory, scratch, quarantined)
     try:

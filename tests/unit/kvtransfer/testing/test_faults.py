@@ -2,15 +2,19 @@
 
 import random
 
+import grpc
 import pytest
+from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 
-from diptych.errors import InvalidRequestError
+from diptych.errors import ConfigurationError, InvalidRequestError
+from diptych.telemetry.metrics import Metrics
 from diptych.v1 import kv_source_pb2
 from kvtransfer.config import TransferConfig
 from kvtransfer.memory import HostMemory
 from kvtransfer.testing import effects as damage
 from kvtransfer.testing.canaries import Canaries
+from kvtransfer.testing.fault_service import serve_faults
 from kvtransfer.testing.faults import FaultScript, parse_rules
 
 RULES = '[{"at": "range", "do": "corrupt"}]'
@@ -33,11 +37,12 @@ def test_faults_and_tcp_are_refused_unless_allowed() -> None:
         ("{}", "rules"),
     ],
 )
-def test_a_wrong_rule_is_named(rules: str, where: str) -> None:
+async def test_a_wrong_rule_is_named(rules: str, where: str) -> None:
     with pytest.raises(InvalidRequestError, match=where):
         parse_rules(rules)
-    with pytest.raises(ValidationError, match=where):
-        TransferConfig(allow_faults=True, faults=rules)
+    config = TransferConfig(allow_faults=True, faults=rules)
+    with pytest.raises(ConfigurationError, match=rf"transfer\.faults.*{where}"):
+        serve_faults(config, grpc.aio.server(), Metrics(CollectorRegistry()))
 
 
 def test_a_rule_fires_at_its_place_and_no_more_often_than_it_says() -> None:

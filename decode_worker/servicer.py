@@ -69,7 +69,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
             await stream.run()
         finally:
             self._streams.discard(stream)
-            self.status.changed()
+            self.status.load_changed()
         return
         yield  # a generator without items: the stream is written with context.write
 

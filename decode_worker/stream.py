@@ -111,7 +111,7 @@ class DecodeStream:
         elif self._session is not None and self._node is not None:
             self._act(self._decide(self._session, command))
             self._node.parts.engine.wake()
-            self._servicer.status.changed()
+            self._servicer.status.load_changed()
         elif kind == "reserve":
             error = NoWorkerError("the worker is loading its model", retry_after_s=1.0)
             self._act([actions.send_ended(command.reserve.sequence_id, error=error)])
@@ -189,7 +189,7 @@ class DecodeStream:
             return
         finally:
             self._pulls.pop((sequence_id, bind_id), None)
-            self._servicer.status.changed()
+            self._servicer.status.load_changed()
         self._observer.pull_failed(sequence_id, bound_at, failed)
         self._act(self._session.pull_failed(sequence_id, bind_id, failed.failure, failed.message))
 

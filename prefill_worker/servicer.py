@@ -79,7 +79,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
             raise
         finally:
             self._num_streams -= 1
-            self.status.changed()
+            self.status.load_changed()
         return
         yield  # a generator without items: the stream is written with context.write
 
@@ -211,7 +211,7 @@ class LeaseStream:
         event.accepted.incarnation = servicer.status.incarnation
         self._send(event)
         parts.engine.wake()
-        servicer.status.changed()
+        servicer.status.load_changed()
 
     def _metadata(self) -> list[tuple[str, str | bytes]]:
         return [(str(key), value) for key, value in self._context.invocation_metadata() or ()]

@@ -8,7 +8,7 @@ TransportName = Literal["nixl", "ucxx", "inline"]
 DigestLevel = Literal["full", "sampled", "off"]
 
 MAX_PROBE_BLOCKS = 256
-_PROBES_AT_ONCE = 4  # more wait for their turn
+PROBES_AT_ONCE = 4  # more wait for their turn
 
 
 class TransferConfig(BaseModel):
@@ -108,7 +108,7 @@ class TransferConfig(BaseModel):
     @property
     def num_scratch_blocks(self) -> int:
         """Blocks that a worker's memory has beyond its pool, for the probes at work at once."""
-        return _PROBES_AT_ONCE * self.probe_blocks
+        return PROBES_AT_ONCE * self.probe_blocks
 
     @property
     def uses_rdma(self) -> bool:

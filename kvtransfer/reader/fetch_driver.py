@@ -75,7 +75,7 @@ class Pull:
             self._inbox.put_nowait,
         )
         self._machine: PullMachine | None = None
-        self._clock = PullClock(timers, time.monotonic())
+        self._clock = PullClock(timers, time.monotonic(), in_queue=plan.is_probe)
 
     @property
     def unfinished_block_ids(self) -> frozenset[int]:

@@ -120,7 +120,7 @@ class SourcePair:
                 finally:
                     self._disconnect()
                 if self._state == worker_pb2.PAIR_STATE_FAILED:
-                    await asyncio.sleep(wait_s)
+                    await asyncio.sleep(self._kit.random.uniform(0.5, 1.5) * wait_s)
                     wait_s = min(2 * wait_s, config.reconnect_max_s)
 
     async def _prove(self, prover: LinkProver) -> None:

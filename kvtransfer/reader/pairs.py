@@ -7,10 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from random import Random
 from typing import Protocol
 
 from diptych.timers import Timers
 from diptych.v1 import decode_pb2, kv_source_pb2, worker_pb2
+from kvtransfer.config import PROBES_AT_ONCE
 from kvtransfer.endpoint import TransferEndpoint
 from kvtransfer.memory import ScratchBlocks
 from kvtransfer.reader.fetch_driver import Pull, PullPlan
@@ -89,7 +91,14 @@ class PairTable:
         self._on_quarantine_end = on_quarantine_end
         self._quarantine = Quarantine(self._quarantined, self._unquarantined)
         scratch_quarantine = Quarantine(lambda _: None, lambda ids: scratch.free(sorted(ids)))
-        self._kit = ProbeKit(endpoint, scratch, scratch_quarantine, timers)
+        self._kit = ProbeKit(
+            endpoint,
+            scratch,
+            scratch_quarantine,
+            timers,
+            asyncio.Semaphore(PROBES_AT_ONCE),
+            Random(),
+        )
         self._peers: dict[Hashable, frozenset[PeerKey]] = {}
         self._pairs: dict[PeerKey, SourcePair] = {}
         self._tasks: dict[SourcePair, asyncio.Task[None]] = {}

@@ -3,11 +3,12 @@
 import asyncio
 from collections.abc import Callable
 from functools import partial
+from random import Random
 from typing import NamedTuple
 
 import grpc
 
-from diptych.errors import LayoutMismatchError, TransferInterruptedError
+from diptych.errors import BlocksExhaustedError, LayoutMismatchError, TransferInterruptedError
 from diptych.rpc.status import from_rpc_error
 from diptych.timers import Timers
 from diptych.v1 import common_pb2, decode_pb2, kv_source_pb2
@@ -22,6 +23,8 @@ from kvtransfer.reader.pull_machine import PullError
 from kvtransfer.reader.quarantine import Quarantine
 from kvtransfer.transports.base import Peer
 
+_PROBE_S = 10.0  # from its turn here to its end, the wait for its turn at the source included
+
 
 class ProbeKit(NamedTuple):
     """What every pair needs to prove itself."""
@@ -30,6 +33,8 @@ class ProbeKit(NamedTuple):
     scratch: ScratchBlocks
     quarantine: Quarantine  # of scratch blocks: they are freed when it ends
     timers: Timers
+    turns: asyncio.Semaphore  # of probes at once: there are scratch blocks for so many
+    random: Random  # spreads what would else be tried at the same moment by all readers
 
 
 class ProvenLink(NamedTuple):
@@ -75,7 +80,7 @@ class LinkProver:
     async def prove(self, response: kv_source_pb2.ConnectResponse) -> ProvenLink:
         """Open the link that the source described and move blocks. The caller closes it.
 
-        Raises PullError; BlocksExhaustedError when too many probes are at work.
+        Raises PullError; BlocksExhaustedError when the source had no turn for it in time.
         """
         link = await self._open(response)
         try:
@@ -118,6 +123,17 @@ class LinkProver:
             ) from None
 
     async def _pull_probe(self, link: Link) -> common_pb2.TransferStats:
+        """Wait for a turn, here and at the source; then a probe is a pull like any other."""
+        async with self._kit.turns:
+            try:
+                async with asyncio.timeout(_PROBE_S):
+                    return await self._pull_scratch(link)
+            except TimeoutError:
+                raise BlocksExhaustedError(
+                    f"the probe was not done within {_PROBE_S:.0f} s", retry_after_s=1.0
+                ) from None
+
+    async def _pull_scratch(self, link: Link) -> common_pb2.TransferStats:
         kit = self._kit
         num_blocks = kit.endpoint.config.probe_blocks
         plan = PullPlan(

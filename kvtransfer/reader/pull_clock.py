@@ -8,8 +8,10 @@ from kvtransfer.reader.pull_machine import PullError, PullMachine, PullState
 class PullClock:
     """Collects instants (seconds of one monotonic clock, passed in); pure. Event loop only."""
 
-    def __init__(self, timers: Timers, now: float) -> None:
+    def __init__(self, timers: Timers, now: float, *, in_queue: bool = False) -> None:
+        """``in_queue``: the source lets it wait for its turn before it opens, as every probe."""
         self._timers = timers
+        self._in_queue = in_queue
         self._started_s = now
         self._moved_s = now  # anything: a message that matters, a landing
         self._last_range_s = 0.0
@@ -52,6 +54,8 @@ class PullClock:
                 return PullError(decode_pb2.PULL_FAILURE_TRANSPORT, message)
             case PullState.CONFIRMING if idle_s > self._timers.confirm_s:
                 return self._unconfirmed(silence_s)
+            case PullState.OPENING if self._in_queue:
+                return None  # its heartbeats say that it is there
             case PullState.READING if not machine.num_unlanded_blocks:
                 return None  # the source computes, and its heartbeats say so
         if idle_s > self._timers.read_progress_s:

@@ -55,6 +55,13 @@ def test_a_source_that_computes_may_take_its_time() -> None:
     assert case.failure(1000.0) is None
 
 
+def test_a_probe_may_wait_for_its_turn_at_the_source() -> None:
+    case = Case()
+    case.clock = PullClock(TIMERS, 0.0, in_queue=True)
+    case.machine.begin(frozenset())
+    assert case.failure(1000.0) is None
+
+
 def test_a_read_that_does_not_land_is_the_transports_fault() -> None:
     case = Case()
     case.announce()

@@ -1,0 +1,91 @@
+"""Probes of one reader wait for their turns; one that gets none in time blames no transport."""
+
+import asyncio
+from random import Random
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from diptych.errors import BlocksExhaustedError
+from diptych.timers import Timers
+from diptych.v1 import common_pb2
+from diptych.worker.scratch import PoolScratch
+from kvtransfer.config import PROBES_AT_ONCE, TransferConfig
+from kvtransfer.reader import proof
+from kvtransfer.reader.proof import LinkProver, ProbeKit
+from kvtransfer.reader.proven_link import Link
+from kvtransfer.reader.pull_machine import PullResult
+from kvtransfer.reader.quarantine import Quarantine
+
+CONFIG = TransferConfig()
+LINK = Link(cast(Any, None), "nixl", cast(Any, None), lambda: None)
+
+
+class Probe:
+    """A Pull whose source takes a while, or for ever."""
+
+    num_now = most_at_once = num_done = 0
+
+    def __init__(self, *given: object) -> None: ...
+
+    async def run(self) -> PullResult:
+        cls = type(self)
+        cls.num_now += 1
+        cls.most_at_once = max(cls.most_at_once, cls.num_now)
+        try:
+            await self.served()
+        finally:
+            cls.num_now -= 1
+        cls.num_done += 1
+        return PullResult(stats=common_pb2.TransferStats())
+
+    async def served(self) -> None:
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+    def abandon(self) -> frozenset[int]:
+        return frozenset()
+
+
+class Unserved(Probe):
+    async def served(self) -> None:
+        await asyncio.Event().wait()
+
+
+def prover() -> tuple[LinkProver, PoolScratch]:
+    scratch = PoolScratch(range(CONFIG.num_scratch_blocks))
+    layout = common_pb2.KVLayout(block_size=16)
+    endpoint = SimpleNamespace(config=CONFIG, layout=layout, incarnation="reader")
+    quarantine = Quarantine(lambda _: None, lambda _: None)
+    turns = asyncio.Semaphore(PROBES_AT_ONCE)
+    kit = ProbeKit(cast(Any, endpoint), scratch, quarantine, Timers(), turns, Random(1))
+    channel = SimpleNamespace(
+        unary_unary=lambda *_, **__: None, stream_stream=lambda *_, **__: None
+    )
+    return LinkProver(kit, "source", cast(Any, channel)), scratch
+
+
+async def test_a_hundred_probes_take_turns_and_none_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(proof, "Pull", Probe)
+    mine, scratch = prover()
+    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+        for _ in range(100):
+            tasks.create_task(mine._pull_probe(LINK))
+    assert Probe.num_done == 100
+    assert Probe.most_at_once == PROBES_AT_ONCE
+    assert not scratch.num_lent
+
+
+async def test_a_probe_that_is_never_served_gives_its_turn_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(proof, "Pull", Unserved)
+    monkeypatch.setattr(proof, "_PROBE_S", 0.0)
+    mine, scratch = prover()
+    for _ in range(PROBES_AT_ONCE + 1):
+        with pytest.raises(BlocksExhaustedError, match="the probe was not done"):
+            await mine._pull_probe(LINK)
+    assert not scratch.num_lent

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +20,8 @@ from pathlib import Path
 import psutil
 
 from diptych.client import DiptychClient
+from tests import metrics
+from tests.waiting import until
 
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 40.0
@@ -48,9 +49,11 @@ class Process:
         self.address = ""
         self.metrics_address = ""
         self._popen: subprocess.Popen[bytes] | None = None
+        self.was_ended = False  # by the test: it may be gone
 
     def start(self, listen: str = "127.0.0.1:0") -> None:
         self._port_file.unlink(missing_ok=True)
+        self.was_ended = False
         command = [
             *self._prefix,
             sys.executable,
@@ -89,6 +92,7 @@ class Process:
     def stop(self) -> int:
         """End it with SIGTERM (SIGKILL when that takes too long); its exit code."""
         assert self._popen is not None
+        self.was_ended = True
         if self._popen.poll() is None:
             self._popen.send_signal(signal.SIGCONT)
             self._popen.terminate()
@@ -100,12 +104,17 @@ class Process:
 
     def kill(self) -> None:
         assert self._popen is not None
+        self.was_ended = True
         self._popen.kill()
         self._popen.wait()
 
     @property
     def alive(self) -> bool:
         return self._popen is not None and self._popen.poll() is None
+
+    def check_alive(self) -> None:
+        """Raises AssertionError if it has ended and the test did not end it."""
+        assert self.alive or self.was_ended, f"{self.name} ended:\n{self.log_tail()}"
 
     def log_tail(self, num_lines: int = 30) -> str:
         if not self.log_path.exists():
@@ -114,21 +123,14 @@ class Process:
 
     def metrics(self) -> dict[str, float]:
         """Its Prometheus samples by ``name{labels}`` as exposed."""
-        with urllib.request.urlopen(f"http://{self.metrics_address}/metrics", timeout=5) as reply:
-            text = reply.read().decode()
-        samples = {}
-        for line in text.splitlines():
-            if line and not line.startswith("#"):
-                key, _, value = line.rpartition(" ")
-                samples[key] = float(value)
-        return samples
+        return metrics.scrape(self.metrics_address)
 
     def metric(self, prefix: str) -> float:
         """Sum of all samples whose key starts with ``prefix``."""
         return sum(value for key, value in self.metrics().items() if key.startswith(prefix))
 
     def blocks(self) -> dict[str, int]:
-        return blocks_of(self.metrics())
+        return metrics.blocks_of(self.metrics())
 
     @property
     def num_held(self) -> int:
@@ -142,7 +144,7 @@ class Process:
         Only what is not 0. Raises AssertionError where it has no blocks at all.
         """
         samples = self.metrics()
-        blocks = blocks_of(samples)
+        blocks = metrics.blocks_of(samples)
         assert sum(blocks.values()) > 0, f"{self.name} reports no blocks"
         held = {owner: float(blocks[owner]) for owner in HELD_OWNERS}
         for name in ("sequences_running", "sequences_waiting", *HELD_GAUGES[self.module]):
@@ -154,16 +156,6 @@ class Process:
 
     def rss_bytes(self) -> int:
         return int(psutil.Process(self.pid).memory_info().rss)
-
-
-def blocks_of(samples: dict[str, float]) -> dict[str, int]:
-    """Blocks by owner, of a worker's samples."""
-    prefix = 'diptych_kv_blocks{owner="'
-    return {
-        key.removeprefix(prefix).split('"')[0]: int(value)
-        for key, value in samples.items()
-        if key.startswith(prefix)
-    }
 
 
 @dataclass
@@ -186,13 +178,16 @@ class Cluster:
         return DiptychClient(self.router.address)
 
     async def wait_baseline(self, within_s: float) -> None:
-        """Wait until no worker holds anything, by metric.
+        """Wait until no worker holds anything, by metric; every process is there.
 
         Every block is free or cached; no sequence, lease, ticket, fetch or read is open, and
-        nothing is in quarantine.
+        nothing is in quarantine. Only a process that the test itself has killed or stopped
+        may be missing.
         """
         deadline = time.monotonic() + within_s
         while True:
+            for process in self.processes:
+                process.check_alive()
             held = {worker.name: worker.held() for worker in self.workers if worker.alive}
             if not any(held.values()):
                 return
@@ -221,10 +216,8 @@ class Cluster:
         return int(self.router.metric("diptych_router_proven_pairs"))
 
     async def eventually(self, condition: Callable[[], bool], within_s: float, what: str) -> None:
-        deadline = time.monotonic() + within_s
-        while not condition():
-            assert time.monotonic() < deadline, f"not within {within_s} s: {what}"
-            await asyncio.sleep(0.02)
+        """Wait until ``condition()``. Raises AssertionError that says ``what`` did not happen."""
+        await until(condition, within_s, what)
 
 
 @contextmanager
@@ -282,10 +275,12 @@ def running_cluster(
         router.wait_listening()
         yield Cluster(router, prefill, decode)
     finally:
-        codes = {p.name: (p.stop() if p.alive else None) for p in reversed(started)}
+        lost = [p for p in started if not p.alive and not p.was_ended]
+        codes = {p.name: p.stop() for p in reversed(started) if p.alive}
+    assert not lost, "\n".join(f"{p.name} ended by itself:\n{p.log_tail()}" for p in lost)
     for process in started:
-        code = codes[process.name]
-        assert code in (0, None), f"{process.name} exited with {code}:\n{process.log_tail()}"
+        code = codes.get(process.name, 0)
+        assert code == 0, f"{process.name} exited with {code}:\n{process.log_tail()}"
 
 
 def as_args(flags: dict[str, str]) -> list[str]:

@@ -1,9 +1,11 @@
 """Fixtures of all tests."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests import notes
 from tests.golden import models
 
 
@@ -20,6 +22,36 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="tiny",
         help="model of the fault tests: a random one, whose steps take milliseconds, or SmolLM2",
     )
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show what tests noted, and what was not proven here."""
+    stats = terminalreporter.stats
+    for title, lines in (
+        ("noted", notes.noted([*stats.get("passed", []), *stats.get("failed", [])])),
+        ("NOT PROVEN HERE", notes.not_proven(stats.get("skipped", []))),
+    ):
+        if lines:
+            terminalreporter.section(title)
+            for line in lines:
+                terminalreporter.line(line)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A run in which nothing passed fails."""
+    if session.config.option.collectonly:
+        return
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None:
+        code = notes.exit_code(int(session.exitstatus), reporter.stats, session.testscollected)
+        session.exitstatus = code
+
+
+@pytest.fixture
+def note(record_property: Callable[[str, object], None]) -> notes.Note:
+    """Say something that was measured or counted: it is shown at the end of the run."""
+    return lambda text: record_property(notes.PROPERTY, text)
 
 
 @pytest.fixture(scope="session")

@@ -7,13 +7,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from tests.golden_rule import MARGIN, Resume, Run
+
 # A linear layer: input [num_rows, in_features], weight, bias.
 Multiply = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
-
-
-class GreedyRun(NamedTuple):
-    token_ids: list[int]
-    margins: list[float]  # of each token's logit to the runner-up's
 
 
 class ForcedRun(NamedTuple):
@@ -73,14 +70,24 @@ def logits(
 
 @torch.inference_mode()
 def logit_chunks(
-    folder: Path, token_ids: Sequence[int], num_rows: int, dtype: torch.dtype = torch.float32
+    folder: Path,
+    token_ids: Sequence[int],
+    num_rows: int,
+    dtype: torch.dtype = torch.float32,
+    split_at: int | None = None,
 ) -> Iterator[torch.Tensor]:
-    """The same, so many rows at a time: all rows of a large vocabulary are gigabytes."""
+    """The same, so many rows at a time: all rows of a large vocabulary are gigabytes.
+
+    ``split_at``: no chunk has rows both before and after this one. The layers compute in
+    ``dtype``; the head in float32, whose sums of one layer are as good as exact.
+    """
     model = load(folder, dtype)
     assert getattr(model.config, "final_logit_softcapping", None) is None
-    hidden = model.model(torch.tensor([list(token_ids)])).last_hidden_state[0]
-    for rows in hidden.split(num_rows):
-        yield model.lm_head(rows).float()
+    hidden = model.model(torch.tensor([list(token_ids)])).last_hidden_state[0].float()
+    head = model.lm_head.weight.float()
+    for part in hidden.split([split_at, len(hidden) - split_at] if split_at else [len(hidden)]):
+        for rows in part.split(num_rows):
+            yield rows @ head.T
 
 
 @torch.inference_mode()
@@ -131,15 +138,37 @@ def _rounded(rows: torch.Tensor) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def greedy(folder: Path, token_ids: Sequence[int], num_tokens: int) -> GreedyRun:
+def greedy(folder: Path, token_ids: Sequence[int], num_tokens: int) -> Run:
     """The next ``num_tokens`` most likely tokens, end-of-sequence ignored."""
     model = load(folder)
     ids, cache_ = torch.tensor([list(token_ids)]), None
-    run = GreedyRun([], [])
+    run = Run([], [])
     for _ in range(num_tokens):
-        output = model(ids, past_key_values=cache_, use_cache=True)
+        output = model(ids, past_key_values=cache_, use_cache=True, logits_to_keep=1)
         top = torch.topk(output.logits[0, -1], 2)
         run.token_ids.append(int(top.indices[0]))
         run.margins.append(float(top.values[0] - top.values[1]))
         ids, cache_ = top.indices[:1].view(1, 1), output.past_key_values
     return run
+
+
+def resume(folder: Path, token_ids: Sequence[int], num_tokens: int) -> Resume:
+    """How the greedy answer of so many tokens to a prompt goes on after the other token of a tie.
+
+    It must have been close to the best one.
+    """
+
+    def after(prefix: Sequence[int]) -> Run:
+        *before, other = prefix
+        below = _below_the_best(folder, [*token_ids, *before], other)
+        assert below < MARGIN, f"token {other} at {len(before)} was {below:.4g} below the best"
+        return greedy(folder, [*token_ids, *prefix], num_tokens - len(prefix))
+
+    return after
+
+
+@torch.inference_mode()
+def _below_the_best(folder: Path, token_ids: Sequence[int], other: int) -> float:
+    """How much less likely ``other`` is to come next than the best token, as logits."""
+    last = load(folder)(torch.tensor([list(token_ids)]), logits_to_keep=1).logits[0, -1]
+    return float(last.max() - last[other])

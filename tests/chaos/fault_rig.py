@@ -88,7 +88,7 @@ async def check_untouched(cluster: Cluster, step_s: float) -> None:
 
 @dataclass
 class Counters:
-    """Counters of all processes of a cluster at one moment."""
+    """Counters at one moment, each summed over all processes of a cluster."""
 
     samples: dict[str, float] = field(default_factory=dict)
 
@@ -96,7 +96,8 @@ class Counters:
     def of(cls, cluster: Cluster) -> "Counters":
         samples: dict[str, float] = {}
         for process in cluster.processes:
-            samples |= process.metrics()
+            for key, value in process.metrics().items():
+                samples[key] = samples.get(key, 0.0) + value
         return cls(samples)
 
     def grown(self, earlier: "Counters", prefix: str) -> dict[str, int]:
@@ -150,3 +151,4 @@ class Prompts:
             assert answer.error is None, f"{what} {index}: {answer.error}"
             want = self._answers[index]
             check_exact(answer.token_ids, want.token_ids, want.margins, f"{what} {index}")
+            assert answer.finish_reason == want.finish_reason, f"{what} {index}"

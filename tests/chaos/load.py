@@ -15,11 +15,10 @@ from diptych.rpc.channel import open_channel
 from diptych.v1 import inference_pb2
 from tests.call import Answer, generate, token_request
 from tests.cluster import Cluster, Process, as_args
-from tests.golden_rule import check_exact
 
 FLAGS = {"num-blocks": "512", "max-model-len": "512", "max-batched-tokens": "64"}
 ROUTER_FLAGS = {"local-prefill-below-tokens": "0"}
-STEP_S = 0.5  # more than any step of the tiny model takes, also on a busy machine
+STEP_S = 0.1  # of the tiny model: 64 tokens take up to 20 ms where four workers share two cores
 DEMO_STEP_S = 3.0  # of SmolLM2: 64 tokens took up to 2.5 s, four workers on two busy cores
 
 
@@ -124,14 +123,3 @@ def another_router(
         yield Cluster(router, cluster.prefill, cluster.decode)
     finally:
         router.stop()
-
-
-def check_answers(got: Sequence[Answer], want: Sequence[Answer]) -> None:
-    """Every request was answered, with the undisturbed run's tokens by the golden rule."""
-    num_ties = 0
-    for index, (answer, reference) in enumerate(zip(got, want, strict=True)):
-        assert answer.error is None, f"job {index}: {answer.error}"
-        num_ties += check_exact(
-            answer.token_ids, reference.token_ids, reference.margins, f"job {index}"
-        )
-    assert num_ties <= max(1, len(got) // 40), f"{num_ties} near ties in {len(got)} answers"

@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.call import Answer
-from tests.chaos.load import FLAGS, ROUTER_FLAGS, STEP_S, Job, check_answers, jobs, run_all
+from tests.chaos.expected import Expected
+from tests.chaos.load import FLAGS, ROUTER_FLAGS, STEP_S, jobs, run_all
 from tests.cluster import Cluster, Process, running_cluster
 from tests.transports import AGENTS
 
@@ -55,18 +55,17 @@ async def strike(
     cluster: Cluster,
     worker: Process,
     number: signal.Signals,
-    work: list[Job],
-    want: list[Answer],
+    expected: Expected,
     after_s: float = 0.2,
 ) -> None:
     """Send the signal to the worker's agent under load: every answer is right."""
     agent = await until_up(worker)
     async with asyncio.TaskGroup() as tasks:
-        load = tasks.create_task(run_all(cluster, work))
+        load = tasks.create_task(run_all(cluster, expected.work))
         await asyncio.sleep(after_s)
         agent.send_signal(number)
         await until_replaced(worker, agent)
-    check_answers(load.result(), want)
+    expected.check_all(load.result())
     await cluster.wait_ready()
 
 
@@ -84,16 +83,16 @@ async def test_agents_that_die_or_freeze_under_load_cost_no_request_and_no_worke
         router_flags=ROUTER_FLAGS,
     ) as cluster:
         await cluster.wait_ready()
-        work = jobs(NUM_JOBS, seed=11)
-        want = await run_all(cluster, work)
+        expected = await Expected.learn(cluster, jobs(NUM_JOBS, seed=11))
         workers = [*cluster.prefill, *cluster.decode]
         pids = [worker.pid for worker in workers]
         victims = [
             (side[0], number) for side in (cluster.prefill, cluster.decode) for number in SIGNALS
         ]
         for worker, number in victims * (NUM_ROUNDS_LONG if chaos_long else 1):
-            await strike(cluster, worker, number, work, want)
+            await strike(cluster, worker, number, expected)
         await cluster.wait_baseline(within_s=1 + STEP_S)
+        await expected.settle(cluster)
         assert [worker.pid for worker in workers] == pids
         assert all(psutil.Process(pid).is_running() for pid in pids)
 
@@ -117,15 +116,15 @@ async def test_readers_killed_while_they_read_over_tcp_cost_the_source_nothing(
         router_flags=ROUTER_FLAGS,
     ) as cluster:
         await cluster.wait_ready()
-        work = jobs(NUM_JOBS // 2, seed=12)
-        want = await run_all(cluster, work)
+        expected = await Expected.learn(cluster, jobs(NUM_JOBS // 2, seed=12))
         pids = [worker.pid for worker in cluster.workers]
         source_agents = set()
         for number in range(NUM_KILLS_LONG if chaos_long else NUM_KILLS):
             after_s = 0.05 + 0.03 * (number % 10)
-            await strike(cluster, cluster.decode[0], signal.SIGKILL, work, want, after_s)
+            await strike(cluster, cluster.decode[0], signal.SIGKILL, expected, after_s)
             source_agents.add(agent_of(cluster.prefill[0]))
         print(f"{len(source_agents) - 1} agents of the source crashed")  # noqa: T201
         await cluster.wait_baseline(within_s=1 + STEP_S)
+        await expected.settle(cluster)
         assert [worker.pid for worker in cluster.workers] == pids
         assert all(psutil.Process(pid).is_running() for pid in pids)

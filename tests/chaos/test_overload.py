@@ -19,8 +19,10 @@ import pytest
 from diptych.errors import QueueFullError
 from diptych.rpc.channel import open_channel
 from tests.call import Answer, generate
-from tests.chaos.load import Job, check_answers, jobs
-from tests.chaos.test_cancel import idle_counts
+from tests.chaos import silence
+from tests.chaos.expected import Expected
+from tests.chaos.load import Job, jobs
+from tests.chaos.open_things import check_no_more, open_things
 from tests.cluster import Cluster, running_cluster
 
 # Long answers: what a refusal costs the cores that all of this shares is small beside them.
@@ -75,25 +77,24 @@ def cluster(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 @pytest.mark.timeout(900)
 async def test_three_times_overload(cluster: Cluster, step_s: float, chaos_long: bool) -> None:
     await cluster.wait_ready()
+    expected = await Expected.learn(cluster, WORK, concurrency=DEPTH)
+    await cluster.wait_baseline(within_s=1 + step_s)
+    idle_before = await open_things(cluster)
     async with open_channel(cluster.router.address) as channel:
-        want = [await generate(channel, job.request()) for job in WORK]
-        await cluster.wait_baseline(within_s=1 + step_s)
-        idle_before = await idle_counts(cluster)
         at_peak = await closed_loop(channel, PEAK_S)
         peak = goodput(at_peak)
         begin_s = time.monotonic()
         outcomes = await open_loop(
             channel, OVERLOAD * peak, OVERLOAD_LONG_S if chaos_long else OVERLOAD_S
         )
-    check_answers(
-        [outcome.answer for outcome in outcomes if outcome.answer.error is None],
-        [want[outcome.index] for outcome in outcomes if outcome.answer.error is None],
-    )
+    for outcome in outcomes:
+        if outcome.answer.error is None:
+            expected.check(outcome.index, outcome.answer)
     refused = [outcome for outcome in outcomes if outcome.answer.error is not None]
     errors = {outcome.answer.error.reason for outcome in refused if outcome.answer.error}
     own_s = refusal_seconds(cluster)
     seen_s = sorted(outcome.took_s for outcome in refused)
-    silence_s = longest_silence_s(begin_s, outcomes)
+    silence_s = silence.of_everybody(begin_s, [outcome.answer for outcome in outcomes])
     print(  # noqa: T201
         f"peak {peak:.1f}/s, offered {len(outcomes)}, good {goodput(outcomes):.1f}/s,"
         f" refused {len(refused)}: router max {max(own_s) * 1e3:.1f} ms,"
@@ -106,9 +107,8 @@ async def test_three_times_overload(cluster: Cluster, step_s: float, chaos_long:
     assert max(own_s) < MAX_REFUSAL_S
     assert silence_s < MAX_SILENCE_S
     await cluster.wait_baseline(within_s=1 + step_s)
-    for name, (num_fds, num_tasks) in (await idle_counts(cluster)).items():
-        assert num_fds <= idle_before[name][0] + 3, name
-        assert num_tasks <= idle_before[name][1], name
+    check_no_more(idle_before, await open_things(cluster))
+    await expected.settle(cluster)
     assert goodput(outcomes) >= MIN_GOODPUT_RATIO * peak
 
 
@@ -150,12 +150,6 @@ def goodput(outcomes: Sequence[Outcome]) -> float:
     good = [outcome for outcome in outcomes if outcome.is_good]
     begin_s = min(outcome.answer.sent_at for outcome in outcomes)
     return len(good) / (max(outcome.ended_at for outcome in good) - begin_s)
-
-
-def longest_silence_s(begin_s: float, outcomes: Sequence[Outcome]) -> float:
-    """During which no client got a token."""
-    times = sorted(moment for outcome in outcomes for moment in outcome.answer.times)
-    return max(later - earlier for earlier, later in itertools.pairwise([begin_s, *times]))
 
 
 def refusal_seconds(cluster: Cluster) -> list[float]:

@@ -1,21 +1,19 @@
 """Restarts by plan and by accident: all workers in turn, and a router under load."""
 
 import asyncio
-import itertools
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.call import Answer
+from tests.chaos import silence
+from tests.chaos.expected import Expected
 from tests.chaos.load import (
     FLAGS,
     ROUTER_FLAGS,
-    Job,
     another_router,
     ask_until,
-    check_answers,
     jobs,
     run_all,
 )
@@ -28,16 +26,16 @@ FREED_S = 5.0  # after a router was killed
 
 
 async def load_until(
-    stop: asyncio.Event, address: str, work: Sequence[Job], want: Sequence[Answer], *, at_once: int
+    stop: asyncio.Event, address: str, expected: Expected, *, at_once: int
 ) -> list[Answer]:
-    """Keep ``at_once`` requests of ``work`` in flight; the answers, all right."""
+    """Keep ``at_once`` requests in flight; the answers, all right."""
     right = []
 
     def check(index: int, answer: Answer) -> None:
-        check_answers([answer], [want[index]])
+        expected.check(index, answer)
         right.append(answer)
 
-    await ask_until(stop, address, work, check, at_once=at_once)
+    await ask_until(stop, address, expected.work, check, at_once=at_once)
     return right
 
 
@@ -54,13 +52,10 @@ async def test_a_rolling_restart_of_all_workers_fails_no_request(
         router_flags=ROUTER_FLAGS,
     ) as cluster:
         await cluster.wait_ready()
-        work = jobs(NUM_JOBS, seed=21)
-        want = await run_all(cluster, work)
+        expected = await Expected.learn(cluster, jobs(NUM_JOBS, seed=21))
         stop = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
-            load = tasks.create_task(
-                load_until(stop, cluster.router.address, work, want, at_once=4)
-            )
+            load = tasks.create_task(load_until(stop, cluster.router.address, expected, at_once=4))
             for worker in cluster.workers:
                 await asyncio.sleep(0.5)
                 begin = time.monotonic()
@@ -79,6 +74,7 @@ async def test_a_rolling_restart_of_all_workers_fails_no_request(
         print(f"{len(load.result())} requests, all right")  # noqa: T201
         assert len(load.result()) >= NUM_JOBS
         await cluster.wait_baseline(within_s=1 + step_s)
+        await expected.settle(cluster)
 
 
 @pytest.mark.timeout(240)
@@ -94,11 +90,11 @@ async def test_a_killed_router_is_cleaned_up_after_while_another_serves(
         await cluster.wait_ready()
         await second.wait_ready()
         short = jobs(NUM_JOBS, seed=22, max_tokens=16, prompt_len=16)
-        want = await run_all(cluster, short)
+        expected = await Expected.learn(cluster, short)
         stop = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
             served = tasks.create_task(
-                load_until(stop, second.router.address, short, want, at_once=SURVIVORS)
+                load_until(stop, second.router.address, expected, at_once=SURVIVORS)
             )
             orphans = tasks.create_task(
                 run_all(cluster, jobs(NUM_JOBS, seed=23, max_tokens=400), concurrency=16)
@@ -122,7 +118,7 @@ async def test_a_killed_router_is_cleaned_up_after_while_another_serves(
             await asyncio.sleep(killed_at + FREED_S - time.monotonic())
             stop.set()
         assert any(answer.error is not None for answer in orphans.result())
-        longest_s = longest_silence_s(served.result(), killed_at)
+        longest_s = silence.of_one(killed_at, served.result())
         after = [answer for answer in served.result() if answer.sent_at > killed_at]
         print(  # noqa: T201
             f"the other router: {len(after)} requests after it, all right,"
@@ -130,14 +126,5 @@ async def test_a_killed_router_is_cleaned_up_after_while_another_serves(
         )
         assert len(after) >= NUM_JOBS
         assert longest_s < 1 + step_s
-        await cluster.wait_baseline(within_s=1 + step_s)
-
-
-def longest_silence_s(answers: Sequence[Answer], since_s: float) -> float:
-    """The longest time after ``since_s`` in which one request waited for its next token."""
-    gaps = [
-        later - max(earlier, since_s)
-        for answer in answers
-        for earlier, later in itertools.pairwise([answer.sent_at, *answer.times])
-    ]
-    return max(gaps)
+        await second.wait_baseline(within_s=1 + step_s)
+        await expected.settle(second)

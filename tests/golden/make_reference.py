@@ -1,15 +1,16 @@
-"""Write the golden references: ``python -m tests.golden.make_reference [MODEL...]``.
+"""Write the golden references: ``python -m tests.golden.make_reference [--near-ties] [MODEL...]``.
 
-Takes a few minutes. The prompts are natural text cut to lengths around every
-block (16) and chunk (64, 256, 512) boundary; each starts at another paragraph, and
-where transformers itself came close to a tie, some words later: such a reference
-would say less.
+Takes a few minutes; the near ties take longer, because they are rare. The prompts are natural
+text cut to lengths around every block (16) and chunk (64, 256, 512) boundary; each starts at
+another paragraph, and where transformers itself came close to a tie, some words later. With
+``--near-ties`` it is the other way round: the first prompts are kept whose answers come close to
+a tie, with tokens to follow it, and do not repeat themselves.
 """
 
+import argparse
 import itertools
 import json
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -17,10 +18,10 @@ import tokenizers
 import torch
 import transformers
 
-from diptych.progress import ConsoleProgress
+from diptych.progress import ConsoleProgress, Progress
 from tests import golden_rule, hf_reference
 from tests.golden.models import MODELS, golden_folder
-from tests.golden.reference import GoldenPrompt, fixture_path
+from tests.golden.reference import NEAR_TIES, GoldenPrompt, fixture_path
 
 LENGTHS: tuple[int, ...] = (
     1,
@@ -47,18 +48,68 @@ NUM_TOKENS = 64
 MIN_MARGIN = 2 * golden_rule.MARGIN
 
 
-def main(wanted: Sequence[str]) -> None:
+NEAR_TIE_LENGTHS = (24, 48, 100)
+NUM_NEAR_TIES = 4
+MIN_DISTINCT = 36  # of NUM_TOKENS
+MIN_TOKENS_AFTER = 8  # a near tie at the end would show nothing
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Write the golden references")
+    parser.add_argument("--near-ties", action="store_true", help="write that set alone")
+    parser.add_argument("model", nargs="*", default=MODELS)
+    options = parser.parse_args()
     torch.set_num_threads(1)
     with ConsoleProgress() as progress:
-        for name in wanted or MODELS:
+        for name in options.model:
             folder = golden_folder(name, progress)
-            prompts = []
-            for index, length in enumerate(LENGTHS):
-                stage = f"{name}: prompt of {length} tokens"
-                progress(stage, 0.0)
-                prompts.append(_reference(folder, index, length))
-                progress(stage, 1.0)
-            _write(name, prompts)
+            if options.near_ties:
+                tied = itertools.islice(_near_ties(folder), NUM_NEAR_TIES)
+                found = _shown(tied, progress, f"{name}: near ties", NUM_NEAR_TIES)
+                _write(name, found, NEAR_TIES)
+            else:
+                clear = (_reference(folder, *each) for each in enumerate(LENGTHS))
+                _write(name, _shown(clear, progress, f"{name}: prompts", len(LENGTHS)))
+
+
+def _shown(
+    prompts: Iterator[GoldenPrompt], progress: Progress, stage: str, num: int
+) -> list[GoldenPrompt]:
+    found = []
+    for number, prompt in enumerate(prompts, start=1):
+        found.append(prompt)
+        progress(stage, number / num)
+    return found
+
+
+def _near_ties(folder: Path) -> Iterator[GoldenPrompt]:
+    """Prompts whose answers come close to a tie, with tokens to follow it, shortest first."""
+    for length, num_dropped_words in itertools.product(NEAR_TIE_LENGTHS, range(0, 60, 7)):
+        prompts = [_prompt(folder, i, num_dropped_words)[:length] for i in range(len(LENGTHS))]
+        for ids, is_tied in zip(prompts, _may_be_tied(folder, prompts), strict=True):
+            if is_tied and _is_tied(run := hf_reference.greedy(folder, ids, NUM_TOKENS)):
+                yield _golden(ids, run)
+
+
+def _is_tied(run: golden_rule.Run) -> bool:
+    is_diverse = len(set(run.token_ids)) >= MIN_DISTINCT
+    return is_diverse and min(run.margins[:-MIN_TOKENS_AFTER]) < golden_rule.MARGIN / 2
+
+
+@torch.inference_mode()
+def _may_be_tied(folder: Path, prompts: list[list[int]]) -> list[bool]:
+    """Of equally long prompts, all at once, which is fast and a little less exact."""
+    model = hf_reference.load(folder)
+    ids, cache_ = torch.tensor(prompts), None
+    runs = [golden_rule.Run([], []) for _ in prompts]
+    for _ in range(NUM_TOKENS):
+        output = model(ids, past_key_values=cache_, use_cache=True, logits_to_keep=1)
+        top = torch.topk(output.logits[:, -1], 2)
+        for run, values, indices in zip(runs, top.values, top.indices, strict=True):
+            run.token_ids.append(int(indices[0]))
+            run.margins.append(float(values[0] - values[1]))
+        ids, cache_ = top.indices[:, :1], output.past_key_values
+    return list(map(_is_tied, runs))
 
 
 def _reference(folder: Path, index: int, length: int) -> GoldenPrompt:
@@ -70,7 +121,12 @@ def _reference(folder: Path, index: int, length: int) -> GoldenPrompt:
         run = hf_reference.greedy(folder, ids, NUM_TOKENS)
         if min(run.margins) >= MIN_MARGIN:
             break
-    return GoldenPrompt(ids, run.token_ids, [float(f"{margin:.5g}") for margin in run.margins])
+    return _golden(ids, run)
+
+
+def _golden(token_ids: list[int], run: golden_rule.Run) -> GoldenPrompt:
+    margins = [float(f"{margin:.5g}") for margin in run.margins]
+    return GoldenPrompt(token_ids, run.token_ids, margins)
 
 
 def _prompt(folder: Path, index: int, num_dropped_words: int) -> list[int]:
@@ -86,12 +142,12 @@ def _tokenizer(folder: Path) -> tokenizers.Tokenizer:
     return tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
-def _write(name: str, prompts: list[GoldenPrompt]) -> None:
+def _write(name: str, prompts: list[GoldenPrompt], kind: str = "") -> None:
     made_with = {"transformers": transformers.__version__, "torch": torch.__version__}
     lines = ",\n".join(json.dumps(prompt._asdict(), separators=(",", ":")) for prompt in prompts)
     text = f'{{"made_with": {json.dumps(made_with)},\n"prompts": [\n{lines}\n]}}\n'
-    fixture_path(name).write_text(text)
+    fixture_path(name, kind).write_text(text)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -9,7 +9,7 @@ from diptych.models import wheel
 from diptych.models.importer import load_importer
 from diptych.models.source import DEFAULT_CACHE_DIR, resolve
 from diptych.progress import Progress, silent
-from tests.golden.reference import GoldenPrompt, load_reference
+from tests.golden.reference import NEAR_TIES, GoldenPrompt, load_reference
 
 GEMMA3_GGUF = "gemma-3-270m.gguf"
 GEMMA3_SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
@@ -63,7 +63,8 @@ class GoldenModel(NamedTuple):
 
     name: str
     folder: Path
-    prompts: list[GoldenPrompt]  # shortest first
+    prompts: list[GoldenPrompt]  # shortest first; all margins are clear
+    near_ties: list[GoldenPrompt]  # in each answer some margin is not
 
 
 _FOLDERS = {"smollm2": smollm2_folder, "gemma3": gemma3_folder}
@@ -77,4 +78,5 @@ def golden_folder(name: str, progress: Progress = silent) -> Path:
 
 def golden_model(name: str, progress: Progress = silent) -> GoldenModel:
     """One of MODELS with its committed references."""
-    return GoldenModel(name, golden_folder(name, progress), load_reference(name))
+    folder = golden_folder(name, progress)
+    return GoldenModel(name, folder, load_reference(name), load_reference(name, NEAR_TIES))

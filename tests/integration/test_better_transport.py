@@ -21,9 +21,9 @@ from tests.integration.transfer_rig import (
     config,
     open_reader,
     open_source,
-    until,
 )
 from tests.transports import AGENTS
+from tests.waiting import until
 
 BLOCKS, LOCAL, OTHERS = range(4), range(10, 14), range(20, 24)
 NUM_TOKENS = 4 * BLOCK_SIZE

@@ -13,17 +13,13 @@ from tests.call import generate, token_request
 from tests.cluster import Cluster, running_cluster
 from tests.golden_rule import check_exact
 from tests.integration.conftest import BLOCK_SIZE, TINY_MAX_LEN
+from tests.prompts import prompt
 from tests.transports import TRANSPORTS
 
 NUM_TOKENS = 6
 LENGTHS = [1, 15, 16, 17, 31, 32, 33, TINY_MAX_LEN - NUM_TOKENS, TINY_MAX_LEN - 2, TINY_MAX_LEN - 1]
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-def prompt(length: int, seed: int) -> list[int]:
-    """Deterministic token ids that no two seeds share a block of."""
-    return [3 + (i * 37 + i * i * seed + seed * 101) % 480 for i in range(length)]
 
 
 @pytest.fixture(scope="module", params=TRANSPORTS)

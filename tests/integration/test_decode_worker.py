@@ -23,9 +23,9 @@ from tests.integration.worker_rig import (
     decode_worker,
     peer_of,
     prefill_worker,
-    prompt,
     quick,
 )
+from tests.prompts import prompt
 
 SETTINGS: Settings = {
     "num_blocks": 64,

@@ -20,7 +20,7 @@ from tests.call import generate, token_request
 from tests.cluster import running_cluster
 from tests.engines import CPU, load_decoder
 from tests.integration.conftest import BLOCK_SIZE, TINY_MAX_LEN
-from tests.integration.test_boundaries import prompt
+from tests.prompts import prompt
 
 LENGTHS = [16, 33, 70]
 MAX_BATCHED_TOKENS = 64

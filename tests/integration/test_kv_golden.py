@@ -4,7 +4,6 @@ The prompt is computed in chunks, the rest token by token through the compiled d
 attention, all on what the cache kept. The reference is transformers in float32.
 """
 
-import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -15,10 +14,11 @@ from torch import Tensor
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.model.decoder import Decoder
 from diptych.engine.runner import Runner
-from diptych.engine.scheduling.step import Chunk, StepPlan
 from tests import hf_reference
+from tests.engine_logits import chunk_logits, perplexity
 from tests.engines import CPU, load_decoder
 from tests.golden.models import golden_model
+from tests.notes import Note
 
 BLOCK_SIZE = 16
 PROMPT_LEN = 513
@@ -73,28 +73,14 @@ def engine_logits(decoder: Decoder, dtype: torch.dtype, token_ids: list[int]) ->
     """After every token: [num_tokens, vocab_size]."""
     num_blocks = -(-len(token_ids) // BLOCK_SIZE)
     runner = Runner(decoder, KVCache(decoder.config, num_blocks, BLOCK_SIZE, dtype), CPU)
-    ends = [*range(CHUNK, PROMPT_LEN, CHUNK), *range(PROMPT_LEN, len(token_ids) + 1)]
-    rows = []
-    for start, end in zip([0, *ends], ends, strict=False):
-        chunk = Chunk(
-            token_ids=tuple(token_ids[start:end]),
-            start=start,
-            block_table=tuple(range(num_blocks)),
-            sample=None,
-        )
-        rows.append(runner.logits(StepPlan(chunks=(chunk,), sequences=())))
-    return torch.cat(rows)
-
-
-def perplexity(logits: Tensor, token_ids: list[int]) -> float:
-    """Of each token after the first, given those before it."""
-    loss = torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(token_ids[1:]))
-    return math.exp(float(loss))
+    whole, rest = divmod(PROMPT_LEN, CHUNK)
+    chunks = [*[CHUNK] * whole, rest, *[1] * (len(token_ids) - PROMPT_LEN)]
+    return torch.cat(list(chunk_logits(runner, token_ids, chunks, range(num_blocks))))
 
 
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
 def test_close_to_float32(
-    dtype: torch.dtype, decoder: Decoder, token_ids: list[int], reference: Tensor
+    dtype: torch.dtype, decoder: Decoder, token_ids: list[int], reference: Tensor, note: Note
 ) -> None:
     got = engine_logits(decoder, dtype, token_ids)
     worst = float((got - reference).abs().max())
@@ -102,7 +88,7 @@ def test_close_to_float32(
         got.log_softmax(1), reference.log_softmax(1), log_target=True, reduction="batchmean"
     )
     exact, lossy = perplexity(reference, token_ids), perplexity(got, token_ids)
-    print(  # noqa: T201
+    note(
         f"{dtype} cache: largest logit difference {worst:.2g}, divergence {divergence:.2g} nats, "
         f"perplexity {exact:.4f} to {lossy:.4f}"
     )

@@ -30,9 +30,9 @@ from tests.integration.worker_rig import (
     Settings,
     Worker,
     prefill_worker,
-    prompt,
     quick,
 )
+from tests.prompts import prompt
 
 SETTINGS: Settings = {
     "num_blocks": 32,

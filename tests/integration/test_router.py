@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.request import urlopen
 
 import grpc
 import pytest
@@ -43,8 +42,10 @@ from diptych.v1 import inference_pb2, inference_pb2_grpc, worker_pb2
 from router.app import serve
 from router.config import RouterConfig
 from router.request.attempt import Attempt
+from tests import metrics
 from tests.call import generate, token_request
 from tests.integration.fake_workers import FakeDecode, FakePrefill, FakeWorker, token_at
+from tests.waiting import until
 
 PROMPT = list(range(30, 50))
 SERVICE = "diptych.v1.Inference"
@@ -116,10 +117,7 @@ def expected(num_tokens: int) -> list[int]:
 
 
 async def eventually(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + EVENTUALLY_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        await asyncio.sleep(0.01)
+    await until(condition, EVENTUALLY_S, what)
 
 
 @asynccontextmanager
@@ -402,8 +400,9 @@ async def test_pulls_that_keep_failing_are_a_typed_error(model: Path, tmp_path: 
         cluster.decode[0].behaviour.pull_failures = 100
         with pytest.raises(TransferInterruptedError):
             await cluster.generate()
-        samples = await asyncio.to_thread(scrape, ports)
-        assert samples['diptych_retries_total{action="fail"}'] == "1.0"
+        address = json.loads(ports.read_text())["metrics_address"]
+        samples = await asyncio.to_thread(metrics.scrape, address)
+        assert samples['diptych_retries_total{action="fail"}'] == 1
 
 
 async def test_recompute_where_no_other_prefill_worker_is(model: Path) -> None:
@@ -589,13 +588,6 @@ async def test_router_drains(model: Path, caplog: pytest.LogCaptureFixture) -> N
     assert [record.message for record in caplog.records if record.name.startswith("router")] == []
 
 
-def scrape(ports: Path) -> dict[str, str]:
-    """The router's metrics; not on its event loop."""
-    address = json.loads(ports.read_text())["metrics_address"]
-    lines = urlopen(f"http://{address}/metrics").read().decode().splitlines()
-    return dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-
-
 async def test_metrics_tell_outcomes_and_fallbacks(model: Path, tmp_path: Path) -> None:
     ports = tmp_path / "ports.json"
     async with running(model, 2, 1, metrics_port=0, port_file=ports) as cluster:
@@ -604,15 +596,16 @@ async def test_metrics_tell_outcomes_and_fallbacks(model: Path, tmp_path: Path) 
         await cluster.generate()
         with pytest.raises(InvalidRequestError):
             await cluster.generate(max_tokens=0)
-        samples = await asyncio.to_thread(scrape, ports)
-        assert samples['diptych_requests_total{outcome="ok"}'] == "2.0"
-        assert samples['diptych_requests_total{outcome="REQUEST_INVALID"}'] == "1.0"
-        assert samples['diptych_retries_total{action="rebind"}'] == "1.0"
-        assert samples['diptych_requests_by_kv_path_total{kv_path="disaggregated"}'] == "2.0"
-        assert samples["diptych_router_proven_pairs"] == "2.0"
-        assert samples["diptych_router_requests_placed"] == "0.0"
-        assert samples["gen_ai_server_time_to_first_token_seconds_count"] == "2.0"
-        assert samples["diptych_inter_token_latency_seconds_count"] == "10.0"
+        address = json.loads(ports.read_text())["metrics_address"]
+        samples = await asyncio.to_thread(metrics.scrape, address)
+        assert samples['diptych_requests_total{outcome="ok"}'] == 2
+        assert samples['diptych_requests_total{outcome="REQUEST_INVALID"}'] == 1
+        assert samples['diptych_retries_total{action="rebind"}'] == 1
+        assert samples['diptych_requests_by_kv_path_total{kv_path="disaggregated"}'] == 2
+        assert samples["diptych_router_proven_pairs"] == 2
+        assert samples["diptych_router_requests_placed"] == 0
+        assert samples["gen_ai_server_time_to_first_token_seconds_count"] == 2
+        assert samples["diptych_inter_token_latency_seconds_count"] == 10
 
 
 async def test_trace_context_reaches_both_workers(model: Path) -> None:

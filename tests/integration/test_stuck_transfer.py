@@ -26,9 +26,10 @@ from tests.integration.transfer_rig import (
     config,
     open_reader,
     open_source,
-    until,
 )
-from tests.integration.worker_rig import INLINE, Lease, prefill_worker, prompt
+from tests.integration.worker_rig import INLINE, Lease, prefill_worker
+from tests.prompts import prompt
+from tests.waiting import until
 
 BLOCKS = list(range(3 * MAX_UNWRITTEN_MESSAGES))
 LOCAL = list(reversed(BLOCKS))

@@ -31,11 +31,11 @@ from tests.integration.transfer_rig import (
     layout,
     open_reader,
     open_source,
-    until,
     until_digested,
     until_idle,
 )
 from tests.transports import AGENTS
+from tests.waiting import until
 
 
 async def test_a_pull_moves_exactly_the_bytes(

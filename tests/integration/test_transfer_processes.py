@@ -29,10 +29,10 @@ from tests.integration.transfer_rig import (
     config,
     open_reader,
     open_source,
-    until,
 )
 from tests.integration.transfer_source import LEASED
 from tests.transports import AGENTS, TRANSPORTS, needs_ucxx
+from tests.waiting import until
 
 LOCAL = tuple(range(len(LEASED)))
 NUM_TOKENS = len(LEASED) * BLOCK_SIZE

@@ -7,7 +7,6 @@ exactly that. A wrong scale, sum, norm, rotation or attention shows at its place
 """
 
 import dataclasses
-import math
 import os
 import re
 import subprocess
@@ -27,15 +26,15 @@ from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.decoder import Decoder
 from diptych.engine.model.weights import DecoderWeights, load_weights
 from diptych.engine.runner import Runner
-from diptych.engine.scheduling.step import Chunk, StepPlan
 from diptych.rpc.channel import open_channel
 from tests import hf_reference
 from tests.call import generate, token_request
 from tests.cluster import running_cluster
+from tests.engine_logits import chunk_logits, perplexity
 from tests.engines import CPU, load_decoder
 from tests.golden.models import MODELS, golden_model
-from tests.integration.test_boundaries import prompt
 from tests.integration.test_kv_dtype import OneProcess
+from tests.prompts import prompt
 from tests.tiny_model import ARCHITECTURES, write_tiny_model
 
 BLOCK_SIZE = 16
@@ -129,17 +128,7 @@ def engine_logits(
     num_blocks = -(-len(token_ids) // BLOCK_SIZE)
     cache = KVCache(config, num_blocks, BLOCK_SIZE, kv_dtype)
     runner = Runner(Decoder(config, weights, CPU), cache, CPU)
-    rows, start = [], 0
-    for size in chunks:
-        chunk = Chunk(
-            token_ids=tuple(token_ids[start : start + size]),
-            start=start,
-            block_table=tuple(range(num_blocks)),
-            sample=None,
-        )
-        rows.append(runner.logits(StepPlan(chunks=(chunk,), sequences=())))
-        start += size
-    return torch.cat(rows)
+    return torch.cat(list(chunk_logits(runner, token_ids, chunks, range(num_blocks))))
 
 
 def check_layers(folder: Path, token_ids: list[int], format_: Format) -> None:
@@ -246,7 +235,7 @@ def test_perplexity(name: str, request: pytest.FixtureRequest) -> None:
     model = golden_model(name)
     token_ids = next(p for p in model.prompts if len(p.token_ids) == TEXT_LEN).token_ids
     exact, int8 = (
-        perplexity(model.folder, token_ids, format_)
+        perplexity_of(model.folder, token_ids, format_)
         for format_ in (INT8._replace(quantization="none"), INT8)
     )
     print(f"{name}: perplexity {exact:.3f} in float32, {int8:.3f} in int8")  # noqa: T201
@@ -258,9 +247,8 @@ def skip_if_long(name: str, format_: Format, request: pytest.FixtureRequest) -> 
         pytest.skip("a minute, for its large vocabulary: --golden-all")
 
 
-def perplexity(folder: Path, token_ids: list[int], format_: Format) -> float:
+def perplexity_of(folder: Path, token_ids: list[int], format_: Format) -> float:
     """Of each token after the first, given those before it."""
     chunks = [TEXT_CHUNK] * (len(token_ids) // TEXT_CHUNK)
     logits = engine_logits(*load(folder, format_), format_.kv_dtype, token_ids, chunks)
-    loss = torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(token_ids[1:]))
-    return math.exp(float(loss))
+    return perplexity(logits, token_ids)

@@ -21,8 +21,8 @@ from tests.integration.worker_rig import (
     Settings,
     Worker,
     prefill_worker,
-    prompt,
 )
+from tests.prompts import prompt
 
 ARGS = ["--num-threads", "1", "--num-blocks", "32", "--transfer.transports", "inline"]
 SETTINGS: Settings = {"num_blocks": 32, "max_model_len": 256, "transfer": INLINE}

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -21,6 +21,7 @@ from kvtransfer.reader.pairs import LinkInterceptor, PairTable, PeerKey
 from kvtransfer.reader.pull_machine import PullError, PullRequest
 from kvtransfer.source.lease_table import LeaseTable
 from kvtransfer.source.servicer import KVSourceServicer
+from tests.waiting import until
 
 BLOCK_SIZE = 16
 BLOCKS = [3, 9, 4, 5, 20]  # at the source
@@ -43,15 +44,6 @@ def layout(block_bytes: int, digest_level: str = "full") -> common_pb2.KVLayout:
         block_bytes=block_bytes,
         digest_level=digest_level,
     )
-
-
-async def until(condition: Callable[[], object], timeout_s: float = 5) -> None:
-    """Look again and again until ``condition()`` holds."""
-    async with asyncio.timeout(timeout_s):
-        while True:
-            if condition():
-                return
-            await asyncio.sleep(0.005)
 
 
 def config(transport: str, **settings: object) -> TransferConfig:

@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import json
 import secrets
-import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -31,6 +30,7 @@ from diptych.v1 import (
 from kvtransfer.config import TransferConfig
 from prefill_worker import app as prefill_app
 from prefill_worker.config import PrefillWorkerConfig
+from tests import metrics
 from tests.cluster import START_TIMEOUT_S
 
 BLOCK_SIZE = 16
@@ -93,23 +93,10 @@ class Worker:
 
     async def metrics(self) -> dict[str, float]:
         """Its Prometheus samples by ``name{labels}``."""
-
-        def read() -> str:
-            url = f"http://{self.metrics_address}/metrics"
-            with urllib.request.urlopen(url, timeout=5) as reply:
-                return str(reply.read().decode())
-
-        lines = (await asyncio.to_thread(read)).splitlines()
-        pairs = (line.rpartition(" ") for line in lines if not line.startswith("#"))
-        return {key: float(value) for key, _, value in pairs}
+        return await asyncio.to_thread(metrics.scrape, self.metrics_address)
 
     async def blocks(self) -> dict[str, int]:
-        prefix = 'diptych_kv_blocks{owner="'
-        return {
-            key.removeprefix(prefix).split('"')[0]: int(value)
-            for key, value in (await self.metrics()).items()
-            if key.startswith(prefix)
-        }
+        return metrics.blocks_of(await self.metrics())
 
     async def wait_blocks(self, wanted: Callable[[dict[str, int]], bool], what: str) -> None:
         counts: dict[str, int] = {}
@@ -189,11 +176,6 @@ def _common(model: Path, port_file: Path) -> dict[str, Any]:
 def quick(**timers: float) -> Timers:
     """Timers with some of them short."""
     return Timers(**timers)
-
-
-def prompt(length: int, seed: int = 1) -> list[int]:
-    """Deterministic token ids; no two seeds share a block."""
-    return [3 + (i * 37 + i * i * seed + seed * 101) % 480 for i in range(length)]
 
 
 def spec(

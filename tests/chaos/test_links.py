@@ -4,7 +4,8 @@ The legs are the streams Prefill and Decode (router to worker), Fetch (decode to
 worker) and Watch. Only one worker of each role is there and nothing else may compute a
 prompt, so what a broken leg leaves behind on the other side is seen at once: the request
 waits in the router, and nobody holds anything for it. Where the source of a Fetch is killed or
-stopped, the router is kept from noticing that itself: the decode worker has to.
+stopped, the router is kept from noticing that itself: the decode worker has to. Over nixl, whose
+reads do not go through the Fetch stream, the leg that carries them is broken in the same ways.
 """
 
 import asyncio
@@ -25,24 +26,33 @@ from tests.chaos.breakable_links import ANY_PORT, Proxy, Wires, wires
 from tests.chaos.load import STEP_S
 from tests.cluster import Cluster, Process, as_args
 from tests.golden_rule import check_exact
+from tests.notes import Note
 from tests.tiny_model import write_tiny_model
+from tests.waiting import until
 
 PROMPT = [3 + (17 * position + position * position) % 470 for position in range(1500)]
 MAX_TOKENS, BLOCK_SIZE = 8, 16
 ATTEMPT_BLOCKS = (len(PROMPT) + MAX_TOKENS) // BLOCK_SIZE + 2
 AT_ONCE_S, SILENT_S = 1.0, 5.0  # a broken connection is noticed; a silent peer is lost
 FREE_S = 1.0 + STEP_S
+RECOVERY_S = 0.5  # from the notice to the next try: the router's pause and jitter
 WORKER_FLAGS = {
     "num-blocks": "256",
     "max-model-len": "2048",
     "max-batched-tokens": "4",  # the prompt must still be computed when the fault has begun
     "max-num-seqs": "4",
     "num-threads": "1",
-    "transfer.transports": "inline",
 }
 ROUTER_FLAGS = {"no-allow-local-prefill": "", "no-allow-recompute": ""}
+LEGS, FAULTS = ("prefill", "decode", "fetch"), ("refused", "killed", "stopped", "cut")
 METHODS = {"prefill": "Prefill", "decode": "Decode", "fetch": "Fetch", "watch": "Watch"}
 CODES = [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK]
+COMMON_CODES = [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL]
+EVERY_CODE_LEG = "fetch"  # in the short form; the others answer the common ones
+BREAKS = [
+    *(("inline", leg, fault) for leg in LEGS for fault in FAULTS),
+    *(("nixl", "fetch", fault) for fault in FAULTS),
+]
 
 _salts = itertools.count()
 
@@ -62,9 +72,26 @@ class Rig:
         return workers[0]
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Every code on every leg only in the long form."""
+    if "code" not in metafunc.fixturenames:
+        return
+    is_long = metafunc.config.getoption("--chaos-long")
+    chosen = [
+        ("inline", leg, code)
+        for leg in METHODS
+        for code in (CODES if is_long or leg == EVERY_CODE_LEG else COMMON_CODES)
+    ]
+    chosen += [("nixl", "fetch", code) for code in (CODES if is_long else COMMON_CODES)]
+    ids = [f"{transport}-{leg}-{code.name}" for transport, leg, code in chosen]
+    metafunc.parametrize(("rig", "leg", "code"), chosen, indirect=["rig"], ids=ids)
+
+
 @pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    work = tmp_path_factory.mktemp("legs")
+def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    """Over the transport that is asked for."""
+    work = tmp_path_factory.mktemp("links")
+    flags = {**WORKER_FLAGS, "transfer.transports": request.param}
     model = write_tiny_model(work / "tiny", max_position=2048)
     with ExitStack() as undo:
         laid = undo.enter_context(wires())
@@ -72,7 +99,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
         for role in ("prefill", "decode"):
             prefix = laid.prefix(role) if laid is not None else []
             worker = Process(
-                f"{role}_worker", role, work, as_args({"model": str(model), **WORKER_FLAGS}), prefix
+                f"{role}_worker", role, work, as_args({"model": str(model), **flags}), prefix
             )
             worker.start(f"{laid.addresses[role]}:0" if laid is not None else ANY_PORT)
             undo.callback(worker.stop)
@@ -102,9 +129,8 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("fault", ["refused", "killed", "stopped", "cut"])
-@pytest.mark.parametrize("leg", ["prefill", "decode", "fetch"])
-async def test_a_broken_leg(rig: Rig, leg: str, fault: str) -> None:
+@pytest.mark.parametrize(("rig", "leg", "fault"), BREAKS, indirect=["rig"])
+async def test_a_broken_leg(rig: Rig, leg: str, fault: str, note: Note) -> None:
     if rig.wires is None and (fault == "cut" or (leg, fault) == ("fetch", "refused")):
         pytest.skip(f"needs network namespaces: root on Linux may, uid {os.getuid()} may not")
     broken = break_leg(rig, leg, fault)
@@ -122,7 +148,9 @@ async def test_a_broken_leg(rig: Rig, leg: str, fault: str) -> None:
             limit_s = AT_ONCE_S if fault in ("refused", "killed") else SILENT_S
             await until(lambda: num_noticed(cluster, leg) != before, limit_s, "it is noticed")
             noticed_s = time.monotonic() - begin
-            await until(lambda: is_waiting(cluster), STEP_S, "the request waits for another try")
+            await until(
+                lambda: is_waiting(cluster), RECOVERY_S, "the request waits for another try"
+            )
             recovering_s = time.monotonic() - begin
             if leg != "fetch":
                 await until(lambda: num_lost(cluster) > num_lost_before, limit_s, "Watch ended too")
@@ -139,7 +167,7 @@ async def test_a_broken_leg(rig: Rig, leg: str, fault: str) -> None:
         finally:
             await asyncio.to_thread(broken.end)
         answer = await task
-    print(  # noqa: T201
+    note(
         f"{leg} {fault}: noticed after {noticed_s:.2f} s, next try due after {recovering_s:.2f} s,"
         f" the other side free after {free_s:.2f} s"
     )
@@ -150,9 +178,9 @@ async def test_a_broken_leg(rig: Rig, leg: str, fault: str) -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)
-@pytest.mark.parametrize("leg", ["prefill", "decode", "fetch", "watch"])
-async def test_a_leg_that_answers_an_error(rig: Rig, leg: str, code: grpc.StatusCode) -> None:
+async def test_a_leg_that_answers_an_error(
+    rig: Rig, leg: str, code: grpc.StatusCode, note: Note
+) -> None:
     """In the middle of the stream, and again when it is next opened."""
     cluster, method = rig.proxied, METHODS[leg]
     proxy = rig.proxies["decode" if leg == "decode" else "prefill"]
@@ -176,7 +204,7 @@ async def test_a_leg_that_answers_an_error(rig: Rig, leg: str, code: grpc.Status
             answer = await task
         finally:
             proxy.obey()
-    print(f"{leg} {code.name}: noticed after {noticed_s:.2f} s")  # noqa: T201
+    note(f"{leg} {code.name}: noticed after {noticed_s:.2f} s")
     check(rig, answer)
     await cluster.wait_baseline(within_s=FREE_S)
 
@@ -255,6 +283,7 @@ def check(rig: Rig, answer: Answer) -> None:
     assert answer.error is None, answer.error
     assert rig.want is not None
     check_exact(answer.token_ids, rig.want.token_ids, rig.want.margins, "the answer")
+    assert answer.finish_reason == rig.want.finish_reason
 
 
 def num_noticed(cluster: Cluster, leg: str) -> float:
@@ -281,10 +310,3 @@ def is_waiting(cluster: Cluster) -> bool:
 def is_on_all_legs(cluster: Cluster) -> bool:
     prefill, decode = cluster.prefill[0], cluster.decode[0]
     return bool(prefill.metric("diptych_kv_fetches_open") and prefill.num_held and decode.num_held)
-
-
-async def until(condition: Callable[[], bool], within_s: float, what: str) -> None:
-    deadline_s = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline_s, f"not within {within_s} s: {what}"
-        await asyncio.sleep(0.01)

@@ -2,7 +2,8 @@
 
 Both pools hold two requests, the router lets a few more wait. The peak is what clients
 that wait for each answer get done; the overload comes at three times that rate, whether
-answers come or not.
+answers come or not. How well it serves is counted: tokens that clients got for each of the
+engine's steps, which neither a busy machine nor a slow one changes.
 """
 
 import asyncio
@@ -24,18 +25,20 @@ from tests.chaos.expected import Expected
 from tests.chaos.load import Job, jobs
 from tests.chaos.open_things import check_no_more, open_things
 from tests.cluster import Cluster, running_cluster
+from tests.notes import Note
 
 # Long answers: what a refusal costs the cores that all of this shares is small beside them.
 PROMPT_LEN, MAX_TOKENS, BLOCK_SIZE = 96, 240, 16
 DEPTH = 2  # requests that a pool holds
 MAX_QUEUE = 4
 OVERLOAD = 3
-PEAK_S = 8.0
-OVERLOAD_S, OVERLOAD_LONG_S = 30.0, 300.0
-DEADLINE_S = 10.0  # the objective: an answer that comes later is a miss
+PEAK_S = 5.0
+OVERLOAD_S, OVERLOAD_LONG_S = 15.0, 300.0
+TIMEOUT_S = 20.0  # of a request that is neither answered nor refused
 MAX_REFUSAL_S = 0.1
 MAX_SILENCE_S = 1.0
-MIN_GOODPUT_RATIO = 0.9
+TOKENS = "diptych_engine_tokens_total"
+MIN_WORTH_RATIO = 0.9
 WORK = [
     Job(job.token_ids, MAX_TOKENS, job.temperature, job.seed)
     for job in jobs(64, seed=31, prompt_len=PROMPT_LEN)
@@ -51,12 +54,29 @@ class Outcome:
     ended_at: float
 
     @property
-    def is_good(self) -> bool:
-        return self.answer.error is None and self.took_s <= DEADLINE_S
-
-    @property
     def took_s(self) -> float:
         return self.ended_at - self.answer.sent_at
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the decode worker has done so far, by its own counters."""
+
+    num_steps: float
+    num_computed_tokens: float
+
+    @classmethod
+    def of(cls, cluster: Cluster) -> "Work":
+        samples = cluster.decode[0].metrics()
+        return cls(
+            samples["diptych_engine_steps_total"],
+            sum(num for name, num in samples.items() if name.startswith(TOKENS)),
+        )
+
+    def worth(self, before: "Work", outcomes: Sequence[Outcome]) -> float:
+        """Tokens in the hands of clients for each step since then; DEPTH at the most."""
+        num_steps = self.num_steps - before.num_steps
+        return sum(len(outcome.answer.token_ids) for outcome in outcomes) / num_steps
 
 
 @pytest.fixture(scope="module")
@@ -75,41 +95,56 @@ def cluster(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.mark.timeout(900)
-async def test_three_times_overload(cluster: Cluster, step_s: float, chaos_long: bool) -> None:
+async def test_three_times_overload(
+    cluster: Cluster, step_s: float, chaos_long: bool, note: Note
+) -> None:
     await cluster.wait_ready()
     expected = await Expected.learn(cluster, WORK, concurrency=DEPTH)
     await cluster.wait_baseline(within_s=1 + step_s)
     idle_before = await open_things(cluster)
     async with open_channel(cluster.router.address) as channel:
+        before = Work.of(cluster)
         at_peak = await closed_loop(channel, PEAK_S)
-        peak = goodput(at_peak)
+        after_peak = Work.of(cluster)
+        rate = OVERLOAD * per_second(at_peak)
         begin_s = time.monotonic()
-        outcomes = await open_loop(
-            channel, OVERLOAD * peak, OVERLOAD_LONG_S if chaos_long else OVERLOAD_S
-        )
-    for outcome in outcomes:
-        if outcome.answer.error is None:
-            expected.check(outcome.index, outcome.answer)
-    refused = [outcome for outcome in outcomes if outcome.answer.error is not None]
-    errors = {outcome.answer.error.reason for outcome in refused if outcome.answer.error}
-    own_s = refusal_seconds(cluster)
-    seen_s = sorted(outcome.took_s for outcome in refused)
+        outcomes = await open_loop(channel, rate, OVERLOAD_LONG_S if chaos_long else OVERLOAD_S)
+        after = Work.of(cluster)
+    answered = [outcome for outcome in outcomes if outcome.answer.error is None]
+    for outcome in answered:
+        expected.check(outcome.index, outcome.answer)
+    check_refusals(cluster, outcomes, note)
     silence_s = silence.of_everybody(begin_s, [outcome.answer for outcome in outcomes])
-    print(  # noqa: T201
-        f"peak {peak:.1f}/s, offered {len(outcomes)}, good {goodput(outcomes):.1f}/s,"
-        f" refused {len(refused)}: router max {max(own_s) * 1e3:.1f} ms,"
-        f" client p99 {seen_s[int(0.99 * len(seen_s))] * 1e3:.0f} ms,"
-        f" max {seen_s[-1] * 1e3:.0f} ms; longest silence {silence_s:.2f} s"
+    peak, worth = after_peak.worth(before, at_peak), after.worth(after_peak, outcomes)
+    note(
+        f"offered {len(outcomes)}, answered {len(answered)}; {worth:.2f} tokens a step, at the "
+        f"peak {peak:.2f}; longest silence {silence_s:.2f} s"
     )
-    assert errors == {QueueFullError.reason}
-    assert len(refused) >= len(outcomes) // OVERLOAD
-    # The clients share the cores with all that they load: the router's own clock counts.
-    assert max(own_s) < MAX_REFUSAL_S
     assert silence_s < MAX_SILENCE_S
+    assert worth >= MIN_WORTH_RATIO * peak
+    num_tokens = sum(len(outcome.answer.token_ids) for outcome in answered)
+    num_computed = after.num_computed_tokens - after_peak.num_computed_tokens
+    assert num_computed <= num_tokens, "the decode worker computed what nobody got"
     await cluster.wait_baseline(within_s=1 + step_s)
     check_no_more(idle_before, await open_things(cluster))
     await expected.settle(cluster)
-    assert goodput(outcomes) >= MIN_GOODPUT_RATIO * peak
+
+
+def check_refusals(cluster: Cluster, outcomes: Sequence[Outcome], note: Note) -> None:
+    """What was too much was refused, at once, and nothing else failed."""
+    refused = [outcome for outcome in outcomes if outcome.answer.error is not None]
+    reasons = {outcome.answer.error.reason for outcome in refused if outcome.answer.error}
+    own_s = refusal_seconds(cluster)
+    seen_s = sorted(outcome.took_s for outcome in refused)
+    note(
+        f"refused {len(refused)}: router max {max(own_s) * 1e3:.1f} ms,"
+        f" client p99 {seen_s[int(0.99 * len(seen_s))] * 1e3:.0f} ms,"
+        f" max {seen_s[-1] * 1e3:.0f} ms"
+    )
+    assert reasons == {QueueFullError.reason}
+    assert len(refused) >= len(outcomes) // OVERLOAD
+    # The clients share the cores with all that they load: the router's own clock counts.
+    assert max(own_s) < MAX_REFUSAL_S
 
 
 async def closed_loop(channel: grpc.aio.Channel, for_s: float) -> list[Outcome]:
@@ -141,15 +176,14 @@ async def open_loop(channel: grpc.aio.Channel, rate: float, for_s: float) -> lis
 async def ask(channel: grpc.aio.Channel, number: int) -> Outcome:
     index = number % len(WORK)
     request = WORK[index].request(salt=str(time.monotonic_ns()))
-    answer = await generate(channel, request, timeout_s=2 * DEADLINE_S)
+    answer = await generate(channel, request, timeout_s=TIMEOUT_S)
     return Outcome(index, answer, time.monotonic())
 
 
-def goodput(outcomes: Sequence[Outcome]) -> float:
-    """Good answers per second, from the first request to the last good answer."""
-    good = [outcome for outcome in outcomes if outcome.is_good]
+def per_second(outcomes: Sequence[Outcome]) -> float:
+    """Answers per second, from the first request to the last answer."""
     begin_s = min(outcome.answer.sent_at for outcome in outcomes)
-    return len(good) / (max(outcome.ended_at for outcome in good) - begin_s)
+    return len(outcomes) / (max(outcome.ended_at for outcome in outcomes) - begin_s)
 
 
 def refusal_seconds(cluster: Cluster) -> list[float]:

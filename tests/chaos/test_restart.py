@@ -18,6 +18,7 @@ from tests.chaos.load import (
     run_all,
 )
 from tests.cluster import running_cluster
+from tests.notes import Note
 
 NUM_JOBS = 40
 SURVIVORS = 2  # requests at once
@@ -41,7 +42,7 @@ async def load_until(
 
 @pytest.mark.timeout(240)
 async def test_a_rolling_restart_of_all_workers_fails_no_request(
-    tiny_model: Path, tmp_path: Path, step_s: float
+    tiny_model: Path, tmp_path: Path, step_s: float, note: Note
 ) -> None:
     with running_cluster(
         tmp_path,
@@ -65,13 +66,13 @@ async def test_a_rolling_restart_of_all_workers_fails_no_request(
                 worker.start(listen=worker.address)
                 await asyncio.to_thread(worker.wait_listening)
                 await cluster.wait_ready()
-                print(  # noqa: T201
+                note(
                     f"{worker.name}: drained in {drained_s:.1f} s,"
                     f" in use again after {time.monotonic() - begin:.1f} s"
                 )
             await asyncio.sleep(0.5)
             stop.set()
-        print(f"{len(load.result())} requests, all right")  # noqa: T201
+        note(f"{len(load.result())} requests, all right")
         assert len(load.result()) >= NUM_JOBS
         await cluster.wait_baseline(within_s=1 + step_s)
         await expected.settle(cluster)
@@ -79,7 +80,7 @@ async def test_a_rolling_restart_of_all_workers_fails_no_request(
 
 @pytest.mark.timeout(240)
 async def test_a_killed_router_is_cleaned_up_after_while_another_serves(
-    tiny_model: Path, tmp_path: Path, step_s: float
+    tiny_model: Path, tmp_path: Path, step_s: float, note: Note
 ) -> None:
     with (
         running_cluster(
@@ -114,13 +115,13 @@ async def test_a_killed_router_is_cleaned_up_after_while_another_serves(
                 FREED_S,
                 "what the killed router held is free",
             )
-            print(f"free after {time.monotonic() - killed_at:.2f} s")  # noqa: T201
+            note(f"free after {time.monotonic() - killed_at:.2f} s")
             await asyncio.sleep(killed_at + FREED_S - time.monotonic())
             stop.set()
         assert any(answer.error is not None for answer in orphans.result())
         longest_s = silence.of_one(killed_at, served.result())
         after = [answer for answer in served.result() if answer.sent_at > killed_at]
-        print(  # noqa: T201
+        note(
             f"the other router: {len(after)} requests after it, all right,"
             f" longest silence of one {longest_s:.2f} s"
         )

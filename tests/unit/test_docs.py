@@ -80,3 +80,23 @@ def test_reasons_in_the_docs_are_those_of_the_error_model() -> None:
     for page in PAGES:
         for reason in re.findall(r"`([A-Z]+(?:_[A-Z]+)+)`", page.read_text()):
             assert reason in reasons, reason
+
+
+def test_tests_in_the_docs_exist() -> None:
+    """``test_x.py``, ``test_x.py::test_y`` and, after one of these, ``::test_z``."""
+    sources = {path.name: path.read_text() for path in (ROOT / "tests").rglob("test_*.py")}
+    named_test = re.compile(r"`(?:tests/[\w/]*/)?(test_\w+\.py)?(?:::(test_\w+))?")
+    num_named = 0
+    for page in PAGES:
+        for line in page.read_text().splitlines():
+            file = ""
+            for named, function in re.findall(
+                r"`(?:tests/[\w/]*/)?(test_\w+\.py)?(?:::(test_\w+))?", line
+            ):
+                file = named or file
+                if not named and not function:
+                    continue
+                assert file in sources, f"{page.name}: {file or function}"
+                assert f"def {function}(" in sources[file] or not function, f"{file}::{function}"
+                num_named += 1
+    assert num_named > 50

@@ -30,7 +30,7 @@ from kvtransfer.errors import TransportError
 from kvtransfer.reader.posted_reads import Landed, ReadGroup
 from kvtransfer.reader.quarantine import Quarantine
 from kvtransfer.transports.base import Peer
-from tests.bench.handoff import environment
+from tests.bench.environment import environment
 from tests.cluster import Cluster, running_cluster
 from tests.integration.test_transfer_processes import source_process
 from tests.integration.transfer_rig import config, open_reader

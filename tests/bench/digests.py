@@ -38,7 +38,7 @@ from kvtransfer.digest import coverages
 from kvtransfer.memory import HostMemory
 from kvtransfer.reader.pull_machine import DigestChecks, PullMachine
 from kvtransfer.source.lease_table import LeaseTable
-from tests.bench.handoff import environment
+from tests.bench.environment import environment
 from tests.call import generate, token_request
 from tests.cluster import Cluster, running_cluster
 

@@ -5,10 +5,12 @@
 Each engine has one core to itself; router and load generator share the two (their
 share of CPU is reported). Both deployments stand behind the same router. Requests
 arrive at random times (Poisson, the same for all) with lengths from the trace,
-divided by ``--divide``; each prompt is fresh. Colocated engines are run once per
-``--budget`` (tokens of a step: chunked prefill); for each cell of the map the best
-budget counts. Objectives are multiples of the unloaded medians, which are measured
-first, one request at a time, on the colocated engines with the largest budget.
+divided by ``--divide``; each prompt is fresh. A request's time runs from when it was due,
+however late the load generator came to send it. Colocated engines are run once per
+``--budget`` (tokens of a step: chunked prefill), the prefill worker's once per
+``--prefill-budget``; for each cell of the map the best of each counts. Objectives are
+multiples of the unloaded medians, which are measured first, one request at a time, on the
+colocated engines with the largest budget.
 """
 
 import argparse
@@ -20,15 +22,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import psutil
 
 from diptych.rpc.channel import open_channel
-from tests.bench.handoff import environment
+from tests.bench.environment import environment
 from tests.bench.slo import Lengths, Objective, Outcome, best, goodput, medians, read_azure
 from tests.call import generate, token_request
 from tests.cluster import Cluster, running_cluster
@@ -36,6 +38,8 @@ from tests.cluster import Cluster, running_cluster
 TTFT_MULTIPLES, TPOT_MULTIPLES = (3.0, 5.0, 10.0), (1.5, 2.0, 3.0)
 DRAIN_S = 10.0  # after the last arrival; what is not done by then is a miss
 NUM_UNLOADED = 12
+UNLOADED_S = 120.0  # for one of these
+APART, TOGETHER = "prefill budget", "budget"  # how deployments are named, and their best budget
 
 
 class Workload:
@@ -60,17 +64,19 @@ async def unloaded(cluster: Cluster, work: Workload) -> Objective:
     rng, outcomes = random.Random(3), []
     async with open_channel(cluster.router.address) as channel:
         for _, lengths in work.arrivals(rate=1.0, duration_s=4.0 * NUM_UNLOADED)[:NUM_UNLOADED]:
-            outcomes.append(await one(channel, work.prompt(lengths.prompt, rng), lengths))
+            prompt = work.prompt(lengths.prompt, rng)
+            outcomes.append(await one(channel, prompt, lengths, time.monotonic(), UNLOADED_S))
     return medians(outcomes[2:])  # the first ones warm up
 
 
 async def one(
-    channel: grpc.aio.Channel, prompt: list[int], lengths: Lengths, timeout_s: float = 120.0
+    channel: grpc.aio.Channel, prompt: list[int], lengths: Lengths, due_s: float, until_s: float
 ) -> Outcome:
-    due_s = time.monotonic()
+    """Ask now for what was due at ``due_s``; what has not come ``until_s`` after that is missed."""
     salt = secrets.token_hex(8)  # the same prompts at every rate, but in no cache
     request = token_request(prompt, max_tokens=lengths.output, salt=salt)
-    answer = await generate(channel, request, timeout_s=timeout_s)
+    left_s = max(0.0, due_s + until_s - time.monotonic())
+    answer = await generate(channel, request, timeout_s=left_s)
     return Outcome.of(due_s, answer.times, lengths.output)
 
 
@@ -90,9 +96,10 @@ async def offer(
     ):
         running = []
         for at, lengths, prompt in plan:
-            await asyncio.sleep(max(0.0, begin + at - time.monotonic()))
-            left_s = begin + duration_s + DRAIN_S - time.monotonic()
-            running.append(tasks.create_task(one(channel, prompt, lengths, left_s)))
+            due_s = begin + at
+            await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+            until_s = duration_s + DRAIN_S - at
+            running.append(tasks.create_task(one(channel, prompt, lengths, due_s, until_s)))
     elapsed = time.monotonic() - begin
     shares = {name: (cpu_s(p) - before[name]) / elapsed for name, p in watched.items()}
     return [task.result() for task in running], shares
@@ -103,37 +110,45 @@ def cpu_s(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-@contextmanager
-def deployment(options: argparse.Namespace, budget: int | None) -> Iterator[Cluster]:
-    """Two colocated engines with a step ``budget``, or (None) one prefill and one decode worker."""
-    flags = {
-        "kv-cache-memory": "768MiB",
-        "max-model-len": str(options.max_prompt + options.max_output + 16),
-        "max-num-seqs": "32",
-        "num-threads": "1",
-    }
-    router = {"local-prefill-below-tokens": "0"}
-    with tempfile.TemporaryDirectory() as folder:
-        if budget is None:
-            with running_cluster(
-                Path(folder),
-                options.model,
-                worker_flags=flags,
-                prefill_flags={"cpus": "0"},
-                decode_flags={"cpus": "1"},
-                router_flags=router,
-            ) as cluster:
-                yield cluster
-        else:
-            with running_cluster(
-                Path(folder),
-                options.model,
-                num_prefill=0,
-                num_decode=2,
-                worker_flags={**flags, "max-batched-tokens": str(budget)},
-                per_decode_flags=[{"cpus": "0"}, {"cpus": "1"}],
-            ) as cluster:
-                yield cluster
+class Deployment(NamedTuple):
+    """One prefill and one decode worker (``APART``), or two colocated engines (``TOGETHER``)."""
+
+    kind: str
+    budget: int  # tokens of a step of the engines that prefill
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind} {self.budget}"
+
+    @contextmanager
+    def running(self, options: argparse.Namespace) -> Iterator[Cluster]:
+        flags = {
+            "kv-cache-memory": "768MiB",
+            "max-model-len": str(options.max_prompt + options.max_output + 16),
+            "max-num-seqs": "32",
+            "num-threads": "1",
+        }
+        steps = {"max-batched-tokens": str(self.budget)}
+        with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+            if self.kind == APART:
+                cluster = running_cluster(
+                    Path(folder),
+                    options.model,
+                    worker_flags=flags,
+                    prefill_flags={"cpus": "0", **steps},
+                    decode_flags={"cpus": "1"},
+                    router_flags={"local-prefill-below-tokens": "0"},
+                )
+            else:
+                cluster = running_cluster(
+                    Path(folder),
+                    options.model,
+                    num_prefill=0,
+                    num_decode=2,
+                    worker_flags={**flags, **steps},
+                    per_decode_flags=[{"cpus": "0"}, {"cpus": "1"}],
+                )
+            yield stack.enter_context(cluster)
 
 
 async def measure(
@@ -162,13 +177,14 @@ def cells(
             for row in rows:
                 value = goodput(row["outcomes"], objective, duration_s)
                 peaks[row["deployment"]] = max(value, peaks.get(row["deployment"], 0.0))
-            apart = peaks.pop("disaggregated")
-            name, together = best(peaks)
+            setting, apart = best(_of(APART, peaks))
+            name, together = best(_of(TOGETHER, peaks))
             result.append(
                 {
                     "ttft_multiple": ttft,
                     "tpot_multiple": tpot,
                     "disaggregated": apart,
+                    "disaggregated_setting": setting,
                     "colocated": together,
                     "colocated_setting": name,
                     "ratio": apart / together if together else None,
@@ -177,13 +193,18 @@ def cells(
     return result
 
 
+def _of(kind: str, peaks: dict[str, float]) -> dict[str, float]:
+    return {name: peak for name, peak in peaks.items() if name.startswith(f"{kind} ")}
+
+
 def table(result: Sequence[dict[str, Any]]) -> str:
-    lines = ["TTFT  TPOT  disaggregated  colocated (best budget)  ratio"]
+    lines = ["TTFT  TPOT  disaggregated (best budget)  colocated (best budget)  ratio"]
     for cell in result:
         ratio = "-" if cell["ratio"] is None else f"{cell['ratio']:.2f}"
         lines.append(
             f"{cell['ttft_multiple']:>3g}x  {cell['tpot_multiple']:>3g}x"
-            f"  {cell['disaggregated']:>13.2f}  {cell['colocated']:>9.2f}"
+            f"  {cell['disaggregated']:>13.2f} ({cell['disaggregated_setting']})"
+            f"  {cell['colocated']:>9.2f}"
             f" ({cell['colocated_setting']})  {ratio}"
         )
     return "\n".join(lines)
@@ -206,21 +227,23 @@ def main() -> None:
     parser.add_argument("--rate", type=float, nargs="+", default=[0.5, 1.0, 1.5, 2.0])
     parser.add_argument("--duration", type=float, default=45.0, help="s of arrivals per rate")
     parser.add_argument("--budget", type=int, nargs="+", default=[64, 128, 256, 512, 1024])
+    parser.add_argument("--prefill-budget", type=int, nargs="+", default=[128, 512, 1024])
     parser.add_argument("--out", type=Path, default=Path("bench-goodput.json"))
     options = parser.parse_args()
     lengths = read_azure(options.trace, options.divide, options.max_prompt, options.max_output)
     work = Workload(lengths, options.vocab)
     rows: list[dict[str, Any]] = []
     unit: Objective | None = None
-    for budget in [*sorted(options.budget, reverse=True), None]:
-        name = "disaggregated" if budget is None else f"budget {budget}"
-        show(f"starting {name}")
-        with deployment(options, budget) as cluster:
+    deployments = [Deployment(TOGETHER, each) for each in sorted(options.budget, reverse=True)]
+    deployments += [Deployment(APART, each) for each in options.prefill_budget]
+    for each in deployments:
+        show(f"starting {each.name}")
+        with each.running(options) as cluster:
             asyncio.run(cluster.wait_ready())
             if unit is None:
                 unit = asyncio.run(unloaded(cluster, work))
                 show(f"unloaded medians: {unit}")
-            rows += asyncio.run(measure(cluster, name, work, options))
+            rows += asyncio.run(measure(cluster, each.name, work, options))
     assert unit is not None
     result = cells(rows, unit, options.duration)
     options.out.write_text(

@@ -15,7 +15,8 @@ Ratios, by model, larger is better unless it is a share:
 ``decode_bB_roofline`` (``_cC`` at context C, else the first) sum over the operations of
 max(bytes / memory rate, flops / arithmetic rate) / step time.
 ``prefill_N_mfu`` time of the arithmetic at its ceiling / time. The ceiling is that of
-float32 products; of a matrix unit's products of bfloat16 parts in ``prefill_N_mfu_parts``.
+float32 products on vectors; where there is a matrix unit, ``prefill_N_mfu_parts`` has that of its
+products of bfloat16 parts. ``--without-matrix-unit`` leaves it out, for us and for the ceilings.
 ``overhead_share_bB`` share of an engine's step outside the forward pass (scheduler,
 messages, inputs, sampling). ``small_share_bB`` share of the forward pass in norms, rotary
 embedding, activations and KV write.
@@ -23,6 +24,7 @@ embedding, activations and KV write.
 
 import argparse
 import json
+import os
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -31,16 +33,14 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from decode_worker.config import DecodeWorkerConfig
 from diptych import settings
 from diptych.engine.scheduling.step import StepPlan
 from diptych.worker.loading import num_usable_cores
 from tests.bench import ceilings, engine_rig, roofline
-from tests.bench.ceilings import Machine
+from tests.bench.ceilings import AS_PARTS, Machine
 from tests.bench.engine_rig import Overhead, Rig, loaded, model_thread
-from tests.bench.handoff import environment
+from tests.bench.environment import environment, without_matrix_unit
 from tests.bench.roofline import Ceilings, Operation
 from tests.golden import models
 
@@ -202,7 +202,7 @@ def _run(
             }
         )
         ratios |= {f"{prefix}.{one.task.ratio}": one.ratio(limit) for one in of_tasks}
-        if weight_type == "float32":
+        if AS_PARTS in by_threads[machine.num_threads].flops_per_s and weight_type == "float32":
             split = by_threads[machine.num_threads].of_parts()
             for one, row in zip(of_tasks, rows, strict=True):
                 if one.task.ratio.startswith("prefill_"):
@@ -212,7 +212,7 @@ def _run(
         ratios[f"{prefix}.overhead_share_b{batch}"] = of_step.engine.outside_forward
         ratios[f"{prefix}.small_share_b{batch}"] = of_step.forward["small"]
     return {
-        "environment": {**environment(), "torch": torch.__version__},
+        "environment": environment(),
         "worker_args": list(worker_args),
         "weight_type": weight_type,
         "ceilings": [machine._asdict() for machine in best],
@@ -262,6 +262,17 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def report(result: dict[str, Any], to: str) -> None:
+    """The JSON into a file and the table to standard output; or, for ``-``, the JSON there."""
+    text = json.dumps(result, indent=1)
+    if to == "-":
+        show(table(result))
+        print(text)  # noqa: T201
+    else:
+        Path(to).write_text(text + "\n")
+        print(table(result))  # noqa: T201
+
+
 def show(text: str) -> None:
     print(text, file=sys.stderr, flush=True)  # noqa: T201
 
@@ -275,12 +286,21 @@ def main() -> None:
     parser.add_argument("--model", action="append", help="demo, gemma or a folder; default: both")
     parser.add_argument("--threads", default=str(num_usable_cores()), help="such as 1,2")
     parser.add_argument("--quick", action="store_true", help="small and rough, for tests")
-    parser.add_argument("--json", type=Path, default=Path("bench-limits.json"))
+    parser.add_argument(
+        "--without-matrix-unit", action="store_true", help="as on a processor that has none"
+    )
+    parser.add_argument(
+        "--json", default="bench-limits.json", help="file; -: standard output, the table elsewhere"
+    )
     options, worker_args = parser.parse_known_args()
+    environ = {**os.environ, **without_matrix_unit()}
+    if options.without_matrix_unit and environ != dict(os.environ):
+        os.execve(
+            sys.executable, [sys.executable, "-m", "tests.bench.limits", *sys.argv[1:]], environ
+        )
     threads = [int(number) for number in options.threads.split(",")]
     result = run(options.model or ["demo", "gemma"], threads, worker_args, quick=options.quick)
-    options.json.write_text(json.dumps(result, indent=1) + "\n")
-    print(table(result))  # noqa: T201
+    report(result, options.json)
 
 
 if __name__ == "__main__":

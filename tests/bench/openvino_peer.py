@@ -7,8 +7,8 @@ Prints output tokens/s of 1, 8 and 16 prompts of 512 tokens at a time, 128 out, 
 tokens/s of one of 2,048: medians of three rounds.
 
 Needs openvino-genai and nothing of Diptych. Float32, two threads, keys and values in
-float32, continuous batching in steps of 512 tokens. It answers what peers.py asks, no more:
-streams, greedy, the end-of-sequence token ignored.
+float32, continuous batching in steps of 1,024 tokens, like the others. It answers what
+peers.py asks, no more: streams, greedy, the end-of-sequence token ignored.
 """
 
 import argparse
@@ -58,7 +58,7 @@ class Engine:
         # Not installed where Diptych is developed.
         self._genai: Any = importlib.import_module("openvino_genai")
         scheduler = self._genai.SchedulerConfig()
-        scheduler.max_num_batched_tokens, scheduler.cache_size = 512, 2
+        scheduler.max_num_batched_tokens, scheduler.cache_size = 1024, 2
         self._pipe = self._genai.ContinuousBatchingPipeline(
             folder,
             scheduler,
@@ -142,8 +142,9 @@ def measure(engine: Engine) -> None:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """POST /v1/completions."""
+    """POST /v1/completions, on a connection that is kept."""
 
+    protocol_version = "HTTP/1.1"
     engine: Engine
 
     def do_POST(self) -> None:
@@ -151,6 +152,7 @@ class Handler(BaseHTTPRequestHandler):
         num_prompt_tokens, steps = self.engine.submit(asked["prompt"], asked["max_tokens"])
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         num_output_tokens = 0
         for step in steps:
@@ -158,10 +160,15 @@ class Handler(BaseHTTPRequestHandler):
             self._send({"choices": [{"index": 0, "text": ""}]})
         usage = {"prompt_tokens": num_prompt_tokens, "completion_tokens": num_output_tokens}
         self._send({"choices": [], "usage": usage})
-        self.wfile.write(b"data: [DONE]\n\n")
+        self._write(b"data: [DONE]\n\n")
+        self._write(b"")
 
     def _send(self, event: dict[str, Any]) -> None:
-        self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+        self._write(b"data: " + json.dumps(event).encode() + b"\n\n")
+
+    def _write(self, chunk: bytes) -> None:
+        """The empty one ends the answer."""
+        self.wfile.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
 
     def log_message(self, format: str, *args: Any) -> None:
         pass

@@ -2,9 +2,10 @@
 
 import asyncio
 import json
+import os
 import shlex
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -22,6 +23,7 @@ _TIMEOUT_S = 280.0  # of one answer
 _START_TIMEOUT_S = 300.0
 _STOP_TIMEOUT_S = 15.0
 _POLL_S = 0.1
+_KEPT_S = 2.0  # llama.cpp closes an idle connection after 5
 _TAIL_BYTES = 1500
 
 
@@ -71,23 +73,36 @@ class OpenAITarget:
     async def ask(self, text: str, num_output_tokens: int) -> Reply:
         """Raises ServerError, also if the server does not say how many tokens there were."""
         body = {**self._body, "prompt": text, "max_tokens": num_output_tokens}
+        try:
+            return await self._ask(body)
+        except httpx.RemoteProtocolError:
+            # It closed a kept connection just as it was asked, before it said anything.
+            try:
+                return await self._ask(body)
+            except httpx.HTTPError as error:
+                raise ServerError(f"{self.name}: {error!r}") from error
+        except httpx.ConnectError as error:
+            raise UnavailableError(f"{self.name}: {error}") from error
+        except httpx.HTTPError as error:
+            raise ServerError(f"{self.name}: {error!r}") from error
+
+    async def _ask(self, body: dict[str, Any]) -> Reply:
+        """Raises ServerError, httpx.HTTPError; RemoteProtocolError only before any token."""
         sent_s, times = time.monotonic(), []
         usage: dict[str, int] = {}
-        try:
-            async with self._client.stream("POST", "/completions", json=body) as reply:
-                if reply.status_code != httpx.codes.OK:
-                    is_starting = reply.status_code == httpx.codes.SERVICE_UNAVAILABLE
-                    kind = UnavailableError if is_starting else ServerError
-                    raise kind(f"{self.name}: {reply.status_code}: {await reply.aread()!r}")
+        async with self._client.stream("POST", "/completions", json=body) as reply:
+            if reply.status_code != httpx.codes.OK:
+                is_starting = reply.status_code == httpx.codes.SERVICE_UNAVAILABLE
+                kind = UnavailableError if is_starting else ServerError
+                raise kind(f"{self.name}: {reply.status_code}: {await reply.aread()!r}")
+            try:
                 async for line in reply.aiter_lines():
                     event = _event(line)
                     if event.get("choices"):
                         times.append(time.monotonic())
                     usage = event.get("usage") or usage
-        except httpx.ConnectError as error:
-            raise UnavailableError(f"{self.name}: {error}") from error
-        except httpx.HTTPError as error:
-            raise ServerError(f"{self.name}: {error!r}") from error
+            except httpx.RemoteProtocolError as error:
+                raise ServerError(f"{self.name}: {error!r}") from error
         if not usage or not times:
             raise ServerError(f"{self.name}: an answer without usage or tokens")
         return Reply(
@@ -143,8 +158,13 @@ class ServerProcess:
         self._process, self._log = process, log
 
     @classmethod
-    async def start(cls, command: str, log: Path) -> "ServerProcess":
-        """command: split like a shell does, but not run by one. Raises ServerError."""
+    async def start(
+        cls, command: str, log: Path, environment: Mapping[str, str]
+    ) -> "ServerProcess":
+        """command: split like a shell does, but not run by one. Raises ServerError.
+
+        environment: added to this process's.
+        """
         with log.open("wb") as out:
             try:
                 process = await asyncio.create_subprocess_exec(
@@ -153,6 +173,7 @@ class ServerProcess:
                     stdout=out,
                     stderr=out,
                     start_new_session=True,
+                    env={**os.environ, **environment},
                 )
             except OSError as error:
                 raise ServerError(str(error)) from error
@@ -194,6 +215,7 @@ class Server(NamedTuple):
     log: Path
     model_id: str = ""
     extra: dict[str, Any] = EXACT
+    environment: Mapping[str, str] = {}  # it is started with these variables besides
 
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[Target]:
@@ -201,8 +223,10 @@ class Server(NamedTuple):
             async with open_channel(self.address) as channel:
                 yield DiptychTarget(self.name, channel)
         else:
-            # A connection for each request: the server may be closing one that was kept.
-            limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+            # Kept, as ours is; but none that was idle for so long that the server may close it.
+            limits = httpx.Limits(
+                max_connections=None, max_keepalive_connections=None, keepalive_expiry=_KEPT_S
+            )
             async with httpx.AsyncClient(
                 base_url=self.address, timeout=_TIMEOUT_S, limits=limits
             ) as client:
@@ -217,7 +241,7 @@ class Server(NamedTuple):
                 return
             if await _answers(target):
                 raise ServerError(f"{self.name}: {self.address} is taken: something answers there")
-            process = await ServerProcess.start(self.command, self.log)
+            process = await ServerProcess.start(self.command, self.log, self.environment)
             try:
                 await _ready(target, process)
                 yield target

@@ -10,6 +10,8 @@ turn, in the opposite order every other round: it is started (unless it has no
 server the same texts, which no server has seen before. A text has the same number of
 tokens everywhere, because it is made of words that are one token each. What a server
 says it read and wrote is checked. A server that fails is left out from then on, and named.
+The JSON names the processor and every version, so that it can be checked: commit it, in
+``docs/bench``, where a page quotes it.
 
 Ratios are ours (``--diptych``) over theirs, of the medians of all rounds: output
 tokens/s, or for the long prompt its tokens/s until the first token. Above 1 we are faster.
@@ -20,8 +22,10 @@ import asyncio
 import json
 import os
 import random
+import shlex
 import signal
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -30,7 +34,7 @@ from typing import Any
 
 from diptych.models import source as model_source
 from diptych.text.tokenizer import Tokenizer
-from tests.bench.handoff import environment
+from tests.bench.environment import environment, without_matrix_unit
 from tests.bench.machine_use import MachineUse
 from tests.bench.peer_ratios import Scenario, line, ratios, table
 from tests.bench.peer_servers import EXACT, Server, ServerError, Target
@@ -136,16 +140,17 @@ class Comparison:
     async def _turn(self, server: Server, number: int, texts: dict[str, list[str]]) -> None:
         """Raises ServerError, alone or in groups."""
         async with server.running() as target:
-            await self._warm_up(target)
+            await self.warm_up(target)
             for scenario in self._scenarios:
                 row = await measure(target, scenario, texts[scenario.name])
                 self.rows.append({"round": number, **row})
                 show(line(row))
 
-    async def _warm_up(self, target: Target) -> None:
-        """One prompt of the first scenario's length, and short ones, as many as ever at a time."""
+    async def warm_up(self, target: Target) -> None:
+        """A prompt of each length that is measured, and short ones, as many as ever at a time."""
         num_streams = max(each.num_streams for each in self._scenarios)
-        await target.ask(self._prompts.text(self._scenarios[0].num_prompt_tokens), _WARM_UP_TOKENS)
+        for length in sorted({each.num_prompt_tokens for each in self._scenarios}):
+            await target.ask(self._prompts.text(length), _WARM_UP_TOKENS)
         async with asyncio.TaskGroup() as tasks:
             for _ in range(num_streams):
                 text = self._prompts.text(_SHORT_PROMPT_TOKENS)
@@ -181,10 +186,20 @@ def servers_of(options: argparse.Namespace, folder: Path) -> list[Server]:
             log=options.out.with_suffix(f".{name}.log"),
             model_id=model_ids.get(name, str(folder)),
             extra=bodies.get(name, EXACT),
+            environment=without_matrix_unit() if options.without_matrix_unit else {},
         )
         for ours, pairs in ((True, options.diptych), (False, options.openai))
         for name, address in pairs
     ]
+
+
+def output_of(command: str) -> str:
+    """What it prints, or how it failed."""
+    try:
+        done = subprocess.run(shlex.split(command), capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return repr(error)
+    return done.stdout.strip() or done.stderr.strip()
 
 
 def folder_of(model: str) -> Path:
@@ -215,7 +230,9 @@ async def run(options: argparse.Namespace) -> int:
     finally:
         ours = [server.name for server in servers if server.ours]
         result = {
-            "environment": environment(),
+            "environment": environment(without_unit=options.without_matrix_unit),
+            "versions": {name: output_of(command) for name, command in options.version},
+            "num_rounds": options.rounds,
             "model": str(folder.name),
             "servers": {s.name: s.command for s in servers},
             "failures": comparison.failures,
@@ -242,7 +259,9 @@ def main() -> int:
     add("--prompt-tokens", type=int, default=512)
     add("--output-tokens", type=int, default=128)
     add("--long-prompt-tokens", type=int, default=2048, help="0: none")
-    add("--rounds", type=int, default=3)
+    add("--version", type=named, action="append", default=[], help="NAME=COMMAND that says it")
+    add("--rounds", type=int, default=5, help="fewer are not enough to be quoted")
+    add("--without-matrix-unit", action="store_true", help="for all that are started here")
     add("--seed", type=int, default=os.getpid(), help="of the texts; the same are cached")
     add("--out", type=Path, default=Path("bench-peers.json"), help="logs of servers go beside it")
     try:

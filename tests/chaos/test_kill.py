@@ -27,7 +27,8 @@ from tests.notes import Note
 from tests.waiting import until
 
 WORK = jobs(60, seed=11)
-SMALL_STEPS = {"max-batched-tokens": "16"}  # a prompt takes many: there is a middle to be hit in
+# A prompt takes many steps: there is a middle to be hit in.
+SMALL_STEPS = {"max-batched-tokens": "16", "max-num-seqs": "16"}
 AT_ONCE = 8
 NOTICED_S = 5.0
 NUM_ROUNDS, NUM_ROUNDS_LONG = 3, 20

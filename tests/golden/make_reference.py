@@ -49,7 +49,7 @@ MIN_MARGIN = 2 * golden_rule.MARGIN
 
 
 NEAR_TIE_LENGTHS = (24, 48, 100)
-NUM_NEAR_TIES = 4
+NUM_NEAR_TIES = 3
 MIN_DISTINCT = 36  # of NUM_TOKENS
 MIN_TOKENS_AFTER = 8  # a near tie at the end would show nothing
 

@@ -90,9 +90,7 @@ def test_tests_in_the_docs_exist() -> None:
     for page in PAGES:
         for line in page.read_text().splitlines():
             file = ""
-            for named, function in re.findall(
-                r"`(?:tests/[\w/]*/)?(test_\w+\.py)?(?:::(test_\w+))?", line
-            ):
+            for named, function in named_test.findall(line):
                 file = named or file
                 if not named and not function:
                     continue

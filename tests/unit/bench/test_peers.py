@@ -2,14 +2,14 @@
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import pytest
 
 from tests.bench.peer_ratios import Scenario, line, ratios, table
 from tests.bench.peer_servers import OpenAITarget, Reply, ServerError, UnavailableError
-from tests.bench.peers import measure
+from tests.bench.peers import Comparison, Prompts, measure
 
 SCENARIO = Scenario("2 at a time", num_streams=2, num_prompt_tokens=5, num_output_tokens=3)
 
@@ -61,6 +61,42 @@ async def test_what_is_no_answer_is_an_error(
     with pytest.raises(ServerError, match=message) as caught:
         await OpenAITarget("s", client, "m", {}).ask("text", 3)
     assert caught.type is kind
+
+
+async def test_a_kept_connection_that_the_server_closed_is_asked_again() -> None:
+    num_asked = 0
+
+    def serve(request: httpx.Request) -> httpx.Response:
+        nonlocal num_asked
+        num_asked += 1
+        if num_asked == 1:
+            raise httpx.RemoteProtocolError("disconnected without sending a response")
+        usage = {"prompt_tokens": 5, "completion_tokens": 3}
+        return httpx.Response(200, content=event_stream({"choices": [{}]}, {"usage": usage}))
+
+    client = httpx.AsyncClient(transport=httpx.MockTransport(serve), base_url="http://x/v1")
+    reply = await OpenAITarget("s", client, "m", {}).ask("text", 3)
+    assert (reply.num_output_tokens, num_asked) == (3, 2)
+
+
+async def test_every_length_is_warmed_up() -> None:
+    class Words(Prompts):
+        def __init__(self) -> None: ...
+
+        def text(self, num_tokens: int) -> str:
+            return "word " * num_tokens
+
+    class Asked(Scripted):
+        lengths: ClassVar[list[int]] = []
+
+        async def ask(self, text: str, num_output_tokens: int) -> Reply:
+            self.lengths.append(len(text.split()))
+            return await super().ask(text, num_output_tokens)
+
+    long = Scenario("long prompt", num_streams=1, num_prompt_tokens=2048, num_output_tokens=1)
+    await Comparison([], [SCENARIO, long], Words()).warm_up(Asked("s", 3))
+    assert Asked.lengths[:2] == [SCENARIO.num_prompt_tokens, 2048]
+    assert len(Asked.lengths) == 2 + SCENARIO.num_streams
 
 
 class Scripted:

@@ -74,7 +74,7 @@ def clear(model: GoldenModel, golden_all: bool) -> list[GoldenPrompt]:
 def prompts(model: GoldenModel, clear: list[GoldenPrompt]) -> list[GoldenPrompt]:
     """Clear ones and near ties; enough for IN_FLIGHT at a time."""
     chosen = [*clear, *model.near_ties]
-    assert len(chosen) > IN_FLIGHT
+    assert len(chosen) >= IN_FLIGHT
     return chosen
 
 

@@ -59,6 +59,16 @@ def write_gemma3_with_images(folder: Path) -> None:
     Gemma3ForConditionalGeneration(config).save_pretrained(folder)
 
 
+def chat_ids(folder: Path, question: str) -> list[int]:
+    """The prompt that the model's own chat template makes of one question."""
+    from transformers import AutoTokenizer
+
+    messages = [{"role": "user", "content": question}]
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    made = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+    return list(made["input_ids"])
+
+
 @torch.inference_mode()
 def logits(
     folder: Path, token_ids: Sequence[int], dtype: torch.dtype = torch.float32

@@ -4,7 +4,8 @@ Takes a few minutes; the near ties take longer, because they are rare. The promp
 text cut to lengths around every block (16) and chunk (64, 256, 512) boundary; each starts at
 another paragraph, and where transformers itself came close to a tie, some words later. With
 ``--near-ties`` it is the other way round: the first prompts are kept whose answers come close to
-a tie, with tokens to follow it, and do not repeat themselves.
+a tie, with tokens to follow it, and do not repeat themselves. Of a large vocabulary that takes
+hours; ``--first-token`` finds prompts at whose very next token the tie is, in minutes.
 """
 
 import argparse
@@ -49,7 +50,8 @@ MIN_MARGIN = 2 * golden_rule.MARGIN
 
 
 NEAR_TIE_LENGTHS = (24, 48, 100)
-NUM_NEAR_TIES = 3
+NUM_NEAR_TIES = 4
+MAX_CUT = 300  # tokens of a prompt that is cut at a tie: it fits the pool that preempts
 MIN_DISTINCT = 36  # of NUM_TOKENS
 MIN_TOKENS_AFTER = 8  # a near tie at the end would show nothing
 
@@ -57,6 +59,7 @@ MIN_TOKENS_AFTER = 8  # a near tie at the end would show nothing
 def main() -> None:
     parser = argparse.ArgumentParser(description="Write the golden references")
     parser.add_argument("--near-ties", action="store_true", help="write that set alone")
+    parser.add_argument("--first-token", action="store_true", help="the tie is there")
     parser.add_argument("model", nargs="*", default=MODELS)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -64,7 +67,8 @@ def main() -> None:
         for name in options.model:
             folder = golden_folder(name, progress)
             if options.near_ties:
-                tied = itertools.islice(_near_ties(folder), NUM_NEAR_TIES)
+                search = _tied_cuts if options.first_token else _near_ties
+                tied = itertools.islice(search(folder), NUM_NEAR_TIES)
                 found = _shown(tied, progress, f"{name}: near ties", NUM_NEAR_TIES)
                 _write(name, found, NEAR_TIES)
             else:
@@ -88,6 +92,21 @@ def _near_ties(folder: Path) -> Iterator[GoldenPrompt]:
         prompts = [_prompt(folder, i, num_dropped_words)[:length] for i in range(len(LENGTHS))]
         for ids, is_tied in zip(prompts, _may_be_tied(folder, prompts), strict=True):
             if is_tied and _is_tied(run := hf_reference.greedy(folder, ids, NUM_TOKENS)):
+                yield _golden(ids, run)
+
+
+def _tied_cuts(folder: Path) -> Iterator[GoldenPrompt]:
+    """Natural text cut where the next token is close to a tie; one cut of a text."""
+    for num_dropped_words, index in itertools.product(range(0, 60, 7), range(len(LENGTHS))):
+        text = _prompt(folder, index, num_dropped_words)[:MAX_CUT]
+        top = torch.cat(
+            [rows.topk(2).values for rows in hf_reference.logit_chunks(folder, text, MAX_CUT // 4)]
+        )
+        close = (top[:, 0] - top[:, 1] < golden_rule.MARGIN / 2).nonzero()
+        for position in close.flatten().tolist()[:1]:
+            ids = text[: position + 1]
+            run = hf_reference.greedy(folder, ids, NUM_TOKENS)
+            if run.margins[0] < golden_rule.MARGIN / 2:
                 yield _golden(ids, run)
 
 

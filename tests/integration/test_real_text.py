@@ -70,9 +70,13 @@ def chat(text: str) -> inference_pb2.GenerateRequest:
     """One question, answered greedily until the model ends by itself."""
     return inference_pb2.GenerateRequest(
         chat=inference_pb2.ChatPrompt(
-            messages=[inference_pb2.ChatMessage(role="user", content=text)]
+            messages=[
+                inference_pb2.ChatMessage(
+                    role="user", content=[inference_pb2.ContentPart(text=text)]
+                )
+            ]
         ),
-        sampling=common_pb2.SamplingParams(temperature=0.0, max_tokens=64, return_margins=True),
+        sampling=inference_pb2.SamplingOptions(temperature=0.0, max_tokens=64, return_margins=True),
     )
 
 
@@ -83,13 +87,13 @@ async def test_a_question_is_answered_and_the_model_ends_by_itself(
     assert answer.error is None, answer.error
     assert answer.text == ANSWER
     assert answer.finish_reason == common_pb2.FINISH_REASON_STOP
-    assert answer.last.stop_match == ""
+    assert not answer.finished.stop
     assert answer.timing.kv_path == inference_pb2.KV_PATH_DISAGGREGATED
     assert answer.token_ids[-1] == tokenizer.token_to_id(EOS)
     prompt = hf_reference.chat_ids(smollm2, QUESTION)
     want = hf_reference.greedy(smollm2, prompt, len(answer.token_ids))
     check_exact(answer.token_ids, want.token_ids, want.margins, "chat")
-    assert answer.last.usage.num_prompt_tokens == len(prompt)
+    assert answer.usage.num_prompt_tokens == len(prompt)
 
 
 async def test_a_character_is_split_between_the_workers(
@@ -112,7 +116,7 @@ async def test_a_stop_string_is_split_between_the_workers(
     request.sampling.stop.append("🎉")
     answer = await generate(channel, request)
     assert answer.error is None, answer.error
-    assert (answer.text, answer.last.stop_match) == (" ", "🎉")
+    assert (answer.text, answer.finished.stop) == (" ", "🎉")
     assert answer.finish_reason == common_pb2.FINISH_REASON_STOP
 
 
@@ -198,7 +202,7 @@ async def test_text_goes_on_exactly_when_the_decode_worker_dies(
     assert answer.error is None, answer.error
     assert answer.timing.num_attempts == 2
     assert answer.token_ids == want.token_ids[: len(answer.token_ids)]
-    assert (answer.text, answer.last.stop_match) == (text[:3], stop)
+    assert (answer.text, answer.finished.stop) == (text[:3], stop)
     note(f"went on after {STEPS_BEFORE_THE_KILL} to {len(answer.token_ids)} tokens")
     victims[0].start(victims[0].address)
     await asyncio.to_thread(victims[0].wait_listening)

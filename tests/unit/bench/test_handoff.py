@@ -13,7 +13,7 @@ def answer(ttft_s: float, gap_s: float = 0.03, exposed_s: float = 0.01) -> Answe
     timing = inference_pb2.Timing(
         ttft_s=ttft_s, handoff_gap_s=gap_s, decode_s=0.02 * (NUM_TOKENS - 2), transfer=stats
     )
-    return Answer(last=inference_pb2.GenerateResponse(timing=timing))
+    return Answer(summary=inference_pb2.Summary(timing=timing))
 
 
 def test_a_row_beyond_the_limits_is_named() -> None:

@@ -214,7 +214,7 @@ def num_steps(worker: Process) -> float:
     return worker.metric("diptych_engine_steps_total")
 
 
-def test_the_least_logit_of_a_filter() -> None:
+async def test_the_least_logit_of_a_filter() -> None:
     row = torch.tensor([2.0, 0.0, 1.0])
     assert least_logit(row, "top_k", 2) == 1.0
     shares: Sequence[float] = (row / 1.3).softmax(0).tolist()

@@ -14,8 +14,8 @@ from tests.integration.transfer_rig import (
     config,
     open_reader,
     open_source,
-    until,
 )
+from tests.waiting import until
 
 
 async def test_a_pull_moves_exactly_the_bytes_before_and_after_the_agent_is_replaced() -> None:

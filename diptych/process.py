@@ -48,6 +48,10 @@ _ORPHAN_GRACE_S = 10.0
 Ready = Callable[[int], None]
 
 
+class StuckThreadError(Exception):
+    """A thread does not come back. The process can only be left without waiting for it."""
+
+
 class ProcessConfig(BaseModel):
     """Settings that every server process has. Roles inherit it and set ``role``."""
 
@@ -92,6 +96,7 @@ class ProcessConfig(BaseModel):
 
 P_contra = TypeVar("P_contra", bound=ProcessConfig, contravariant=True)
 P = TypeVar("P", bound=ProcessConfig)
+E = TypeVar("E", bound=Exception)
 
 
 class Serve(Protocol[P_contra]):
@@ -125,7 +130,8 @@ def run(serve: Serve[P], config: P) -> int:
 
     0 after a clean stop, 2 after one line when a setting or file is wrong, 1
     after a logged traceback for a bug. The first signal sets ``stop``; a second
-    one exits at once.
+    one exits at once. After a StuckThreadError it does not return but ends the process
+    with 1: the interpreter would wait for the thread.
     """
     logs.set_up(f"diptych-{config.role}", config.log_level)
     try:
@@ -134,10 +140,13 @@ def run(serve: Serve[P], config: P) -> int:
     except ConfigurationError as error:
         return complain(config.role, error)
     except BaseExceptionGroup as group:
-        cause = _configuration_error(group)
+        cause = _first_of(ConfigurationError, group)
         if cause is not None:
             return complain(config.role, cause)
         logger.critical("process failed", exc_info=group)
+        if _first_of(StuckThreadError, group) is not None:
+            logging.shutdown()  # flushes
+            os._exit(EXIT_FAILED)
         return EXIT_FAILED
     except Exception as error:
         logger.critical("process failed", exc_info=error)
@@ -185,12 +194,12 @@ def _stop_at_eof(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
     os._exit(EXIT_FAILED)
 
 
-def _configuration_error(group: BaseExceptionGroup[BaseException]) -> ConfigurationError | None:
+def _first_of(kind: type[E], group: BaseExceptionGroup[BaseException]) -> E | None:
+    """The first error of that kind in a group, however deep."""
     for error in group.exceptions:
-        if isinstance(error, ConfigurationError):
+        if isinstance(error, kind):
             return error
-        if isinstance(error, BaseExceptionGroup):
-            found = _configuration_error(error)
-            if found is not None:
-                return found
+        found = _first_of(kind, error) if isinstance(error, BaseExceptionGroup) else None
+        if found is not None:
+            return found
     return None

@@ -12,7 +12,8 @@ class Timers(BaseModel):
     lost_peer_s: float = Field(
         4.5,
         gt=0,
-        description="Without a heartbeat, or a due engine step, for this long a peer is lost, s.",
+        description="Without a heartbeat, or a due engine step, for this long a peer is lost; a "
+        "worker ends by itself when a step takes this much longer than twice its prediction, s.",
     )
     keepalive_s: float = Field(1.0, gt=0, description="Interval between HTTP/2 pings, s.")
     keepalive_answer_s: float = Field(

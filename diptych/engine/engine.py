@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 from diptych.engine.scheduling.scheduler import Scheduler
 from diptych.engine.scheduling.step import SequenceUpdate, StepOutput, StepPlan
-from diptych.engine.scheduling.step_timing import StepTiming, fade
+from diptych.engine.scheduling.step_timing import MeasuredStep, StepTiming, fade
 
 
 class StepRunner(Protocol):
@@ -44,12 +44,14 @@ class Engine:
         on_step: Callable[[list[SequenceUpdate]], None],
         *,
         model_thread: Executor | None = None,
+        measured: MeasuredStep | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``on_step`` is called after each step, before the next is decided.
 
         It may call the scheduler (release, start). ``model_thread`` is an executor
         with one thread, the caller's to shut down; without it ``run`` makes one.
+        ``measured`` is a step that was run before the first one, to predict that.
         """
         self.num_steps = 0  # completed
         self.last_step: StepRecord | None = None  # set before on_step is called
@@ -60,17 +62,19 @@ class Engine:
         self._model_thread = model_thread
         self._clock = clock
         self._awake = asyncio.Event()
+        self._abandoned: asyncio.Future[None] | None = None  # of a run under way
         self._num_tokens_in_step = 0
         self._in_step = False
-        self._timing = StepTiming()
+        self._timing = StepTiming(measured)
         self._overhead_s = 0.0
 
     async def run(self) -> None:
         """Run steps until cancelled; sleeps when nothing can run.
 
         Whatever the runner or ``on_step`` raises ends it: the process must go down.
-        On cancellation it waits for the step in flight, whose memory it uses.
+        On cancellation it waits for the step in flight, whose memory it uses, or for ``abandon``.
         """
+        self._abandoned = asyncio.get_running_loop().create_future()
         own_thread = None
         if self._model_thread is None:
             own_thread = ThreadPoolExecutor(1, thread_name_prefix="model")
@@ -86,6 +90,14 @@ class Engine:
     def wake(self) -> None:
         """Something may be able to run: after add_prefill, start, release, end_quarantine."""
         self._awake.set()
+
+    def abandon(self) -> None:
+        """The step in flight will never end: a cancelled ``run`` does not wait for it.
+
+        The step may still write the KV pool, so nothing may be freed to anybody afterwards.
+        """
+        if self._abandoned is not None and not self._abandoned.done():
+            self._abandoned.set_result(None)
 
     @property
     def step_due(self) -> bool:
@@ -135,8 +147,10 @@ class Engine:
         try:
             return await asyncio.shield(step)
         except asyncio.CancelledError:
-            await asyncio.wait([step])
-            if step.exception() is None:  # so that released sequences free their blocks
+            assert self._abandoned is not None
+            ends: set[asyncio.Future[StepOutput] | asyncio.Future[None]] = {step, self._abandoned}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if step.done() and step.exception() is None:  # so that released sequences free theirs
                 self._scheduler.update(plan, step.result())
             raise
         finally:

@@ -18,6 +18,7 @@ from diptych.engine.kv.cache import KVCache
 from diptych.engine.model.decoder import Decoder
 from diptych.engine.scheduling.sequence import SamplingParams
 from diptych.engine.scheduling.step import Chunk, SampledToken, SampleSpec, StepOutput, StepPlan
+from diptych.engine.scheduling.step_timing import MeasuredStep
 from diptych.errors import LogitsError
 
 WarmUpProgress = Callable[[float], None]  # done ratio, 0 to 1
@@ -38,8 +39,8 @@ class Runner:
         """What it runs."""
         return self._model
 
-    def warm_up(self, progress: WarmUpProgress = lambda ratio: None) -> None:
-        """Compile and touch everything before the first real step.
+    def warm_up(self, progress: WarmUpProgress = lambda ratio: None) -> MeasuredStep:
+        """Compile and touch everything before the first real step; how long one takes then.
 
         Uses the cache's first blocks and leaves them zero. Call before any
         sequence owns a block.
@@ -58,7 +59,10 @@ class Runner:
         for index, chunks in enumerate(steps):
             self.execute(StepPlan(chunks=tuple(chunks), sequences=()))
             progress((index + 1) / len(steps))
+        again = StepPlan(chunks=tuple(steps[0]), sequences=())
+        measured = MeasuredStep(again.num_tokens, self.execute(again).duration_s)
         self._kv_cache.tensor[:num_blocks].zero_()
+        return measured
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepOutput:

@@ -40,7 +40,9 @@ class EngineParts:
             max_model_len=model.max_model_len,
         )
         scheduler = Scheduler(limits, pool)
-        engine = Engine(scheduler, model.runner, on_step, model_thread=model_thread)
+        engine = Engine(
+            scheduler, model.runner, on_step, model_thread=model_thread, measured=model.measured
+        )
         scratch = PoolScratch(range(model.num_blocks, model.kv_cache.num_blocks))
         return cls(model=model, pool=pool, scheduler=scheduler, engine=engine, scratch=scratch)
 

@@ -19,6 +19,7 @@ from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.decoder import Decoder
 from diptych.engine.model.weights import load_weights, resolve_dtype
 from diptych.engine.runner import Runner
+from diptych.engine.scheduling.step_timing import MeasuredStep
 from diptych.errors import ConfigurationError
 from diptych.models import source as model_source
 from diptych.progress import Progress
@@ -45,6 +46,7 @@ class LoadedModel:
     kv_cache: KVCache
     num_blocks: int  # of the pool; those behind them are scratch
     runner: Runner
+    measured: MeasuredStep  # one of the warmed-up runner
     layout: common_pb2.KVLayout
     text_digest: str  # of tokenizer and config, see :mod:`diptych.text.identity`
     max_model_len: int  # tokens: min(model's context, configured, what the pool holds)
@@ -88,7 +90,7 @@ def load_model(
         source.folder, model_config, store, lambda ratio: report("loading weights", ratio)
     )
     runner = Runner(Decoder(model_config, weights, backend), kv_cache, backend)
-    runner.warm_up(lambda ratio: report("warming up", ratio))
+    measured = runner.warm_up(lambda ratio: report("warming up", ratio))
     layout = kv_layout(
         model_config,
         kv_cache,
@@ -103,6 +105,7 @@ def load_model(
         kv_cache=kv_cache,
         num_blocks=size.num_blocks,
         runner=runner,
+        measured=measured,
         layout=layout,
         text_digest=text_digest(source.folder),
         max_model_len=size.max_model_len,

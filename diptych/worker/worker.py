@@ -15,12 +15,13 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from diptych.engine.scheduling.step import SequenceUpdate
-from diptych.errors import DiptychError, WorkerDrainingError
+from diptych.errors import DiptychError, NoWorkerError, WorkerDrainingError
 from diptych.service_host import ServiceHost
 from diptych.v1 import worker_pb2
 from diptych.worker.audit import BlockAudit
 from diptych.worker.config import WorkerConfig
 from diptych.worker.engine_parts import EngineParts
+from diptych.worker.engine_watch import EngineStuckError, EngineWatch
 from diptych.worker.loading import LoadAbandonedError, LoadedModel, load_model
 from diptych.worker.status import WorkerStatus
 from diptych.worker.step_metrics import StepMetrics
@@ -92,41 +93,50 @@ class WorkerLife:
     async def run(self, stop: asyncio.Event) -> None:
         """Load, serve until ``stop`` is set, drain. The host has started already.
 
-        Raises ConfigurationError from loading, EngineDiedError, TransferStuckError.
+        Raises ConfigurationError from loading, EngineDiedError, EngineStuckError,
+        TransferStuckError.
         """
-        with ThreadPoolExecutor(1, thread_name_prefix="model") as model_thread:
+        model_thread = ThreadPoolExecutor(1, thread_name_prefix="model")
+        try:
             model = await self._load(model_thread, stop)
-            if model is None:
-                return
-            parts = EngineParts.build(self._config, model, model_thread, self._on_step)
-            self._metrics = StepMetrics(self._host.metrics, parts)
-            self._parts = parts
-            async with asyncio.TaskGroup() as tasks:
-                engine = tasks.create_task(self._run_engine(parts), name="engine")
-                async with self._role.attached(parts, self._metrics):
-                    try:
-                        self._status.loaded = True
-                        audit = BlockAudit(
-                            parts,
-                            self._status,
-                            self._host.metrics,
-                            self._role.unfinished_block_ids,
-                        )
-                        watch = TransferWatch(
-                            self._role.transfer_stuck_s, self._config.timers, self._status
-                        )
-                        watching = (
-                            tasks.create_task(self._tell_ready(watch), name="readiness"),
-                            tasks.create_task(audit.run(), name="audit"),
-                            tasks.create_task(self._watch_transfer(watch), name="transfer-watch"),
-                        )
-                        await stop.wait()
-                        for task in watching:
-                            task.cancel()
-                        await self._drain()
-                    finally:
-                        await self._host.server.stop(_STOP_GRACE_S)
-                engine.cancel()
+            if model is not None:
+                await self._serve(model, model_thread, stop)
+        finally:
+            model_thread.shutdown(wait=False)  # idle by now, unless it is stuck
+
+    async def _serve(
+        self, model: LoadedModel, model_thread: ThreadPoolExecutor, stop: asyncio.Event
+    ) -> None:
+        parts = EngineParts.build(self._config, model, model_thread, self._on_step)
+        self._metrics = StepMetrics(self._host.metrics, parts)
+        async with asyncio.TaskGroup() as tasks:
+            engine = tasks.create_task(self._run_engine(parts), name="engine")
+            engine_watch = tasks.create_task(self._watch_engine(parts), name="engine-watch")
+            async with self._role.attached(parts, self._metrics):
+                try:
+                    self._status.loaded = True
+                    watching = self._watch(parts, tasks)
+                    await stop.wait()
+                    for task in watching:
+                        task.cancel()
+                    await self._drain()
+                finally:
+                    await self._host.server.stop(_STOP_GRACE_S)
+            engine.cancel()
+            await asyncio.wait([engine])  # for the last step, or until the watch gives it up
+            engine_watch.cancel()
+
+    def _watch(
+        self, parts: EngineParts, tasks: asyncio.TaskGroup
+    ) -> Collection[asyncio.Task[None]]:
+        """Start what looks after the worker while it serves."""
+        audit = BlockAudit(parts, self._status, self._host.metrics, self._role.unfinished_block_ids)
+        watch = TransferWatch(self._role.transfer_stuck_s, self._config.timers, self._status)
+        return (
+            tasks.create_task(self._tell_ready(watch), name="readiness"),
+            tasks.create_task(audit.run(), name="audit"),
+            tasks.create_task(self._watch_transfer(watch), name="transfer-watch"),
+        )
 
     async def _load(
         self, model_thread: ThreadPoolExecutor, stop: asyncio.Event
@@ -182,6 +192,17 @@ class WorkerLife:
             logger.critical("the engine died", exc_info=error)
             await self._tell_failed("the engine died")
             raise EngineDiedError(f"the engine died: {error!r}") from error
+
+    async def _watch_engine(self, parts: EngineParts) -> None:
+        try:
+            await EngineWatch(parts.engine, self._config.timers).run()
+        except EngineStuckError as error:
+            logger.critical("the model thread is stuck", extra={"reason": str(error)})
+            await self._tell_failed(str(error))
+            self._role.end_all(NoWorkerError(f"the worker failed: {error}"))
+            await self._wait_zero(self._role.num_streams, _END_S)
+            parts.engine.abandon()
+            raise
 
     async def _watch_transfer(self, watch: TransferWatch) -> None:
         try:

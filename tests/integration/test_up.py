@@ -14,6 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.hanging import hang_later
+
 DIPTYCH = [sys.executable, "-m", "diptych.cli"]
 WORKER_ARGS = "--worker-args=--num-blocks 64 --max-model-len 128"
 
@@ -152,6 +154,28 @@ def test_a_child_that_dies_is_reported_and_ends_it(tiny_llama: Path) -> None:
         assert code == 1
         assert "decode-0 was killed by signal 9; its last lines:" in output
         assert not alive(children)
+
+
+def test_a_worker_that_hangs_is_reported_and_ends_it(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flag = hang_later(monkeypatch, "decode-0.json", tmp_path)
+    timers = "--timers.heartbeat-s 0.2 --timers.lost-peer-s 1"
+    with up("--model", str(tiny_llama), "--prefill", "0", f"{WORKER_ARGS} {timers}") as cluster:
+        address = cluster.wait_for("router listens on").split("listens on ")[1].split(";")[0]
+        cluster.wait_for("diptych generate --address")
+        flag.touch()
+        command = [*DIPTYCH, "generate", "--address", address, "--prompt", "a b c"]
+        request = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            code, output = cluster.wait()
+        finally:
+            request.kill()
+            request.wait()
+        assert code == 1
+        assert "decode-0 exited with code 1; its last lines:" in output
+        assert "critical: the model thread is stuck" in output
+        assert "at one step for" in output.splitlines()[-1]
 
 
 def test_nothing_outlives_it_when_it_is_killed(tiny_llama: Path) -> None:

@@ -15,6 +15,7 @@ from diptych.rpc.channel import open_channel
 from diptych.v1 import worker_pb2
 from diptych.worker.worker import EngineDiedError
 from tests.cluster import Process
+from tests.hanging import hang_later
 from tests.integration.worker_rig import (
     INLINE,
     Lease,
@@ -93,6 +94,29 @@ async def test_a_second_signal_does_not_wait(tiny_llama: Path, tmp_path: Path) -
         assert worker.alive
         worker.signal(signal.SIGTERM)
         assert await asyncio.to_thread(exit_code, worker, 5) == 128 + signal.SIGTERM
+        with pytest.raises(DiptychError):
+            await lease.error()
+
+
+async def test_sigterm_ends_a_worker_whose_step_hangs(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flag = hang_later(monkeypatch, "prefill.port.json", tmp_path)
+    timers = ("--timers.heartbeat-s", "0.2", "--timers.lost-peer-s", "1")
+    worker = process("prefill", tiny_llama, tmp_path, *timers)
+    worker.start()
+    worker.wait_listening()
+    async with open_channel(worker.address) as channel:
+        nobody = asyncio.get_running_loop().create_task(asyncio.sleep(0))
+        view = Worker(worker.address, worker.metrics_address, channel, asyncio.Event(), nobody)
+        await view.wait_ready()
+        flag.touch()
+        lease = Lease(view)
+        await lease.start(prompt(20))
+        await lease.next("accepted")
+        worker.signal(signal.SIGTERM)
+        assert await asyncio.to_thread(exit_code, worker, 10) == 1, worker.log_tail()
+        assert "the model thread is at one step" in worker.log_tail(100)
         with pytest.raises(DiptychError):
             await lease.error()
 

@@ -1,20 +1,32 @@
 """How long steps take: what was measured, and what the next one should take. Pure."""
 
+from typing import NamedTuple
+
 _DECAY = 0.95  # weight of the past against one more step
+
+
+class MeasuredStep(NamedTuple):
+    """How long a step of so many tokens took."""
+
+    num_tokens: int
+    duration_s: float
 
 
 class StepTiming:
     """Moving figures over completed steps; all 0 until known.
 
     The prediction is a line fitted to (tokens, seconds) with exponentially fading
-    weights: a step costs something by itself, and something per token.
+    weights: a step costs something by itself, and something per token. A step ``measured``
+    before the first one predicts that one: others are patient with it, too.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, measured: MeasuredStep | None = None) -> None:
         # Faded sums of 1, x, y, x*x, x*y with x in tokens and y in seconds.
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
         self._prefill_tokens = self._prefill_s = 0.0
         self._decode_step_s = 0.0
+        if measured is not None:
+            self._fit(measured)
 
     @property
     def prefill_tokens_per_s(self) -> float:
@@ -26,12 +38,7 @@ class StepTiming:
 
     def record(self, num_prefill_tokens: int, num_decode_tokens: int, duration_s: float) -> None:
         """Book a completed step."""
-        x, y = float(num_prefill_tokens + num_decode_tokens), duration_s
-        self._weight = self._weight * _DECAY + 1.0
-        self._x = self._x * _DECAY + x
-        self._y = self._y * _DECAY + y
-        self._xx = self._xx * _DECAY + x * x
-        self._xy = self._xy * _DECAY + x * y
+        self._fit(MeasuredStep(num_prefill_tokens + num_decode_tokens, duration_s))
         if num_prefill_tokens == 0:
             self._decode_step_s = fade(self._decode_step_s, duration_s)
         elif num_prefill_tokens > num_decode_tokens:
@@ -48,6 +55,14 @@ class StepTiming:
             return mean_y * max(1.0, num_tokens / mean_x)
         slope = max(0.0, (self._xy / self._weight - mean_x * mean_y) / variance)
         return max(0.0, mean_y - slope * mean_x) + slope * num_tokens
+
+    def _fit(self, step: MeasuredStep) -> None:
+        x, y = float(step.num_tokens), step.duration_s
+        self._weight = self._weight * _DECAY + 1.0
+        self._x = self._x * _DECAY + x
+        self._y = self._y * _DECAY + y
+        self._xx = self._xx * _DECAY + x * x
+        self._xy = self._xy * _DECAY + x * y
 
 
 def fade(average: float, value: float) -> float:

@@ -14,7 +14,7 @@ from diptych.engine.scheduling.block_pool import BlockPool, Owner
 from diptych.engine.scheduling.scheduler import Scheduler, SchedulerConfig
 from diptych.engine.scheduling.sequence import SamplingParams, Sequence, SequenceKey, SequenceState
 from diptych.engine.scheduling.step import SampledToken, SequenceUpdate, StepOutput, StepPlan
-from diptych.engine.scheduling.step_timing import StepTiming
+from diptych.engine.scheduling.step_timing import MeasuredStep, StepTiming
 
 
 @dataclass
@@ -181,6 +181,29 @@ async def test_cancelling_waits_for_the_step_and_frees_what_was_released() -> No
         await ended.wait()
     assert rig.pool.counts().free == 16
     assert not rig.engine.failed
+
+
+async def test_cancelling_does_not_wait_for_a_step_that_is_given_up() -> None:
+    rig = Rig()
+    rig.runner.gate.clear()
+    try:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(rig.engine.run(), name="engine")
+            seq = rig.start(3, max_tokens=9)
+            await until_set(rig.runner.began)
+            rig.scheduler.release(seq)
+            rig.engine.abandon()
+            task.cancel()
+        assert rig.pool.counts().running == 2, "the step may still write them"
+    finally:
+        rig.runner.gate.set()
+
+
+def test_a_step_measured_before_the_first_predicts_it() -> None:
+    timing = StepTiming(MeasuredStep(16, 0.02))
+    assert timing.predict_s(8) == pytest.approx(0.02)
+    assert timing.predict_s(160) == pytest.approx(0.2)
+    assert (timing.prefill_tokens_per_s, timing.decode_step_s) == (0, 0)
 
 
 def test_prediction_is_a_line_once_two_sizes_were_seen() -> None:

@@ -1,0 +1,21 @@
+"""A model thread that hangs in a real process, from a moment that the test chooses."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+_FOLDER = Path(__file__).parent / "hung_step"
+
+
+def hang_later(monkeypatch: pytest.MonkeyPatch, process: str, tmp_path: Path) -> Path:
+    """Let the steps of one child process hang once the returned file exists.
+
+    ``process`` is a part of its command line that no other process has. Call before it starts.
+    """
+    flag = tmp_path / "hang"
+    monkeypatch.setenv("HANG_FLAG", str(flag))
+    monkeypatch.setenv("HANG_PROCESS", process)
+    inherited = os.environ.get("PYTHONPATH")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(_FOLDER), inherited))))
+    return flag

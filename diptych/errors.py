@@ -155,6 +155,13 @@ class LogitsError(DiptychError):
     reason = "LOGITS_NOT_FINITE"
 
 
+class StepFailedError(DiptychError):
+    """A model step broke off, and with it every sequence in it. Try another worker."""
+
+    code = grpc.StatusCode.INTERNAL
+    reason = "STEP_FAILED"
+
+
 class ConfigurationError(DiptychError):
     """A setting or file is wrong; stops the process at start with one line."""
 

@@ -163,8 +163,9 @@ class LeaseSession:
             return None
         if not SESSION_TRANSITIONS.allows(self.phase, SessionEvent.STEP):
             return None  # closed while the step was made
-        if self._first_step_at is None:
+        if self._first_step_at is None:  # what others computed while it waited is in its table
             self._first_step_at = step_started_at
+            self._leases.rebase(self.sequence.key, self.sequence.block_table)
         self._leases.announce(self.sequence.key, min(update.num_computed_tokens, self._num_tokens))
         if update.token is None:
             return None

@@ -26,7 +26,7 @@ def chunk_logits(
             block_table=tuple(block_table),
             sample=None,
         )
-        yield runner.logits(StepPlan(chunks=(chunk,), sequences=()))
+        yield runner.logits(StepPlan(chunks=(chunk,)))
         start += size
 
 

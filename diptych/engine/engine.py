@@ -5,7 +5,9 @@ listener. Knows nothing of requests, leases or wires.
 """
 
 import asyncio
+import logging
 import time
+import uuid
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import NamedTuple, Protocol
@@ -13,12 +15,31 @@ from typing import NamedTuple, Protocol
 from diptych.engine.scheduling.scheduler import Scheduler
 from diptych.engine.scheduling.step import SequenceUpdate, StepOutput, StepPlan
 from diptych.engine.scheduling.step_timing import MeasuredStep, StepTiming, fade
+from diptych.errors import StepFailedError
+
+logger = logging.getLogger(__name__)
+
+MAX_FAILED_STEPS = 3  # in a row: then it is not the sequences
+
+
+class DeviceLostError(Exception):
+    """The device, or its memory, cannot be used again: the worker has to end."""
 
 
 class StepRunner(Protocol):
     """Executes a plan. Called on the model thread, one plan at a time."""
 
-    def execute(self, plan: StepPlan) -> StepOutput: ...
+    def execute(self, plan: StepPlan) -> StepOutput:
+        """Run the step, and return once the *device* has completed it.
+
+        Then all KV of the plan's tokens is in its blocks for whoever reads that memory, and
+        nothing of the step still reads or writes any block, whether it drew tokens or not: what
+        it computed is announced, cached and freed on the return alone.
+
+        Raises DeviceLostError; any other error is of this step's sequences. It, too, is
+        raised only when nothing of the step is still at work.
+        """
+        ...
 
 
 class StepRecord(NamedTuple):
@@ -54,7 +75,7 @@ class Engine:
         ``measured`` is a step that was run before the first one, to predict that.
         """
         self.num_steps = 0  # completed
-        self.last_step: StepRecord | None = None  # set before on_step is called
+        self.last_step: StepRecord | None = None  # set before on_step is called; None: it failed
         self.failed = False  # run() ended with an error
         self._scheduler = scheduler
         self._runner = runner
@@ -64,6 +85,7 @@ class Engine:
         self._awake = asyncio.Event()
         self._abandoned: asyncio.Future[None] | None = None  # of a run under way
         self._num_tokens_in_step = 0
+        self._num_failed = 0  # steps in a row
         self._in_step = False
         self._timing = StepTiming(measured)
         self._overhead_s = 0.0
@@ -71,7 +93,8 @@ class Engine:
     async def run(self) -> None:
         """Run steps until cancelled; sleeps when nothing can run.
 
-        Whatever the runner or ``on_step`` raises ends it: the process must go down.
+        An error of a step ends that step's sequences. After several in a row, or one of the
+        device, it ends with it, as with any of ``on_step``: the process must go down.
         On cancellation it waits for the step in flight, whose memory it uses, or for ``abandon``.
         """
         self._abandoned = asyncio.get_running_loop().create_future()
@@ -133,11 +156,25 @@ class Engine:
                 await self._awake.wait()
                 continue
             started_s = self._clock()
-            output = await self._execute(model_thread, plan)
-            updates = self._scheduler.update(plan, output)
+            try:
+                output = await self._execute(model_thread, plan)
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is of one step
+                updates = self._fail(plan, error)
+            else:
+                self._num_failed = 0
+                updates = self._scheduler.update(plan, output)
+                self._record(plan, output, began_s, started_s)
             self.num_steps += 1
-            self._record(plan, output, began_s, started_s)
             self._on_step(updates)
+
+    def _fail(self, plan: StepPlan, error: Exception) -> list[SequenceUpdate]:
+        self._num_failed += 1
+        if isinstance(error, DeviceLostError) or self._num_failed >= MAX_FAILED_STEPS:
+            raise error
+        error_id = uuid.uuid4().hex
+        logger.error("a step failed", exc_info=error, extra={"error_id": error_id})
+        self.last_step = None
+        return self._scheduler.fail(plan, StepFailedError(f"a model step failed: {error_id}"))
 
     async def _execute(self, model_thread: Executor | None, plan: StepPlan) -> StepOutput:
         self._num_tokens_in_step = plan.num_tokens

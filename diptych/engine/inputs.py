@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diptych.engine.scheduling.step import Chunk, StepPlan
+from diptych.engine.scheduling.step import StepPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +78,8 @@ def build_inputs(plan: StepPlan, block_size: int, device: torch.device | str = "
     token_ids = np.fromiter(
         chain.from_iterable(chunk.token_ids for chunk in ordered), np.int64, num_tokens
     )
-    block_ids = np.fromiter(
-        chain.from_iterable(chunk.block_table for chunk in ordered),
-        np.int64,
-        int(num_blocks.sum()),
-    )
+    # An array's ids are copied as they lie, without a Python object for each.
+    block_ids = np.concatenate([np.asarray(chunk.block_table, np.int64) for chunk in ordered])
     table_begins = np.cumsum(num_blocks) - num_blocks
     block_of = block_ids[np.repeat(table_begins, lengths) + positions // block_size]
     last_rows = np.empty(len(chunks), np.int64)
@@ -103,7 +100,14 @@ def build_inputs(plan: StepPlan, block_size: int, device: torch.device | str = "
             device,
         ),
         prefills=tuple(
-            _prefill_chunk(ordered[i], int(row_ends[i] - lengths[i]), int(used_blocks[i]), device)
+            PrefillChunk(
+                begin=int(row_ends[i] - lengths[i]),
+                num_tokens=int(lengths[i]),
+                start=int(starts[i]),
+                block_ids=torch.from_numpy(
+                    block_ids[table_begins[i] : table_begins[i] + used_blocks[i]]
+                ).to(device),
+            )
             for i in range(num_decodes, len(chunks))
         ),
         last_rows=last_rows,
@@ -123,15 +127,4 @@ def _decode_batch(
     return DecodeBatch(
         block_tables=torch.from_numpy(block_ids[table_begins[:, None] + columns]).to(device),
         context_lens=torch.from_numpy(context_lens).to(device),
-    )
-
-
-def _prefill_chunk(
-    chunk: Chunk, begin: int, used_blocks: int, device: torch.device | str
-) -> PrefillChunk:
-    return PrefillChunk(
-        begin=begin,
-        num_tokens=len(chunk.token_ids),
-        start=chunk.start,
-        block_ids=torch.tensor(chunk.block_table[:used_blocks], dtype=torch.int64, device=device),
     )

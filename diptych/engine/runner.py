@@ -57,9 +57,9 @@ class Runner:
         steps = [[chunk] for chunk in prefill if chunk.token_ids]
         steps += [[_chunk(num_tokens, (1,), table, spec)] * rows for rows in (1, 2, 16)]
         for index, chunks in enumerate(steps):
-            self.execute(StepPlan(chunks=tuple(chunks), sequences=()))
+            self.execute(StepPlan(chunks=tuple(chunks)))
             progress((index + 1) / len(steps))
-        again = StepPlan(chunks=tuple(steps[0]), sequences=())
+        again = StepPlan(chunks=tuple(steps[0]))
         measured = MeasuredStep(again.num_tokens, self.execute(again).duration_s)
         self._kv_cache.tensor[:num_blocks].zero_()
         return measured

@@ -106,6 +106,19 @@ class LeaseTable:
         generations = tuple(self._generation_of(block_id) for block_id in used)
         self._leases[lease_id] = Lease(lease_id, used, generations, num_tokens, prompt_digest)
 
+    def rebase(self, lease_id: LeaseId, block_ids: Sequence[int]) -> None:
+        """Some of an open lease's blocks are others now, which the caller holds instead.
+
+        Those that were announced stay what they are.
+        """
+        lease = self._leases[lease_id]
+        num_announced = -(-lease.num_announced_tokens // self.block_size)
+        fresh = tuple(block_ids[num_announced : len(lease.block_ids)])
+        lease.block_ids = lease.block_ids[:num_announced] + fresh
+        lease.generations = lease.generations[:num_announced] + tuple(
+            map(self._generation_of, fresh)
+        )
+
     def announce(self, lease_id: LeaseId, upto_tokens: int) -> None:
         """KV of the first ``upto_tokens`` tokens is complete on the device.
 

@@ -71,7 +71,7 @@ class Rig:
             )
             for row in range(batch)
         ]
-        return StepPlan(chunks=tuple(chunks), sequences=())
+        return StepPlan(chunks=tuple(chunks))
 
     def prefill_plans(self, num_tokens: int) -> list[StepPlan]:
         """One prompt in the chunks that a prefill worker makes of it, unless told otherwise."""
@@ -85,7 +85,7 @@ class Rig:
             tokens = tuple(5 + position % 499 for position in range(start, end))
             sample = _GREEDY if end == num_tokens else None
             chunks.append(Chunk(token_ids=tokens, start=start, block_table=table, sample=sample))
-        return [StepPlan(chunks=(chunk,), sequences=()) for chunk in chunks]
+        return [StepPlan(chunks=(chunk,)) for chunk in chunks]
 
     def operations(self, plans: Sequence[StepPlan]) -> list[Operation]:
         """What these steps cost."""

@@ -42,7 +42,7 @@ class Case:
             chunks.append(
                 Chunk(token_ids=(5 + row,), start=length - 1, block_table=table, sample=None)
             )
-        return build_inputs(StepPlan(chunks=tuple(chunks), sequences=()), BLOCK_SIZE)
+        return build_inputs(StepPlan(chunks=tuple(chunks)), BLOCK_SIZE)
 
     def one_by_one(self, inputs: StepInputs) -> Tensor:
         attention = CompiledAttention(self.config, self.cache, self.model.dtype)
@@ -98,7 +98,7 @@ def test_other_steps_are_not_taken(tmp_path: Path) -> None:
     assert programs.decode(case.inputs([8] * (MAX_THIN_ROWS + 1))) is None
     prompt = Chunk(token_ids=(5, 6), start=0, block_table=(0,), sample=None)
     decode = Chunk(token_ids=(5,), start=3, block_table=(1,), sample=None)
-    mixed = StepPlan(chunks=(prompt, decode), sequences=())
+    mixed = StepPlan(chunks=(prompt, decode))
     assert programs.decode(build_inputs(mixed, BLOCK_SIZE)) is None
 
 
@@ -120,4 +120,4 @@ def test_a_runner_uses_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     runner = Runner(case.model, case.cache, CPU)
     monkeypatch.setattr(Decoder, "forward", None)
     chunk = Chunk(token_ids=(5,), start=3, block_table=(1,), sample=None)
-    runner.execute(StepPlan(chunks=(chunk,), sequences=()))
+    runner.execute(StepPlan(chunks=(chunk,)))

@@ -225,7 +225,7 @@ def decode_plan(
         )
         for prompt, table in zip(batch, tables, strict=False)
     ]
-    return StepPlan(chunks=tuple(chunks), sequences=())
+    return StepPlan(chunks=tuple(chunks))
 
 
 def difference(got: torch.Tensor, want: torch.Tensor) -> float:

@@ -95,7 +95,7 @@ def runner_of(model: Decoder) -> Runner:
 
 
 def plan_of(*chunks: Chunk) -> StepPlan:
-    return StepPlan(chunks=chunks, sequences=())
+    return StepPlan(chunks=chunks)
 
 
 def assert_close(got: Tensor, want: Tensor) -> None:

@@ -65,7 +65,7 @@ def engine_logits(folder: Path, token_ids: list[int]) -> torch.Tensor:
         chunk = Chunk(
             token_ids=tuple(token_ids[start:end]), start=start, block_table=table, sample=None
         )
-        rows.append(runner.logits(StepPlan(chunks=(chunk,), sequences=())))
+        rows.append(runner.logits(StepPlan(chunks=(chunk,))))
     return torch.cat(rows)
 
 

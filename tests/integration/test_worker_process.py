@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from grpc_health.v1 import health_pb2
 
+from diptych.engine.engine import MAX_FAILED_STEPS
 from diptych.engine.runner import Runner
 from diptych.engine.scheduling.step import StepOutput, StepPlan
 from diptych.errors import DiptychError
@@ -130,6 +131,14 @@ async def test_a_dead_engine_takes_the_process_down(
     async def serve_and_break() -> None:
         async with prefill_worker(tiny_llama, tmp_path, SETTINGS) as worker:
             monkeypatch.setattr(Runner, "execute", broken)
+            for _ in range(MAX_FAILED_STEPS - 1):
+                lease = Lease(worker)
+                await lease.start(prompt(20))
+                await lease.next("accepted")
+                with pytest.raises(DiptychError, match="STEP_FAILED: a model step failed"):
+                    await lease.error()
+                assert await worker.health() == health_pb2.HealthCheckResponse.SERVING
+            await worker.wait_baseline()
             lease = Lease(worker)
             await lease.start(prompt(20))
             await lease.next("accepted")

@@ -3,10 +3,11 @@
 A token is read off the slot before it, so wrong KV gives a wrong token.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 from hashlib import blake2b
 
+from diptych.engine.scheduling.sequence import Sequence as EngineSequence
 from diptych.engine.scheduling.step import SampledToken, StepOutput, StepPlan
 from diptych.v1 import common_pb2
 from tests.protocol.invariants import Invariant, Watch
@@ -65,15 +66,18 @@ class Memory:
             ]
         ]
 
-    def begin(self, plan: StepPlan) -> None:
-        """From here until ``execute`` what the step writes is unreadable."""
-        self._check_attended(plan)
+    def begin(self, plan: StepPlan, sequences: Collection[EngineSequence]) -> None:
+        """From here until ``execute`` what the step writes is unreadable.
+
+        ``sequences`` own the plan's chunks, in order; here and below.
+        """
+        self._check_attended(plan, sequences)
         for chunk in plan.chunks:
             for position in range(chunk.start, chunk.end):
                 self._write(chunk.block_table, position, _POISON)
 
-    def execute(self, plan: StepPlan) -> StepOutput:
-        self._check_attended(plan)
+    def execute(self, plan: StepPlan, sequences: Collection[EngineSequence]) -> StepOutput:
+        self._check_attended(plan, sequences)
         sampled = []
         for chunk in plan.chunks:
             slot = self._read(chunk.block_table, chunk.start - 1) if chunk.start else _ROOT
@@ -85,8 +89,8 @@ class Memory:
             )
         return StepOutput(tokens=tuple(sampled), duration_s=0.001)
 
-    def _check_attended(self, plan: StepPlan) -> None:
-        for seq, chunk in zip(plan.sequences, plan.chunks, strict=True):
+    def _check_attended(self, plan: StepPlan, sequences: Collection[EngineSequence]) -> None:
+        for seq, chunk in zip(sequences, plan.chunks, strict=True):
             for position, slot in enumerate(slots_of(seq.token_ids[: chunk.start])):
                 found = self._read(chunk.block_table, position)
                 if found != slot:

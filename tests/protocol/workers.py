@@ -52,10 +52,11 @@ class Worker:
             self.plan = self.scheduler.schedule()
             self.waits = self.plan is None
             if self.plan is not None:
-                self.memory.begin(self.plan)
+                self.memory.begin(self.plan, self.scheduler.in_flight)
             return
         plan, self.plan = self.plan, None
-        self.on_step(self.scheduler.update(plan, self.memory.execute(plan)))
+        output = self.memory.execute(plan, self.scheduler.in_flight)
+        self.on_step(self.scheduler.update(plan, output))
 
     def on_step(self, updates: list[SequenceUpdate]) -> None:
         raise NotImplementedError

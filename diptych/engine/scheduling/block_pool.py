@@ -204,6 +204,17 @@ class BlockPool:
         assert self.is_writable(block_id), f"block {block_id} is not its holder's to enter"
         return self._cache.insert(block_id, key, parent)
 
+    def forget(self, block_ids: Iterable[int]) -> set[int]:
+        """Let nobody share these blocks, nor any computed from them, that does not already.
+
+        They stay with their holders. Returns all that were cached until now.
+        """
+        forgotten = self._cache.forget(block_ids)
+        for block_id in sorted(forgotten):
+            if not self._holders[block_id]:
+                self._free.add(block_id)
+        return forgotten
+
     def _set_holders(self, block_id: int, holders: int) -> None:
         before = self._holders[block_id]
         self._holders[block_id] = holders

@@ -1,9 +1,11 @@
 """Gives sequences their blocks: prefix hits, fresh ones, and entering what was computed.
 
 The scheduler decides when; this decides which. Changes ``block_table``,
-``block_keys``, ``num_computed_tokens`` and ``num_cached_tokens`` of sequences and
-nothing else of them. Pure.
+``block_keys``, ``packed_table``, ``is_private`` and ``num_computed_tokens`` of sequences
+and nothing else of them. Pure.
 """
+
+from array import array
 
 from diptych.block_hash import BlockKey, extend_block_keys
 from diptych.engine.scheduling.block_pool import BlockPool, Owner
@@ -42,7 +44,6 @@ class BlockTables:
         pool.hold(hits, owner)
         fresh = pool.allocate(num_fresh, owner, after=hits[-1] if hits else None)
         seq.block_table += hits + fresh
-        seq.table_snapshot = None
         seq.num_computed_tokens = len(hits) * pool.block_size
         return seq.num_computed_tokens
 
@@ -52,18 +53,16 @@ class BlockTables:
         The last token stays to be computed, for its logits.
         """
         pool, table = self._pool, seq.block_table
-        first, past = divmod(seq.num_computed_tokens, pool.block_size)
-        if past:
-            return
-        end = (seq.num_tokens - 1) // pool.block_size
-        hits = pool.lookup(self._keys(seq)[first:end])
+        missing = self.missing_blocks(seq)
+        hits = pool.lookup(self._keys(seq)[missing.start : missing.stop])
         if not hits:
             return
+        first = missing.start
         swapped = slice(first, first + len(hits))
         pool.hold(hits, owner)
         pool.free(table[swapped], owner)
         table[swapped] = hits
-        seq.table_snapshot = None
+        seq.packed_table = None
         seq.num_computed_tokens += len(hits) * pool.block_size
 
     def grow(self, seq: Sequence, owner: Owner) -> None:
@@ -72,7 +71,6 @@ class BlockTables:
         missing = self._pool.num_blocks_for(seq.num_tokens) - len(table)
         if missing > 0:
             table += self._pool.allocate(missing, owner, after=table[-1] if table else None)
-            seq.table_snapshot = None
 
     def step_back(self, seq: Sequence, owner: Owner) -> None:
         """Leave the last token of a wholly computed sequence to be computed again.
@@ -87,7 +85,7 @@ class BlockTables:
             seq.num_computed_tokens = seq.num_tokens - 1
             return
         del seq.block_table[index]
-        seq.table_snapshot = None
+        seq.packed_table = None
         self._pool.free([block_id], owner)
         seq.num_computed_tokens = index * block_size
 
@@ -95,25 +93,49 @@ class BlockTables:
         """Empty the table; what was entered stays cached until it is evicted."""
         self._pool.free(seq.block_table, owner)
         seq.block_table.clear()
-        seq.table_snapshot = None
+        seq.packed_table = None
         seq.num_computed_tokens = 0
+        seq.is_private = False
 
     def enter_computed(self, seq: Sequence, first_token: int, end_token: int) -> None:
         """Enter the blocks that tokens from ``first_token`` to ``end_token`` completed."""
         block_size = self._pool.block_size
         first, end = first_token // block_size, end_token // block_size
-        if first == end:
+        if first == end or seq.is_private:
             return
         keys = self._keys(seq)
         for index in range(first, end):
             parent = keys[index - 1] if index else None
             self._pool.insert(seq.block_table[index], keys[index], parent)
 
-    def snapshot(self, seq: Sequence) -> tuple[int, ...]:
-        """The table, immutable, for a plan."""
-        if seq.table_snapshot is None:
-            seq.table_snapshot = tuple(seq.block_table)
-        return seq.table_snapshot
+    def missing_blocks(self, seq: Sequence) -> range:
+        """Whole blocks that are still to be computed and that others could share.
+
+        Empty where one is begun; without that of the last token.
+        """
+        first, past = divmod(seq.num_computed_tokens, self._pool.block_size)
+        return range(first, first if past else (seq.num_tokens - 1) // self._pool.block_size)
+
+    def will_enter(self, seq: Sequence, like: Sequence, index: int) -> bool:
+        """Whether steps of ``seq`` will enter block ``index``, and it is ``like``'s as well."""
+        block_size = self._pool.block_size
+        if not seq.num_computed_tokens // block_size <= index < seq.num_tokens // block_size:
+            return False
+        return not seq.is_private and self._keys(seq)[index] == self._keys(like)[index]
+
+    def distrust(self, seq: Sequence) -> set[int]:
+        """Share nothing of a sequence from now on, hits included; what was shared until now."""
+        return self._pool.forget(seq.block_table) | set(seq.block_table)
+
+    def packed(self, seq: Sequence) -> "array[int]":
+        """The table for a plan. Never changed afterwards; only new ids are looked at."""
+        packed, table = seq.packed_table, seq.block_table
+        if packed is None:
+            packed = array("q", table)
+        elif len(packed) < len(table):
+            packed = packed + array("q", table[len(packed) :])
+        seq.packed_table = packed
+        return packed
 
     def _keys(self, seq: Sequence) -> list[BlockKey]:
         extend_block_keys(seq.block_keys, seq.token_ids, self._pool.block_size, seq.cache_salt)

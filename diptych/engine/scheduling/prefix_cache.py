@@ -7,7 +7,7 @@ no holders; the block pool, its owner, tells it. Pure.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from diptych.block_hash import BlockKey
 
@@ -54,6 +54,28 @@ class PrefixCache:
             self._parent_of[block_id] = parent
             self._num_children[parent] = self._num_children.get(parent, 0) + 1
         return True
+
+    def forget(self, block_ids: Iterable[int]) -> set[int]:
+        """Take the keys of these blocks, and of all that were computed from them.
+
+        Returns the blocks that lost theirs: those that were idle are nobody's now.
+        O(cached blocks): it is for what must never happen.
+        """
+        keys = {self._key_of[block_id] for block_id in block_ids if block_id in self._key_of}
+        forgotten = set[int]()
+        while keys:
+            children = {
+                self._key_of[block_id]
+                for block_id, parent in self._parent_of.items()
+                if parent in keys
+            }
+            for key in keys:
+                block_id = self._block_of[key]
+                forgotten.add(block_id)
+                self._idle.pop(block_id, None)
+                self._forget(block_id)
+            keys = children - keys
+        return forgotten
 
     def mark_idle(self, block_id: int) -> None:
         """Nobody holds it any more. Call in the order in which to evict: leaves first."""

@@ -8,7 +8,8 @@ One step mixes single decode tokens and prefill chunks under a token budget.
 Sequences that wait hold all blocks of their tokens or none, so nobody holds
 blocks while waiting for more. When a running sequence cannot grow, the youngest
 gives its blocks up and is recomputed later (never one whose blocks others read),
-and newcomers are refused until it has them back.
+and newcomers are refused until it has them back. A sequence whose next block
+another one is computing waits for that instead of computing it as well.
 
 Ideas: Orca (continuous batching), Sarathi (chunked prefill), vLLM (paging).
 """
@@ -21,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from diptych.engine.scheduling.block_pool import BlockPool, Owner
 from diptych.engine.scheduling.block_tables import BlockTables
+from diptych.engine.scheduling.prefill_shares import PrefillShares
 from diptych.engine.scheduling.queues import Queues
 from diptych.engine.scheduling.sequence import FinishReason, Sequence, SequenceState
 from diptych.engine.scheduling.step import (
@@ -34,6 +36,7 @@ from diptych.engine.scheduling.step import (
 from diptych.errors import (
     BlocksExhaustedError,
     ConfigurationError,
+    DiptychError,
     InvalidRequestError,
     LogitsError,
 )
@@ -67,6 +70,13 @@ class SlotUsage(NamedTuple):
     allocated: int
 
 
+class _StepInFlight(NamedTuple):
+    """A plan that is being executed, and the owners of its chunks."""
+
+    plan: StepPlan
+    sequences: tuple[Sequence, ...]
+
+
 _OWNER = {
     SequenceState.RESERVED: Owner.RESERVED,
     SequenceState.WAITING: Owner.RUNNING,
@@ -97,7 +107,7 @@ class Scheduler:
             max_model_len=config.max_model_len,
         )
         self._queues = Queues()
-        self._in_flight: StepPlan | None = None
+        self._in_flight: _StepInFlight | None = None
 
     @property
     def has_work(self) -> bool:
@@ -120,14 +130,18 @@ class Scheduler:
         runnable = itertools.chain(self._queues.running, self._queues.waiting)
         return sum(num for num in map(_num_pending, runnable) if num > 1)
 
+    @property
+    def in_flight(self) -> tuple[Sequence, ...]:
+        """The owners of the chunks of the step in flight, in order; for checks."""
+        return () if self._in_flight is None else self._in_flight.sequences
+
     def holders(self) -> Iterator[tuple[Sequence, Owner]]:
         """Each sequence whose table holds blocks, and as what; for checks. O(sequences)."""
         for seq in self._queues:
             yield seq, _OWNER[seq.state]
-        if self._in_flight is not None:
-            for seq in self._in_flight.sequences:
-                if seq.state is SequenceState.FINISHED:  # released during the step
-                    yield seq, Owner.RUNNING
+        for seq in self.in_flight:
+            if seq.state is SequenceState.FINISHED:  # released during the step
+                yield seq, Owner.RUNNING
 
     def slot_usage(self) -> SlotUsage:
         """How full the held blocks are. O(sequences)."""
@@ -140,8 +154,9 @@ class Scheduler:
     def add_prefill(self, seq: Sequence) -> None:
         """Admit a ``prefill_only`` sequence: -> WAITING.
 
-        Holds the prefix hit (``num_cached_tokens``) and fresh blocks for the rest; the
-        block table does not change again until ``release``. The caller wakes the engine.
+        Holds the prefix hit (``num_cached_tokens``) and fresh blocks for the rest. Those are
+        swapped for what others have computed when the sequence gets its turn; from its first
+        step on the block table does not change until ``release``. The caller wakes the engine.
         Raises InvalidRequestError (never fits), BlocksExhaustedError (not now); nothing
         is then held.
         """
@@ -206,41 +221,48 @@ class Scheduler:
         self.pool.quarantine(unfinished_block_ids)
         owner = _OWNER[seq.state]
         self._queues.finish(seq)
-        if self._in_flight is None or seq not in self._in_flight.sequences:
+        if seq not in self.in_flight:
             self._tables.drop(seq, owner)
 
     def schedule(self) -> StepPlan | None:
         """Decide the next step; None if nothing can run until somebody calls in.
 
-        Each plan is followed by ``update`` before the next ``schedule``.
+        Each plan is followed by ``update`` or ``fail`` before the next ``schedule``.
         """
         assert self._in_flight is None, "a step is in flight"
         self._grow_running()
         # Single tokens first: a long prompt may slow decoding down but not stop it.
-        sequences = [seq for seq in self._queues.running if _num_pending(seq) == 1]
-        chunks = [self._chunk(seq, 1) for seq in sequences]
-        budget = self.config.max_batched_tokens - len(chunks)
+        ends = {seq: seq.num_tokens for seq in self._queues.running if _num_pending(seq) == 1}
+        shares = PrefillShares(
+            self.config.max_batched_tokens - len(ends),
+            block_size=self.pool.block_size,
+            max_step_tokens=self.config.max_batched_tokens,
+        )
         prefilling = [seq for seq in self._queues.running if _num_pending(seq) > 1]
-        candidates = itertools.chain(prefilling, self._admissions())
-        while budget and (seq := next(candidates, None)) is not None:
-            chunks.append(self._chunk(seq, budget))
-            sequences.append(seq)
-            budget -= len(chunks[-1].token_ids)
-        if not chunks:
+        for seq in itertools.chain(prefilling, self._admissions(shares)):
+            shares.take(seq)
+        shares.share_out_rest()
+        ends |= shares.ends
+        if not ends:
             return None
-        self._in_flight = StepPlan(chunks=tuple(chunks), sequences=tuple(sequences))
-        return self._in_flight
+        plan = StepPlan(chunks=tuple(self._chunk(seq, end) for seq, end in ends.items()))
+        self._in_flight = _StepInFlight(plan, tuple(ends))
+        return plan
 
     def update(self, plan: StepPlan, output: StepOutput) -> list[SequenceUpdate]:
         """Book a completed step; one entry per sequence not released meanwhile.
 
         Sequences that finished are FINISHED with their blocks freed; ``prefill_only``
-        ones are LEASED with their blocks held, finished or not.
+        ones are LEASED with their blocks held, finished or not. Of a sequence whose logits
+        are not numbers nothing is shared, neither what this step computed nor what it hit.
         """
-        assert plan is self._in_flight, "another step is in flight"
-        self._in_flight = None
+        sequences = self._end_step(plan)
+        steps = list(zip(sequences, plan.chunks, output.tokens, strict=True))
+        for seq, _, token in steps:  # before anything is entered
+            if isinstance(token, LogitsError):
+                self._distrust(seq, sequences)
         updates = []
-        for seq, chunk, token in zip(plan.sequences, plan.chunks, output.tokens, strict=True):
+        for seq, chunk, token in steps:
             seq.num_computed_tokens = chunk.end
             self._tables.enter_computed(seq, chunk.start, chunk.end)
             if seq.state is SequenceState.FINISHED:  # released meanwhile
@@ -249,6 +271,37 @@ class Scheduler:
                 updates.append(self._book(seq, chunk, token))
         return updates
 
+    def fail(self, plan: StepPlan, error: DiptychError) -> list[SequenceUpdate]:
+        """Book a step that was not completed: all its sequences end with ``error``.
+
+        As ``update``; nothing of what it may have written is used.
+        """
+        updates = []
+        for seq in self._end_step(plan):
+            if seq.state is SequenceState.FINISHED:
+                self._tables.drop(seq, Owner.RUNNING)
+                continue
+            num_computed = seq.num_computed_tokens
+            self._leave_batch(seq)
+            updates.append(SequenceUpdate(seq, num_computed, 0, None, None, None, error))
+        return updates
+
+    def _end_step(self, plan: StepPlan) -> tuple[Sequence, ...]:
+        step, self._in_flight = self._in_flight, None
+        assert step is not None, "no step is in flight"
+        assert plan is step.plan, "another step is in flight"
+        return step.sequences
+
+    def _distrust(self, seq: Sequence, in_step: Collection[Sequence]) -> None:
+        """Keep all KV that led to a step without numbers from those who do not have it yet.
+
+        Whoever has some of it may go on, and likely ends the same way; nobody shares with it.
+        """
+        spoilt = self._tables.distrust(seq)
+        for other in itertools.chain(self._queues, in_step):
+            if not spoilt.isdisjoint(other.block_table):
+                other.is_private = True
+
     def _book(
         self, seq: Sequence, chunk: Chunk, token: SampledToken | LogitsError | None
     ) -> SequenceUpdate:
@@ -256,20 +309,23 @@ class Scheduler:
         if chunk.sample is None:
             return SequenceUpdate(seq, chunk.end, num_step_tokens, None, None, None)
         assert token is not None, "the runner owes a token"
-        error = token if isinstance(token, LogitsError) else None
-        reason = None
-        if isinstance(token, SampledToken):
-            seq.token_ids.append(token.token_id)
-            reason = self._finish_reason(seq, chunk.sample, token.token_id)
+        if isinstance(token, LogitsError):
+            self._leave_batch(seq)
+            return SequenceUpdate(seq, chunk.end, num_step_tokens, None, None, None, token)
+        seq.token_ids.append(token.token_id)
+        reason = self._finish_reason(seq, chunk.sample, token.token_id)
+        if seq.prefill_only or reason is not None:
+            self._leave_batch(seq)
+        return SequenceUpdate(seq, chunk.end, num_step_tokens, token, chunk.end, reason)
+
+    def _leave_batch(self, seq: Sequence) -> None:
+        """It has no further steps: RUNNING -> LEASED with its blocks, or FINISHED."""
         if seq.prefill_only:
             self._queues.lease(seq)
             self.pool.retag(seq.block_table, Owner.RUNNING, Owner.LEASED)
-        elif reason is not None or error is not None:
+        else:
             self._queues.finish(seq)
             self._tables.drop(seq, Owner.RUNNING)
-        if isinstance(token, LogitsError):
-            return SequenceUpdate(seq, chunk.end, num_step_tokens, None, None, None, token)
-        return SequenceUpdate(seq, chunk.end, num_step_tokens, token, chunk.end, reason)
 
     def _finish_reason(
         self, seq: Sequence, sample: SampleSpec, token_id: int
@@ -315,7 +371,7 @@ class Scheduler:
         seq.num_preemptions += 1
         self.num_preemptions += 1
 
-    def _admissions(self) -> Iterable[Sequence]:
+    def _admissions(self, shares: PrefillShares) -> Iterable[Sequence]:
         """Move waiting sequences into the batch, one by one, as long as there is room.
 
         First come, first served among those that lack blocks; those that have theirs
@@ -323,16 +379,30 @@ class Scheduler:
         """
         may_admit = True
         for seq in tuple(self._queues.waiting):
-            if len(self._queues.running) >= self.config.max_num_seqs:
+            if len(self._queues.running) >= self.config.max_num_seqs or shares.is_spent:
                 return
             if not seq.block_table:
-                may_admit = may_admit and self._admit_again(seq)
+                may_admit = may_admit and shares.has_room_for(seq) and self._admit_again(seq)
                 if not may_admit:
                     continue
-            elif not seq.prefill_only:
-                self._tables.refresh(seq, Owner.RUNNING)
+            else:
+                self._refresh(seq)
+                if self._is_being_computed(seq) or not shares.has_room_for(seq):
+                    continue
             self._queues.run(seq)
             yield seq
+
+    def _refresh(self, seq: Sequence) -> None:
+        before = seq.num_computed_tokens
+        self._tables.refresh(seq, Owner.RUNNING)
+        self.num_hit_tokens += seq.num_computed_tokens - before
+
+    def _is_being_computed(self, seq: Sequence) -> bool:
+        """Whether the next block that it lacks is about to be another's, and then its as well."""
+        missing = self._tables.missing_blocks(seq)
+        return bool(missing) and any(
+            self._tables.will_enter(other, seq, missing.start) for other in self._queues.running
+        )
 
     def _admit_again(self, seq: Sequence) -> bool:
         try:
@@ -341,22 +411,17 @@ class Scheduler:
             return False
         return True
 
-    def _chunk(self, seq: Sequence, budget: int) -> Chunk:
-        start, num_tokens = seq.num_computed_tokens, seq.num_tokens
-        end = min(num_tokens, start + budget)
-        sample = None
-        if end == num_tokens:
+    def _chunk(self, seq: Sequence, end: int) -> Chunk:
+        start, sample = seq.num_computed_tokens, None
+        if end == seq.num_tokens:
             params = seq.sampling
             sample = SampleSpec(
                 params=params, allow_stop=seq.num_output_tokens >= params.min_tokens
             )
-        else:  # readers are offered whole blocks
-            aligned = end - end % self.pool.block_size
-            end = aligned if aligned > start else end
         return Chunk(
             token_ids=tuple(seq.token_ids[start:end]),
             start=start,
-            block_table=self._tables.snapshot(seq),
+            block_table=self._tables.packed(seq),
             sample=sample,
         )
 

@@ -6,6 +6,7 @@ thread sees only the :class:`~diptych.engine.scheduling.step.StepPlan` made from
 """
 
 import enum
+from array import array
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -53,7 +54,8 @@ class Sequence:
     num_cached_tokens: int = 0  # prefix hit when it was admitted
     num_preemptions: int = 0
     arrival: int = 0  # order of becoming runnable: first come, first served
-    table_snapshot: tuple[int, ...] | None = None  # block_table for plans, until it changes
+    packed_table: "array[int] | None" = None  # block_table for plans; never changed, replaced
+    is_private: bool = False  # its KV came of tokens with a step without numbers: nobody shares it
 
     @property
     def num_tokens(self) -> int:

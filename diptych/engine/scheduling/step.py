@@ -1,14 +1,16 @@
 """What one model step does, decided by the scheduler and executed by the runner.
 
-A plan is immutable plain data without torch, so that the scheduler can be tested
-alone and the model thread never reads state that the event loop may change.
+A plan is plain data without torch that nobody changes, so that the scheduler can be
+tested alone, the model thread never reads state that the event loop may change, and a
+plan can be sent to several processes.
 """
 
+import collections.abc
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from diptych.engine.scheduling.sequence import FinishReason, SamplingParams, Sequence
-from diptych.errors import LogitsError
+from diptych.errors import DiptychError, LogitsError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +23,9 @@ class Chunk:
 
     token_ids: tuple[int, ...]
     start: int  # position of token_ids[0] = tokens already computed
-    block_table: tuple[int, ...]  # covers start + len(token_ids) tokens
+    # Covers start + len(token_ids) tokens. An array("q") that the next plan has again, or a
+    # longer copy of it, so that ids need not pass through Python one by one.
+    block_table: collections.abc.Sequence[int]
     sample: "SampleSpec | None"  # None: more of the prompt follows
 
     @property
@@ -39,13 +43,9 @@ class SampleSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """One step: decode chunks (one token) and prefill chunks, mixed.
-
-    ``sequences[i]`` is the owner of ``chunks[i]``; the runner ignores it.
-    """
+    """One step: decode chunks (one token) and prefill chunks, mixed."""
 
     chunks: tuple[Chunk, ...]
-    sequences: tuple[Sequence, ...]
 
     @property
     def num_tokens(self) -> int:
@@ -85,4 +85,4 @@ class SequenceUpdate(NamedTuple):
     token: SampledToken | None
     position: int | None  # of the token
     finish_reason: FinishReason | None
-    error: LogitsError | None = None  # it ended, or (prefill_only) will have no token
+    error: DiptychError | None = None  # it ended, or (prefill_only) will have no token

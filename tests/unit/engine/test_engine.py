@@ -9,12 +9,19 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from diptych.engine.engine import Engine
+from diptych.engine.engine import MAX_FAILED_STEPS, DeviceLostError, Engine
 from diptych.engine.scheduling.block_pool import BlockPool, Owner
 from diptych.engine.scheduling.scheduler import Scheduler, SchedulerConfig
-from diptych.engine.scheduling.sequence import SamplingParams, Sequence, SequenceKey, SequenceState
+from diptych.engine.scheduling.sequence import (
+    FinishReason,
+    SamplingParams,
+    Sequence,
+    SequenceKey,
+    SequenceState,
+)
 from diptych.engine.scheduling.step import SampledToken, SequenceUpdate, StepOutput, StepPlan
 from diptych.engine.scheduling.step_timing import MeasuredStep, StepTiming
+from diptych.errors import StepFailedError
 
 
 @dataclass
@@ -144,16 +151,53 @@ async def test_the_listener_may_release() -> None:
     assert rig.pool.counts().free == 16
 
 
-@pytest.mark.parametrize("where", ["runner", "listener"])
-async def test_an_error_ends_the_loop(where: str) -> None:
+@pytest.mark.parametrize("where", ["device", "listener"])
+async def test_an_error_that_is_no_steps_ends_the_loop(where: str) -> None:
     def fail(updates: list[SequenceUpdate]) -> None:
-        raise RuntimeError("broken")
+        raise DeviceLostError("broken")
 
     rig = Rig(on_step=fail if where == "listener" else None)
-    rig.runner.error = RuntimeError("broken") if where == "runner" else None
+    rig.runner.error = DeviceLostError("broken") if where == "device" else None
     rig.start(3, max_tokens=9)
-    with pytest.raises(RuntimeError, match="broken"):
+    with pytest.raises(DeviceLostError, match="broken"):
         await rig.engine.run()
+    assert rig.engine.failed
+
+
+async def test_an_error_of_a_step_ends_its_sequences_alone() -> None:
+    rig = Rig()
+    async with rig.running():
+        for _ in range(MAX_FAILED_STEPS):  # none of them follows another
+            rig.runner.error = RuntimeError("broken")
+            failing = rig.start(3, max_tokens=9)
+            await rig.until_finished(failing)
+            assert isinstance(rig.updates[-1].error, StepFailedError)
+            assert "broken" not in str(rig.updates[-1].error)
+            assert rig.engine.last_step is None
+            rig.runner.error = None
+            healthy = rig.start(4, max_tokens=2)
+            await rig.until_finished(healthy)
+            assert rig.updates[-1].finish_reason is FinishReason.LENGTH
+    assert rig.engine.num_steps == MAX_FAILED_STEPS * 3
+    assert not rig.engine.failed
+    assert rig.pool.counts().running == 0
+
+
+async def ends_with(engine: Engine, message: str) -> None:
+    with pytest.raises(RuntimeError, match=message):
+        await engine.run()
+
+
+async def test_errors_of_steps_in_a_row_end_the_loop() -> None:
+    rig = Rig()
+    rig.runner.error = RuntimeError("broken")
+    async with asyncio.TaskGroup() as group:
+        loop_task = group.create_task(ends_with(rig.engine, "broken"), name="engine")
+        for _ in range(MAX_FAILED_STEPS - 1):
+            await rig.until_finished(rig.start(3, max_tokens=9))
+        rig.start(3, max_tokens=9)
+        await loop_task
+    assert len(rig.runner.plans) == MAX_FAILED_STEPS
     assert rig.engine.failed
 
 

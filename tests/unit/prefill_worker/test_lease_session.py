@@ -7,6 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from diptych.engine.scheduling.block_pool import BlockPool
 from diptych.engine.scheduling.scheduler import Scheduler, SchedulerConfig
+from diptych.engine.scheduling.sequence import SequenceKey
 from diptych.engine.scheduling.step import SampledToken, StepOutput, StepPlan
 from diptych.errors import BlocksExhaustedError, InvalidRequestError, LeaseExpiredError
 from diptych.v1 import common_pb2, prefill_pb2
@@ -65,6 +66,29 @@ def start(
 def grant(number: int) -> prefill_pb2.Grant:
     ticket = number.to_bytes(16, "big")
     return prefill_pb2.Grant(grant_id=number, ticket=ticket, reader_incarnation="d")
+
+
+def test_a_lease_offers_the_blocks_that_another_computed_while_it_waited() -> None:
+    rig = Rig()
+    first, second = rig.session(), rig.session()
+    first.start(start(1, 18))
+    second.start(start(2, 17))
+    key = SequenceKey("r", 2)
+    while second.phase is LeasePhase.COMPUTING:
+        plan = rig.scheduler.schedule()
+        assert plan is not None
+        rig.finish(plan, [first, second])
+    assert first.sequence is not None
+    announced = rig.leases.ranges(key)
+    ids = [block_id for each in announced for block_id in each.block_ids]
+    assert ids[:4] == first.sequence.block_table[:4]
+    generations = [number for each in announced for number in each.generations]
+    assert generations == [rig.pool.generation(block_id) for block_id in ids]
+    first.close()
+    second.grant(grant(1))
+    assert second.sequence is not None
+    assert ids == second.sequence.block_table
+    assert rig.leases.open_leases
 
 
 class LeaseMachine(RuleBasedStateMachine):

@@ -6,6 +6,7 @@ shared or read at the wrong time shows as a wrong token or a wrong slot.
 """
 
 import math
+from collections.abc import Sequence as Table
 from dataclasses import dataclass, field
 
 import pytest
@@ -28,6 +29,7 @@ from diptych.errors import (
     ConfigurationError,
     InvalidRequestError,
     LogitsError,
+    StepFailedError,
 )
 
 VOCAB_SIZE = 3
@@ -76,12 +78,12 @@ class SlotStore:
         self.pool = pool
         self.slots: dict[tuple[int, int], int] = {}
 
-    def write(self, table: tuple[int, ...] | list[int], position: int, kv: int) -> None:
+    def write(self, table: Table[int], position: int, kv: int) -> None:
         index, offset = divmod(position, self.pool.block_size)
         assert self.pool.is_writable(table[index]), "wrote into a shared or foreign block"
         self.slots[table[index], offset] = kv
 
-    def read(self, table: tuple[int, ...] | list[int], num_tokens: int) -> list[int]:
+    def read(self, table: Table[int], num_tokens: int) -> list[int]:
         places = (divmod(position, self.pool.block_size) for position in range(num_tokens))
         return [self.slots[table[index], offset] for index, offset in places]
 
@@ -89,13 +91,13 @@ class SlotStore:
 class HashRunner:
     """Runs plans on a slot store as a model would: reads the past, writes the chunk."""
 
-    def __init__(self, store: SlotStore) -> None:
+    def __init__(self, store: SlotStore, scheduler: Scheduler) -> None:
         self.store = store
+        self.scheduler = scheduler
 
     def execute(self, plan: StepPlan) -> StepOutput:
-        tokens = [
-            self._run(chunk, seq) for chunk, seq in zip(plan.chunks, plan.sequences, strict=True)
-        ]
+        steps = zip(plan.chunks, self.scheduler.in_flight, strict=True)
+        tokens = [self._run(chunk, seq) for chunk, seq in steps]
         return StepOutput(tokens=tuple(tokens), duration_s=0.01)
 
     def _run(self, chunk: Chunk, seq: Sequence) -> SampledToken | None:
@@ -118,7 +120,8 @@ class Client:
     seq: Sequence
     received: list[int]  # prompt and output, as sent to it
     finish_reason: FinishReason | None = None
-    generations: list[int] = field(default_factory=list)  # of a lease's blocks
+    # Of a lease: blocks, with their generations, that readers may know of or steps write.
+    fixed: list[tuple[int, int]] = field(default_factory=list)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -135,8 +138,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         self.pool = BlockPool(num_blocks, block_size)
         self.store = SlotStore(self.pool)
-        self.runner = HashRunner(self.store)
         self.scheduler = Scheduler(config, self.pool)
+        self.runner = HashRunner(self.store, self.scheduler)
         self.config = config
         self.plan: StepPlan | None = None
         self.plan_generations: list[list[int]] = []
@@ -200,8 +203,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.scheduler.release(seq)
             return
         self.idle = False
-        generations = [self.pool.generation(block) for block in seq.block_table]
-        self.clients.append(Client(seq, list(seq.token_ids), generations=generations))
+        self.clients.append(Client(seq, list(seq.token_ids)))
         assert seq.num_cached_tokens < seq.num_tokens
 
     @rule(data=st.data(), next_step=st.sampled_from(["none", "pull", "compute", "pull and start"]))
@@ -295,7 +297,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         assert not self.idle, "nobody called in, and yet there is work"
         assert 0 < self.plan.num_tokens <= self.config.max_batched_tokens
-        assert len(set(self.plan.sequences)) == len(self.plan.sequences)
+        assert len(set(self.scheduler.in_flight)) == len(self.plan.chunks)
         assert self.scheduler.num_running <= self.config.max_num_seqs
         self.plan_generations = [
             [self.pool.generation(block) for block in chunk.block_table]
@@ -327,11 +329,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             [self.pool.generation(block) for block in chunk.block_table] for chunk in plan.chunks
         ]
         assert generations == self.plan_generations, "a block was reused under a step"
-        released = [seq for seq in plan.sequences if seq.state is SequenceState.FINISHED]
+        sequences = self.scheduler.in_flight
+        released = [seq for seq in sequences if seq.state is SequenceState.FINISHED]
         updates = self.scheduler.update(plan, self.runner.execute(plan))
         self.plan = None
         assert [update.sequence for update in updates] == [
-            seq for seq in plan.sequences if seq not in released
+            seq for seq in sequences if seq not in released
         ]
         for update in updates:
             self.receive(update)
@@ -359,7 +362,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             seq = client.seq
             if not seq.prefill_only or seq.state is SequenceState.FINISHED:
                 continue
-            assert [self.pool.generation(b) for b in seq.block_table] == client.generations
+            now = [(block, self.pool.generation(block)) for block in seq.block_table]
+            assert now[: len(client.fixed)] == client.fixed
+            is_waiting = seq.state is SequenceState.WAITING
+            num_fixed = seq.num_computed_tokens // self.pool.block_size if is_waiting else len(now)
+            client.fixed = now[:num_fixed]
             kvs = kv_of(seq.token_ids, seq.cache_salt)[: seq.num_computed_tokens]
             assert self.store.read(seq.block_table, seq.num_computed_tokens) == kvs
 
@@ -369,7 +376,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         held = {block for client in self.clients for block in client.seq.block_table}
         if self.plan is not None:
-            held |= {block for seq in self.plan.sequences for block in seq.block_table}
+            held |= {block for seq in self.scheduler.in_flight for block in seq.block_table}
         counts = self.pool.counts()
         assert counts.free + counts.cached == counts.total - len(held | self.quarantined)
         assert counts.quarantined == len(self.quarantined)
@@ -451,6 +458,10 @@ def step(scheduler: Scheduler) -> tuple[StepPlan, list[SequenceUpdate]]:
     assert plan is not None
     tokens = tuple(SampledToken(7, math.nan) if chunk.sample else None for chunk in plan.chunks)
     return plan, scheduler.update(plan, StepOutput(tokens=tokens, duration_s=0.01))
+
+
+def sequences_of(updates: list[SequenceUpdate]) -> list[Sequence]:
+    return [update.sequence for update in updates]
 
 
 def test_a_step_mixes_decode_tokens_and_chunks_of_several_prompts() -> None:
@@ -546,8 +557,8 @@ def test_the_youngest_gives_way_and_comes_back() -> None:
         scheduler.reserve(make_sequence([3]))
     while old.state is not SequenceState.FINISHED:
         step(scheduler)
-    plan, _ = step(scheduler)
-    assert plan.sequences == (young,)
+    plan, updates = step(scheduler)
+    assert sequences_of(updates) == [young]
     assert plan.chunks[0].token_ids == (2,) * 4 + (7,)  # the rest was still cached
     assert scheduler.num_preemptions == 1
 
@@ -559,8 +570,8 @@ def test_blocks_that_readers_may_read_are_never_taken() -> None:
     lease = make_sequence([2] * 12, prefill_only=True)
     scheduler.add_prefill(lease)
     table = list(lease.block_table)
-    plan, _ = step(scheduler)  # decode needs a fourth block, and all others are the lease's
-    assert plan.sequences == (lease,)
+    _, updates = step(scheduler)  # decode needs a fourth block, and all others are the lease's
+    assert sequences_of(updates) == [lease]
     assert (decode.state, lease.state) == (SequenceState.WAITING, SequenceState.LEASED)
     assert lease.block_table == table
 
@@ -571,12 +582,12 @@ def test_who_has_blocks_does_not_wait_behind_who_has_none() -> None:
     step(scheduler)
     lease = make_sequence([2] * 12, prefill_only=True)
     scheduler.add_prefill(lease)
-    plan, _ = step(scheduler)
-    assert (old.num_preemptions, plan.sequences) == (1, (lease,))
+    _, updates = step(scheduler)
+    assert (old.num_preemptions, sequences_of(updates)) == (1, [lease])
     assert scheduler.schedule() is None
     scheduler.release(lease)
-    plan, _ = step(scheduler)
-    assert plan.sequences == (old,)
+    _, updates = step(scheduler)
+    assert sequences_of(updates) == [old]
 
 
 def test_a_lone_sequence_waits_for_reservations_to_end() -> None:
@@ -588,8 +599,8 @@ def test_a_lone_sequence_waits_for_reservations_to_end() -> None:
     assert scheduler.schedule() is None
     assert seq.state is SequenceState.WAITING
     scheduler.release(reserved)
-    plan, _ = step(scheduler)
-    assert plan.sequences == (seq,)
+    _, updates = step(scheduler)
+    assert sequences_of(updates) == [seq]
 
 
 def test_blocks_of_a_sequence_released_in_flight_stay_until_the_step_ends() -> None:
@@ -633,6 +644,176 @@ def test_a_prefill_that_finishes_is_leased_all_the_same() -> None:
     assert scheduler.schedule() is None
     scheduler.release(seq)
     assert scheduler.pool.counts().leased == 0
+
+
+def test_prompts_that_come_together_compute_what_they_share_once() -> None:
+    scheduler = make_scheduler(64, max_batched_tokens=16, max_num_seqs=8)
+    system_prompt = list(range(24))
+    seqs = [make_sequence([*system_prompt, 100 + n], prefill_only=True) for n in range(6)]
+    for seq in seqs:
+        scheduler.add_prefill(seq)
+    num_computed = 0
+    while scheduler.has_work:
+        plan, _ = step(scheduler)
+        num_computed += plan.num_tokens
+    assert num_computed == len(system_prompt) + len(seqs)
+    assert len({tuple(seq.block_table[:6]) for seq in seqs}) == 1
+    assert (scheduler.num_hit_tokens, scheduler.num_lookup_tokens) == (5 * 24, 6 * 25)
+
+
+def test_who_waits_for_a_prefix_does_not_wait_for_a_sequence_that_went() -> None:
+    scheduler = make_scheduler(max_batched_tokens=8, max_num_seqs=4)
+    first, second = (make_sequence([1] * 20 + [n], prefill_only=True) for n in range(2))
+    scheduler.add_prefill(first)
+    scheduler.add_prefill(second)
+    _, updates = step(scheduler)
+    assert sequences_of(updates) == [first]
+    scheduler.release(first)
+    plan, updates = step(scheduler)
+    assert sequences_of(updates) == [second]
+    assert plan.chunks[0].start == 8  # what was computed is used
+
+
+def test_what_is_left_of_a_step_begins_no_sliver() -> None:
+    scheduler = make_scheduler(32, max_batched_tokens=11, max_num_seqs=4)
+    for prompt in ([1] * 6, [2] * 6, [3] * 2):
+        scheduler.add_prefill(make_sequence(prompt, prefill_only=True))
+    plan, _ = step(scheduler)
+    # 11 - 6 leaves a block and a token; what then is left fills none, but ends the third.
+    assert [chunk.token_ids for chunk in plan.chunks] == [(1,) * 6, (2,) * 4]
+    plan, _ = step(scheduler)
+    assert [chunk.token_ids for chunk in plan.chunks] == [(2,) * 2, (3,) * 2]
+
+
+def test_a_prompt_gets_on_where_steps_are_smaller_than_a_block() -> None:
+    scheduler = make_scheduler(max_batched_tokens=3, max_num_seqs=3)
+    start_local(scheduler, make_sequence([1, 2]))
+    step(scheduler)
+    start_local(scheduler, make_sequence([3] * 9))
+    ends = [step(scheduler)[0].chunks[1].end for _ in range(4)]
+    assert ends == [2, 4, 6, 8]
+
+
+def test_a_long_prompt_does_not_stop_the_others() -> None:
+    scheduler = make_scheduler(400, max_model_len=700, max_batched_tokens=32, max_num_seqs=8)
+    long = make_sequence([1] * 600, prefill_only=True)
+    scheduler.add_prefill(long)
+    assert step(scheduler)[0].num_tokens == 32  # alone it has all
+    shorts = [make_sequence([2 + n] * 14, prefill_only=True) for n in range(4)]
+    other_long = make_sequence([9] * 600, prefill_only=True)
+    for seq in (other_long, *shorts):
+        scheduler.add_prefill(seq)
+    num_steps = 0
+    while any(short.state is not SequenceState.LEASED for short in shorts):
+        before = long.num_computed_tokens
+        plan, _ = step(scheduler)
+        num_steps += 1
+        assert long.num_computed_tokens - before >= 16  # nor do they stop it
+        assert plan.num_tokens > 32 - scheduler.pool.block_size
+    assert num_steps == 4
+    assert other_long.num_computed_tokens == 0  # first come, first served among the long
+    assert step(scheduler)[0].num_tokens == 32
+
+
+def test_a_table_is_packed_once_and_grows_by_its_new_ids() -> None:
+    scheduler = make_scheduler(32, decode_headroom_blocks=0)
+    seq = start_local(scheduler, make_sequence([1] * 6, max_tokens=9))
+    tables = [step(scheduler)[0].chunks[0].block_table for _ in range(8)]
+    assert [table is tables[0] for table in tables] == [True] * 3 + [False] * 5
+    assert [table is tables[3] for table in tables[3:]] == [True] * 4 + [False]
+    assert [len(table) for table in tables] == [2] * 3 + [3] * 4 + [4]
+    assert list(tables[-1]) == seq.block_table
+
+
+def spoil(scheduler: Scheduler) -> None:
+    """One step whose logits are not numbers."""
+    plan = scheduler.schedule()
+    assert plan is not None
+    tokens = tuple(LogitsError("nan") if chunk.sample else None for chunk in plan.chunks)
+    scheduler.update(plan, StepOutput(tokens=tokens, duration_s=0.0))
+
+
+def test_a_step_without_numbers_leaves_nothing_to_share() -> None:
+    scheduler = make_scheduler(max_batched_tokens=8, max_num_seqs=4)
+    spoilt = make_sequence([1] * 12 + [2], prefill_only=True)
+    scheduler.add_prefill(spoilt)
+    step(scheduler)  # enters two blocks, before anybody can know
+    spoil(scheduler)
+    scheduler.release(spoilt)
+    assert scheduler.pool.counts().cached == 0
+    other = make_sequence([1] * 12 + [3], prefill_only=True)
+    scheduler.add_prefill(other)
+    assert other.num_cached_tokens == 0
+
+
+def test_a_hit_that_led_to_no_numbers_is_forgotten_with_all_that_came_of_it() -> None:
+    scheduler = make_scheduler(64, max_batched_tokens=64, max_num_seqs=4)
+    first = make_sequence([1] * 8 + [2] * 5, prefill_only=True)
+    scheduler.add_prefill(first)
+    step(scheduler)
+    scheduler.release(first)
+    assert scheduler.pool.counts().cached == 3
+    sharer = make_sequence([1] * 8 + [3] * 5, prefill_only=True)  # still computes
+    scheduler.add_prefill(sharer)
+    plan = scheduler.schedule()
+    assert plan is not None
+    assert plan.chunks[0].start == 8
+    scheduler.update(plan, StepOutput(tokens=(SampledToken(7, math.nan),), duration_s=0.0))
+    bad = make_sequence([1] * 8 + [4], prefill_only=True)
+    scheduler.add_prefill(bad)
+    assert bad.num_cached_tokens == 8
+    spoil(scheduler)
+    counts = scheduler.pool.counts()
+    assert counts.cached == 0, "the child of a forgotten block would be found again with it"
+    scheduler.release(bad)
+    scheduler.release(sharer)
+    assert scheduler.pool.counts().free == 64
+
+
+def test_who_shares_with_a_sequence_without_numbers_enters_nothing_more() -> None:
+    scheduler = make_scheduler(64, max_batched_tokens=8, max_num_seqs=4)
+    first = make_sequence([1] * 8, prefill_only=True)
+    scheduler.add_prefill(first)
+    step(scheduler)
+    sharer = start_local(scheduler, make_sequence([1] * 8 + [3] * 20))
+    step(scheduler)
+    bad = make_sequence([1] * 8 + [4], prefill_only=True)
+    scheduler.add_prefill(bad)
+    while bad.state is not SequenceState.LEASED:
+        plan = scheduler.schedule()
+        assert plan is not None
+        tokens = tuple(LogitsError("nan") if chunk.sample else None for chunk in plan.chunks)
+        scheduler.update(plan, StepOutput(tokens=tokens, duration_s=0.0))
+    while sharer.num_output_tokens == 0:
+        step(scheduler)
+    for seq in (first, bad, sharer):
+        scheduler.release(seq)
+    assert scheduler.pool.counts().free == 64
+
+
+def test_a_step_that_fails_ends_its_sequences_and_no_other() -> None:
+    scheduler = make_scheduler(64, max_batched_tokens=64, max_num_seqs=3)
+    lease = make_sequence([1] * 6, prefill_only=True)
+    scheduler.add_prefill(lease)
+    decode, gone = (start_local(scheduler, make_sequence([n] * 6)) for n in (2, 3))
+    waiting = start_local(scheduler, make_sequence([4] * 6))
+    plan = scheduler.schedule()
+    assert plan is not None
+    scheduler.release(gone)
+    error = StepFailedError("a step failed")
+    updates = scheduler.fail(plan, error)
+    assert [(update.sequence, update.error) for update in updates] == [
+        (lease, error),
+        (decode, error),
+    ]
+    assert (lease.state, decode.state) == (SequenceState.LEASED, SequenceState.FINISHED)
+    assert scheduler.pool.counts().cached == 0
+    _, updates = step(scheduler)
+    assert sequences_of(updates) == [waiting]
+    scheduler.release(lease)
+    scheduler.release(waiting)
+    counts = scheduler.pool.counts()
+    assert counts.free + counts.cached == 64
 
 
 @pytest.mark.parametrize("prefill_only", [False, True])

@@ -1,0 +1,76 @@
+"""How many tokens of a step each prompt gets. Pure; one per step, made by the scheduler.
+
+Prompts come in the order of their arrival, and each gets what it needs as long as there
+is any, but for three rules:
+
+- A chunk that does not end its prompt ends with a block: readers are offered whole blocks.
+- What would not fill a block begins no further prompt, unless it ends that one: a sliver
+  costs attention over the whole past and offers readers nothing.
+- A *long* prompt, which no step can complete, gets one half of the step at first, and at
+  the end what the others left: it slows them down but does not stop them, nor they it.
+
+Idea of the last: Sarathi's and vLLM's limits on long partial prefills.
+"""
+
+from diptych.engine.scheduling.sequence import Sequence
+
+
+class PrefillShares:
+    """Shares of ``num_tokens``, what a step has left for prompts."""
+
+    def __init__(self, num_tokens: int, *, block_size: int, max_step_tokens: int) -> None:
+        """No step has more than ``max_step_tokens``: what makes a prompt a long one."""
+        self.ends: dict[Sequence, int] = {}  # where the chunk of each sequence ends
+        self._num_left = num_tokens
+        self._num_left_for_long = num_tokens - num_tokens // 2
+        self._block_size = block_size
+        self._max_step_tokens = max_step_tokens
+        self._unfinished: list[Sequence] = []  # long ones, by arrival
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether nobody can get anything any more."""
+        return not self._num_left
+
+    def has_room_for(self, seq: Sequence) -> bool:
+        """Whether ``take`` would give it a token now."""
+        return self._end(seq, self._allowed(seq)) > seq.num_computed_tokens
+
+    def take(self, seq: Sequence) -> None:
+        """It is ``seq``'s turn."""
+        is_long = self._is_long(seq)
+        end = self._end(seq, self._allowed(seq))
+        num_tokens = end - seq.num_computed_tokens
+        if is_long:
+            self._unfinished.append(seq)
+            self._num_left_for_long -= num_tokens
+        if num_tokens:
+            self.ends[seq] = end
+            self._num_left -= num_tokens
+
+    def share_out_rest(self) -> None:
+        """All had their turn: give the long ones what is left."""
+        for seq in self._unfinished:
+            before = self.ends.pop(seq, seq.num_computed_tokens)
+            end = self._end(seq, before - seq.num_computed_tokens + self._num_left)
+            if end > seq.num_computed_tokens:
+                self.ends[seq] = end
+                self._num_left -= end - before
+
+    def _is_long(self, seq: Sequence) -> bool:
+        return seq.num_tokens - seq.num_computed_tokens > self._max_step_tokens
+
+    def _allowed(self, seq: Sequence) -> int:
+        if self._is_long(seq):
+            return min(self._num_left, self._num_left_for_long)
+        return self._num_left
+
+    def _end(self, seq: Sequence, num_allowed: int) -> int:
+        start = seq.num_computed_tokens
+        end = min(seq.num_tokens, start + num_allowed)
+        if end == seq.num_tokens:
+            return end
+        aligned = end - end % self._block_size
+        if aligned > start:
+            return aligned
+        return start if self.ends else end  # the first one must get on

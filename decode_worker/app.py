@@ -1,16 +1,15 @@
 """Decode worker process: puts engine, pairs and gRPC together."""
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
 from decode_worker import pair_metrics
 from decode_worker.config import DecodeWorkerConfig
 from decode_worker.observer import outcome_names
 from decode_worker.servicer import DecodeServicer
-from decode_worker.stream_resources import DecodeNode, UnfinishedReads
-from decode_worker.worker_limits import SessionRules
-from diptych.engine.scheduling.step import SequenceUpdate
+from decode_worker.stream_resources import StreamDeps, StreamResources
+from decode_worker.worker_limits import WorkerLimits
 from diptych.errors import DiptychError
 from diptych.process import Ready
 from diptych.service_host import ServiceHost
@@ -50,7 +49,6 @@ class DecodeRole:
         self._pairs: PairTable | None = None
         self._told_pairs: list[worker_pb2.Pair] = []  # the last on Watch
         self._pairs_version = 0
-        self._unfinished: UnfinishedReads | None = None
 
     @property
     def digest_level(self) -> str:
@@ -70,14 +68,13 @@ class DecodeRole:
             layout=parts.model.layout,
             memory=memory,
         )
-        unfinished = self._unfinished = UnfinishedReads(parts)
         pairs = PairTable(
             endpoint,
             scratch=parts.scratch,
             timers=self._config.timers,
             on_change=self._status.changed,
-            on_quarantine=unfinished.begin,
-            on_quarantine_end=unfinished.end,
+            on_quarantine=parts.engine.quarantine,
+            on_quarantine_end=parts.engine.end_quarantine,
             interceptor=None if self._faults is None else self._faults.switch,
         )
         self._pairs = pairs
@@ -89,7 +86,7 @@ class DecodeRole:
                 if self._faults is not None:
                     canaries = self._faults.attach(host_pool(parts.model.kv_cache), parts.pool)
                     running.append(tasks.create_task(canaries.run(), name="canaries"))
-                self._servicer.attach(self._node(parts, pairs, unfinished, metrics))
+                self._servicer.attach(self._resources(parts, pairs, metrics))
                 yield
                 for task in running:
                     task.cancel()
@@ -106,11 +103,8 @@ class DecodeRole:
     def transfer_stuck_s(self) -> float:
         return 0.0 if self._endpoint is None else self._endpoint.thread.stuck_s
 
-    def on_step(self, updates: Sequence[SequenceUpdate]) -> None:
-        self._servicer.on_step(updates)
-
     def unfinished_block_ids(self) -> Collection[int]:
-        return () if self._unfinished is None else self._unfinished.block_ids
+        return () if self._pairs is None else self._pairs.quarantined_block_ids
 
     def num_active(self) -> int:
         return self._servicer.num_unfinished
@@ -121,24 +115,19 @@ class DecodeRole:
     def end_all(self, error: DiptychError) -> None:
         self._servicer.end_all(error)
 
-    def _node(
-        self,
-        parts: EngineParts,
-        pairs: PairTable,
-        unfinished: UnfinishedReads,
-        metrics: StepMetrics,
-    ) -> DecodeNode:
-        rules = SessionRules(
+    def _resources(
+        self, parts: EngineParts, pairs: PairTable, metrics: StepMetrics
+    ) -> StreamResources:
+        limits = WorkerLimits(
             vocab_size=parts.model.config.vocab_size,
             max_model_len=parts.model.max_model_len,
             block_size=self._config.block_size,
             local_prefill=self._config.local_prefill,
         )
-        return DecodeNode(
+        return StreamResources(
             parts=parts,
             pairs=pairs,
-            rules=rules,
-            unfinished=unfinished,
+            limits=limits,
             engine_metrics=metrics.engine,
             transfer_metrics=TransferMetrics(
                 self._host.metrics, self._config.transfer.transports, outcome_names()
@@ -164,9 +153,13 @@ async def serve(config: DecodeWorkerConfig, stop: asyncio.Event, ready: Ready) -
         confine_to(config.cpus)
     status = WorkerStatus(worker_pb2.WORKER_ROLE_DECODE)
     async with ServiceHost(config, instance_id=status.incarnation) as host:
-        servicer = DecodeServicer(
-            status, config.timers, host.tracing, max_unsent_events=config.max_unsent_events
+        deps = StreamDeps(
+            status=status,
+            timers=config.timers,
+            spans=host.tracing,
+            max_unsent_events=config.max_unsent_events,
         )
+        servicer = DecodeServicer(deps)
         decode_pb2_grpc.add_DecodeServicer_to_server(servicer, host.server)
         worker_pb2_grpc.add_WorkerServicer_to_server(WatchServicer(status), host.server)
         faults = serve_faults(config.transfer, host.server, host.metrics)

@@ -19,7 +19,7 @@ class Phase(enum.Enum):
     RUNNING = enum.auto()  # in the engine's hands
 
 
-class EntryEvent(enum.Enum):
+class HeldEvent(enum.Enum):
     """What moves it. Its end, from any phase, is that it is forgotten."""
 
     BIND = enum.auto()
@@ -29,30 +29,30 @@ class EntryEvent(enum.Enum):
     START = enum.auto()
 
 
-ENTRY_TRANSITIONS = Transitions(
+HELD_TRANSITIONS = Transitions(
     {
         Phase.RESERVED: {
-            EntryEvent.BIND: Phase.PULLING,
-            EntryEvent.PROVE: Phase.PROVEN,  # nothing was missing
-            EntryEvent.START: Phase.RUNNING,  # it computes what is missing
+            HeldEvent.BIND: Phase.PULLING,
+            HeldEvent.PROVE: Phase.PROVEN,  # nothing was missing
+            HeldEvent.START: Phase.RUNNING,  # it computes what is missing
         },
         Phase.PULLING: {
-            EntryEvent.STOP_PULL: Phase.RESERVED,
-            EntryEvent.PULL_FAILED: Phase.RESERVED,
-            EntryEvent.PROVE: Phase.PROVEN,
+            HeldEvent.STOP_PULL: Phase.RESERVED,
+            HeldEvent.PULL_FAILED: Phase.RESERVED,
+            HeldEvent.PROVE: Phase.PROVEN,
         },
-        Phase.PROVEN: {EntryEvent.START: Phase.RUNNING},
+        Phase.PROVEN: {HeldEvent.START: Phase.RUNNING},
     },
     ignored={
-        Phase.RESERVED: {EntryEvent.STOP_PULL},
-        Phase.PROVEN: {EntryEvent.BIND, EntryEvent.STOP_PULL},
-        Phase.RUNNING: {EntryEvent.BIND, EntryEvent.STOP_PULL, EntryEvent.START},
+        Phase.RESERVED: {HeldEvent.STOP_PULL},
+        Phase.PROVEN: {HeldEvent.BIND, HeldEvent.STOP_PULL},
+        Phase.RUNNING: {HeldEvent.BIND, HeldEvent.STOP_PULL, HeldEvent.START},
     },
 )
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class HeldSequence:
     """One sequence between Reserve and Ended."""
 
     spec: common_pb2.SequenceSpec
@@ -62,8 +62,8 @@ class Entry:
     pull: RunPull | None = None  # set in PULLING
     num_computed_tokens: int = 0  # by this worker; computed again, counted again
 
-    def move(self, event: EntryEvent) -> None:
-        self.phase = ENTRY_TRANSITIONS.after(self.phase, event) or self.phase
+    def move(self, event: HeldEvent) -> None:
+        self.phase = HELD_TRANSITIONS.after(self.phase, event) or self.phase
 
     def book(self, update: SequenceUpdate) -> None:
         """Count what a step computed."""

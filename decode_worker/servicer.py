@@ -1,17 +1,13 @@
 """Decode: one multiplexed stream per router. Who is connected, and what they share."""
 
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 
 from decode_worker.stream import DecodeStream
-from decode_worker.stream_resources import DecodeNode
-from diptych.engine.scheduling.step import SequenceUpdate
+from decode_worker.stream_resources import StreamDeps, StreamResources
 from diptych.errors import DiptychError, InvalidRequestError, TransferInterruptedError
 from diptych.rpc.server import Context
-from diptych.telemetry import tracing
-from diptych.timers import Timers
 from diptych.v1 import decode_pb2, decode_pb2_grpc
-from diptych.worker.status import WorkerStatus
 
 logger = logging.getLogger(__name__)
 
@@ -23,19 +19,9 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
     workers exist; sequences are refused until ``attach``.
     """
 
-    def __init__(
-        self,
-        status: WorkerStatus,
-        timers: Timers,
-        spans: tracing.Tracing,
-        *,
-        max_unsent_events: int,
-    ) -> None:
-        self.status = status
-        self.timers = timers
-        self.spans = spans
-        self.max_unsent_events = max_unsent_events
-        self.node: DecodeNode | None = None
+    def __init__(self, deps: StreamDeps) -> None:
+        self._deps = deps
+        self._resources: StreamResources | None = None
         self._streams: set[DecodeStream] = set()
 
     @property
@@ -53,37 +39,32 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
         """What a drain waits for: sequences, and streams with something unsent."""
         return self.num_sequences + sum(stream.has_unsent for stream in self._streams)
 
-    def attach(self, node: DecodeNode) -> None:
+    def attach(self, resources: StreamResources) -> None:
         """The engine is there: sequences may be reserved, peers be connected."""
-        self.node = node
+        self._resources = resources
         for stream in self._streams:
-            stream.attach(node)
+            stream.attach(resources)
 
     async def Decode(
         self, request_iterator: AsyncIterator[decode_pb2.DecodeCommand], context: Context
     ) -> AsyncIterator[decode_pb2.DecodeEvent]:
         """Serve one router; everything of it is freed however the stream ends."""
-        stream = DecodeStream(self, request_iterator, context)
+        stream = DecodeStream(self._deps, request_iterator, context, self._on_hello)
         self._streams.add(stream)
         try:
             await stream.run()
         finally:
             self._streams.discard(stream)
-            self.status.load_changed()
+            self._deps.status.load_changed()
         return
         yield  # a generator without items: the stream is written with context.write
-
-    def on_step(self, updates: Sequence[SequenceUpdate]) -> None:
-        """Tell each router's stream what a step did to its sequences."""
-        for stream in self._streams:
-            stream.on_step(updates)
 
     def end_all(self, error: DiptychError) -> None:
         """End every stream, soon."""
         for stream in self._streams:
             stream.end(error)
 
-    def supersede(self, router_incarnation: str, newest: DecodeStream) -> None:
+    def _on_hello(self, newest: DecodeStream, router_incarnation: str) -> StreamResources | None:
         """End older streams of the same router process: it has given them up.
 
         Raises InvalidRequestError: one of them comes from another host, so ``newest`` is
@@ -101,6 +82,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
                 raise InvalidRequestError("the router is at another host", field="hello")
             logger.warning("a router opened a newer stream", extra=peers)
             stream.end(TransferInterruptedError("the router opened a newer stream"))
+        return self._resources
 
 
 def _host(peer: str) -> str:

@@ -1,8 +1,8 @@
 """One router's sequences on a decode worker: a pure state machine.
 
 Commands, results of pulls and results of steps go in; what to send and which
-pulls to run or stop comes out, in order. It drives the scheduler (synchronous
-and pure as well) itself, because whether blocks can be had decides the answer.
+pulls to run or stop comes out, in order. It calls the engine, which answers at
+once, itself, because whether blocks can be had decides the answer.
 No clock, no asyncio, no gRPC; called on the event loop by one DecodeStream.
 
 Invariant: each id that Reserve named gets exactly one Ended, last; a sequence
@@ -16,9 +16,9 @@ from typing import Protocol
 
 from decode_worker import actions
 from decode_worker.actions import Action, PreparedPull, RunPull, SendTokens, StopPull
-from decode_worker.held_sequence import Entry, EntryEvent, Phase
+from decode_worker.held_sequence import HeldEvent, HeldSequence, Phase
 from decode_worker.outbox import NewToken
-from decode_worker.worker_limits import SessionRules
+from decode_worker.worker_limits import WorkerLimits
 from diptych.block_hash import prompt_digest
 from diptych.engine.scheduling.sequence import FinishReason, Sequence, SequenceKey
 from diptych.engine.scheduling.step import SequenceUpdate
@@ -34,8 +34,8 @@ class Fallback(enum.StrEnum):
     RECOMPUTE = "recompute"  # after a hand-off that failed
 
 
-class SequenceScheduler(Protocol):
-    """The part of the scheduler that a session needs."""
+class DecodeEngine(Protocol):
+    """The part of diptych.engine.protocol.Engine that a session needs."""
 
     def reserve(self, seq: Sequence) -> None: ...
     def mark_proven(self, seq: Sequence) -> None: ...
@@ -57,8 +57,8 @@ class Session:
     def __init__(
         self,
         owner: str,
-        scheduler: SequenceScheduler,
-        rules: SessionRules,
+        engine: DecodeEngine,
+        limits: WorkerLimits,
         *,
         open_pull: Callable[[PullRequest], PreparedPull],
         unfinished_reads: Collection[int],
@@ -71,21 +71,21 @@ class Session:
         may still write. ``admit`` raises while the worker takes nothing new.
         """
         self._owner = owner
-        self._scheduler = scheduler
-        self._rules = rules
+        self._engine = engine
+        self._limits = limits
         self._open_pull = open_pull
         self._unfinished_reads = unfinished_reads
         self._admit = admit
         self._observer = observer
-        self._entries: dict[int, Entry] = {}
+        self._held: dict[int, HeldSequence] = {}
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._held)
 
     def phase_of(self, sequence_id: int) -> Phase | None:
         """Where a sequence stands; None before Reserve and after Ended."""
-        entry = self._entries.get(sequence_id)
-        return None if entry is None else entry.phase
+        held = self._held.get(sequence_id)
+        return None if held is None else held.phase
 
     def reserve(self, command: decode_pb2.Reserve) -> list[Action]:
         """Hold blocks for a new sequence: Reserved, or Ended with why not.
@@ -93,86 +93,86 @@ class Session:
         Raises InvalidRequestError, which breaks the stream: the id is in use.
         """
         sequence_id = command.sequence_id
-        if sequence_id in self._entries:
+        if sequence_id in self._held:
             raise InvalidRequestError(f"{sequence_id} is in use", field="reserve.sequence_id")
         try:
             self._admit()
-            self._rules.check_reserve(command.spec)
+            self._limits.check_reserve(command.spec)
             sequence = self._reserve_blocks(sequence_id, command.spec)
         except DiptychError as error:
             return [actions.send_ended(sequence_id, error=error)]
-        entry = Entry(command.spec, sequence)
-        self._entries[sequence_id] = entry
+        held = HeldSequence(command.spec, sequence)
+        self._held[sequence_id] = held
         self._observer.reserved(command, sequence)
         if sequence.num_cached_tokens == sequence.num_tokens:
-            self._prove(entry)
+            self._prove(held)
         return [actions.send_reserved(sequence_id, sequence.num_cached_tokens)]
 
     def bind(self, command: decode_pb2.Bind) -> list[Action]:
         """Pull from the lease it names, and from no other any more."""
         sequence_id, bind_id = command.sequence_id, command.bind_id
-        entry = self._entries.get(sequence_id)
-        if entry is None or entry.phase is Phase.RUNNING:
+        held = self._held.get(sequence_id)
+        if held is None or held.phase is Phase.RUNNING:
             return []
-        if entry.bind_id is not None and bind_id <= entry.bind_id:
+        if held.bind_id is not None and bind_id <= held.bind_id:
             return []
-        entry.bind_id = bind_id
-        if entry.phase is Phase.PROVEN:  # nothing is missing
+        held.bind_id = bind_id
+        if held.phase is Phase.PROVEN:  # nothing is missing
             return [actions.send_proven(sequence_id, bind_id, common_pb2.TransferStats())]
-        first = entry.sequence.num_cached_tokens
+        first = held.sequence.num_cached_tokens
         if command.first_missing_token != first:
             error = InvalidRequestError(
                 f"is {command.first_missing_token}, but Reserved said {first}",
                 field="bind.first_missing_token",
             )
             return self._end(sequence_id, error=error)
-        stopped = self._stop_pull(entry)
+        stopped = self._stop_pull(held)
         request = PullRequest(
             source_address=command.source_address,
             source_incarnation=command.source_incarnation,
             ticket=command.ticket,
             first_missing_token=first,
-            num_tokens=entry.sequence.num_tokens,
-            prompt_digest=prompt_digest(entry.sequence.token_ids, entry.sequence.cache_salt),
-            local_block_ids=tuple(entry.sequence.block_table[first // self._rules.block_size :]),
+            num_tokens=held.sequence.num_tokens,
+            prompt_digest=prompt_digest(held.sequence.token_ids, held.sequence.cache_salt),
+            local_block_ids=tuple(held.sequence.block_table[first // self._limits.block_size :]),
         )
-        entry.pull = RunPull(sequence_id, bind_id, self._open_pull(request))
-        entry.move(EntryEvent.BIND)
-        return [*stopped, entry.pull]
+        held.pull = RunPull(sequence_id, bind_id, self._open_pull(request))
+        held.move(HeldEvent.BIND)
+        return [*stopped, held.pull]
 
     def start(self, command: decode_pb2.Start) -> list[Action]:
         """Let the sequence run after the tokens already emitted; see decode.proto."""
         sequence_id = command.sequence_id
-        entry = self._entries.get(sequence_id)
-        if entry is None or entry.phase is Phase.RUNNING:
+        held = self._held.get(sequence_id)
+        if held is None or held.phase is Phase.RUNNING:
             return []
-        proven = entry.phase is Phase.PROVEN
+        proven = held.phase is Phase.PROVEN
         stopped: list[Action] = []
         try:
-            self._rules.check_start(command, num_tokens=entry.sequence.num_tokens, proven=proven)
-            stopped = self._stop_pull(entry)
+            self._limits.check_start(command, num_tokens=held.sequence.num_tokens, proven=proven)
+            stopped = self._stop_pull(held)
             if not proven:
-                self._leave_unfinished_reads(entry)
-            self._scheduler.start(
-                entry.sequence, list(command.emitted_token_ids), command.compute_missing
+                self._leave_unfinished_reads(held)
+            self._engine.start(
+                held.sequence, list(command.emitted_token_ids), command.compute_missing
             )
         except DiptychError as error:
             return [*stopped, *self._end(sequence_id, error=error)]
-        entry.move(EntryEvent.START)
+        held.move(HeldEvent.START)
         fallback = None
         if not proven:
-            fallback = Fallback.LOCAL if entry.bind_id is None else Fallback.RECOMPUTE
-        self._observer.started(entry.sequence, fallback)
+            fallback = Fallback.LOCAL if held.bind_id is None else Fallback.RECOMPUTE
+        self._observer.started(held.sequence, fallback)
         return stopped
 
     def release(self, sequence_id: int) -> list[Action]:
         """Free everything of the sequence. Idempotent."""
-        return self._end(sequence_id) if sequence_id in self._entries else []
+        return self._end(sequence_id) if sequence_id in self._held else []
 
     def release_all(self, error: DiptychError | None = None) -> list[Action]:
         """Free everything: the stream broke, or the worker stops."""
         released: list[Action] = []
-        for sequence_id in list(self._entries):
+        for sequence_id in list(self._held):
             released += self._end(sequence_id, error=error)
         return released
 
@@ -180,22 +180,22 @@ class Session:
         self, sequence_id: int, bind_id: int, stats: common_pb2.TransferStats
     ) -> list[Action]:
         """The pull of that Bind landed and was confirmed."""
-        entry = self._pulling(sequence_id, bind_id)
-        if entry is None:
+        held = self._pulling(sequence_id, bind_id)
+        if held is None:
             return []
-        entry.pull = None
-        self._prove(entry)
+        held.pull = None
+        self._prove(held)
         return [actions.send_proven(sequence_id, bind_id, stats)]
 
     def pull_failed(
         self, sequence_id: int, bind_id: int, reason: decode_pb2.PullFailure, message: str
     ) -> list[Action]:
         """The pull of that Bind ended without proof; the reservation stands."""
-        entry = self._pulling(sequence_id, bind_id)
-        if entry is None:
+        held = self._pulling(sequence_id, bind_id)
+        if held is None:
             return []
-        entry.pull = None
-        entry.move(EntryEvent.PULL_FAILED)
+        held.pull = None
+        held.move(HeldEvent.PULL_FAILED)
         return [actions.send_pull_failed(sequence_id, bind_id, reason, message)]
 
     def step(self, updates: Iterable[SequenceUpdate]) -> list[Action]:
@@ -204,10 +204,10 @@ class Session:
         ended: list[Action] = []
         for update in updates:
             sequence_id = update.sequence.key.sequence_id
-            entry = self._entries.get(sequence_id)
-            if entry is None or entry.sequence is not update.sequence:
+            held = self._held.get(sequence_id)
+            if held is None or held.sequence is not update.sequence:
                 continue
-            entry.book(update)
+            held.book(update)
             if update.token is not None and update.position is not None:
                 token_id, margin = update.token
                 known = None if math.isnan(margin) else margin
@@ -218,37 +218,37 @@ class Session:
                 )
         return [SendTokens(tuple(tokens)), *ended] if tokens else ended
 
-    def _pulling(self, sequence_id: int, bind_id: int) -> Entry | None:
-        entry = self._entries.get(sequence_id)
-        if entry is None or entry.pull is None or entry.pull.bind_id != bind_id:
+    def _pulling(self, sequence_id: int, bind_id: int) -> HeldSequence | None:
+        held = self._held.get(sequence_id)
+        if held is None or held.pull is None or held.pull.bind_id != bind_id:
             return None
-        return entry
+        return held
 
     def _reserve_blocks(self, sequence_id: int, spec: common_pb2.SequenceSpec) -> Sequence:
         key = SequenceKey(self._owner, sequence_id)
         sequence = Sequence.from_spec(key, spec, prefill_only=False)
-        self._scheduler.reserve(sequence)
+        self._engine.reserve(sequence)
         return sequence
 
-    def _prove(self, entry: Entry) -> None:
-        self._scheduler.mark_proven(entry.sequence)
-        entry.move(EntryEvent.PROVE)
+    def _prove(self, held: HeldSequence) -> None:
+        self._engine.mark_proven(held.sequence)
+        held.move(HeldEvent.PROVE)
 
-    def _stop_pull(self, entry: Entry) -> list[Action]:
-        entry.move(EntryEvent.STOP_PULL)
-        if entry.pull is None:
+    def _stop_pull(self, held: HeldSequence) -> list[Action]:
+        held.move(HeldEvent.STOP_PULL)
+        if held.pull is None:
             return []
-        sequence_id, bind_id, pull = entry.pull
+        sequence_id, bind_id, pull = held.pull
         pull.abandon()
-        entry.pull = None
+        held.pull = None
         return [StopPull(sequence_id, bind_id)]
 
-    def _leave_unfinished_reads(self, entry: Entry) -> None:
+    def _leave_unfinished_reads(self, held: HeldSequence) -> None:
         """Swap the reservation for a fresh one where late reads might spoil what is computed."""
-        unfinished = self._unfinished_in(entry.sequence)
+        unfinished = self._unfinished_in(held.sequence)
         if unfinished:
-            self._scheduler.release(entry.sequence, unfinished)
-            entry.sequence = self._reserve_blocks(entry.sequence.key.sequence_id, entry.spec)
+            self._engine.release(held.sequence, unfinished)
+            held.sequence = self._reserve_blocks(held.sequence.key.sequence_id, held.spec)
 
     def _unfinished_in(self, sequence: Sequence) -> list[int]:
         return [block for block in sequence.block_table if block in self._unfinished_reads]
@@ -260,15 +260,15 @@ class Session:
         finish_reason: FinishReason | None = None,
         error: DiptychError | None = None,
     ) -> list[Action]:
-        entry = self._entries.pop(sequence_id)
-        stopped = self._stop_pull(entry)
-        self._scheduler.release(entry.sequence, self._unfinished_in(entry.sequence))
+        held = self._held.pop(sequence_id)
+        stopped = self._stop_pull(held)
+        self._engine.release(held.sequence, self._unfinished_in(held.sequence))
         send = actions.send_ended(
             sequence_id,
             finish_reason=finish_reason,
             error=error,
-            num_preemptions=entry.sequence.num_preemptions,
-            num_computed_tokens=entry.num_computed_tokens,
+            num_preemptions=held.sequence.num_preemptions,
+            num_computed_tokens=held.num_computed_tokens,
         )
-        self._observer.ended(entry.sequence, send.event.ended)
+        self._observer.ended(held.sequence, send.event.ended)
         return [*stopped, send]

@@ -3,15 +3,15 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, cast
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import cast
 
 from decode_worker import actions
 from decode_worker.actions import Action, RunPull, SendEvent, SendTokens, StopPull
 from decode_worker.observer import StreamObserver
 from decode_worker.outbox import Outbox
 from decode_worker.session import Session
-from decode_worker.stream_resources import DecodeNode
+from decode_worker.stream_resources import StreamDeps, StreamResources
 from diptych.engine.scheduling.step import SequenceUpdate
 from diptych.errors import DiptychError, InvalidRequestError, NoWorkerError
 from diptych.rpc.server import Context
@@ -21,33 +21,34 @@ from kvtransfer.reader.fetch_driver import Pull
 from kvtransfer.reader.pairs import PeerKey
 from kvtransfer.reader.pull_machine import PullError
 
-if TYPE_CHECKING:
-    from decode_worker.servicer import DecodeServicer
-
 logger = logging.getLogger(__name__)
 
 
 class DecodeStream:
     """One call of Decode: reads commands, runs pulls, sends what the session decides.
 
-    Made by the servicer, run by the call's task; ``on_step``, ``attach`` and ``end``
-    come from the same event loop.
+    Made by the servicer, run by the call's task; ``attach``, ``end`` and the engine's
+    news of steps come from the same event loop.
     """
 
     def __init__(
         self,
-        servicer: "DecodeServicer",
+        deps: StreamDeps,
         commands: AsyncIterator[decode_pb2.DecodeCommand],
         context: Context,
+        on_hello: "Callable[[DecodeStream, str], StreamResources | None]",
     ) -> None:
-        self._servicer = servicer
-        self._outbox = Outbox(servicer.max_unsent_events)
+        """``on_hello`` is told which router it is; None: no engine yet. It may refuse."""
+        self._deps = deps
+        self._on_hello = on_hello
+        self._outbox = Outbox(deps.max_unsent_events)
         self._stream = ServerStream(
-            commands, context, timers=servicer.timers, take=self._outbox.take, beat=self._beat
+            commands, context, timers=deps.timers, take=self._outbox.take, beat=self._beat
         )
         self._pulls: dict[tuple[int, int], asyncio.Task[None]] = {}  # by sequence, bind
         self._peers: list[PeerKey] = []
-        self._node: DecodeNode | None = None
+        self._resources: StreamResources | None = None
+        self._unsubscribe: Callable[[], None] = lambda: None
         self._session: Session | None = None
         self._observer: StreamObserver | None = None
         self.router_incarnation = ""  # until Hello
@@ -74,26 +75,27 @@ class DecodeStream:
         """End the stream with ``error``, soon."""
         self._stream.end(error)
 
-    def attach(self, node: DecodeNode) -> None:
+    def attach(self, resources: StreamResources) -> None:
         """The engine is there, and Hello may be."""
         if not self.router_incarnation:
             return
-        self._node = node
+        self._resources = resources
         self._observer = StreamObserver(
-            self._servicer.spans, node.engine_metrics, node.transfer_metrics
+            self._deps.spans, resources.engine_metrics, resources.transfer_metrics
         )
         self._session = Session(
             self.router_incarnation,
-            node.parts.scheduler,
-            node.rules,
-            open_pull=node.pairs.open_pull,
-            unfinished_reads=node.unfinished.block_ids,
-            admit=self._servicer.status.admit,
+            resources.parts.engine,
+            resources.limits,
+            open_pull=resources.pairs.open_pull,
+            unfinished_reads=resources.pairs.quarantined_block_ids,
+            admit=self._deps.status.admit,
             observer=self._observer,
         )
-        node.pairs.set_peers(self, self._peers)
+        self._unsubscribe = resources.parts.engine.subscribe(self._on_step)
+        resources.pairs.set_peers(self, self._peers)
 
-    def on_step(self, updates: Sequence[SequenceUpdate]) -> None:
+    def _on_step(self, updates: Sequence[SequenceUpdate]) -> None:
         """Book a step; ``updates`` may name other streams' sequences too."""
         if self._session is not None:
             self._act(self._session.step(updates))
@@ -108,10 +110,9 @@ class DecodeStream:
             raise InvalidRequestError("must come first", field="hello")
         elif kind == "peers":
             self._set_peers(command.peers)
-        elif self._session is not None and self._node is not None:
+        elif self._session is not None:
             self._act(self._decide(self._session, command))
-            self._node.parts.engine.wake()
-            self._servicer.status.load_changed()
+            self._deps.status.load_changed()
         elif kind == "reserve":
             error = NoWorkerError("the worker is loading its model", retry_after_s=1.0)
             self._act([actions.send_ended(command.reserve.sequence_id, error=error)])
@@ -131,18 +132,18 @@ class DecodeStream:
     def _hello(self, hello: decode_pb2.Hello) -> None:
         if self.router_incarnation or not hello.router_incarnation:
             raise InvalidRequestError("must come once and name the router", field="hello")
-        self._servicer.supersede(hello.router_incarnation, self)
+        resources = self._on_hello(self, hello.router_incarnation)
         self.router_incarnation = hello.router_incarnation
-        welcome = decode_pb2.Welcome(incarnation=self._servicer.status.incarnation)
+        welcome = decode_pb2.Welcome(incarnation=self._deps.status.incarnation)
         self._outbox.put(decode_pb2.DecodeEvent(welcome=welcome))
         self._stream.wake()
-        if self._servicer.node is not None:
-            self.attach(self._servicer.node)
+        if resources is not None:
+            self.attach(resources)
 
     def _set_peers(self, peers: decode_pb2.Peers) -> None:
         self._peers = [PeerKey(peer.address, peer.incarnation) for peer in peers.peers]
-        if self._node is not None:
-            self._node.pairs.set_peers(self, self._peers)
+        if self._resources is not None:
+            self._resources.pairs.set_peers(self, self._peers)
 
     def _act(self, decided: Sequence[Action]) -> None:
         for action in decided:
@@ -189,20 +190,20 @@ class DecodeStream:
             return
         finally:
             self._pulls.pop((sequence_id, bind_id), None)
-            self._servicer.status.load_changed()
+            self._deps.status.load_changed()
         self._observer.pull_failed(sequence_id, bound_at, failed)
         self._act(self._session.pull_failed(sequence_id, bind_id, failed.failure, failed.message))
 
     def _beat(self) -> None:
-        if self._node is not None:
-            self._outbox.put_heartbeat(self._node.parts.progress())
+        if self._resources is not None:
+            self._outbox.put_heartbeat(self._resources.parts.progress())
         else:
             self._outbox.put_heartbeat(None)
 
     def _close(self) -> None:
         """The stream is over: free every sequence, forget its peers."""
+        self._unsubscribe()
         if self._session is not None:
             self._session.release_all()
-        if self._node is not None:
-            self._node.pairs.set_peers(self, ())
-            self._node.parts.engine.wake()
+        if self._resources is not None:
+            self._resources.pairs.set_peers(self, ())

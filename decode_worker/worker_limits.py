@@ -8,7 +8,7 @@ from diptych.worker.check_spec import check_spec, check_token_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SessionRules:
+class WorkerLimits:
     """Fixed once the engine is loaded. Lengths in tokens."""
 
     vocab_size: int

@@ -1,11 +1,10 @@
 """Prefill worker process: puts engine, leases, KV source and gRPC together."""
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from functools import partial
 
-from diptych.engine.scheduling.step import SequenceUpdate
 from diptych.errors import DiptychError
 from diptych.process import Ready
 from diptych.service_host import ServiceHost
@@ -69,7 +68,7 @@ class PrefillRole:
     @asynccontextmanager
     async def attached(self, parts: EngineParts, metrics: StepMetrics) -> AsyncIterator[None]:
         """Open the transfer endpoint and serve KVSource and leases."""
-        leases = LeaseTable(self._config.block_size, parts.pool.generation)
+        leases = LeaseTable(self._config.block_size, parts.engine.generation)
         memory = pool_memory(parts.model.kv_cache)
         endpoint = self._endpoint = await TransferEndpoint.open(
             self._config.transfer,
@@ -112,9 +111,6 @@ class PrefillRole:
 
     def transfer_stuck_s(self) -> float:
         return 0.0 if self._endpoint is None else self._endpoint.thread.stuck_s
-
-    def on_step(self, updates: Sequence[SequenceUpdate]) -> None:
-        self._servicer.on_step(updates)
 
     def unfinished_block_ids(self) -> Collection[int]:
         return ()

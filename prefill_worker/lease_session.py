@@ -1,8 +1,8 @@
 """One lease on a prefill worker, from Start to the end of its stream: pure state.
 
-Commands and results of steps go in, messages for the router come out. It drives
-the scheduler and the lease table (both pure) itself. The clock is passed in; no
-asyncio, no gRPC. Called on the event loop by one LeaseStream.
+Commands and results of steps go in, messages for the router come out. It calls the
+engine and the lease table itself: both change state and wait for nothing. The clock
+is passed in; no asyncio, no gRPC. Called on the event loop by one LeaseStream.
 
 Invariant: blocks are held, and the lease is in the table, from ``start`` until
 ``close``, whatever happens between.
@@ -63,8 +63,8 @@ SESSION_TRANSITIONS = Transitions(
 )
 
 
-class PrefillScheduler(Protocol):
-    """The part of the scheduler that a lease needs."""
+class PrefillEngine(Protocol):
+    """The part of diptych.engine.protocol.Engine that a lease needs."""
 
     def add_prefill(self, seq: Sequence) -> None: ...
     def release(self, seq: Sequence, unfinished_block_ids: Collection[int] = ()) -> None: ...
@@ -84,14 +84,14 @@ class LeaseSession:
 
     def __init__(
         self,
-        scheduler: PrefillScheduler,
+        engine: PrefillEngine,
         leases: LeaseTable,
         *,
         vocab_size: int,
         max_model_len: int,
         clock: Callable[[], float],
     ) -> None:
-        self._scheduler = scheduler
+        self._engine = engine
         self._leases = leases
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
@@ -127,7 +127,7 @@ class LeaseSession:
         check_spec(command.spec, vocab_size=self._vocab_size, max_model_len=self._max_model_len)
         key = SequenceKey(command.router_incarnation, command.sequence_id)
         sequence = Sequence.from_spec(key, command.spec, prefill_only=True)
-        self._scheduler.add_prefill(sequence)
+        self._engine.add_prefill(sequence)
         self.sequence = sequence
         self._num_tokens = sequence.num_tokens
         digest = prompt_digest(sequence.token_ids, sequence.cache_salt)
@@ -179,7 +179,7 @@ class LeaseSession:
         self._move(SessionEvent.CLOSE)
         if is_first and self.sequence is not None:
             self._leases.close(self.sequence.key)
-            self._scheduler.release(self.sequence)
+            self._engine.release(self.sequence)
 
     def _first_token(self, update: SequenceUpdate) -> prefill_pb2.FirstToken:
         assert update.token is not None

@@ -55,6 +55,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
     def attach(self, parts: EngineParts, leases: LeaseTable, metrics: LeaseMetrics) -> None:
         """The engine is there: leases may be opened."""
         self.parts, self.leases, self.metrics = parts, leases, metrics
+        parts.engine.subscribe(self._on_step)
 
     @property
     def num_leases(self) -> int:
@@ -83,7 +84,7 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         return
         yield  # a generator without items: the stream is written with context.write
 
-    def on_step(self, updates: Sequence[SequenceUpdate]) -> None:
+    def _on_step(self, updates: Sequence[SequenceUpdate]) -> None:
         """Tell each lease what a step did to its sequence."""
         for update in updates:
             stream = self._streams.get(update.sequence.key)
@@ -195,7 +196,7 @@ class LeaseStream:
         assert parts is not None
         assert leases is not None
         session = LeaseSession(
-            parts.scheduler,
+            parts.engine,
             leases,
             vocab_size=parts.model.config.vocab_size,
             max_model_len=parts.model.max_model_len,
@@ -210,7 +211,6 @@ class LeaseStream:
             logger.debug("lease opened", extra={"num_tokens": len(command.spec.token_ids)})
         event.accepted.incarnation = servicer.status.incarnation
         self._send(event)
-        parts.engine.wake()
         servicer.status.load_changed()
 
     def _metadata(self) -> list[tuple[str, str | bytes]]:
@@ -247,8 +247,6 @@ class LeaseStream:
             return
         session.close()
         servicer.remove(self._key)
-        if servicer.parts is not None:
-            servicer.parts.engine.wake()
         self._tell(why, session)
 
     def _tell(self, why: str, session: LeaseSession) -> None:

@@ -1,18 +1,22 @@
 """The loop that turns scheduler and runner into tokens.
 
 Thin asyncio shell: decide a step, run it on the model thread, book it, tell the
-listener. Knows nothing of requests, leases or wires.
+listeners. Knows nothing of requests, leases or wires.
 """
 
 import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Executor, ThreadPoolExecutor
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
+from diptych.engine.protocol import EngineLoad, StepListener, StepRecord
+from diptych.engine.scheduling.audit import pool_mismatch
+from diptych.engine.scheduling.block_pool import BlockPool
 from diptych.engine.scheduling.scheduler import Scheduler
+from diptych.engine.scheduling.sequence import Sequence
 from diptych.engine.scheduling.step import SequenceUpdate, StepOutput, StepPlan
 from diptych.engine.scheduling.step_timing import MeasuredStep, StepTiming, fade
 from diptych.errors import StepFailedError
@@ -42,44 +46,33 @@ class StepRunner(Protocol):
         ...
 
 
-class StepRecord(NamedTuple):
-    """One completed step."""
+class StepEngine:
+    """Our engine (diptych.engine.protocol.Engine): one scheduler, one runner, one model thread.
 
-    started_s: float  # the engine's clock when it was handed to the model thread
-    num_prefill_tokens: int
-    num_decode_tokens: int
-    duration_s: float  # on the model thread
-    overhead_s: float  # deciding, booking and thread hops around it
-
-
-class Engine:
-    """One engine: one scheduler, one runner, one model thread.
-
-    Everything here is for the event loop's thread.
+    What a caller's sequence needs is done by the scheduler; this runs the steps, and
+    wakes up when there may be one to run.
     """
 
     def __init__(
         self,
         scheduler: Scheduler,
         runner: StepRunner,
-        on_step: Callable[[list[SequenceUpdate]], None],
         *,
         model_thread: Executor | None = None,
         measured: MeasuredStep | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``on_step`` is called after each step, before the next is decided.
+        """``model_thread`` has one thread, the caller's to shut down; without it ``run`` makes one.
 
-        It may call the scheduler (release, start). ``model_thread`` is an executor
-        with one thread, the caller's to shut down; without it ``run`` makes one.
         ``measured`` is a step that was run before the first one, to predict that.
         """
         self.num_steps = 0  # completed
-        self.last_step: StepRecord | None = None  # set before on_step is called; None: it failed
+        self.last_step: StepRecord | None = None  # set before listeners are told; None: it failed
         self.failed = False  # run() ended with an error
         self._scheduler = scheduler
         self._runner = runner
-        self._on_step = on_step
+        self._pool: BlockPool = scheduler.pool
+        self._listeners: dict[object, StepListener] = {}  # in the order in which they came
         self._model_thread = model_thread
         self._clock = clock
         self._awake = asyncio.Event()
@@ -94,7 +87,7 @@ class Engine:
         """Run steps until cancelled; sleeps when nothing can run.
 
         An error of a step ends that step's sequences. After several in a row, or one of the
-        device, it ends with it, as with any of ``on_step``: the process must go down.
+        device, it ends with it, as with any of a listener: the process must go down.
         On cancellation it waits for the step in flight, whose memory it uses, or for ``abandon``.
         """
         self._abandoned = asyncio.get_running_loop().create_future()
@@ -110,9 +103,60 @@ class Engine:
             if own_thread is not None:
                 own_thread.shutdown(wait=False)  # idle by now
 
-    def wake(self) -> None:
-        """Something may be able to run: after add_prefill, start, release, end_quarantine."""
+    def subscribe(self, listener: StepListener) -> Callable[[], None]:
+        """Call ``listener`` after each step, before the next is decided, until told otherwise."""
+        ticket = object()
+        self._listeners[ticket] = listener
+
+        def unsubscribe() -> None:
+            self._listeners.pop(ticket, None)
+
+        return unsubscribe
+
+    def add_prefill(self, seq: Sequence) -> None:
+        """See the scheduler; so the next ones."""
+        self._scheduler.add_prefill(seq)
         self._awake.set()
+
+    def reserve(self, seq: Sequence) -> None:
+        self._scheduler.reserve(seq)
+
+    def mark_proven(self, seq: Sequence) -> None:
+        self._scheduler.mark_proven(seq)
+
+    def start(self, seq: Sequence, emitted: list[int], compute_missing: bool) -> None:
+        self._scheduler.start(seq, emitted, compute_missing)
+        self._awake.set()
+
+    def release(self, seq: Sequence, unfinished_block_ids: Collection[int] = ()) -> None:
+        self._scheduler.release(seq, unfinished_block_ids)
+        self._awake.set()  # somebody may wait for its blocks, or for nobody to wait for
+
+    def generation(self, block_id: int) -> int:
+        """See the pool; so the next ones."""
+        return self._pool.generation(block_id)
+
+    def quarantine(self, block_ids: Collection[int]) -> None:
+        self._pool.quarantine(block_ids)
+
+    def end_quarantine(self, block_ids: Collection[int]) -> None:
+        self._pool.end_quarantine(block_ids)
+        self._awake.set()
+
+    def mismatch(self, quarantined: Collection[int]) -> str | None:
+        return pool_mismatch(self._pool, self._scheduler, quarantined)
+
+    def load(self) -> EngineLoad:
+        scheduler = self._scheduler
+        return EngineLoad(
+            blocks=self._pool.counts(),
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            num_pending_prefill_tokens=scheduler.num_pending_prefill_tokens,
+            num_preemptions=scheduler.num_preemptions,
+            num_lookup_tokens=scheduler.num_lookup_tokens,
+            num_hit_tokens=scheduler.num_hit_tokens,
+        )
 
     def abandon(self) -> None:
         """The step in flight will never end: a cancelled ``run`` does not wait for it.
@@ -165,7 +209,8 @@ class Engine:
                 updates = self._scheduler.update(plan, output)
                 self._record(plan, output, began_s, started_s)
             self.num_steps += 1
-            self._on_step(updates)
+            for listener in tuple(self._listeners.values()):
+                listener(updates)
 
     def _fail(self, plan: StepPlan, error: Exception) -> list[SequenceUpdate]:
         self._num_failed += 1

@@ -4,10 +4,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection
 
-from diptych.engine.scheduling.audit import pool_mismatch
+from diptych.engine.protocol import Engine
 from diptych.telemetry.metrics import Metrics
 from diptych.v1 import worker_pb2
-from diptych.worker.engine_parts import EngineParts
 from diptych.worker.status import WorkerStatus
 
 logger = logging.getLogger(__name__)
@@ -24,13 +23,13 @@ class BlockAudit:
 
     def __init__(
         self,
-        parts: EngineParts,
+        engine: Engine,
         status: WorkerStatus,
         metrics: Metrics,
         unfinished: Callable[[], Collection[int]],
     ) -> None:
         """``unfinished`` are the local blocks that reads without a pull may still write."""
-        self._parts = parts
+        self._engine = engine
         self._status = status
         self._unfinished = unfinished
         self._known: str | None = None
@@ -47,10 +46,10 @@ class BlockAudit:
 
     def check(self) -> None:
         """Compare now, if no step runs or waits."""
-        parts = self._parts
-        if parts.scheduler.has_work or parts.engine.step_due:
+        load = self._engine.load()
+        if load.num_running or load.num_waiting or self._engine.step_due:
             return
-        mismatch = pool_mismatch(parts.pool, parts.scheduler, self._unfinished())
+        mismatch = self._engine.mismatch(self._unfinished())
         if mismatch is None or mismatch == self._known:
             return
         self._known = mismatch

@@ -1,13 +1,12 @@
 """A worker's engine, put together; and what it tells of itself. Event loop only."""
 
-from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
-from diptych.engine.engine import Engine
+from diptych.engine.engine import StepEngine
+from diptych.engine.protocol import Engine
 from diptych.engine.scheduling.block_pool import BlockPool
 from diptych.engine.scheduling.scheduler import Scheduler, SchedulerConfig
-from diptych.engine.scheduling.step import SequenceUpdate
 from diptych.v1 import common_pb2, worker_pb2
 from diptych.worker.config import WorkerConfig
 from diptych.worker.loading import LoadedModel
@@ -19,20 +18,15 @@ class EngineParts:
     """Everything that runs sequences. Lives from loading until the process ends."""
 
     model: LoadedModel
-    pool: BlockPool
-    scheduler: Scheduler
+    pool: BlockPool  # the engine's books of its blocks: for tests that damage free ones
     engine: Engine
     scratch: PoolScratch
 
     @classmethod
     def build(
-        cls,
-        config: WorkerConfig,
-        model: LoadedModel,
-        model_thread: Executor,
-        on_step: Callable[[list[SequenceUpdate]], None],
+        cls, config: WorkerConfig, model: LoadedModel, model_thread: Executor
     ) -> "EngineParts":
-        """Make the scheduler and the engine; the caller runs ``engine.run()``."""
+        """Make the engine; the caller runs ``engine.run()``."""
         pool = BlockPool(model.num_blocks, config.block_size)
         limits = SchedulerConfig(
             max_num_seqs=config.max_num_seqs,
@@ -40,11 +34,11 @@ class EngineParts:
             max_model_len=model.max_model_len,
         )
         scheduler = Scheduler(limits, pool)
-        engine = Engine(
-            scheduler, model.runner, on_step, model_thread=model_thread, measured=model.measured
+        engine = StepEngine(
+            scheduler, model.runner, model_thread=model_thread, measured=model.measured
         )
         scratch = PoolScratch(range(model.num_blocks, model.kv_cache.num_blocks))
-        return cls(model=model, pool=pool, scheduler=scheduler, engine=engine, scratch=scratch)
+        return cls(model=model, pool=pool, engine=engine, scratch=scratch)
 
     def progress(self) -> common_pb2.EngineProgress:
         """For heartbeats: alive and advancing?"""
@@ -63,9 +57,10 @@ class EngineParts:
         state.model = self.model.name
         state.vocab_size = self.model.config.vocab_size
         state.progress.CopyFrom(self.progress())
-        state.blocks.CopyFrom(worker_pb2.BlockCounts(**self.pool.counts()._asdict()))
-        state.num_running = self.scheduler.num_running
-        state.num_waiting = self.scheduler.num_waiting
-        state.num_pending_prefill_tokens = self.scheduler.num_pending_prefill_tokens
+        load = self.engine.load()
+        state.blocks.CopyFrom(worker_pb2.BlockCounts(**load.blocks._asdict()))
+        state.num_running = load.num_running
+        state.num_waiting = load.num_waiting
+        state.num_pending_prefill_tokens = load.num_pending_prefill_tokens
         state.prefill_tokens_per_s = self.engine.prefill_tokens_per_s
         state.decode_step_s = self.engine.decode_step_s

@@ -9,12 +9,11 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from diptych.engine.scheduling.step import SequenceUpdate
 from diptych.errors import DiptychError, NoWorkerError, WorkerDrainingError
 from diptych.service_host import ServiceHost
 from diptych.v1 import worker_pb2
@@ -49,9 +48,6 @@ class Role(Protocol):
     def num_scratch_blocks(self) -> int:
         """KV blocks beyond the pool's that the transfer needs."""
         ...
-
-    def on_step(self, updates: Sequence[SequenceUpdate]) -> None:
-        """Tell the streams what a step did to their sequences."""
 
     def attached(
         self, parts: EngineParts, metrics: StepMetrics
@@ -107,12 +103,13 @@ class WorkerLife:
     async def _serve(
         self, model: LoadedModel, model_thread: ThreadPoolExecutor, stop: asyncio.Event
     ) -> None:
-        parts = EngineParts.build(self._config, model, model_thread, self._on_step)
-        self._metrics = StepMetrics(self._host.metrics, parts)
+        parts = EngineParts.build(self._config, model, model_thread)
+        metrics = StepMetrics(self._host.metrics, parts)
+        parts.engine.subscribe(lambda updates: self._stepped(metrics))
         async with asyncio.TaskGroup() as tasks:
             engine = tasks.create_task(self._run_engine(parts), name="engine")
             engine_watch = tasks.create_task(self._watch_engine(parts), name="engine-watch")
-            async with self._role.attached(parts, self._metrics):
+            async with self._role.attached(parts, metrics):
                 try:
                     self._status.loaded = True
                     watching = self._watch(parts, tasks)
@@ -130,7 +127,9 @@ class WorkerLife:
         self, parts: EngineParts, tasks: asyncio.TaskGroup
     ) -> Collection[asyncio.Task[None]]:
         """Start what looks after the worker while it serves."""
-        audit = BlockAudit(parts, self._status, self._host.metrics, self._role.unfinished_block_ids)
+        audit = BlockAudit(
+            parts.engine, self._status, self._host.metrics, self._role.unfinished_block_ids
+        )
         watch = TransferWatch(self._role.transfer_stuck_s, self._config.timers, self._status)
         return (
             tasks.create_task(self._tell_ready(watch), name="readiness"),
@@ -180,9 +179,8 @@ class WorkerLife:
             self._status.set(worker_pb2.SERVING_STATE_FAILED, reason)
             raise
 
-    def _on_step(self, updates: list[SequenceUpdate]) -> None:
-        self._metrics.book()
-        self._role.on_step(updates)
+    def _stepped(self, metrics: StepMetrics) -> None:
+        metrics.book()
         self._status.load_changed()
 
     async def _run_engine(self, parts: EngineParts) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Set
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -146,6 +146,11 @@ class PairTable:
         if len(new) > room:
             logger.error("too many sources named", extra={"num_left_out": len(new) - room})
         return new[:room]
+
+    @property
+    def quarantined_block_ids(self) -> Set[int]:
+        """Blocks of the pool that reads without a pull may still write; a live view."""
+        return self._quarantine.block_ids
 
     @property
     def num_open_reads(self) -> int:

@@ -148,21 +148,21 @@ class Rig:
             if len(ends) > num_steps:
                 done.set()
 
-        parts = EngineParts.build(self.config, self.model, self._thread, on_step)
-        scheduler = parts.scheduler
+        parts = EngineParts.build(self.config, self.model, self._thread)
+        engine = parts.engine
+        engine.subscribe(on_step)
         with forward_timed() as watch:
             async with asyncio.TaskGroup() as tasks:
-                running = tasks.create_task(parts.engine.run(), name="engine")
+                running = tasks.create_task(engine.run(), name="engine")
                 sequences = [self._sequence(number, context_len) for number in range(batch)]
                 for seq in sequences:
-                    scheduler.reserve(seq)
-                    scheduler.mark_proven(seq)
-                    scheduler.start(seq, [7], compute_missing=False)
-                parts.engine.wake()
+                    engine.reserve(seq)
+                    engine.mark_proven(seq)
+                    engine.start(seq, [7], compute_missing=False)
                 await done.wait()
                 running.cancel()
         for seq in sequences:
-            scheduler.release(seq)
+            engine.release(seq)
         steps = [after - before for before, after in pairwise(ends)]
         forwards = [after - before for before, after in pairwise(forward_s)]
         shares = [1 - forward / step for forward, step in zip(forwards, steps, strict=True)]

@@ -1,21 +1,17 @@
 """Simulated decode workers: sessions of routers, and the reads that outlive their pulls."""
 
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import cast
 
 from google.protobuf.message import Message
 
 from decode_worker import actions as decode_actions
 from decode_worker.outbox import Outbox
 from decode_worker.session import Fallback, Session
-from decode_worker.stream_resources import UnfinishedReads
-from decode_worker.worker_limits import SessionRules
+from decode_worker.worker_limits import WorkerLimits
 from diptych.engine.scheduling.sequence import Sequence
 from diptych.engine.scheduling.step import SequenceUpdate
 from diptych.errors import DiptychError
 from diptych.v1 import decode_pb2
-from diptych.worker.engine_parts import EngineParts
 from kvtransfer.errors import AgentLostError
 from kvtransfer.reader.quarantine import (
     Quarantine,
@@ -50,9 +46,7 @@ class DecodeWorker(Worker):
         self.streams: list[DecodeSide] = []
         self.pulls: list[FakePull] = []
         self.reads: list[FakeRead] = []  # posted, of living pulls and dead ones
-        parts = SimpleNamespace(pool=self.pool, engine=SimpleNamespace(wake=lambda: None))
-        self.unfinished = UnfinishedReads(cast(EngineParts, parts))
-        self.quarantine = Quarantine(self.unfinished.begin, self.unfinished.end)
+        self.quarantine = Quarantine(self.pool.quarantine, self.pool.end_quarantine)
 
     def on_step(self, updates: list[SequenceUpdate]) -> None:
         for side in list(self.streams):
@@ -138,14 +132,14 @@ class DecodeSide:
             self.session = Session(
                 self.router,
                 worker.scheduler,
-                SessionRules(
+                WorkerLimits(
                     vocab_size=VOCAB,
                     max_model_len=MAX_LEN,
                     block_size=BLOCK_SIZE,
                     local_prefill=True,
                 ),
                 open_pull=lambda request: FakePull(worker, request),
-                unfinished_reads=worker.unfinished.block_ids,
+                unfinished_reads=worker.quarantine.block_ids,
                 admit=lambda: None,
                 observer=self,
             )

@@ -7,7 +7,7 @@ import enum
 import re
 from pathlib import Path
 
-from decode_worker.held_sequence import ENTRY_TRANSITIONS, EntryEvent, Phase
+from decode_worker.held_sequence import HELD_TRANSITIONS, HeldEvent, Phase
 from diptych.transitions import Transitions
 from kvtransfer.reader.pull_machine import PULL_TRANSITIONS, PullEvent, PullState
 from kvtransfer.reader.quarantine import READ_TRANSITIONS, ReadEvent, ReadState
@@ -75,7 +75,7 @@ def tables() -> dict[str, str]:
         "fetch": table(FetchState, FetchEvent, FETCH_TRANSITIONS),  # type: ignore[arg-type]
         "pull": table(PullState, PullEvent, PULL_TRANSITIONS),  # type: ignore[arg-type]
         "read": table(ReadState, ReadEvent, READ_TRANSITIONS),  # type: ignore[arg-type]
-        "entry": table(Phase, EntryEvent, ENTRY_TRANSITIONS),  # type: ignore[arg-type]
+        "entry": table(Phase, HeldEvent, HELD_TRANSITIONS),  # type: ignore[arg-type]
     }
 
 

@@ -9,7 +9,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from decode_worker.outbox import Outbox
 from decode_worker.session import Session
-from decode_worker.worker_limits import SessionRules
+from decode_worker.worker_limits import WorkerLimits
 from diptych.engine.scheduling.block_pool import BlockPool
 from diptych.engine.scheduling.scheduler import Scheduler
 from diptych.errors import InvalidRequestError
@@ -111,7 +111,7 @@ def start_what_is_not_proven(patch: pytest.MonkeyPatch) -> None:
         return original(self, output)
 
     patch.setattr(Attempt, "start_if_proven", hasty)
-    patch.setattr(SessionRules, "check_start", lambda self, *asked, **known: None)
+    patch.setattr(WorkerLimits, "check_start", lambda self, *asked, **known: None)
     original_start = Scheduler.start
 
     def start(self: Scheduler, seq: Any, emitted: list[int], compute_missing: bool) -> None:
@@ -135,7 +135,7 @@ def keep_the_blocks_of_a_closed_lease(patch: pytest.MonkeyPatch) -> None:
     original = LeaseSession.close
 
     def close(self: LeaseSession) -> None:
-        self._scheduler.release = lambda *asked: None  # type: ignore[method-assign]
+        self._engine.release = lambda *asked: None  # type: ignore[method-assign]
         original(self)
 
     patch.setattr(LeaseSession, "close", close)
@@ -147,7 +147,7 @@ def free_the_blocks_of_an_open_lease(patch: pytest.MonkeyPatch) -> None:
     def step(self: LeaseSession, update: Any, started_at: float) -> Any:
         event = original(self, update, started_at)
         if event is not None:
-            self._scheduler.release(update.sequence)
+            self._engine.release(update.sequence)
         return event
 
     patch.setattr(LeaseSession, "step", step)

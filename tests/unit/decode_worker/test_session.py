@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from decode_worker.actions import Action, RunPull, SendEvent, SendTokens, StopPull
 from decode_worker.held_sequence import Phase
 from decode_worker.session import Fallback, Session
-from decode_worker.worker_limits import SessionRules
+from decode_worker.worker_limits import WorkerLimits
 from diptych.engine.scheduling.block_pool import BlockPool
 from diptych.engine.scheduling.scheduler import Scheduler, SchedulerConfig
 from diptych.engine.scheduling.sequence import Sequence
@@ -60,7 +60,7 @@ class Rig:
         self.pool = BlockPool(NUM_BLOCKS, BLOCK_SIZE)
         config = SchedulerConfig(max_num_seqs=4, max_batched_tokens=8, max_model_len=MAX_LEN)
         self.scheduler = Scheduler(config, self.pool)
-        self.rules = SessionRules(
+        self.rules = WorkerLimits(
             vocab_size=VOCAB,
             max_model_len=MAX_LEN,
             block_size=BLOCK_SIZE,

@@ -23,7 +23,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from diptych.engine.engine import Engine
+from diptych.engine.engine import StepEngine
 from diptych.engine.scheduling.block_pool import BlockPool
 from diptych.engine.scheduling.scheduler import Scheduler, SchedulerConfig
 from diptych.engine.scheduling.sequence import SamplingParams, Sequence, SequenceKey, SequenceState
@@ -103,12 +103,12 @@ class DeviceMachine(RuleBasedStateMachine):
         config = SchedulerConfig(max_num_seqs=3, max_batched_tokens=4, max_model_len=MAX_LEN)
         self.scheduler = Scheduler(config, self.pool)
         self.device = LateDevice(Memory(NUM_BLOCKS, BLOCK_SIZE))
-        self.engine = Engine(
+        self.engine = StepEngine(
             self.scheduler,
             _NoRunner(),
-            self.on_step,
             model_thread=self.model_thread(self.device, self.scheduler),
         )
+        self.engine.subscribe(self.on_step)
         self.loop = asyncio.new_event_loop()
         self.running = self.loop.create_task(self.engine.run())
         self.live: list[Sequence] = []
@@ -153,14 +153,13 @@ class DeviceMachine(RuleBasedStateMachine):
         )
         try:
             if prefill_only:
-                self.scheduler.add_prefill(seq)
+                self.engine.add_prefill(seq)
             else:
-                self.scheduler.reserve(seq)
-                self.scheduler.start(seq, [], compute_missing=True)
+                self.engine.reserve(seq)
+                self.engine.start(seq, [], compute_missing=True)
         except BlocksExhaustedError:
             return
         self.live.append(seq)
-        self.engine.wake()
         self.turn()
 
     @precondition(lambda self: self.live)
@@ -168,8 +167,7 @@ class DeviceMachine(RuleBasedStateMachine):
     def release(self, data: st.DataObject) -> None:
         seq = data.draw(st.sampled_from(self.live))
         self.live.remove(seq)
-        self.scheduler.release(seq)
-        self.engine.wake()
+        self.engine.release(seq)
         self.turn()
 
     @precondition(lambda self: self.device.asked)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from diptych.engine.engine import MAX_FAILED_STEPS, DeviceLostError, Engine
+from diptych.engine.engine import MAX_FAILED_STEPS, DeviceLostError, StepEngine
 from diptych.engine.scheduling.block_pool import BlockPool, Owner
 from diptych.engine.scheduling.scheduler import Scheduler, SchedulerConfig
 from diptych.engine.scheduling.sequence import (
@@ -57,7 +57,8 @@ class Rig:
         self.updates: list[SequenceUpdate] = []
         self.stepped = asyncio.Event()
         self.on_step = on_step
-        self.engine = Engine(self.scheduler, self.runner, self._listen)
+        self.engine = StepEngine(self.scheduler, self.runner)
+        self.engine.subscribe(self._listen)
 
     def _listen(self, updates: list[SequenceUpdate]) -> None:
         self.updates += updates
@@ -72,9 +73,8 @@ class Rig:
             num_prompt_tokens=num_prompt_tokens,
             sampling=SamplingParams(max_tokens=max_tokens),
         )
-        self.scheduler.reserve(seq)
-        self.scheduler.start(seq, [], compute_missing=True)
-        self.engine.wake()
+        self.engine.reserve(seq)
+        self.engine.start(seq, [], compute_missing=True)
         return seq
 
     async def until_finished(self, seq: Sequence) -> None:
@@ -183,7 +183,7 @@ async def test_an_error_of_a_step_ends_its_sequences_alone() -> None:
     assert rig.pool.counts().running == 0
 
 
-async def ends_with(engine: Engine, message: str) -> None:
+async def ends_with(engine: StepEngine, message: str) -> None:
     with pytest.raises(RuntimeError, match=message):
         await engine.run()
 

@@ -1,22 +1,35 @@
 """A block that nobody owns, and one that is lost, show in the recount; nothing else does."""
 
-from types import SimpleNamespace
-from typing import Any, cast
-
 from prometheus_client import CollectorRegistry, generate_latest
 
+from diptych.engine.engine import StepEngine
 from diptych.engine.scheduling.audit import pool_mismatch
 from diptych.engine.scheduling.block_pool import BlockPool, Owner
 from diptych.engine.scheduling.scheduler import Scheduler, SchedulerConfig
 from diptych.engine.scheduling.sequence import SamplingParams, Sequence, SequenceKey
+from diptych.engine.scheduling.step import StepOutput, StepPlan
 from diptych.telemetry.metrics import Metrics
 from diptych.v1 import worker_pb2
 from diptych.worker.audit import BlockAudit
-from diptych.worker.engine_parts import EngineParts
 from diptych.worker.status import WorkerStatus
 
 
-def engine() -> tuple[BlockPool, Scheduler]:
+class NoRunner:
+    def execute(self, plan: StepPlan) -> StepOutput:
+        raise AssertionError("nothing runs here")
+
+
+class SteppingEngine(StepEngine):
+    """One that says whether it is at a step."""
+
+    steps = False
+
+    @property
+    def step_due(self) -> bool:
+        return self.steps
+
+
+def books() -> tuple[BlockPool, Scheduler]:
     pool = BlockPool(8, 2)
     config = SchedulerConfig(max_num_seqs=2, max_batched_tokens=4, max_model_len=16)
     return pool, Scheduler(config, pool)
@@ -33,7 +46,7 @@ def sequence(number: int, num_tokens: int, *, prefill_only: bool = False) -> Seq
 
 
 def test_sequences_and_unfinished_reads_account_for_every_block() -> None:
-    pool, scheduler = engine()
+    pool, scheduler = books()
     assert pool_mismatch(pool, scheduler) is None
     reserved = sequence(1, 3)
     scheduler.reserve(reserved)
@@ -47,7 +60,7 @@ def test_sequences_and_unfinished_reads_account_for_every_block() -> None:
 
 
 def test_a_leak_names_the_numbers() -> None:
-    pool, scheduler = engine()
+    pool, scheduler = books()
     pool.allocate(2, Owner.LEASED)
     assert pool_mismatch(pool, scheduler) == (
         "the pool holds running 0, reserved 0, leased 2, quarantined 0; "
@@ -56,26 +69,24 @@ def test_a_leak_names_the_numbers() -> None:
 
 
 def test_a_block_in_no_list_breaks_the_sum() -> None:
-    pool, scheduler = engine()
+    pool, scheduler = books()
     pool._free.take(1, None)
     assert "do not sum to 8" in str(pool_mismatch(pool, scheduler))
 
 
 def test_an_idle_worker_with_a_leak_has_failed() -> None:
-    pool, scheduler = engine()
-    parts: Any = SimpleNamespace(
-        pool=pool, scheduler=scheduler, engine=SimpleNamespace(step_due=False)
-    )
+    pool, scheduler = books()
+    engine = SteppingEngine(scheduler, NoRunner())
     status = WorkerStatus(worker_pb2.WORKER_ROLE_DECODE)
     metrics = Metrics(CollectorRegistry())
-    audit = BlockAudit(cast(EngineParts, parts), status, metrics, lambda: ())
+    audit = BlockAudit(engine, status, metrics, lambda: ())
     audit.check()
     assert status.state == worker_pb2.SERVING_STATE_STARTING
     pool.allocate(1, Owner.RESERVED)
-    parts.engine.step_due = True
+    engine.steps = True
     audit.check()
     assert status.state == worker_pb2.SERVING_STATE_STARTING, "not while it works"
-    parts.engine.step_due = False
+    engine.steps = False
     audit.check()
     audit.check()
     assert status.state == worker_pb2.SERVING_STATE_FAILED

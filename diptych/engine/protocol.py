@@ -1,0 +1,138 @@
+"""What a worker needs of an engine: sequences go in, what steps did to them comes out.
+
+Workers are written to this and to the plain data that it names, not to our scheduler, runner
+or pool, so that another engine can stand here. Everything is for the event loop's thread.
+"""
+
+from collections.abc import Callable, Collection
+from typing import NamedTuple, Protocol
+
+from diptych.engine.scheduling.block_pool import BlockCounts
+from diptych.engine.scheduling.sequence import Sequence
+from diptych.engine.scheduling.step import SequenceUpdate
+
+# Told of each step before the next is decided; it may call the engine.
+StepListener = Callable[[list[SequenceUpdate]], None]
+
+
+class StepRecord(NamedTuple):
+    """One completed step."""
+
+    started_s: float  # the engine's clock when it was handed to the model thread
+    num_prefill_tokens: int
+    num_decode_tokens: int
+    duration_s: float  # on the model thread
+    overhead_s: float  # deciding, booking and thread hops around it
+
+
+class EngineLoad(NamedTuple):
+    """How much an engine has to do, and what became of its blocks. Counters since its start."""
+
+    blocks: BlockCounts
+    num_running: int  # sequences in the batch
+    num_waiting: int  # that want a place in it
+    num_pending_prefill_tokens: int  # of both, to be computed before they can sample
+    num_preemptions: int
+    num_lookup_tokens: int  # of admitted sequences
+    num_hit_tokens: int  # of those, found in the prefix cache
+
+
+class Engine(Protocol):
+    """One engine. It owns its sequences' blocks; nobody else allocates or frees any.
+
+    A sequence holds all blocks of its tokens from the call that admits it (``add_prefill``,
+    ``reserve``) until ``release`` or its end, and then until the step that it takes part in
+    is complete. ``Sequence.block_table`` names them in order. A range of tokens may be
+    announced to readers, with its blocks, when an update says that it is computed: the device
+    has completed it by then. The token of a step comes with the last range before it.
+    """
+
+    def add_prefill(self, seq: Sequence) -> None:
+        """Admit a ``prefill_only`` sequence: it is computed, and stays for readers.
+
+        Its first ``num_cached_tokens`` are there at once. Other blocks than those may be
+        swapped until its first update, and none from then on. Raises InvalidRequestError,
+        BlocksExhaustedError; nothing is then held.
+        """
+        ...
+
+    def reserve(self, seq: Sequence) -> None:
+        """Hold a prefix hit, and blocks into which the caller may have the rest written.
+
+        Raises as ``add_prefill``.
+        """
+        ...
+
+    def mark_proven(self, seq: Sequence) -> None:
+        """All KV of a reserved sequence lies in its blocks, and is what it must be."""
+        ...
+
+    def start(self, seq: Sequence, emitted: list[int], compute_missing: bool) -> None:
+        """Append ``emitted`` and let a reserved sequence run. Raises InvalidRequestError."""
+        ...
+
+    def release(self, seq: Sequence, unfinished_block_ids: Collection[int] = ()) -> None:
+        """End a sequence in any state; reads may still write the unfinished blocks. Idempotent."""
+        ...
+
+    def generation(self, block_id: int) -> int:
+        """How often the block was handed out for writing."""
+        ...
+
+    def quarantine(self, block_ids: Collection[int]) -> None:
+        """Hand these blocks, which a sequence holds, to nobody until ``end_quarantine``."""
+        ...
+
+    def end_quarantine(self, block_ids: Collection[int]) -> None:
+        """No read writes these blocks any more."""
+        ...
+
+    def subscribe(self, listener: StepListener) -> Callable[[], None]:
+        """Call ``listener`` after each step; call what is returned when that shall end."""
+        ...
+
+    async def run(self) -> None:
+        """Run steps until cancelled. Raises what the worker has to end for."""
+        ...
+
+    def abandon(self) -> None:
+        """The step in flight will never end: a cancelled ``run`` does not wait for it."""
+        ...
+
+    def load(self) -> EngineLoad:
+        """How it stands. O(sequences)."""
+        ...
+
+    def mismatch(self, quarantined: Collection[int]) -> str | None:
+        """What is wrong with the books of its blocks, if these are in quarantine; for alarms."""
+        ...
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that have ended."""
+        ...
+
+    @property
+    def step_due(self) -> bool:
+        """Whether ``num_steps`` must advance."""
+        ...
+
+    @property
+    def predicted_step_s(self) -> float:
+        """Expected duration of the step in flight, else of the last one; 0 until known."""
+        ...
+
+    @property
+    def last_step(self) -> StepRecord | None:
+        """The step that listeners are being told of; None: it failed, or there was none."""
+        ...
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        """Moving average over steps that are mostly prefill; 0 until known."""
+        ...
+
+    @property
+    def decode_step_s(self) -> float:
+        """Moving average of steps without prefill chunks, s; 0 until known."""
+        ...

@@ -193,7 +193,7 @@ class WorkerLife:
 
     async def _watch_engine(self, parts: EngineParts) -> None:
         try:
-            await EngineWatch(parts.engine, self._config.timers).run()
+            await EngineWatch(parts.progress, self._config.timers).run()
         except EngineStuckError as error:
             logger.critical("the model thread is stuck", extra={"reason": str(error)})
             await self._tell_failed(str(error))

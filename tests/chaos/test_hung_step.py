@@ -49,7 +49,7 @@ async def test_one_request_waits_and_no_other_does(
             async with asyncio.timeout(GONE_S):
                 state = await watched
             assert state.state == worker_pb2.SERVING_STATE_FAILED
-            assert "the model thread is at one step" in state.message
+            assert "the model thread is stuck" in state.message
         await cluster.eventually(lambda: not victim.alive, GONE_S, "the worker has gone")
         assert victim.stop() == 1, victim.log_tail()
 

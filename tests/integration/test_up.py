@@ -175,7 +175,7 @@ def test_a_worker_that_hangs_is_reported_and_ends_it(
         assert code == 1
         assert "decode-0 exited with code 1; its last lines:" in output
         assert "critical: the model thread is stuck" in output
-        assert "the model thread is at one step for" in output.splitlines()[-2]
+        assert "the model thread is stuck: no engine step for" in output.splitlines()[-2]
 
 
 def test_nothing_outlives_it_when_it_is_killed(tiny_llama: Path) -> None:

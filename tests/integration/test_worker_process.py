@@ -117,7 +117,7 @@ async def test_sigterm_ends_a_worker_whose_step_hangs(
         await lease.next("accepted")
         worker.signal(signal.SIGTERM)
         assert await asyncio.to_thread(exit_code, worker, 10) == 1, worker.log_tail()
-        assert "the model thread is at one step" in worker.log_tail(100)
+        assert "the model thread is stuck" in worker.log_tail(100)
         with pytest.raises(DiptychError):
             await lease.error()
 

@@ -116,10 +116,10 @@ class BlockTables:
         first, past = divmod(seq.num_computed_tokens, self._pool.block_size)
         return range(first, first if past else (seq.num_tokens - 1) // self._pool.block_size)
 
-    def will_enter(self, seq: Sequence, like: Sequence, index: int) -> bool:
-        """Whether steps of ``seq`` will enter block ``index``, and it is ``like``'s as well."""
+    def will_enter(self, seq: Sequence, end_token: int, like: Sequence, index: int) -> bool:
+        """Whether computing ``seq`` to ``end_token`` enters block ``index``, ``like``'s as well."""
         block_size = self._pool.block_size
-        if not seq.num_computed_tokens // block_size <= index < seq.num_tokens // block_size:
+        if not seq.num_computed_tokens // block_size <= index < end_token // block_size:
             return False
         return not seq.is_private and self._keys(seq)[index] == self._keys(like)[index]
 

@@ -9,13 +9,13 @@ Sequences that wait hold all blocks of their tokens or none, so nobody holds
 blocks while waiting for more. When a running sequence cannot grow, the youngest
 gives its blocks up and is recomputed later (never one whose blocks others read),
 and newcomers are refused until it has them back. A sequence whose next block
-another one is computing waits for that instead of computing it as well.
+another one's chunk completes waits for the next step instead of computing it as well.
 
 Ideas: Orca (continuous batching), Sarathi (chunked prefill), vLLM (paging).
 """
 
 import itertools
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -387,7 +387,7 @@ class Scheduler:
                     continue
             else:
                 self._refresh(seq)
-                if self._is_being_computed(seq) or not shares.has_room_for(seq):
+                if self._is_being_computed(seq, shares.ends) or not shares.has_room_for(seq):
                     continue
             self._queues.run(seq)
             yield seq
@@ -397,11 +397,11 @@ class Scheduler:
         self._tables.refresh(seq, Owner.RUNNING)
         self.num_hit_tokens += seq.num_computed_tokens - before
 
-    def _is_being_computed(self, seq: Sequence) -> bool:
-        """Whether the next block that it lacks is about to be another's, and then its as well."""
+    def _is_being_computed(self, seq: Sequence, ends: Mapping[Sequence, int]) -> bool:
+        """Whether another one's chunk of this step enters the next block that it lacks."""
         missing = self._tables.missing_blocks(seq)
         return bool(missing) and any(
-            self._tables.will_enter(other, seq, missing.start) for other in self._queues.running
+            self._tables.will_enter(other, end, seq, missing.start) for other, end in ends.items()
         )
 
     def _admit_again(self, seq: Sequence) -> bool:

@@ -15,6 +15,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from diptych.errors import DiptychError, NoWorkerError, WorkerDrainingError
+from diptych.process import StuckThreadError
 from diptych.service_host import ServiceHost
 from diptych.v1 import worker_pb2
 from diptych.worker.audit import BlockAudit
@@ -89,8 +90,8 @@ class WorkerLife:
     async def run(self, stop: asyncio.Event) -> None:
         """Load, serve until ``stop`` is set, drain. The host has started already.
 
-        Raises ConfigurationError from loading, EngineDiedError, EngineStuckError,
-        TransferStuckError.
+        Raises ConfigurationError from loading, EngineDiedError, TransferStuckError,
+        StuckThreadError.
         """
         model_thread = ThreadPoolExecutor(1, thread_name_prefix="model")
         try:
@@ -170,6 +171,10 @@ class WorkerLife:
             finally:
                 abandoned.set()
                 stopping.cancel()
+        if not loading.done():
+            await asyncio.wait((loading,), timeout=self._config.timers.drain_s)
+            if not loading.done():
+                raise StuckThreadError("the model thread is stuck at loading the model")
         try:
             return await loading
         except LoadAbandonedError:

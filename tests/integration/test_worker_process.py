@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -12,13 +13,19 @@ from diptych.engine.engine import MAX_FAILED_STEPS
 from diptych.engine.runner import Runner
 from diptych.engine.scheduling.step import StepOutput, StepPlan
 from diptych.errors import DiptychError
+from diptych.process import StuckThreadError
 from diptych.rpc.channel import open_channel
+from diptych.timers import Timers
 from diptych.v1 import worker_pb2
+from diptych.worker import worker as worker_module
 from diptych.worker.worker import EngineDiedError
+from prefill_worker import app as prefill_app
+from prefill_worker.config import PrefillWorkerConfig
 from tests.cluster import Process
 from tests.hanging import hang_later
 from tests.integration.worker_rig import (
     INLINE,
+    PATIENCE_S,
     Lease,
     Settings,
     Worker,
@@ -120,6 +127,23 @@ async def test_sigterm_ends_a_worker_whose_step_hangs(
         assert "the model thread is stuck" in worker.log_tail(100)
         with pytest.raises(DiptychError):
             await lease.error()
+
+
+async def test_a_worker_that_is_stopped_does_not_wait_for_a_load_that_hangs(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on = threading.Event()
+    monkeypatch.setattr(worker_module, "load_model", lambda *asked: goes_on.wait())
+    config = PrefillWorkerConfig(
+        model=str(tiny_llama), port_file=tmp_path / "port.json", timers=Timers(drain_s=0.05)
+    )
+    stop = asyncio.Event()
+    try:
+        with pytest.raises(StuckThreadError, match="loading the model"):
+            async with asyncio.timeout(PATIENCE_S):
+                await prefill_app.serve(config, stop, lambda port: stop.set())
+    finally:
+        goes_on.set()
 
 
 async def test_a_dead_engine_takes_the_process_down(

@@ -49,7 +49,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
         self, request_iterator: AsyncIterator[decode_pb2.DecodeCommand], context: Context
     ) -> AsyncIterator[decode_pb2.DecodeEvent]:
         """Serve one router; everything of it is freed however the stream ends."""
-        stream = DecodeStream(self._deps, request_iterator, context, self._on_hello)
+        stream = DecodeStream(self._deps, request_iterator, context, self.on_hello)
         self._streams.add(stream)
         try:
             await stream.run()
@@ -64,7 +64,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
         for stream in self._streams:
             stream.end(error)
 
-    def _on_hello(self, newest: DecodeStream, router_incarnation: str) -> StreamResources | None:
+    def on_hello(self, newest: DecodeStream, router_incarnation: str) -> StreamResources | None:
         """End older streams of the same router process: it has given them up.
 
         Raises InvalidRequestError: one of them comes from another host, so ``newest`` is

@@ -7,6 +7,7 @@ import pytest
 
 from decode_worker.servicer import DecodeServicer
 from decode_worker.stream import DecodeStream
+from decode_worker.stream_resources import StreamDeps
 from diptych.errors import DiptychError, InvalidRequestError
 from diptych.timers import Timers
 
@@ -25,9 +26,10 @@ class Stream:
 
 def superseded(older: Stream, newest: Stream) -> None:
     nothing = cast(Any, SimpleNamespace())
-    servicer = DecodeServicer(nothing, Timers(), nothing, max_unsent_events=1)
+    deps = StreamDeps(status=nothing, timers=Timers(), spans=nothing, max_unsent_events=1)
+    servicer = DecodeServicer(deps)
     servicer._streams = cast("set[DecodeStream]", {older, newest})
-    servicer.supersede("router.1", cast(DecodeStream, newest))
+    servicer.on_hello(cast(DecodeStream, newest), "router.1")
 
 
 def test_a_router_that_comes_again_ends_its_older_stream(

@@ -1,0 +1,422 @@
+"""The scheduler keeps sequences exact and blocks accounted for, whatever happens.
+
+The model is replaced by one whose KV and tokens are hashes of everything before
+them, and the KV cache by a store of slots, so that any block that is reused,
+shared or read at the wrong time shows as a wrong token or a wrong slot.
+"""
+
+import math
+from collections.abc import Sequence as Table
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from diptych.engine.scheduling.block_pool import BlockPool
+from diptych.engine.scheduling.scheduler import Scheduler, SchedulerConfig, SlotUsage
+from diptych.engine.scheduling.sequence import (
+    FinishReason,
+    SamplingParams,
+    Sequence,
+    SequenceKey,
+    SequenceState,
+)
+from diptych.engine.scheduling.step import Chunk, SampledToken, SequenceUpdate, StepOutput, StepPlan
+from diptych.errors import (
+    BlocksExhaustedError,
+    InvalidRequestError,
+)
+
+VOCAB_SIZE = 3
+GARBAGE = -1
+
+
+def kv_after(kv: int, token_id: int) -> int:
+    """The KV of a token that follows one with ``kv``: names the whole prefix."""
+    return (kv * 1_000_003 + token_id + 1) % (1 << 61)
+
+
+def kv_of(token_ids: list[int], salt: bytes) -> list[int]:
+    """The KV of each token."""
+    kv, kvs = len(salt), []
+    for token_id in token_ids:
+        kv = kv_after(kv, token_id)
+        kvs.append(kv)
+    return kvs
+
+
+def sampled(last_kv: int, params: SamplingParams, allow_stop: bool) -> int:
+    """The one right token after a prefix."""
+    token_id = (last_kv ^ params.seed) % 7919 % VOCAB_SIZE
+    while not allow_stop and token_id in params.stop_token_ids:
+        token_id = (token_id + 1) % VOCAB_SIZE
+    return token_id
+
+
+def continuation(seq: Sequence, max_model_len: int) -> tuple[list[int], FinishReason]:
+    """Prompt and output by a naive loop, from the prompt alone."""
+    tokens, params = seq.token_ids[: seq.num_prompt_tokens], seq.sampling
+    while True:
+        num_output = len(tokens) - seq.num_prompt_tokens
+        allow_stop = num_output >= params.min_tokens
+        tokens.append(sampled(kv_of(tokens, seq.cache_salt)[-1], params, allow_stop))
+        if allow_stop and tokens[-1] in params.stop_token_ids:
+            return tokens, FinishReason.STOP
+        if num_output + 1 == params.max_tokens or len(tokens) == max_model_len:
+            return tokens, FinishReason.LENGTH
+
+
+class SlotStore:
+    """The KV cache: one number per slot."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self.pool = pool
+        self.slots: dict[tuple[int, int], int] = {}
+
+    def write(self, table: Table[int], position: int, kv: int) -> None:
+        index, offset = divmod(position, self.pool.block_size)
+        assert self.pool.is_writable(table[index]), "wrote into a shared or foreign block"
+        self.slots[table[index], offset] = kv
+
+    def read(self, table: Table[int], num_tokens: int) -> list[int]:
+        places = (divmod(position, self.pool.block_size) for position in range(num_tokens))
+        return [self.slots[table[index], offset] for index, offset in places]
+
+
+class HashRunner:
+    """Runs plans on a slot store as a model would: reads the past, writes the chunk."""
+
+    def __init__(self, store: SlotStore, scheduler: Scheduler) -> None:
+        self.store = store
+        self.scheduler = scheduler
+
+    def execute(self, plan: StepPlan) -> StepOutput:
+        steps = zip(plan.chunks, self.scheduler.in_flight, strict=True)
+        tokens = [self._run(chunk, seq) for chunk, seq in steps]
+        return StepOutput(tokens=tuple(tokens), duration_s=0.01)
+
+    def _run(self, chunk: Chunk, seq: Sequence) -> SampledToken | None:
+        past = self.store.read(chunk.block_table, chunk.start)
+        kv = past[-1] if past else len(seq.cache_salt)
+        for position, token_id in enumerate(chunk.token_ids, chunk.start):
+            kv = kv_after(kv, token_id)
+            self.store.write(chunk.block_table, position, kv)
+        expected = kv_of(seq.token_ids[: chunk.end], seq.cache_salt)
+        assert self.store.read(chunk.block_table, chunk.end) == expected
+        if chunk.sample is None:
+            return None
+        return SampledToken(sampled(kv, chunk.sample.params, chunk.sample.allow_stop), math.nan)
+
+
+@dataclass(eq=False)
+class Client:
+    """What the other side knows of a sequence."""
+
+    seq: Sequence
+    received: list[int]  # prompt and output, as sent to it
+    finish_reason: FinishReason | None = None
+    # Of a lease: blocks, with their generations, that readers may know of or steps write.
+    fixed: list[tuple[int, int]] = field(default_factory=list)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    @initialize(data=st.data())
+    def build(self, data: st.DataObject) -> None:
+        block_size = data.draw(st.integers(1, 4), "block_size")
+        num_blocks = data.draw(st.integers(3, 12), "num_blocks")
+        max_num_seqs = data.draw(st.integers(1, 4), "max_num_seqs")
+        config = SchedulerConfig(
+            max_num_seqs=max_num_seqs,
+            max_batched_tokens=data.draw(st.integers(max_num_seqs, 12), "max_batched_tokens"),
+            decode_headroom_blocks=data.draw(st.integers(0, 2), "headroom"),
+            max_model_len=data.draw(st.integers(2, num_blocks * block_size + 1), "max_len"),
+        )
+        self.pool = BlockPool(num_blocks, block_size)
+        self.store = SlotStore(self.pool)
+        self.scheduler = Scheduler(config, self.pool)
+        self.runner = HashRunner(self.store, self.scheduler)
+        self.config = config
+        self.plan: StepPlan | None = None
+        self.plan_generations: list[list[int]] = []
+        self.clients: list[Client] = []  # not yet released
+        self.quarantined: set[int] = set()
+        self.num_made = 0
+        self.idle = False  # schedule() found nothing and nobody called in since
+
+    def clients_in(self, *states: SequenceState) -> list[Client]:
+        return [client for client in self.clients if client.seq.state in states]
+
+    def pick(self, data: st.DataObject, *states: SequenceState) -> Client | None:
+        clients = self.clients_in(*states)
+        return data.draw(st.sampled_from(clients)) if clients else None
+
+    def make(self, data: st.DataObject, prefill_only: bool) -> Sequence:
+        """A sequence whose prompt likely shares a prefix with others."""
+        longest = self.config.max_model_len - 1
+        seed = data.draw(st.integers(0, 2), "seed")
+        shared = data.draw(st.integers(0, 3 * self.pool.block_size))
+        own = data.draw(st.integers(0, 3))
+        prompt = ([0] * shared + [1] + [own] * 3)[:longest]
+        salt = data.draw(st.sampled_from([b"", b"", b"s"]), "salt")
+        if bool(self.clients) and data.draw(st.booleans(), "twin"):
+            twin = data.draw(st.sampled_from(self.clients)).seq
+            prompt, salt = twin.token_ids[: twin.num_prompt_tokens], twin.cache_salt
+        max_tokens = data.draw(st.sampled_from([1, 2, 20]), "max_tokens")
+        params = SamplingParams(
+            seed=seed,
+            max_tokens=max_tokens,
+            min_tokens=data.draw(st.integers(0, 2), "min_tokens"),
+            stop_token_ids=data.draw(
+                st.sampled_from([frozenset(), frozenset(), frozenset({2})]), "stop"
+            ),
+        )
+        self.num_made += 1
+        return Sequence(
+            key=SequenceKey("router", self.num_made),
+            token_ids=prompt,
+            num_prompt_tokens=len(prompt),
+            sampling=params,
+            cache_salt=salt,
+            prefill_only=prefill_only,
+        )
+
+    def emit_ahead(self, data: st.DataObject, seq: Sequence) -> list[int]:
+        """Tokens that another worker has emitted already; leaves at least one."""
+        left = continuation(seq, self.config.max_model_len)[0][seq.num_tokens : -1]
+        return left[: data.draw(st.integers(0, len(left)), "emitted")]
+
+    @rule(data=st.data(), resumed=st.booleans())
+    def add_prefill(self, data: st.DataObject, resumed: bool) -> None:
+        seq = self.make(data, prefill_only=True)
+        if resumed:
+            seq.token_ids += self.emit_ahead(data, seq)
+        before = self.pool.counts()
+        try:
+            self.scheduler.add_prefill(seq)
+        except BlocksExhaustedError:
+            assert self.pool.counts() == before
+            self.scheduler.release(seq)
+            return
+        self.idle = False
+        self.clients.append(Client(seq, list(seq.token_ids)))
+        assert seq.num_cached_tokens < seq.num_tokens
+
+    @rule(data=st.data(), next_step=st.sampled_from(["none", "pull", "compute", "pull and start"]))
+    def reserve(self, data: st.DataObject, next_step: str) -> None:
+        seq = self.make(data, prefill_only=False)
+        before = self.pool.counts()
+        try:
+            self.scheduler.reserve(seq)
+        except BlocksExhaustedError:
+            assert self.pool.counts() == before
+            return
+        client = Client(seq, list(seq.token_ids))
+        self.clients.append(client)
+        assert seq.num_cached_tokens <= seq.num_tokens
+        if "pull" in next_step:
+            self.pull_all(seq)
+        if "start" in next_step or "compute" in next_step:
+            self.start_one(data, client, compute_missing=True)
+
+    @rule(data=st.data())
+    def pull(self, data: st.DataObject) -> None:
+        client = self.pick(data, SequenceState.RESERVED)
+        if client is not None:
+            self.pull_all(client.seq)
+
+    def pull_all(self, seq: Sequence) -> None:
+        for position, kv in enumerate(kv_of(seq.token_ids, seq.cache_salt)):
+            if position >= seq.num_computed_tokens:
+                self.store.write(seq.block_table, position, kv)
+        self.scheduler.mark_proven(seq)
+
+    @rule(data=st.data())
+    def break_off_pull(self, data: st.DataObject) -> None:
+        client = self.pick(data, SequenceState.RESERVED)
+        if client is None or client.seq.num_computed_tokens == client.seq.num_tokens:
+            return
+        first = client.seq.num_cached_tokens // self.pool.block_size
+        targets = client.seq.block_table[first:]
+        unfinished = data.draw(st.sets(st.sampled_from(targets)), "unfinished")
+        self.scheduler.release(client.seq, unfinished)
+        self.clients.remove(client)
+        self.quarantined |= unfinished
+        self.idle = False
+
+    @precondition(lambda self: self.quarantined)
+    @rule(data=st.data(), ended=st.booleans())
+    def late_reads(self, data: st.DataObject, ended: bool) -> None:
+        blocks = data.draw(st.sets(st.sampled_from(sorted(self.quarantined))), "blocks")
+        for block in blocks:
+            for offset in range(self.pool.block_size):
+                self.store.slots[block, offset] = GARBAGE
+        if ended:
+            self.pool.end_quarantine(blocks)
+            self.quarantined -= blocks
+            self.idle = False
+
+    @rule(data=st.data(), compute_missing=st.booleans())
+    def start(self, data: st.DataObject, compute_missing: bool) -> None:
+        client = self.pick(data, SequenceState.RESERVED)
+        if client is None:
+            return
+        seq = client.seq
+        if seq.num_computed_tokens < seq.num_tokens and not compute_missing:
+            with pytest.raises(InvalidRequestError):
+                self.scheduler.start(seq, [], compute_missing)
+            return
+        self.start_one(data, client, compute_missing)
+
+    def start_one(self, data: st.DataObject, client: Client, compute_missing: bool) -> None:
+        emitted = self.emit_ahead(data, client.seq)
+        self.scheduler.start(client.seq, emitted, compute_missing)
+        client.received += emitted
+        self.idle = False
+
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        client = self.pick(data, *SequenceState)
+        if client is None or (len(self.clients) < 3 and client.finish_reason is None):
+            return
+        self.scheduler.release(client.seq)
+        self.scheduler.release(client.seq)
+        self.clients.remove(client)
+        self.idle = False
+
+    @precondition(lambda self: self.plan is None)
+    @rule()
+    def schedule(self) -> None:
+        self.plan = self.scheduler.schedule()
+        if self.plan is None:
+            self.check_nothing_can_run()
+            return
+        assert not self.idle, "nobody called in, and yet there is work"
+        assert 0 < self.plan.num_tokens <= self.config.max_batched_tokens
+        assert len(set(self.scheduler.in_flight)) == len(self.plan.chunks)
+        assert self.scheduler.num_running <= self.config.max_num_seqs
+        self.plan_generations = [
+            [self.pool.generation(block) for block in chunk.block_table]
+            for chunk in self.plan.chunks
+        ]
+
+    @rule(num_steps=st.integers(2, 10))
+    def run_steps(self, num_steps: int) -> None:
+        """Let sequences grow into each other."""
+        for _ in range(num_steps):
+            if self.plan is None:
+                self.schedule()
+            if self.plan is None:
+                return
+            self.finish_step()
+
+    def check_nothing_can_run(self) -> None:
+        self.idle = True
+        if self.scheduler.has_work:
+            counts = self.pool.counts()
+            assert counts.reserved + counts.leased + counts.quarantined, "a deadlock"
+
+    @precondition(lambda self: self.plan is not None)
+    @rule()
+    def finish_step(self) -> None:
+        plan = self.plan
+        assert plan is not None
+        generations = [
+            [self.pool.generation(block) for block in chunk.block_table] for chunk in plan.chunks
+        ]
+        assert generations == self.plan_generations, "a block was reused under a step"
+        sequences = self.scheduler.in_flight
+        released = [seq for seq in sequences if seq.state is SequenceState.FINISHED]
+        updates = self.scheduler.update(plan, self.runner.execute(plan))
+        self.plan = None
+        assert [update.sequence for update in updates] == [
+            seq for seq in sequences if seq not in released
+        ]
+        for update in updates:
+            self.receive(update)
+
+    def receive(self, update: SequenceUpdate) -> None:
+        (client,) = (client for client in self.clients if client.seq is update.sequence)
+        seq = update.sequence
+        if update.token is not None:
+            assert update.position == len(client.received) == update.num_computed_tokens
+            client.received.append(update.token.token_id)
+            assert client.received == seq.token_ids
+            client.finish_reason = update.finish_reason
+        naive, reason = continuation(seq, self.config.max_model_len)
+        assert client.received == naive[: len(client.received)]
+        if client.finish_reason is not None:
+            assert (client.received, client.finish_reason) == (naive, reason)
+        else:
+            assert len(client.received) < len(naive)
+
+    @invariant()
+    def leases_stay_readable(self) -> None:
+        if not hasattr(self, "pool"):
+            return
+        for client in self.clients:
+            seq = client.seq
+            if not seq.prefill_only or seq.state is SequenceState.FINISHED:
+                continue
+            now = [(block, self.pool.generation(block)) for block in seq.block_table]
+            assert now[: len(client.fixed)] == client.fixed
+            is_waiting = seq.state is SequenceState.WAITING
+            num_fixed = seq.num_computed_tokens // self.pool.block_size if is_waiting else len(now)
+            client.fixed = now[:num_fixed]
+            kvs = kv_of(seq.token_ids, seq.cache_salt)[: seq.num_computed_tokens]
+            assert self.store.read(seq.block_table, seq.num_computed_tokens) == kvs
+
+    @invariant()
+    def only_the_living_hold_blocks(self) -> None:
+        if not hasattr(self, "pool"):
+            return
+        held = {block for client in self.clients for block in client.seq.block_table}
+        if self.plan is not None:
+            held |= {block for seq in self.scheduler.in_flight for block in seq.block_table}
+        counts = self.pool.counts()
+        assert counts.free + counts.cached == counts.total - len(held | self.quarantined)
+        assert counts.quarantined == len(self.quarantined)
+
+    @invariant()
+    def waiting_means_all_or_nothing(self) -> None:
+        if not hasattr(self, "pool"):
+            return
+        waiting = self.clients_in(SequenceState.WAITING)
+        assert self.scheduler.num_waiting == len(waiting)
+        for client in waiting:
+            seq = client.seq
+            assert not seq.block_table or (
+                len(seq.block_table) >= self.pool.num_blocks_for(seq.num_tokens)
+            )
+
+    def teardown(self) -> None:
+        """Without readers and reservations everything runs to its end, and nothing is left."""
+        if not hasattr(self, "pool"):
+            return
+        self.pool.end_quarantine(self.quarantined)
+        self.quarantined.clear()
+        self.release_held()
+        if self.plan is not None:
+            self.finish_step()
+        for _ in range(2000):
+            self.release_held()
+            if not self.scheduler.has_work:
+                break
+            self.schedule()
+            self.finish_step()
+        assert not self.scheduler.has_work, "no end in sight"
+        assert all(client.finish_reason for client in self.clients if not client.seq.prefill_only)
+        counts = self.pool.counts()
+        assert counts.free + counts.cached == counts.total
+        assert self.scheduler.slot_usage() == SlotUsage(0, 0)
+
+    def release_held(self) -> None:
+        for client in self.clients_in(SequenceState.RESERVED, SequenceState.LEASED):
+            self.scheduler.release(client.seq)
+            self.clients.remove(client)
+        self.idle = False
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)

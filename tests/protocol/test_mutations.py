@@ -165,6 +165,10 @@ def announce_before_it_is_computed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LeaseSession, "start", start)
 
 
+def announce_blocks_that_were_given_back(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LeaseTable, "rebase", lambda self, lease_id, block_ids: None)
+
+
 def forget_the_reservation_when_the_lease_is_lost(patch: pytest.MonkeyPatch) -> None:
     def close(self: Attempt) -> None:
         self.drop_reservation()
@@ -215,6 +219,7 @@ BUGS = (
     Bug(keep_the_blocks_of_a_closed_lease, Invariant.HOLDERS),
     Bug(free_the_blocks_of_an_open_lease, Invariant.READABLE),
     Bug(announce_before_it_is_computed, Invariant.READABLE),
+    Bug(announce_blocks_that_were_given_back, Invariant.READABLE),
     Bug(forget_the_reservation_when_the_lease_is_lost, Invariant.RECLAIMED, ProtocolMachine),
     Bug(never_give_up_waiting, Invariant.ENDS),
     Bug(refuse_a_repeated_grant, Invariant.OUTCOME),

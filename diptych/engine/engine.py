@@ -146,6 +146,10 @@ class StepEngine:
     def mismatch(self, quarantined: Collection[int]) -> str | None:
         return pool_mismatch(self._pool, self._scheduler, quarantined)
 
+    @property
+    def max_num_seqs(self) -> int:
+        return self._scheduler.config.max_num_seqs
+
     def load(self) -> EngineLoad:
         scheduler = self._scheduler
         return EngineLoad(

@@ -108,6 +108,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def max_num_seqs(self) -> int:
+        """Sequences that its batch can have."""
+        ...
+
+    @property
     def num_steps(self) -> int:
         """Steps that have ended."""
         ...

@@ -52,7 +52,7 @@ class EngineParts:
         """Fill in what Watch tells of any engine."""
         state.layout.CopyFrom(self.model.layout)
         state.max_model_len = self.model.max_model_len
-        state.max_num_seqs = self.scheduler.config.max_num_seqs
+        state.max_num_seqs = self.engine.max_num_seqs
         state.text_digest = self.model.text_digest
         state.model = self.model.name
         state.vocab_size = self.model.config.vocab_size

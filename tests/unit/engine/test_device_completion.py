@@ -30,6 +30,7 @@ from diptych.engine.scheduling.sequence import SamplingParams, Sequence, Sequenc
 from diptych.engine.scheduling.step import SequenceUpdate, StepOutput, StepPlan
 from diptych.errors import BlocksExhaustedError
 from tests.protocol.fake_model import STOP_TOKEN, Memory, answer, slots_of
+from tests.protocol.invariants import Watch
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_LEN, MAX_TOKENS = 2, 12, 16, 3
 _TURNS = 8  # of the event loop, until nothing is left to do
@@ -102,7 +103,7 @@ class DeviceMachine(RuleBasedStateMachine):
         self.pool = BlockPool(NUM_BLOCKS, BLOCK_SIZE)
         config = SchedulerConfig(max_num_seqs=3, max_batched_tokens=4, max_model_len=MAX_LEN)
         self.scheduler = Scheduler(config, self.pool)
-        self.device = LateDevice(Memory(NUM_BLOCKS, BLOCK_SIZE))
+        self.device = LateDevice(Memory(NUM_BLOCKS, BLOCK_SIZE, Watch()))
         self.engine = StepEngine(
             self.scheduler,
             _NoRunner(),

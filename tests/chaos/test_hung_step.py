@@ -11,7 +11,8 @@ from diptych.rpc.channel import open_channel
 from diptych.timers import Timers
 from diptych.v1 import worker_pb2, worker_pb2_grpc
 from tests.call import Answer, generate
-from tests.chaos.load import FLAGS, ROUTER_FLAGS, Job, check_answers, jobs
+from tests.chaos.expected import Expected
+from tests.chaos.load import FLAGS, ROUTER_FLAGS, Job, jobs
 from tests.cluster import Process, running_cluster
 from tests.hanging import hang_later
 
@@ -36,7 +37,7 @@ async def test_one_request_waits_and_no_other_does(
         await cluster.wait_ready()
         victim = (cluster.prefill if role == "prefill" else cluster.decode)[0]
         async with open_channel(cluster.router.address) as channel, asyncio.TaskGroup() as tasks:
-            want = [await generate(channel, job.request()) for job in WORK]
+            expected = await Expected.learn(cluster, WORK)
             watched = tasks.create_task(last_state(victim), name="watch")
             flag.touch()
             async with asyncio.timeout(GONE_S):  # the last of these meets it
@@ -44,12 +45,13 @@ async def test_one_request_waits_and_no_other_does(
                 while await num_attempts(channel, WORK[0], salt=str(next(salts))) == 1:
                     pass
             answers = [await generate(channel, job.request()) for job in WORK]
-            check_answers(answers, want)
+            expected.check_all(answers)
             assert [answer.timing.num_attempts for answer in answers] == [1] * len(WORK)
             async with asyncio.timeout(GONE_S):
                 state = await watched
             assert state.state == worker_pb2.SERVING_STATE_FAILED
             assert "the model thread is stuck" in state.message
+        await expected.settle(cluster)
         await cluster.eventually(lambda: not victim.alive, GONE_S, "the worker has gone")
         assert victim.stop() == 1, victim.log_tail()
 

@@ -138,6 +138,7 @@ class _Answer:
         self, resolved: ResolvedRequest, builder: ResponseBuilder, deadline_s: float | None
     ) -> Session:
         """Ask for workers."""
+        self.observer.resolved(resolved.sampling, len(resolved.shape.prompt_ids))
         self._builder = builder
         self._session = Session(
             self.request_id,

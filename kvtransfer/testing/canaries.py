@@ -1,12 +1,13 @@
-"""Canaries: free blocks are painted, and looked at again before they are handed out.
+"""Canaries: free blocks are painted, and looked at again and again, last as they are handed out.
 
 For workers under test. Whoever writes into a block that nobody holds, such as a read
-that was given up and lands late, changes one. Event loop only.
+that was given up and lands late, changes one. Only a block that is freed and handed out
+again between two looks was never painted. Event loop only.
 """
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from kvtransfer.memory import HostMemory
@@ -17,6 +18,8 @@ _MAX_SHARE = 0.1  # of the event loop's time: a large pool is looked at less oft
 
 class FreeBlocks(Protocol):
     """What is known of a pool's blocks."""
+
+    on_handed_out: Callable[[Sequence[int]], None] | None
 
     @property
     def num_blocks(self) -> int: ...
@@ -36,6 +39,7 @@ class Canaries:
         self._pool = pool
         self._memory = memory
         self._painted: dict[int, int] = {}  # block -> its generation then
+        pool.on_handed_out = self._handed_out
 
     @property
     def num_painted(self) -> int:
@@ -52,15 +56,24 @@ class Canaries:
         """Check the painted blocks that are still free; paint the others that are."""
         for block_id in self._free():
             generation = self._pool.generation(block_id)
-            block, pattern = self._memory.block(block_id), self._pattern(block_id)
             if self._painted.get(block_id) == generation:
-                self.num_checked += 1
-                if bytes(block) != pattern:  # comparing views goes byte by byte
-                    self.num_changed += 1
-                    block[:] = pattern
+                self._check(block_id)
             else:
-                block[:] = pattern
+                self._memory.block(block_id)[:] = self._pattern(block_id)
                 self._painted[block_id] = generation
+
+    def _handed_out(self, block_ids: Sequence[int]) -> None:
+        """The last look at these: whoever holds them now may write next."""
+        for block_id in block_ids:
+            if self._painted.pop(block_id, None) == self._pool.generation(block_id):
+                self._check(block_id)
+
+    def _check(self, block_id: int) -> None:
+        block, pattern = self._memory.block(block_id), self._pattern(block_id)
+        self.num_checked += 1
+        if bytes(block) != pattern:  # comparing views goes byte by byte
+            self.num_changed += 1
+            block[:] = pattern
 
     def _free(self) -> Iterable[int]:
         free = [b for b in range(self._pool.num_blocks) if self._pool.is_free(b)]

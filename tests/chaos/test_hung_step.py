@@ -40,19 +40,18 @@ async def test_one_request_waits_and_no_other_does(
             expected = await Expected.learn(cluster, WORK)
             watched = tasks.create_task(last_state(victim), name="watch")
             flag.touch()
-            async with asyncio.timeout(GONE_S):  # the last of these meets it
-                salts = itertools.count()
+            async with asyncio.timeout(GONE_S):  # one bound for all of it, from the hang on
+                salts = itertools.count()  # the last of these meets it
                 while await num_attempts(channel, WORK[0], salt=str(next(salts))) == 1:
                     pass
-            answers = [await generate(channel, job.request()) for job in WORK]
+                answers = [await generate(channel, job.request()) for job in WORK]
+                state = await watched
+                await cluster.eventually(lambda: not victim.alive, GONE_S, "the worker has gone")
             expected.check_all(answers)
             assert [answer.timing.num_attempts for answer in answers] == [1] * len(WORK)
-            async with asyncio.timeout(GONE_S):
-                state = await watched
             assert state.state == worker_pb2.SERVING_STATE_FAILED
             assert "the model thread is stuck" in state.message
         await expected.settle(cluster)
-        await cluster.eventually(lambda: not victim.alive, GONE_S, "the worker has gone")
         assert victim.stop() == 1, victim.log_tail()
 
 

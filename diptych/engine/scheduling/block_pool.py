@@ -11,7 +11,7 @@ with two holders, is immutable: nobody writes into it.
 """
 
 import enum
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from diptych.block_hash import BlockKey
@@ -58,6 +58,8 @@ class BlockPool:
             raise ValueError(f"need positive sizes, got {num_blocks=} {block_size=}")
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.on_handed_out: Callable[[Sequence[int]], None] | None = None
+        """Told of free blocks before their next holder may write; for who watches them."""
         self._holders = [0] * num_blocks
         self._generation = [0] * num_blocks
         self._num_of_class = [num_blocks] + [0] * (len(Owner) + 1)  # [0]: held by nobody
@@ -123,6 +125,8 @@ class BlockPool:
         for _ in range(num_blocks - len(self._free)):
             self._free.add(self._cache.evict())
         block_ids = self._free.take(num_blocks, after)
+        if self.on_handed_out is not None:
+            self.on_handed_out(block_ids)
         for block_id in block_ids:
             self._generation[block_id] += 1
             self._holders[block_id] = _UNIT[owner]

@@ -14,6 +14,7 @@ from diptych.engine.scheduling.sequence import SamplingParams
 from diptych.engine.scheduling.step import Chunk, SampledToken, SampleSpec, StepPlan
 from diptych.errors import LogitsError
 from tests.engines import load_decoder
+from tests.tiny_model import write_tiny_model
 
 SPEC = SampleSpec(params=SamplingParams(temperature=0.0, max_tokens=1), allow_stop=True)
 
@@ -41,9 +42,10 @@ class LateBackend(TorchBackend):
 
 @pytest.mark.parametrize("samples", [(None,), (SPEC,), (None, SPEC), (None, None)])
 def test_a_step_ends_when_the_device_has_done_it(
-    tiny_model: Path, samples: tuple[SampleSpec | None, ...]
+    tmp_path: Path, samples: tuple[SampleSpec | None, ...]
 ) -> None:
-    decoder, backend = load_decoder(tiny_model), LateBackend()
+    write_tiny_model(tmp_path)
+    decoder, backend = load_decoder(tmp_path), LateBackend()
     runner = Runner(decoder, KVCache(decoder.config, 8, 16), backend)
     chunks = tuple(
         Chunk(token_ids=(3, 4, 5), start=0, block_table=(index,), sample=sample)

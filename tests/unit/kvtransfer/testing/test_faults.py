@@ -1,6 +1,7 @@
 """Scripts of faults: refused unless allowed, and firing exactly where they say."""
 
 import random
+from collections.abc import Callable, Sequence
 
 import grpc
 import pytest
@@ -97,6 +98,7 @@ class Pool:
     """Four blocks, some free."""
 
     num_blocks = 4
+    on_handed_out: Callable[[Sequence[int]], None] | None = None
 
     def __init__(self) -> None:
         self.free = {0, 1, 2}

@@ -124,6 +124,8 @@ class RequestObserver:
             {
                 attributes.REQUEST_MAX_TOKENS: sampling.max_tokens,
                 attributes.REQUEST_TEMPERATURE: sampling.temperature,
+                attributes.REQUEST_TOP_K: sampling.top_k,
+                attributes.REQUEST_TOP_P: sampling.top_p,
                 attributes.INPUT_TOKENS: num_prompt_tokens,
             }
         )

@@ -18,7 +18,7 @@ from diptych.engine.scheduling.block_pool import BlockPool
 from diptych.engine.scheduling.scheduler import Scheduler
 from diptych.engine.scheduling.sequence import Sequence
 from diptych.engine.scheduling.step import SequenceUpdate, StepOutput, StepPlan
-from diptych.engine.scheduling.step_timing import MeasuredStep, StepTiming, fade
+from diptych.engine.scheduling.step_timing import MeasuredStep, StepTiming
 from diptych.errors import StepFailedError
 
 logger = logging.getLogger(__name__)
@@ -81,7 +81,6 @@ class StepEngine:
         self._num_failed = 0  # steps in a row
         self._in_step = False
         self._timing = StepTiming(measured)
-        self._overhead_s = 0.0
 
     async def run(self) -> None:
         """Run steps until cancelled; sleeps when nothing can run.
@@ -190,11 +189,6 @@ class StepEngine:
         """Moving average of steps without prefill chunks; 0 until known."""
         return self._timing.decode_step_s
 
-    @property
-    def overhead_s(self) -> float:
-        """Moving average of what a step costs beside the model, s; 0 until known."""
-        return self._overhead_s
-
     async def _run_steps(self, model_thread: Executor | None) -> None:
         while True:
             self._awake.clear()
@@ -247,7 +241,6 @@ class StepEngine:
         num_prefill = plan.num_tokens - num_decode
         overhead_s = max(0.0, self._clock() - began_s - output.duration_s)
         self._timing.record(num_prefill, num_decode, output.duration_s)
-        self._overhead_s = fade(self._overhead_s, overhead_s)
         self.last_step = StepRecord(
             started_s, num_prefill, num_decode, output.duration_s, overhead_s
         )

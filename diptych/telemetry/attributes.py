@@ -13,14 +13,11 @@ REQUEST_MAX_TOKENS: Final = "gen_ai.request.max_tokens"
 REQUEST_TEMPERATURE: Final = "gen_ai.request.temperature"
 REQUEST_TOP_K: Final = "gen_ai.request.top_k"
 REQUEST_TOP_P: Final = "gen_ai.request.top_p"
-REQUEST_SEED: Final = "gen_ai.request.seed"
-RESPONSE_ID: Final = "gen_ai.response.id"
 FINISH_REASONS: Final = "gen_ai.response.finish_reasons"
 INPUT_TOKENS: Final = "gen_ai.usage.input_tokens"
 OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
 CACHED_TOKENS: Final = "gen_ai.usage.cache_read.input_tokens"
 TIME_TO_FIRST_TOKEN: Final = "gen_ai.server.time_to_first_token"  # s
-TIME_PER_OUTPUT_TOKEN: Final = "gen_ai.server.time_per_output_token"  # s
 ERROR_TYPE: Final = "error.type"  # the reason, such as KV_BLOCKS_EXHAUSTED
 
 REQUEST_ID: Final = "diptych.request_id"

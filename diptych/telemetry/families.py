@@ -14,8 +14,6 @@ _TOKEN_SECONDS_BUCKETS = (
 )  # fmt: skip
 _BYTES_BUCKETS = tuple(4.0**i for i in range(6, 16))
 
-BLOCK_OWNERS = ("total", "free", "cached", "running", "reserved", "leased", "quarantined")
-
 
 class RequestMetrics:
     """What a router measures of every request. ``outcomes`` bounds the outcome label."""

@@ -11,27 +11,41 @@ from google.rpc import error_details_pb2, status_pb2
 from diptych.errors import DOMAIN, DiptychError, InvalidRequestError
 from diptych.v1 import common_pb2
 
+MAX_MESSAGE_BYTES = 1024  # clients take trailers of 8 KiB; the message is in them several times
+
 
 def to_status(error: DiptychError) -> status_pb2.Status:
-    """Encode ``error`` as google.rpc.Status with ErrorInfo, BadRequest, RetryInfo."""
+    """Encode ``error`` as google.rpc.Status with ErrorInfo, BadRequest, RetryInfo.
+
+    Texts, which may quote the client, are cut at MAX_MESSAGE_BYTES.
+    """
     details: list[Message] = [
-        error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=error.metadata)
+        error_details_pb2.ErrorInfo(
+            reason=error.reason,
+            domain=DOMAIN,
+            metadata={name: _cut(value) for name, value in error.metadata.items()},
+        )
     ]
     if isinstance(error, InvalidRequestError):
         violation = error_details_pb2.BadRequest.FieldViolation(
-            field=error.field, description=error.message
+            field=_cut(error.field), description=_cut(error.message)
         )
         details.append(error_details_pb2.BadRequest(field_violations=[violation]))
     if error.retry_after_s is not None:
         delay = duration_pb2.Duration()
         delay.FromNanoseconds(int(error.retry_after_s * 1e9))
         details.append(error_details_pb2.RetryInfo(retry_delay=delay))
-    status = status_pb2.Status(code=error.code.value[0], message=error.message)
+    status = status_pb2.Status(code=error.code.value[0], message=_cut(error.message))
     for detail in details:
         packed = any_pb2.Any()
         packed.Pack(detail)
         status.details.append(packed)
     return status
+
+
+def _cut(text: str) -> str:
+    """Whole characters of its beginning; halves of characters become question marks."""
+    return text.encode(errors="replace")[:MAX_MESSAGE_BYTES].decode(errors="ignore")
 
 
 def to_failure(error: DiptychError) -> common_pb2.Failure:

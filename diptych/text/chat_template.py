@@ -18,6 +18,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from diptych.errors import ConfigurationError, InvalidRequestError
 
+SPECIAL_TOKEN_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
+
 
 class ToolCall(NamedTuple):
     """A call of a tool in an earlier turn."""
@@ -76,6 +78,7 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda form: now().strftime(form)
         self._special_tokens = dict(special_tokens)
+        self._reserved = frozenset({*environment.globals, *SPECIAL_TOKEN_ROLES})
         try:
             self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
@@ -94,7 +97,7 @@ class ChatTemplate:
 
         Raises:
             InvalidRequestError: the template refuses these messages, or an argument
-                has the name of something that every template gets.
+                has the name of something that templates get.
         """
         own: dict[str, object] = {
             "messages": [message.for_template() for message in messages],
@@ -104,7 +107,7 @@ class ChatTemplate:
             **self._special_tokens,
         }
         for name in arguments or {}:
-            if name in own:
+            if name in own or name in self._reserved:
                 raise InvalidRequestError("cannot be set", field=f"chat.template_arguments.{name}")
         try:
             return self._template.render({**(arguments or {}), **own})

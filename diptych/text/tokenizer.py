@@ -13,11 +13,9 @@ from typing import Any
 from tokenizers import Tokenizer as HFTokenizer
 
 from diptych.errors import ConfigurationError, InvalidRequestError
-from diptych.text.chat_template import ChatTemplate, Message
+from diptych.text.chat_template import SPECIAL_TOKEN_ROLES, ChatTemplate, Message
 from diptych.text.identity import text_digest
 from diptych.text.token_text import TokenText
-
-_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 # By family: what transformers takes where a config is silent, as Gemma 3's with images is.
 _SILENT_COUNTS = {"gemma3": {"vocab_size": 262_208, "max_position_embeddings": 131_072}}
@@ -39,7 +37,7 @@ class Tokenizer:
         generation = _read_json(folder / "generation_config.json", missing_ok=True)
         self._tokenizer = _load_tokenizer(folder / "tokenizer.json")
         added = self._tokenizer.get_added_tokens_decoder()
-        special_tokens = {role: _token_text(settings.get(role)) for role in _ROLES}
+        special_tokens = {role: _token_text(settings.get(role)) for role in SPECIAL_TOKEN_ROLES}
         known = {role: text for role, text in special_tokens.items() if text is not None}
 
         self.digest = text_digest(folder)

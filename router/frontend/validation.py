@@ -19,6 +19,7 @@ from router.request.resolved import ResolvedRequest
 MAX_REQUEST_ID_CHARACTERS = 128
 MAX_SALT_BYTES = 64
 MAX_TOOL_CALL_ID_CHARACTERS = 256
+MAX_ROLE_CHARACTERS = 64
 
 
 class ModelFacts(NamedTuple):
@@ -61,6 +62,7 @@ def tokenize(request: GenerationRequest, tokenizer: Tokenizer, max_model_len: in
             add_special = True
         case ChatPrompt(messages, arguments):
             text, add_special = tokenizer.render_chat(messages, arguments), False
+    _check_text(text, request.prompt_field)
     at_least = tokenizer.min_tokens(text)
     if at_least >= max_model_len:
         raise InvalidRequestError(
@@ -155,12 +157,27 @@ def _check_token_prompt(token_ids: Sequence[int], facts: ModelFacts) -> None:
     _check_ids(token_ids, facts.vocab_size, "tokens.ids")
 
 
+def _check_text(text: str, field: str) -> None:
+    """A template may join what was text into what is none."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(
+            f"has half of a character, U+{ord(text[error.start]):04X}", field=field
+        ) from None
+
+
 def _check_chat(chat: ChatPrompt) -> None:
     if not chat.messages:
         raise InvalidRequestError("is empty", field="chat.messages")
     for index, message in enumerate(chat.messages):
         if not message.role:
             raise InvalidRequestError("is empty", field=f"chat.messages[{index}].role")
+        if len(message.role) > MAX_ROLE_CHARACTERS:
+            raise InvalidRequestError(
+                f"longer than {MAX_ROLE_CHARACTERS} characters",
+                field=f"chat.messages[{index}].role",
+            )
         if len(message.tool_call_id) > MAX_TOOL_CALL_ID_CHARACTERS:
             raise InvalidRequestError(
                 f"longer than {MAX_TOOL_CALL_ID_CHARACTERS} characters",

@@ -140,7 +140,20 @@ def _read_tool_call(call: inference_pb2.ToolCall, path: str) -> ToolCall:
         arguments = None
     if not isinstance(arguments, dict):
         raise InvalidRequestError("is not a JSON object", field=f"{path}.arguments")
+    if not _is_text(arguments):
+        raise InvalidRequestError(
+            "has a number or a character that no JSON text can say", field=f"{path}.arguments"
+        )
     return ToolCall(tool_call_id=call.id, name=call.name, arguments=arguments)
+
+
+def _is_text(arguments: dict[str, object]) -> bool:
+    """Whether a template can write it out: Python reads NaN, 1e999 and "\\ud800" too."""
+    try:
+        json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _read_arguments(chat: inference_pb2.ChatPrompt) -> Mapping[str, object]:

@@ -15,7 +15,7 @@ from diptych.text.tokenizer import Tokenizer
 from diptych.v1 import inference_pb2
 from router.frontend import validation, wire
 from router.frontend.validation import ModelFacts
-from router.generation.request import ChatPrompt, GenerationRequest, TokenPrompt
+from router.generation.request import ChatPrompt, GenerationRequest, TextPrompt, TokenPrompt
 from router.request.resolved import ResolvedRequest
 from tests.text_models import byte_level_tokenizer, write_folder
 
@@ -81,6 +81,7 @@ def resumed(emitted: list[int], **sampling: object) -> inference_pb2.GenerateReq
         (tokens(5, 512), "tokens.ids[1]"),
         (chat(), "chat.messages"),
         (chat(("user", "hi"), ("", "there")), "chat.messages[1].role"),
+        (chat(("r" * 65, "hi")), "chat.messages[0].role"),
         (tokens(5, temperature=-1.0), "sampling.temperature"),
         (tokens(5, temperature=101.0), "sampling.temperature"),
         (tokens(5, temperature=math.nan), "sampling.temperature"),
@@ -126,6 +127,11 @@ def resumed(emitted: list[int], **sampling: object) -> inference_pb2.GenerateReq
         (tool_call(name="", arguments="{}"), "chat.messages[0].tool_calls[0].name"),
         (tool_call(name="f", arguments="[1]"), "chat.messages[0].tool_calls[0].arguments"),
         (tool_call(name="f", arguments="{"), "chat.messages[0].tool_calls[0].arguments"),
+        (tool_call("f", r'{"x": "\ud800"}'), "chat.messages[0].tool_calls[0].arguments"),
+        (tool_call("f", r'{"x\udfff": 1}'), "chat.messages[0].tool_calls[0].arguments"),
+        (tool_call("f", '{"x": NaN}'), "chat.messages[0].tool_calls[0].arguments"),
+        (tool_call("f", '{"x": [-Infinity]}'), "chat.messages[0].tool_calls[0].arguments"),
+        (tool_call("f", '{"x": 1e999}'), "chat.messages[0].tool_calls[0].arguments"),
         (resumed([600]), "emitted_token_ids[0]"),
         (resumed([5] * 3, max_tokens=2), "emitted_token_ids"),
         (resumed([5] * MAX_LEN), "emitted_token_ids"),
@@ -270,6 +276,13 @@ def test_parts_of_a_message_are_joined() -> None:
     prompt = read(request).prompt
     assert isinstance(prompt, ChatPrompt)
     assert prompt.messages == (Message("user", "a b"), Message("assistant", "c"))
+
+
+def test_half_of_a_character_is_refused_before_the_tokenizer(tokenizer: Tokenizer) -> None:
+    request = GenerationRequest(prompt=TextPrompt("a\ud800"))
+    with pytest.raises(InvalidRequestError, match=r"U\+D800") as caught:
+        validation.tokenize(request, tokenizer, MAX_LEN)
+    assert caught.value.field == "text"
 
 
 def test_tool_calls_and_template_arguments_reach_the_template() -> None:

@@ -2,6 +2,7 @@
 
 import sys
 from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ def _refusal(data: bytes) -> tuple[str, int]:
     """The field that is refused, and how many lines of the search ran."""
     num_lines = 0
 
-    def trace(frame: FrameType, event: str, argument: object) -> object:
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
         nonlocal num_lines
         if frame.f_code.co_filename != utf8.__file__:
             return None

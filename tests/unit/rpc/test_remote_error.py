@@ -9,7 +9,14 @@ from diptych.errors import (
     InvalidRequestError,
     NoWorkerError,
 )
-from diptych.rpc.status import from_failure, from_rpc_error, remote_error, to_failure, to_status
+from diptych.rpc.status import (
+    MAX_MESSAGE_BYTES,
+    from_failure,
+    from_rpc_error,
+    remote_error,
+    to_failure,
+    to_status,
+)
 from diptych.v1 import decode_pb2
 from kvtransfer.reader.pull_machine import PullError
 
@@ -50,6 +57,15 @@ def test_metadata_of_a_failed_call_comes_back() -> None:
     back = from_rpc_error(failed)
     assert isinstance(back, BlocksExhaustedError)
     assert (back.retry_after_s, back.metadata) == (2.0, {"needed": "7"})
+
+
+@pytest.mark.parametrize("letter", ["x", "€", "\ud800"])
+def test_texts_are_cut_to_fit_the_trailers(letter: str) -> None:
+    error = InvalidRequestError(letter * 9000, field=letter * 9000)
+    status = to_status(error)
+    assert len(status.message.encode()) in range(MAX_MESSAGE_BYTES - 3, MAX_MESSAGE_BYTES + 1)
+    assert status.message == error.message[: len(status.message)].replace("\ud800", "?")
+    assert status.ByteSize() < 5 * MAX_MESSAGE_BYTES
 
 
 def test_metadata_may_have_any_key() -> None:

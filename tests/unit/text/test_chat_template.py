@@ -52,6 +52,16 @@ def test_what_is_not_given_is_none() -> None:
     assert render(source) == "ok"
 
 
+@pytest.mark.parametrize(
+    "name", ["messages", "tools", "range", "namespace", "raise_exception", "bos_token", "unk_token"]
+)
+def test_arguments_replace_nothing_that_templates_have(name: str) -> None:
+    template = ChatTemplate("{{ messages[0].role }}", {"eos_token": "</s>"})
+    with pytest.raises(InvalidRequestError, match="cannot be set") as caught:
+        template.render(_CHAT, {name: "mine"})
+    assert caught.value.field == f"chat.template_arguments.{name}"
+
+
 def test_generation_blocks_are_their_content() -> None:
     assert render("a{% generation %}{{ messages[0].role }}{% endgeneration %}b") == "asystemb"
 

@@ -164,12 +164,12 @@ class LeaseStream:
             self._stream.end(update.error)
             return
         step = parts.engine.last_step
-        event = session.step(update, time.monotonic() if step is None else step.started_s)
-        if event is not None:
-            try:
+        try:
+            event = session.step(update, time.monotonic() if step is None else step.started_s)
+            if event is not None:
                 self._send(event)
-            except DiptychError as error:  # this lease breaks, not the engine that told us
-                self._stream.end(error)
+        except DiptychError as error:  # this lease breaks, not the engine that told us
+            self._stream.end(error)
         if session.unbound and self._expiry is None:
             wait_s = self._servicer.timers.unbound_lease_s
             self._expiry = asyncio.get_running_loop().call_later(wait_s, self._expire)

@@ -196,7 +196,7 @@ class RequestObserver:
     def _book(self, usage: Usage, timing: Timing, *, is_ok: bool) -> None:
         family = self._metrics.requests
         family.input_tokens.inc(usage.num_prompt_tokens)
-        family.output_tokens.inc(usage.num_output_tokens - usage.num_resumed_tokens)
+        family.output_tokens.inc(max(0, usage.num_output_tokens - usage.num_resumed_tokens))
         family.cached_tokens.inc(usage.num_cached_tokens)
         family.duration_seconds.observe(timing.total_s)
         path, transfer = timing.kv_path.name.lower(), timing.transfer

@@ -109,9 +109,12 @@ class LeaseTable:
     def rebase(self, lease_id: LeaseId, block_ids: Sequence[int]) -> None:
         """Some of an open lease's blocks are others now, which the caller holds instead.
 
-        Those that were announced stay what they are.
+        Those that were announced stay what they are. Nothing happens if the lease is closed,
+        as it is when its digests failed and its stream does not know yet.
         """
-        lease = self._leases[lease_id]
+        lease = self._leases.get(lease_id)
+        if lease is None:
+            return
         num_announced = -(-lease.num_announced_tokens // self.block_size)
         fresh = tuple(block_ids[num_announced : len(lease.block_ids)])
         lease.block_ids = lease.block_ids[:num_announced] + fresh

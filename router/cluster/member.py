@@ -60,12 +60,12 @@ class PrefillMember:
         if state is not None:
             published = state.num_pending_prefill_tokens
             self._num_others_tokens = max(0, published - self._num_own_tokens)
-        return self._changed()
+        return self.refresh()
 
     def loaded(self, num_own_tokens: int) -> bool:
         """So many tokens of ours wait there now."""
         self._num_own_tokens = num_own_tokens
-        return self._changed()
+        return self.refresh()
 
     @property
     def view(self) -> PrefillView | None:
@@ -88,7 +88,7 @@ class PrefillMember:
     def _has_runway(self) -> bool:
         return self._num_own_tokens < self._max_pending_tokens
 
-    def _changed(self) -> bool:
+    def refresh(self) -> bool:
         self._view = None
         was_open, self._was_open = self._was_open, self.is_placeable and self._has_runway
         return self._was_open and not was_open
@@ -115,11 +115,11 @@ class DecodeMember:
         if state is not None:
             published = state.num_running + state.num_waiting
             self._num_others = max(0, published - self.link.num_sequences)
-        return self._changed()
+        return self.refresh()
 
     def loaded(self) -> bool:
         """A sequence of ours came or went, or our stream."""
-        return self._changed()
+        return self.refresh()
 
     def read_pairs(self) -> None:
         """Its pairs may be others than before; ``set_sources`` follows."""
@@ -166,7 +166,7 @@ class DecodeMember:
         """Whether watch and stream are of the same process."""
         return self.link.worker is not None and self.link.worker == self.watch.worker
 
-    def _changed(self) -> bool:
+    def refresh(self) -> bool:
         self._view = None
         view = self.view
         was_open, self._was_open = self._was_open, view is not None and view.has_room

@@ -212,7 +212,7 @@ class Cluster:
             member.set_sources(self._sources)
         for each in self._members():
             each.is_placeable = each.watch.is_ready and self._model.may_use(each.gate)
-            each.told()
+            each.refresh()  # not told: what it published last may be older than our load
         self._book_lengths()
         self._on_change()
 

@@ -96,7 +96,8 @@ class InferenceServicer:
                     async for event in events:
                         await context.write(wire.write_event(event))
             except TimeoutError:
-                await anext(events)  # raises what it was
+                async for _ in events:  # at most what it held already; then it raises what it was
+                    pass
             except grpc.aio.BaseError:  # the call is over: the client is gone
                 raise asyncio.CancelledError from None
 

@@ -146,6 +146,8 @@ class WaitingRoom:
         newcomers, self._newcomers = self._newcomers, []
         if self._is_barred():
             self._ask([self._returned[0][1]], set())
+            if self.num_waiting and self._has_room():
+                self._pump_rest_soon()
         else:
             self._ask_in_turn(newcomers)
         for waiter in reversed(newcomers):

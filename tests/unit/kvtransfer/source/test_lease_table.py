@@ -194,6 +194,16 @@ def digest_of(blocks: Blocks, *block_ids: int) -> bytes:
     return combined_digest(block_digest(blocks.content(i)) for i in block_ids)
 
 
+def test_a_closed_lease_is_not_rebased() -> None:
+    """Its stream may not know yet that it was closed, as when a digest failed."""
+    blocks = Blocks()
+    leases = table(blocks)
+    leases.open(1, [3, 4], 8, DIGEST)
+    leases.close(1)
+    leases.rebase(1, [5, 6])
+    assert not leases.open_leases
+
+
 def test_a_whole_pull_is_confirmed_as_often_as_asked() -> None:
     leases, blocks, grant = opened()
     leases.announce("lease", 9)

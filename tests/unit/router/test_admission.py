@@ -225,8 +225,10 @@ def test_one_that_can_never_be_placed_bars_the_others_for_a_while_only() -> None
     world.room.enter(never, front=False)
     world.run_scheduled()
     returned(world, never)
-    others = [world.waiter() for _ in range(40)]
     world.capacity = 40
+    others = [world.waiter() for _ in range(20)]
+    world.run_scheduled()
+    others += [world.waiter() for _ in range(20)]
     for _ in range(200):  # nothing else happens: what is still to be done was scheduled
         world.run_scheduled()
     assert all(other.is_placed for other in others)

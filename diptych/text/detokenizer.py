@@ -6,11 +6,15 @@ left out), with one exception: where decoding drops the space that SentencePiece
 puts before a text, it stays, because an output continues its prompt.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from diptych.text.stop_strings import StopMatcher
 from diptych.text.tokenizer import Tokenizer
+
+BULK_TOKENS = 64  # in one push: from here on a search as a whole is cheaper
 
 
 class TextDelta(NamedTuple):
@@ -56,6 +60,8 @@ class Detokenizer:
             return TextDelta(
                 "".join([push(token_id) for token_id in token_ids]), None, len(token_ids)
             )
+        if len(token_ids) >= BULK_TOKENS:
+            return self._push_many(token_ids)
         parts: list[str] = []
         for index, token_id in enumerate(token_ids):
             self._num_tokens += 1
@@ -74,6 +80,25 @@ class Detokenizer:
         if stop_match is None:
             text += self._held
         return TextDelta(text, stop_match, 0)
+
+    def _push_many(self, token_ids: Sequence[int]) -> TextDelta:
+        """The same for many tokens at once, such as those of an output that is resumed."""
+        pieces = [self._assembler.push(token_id) for token_id in token_ids]
+        text, num_before = "".join(pieces), self._num_tokens
+        self._num_tokens += len(pieces)
+        num_disabled = max(0, self._min_tokens - num_before - 1)
+        first_enabled = sum(map(len, pieces[:num_disabled]))
+        pending, num_held = self._held + text, len(self._held)
+        match = self._matcher.push_text(self._held, text, first_enabled)
+        if match is None:
+            emitted = len(pending) - self._matcher.num_held
+            self._held = pending[emitted:]
+            return TextDelta(pending[:emitted], None, len(pieces))
+        end, stop = match
+        self._is_finished = True
+        self._held = ""
+        num_used = bisect_left(list(accumulate(map(len, pieces))), end) + 1
+        return TextDelta(pending[: num_held + end - len(stop)], stop, num_used)
 
     def _match(self, text: str) -> tuple[str, str | None]:
         """Add ``text``; returns what can be emitted, and the stop string if one matched."""

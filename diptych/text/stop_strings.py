@@ -2,7 +2,8 @@
 
 Each stop string is matched character by character (Knuth, Morris, Pratt), so
 the cost is the text times the number of stop strings, and how much of the end
-of the text may still begin one is always known.
+of the text may still begin one is always known. Much text at once is searched
+as a whole, with the same result.
 """
 
 from collections.abc import Sequence
@@ -34,16 +35,40 @@ class StopMatcher:
         """Add one character. Returns the stop string that it completes, if ``enabled``."""
         found = None
         for index, (stop, table) in enumerate(zip(self._stop, self._tables, strict=True)):
-            matched = self._matched[index]
-            while matched and stop[matched] != character:
-                matched = table[matched - 1]
-            if stop[matched] == character:
-                matched += 1
+            matched = _advanced(stop, table, self._matched[index], character)
             if matched == len(stop):
                 found = found or stop
                 matched = table[matched - 1]
             self._matched[index] = matched
         return found if enabled else None
+
+    def push_text(self, held: str, text: str, first_enabled: int) -> tuple[int, str] | None:
+        """Add much text at once, as :meth:`push` would, for a few calls per stop string.
+
+        ``held`` are the last ``num_held`` characters before it, and a match counts if it
+        is completed by the character ``first_enabled`` of ``text`` or a later one.
+        Returns where in ``text`` the first match ends, and the stop string.
+        """
+        pending = held + text
+        first_end = len(held) + first_enabled + 1
+        found: tuple[int, str] | None = None
+        for index, (stop, table) in enumerate(zip(self._stop, self._tables, strict=True)):
+            at = pending.find(stop, max(0, first_end - len(stop)))
+            end = at + len(stop)
+            if at >= 0 and (found is None or end < found[0]):  # of equal ends the longest is first
+                found = (end, stop)
+            matched = 0  # what begins the string is shorter than it: the text before is no matter
+            for character in pending[max(0, len(pending) - len(stop) + 1) :]:
+                matched = _advanced(stop, table, matched, character)
+            self._matched[index] = matched
+        return None if found is None else (found[0] - len(held), found[1])
+
+
+def _advanced(stop: str, table: list[int], matched: int, character: str) -> int:
+    """How much of ``stop`` ends the text after ``character``, if ``matched`` did before."""
+    while matched and stop[matched] != character:
+        matched = table[matched - 1]
+    return matched + 1 if stop[matched] == character else matched
 
 
 def _border_lengths(text: str) -> list[int]:

@@ -1,8 +1,6 @@
 """What does not parse is refused by name, for little work."""
 
-import sys
-from types import FrameType
-from typing import Any
+from functools import partial
 
 import pytest
 
@@ -10,6 +8,7 @@ from diptych.errors import InvalidRequestError
 from diptych.rpc import utf8
 from diptych.rpc.decoding import decode
 from diptych.v1 import inference_pb2
+from tests.work_count import num_lines_run
 
 _NOT_UTF8 = b"stop\xff"
 
@@ -21,25 +20,10 @@ def _broken(request: inference_pb2.GenerateRequest) -> bytes:
     return data.replace(b"stop?", _NOT_UTF8)
 
 
-def _refusal(data: bytes) -> tuple[str, int]:
-    """The field that is refused, and how many lines of the search ran."""
-    num_lines = 0
-
-    def trace(frame: FrameType, event: str, argument: Any) -> Any:
-        nonlocal num_lines
-        if frame.f_code.co_filename != utf8.__file__:
-            return None
-        num_lines += event == "line"
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        with pytest.raises(InvalidRequestError) as caught:
-            decode(inference_pb2.GenerateRequest, data)
-    finally:
-        sys.settrace(before)
-    return caught.value.field, num_lines
+def _refused_field(data: bytes) -> str:
+    with pytest.raises(InvalidRequestError) as caught:
+        decode(inference_pb2.GenerateRequest, data)
+    return caught.value.field
 
 
 def test_nested_string_is_named() -> None:
@@ -47,7 +31,7 @@ def test_nested_string_is_named() -> None:
     request = inference_pb2.GenerateRequest()
     for word in ("fine", "stop?"):
         request.chat.messages.add(role="user").content.add(text=word)
-    assert _refusal(_broken(request))[0] == "chat.messages[1].content[0].text"
+    assert _refused_field(_broken(request)) == "chat.messages[1].content[0].text"
 
 
 def test_token_ids_are_not_looked_at() -> None:
@@ -59,10 +43,8 @@ def test_token_ids_are_not_looked_at() -> None:
         request.emitted_token_ids.extend([7] * num_ids)
         request.sampling.stop.append("stop?")
         data = _broken(request)
-        _refusal(data)  # the twin is made once
-        field, num_lines = _refusal(data)
-        assert field == "sampling.stop[0]"
-        lines.add(num_lines)
+        assert _refused_field(data) == "sampling.stop[0]"  # the twin is made once
+        lines.add(num_lines_run(utf8, partial(_refused_field, data)))
     assert len(lines) == 1
 
 
@@ -75,8 +57,6 @@ def test_search_is_bounded() -> None:
             request.chat.messages.add()
         request.chat.messages.add(role="stop?")
         data = _broken(request)
-        _refusal(data)
-        field, num_lines = _refusal(data)
-        assert field == "request"
-        lines.add(num_lines)
+        assert _refused_field(data) == "request"
+        lines.add(num_lines_run(utf8, partial(_refused_field, data)))
     assert len(lines) == 1

@@ -1,5 +1,6 @@
 """The detokenizer against decoding everything at once, on arbitrary tokens."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -7,9 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diptych.errors import ConfigurationError
+from diptych.text import detokenizer, stop_strings
 from diptych.text.detokenizer import Detokenizer
 from diptych.text.tokenizer import Tokenizer
 from tests.text_models import byte_level_tokenizer, sentencepiece_tokenizer, write_folder
+from tests.work_count import num_lines_run
 
 _KINDS = ("byte-level", "sentencepiece", "sentencepiece-strip")
 
@@ -35,14 +38,14 @@ def run(
     min_tokens: int = 0,
 ) -> tuple[str, str | None, int]:
     """Push in pieces. Returns text, stop string and number of tokens used."""
-    detokenizer = Detokenizer(tokenizer, stop, min_tokens)
+    pushed = Detokenizer(tokenizer, stop, min_tokens)
     text, used, at = "", 0, 0
     for cut in [*sorted(cuts), len(token_ids)]:
-        delta = detokenizer.push(token_ids[at:cut])
+        delta = pushed.push(token_ids[at:cut])
         text, used, at = text + delta.text, used + delta.num_tokens_used, max(at, cut)
         if delta.stop_match is not None:
             return text, delta.stop_match, used
-    last = detokenizer.flush()
+    last = pushed.flush()
     return text + last.text, last.stop_match, used
 
 
@@ -113,16 +116,60 @@ def test_the_stop_string_that_ends_first_wins(
 def test_what_was_emitted_never_has_to_be_taken_back(
     tokenizers: dict[str, Tokenizer], text: str, stop: str
 ) -> None:
-    detokenizer = Detokenizer(tokenizers["byte-level"], [stop])
+    pushed = Detokenizer(tokenizers["byte-level"], [stop])
     emitted = ""
     for token_id in tokenizers["byte-level"].encode(text, add_special=False):
-        delta = detokenizer.push([token_id])
+        delta = pushed.push([token_id])
         emitted += delta.text
         assert stop not in emitted
         assert text.startswith(emitted)
         if delta.stop_match is not None:
             return
-    assert emitted + detokenizer.flush().text == text
+    assert emitted + pushed.flush().text == text
+
+
+@pytest.mark.parametrize("kind", _KINDS[:2])
+@given(
+    text=st.text("ab€ ", max_size=30),
+    stop=st.lists(st.text("ab€ ", min_size=1, max_size=5), min_size=1, max_size=4),
+    cuts=cut_lists,
+    min_tokens=st.integers(0, 40),
+)
+def test_many_tokens_at_once_are_as_each_alone(
+    tokenizers: dict[str, Tokenizer],
+    kind: str,
+    text: str,
+    stop: list[str],
+    cuts: list[int],
+    min_tokens: int,
+) -> None:
+    tokenizer = tokenizers[kind]
+    token_ids = tokenizer.encode(text, add_special=False)
+    cuts = sorted(min(cut, len(token_ids)) for cut in cuts)
+    alone, many = (Detokenizer(tokenizer, stop, min_tokens) for _ in range(2))
+    for begin, end in pairwise([0, *cuts, len(token_ids)]):
+        expected = alone.push(token_ids[begin:end])  # fewer than BULK_TOKENS
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(detokenizer, "BULK_TOKENS", 1)
+            assert many.push(token_ids[begin:end]) == expected
+        if expected.stop_match is not None:
+            return
+    assert many.flush() == alone.flush()
+
+
+def test_a_long_output_costs_the_matcher_what_a_short_one_does(
+    tokenizers: dict[str, Tokenizer],
+) -> None:
+    tokenizer = tokenizers["byte-level"]
+    stop = [f"{letter}bababa{number}" for letter in "ab" for number in range(8)]
+
+    def num_lines(num_repeats: int) -> int:
+        token_ids = ids_of(tokenizer, "ab " * num_repeats)
+        assert len(token_ids) >= detokenizer.BULK_TOKENS
+        pushed = Detokenizer(tokenizer, stop)
+        return num_lines_run(stop_strings, lambda: pushed.push(token_ids))
+
+    assert num_lines(200) == num_lines(2000) > 0
 
 
 def ids_of(tokenizer: Tokenizer, *texts: str) -> list[int]:
@@ -144,25 +191,25 @@ def test_stop_strings_do_not_count_before_min_tokens(tokenizers: dict[str, Token
 def test_a_stop_string_at_the_first_token_leaves_no_text(
     tokenizers: dict[str, Tokenizer],
 ) -> None:
-    detokenizer = Detokenizer(tokenizers["byte-level"], ["H"])
-    assert detokenizer.push(ids_of(tokenizers["byte-level"], "Hello")) == ("", "H", 1)
+    pushed = Detokenizer(tokenizers["byte-level"], ["H"])
+    assert pushed.push(ids_of(tokenizers["byte-level"], "Hello")) == ("", "H", 1)
 
 
 def test_a_broken_character_ends_as_replacement(tokenizers: dict[str, Tokenizer]) -> None:
     tokenizer = tokenizers["byte-level"]
-    detokenizer = Detokenizer(tokenizer)
+    pushed = Detokenizer(tokenizer)
     euro = ids_of(tokenizer, "€")
-    assert detokenizer.push(euro[:2]).text == ""
-    assert detokenizer.flush().text == "\ufffd"
+    assert pushed.push(euro[:2]).text == ""
+    assert pushed.flush().text == "\ufffd"
 
 
 def test_a_byte_run_may_complete_a_stop_string_at_the_end(
     tokenizers: dict[str, Tokenizer],
 ) -> None:
     tokenizer = tokenizers["sentencepiece"]
-    detokenizer = Detokenizer(tokenizer, ["€"])
-    assert detokenizer.push(ids_of(tokenizer, "a€")).text == "a"
-    assert detokenizer.flush() == ("", "€", 0)
+    pushed = Detokenizer(tokenizer, ["€"])
+    assert pushed.push(ids_of(tokenizer, "a€")).text == "a"
+    assert pushed.flush() == ("", "€", 0)
 
 
 def test_special_tokens_have_no_text(tokenizers: dict[str, Tokenizer]) -> None:

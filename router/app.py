@@ -17,7 +17,7 @@ from diptych.service_host import ServiceHost
 from router.cluster.discovery import StaticDiscovery
 from router.cluster.members import Cluster
 from router.config import RouterConfig
-from router.frontend.admission import Admission
+from router.frontend.admission import Admission, most_open
 from router.frontend.generator import Generator
 from router.frontend.grpc import SERVICE, InferenceServicer
 from router.frontend.served_model import ServedModel
@@ -66,7 +66,7 @@ async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None
         on_change=room.pump_soon,
     )
     async with (
-        ServiceHost(config, instance_id=incarnation, public=_public_edge(config)) as host,
+        ServiceHost(config, instance_id=incarnation, public=public_edge(config)) as host,
         asyncio.TaskGroup() as tasks,
     ):
         background = _Background(tasks)
@@ -102,10 +102,16 @@ async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None
         watching.cancel()
 
 
-def _public_edge(config: RouterConfig) -> PublicEdge:
+def public_edge(config: RouterConfig) -> PublicEdge:
+    """What clients may do to the server, so that all it takes and no more comes in."""
+    max_open = most_open(config)
     return PublicEdge(
         # As many requests as are taken, and some to hear in detail why they are not.
-        max_concurrent_rpcs=config.max_queue + config.max_concurrent + _SPARE_RPCS,
+        max_concurrent_rpcs=max_open + _SPARE_RPCS,
+        # One client alone does not take the last: others' health checks are answered.
+        max_concurrent_streams=max_open + _SPARE_RPCS // 2,
+        # One that is somewhat too large hears in detail that it is.
+        max_receive_bytes=config.max_request_bytes + config.max_request_bytes // 2,
         max_connection_age_s=config.max_connection_age_s,
         max_connection_grace_s=config.max_connection_grace_s,
     )

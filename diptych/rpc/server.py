@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 from grpc_status import rpc_status
 
 from diptych.errors import DiptychError, InvalidRequestError
-from diptych.rpc.channel import SIZE_OPTIONS, ChannelOptions, keepalive_options
+from diptych.rpc.channel import MAX_MESSAGE_BYTES, SIZE_OPTIONS, ChannelOptions, keepalive_options
 from diptych.rpc.decoding import decode
 from diptych.rpc.status import to_status
 from diptych.timers import Timers
@@ -31,10 +31,14 @@ class PublicEdge:
     A peer of the cluster answers pings within two seconds or is lost; a client may
     pause for longer, and a gateway before it need not bear many pings. A connection
     ends after ``max_connection_age_s`` (its calls go on for ``max_connection_grace_s``),
-    so that clients spread over routers that came later.
+    so that clients spread over routers that came later. ``max_concurrent_streams`` calls
+    at most go over one connection, more wait at their client; a message of more than
+    ``max_receive_bytes`` ends its call before it is in memory.
     """
 
     max_concurrent_rpcs: int
+    max_concurrent_streams: int
+    max_receive_bytes: int
     max_connection_age_s: float
     max_connection_grace_s: float
     keepalive_s: float = 30.0
@@ -48,7 +52,6 @@ def make_server(timers: Timers = _TIMERS, public: PublicEdge | None = None) -> g
     """
     options = [
         *(_cluster_options(timers) if public is None else _public_options(public)),
-        *SIZE_OPTIONS,
         ("grpc.http2.min_ping_interval_without_data_ms", 500),
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.so_reuseport", 0),
@@ -61,7 +64,7 @@ def make_server(timers: Timers = _TIMERS, public: PublicEdge | None = None) -> g
 
 
 def _cluster_options(timers: Timers) -> ChannelOptions:
-    return keepalive_options(timers.keepalive_s, timers.keepalive_answer_s)
+    return [*keepalive_options(timers.keepalive_s, timers.keepalive_answer_s), *SIZE_OPTIONS]
 
 
 def _public_options(public: PublicEdge) -> ChannelOptions:
@@ -69,6 +72,9 @@ def _public_options(public: PublicEdge) -> ChannelOptions:
         *keepalive_options(public.keepalive_s, public.keepalive_answer_s),
         ("grpc.max_connection_age_ms", int(1000 * public.max_connection_age_s)),
         ("grpc.max_connection_age_grace_ms", int(1000 * public.max_connection_grace_s)),
+        ("grpc.max_concurrent_streams", public.max_concurrent_streams),
+        ("grpc.max_receive_message_length", public.max_receive_bytes),
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ]
 
 

@@ -29,6 +29,15 @@ _MAX_TOKENIZING = 2  # at a time
 _RETRY_AFTER_S = 1.0
 
 
+def most_open(config: RouterConfig) -> int:
+    """How many requests may be open without one of them being one too many.
+
+    Up to ``max_queue`` wait at each of three places: to be tokenised, for the first
+    worker, and for room on the workers.
+    """
+    return config.max_concurrent + 3 * config.max_queue + _MAX_TOKENIZING
+
+
 class Admission:
     """Owns the count of open requests and of the bytes they arrived with. Event loop only.
 

@@ -32,14 +32,23 @@ def test_clients_may_pause_for_longer_than_peers(monkeypatch: pytest.MonkeyPatch
     made: dict[str, Any] = {}
 
     def capture(options: list[tuple[str, int]], maximum_concurrent_rpcs: int, **_: Any) -> None:
+        assert len(dict(options)) == len(options)
         made.update(options)
         made["maximum_concurrent_rpcs"] = maximum_concurrent_rpcs
 
     monkeypatch.setattr(grpc.aio, "server", capture)
-    edge = PublicEdge(max_concurrent_rpcs=7, max_connection_age_s=60, max_connection_grace_s=9)
+    edge = PublicEdge(
+        max_concurrent_rpcs=7,
+        max_concurrent_streams=5,
+        max_receive_bytes=4096,
+        max_connection_age_s=60,
+        max_connection_grace_s=9,
+    )
     make_server(Timers(keepalive_s=0.25, keepalive_answer_s=1.5), edge)
     assert made["grpc.keepalive_time_ms"] == 30_000
     assert made["grpc.keepalive_timeout_ms"] == made["grpc.http2.ping_timeout_ms"] == 20_000
     assert made["grpc.max_connection_age_ms"] == 60_000
     assert made["grpc.max_connection_age_grace_ms"] == 9_000
     assert made["maximum_concurrent_rpcs"] == 7
+    assert made["grpc.max_concurrent_streams"] == 5
+    assert made["grpc.max_receive_message_length"] == 4096

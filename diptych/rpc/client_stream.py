@@ -75,6 +75,7 @@ class CommandQueue(Generic[Command]):
             if self._loop.time() >= heartbeat_at_s:
                 heartbeat_at_s = self._loop.time() + self._timers.heartbeat_s
                 yield self._heartbeat()
+                continue  # it may have ended meanwhile
             if self._commands:
                 self._moved_at_s = self._loop.time()
                 yield self._commands.popleft()
@@ -127,11 +128,14 @@ class ClientStream(Generic[Event]):
         """Read to the end and return why it came; no call is left open in any case.
 
         ``on_event`` is called for every message, in order; an error that it returns ends
-        the stream. Cancelling the task is no end of this kind: it is raised.
+        the stream, as does a message that does not parse. Cancelling the task is no end of
+        this kind: it is raised.
         """
         self._watch()
         try:
             async for event in self._call:
+                if event is None:  # gRPC's word for a message that does not parse
+                    return NoWorkerError("a message of it cannot be read")
                 self._liveness.heard(self._progress(event))
                 error = on_event(event)
                 if error is not None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 
 from diptych.errors import DOMAIN, DiptychError, InvalidRequestError
@@ -102,9 +102,23 @@ def from_failure(failure: common_pb2.Failure) -> DiptychError:
 
 
 def from_rpc_error(error: grpc.RpcError) -> DiptychError:
-    """The domain error that a failed call carries (its ErrorInfo, else its code)."""
+    """The domain error that a failed call carries (its ErrorInfo, else its code).
+
+    Details that do not parse are as none: the code and the text still say what failed.
+    """
     if not isinstance(error, grpc.aio.AioRpcError):
         return DiptychError(str(error))
+    try:
+        info, retry_after_s = _details(error)
+    except DecodeError:
+        info, retry_after_s = error_details_pb2.ErrorInfo(), None
+    return remote_error(
+        error.code(), info.reason, error.details() or "", retry_after_s, dict(info.metadata)
+    )
+
+
+def _details(error: grpc.aio.AioRpcError) -> tuple[error_details_pb2.ErrorInfo, float | None]:
+    """What went with a status, and after how many seconds to try again. Raises DecodeError."""
     info, retry_after_s = error_details_pb2.ErrorInfo(), None
     trailing: Any = error.trailing_metadata() or ()
     for key, value in trailing:
@@ -116,6 +130,4 @@ def from_rpc_error(error: grpc.RpcError) -> DiptychError:
                 retry_after_s = retry.retry_delay.ToNanoseconds() / 1e9
             else:
                 detail.Unpack(info)
-    return remote_error(
-        error.code(), info.reason, error.details() or "", retry_after_s, dict(info.metadata)
-    )
+    return info, retry_after_s

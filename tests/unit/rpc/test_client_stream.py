@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import cast
 
 import grpc
 import pytest
@@ -63,6 +64,36 @@ async def test_the_peer_fails_it() -> None:
     assert (await ended(FakeCall(1, error=error))).message == "gone"
 
 
+async def test_a_message_that_does_not_parse_ends_it() -> None:
+    heard: list[int] = []
+
+    class Unreadable(FakeCall):
+        async def __aiter__(self) -> AsyncIterator[int]:
+            yield 1
+            yield cast(int, None)  # as grpc.aio does
+            yield 2
+
+    call = Unreadable()
+    error = await stream(call, Timers()).run(heard.append)
+    assert isinstance(error, NoWorkerError)
+    assert "cannot be read" in error.message
+    assert heard == [1]
+    assert call.is_cancelled
+
+
+async def test_a_status_whose_details_do_not_parse_ends_it() -> None:
+    trailing = grpc.aio.Metadata(("grpc-status-details-bin", b"\xff\xff"))
+    error = grpc.aio.AioRpcError(
+        grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), trailing, "gone", None
+    )
+    lost = await ended(FakeCall(1, error=error))
+    assert (lost.code, lost.reason, lost.message) == (
+        grpc.StatusCode.UNAVAILABLE,
+        "UNAVAILABLE",
+        "gone",
+    )
+
+
 async def test_a_silent_peer_is_lost() -> None:
     error = await ended(FakeCall(1))
     assert isinstance(error, NoWorkerError)
@@ -115,13 +146,26 @@ async def test_what_cannot_be_sent_ends_it() -> None:
     assert "unsent" in (await ending.run(lambda event: None)).message
 
 
-async def test_commands_are_sent_in_order_and_heartbeats_in_between() -> None:
+async def next_of(commands: AsyncIterator[str]) -> str:
+    return await anext(commands)
+
+
+async def test_commands_are_sent_in_order_and_heartbeats_in_between(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now_s)
     outbox = CommandQueue(FAST, lambda: "beat", max_unsent=1)
     outbox.put("one")
     outbox.put("two")
     assert "2 commands" in str(outbox.problem())
     commands = outbox.commands()
-    assert [await anext(commands) for _ in range(3)] == ["one", "two", "beat"]
+    assert [await anext(commands) for _ in range(2)] == ["one", "two"]
+    async with asyncio.TaskGroup() as tasks:
+        third = tasks.create_task(next_of(commands))
+        await asyncio.sleep(0)  # it waits now, for a command or for its time
+        now_s += FAST.heartbeat_s
+    assert third.result() == "beat"
     assert outbox.problem() is None
     outbox.put("three")
     outbox.end()

@@ -73,3 +73,14 @@ def test_metadata_may_have_any_key() -> None:
     back = remote_error(grpc.StatusCode.UNAVAILABLE, "NO_WORKER", "none", 1.0, metadata)
     assert isinstance(back, NoWorkerError)
     assert (back.message, back.retry_after_s, back.metadata) == ("none", 1.0, metadata)
+
+
+@pytest.mark.parametrize("details", [b"\xff\xff", b"\x1a\x02\xff\xff"])
+def test_details_that_do_not_parse_leave_the_code_and_the_text(details: bytes) -> None:
+    trailing = grpc.aio.Metadata(("grpc-status-details-bin", details))
+    failed = grpc.aio.AioRpcError(
+        grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), trailing, "gone", None
+    )
+    back = from_rpc_error(failed)
+    assert (back.code, back.message) == (grpc.StatusCode.UNAVAILABLE, "gone")
+    assert (back.reason, back.retry_after_s, back.metadata) == ("UNAVAILABLE", None, {})

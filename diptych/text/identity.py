@@ -42,6 +42,8 @@ def read_config(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"cannot read {path}: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigurationError(f"{path} is not a JSON object")
     return {key: value for key, value in content.items() if key not in _VOLATILE_KEYS}
 
 

@@ -32,9 +32,10 @@ class Tokenizer:
     """
 
     def __init__(self, folder: Path) -> None:
-        config = _text_config(_read_json(folder / "config.json"))
+        config_path, generation_path = folder / "config.json", folder / "generation_config.json"
+        config = _text_config(_read_json(config_path))
         settings = _read_json(folder / "tokenizer_config.json", missing_ok=True)
-        generation = _read_json(folder / "generation_config.json", missing_ok=True)
+        generation = _read_json(generation_path, missing_ok=True)
         self._tokenizer = _load_tokenizer(folder / "tokenizer.json")
         added = self._tokenizer.get_added_tokens_decoder()
         special_tokens = {role: _token_text(settings.get(role)) for role in SPECIAL_TOKEN_ROLES}
@@ -42,6 +43,10 @@ class Tokenizer:
 
         self.digest = text_digest(folder)
         """Equal where token ids mean the same, see :mod:`diptych.text.identity`."""
+        self.vocab_size = _count(
+            config, "vocab_size", config_path, self._tokenizer.get_vocab_size()
+        )
+        """Size of the model's output; valid token ids are below it."""
         self.text = TokenText(self._tokenizer)
         """What each token contributes to a text."""
         self.special_token_ids = frozenset(i for i, token in added.items() if token.special)
@@ -50,15 +55,17 @@ class Tokenizer:
         """Begins text prompts, where the model wants it."""
         self.eos_token_ids = frozenset(
             {
-                *_ids(generation.get("eos_token_id")),
-                *_ids(config.get("eos_token_id")),
-                *_ids(self._id_of(known.get("eos_token"), None)),
+                *_end_ids(generation.get("eos_token_id"), self.vocab_size, generation_path),
+                *_end_ids(config.get("eos_token_id"), self.vocab_size, config_path),
+                *_end_ids(
+                    self._id_of(known.get("eos_token"), None),
+                    self.vocab_size,
+                    folder / "tokenizer.json",
+                ),
             }
         )
         """Tokens that end an answer."""
-        self.vocab_size = int(config.get("vocab_size") or self._tokenizer.get_vocab_size())
-        """Size of the model's output; valid token ids are below it."""
-        self.max_model_len = _max_model_len(config, folder)
+        self.max_model_len = _count(config, "max_position_embeddings", config_path)
         """Prompt and output tokens together, at most."""
         self.chat_template = _load_chat_template(folder, settings, known)
         """None if the model has none."""
@@ -175,11 +182,14 @@ def _text_config(config: dict[str, Any]) -> dict[str, Any]:
     return _SILENT_COUNTS.get(family, {}) | part
 
 
-def _max_model_len(config: dict[str, Any], folder: Path) -> int:
-    length = config.get("max_position_embeddings")
-    if not isinstance(length, int):
-        raise ConfigurationError(f"{folder}/config.json: max_position_embeddings is missing")
-    return length
+def _count(config: dict[str, Any], key: str, path: Path, default: int | None = None) -> int:
+    value = config.get(key)
+    value = default if value is None else value
+    if value is None:
+        raise ConfigurationError(f"{path}: {key} is missing")
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigurationError(f"{path}: {key} must be a positive whole number, is {value!r}")
+    return value
 
 
 def _token_text(entry: Any) -> str | None:
@@ -187,10 +197,15 @@ def _token_text(entry: Any) -> str | None:
     return entry.get("content") if isinstance(entry, dict) else entry
 
 
-def _ids(value: int | list[int] | None) -> list[int]:
-    if value is None:
-        return []
-    return [value] if isinstance(value, int) else value
+def _end_ids(value: object, vocab_size: int, path: Path) -> list[int]:
+    """What a file says ends an answer: one token, several, or (None) nothing."""
+    found: list[Any] = value if isinstance(value, list) else [] if value is None else [value]
+    for each in found:
+        if isinstance(each, bool) or not isinstance(each, int) or not 0 <= each < vocab_size:
+            raise ConfigurationError(
+                f"{path}: eos_token_id must be of tokens below {vocab_size}, is {value!r}"
+            )
+    return found
 
 
 def _read_json(path: Path, *, missing_ok: bool = False) -> dict[str, Any]:

@@ -6,6 +6,7 @@ is not understood here is refused by name. Immutable; no torch.
 
 import enum
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,7 +140,7 @@ class ModelConfig:
         head_dim = reader.count("head_dim", family.head_dim or hidden_size // num_heads)
         attention_bias = bool(config.get("attention_bias"))
         scalar = reader.number("query_pre_attn_scalar", 256) if gemma else head_dim
-        softcap = config.get("final_logit_softcapping")
+        softcap = reader.number("final_logit_softcapping", 0.0, zero_allowed=True)
         return cls(
             model_type=model_type,
             vocab_size=reader.count("vocab_size", family.vocab_size),
@@ -163,7 +164,7 @@ class ModelConfig:
             mlp_bias=bool(config.get("mlp_bias")),
             norm_offset=1.0 if gemma else 0.0,
             post_norms=gemma,
-            logit_softcap=float(softcap) if softcap else None,
+            logit_softcap=softcap or None,
             layers=reader.layers(family),
             checkpoint_dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
             is_text_part=is_text_part,
@@ -239,7 +240,7 @@ class _Reader:
         if (
             isinstance(value, bool)
             or not isinstance(value, int | float)
-            or value < 0
+            or not 0 <= value <= sys.float_info.max  # false of NaN too
             or (value == 0 and not zero_allowed)
         ):
             raise ConfigurationError(f"config.json: {key} must be a positive number, is {value!r}")
@@ -282,7 +283,8 @@ class _Reader:
         has_types = family.window_switch or family.window_pattern is not None
         kinds = self._config.get("layer_types") if has_types else None
         if kinds is not None:
-            if len(kinds) != num_layers or not set(kinds) <= {_FULL, _SLIDING}:
+            are_known = isinstance(kinds, list) and all(kind in (_FULL, _SLIDING) for kind in kinds)
+            if not are_known or len(kinds) != num_layers:
                 raise ConfigurationError(f"config.json: layer_types={kinds!r} is not supported")
             if window is None and _SLIDING in kinds:
                 raise ConfigurationError("config.json: sliding layers without sliding_window")
@@ -299,16 +301,17 @@ class _Reader:
 
     def _rope(self, family: _Family, kind: str) -> RopeConfig:
         local = kind == _SLIDING and family.local_rope_theta is not None
-        parameters = dict(self._config.get("rope_parameters") or {})
+        parameters = _section(self._config, "rope_parameters")
         if kind in parameters:  # transformers 5, one set per layer type
-            parameters = dict(parameters[kind] or {})
+            parameters = _section(parameters, kind)
         elif family.local_rope_theta is not None and "rope_theta" in parameters:
             raise ConfigurationError("config.json: rope_parameters must name its layer types")
         elif not local:  # scaling never applied to the local frequencies
-            parameters |= self._config.get("rope_scaling") or {}
+            parameters |= _section(self._config, "rope_scaling")
         theta_key = "rope_local_base_freq" if local else "rope_theta"
         default_theta = family.local_rope_theta if local else family.rope_theta
-        theta = parameters.get("rope_theta") or self.number(theta_key, default_theta)
+        scaling = _Reader(parameters)
+        theta = scaling.number("rope_theta", self.number(theta_key, default_theta))
         name = parameters.get("rope_type", parameters.get("type", "default"))
         try:
             rope_type = RopeType(name)
@@ -317,12 +320,11 @@ class _Reader:
         if parameters.get("partial_rotary_factor", 1.0) != 1.0:
             raise ConfigurationError("config.json: partial_rotary_factor is not supported")
         if rope_type is RopeType.DEFAULT:
-            return RopeConfig(theta=float(theta))
-        scaling = _Reader(parameters)
+            return RopeConfig(theta=theta)
         if rope_type is RopeType.LINEAR:
-            return RopeConfig(float(theta), rope_type, scaling.number("factor"))
+            return RopeConfig(theta, rope_type, scaling.number("factor"))
         return RopeConfig(
-            float(theta),
+            theta,
             rope_type,
             scaling.number("factor"),
             scaling.number("low_freq_factor"),
@@ -331,3 +333,11 @@ class _Reader:
                 "original_max_position_embeddings", self.count("max_position_embeddings")
             ),
         )
+
+
+def _section(config: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """A copy of the object at ``key``; empty where there is none."""
+    section = config.get(key) or {}
+    if not isinstance(section, Mapping):
+        raise ConfigurationError(f"config.json: {key} must be an object, is {section!r}")
+    return dict(section)

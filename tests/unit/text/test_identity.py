@@ -40,3 +40,11 @@ def test_no_tokenizer_is_no_claim_and_no_config_an_error(tmp_path: Path) -> None
         text_digest(here)
     (here / "tokenizer.json").unlink()
     assert text_digest(here) == ""
+
+
+@pytest.mark.parametrize("content", ["[]", "null", "7"])
+def test_a_config_that_is_no_object_is_named(tmp_path: Path, content: str) -> None:
+    here = folder(tmp_path / "here")
+    (here / "config.json").write_text(content)
+    with pytest.raises(ConfigurationError, match=r"config\.json is not a JSON object"):
+        text_digest(here)

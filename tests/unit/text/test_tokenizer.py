@@ -136,3 +136,33 @@ def test_a_missing_or_broken_file_is_named(tmp_path: Path, name: str, content: s
         (tmp_path / name).write_text(content)
     with pytest.raises(ConfigurationError, match=name):
         Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize("value", ["2", 2.0, True, -1, 10**6, 2**70, [2, -1], [None], {"id": 2}])
+def test_an_end_that_is_no_token_is_named(tmp_path: Path, name: str, value: object) -> None:
+    write_folder(tmp_path, byte_level_tokenizer())
+    change(tmp_path / name, "eos_token_id", value)
+    with pytest.raises(ConfigurationError) as caught:
+        Tokenizer.from_folder(tmp_path)
+    message = caught.value.message
+    assert f"{name}: eos_token_id" in message
+    assert message.endswith(f"is {value!r}")
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("key", ["vocab_size", "max_position_embeddings"])
+@pytest.mark.parametrize("value", ["many", 512.5, True, 0, -1, [512]])
+def test_a_count_that_is_none_is_named(tmp_path: Path, key: str, value: object) -> None:
+    write_folder(tmp_path, byte_level_tokenizer())
+    change(tmp_path / "config.json", key, value)
+    with pytest.raises(ConfigurationError) as caught:
+        Tokenizer.from_folder(tmp_path)
+    assert f"config.json: {key} must be" in caught.value.message
+    assert caught.value.message.endswith(f"is {value!r}")
+
+
+def change(path: Path, key: str, value: object) -> None:
+    """Set one key of a JSON file, which need not be there."""
+    content = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(content | {key: value}))

@@ -1,6 +1,7 @@
 """config.json in the spellings of transformers 4 and 5, and what is refused."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +186,20 @@ def test_the_text_part_of_a_model_with_images() -> None:
         ({"hidden_size": None}, "hidden_size"),
         ({"hidden_size": 0.5}, "hidden_size"),
         ({"num_hidden_layers": "many"}, "num_hidden_layers"),
+        ({"hidden_size": math.nan}, "hidden_size"),
+        ({"hidden_size": math.inf}, "hidden_size"),
+        ({"hidden_size": -576}, "hidden_size"),
+        ({"hidden_size": 10**400}, "hidden_size"),
+        ({"rms_norm_eps": math.nan}, "rms_norm_eps"),
+        ({"rope_theta": math.inf}, "rope_theta"),
+        ({"rope_parameters": {"rope_theta": math.nan}}, "rope_theta"),
+        ({"rope_parameters": {"rope_theta": -1.0}}, "rope_theta"),
+        ({"rope_parameters": {"rope_theta": "big"}}, "rope_theta"),
+        ({"rope_parameters": [1]}, "rope_parameters"),
+        ({"rope_scaling": "linear"}, "rope_scaling"),
+        ({"final_logit_softcapping": math.nan}, "final_logit_softcapping"),
+        ({"final_logit_softcapping": -30.0}, "final_logit_softcapping"),
+        ({"final_logit_softcapping": "high"}, "final_logit_softcapping"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
     ],
@@ -195,7 +210,8 @@ def test_refused_by_name(change: dict[str, Any], named: str) -> None:
 
 
 def test_refused_layer_types() -> None:
-    for kinds in ([FULL], ["linear_attention"] * 7):
+    wrong: tuple[object, ...] = ([FULL], ["linear_attention"] * 7, 7, [[]] * 7)
+    for kinds in wrong:
         with pytest.raises(ConfigurationError, match="layer_types"):
             ModelConfig.from_hf(GEMMA | {"layer_types": kinds})
 

@@ -1,12 +1,17 @@
 """The one table of timers (seconds). Every liveness bound of the cluster is here."""
 
+from typing import Annotated
+
 from pydantic import BaseModel, ConfigDict, Field
+
+GrpcSeconds = Annotated[float, Field(ge=0.001, le=2_000_000, allow_inf_nan=False)]
+"""A time that gRPC takes as an option: whole milliseconds, at least one, in 31 bits."""
 
 
 class Timers(BaseModel):
     """How long each side waits for what. All settable, all in seconds."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     heartbeat_s: float = Field(1.0, gt=0, description="Interval between heartbeats, s.")
     lost_peer_s: float = Field(
@@ -15,9 +20,9 @@ class Timers(BaseModel):
         description="Without a heartbeat, or a due engine step, for this long a peer is lost; a "
         "worker ends by itself when a step takes this much longer than twice its prediction, s.",
     )
-    keepalive_s: float = Field(1.0, gt=0, description="Interval between HTTP/2 pings, s.")
-    keepalive_answer_s: float = Field(
-        2.0, gt=0, description="A connection with a ping unanswered for this long is broken, s."
+    keepalive_s: GrpcSeconds = Field(1.0, description="Interval between HTTP/2 pings, s.")
+    keepalive_answer_s: GrpcSeconds = Field(
+        2.0, description="A connection with a ping unanswered for this long is broken, s."
     )
     accept_s: float = Field(
         0.5, gt=0, description="A worker accepts, reserves or refuses within this, s."

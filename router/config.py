@@ -6,6 +6,10 @@ from typing import ClassVar
 from pydantic import Field, field_validator
 
 from diptych.process import ProcessConfig
+from diptych.timers import GrpcSeconds
+
+_MOST_REQUESTS = 10**8  # gRPC's options have 31 bits, and some are sums of these
+_MOST_BYTES = 2**30  # half as much again is still below gRPC's 2 GiB
 
 
 class RouterConfig(ProcessConfig):
@@ -27,19 +31,24 @@ class RouterConfig(ProcessConfig):
     decode: list[str] = Field([], description="host:port of each decode worker; at least one.")
 
     max_queue: int = Field(
-        256, ge=0, description="Requests that may wait for a placement; more are refused."
+        256,
+        ge=0,
+        le=_MOST_REQUESTS,
+        description="Requests that may wait for a placement; more are refused.",
     )
     max_concurrent: int = Field(
-        256, ge=1, description="Requests that may be on workers at a time; more wait."
+        256,
+        ge=1,
+        le=_MOST_REQUESTS,
+        description="Requests that may be on workers at a time; more wait.",
     )
-    max_connection_age_s: float = Field(
+    max_connection_age_s: GrpcSeconds = Field(
         1800.0,
-        gt=0,
         description="A client's connection is ended after this, so that clients spread over "
         "routers that came later, s. Its calls go on.",
     )
-    max_connection_grace_s: float = Field(
-        3600.0, gt=0, description="Calls of a connection that was ended are cut off after this, s."
+    max_connection_grace_s: GrpcSeconds = Field(
+        3600.0, description="Calls of a connection that was ended are cut off after this, s."
     )
     max_pending_prefill_tokens: int = Field(
         16384,
@@ -70,7 +79,10 @@ class RouterConfig(ProcessConfig):
         "none more than its pool holds.",
     )
     max_request_bytes: int = Field(
-        4 * 2**20, ge=1, description="Requests of more bytes are refused without being read."
+        4 * 2**20,
+        ge=1,
+        le=_MOST_BYTES,
+        description="Requests of more bytes are refused without being read.",
     )
     max_open_bytes: int = Field(
         64 * 2**20,

@@ -23,12 +23,12 @@ class WorkerLimits:
     def check_start(self, start: decode_pb2.Start, *, num_tokens: int, proven: bool) -> None:
         """Raise InvalidRequestError unless a sequence of ``num_tokens`` may start so."""
         emitted = start.emitted_token_ids
-        check_token_ids(emitted, vocab_size=self.vocab_size, field="start.emitted_token_ids")
         if num_tokens + len(emitted) >= self.max_model_len:
             raise InvalidRequestError(
                 f"{num_tokens + len(emitted)} tokens leave no room in {self.max_model_len}",
                 field="start.emitted_token_ids",
             )
+        check_token_ids(emitted, vocab_size=self.vocab_size, field="start.emitted_token_ids")
         if not proven and not start.compute_missing:
             raise InvalidRequestError("the sequence is not proven", field="start.compute_missing")
         if not proven and not self.local_prefill:

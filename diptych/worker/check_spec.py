@@ -44,6 +44,14 @@ def check_token_ids(token_ids: Iterable[int], *, vocab_size: int, field: str) ->
 def _check_sampling(
     sampling: common_pb2.SamplingParams, *, num_output: int, vocab_size: int
 ) -> None:
+    # Counted before it is copied. It is a set, and the model's own are in it beside the
+    # client's, so that the declared bound of the client's list is not its bound.
+    num_stops = len(sampling.stop_token_ids)
+    if num_stops > vocab_size:
+        raise InvalidRequestError(
+            f"has {num_stops} items, more than there are tokens, {vocab_size}",
+            field="spec.sampling.stop_token_ids",
+        )
     params = SamplingParams.from_proto(sampling)
     check_options(params, "spec.sampling")
     if not sampling.HasField("max_tokens"):

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from diptych.errors import InvalidRequestError
+from diptych.sampling_params import SamplingParams
 from diptych.v1 import common_pb2
 from diptych.worker.check_spec import check_spec
 
@@ -73,3 +74,13 @@ def test_a_long_salt() -> None:
     candidate.cache_salt = b"s" * 257
     with pytest.raises(InvalidRequestError, match="cache_salt"):
         check(candidate)
+
+
+def test_too_many_stop_tokens_are_counted_before_they_are_copied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    check(spec(stop_token_ids=range(10)))
+    monkeypatch.setattr(SamplingParams, "from_proto", lambda message: pytest.fail("copied"))
+    with pytest.raises(InvalidRequestError, match="11 items") as caught:
+        check(spec(stop_token_ids=[1] * 11))
+    assert caught.value.field == "spec.sampling.stop_token_ids"

@@ -1,0 +1,32 @@
+"""What a decode worker refuses of a Start."""
+
+import pytest
+
+from decode_worker.worker_limits import WorkerLimits
+from diptych.errors import InvalidRequestError
+from diptych.v1 import decode_pb2
+
+LIMITS = WorkerLimits(vocab_size=10, max_model_len=8, block_size=4, local_prefill=True)
+
+
+def refusal(emitted: list[int]) -> str:
+    start = decode_pb2.Start(emitted_token_ids=emitted)
+    with pytest.raises(InvalidRequestError) as caught:
+        LIMITS.check_start(start, num_tokens=4, proven=True)
+    return caught.value.message
+
+
+def test_what_leaves_room_and_is_known_may_start() -> None:
+    start = decode_pb2.Start(emitted_token_ids=[1, 2, 9])
+    LIMITS.check_start(start, num_tokens=4, proven=True)
+
+
+def test_an_unknown_token_is_named() -> None:
+    assert refusal([1, 10]) == "start.emitted_token_ids[1]: 10 is not below 10"
+
+
+def test_tokens_are_counted_before_they_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "decode_worker.worker_limits.check_token_ids", lambda *_, **__: pytest.fail("copied")
+    )
+    assert refusal([10] * 4) == "start.emitted_token_ids: 8 tokens leave no room in 8"

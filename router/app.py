@@ -97,6 +97,9 @@ async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None
         telling.cancel()
         await host.set_serving(False)
         await asyncio.sleep(config.timers.lame_duck_s)
+        # Refused with a reason for as long again: a call that meets the closing door hears none.
+        admission.drain()
+        await asyncio.sleep(config.timers.lame_duck_s)
         await _drain(host, admission, config.timers.drain_s)
         background.stop()
         watching.cancel()
@@ -162,8 +165,10 @@ def _load_model(config: RouterConfig) -> ServedModel:
 
 
 async def _drain(host: ServiceHost, admission: Admission, patience_s: float) -> None:
-    """Send clients elsewhere (GOAWAY) and let what runs finish; then cancel what is left."""
-    admission.drain()
+    """Send clients elsewhere (GOAWAY) and let what runs finish; then cancel what is left.
+
+    Nothing new is admitted any more.
+    """
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(host.server.stop(patience_s), name="goaway")
         try:

@@ -58,7 +58,7 @@ class Timers(BaseModel):
         0.25,
         ge=0,
         description="On SIGTERM, a router that says NOT_SERVING takes requests for this long "
-        "still, until whoever balances load looks away, s.",
+        "still, until whoever balances load looks away, then refuses them for as long, s.",
     )
     client_write_s: float = Field(
         30.0, gt=0, description="A client that takes no response for this long is given up, s."

@@ -1,7 +1,7 @@
 """Agents' processes come, go and are replaced; a read ends with its word or with its process."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import pytest
@@ -106,8 +106,10 @@ class Rig:
 
 
 @pytest.fixture
-def rig() -> Rig:
-    return Rig()
+def rig() -> Iterator[Rig]:
+    rig = Rig()
+    yield rig
+    rig.patch.undo()
 
 
 def test_the_next_agent_is_there_before_the_first_ends_and_other_reads_finish(rig: Rig) -> None:
@@ -215,11 +217,11 @@ class Replacing(RuleBasedStateMachine):
         self.done: set[tuple[int, int]] = set()  # said to be over
 
     def teardown(self) -> None:
+        self.rig.patch.undo()
         self.rig.transport.close()
         assert not self.rig.alive()
         for copy in self.copies.values():
             assert copy.has_ended
-        self.rig.patch.undo()
 
     @precondition(lambda self: self.rig.transport._starting is not None)
     @rule()

@@ -1,7 +1,6 @@
 """A model step that never ends: the worker says so and goes, and costs one request its time."""
 
 import asyncio
-import itertools
 from pathlib import Path
 
 import grpc
@@ -10,11 +9,11 @@ import pytest
 from diptych.rpc.channel import open_channel
 from diptych.timers import Timers
 from diptych.v1 import worker_pb2, worker_pb2_grpc
-from tests.call import Answer, generate
+from tests.call import generate
 from tests.chaos.expected import Expected
-from tests.chaos.load import FLAGS, ROUTER_FLAGS, Job, jobs
+from tests.chaos.load import FLAGS, ROUTER_FLAGS, jobs
 from tests.cluster import Process, running_cluster
-from tests.hanging import hang_later
+from tests.hanging import hang_later, hung_pid
 
 GONE_S = Timers().lost_peer_s + 5.0
 WORK = jobs(12, seed=3, max_tokens=8)
@@ -25,7 +24,7 @@ WORK = jobs(12, seed=3, max_tokens=8)
 async def test_one_request_waits_and_no_other_does(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: str
 ) -> None:
-    flag = hang_later(monkeypatch, f"{role}-0.port.json", tmp_path)
+    flag = hang_later(monkeypatch, f"{role}-", tmp_path)
     with running_cluster(
         tmp_path / "cluster",
         str(tiny_model),
@@ -35,30 +34,29 @@ async def test_one_request_waits_and_no_other_does(
         router_flags=ROUTER_FLAGS,
     ) as cluster:
         await cluster.wait_ready()
-        victim = (cluster.prefill if role == "prefill" else cluster.decode)[0]
+        pool = cluster.prefill if role == "prefill" else cluster.decode
         async with open_channel(cluster.router.address) as channel, asyncio.TaskGroup() as tasks:
             expected = await Expected.learn(cluster, WORK)
-            watched = tasks.create_task(last_state(victim), name="watch")
+            watched = {
+                worker.pid: tasks.create_task(last_state(worker), name="watch") for worker in pool
+            }
             flag.touch()
             async with asyncio.timeout(GONE_S):  # one bound for all of it, from the hang on
-                salts = itertools.count()  # the last of these meets it
-                while await num_attempts(channel, WORK[0], salt=str(next(salts))) == 1:
-                    pass
+                unlucky = await generate(channel, WORK[0].request(salt="meets it"))
+                assert unlucky.error is None, unlucky.error
+                assert unlucky.timing.num_attempts == 2
                 answers = [await generate(channel, job.request()) for job in WORK]
-                state = await watched
+                (victim,) = (worker for worker in pool if worker.pid == hung_pid(flag))
+                state = await watched.pop(victim.pid)
                 await cluster.eventually(lambda: not victim.alive, GONE_S, "the worker has gone")
+            (survivor,) = watched.values()
+            survivor.cancel()
             expected.check_all(answers)
             assert [answer.timing.num_attempts for answer in answers] == [1] * len(WORK)
             assert state.state == worker_pb2.SERVING_STATE_FAILED
             assert "the model thread is stuck" in state.message
         await expected.settle(cluster)
         assert victim.stop() == 1, victim.log_tail()
-
-
-async def num_attempts(channel: grpc.aio.Channel, job: Job, salt: str) -> int:
-    answer: Answer = await generate(channel, job.request(salt=salt))
-    assert answer.error is None, answer.error
-    return answer.timing.num_attempts
 
 
 async def last_state(worker: Process) -> worker_pb2.WorkerState:

@@ -1,8 +1,8 @@
 """Makes the model steps of one process hang, as on a device that never answers.
 
 Python imports this file by itself at the start of a process whose PYTHONPATH names this
-folder (see tests/hanging.py). The victim is the process whose command line contains
-``HANG_PROCESS``; its steps hang from the moment the file ``HANG_FLAG`` exists.
+folder (see tests/hanging.py). Of the processes whose command lines contain ``HANG_PROCESS``
+the first that begins a step once the file ``HANG_FLAG`` exists takes it away, and hangs.
 """
 
 import importlib.util
@@ -37,9 +37,13 @@ class RunnerFinder:
             execute = module.Runner.execute
 
             def hang_or_execute(runner: object, plan: object) -> object:
-                while os.path.exists(os.environ["HANG_FLAG"]):
+                flag = os.environ["HANG_FLAG"]
+                try:
+                    os.rename(flag, f"{flag}.{os.getpid()}")
+                except FileNotFoundError:
+                    return execute(runner, plan)
+                while True:
                     time.sleep(3600)
-                return execute(runner, plan)
 
             module.Runner.execute = hang_or_execute
 

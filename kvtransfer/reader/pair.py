@@ -13,15 +13,22 @@ from diptych.errors import DiptychError, LayoutMismatchError
 from diptych.rpc.channel import open_channel
 from diptych.v1 import common_pb2, decode_pb2, kv_source_pb2, worker_pb2
 from kvtransfer.first_done import first_to_end
-from kvtransfer.reader.proof import LinkProver, ProbeKit, ProvenLink
-from kvtransfer.reader.proven_link import Link
+from kvtransfer.reader.pair_machine import PairMachine, PairState
+from kvtransfer.reader.proof import LinkProver, ProbeKit
+from kvtransfer.reader.proven_link import Link, ProvenLink
 from kvtransfer.reader.pull_machine import PullError
+from kvtransfer.reader.retry_pause import RetryPause
+from kvtransfer.reader.transport_search import TransportSearch, Turn
 
 logger = logging.getLogger(__name__)
 
-_TRANSPORT_TRIES = 3  # before the next transport's turn
-_AGENT_TRIES = 20  # the same, where an agent ended: the next one is on its way
-_RATE_WEIGHT = 0.2  # of the newest pull in the moving average
+_NAMES = {
+    PairState.CONNECTING: worker_pb2.PAIR_STATE_CONNECTING,
+    PairState.PROVEN: worker_pb2.PAIR_STATE_PROVEN,
+    PairState.FAILED: worker_pb2.PAIR_STATE_FAILED,
+    PairState.REFUSED: worker_pb2.PAIR_STATE_FAILED,
+    PairState.LEFT: worker_pb2.PAIR_STATE_FAILED,
+}
 
 
 class PeerKey(NamedTuple):
@@ -44,125 +51,124 @@ class SourcePair:
     ) -> None:
         """``on_failure`` gets the error's reason each time the pair fails to be proven."""
         self.key = key
-        self.link: Link | None = None  # while PROVEN
-        self.message = ""  # why it is not proven, or not over a better transport
         self._kit = kit
         self._on_change = on_change
         self._on_fallback = on_fallback
         self._on_failure = on_failure
-        self._lost = asyncio.Event()
-        self._changed = asyncio.Event()
-        self._state = worker_pb2.PAIR_STATE_CONNECTING
-        self._bytes_per_s = 0.0
+        self._machine = PairMachine()
+        self._moved = asyncio.Event()  # the machine did
+
+    @property
+    def link(self) -> Link | None:
+        """What pulls go over; None unless it is proven."""
+        return self._machine.link
+
+    @property
+    def message(self) -> str:
+        """Why it is not proven, or not over a better transport."""
+        return self._machine.message
 
     def to_proto(self) -> worker_pb2.Pair:
+        machine = self._machine
         return worker_pb2.Pair(
             source_address=self.key.address,
             source_incarnation=self.key.incarnation,
-            state=self._state,
-            transport=self.link.transport if self.link is not None else "",
-            bytes_per_s=self._bytes_per_s,
-            message=self.message,
+            state=_NAMES[machine.state],
+            transport=machine.link.transport if machine.link is not None else "",
+            bytes_per_s=machine.bytes_per_s,
+            message=machine.message,
         )
 
     async def until_proven(self, timeout_s: float) -> Link | None:
         """Wait while the pair is being proven. None: it fails, is left, or takes longer."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while self._state == worker_pb2.PAIR_STATE_CONNECTING:
-                    self._changed.clear()
-                    await self._changed.wait()
+                await self._while(PairState.CONNECTING)
         return self.link
 
     def leave(self) -> None:
-        """No router names the source any more: nobody is to wait for it."""
-        self._state, self.message = worker_pb2.PAIR_STATE_FAILED, "nobody names the source"
-        self._changed.set()
+        """No router names the source any more: nobody is to wait for it. Idempotent."""
+        _close(self._machine.leave("nobody names the source"))
+        self._moved.set()
 
     def lost(self, why: str) -> None:
         """Something failed over this pair: prove it again."""
-        if self.link is not None:
-            self._become(worker_pb2.PAIR_STATE_CONNECTING, why)
-            self._lost.set()
+        link = self._machine.lose(why)
+        if link is not None:  # else it was lost before
+            link.close()
+            self._tell()
 
     def measured(self, stats: common_pb2.TransferStats) -> None:
         """A pull was proven."""
         if stats.read_s > 0:
-            rate = stats.num_bytes / stats.read_s
-            self._bytes_per_s += _RATE_WEIGHT * (rate - self._bytes_per_s)
+            self._machine.measured(stats.num_bytes / stats.read_s)
 
     async def keep(self) -> None:
         """Keep the pair proven until cancelled."""
-        config = self._kit.endpoint.config
-        wait_s = config.reconnect_min_s
+        pause = RetryPause(self._kit.endpoint.config, self._kit.random)
         async with open_channel(self.key.address, self._kit.timers) as channel:
             prover = LinkProver(self._kit, self.key.incarnation, channel)
-            while True:
-                try:
-                    await self._prove(prover)
-                    wait_s = config.reconnect_min_s
-                    await first_to_end(
-                        lost=self._until_lost,
-                        channel=partial(self._until_down, channel),
-                        improve=partial(self._keep_improving, prover),
-                    )
-                except LayoutMismatchError as error:
-                    logger.error(
-                        "pair refused", extra={"source": self.key.address, "why": error.message}
-                    )
-                    self._fail(error.reason, error.message)
-                    await asyncio.Event().wait()  # nothing but a new process can heal this
-                except DiptychError as error:
-                    self._fail(error.reason, error.message)
-                except Exception as error:  # a bug in one pair must not end the others
-                    logger.exception("pair failed", extra={"source": self.key.address})
-                    self._fail("INTERNAL", f"internal: {error!r}")
-                finally:
-                    self._disconnect()
-                if self._state == worker_pb2.PAIR_STATE_FAILED:
-                    await asyncio.sleep(self._kit.random.uniform(0.5, 1.5) * wait_s)
-                    wait_s = min(2 * wait_s, config.reconnect_max_s)
+            try:
+                while self._machine.state is not PairState.REFUSED:
+                    if self._machine.state is PairState.FAILED:
+                        await asyncio.sleep(pause.next_s())
+                    await self._keep_once(prover, channel, pause)
+                await asyncio.Event().wait()  # nothing but a new process can heal this
+            finally:
+                self.leave()
+
+    async def _keep_once(
+        self, prover: LinkProver, channel: grpc.aio.Channel, pause: RetryPause
+    ) -> None:
+        """Prove it; return when it has failed, or was lost."""
+        try:
+            await self._prove(prover)
+            pause.reset()
+            await first_to_end(
+                lost=partial(self._while, PairState.PROVEN),
+                channel=partial(self._until_down, channel),
+                improve=partial(self._keep_improving, prover),
+            )
+        except LayoutMismatchError as error:
+            extra = {"source": self.key.address, "why": error.message}
+            logger.error("pair refused", extra=extra)
+            self._machine.refuse(error.message)
+            self._failed(error.reason)
+        except DiptychError as error:
+            _close(self._machine.fail(error.message))
+            self._failed(error.reason)
+        except Exception as error:  # a bug in one pair must not end the others
+            logger.exception("pair failed", extra={"source": self.key.address})
+            _close(self._machine.fail(f"internal: {error!r}"))
+            self._failed("INTERNAL")
 
     async def _prove(self, prover: LinkProver) -> None:
         """Connect over the first transport that works. Raises DiptychError."""
-        wanted = list(self._kit.endpoint.transports)
-        failures: dict[str, str] = {}
-        num_tries = num_agent_tries = 0
-        while wanted:
-            name = wanted[0]
+        search = TransportSearch(self._kit.endpoint.transports)
+        while search.wanted:
+            name = search.wanted[0]
             try:
-                response = await prover.connect(wanted)
+                response = await prover.connect(search.wanted)
                 name = response.transport
                 proven = await self._proof(prover, response)
             except LayoutMismatchError:
-                if not failures:
+                if not search.has_failures:
                     raise  # no transport could help
                 break  # the source has none of the rest: those that failed may heal
             except PullError as error:
-                if error.agent_lost and num_agent_tries < _AGENT_TRIES:
-                    num_agent_tries += 1
+                if search.failed(name, error) is Turn.SAME:
                     await asyncio.sleep(self._kit.endpoint.config.reconnect_min_s)
                     continue
-                lost = error.failure == decode_pb2.PULL_FAILURE_SOURCE_LOST
-                if error.refusal or (lost and not error.agent_lost):
-                    raise  # not the transport's fault
-                failures[name] = error.message
-                num_tries += 1
-                if num_tries < _TRANSPORT_TRIES:  # what a stopped peer left behind heals
-                    await asyncio.sleep(self._kit.endpoint.config.reconnect_min_s)
-                    continue
-                logger.warning(
-                    "transport refused", extra={"transport": name, "error": error.message}
-                )
-                wanted, num_tries = wanted[wanted.index(name) + 1 :], 0
-                if wanted:
+                extra = {"transport": name, "error": error.message}
+                logger.warning("transport refused", extra=extra)
+                if search.wanted:
                     self._on_fallback()
-                continue
-            failures.pop(name, None)
-            self._lost.clear()
-            self._use(proven, failures)
-            return
-        raise PullError(decode_pb2.PULL_FAILURE_TRANSPORT, _listed(failures))
+            else:
+                search.worked(name)
+                _close(self._machine.prove(proven, search.message))
+                self._tell()
+                return
+        raise search.error
 
     async def _proof(
         self, prover: LinkProver, response: kv_source_pb2.ConnectResponse
@@ -185,51 +191,52 @@ class SourcePair:
             if self.link is None:
                 continue
             try:
-                await self._improve(prover, self.link)
+                await self._improve(prover, self.link.transport)
             except DiptychError as error:
                 self._log_no_better(error)
 
-    async def _improve(self, prover: LinkProver, link: Link) -> None:
-        """Replace ``link`` by a better one, if that can be proven. Raises DiptychError."""
+    async def _improve(self, prover: LinkProver, before: str) -> None:
+        """Replace the link over ``before`` by a better one, if one can be proven.
+
+        Raises DiptychError.
+        """
         ranked = list(self._kit.endpoint.transports)
-        wanted = ranked[: ranked.index(link.transport) + 1]
-        failures: dict[str, str] = {}
-        while wanted[0] != link.transport:
-            response = await prover.connect(wanted)
-            if response.transport == link.transport:  # all that the source can offer
+        search = TransportSearch(ranked[: ranked.index(before) + 1])
+        while search.wanted[0] != before:
+            response = await prover.connect(search.wanted)
+            if response.transport == before:  # all that the source can offer
                 return
             try:
                 proven = await self._proof(prover, response)
             except PullError as error:
                 self._log_no_better(error)
-                failures[response.transport] = error.message
-                wanted = wanted[wanted.index(response.transport) + 1 :]
+                search.pass_over(response.transport, error)
                 continue
-            if self.link is not link:  # the pair was lost meanwhile
-                proven.link.close()
-                return
-            link.retire()
-            logger.info(
-                "better transport proven",
-                extra={
-                    "source": self.key.address,
-                    "transport": response.transport,
-                    "before": link.transport,
-                },
-            )
-            self._use(proven, failures)
+            self._replace(proven, search.message)
             return
 
-    def _use(self, proven: ProvenLink, failures: dict[str, str]) -> None:
-        self.link, self._bytes_per_s = proven
-        self._become(worker_pb2.PAIR_STATE_PROVEN, _listed(failures))
+    def _replace(self, proven: ProvenLink, message: str) -> None:
+        """Use a better link, unless the pair was lost meanwhile."""
+        unused = self._machine.improve(proven, message)
+        unused.retire()
+        if unused is proven.link:
+            return
+        extra = {
+            "source": self.key.address,
+            "transport": proven.link.transport,
+            "before": unused.transport,
+        }
+        logger.info("better transport proven", extra=extra)
+        self._tell()
 
     def _log_no_better(self, error: DiptychError) -> None:
         extra = {"source": self.key.address, "error": error.message}
         logger.debug("no better transport", extra=extra)
 
-    async def _until_lost(self) -> None:
-        await self._lost.wait()
+    async def _while(self, state: PairState) -> None:
+        while self._machine.state is state:
+            self._moved.clear()
+            await self._moved.wait()
 
     async def _until_down(self, channel: grpc.aio.Channel) -> None:
         state = channel.get_state()
@@ -238,22 +245,15 @@ class SourcePair:
             state = channel.get_state()
         self.lost("the connection broke")
 
-    def _fail(self, reason: str, message: str) -> None:
+    def _failed(self, reason: str) -> None:
         self._on_failure(reason)
-        self._become(worker_pb2.PAIR_STATE_FAILED, message)
+        self._tell()
 
-    def _become(self, state: worker_pb2.PairState, message: str) -> None:
-        if state != worker_pb2.PAIR_STATE_PROVEN:
-            self._disconnect()
-        self._state, self.message = state, message
-        self._changed.set()
+    def _tell(self) -> None:
+        self._moved.set()
         self._on_change()
 
-    def _disconnect(self) -> None:
-        link, self.link = self.link, None
-        if link is not None:
-            link.close()
 
-
-def _listed(failures: dict[str, str]) -> str:
-    return "; ".join(f"{name}: {message}" for name, message in failures.items())
+def _close(link: Link | None) -> None:
+    if link is not None:
+        link.close()

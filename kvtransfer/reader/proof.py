@@ -18,7 +18,7 @@ from kvtransfer.errors import TransportError
 from kvtransfer.memory import ScratchBlocks
 from kvtransfer.reader.failures import connect_failure, read_failure
 from kvtransfer.reader.fetch_driver import Pull, PullPlan
-from kvtransfer.reader.proven_link import Link
+from kvtransfer.reader.proven_link import Link, ProvenLink
 from kvtransfer.reader.pull_machine import PullError
 from kvtransfer.reader.quarantine import Quarantine
 from kvtransfer.transports.base import Peer
@@ -35,13 +35,6 @@ class ProbeKit(NamedTuple):
     timers: Timers
     turns: asyncio.Semaphore  # of probes at once: there are scratch blocks for so many
     random: Random  # spreads what would else be tried at the same moment by all readers
-
-
-class ProvenLink(NamedTuple):
-    """Random blocks came over it, twice."""
-
-    link: Link
-    bytes_per_s: float  # of the second time
 
 
 class LinkProver:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from diptych.v1 import kv_source_pb2_grpc as pb_grpc
 from kvtransfer.transports.base import Peer
@@ -53,3 +54,10 @@ class Link:
     def _close_if_done(self) -> None:
         if self._retired and not self._num_fetches:
             self.close()
+
+
+class ProvenLink(NamedTuple):
+    """Random blocks came over it, twice."""
+
+    link: Link
+    bytes_per_s: float  # of the second time

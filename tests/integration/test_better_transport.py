@@ -10,7 +10,8 @@ import pytest
 
 from diptych.v1 import decode_pb2, kv_source_pb2, worker_pb2
 from kvtransfer.agents.base import AgentSettings
-from kvtransfer.reader.proof import LinkProver, ProvenLink
+from kvtransfer.reader.proof import LinkProver
+from kvtransfer.reader.proven_link import ProvenLink
 from kvtransfer.reader.pull_machine import PullError
 from kvtransfer.transports.agent_identity import AgentIdentity
 from kvtransfer.transports.child import ChildTransport

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from decode_worker.held_sequence import HELD_TRANSITIONS, HeldEvent, Phase
 from diptych.transitions import Transitions
+from kvtransfer.reader.pair_machine import PAIR_TRANSITIONS, PairEvent, PairState
 from kvtransfer.reader.pull_machine import PULL_TRANSITIONS, PullEvent, PullState
 from kvtransfer.reader.quarantine import READ_TRANSITIONS, ReadEvent, ReadState
 from kvtransfer.source.fetch_machine import FETCH_TRANSITIONS, FetchEvent, FetchState
@@ -20,6 +21,7 @@ from kvtransfer.source.lease_record import (
     LeaseEvent,
     LeaseState,
 )
+from kvtransfer.transports.agent_life import LIFE_TRANSITIONS, LifeEvent, LifeState
 from prefill_worker.lease_session import SESSION_TRANSITIONS, LeasePhase, SessionEvent
 from router.request.decode_reservation import (
     RESERVATION_TRANSITIONS,
@@ -73,8 +75,10 @@ def tables() -> dict[str, str]:
         "record": table(LeaseState, LeaseEvent, LEASE_TRANSITIONS),  # type: ignore[arg-type]
         "grant": table(GrantState, GrantEvent, GRANT_TRANSITIONS),  # type: ignore[arg-type]
         "fetch": table(FetchState, FetchEvent, FETCH_TRANSITIONS),  # type: ignore[arg-type]
+        "pair": table(PairState, PairEvent, PAIR_TRANSITIONS),  # type: ignore[arg-type]
         "pull": table(PullState, PullEvent, PULL_TRANSITIONS),  # type: ignore[arg-type]
         "read": table(ReadState, ReadEvent, READ_TRANSITIONS),  # type: ignore[arg-type]
+        "life": table(LifeState, LifeEvent, LIFE_TRANSITIONS),  # type: ignore[arg-type]
         "entry": table(Phase, HeldEvent, HELD_TRANSITIONS),  # type: ignore[arg-type]
     }
 

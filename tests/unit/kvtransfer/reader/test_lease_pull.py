@@ -6,12 +6,12 @@ from typing import Any, cast
 
 import pytest
 
-from diptych.v1 import common_pb2, decode_pb2, worker_pb2
+from diptych.v1 import common_pb2, decode_pb2
 from kvtransfer.reader.fetch_driver import Pull
 from kvtransfer.reader.lease_pull import MAX_FETCHES, LeasePull
 from kvtransfer.reader.pair import PeerKey, SourcePair
 from kvtransfer.reader.proof import ProbeKit
-from kvtransfer.reader.proven_link import Link
+from kvtransfer.reader.proven_link import Link, ProvenLink
 from kvtransfer.reader.pull_machine import PullError, PullResult
 from kvtransfer.transports.base import Peer
 
@@ -35,15 +35,12 @@ class Pair(SourcePair):
         self.num_lost = 0
 
     def prove(self) -> None:
-        self.link = LINK
-        self._become(worker_pb2.PAIR_STATE_PROVEN, "")
+        self._machine.prove(ProvenLink(LINK, 1e9), "")
+        self._tell()
 
     def lost(self, why: str) -> None:
         self.num_lost += 1
         super().lost(why)
-
-    def _disconnect(self) -> None:
-        self.link = None
 
 
 class Fetch:

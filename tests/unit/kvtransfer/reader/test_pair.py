@@ -12,8 +12,8 @@ from diptych.errors import BlocksExhaustedError, LayoutMismatchError
 from diptych.v1 import decode_pb2, kv_source_pb2, worker_pb2
 from kvtransfer.config import TransferConfig
 from kvtransfer.reader.pair import SourcePair
-from kvtransfer.reader.proof import LinkProver, ProvenLink
-from kvtransfer.reader.proven_link import Link
+from kvtransfer.reader.proof import LinkProver
+from kvtransfer.reader.proven_link import Link, ProvenLink
 from kvtransfer.reader.pull_machine import PullError
 from kvtransfer.transports.base import Peer
 
@@ -64,7 +64,7 @@ class Pair(SourcePair):
         super().__init__(key, kit, self._changed_once, lambda: None, lambda _: None)
         self._source = source
         if transport:
-            self._use(ProvenLink(source.link(transport), 1e9), {"nixl": "refused"})
+            self._machine.prove(ProvenLink(source.link(transport), 1e9), "nixl: refused")
         self.num_changes = 0
 
     def _changed_once(self) -> None:

@@ -1,16 +1,21 @@
-"""What a session decides: messages to send, pulls to run and stop. Plain data, in order."""
+"""What is decided for a router's sequences: messages to send, pulls to run and stop. Plain data."""
 
 from typing import NamedTuple, Protocol, cast
 
 from decode_worker.outbox import NewToken
-from diptych.engine.scheduling.sequence import FinishReason
 from diptych.errors import DiptychError
+from diptych.finish_reason import FinishReason
 from diptych.rpc.status import to_failure
 from diptych.v1 import common_pb2, decode_pb2
+from kvtransfer.reader.pull_machine import PullResult
 
 
 class PreparedPull(Protocol):
-    """A pull that can be given up at once (kvtransfer.reader.fetch_driver.Pull)."""
+    """A pull that can be given up at once (kvtransfer.reader.lease_pull.LeasePull)."""
+
+    async def run(self) -> PullResult:
+        """Pull until proven. Raises PullError."""
+        ...
 
     def abandon(self) -> frozenset[int]:
         """Post no more reads; the local blocks that posted ones may still write."""
@@ -30,7 +35,7 @@ class SendTokens(NamedTuple):
 
 
 class RunPull(NamedTuple):
-    """Run the pull; report by ``Session.pull_proven`` or ``Session.pull_failed``."""
+    """Run the pull; report by ``pull_proven`` or ``pull_failed`` of RouterSequences."""
 
     sequence_id: int
     bind_id: int

@@ -1,4 +1,4 @@
-"""What a session remembers of one sequence, and the phases it goes through. Pure."""
+"""One sequence as a decode worker holds it, and the phases it goes through. Pure."""
 
 import enum
 from dataclasses import dataclass

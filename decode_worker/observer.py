@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from opentelemetry.context import Context
 
 from decode_worker.outbox import NewToken
-from decode_worker.session import Fallback
+from decode_worker.router_sequences import Fallback
 from diptych.engine.scheduling.sequence import Sequence
 from diptych.telemetry import attributes, tracing
 from diptych.telemetry.families import EngineMetrics, TransferMetrics
@@ -42,7 +42,7 @@ class _Trace:
 
 
 class StreamObserver:
-    """One per stream; implements decode_worker.session.SessionObserver."""
+    """One per stream; implements decode_worker.router_sequences.SequenceObserver."""
 
     def __init__(
         self, spans: tracing.Tracing, engine: EngineMetrics, transfer: TransferMetrics

@@ -1,23 +1,21 @@
-"""The stream of one router: gRPC and pull tasks around its Session."""
+"""The stream of one router: gRPC and pull tasks around its RouterSequences."""
 
 import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import cast
 
 from decode_worker import actions
-from decode_worker.actions import Action, RunPull, SendEvent, SendTokens, StopPull
+from decode_worker.actions import Action, PreparedPull, RunPull, SendEvent, SendTokens, StopPull
 from decode_worker.observer import StreamObserver
 from decode_worker.outbox import Outbox
-from decode_worker.session import Session
+from decode_worker.router_sequences import RouterSequences
 from decode_worker.stream_resources import StreamDeps, StreamResources
 from diptych.engine.scheduling.step import SequenceUpdate
 from diptych.errors import DiptychError, InvalidRequestError, NoWorkerError
 from diptych.rpc.server import Context
 from diptych.rpc.server_stream import ServerStream
 from diptych.v1 import decode_pb2
-from kvtransfer.reader.fetch_driver import Pull
 from kvtransfer.reader.pairs import PeerKey
 from kvtransfer.reader.pull_machine import PullError
 
@@ -25,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class DecodeStream:
-    """One call of Decode: reads commands, runs pulls, sends what the session decides.
+    """One call of Decode: reads commands, runs pulls, sends what is decided.
 
     Made by the servicer, run by the call's task; ``attach``, ``end`` and the engine's
     news of steps come from the same event loop.
@@ -49,7 +47,7 @@ class DecodeStream:
         self._peers: list[PeerKey] = []
         self._resources: StreamResources | None = None
         self._unsubscribe: Callable[[], None] = lambda: None
-        self._session: Session | None = None
+        self._sequences: RouterSequences | None = None
         self._observer: StreamObserver | None = None
         self.router_incarnation = ""  # until Hello
         self.peer = str(context.peer())  # where it comes from, as gRPC writes it
@@ -57,7 +55,7 @@ class DecodeStream:
     @property
     def num_sequences(self) -> int:
         """Sequences between Reserve and Ended."""
-        return 0 if self._session is None else len(self._session)
+        return 0 if self._sequences is None else len(self._sequences)
 
     @property
     def has_unsent(self) -> bool:
@@ -83,7 +81,7 @@ class DecodeStream:
         self._observer = StreamObserver(
             self._deps.spans, resources.engine_metrics, resources.transfer_metrics
         )
-        self._session = Session(
+        self._sequences = RouterSequences(
             self.router_incarnation,
             resources.parts.engine,
             resources.limits,
@@ -97,8 +95,8 @@ class DecodeStream:
 
     def _on_step(self, updates: Sequence[SequenceUpdate]) -> None:
         """Book a step; ``updates`` may name other streams' sequences too."""
-        if self._session is not None:
-            self._act(self._session.step(updates))
+        if self._sequences is not None:
+            self._act(self._sequences.step(updates))
 
     def _on_command(self, command: decode_pb2.DecodeCommand) -> None:
         kind = command.WhichOneof("command")
@@ -110,23 +108,25 @@ class DecodeStream:
             raise InvalidRequestError("must come first", field="hello")
         elif kind == "peers":
             self._set_peers(command.peers)
-        elif self._session is not None:
-            self._act(self._decide(self._session, command))
+        elif self._sequences is not None:
+            self._act(self._decide(self._sequences, command))
             self._deps.status.load_changed()
         elif kind == "reserve":
             error = NoWorkerError("the worker is loading its model", retry_after_s=1.0)
             self._act([actions.send_ended(command.reserve.sequence_id, error=error)])
 
-    def _decide(self, session: Session, command: decode_pb2.DecodeCommand) -> list[Action]:
+    def _decide(
+        self, sequences: RouterSequences, command: decode_pb2.DecodeCommand
+    ) -> list[Action]:
         match command.WhichOneof("command"):
             case "reserve":
-                return session.reserve(command.reserve)
+                return sequences.reserve(command.reserve)
             case "bind":
-                return session.bind(command.bind)
+                return sequences.bind(command.bind)
             case "start":
-                return session.start(command.start)
+                return sequences.start(command.start)
             case "release":
-                return session.release(command.release.sequence_id)
+                return sequences.release(command.release.sequence_id)
         return []  # newer than this worker
 
     def _hello(self, hello: decode_pb2.Hello) -> None:
@@ -157,7 +157,7 @@ class DecodeStream:
                 case RunPull(sequence_id, bind_id, pull):
                     assert self._stream.tasks is not None
                     self._pulls[sequence_id, bind_id] = self._stream.tasks.create_task(
-                        self._pull(sequence_id, bind_id, cast(Pull, pull)), name="pull"
+                        self._pull(sequence_id, bind_id, pull), name="pull"
                     )
                 case StopPull(sequence_id, bind_id):
                     self._pulls.pop((sequence_id, bind_id)).cancel()
@@ -170,8 +170,8 @@ class DecodeStream:
         except DiptychError as error:  # the stream breaks; its end frees everything
             self._stream.end(error)
 
-    async def _pull(self, sequence_id: int, bind_id: int, pull: Pull) -> None:
-        assert self._session is not None
+    async def _pull(self, sequence_id: int, bind_id: int, pull: PreparedPull) -> None:
+        assert self._sequences is not None
         assert self._observer is not None
         bound_at = time.monotonic()
         try:
@@ -186,13 +186,13 @@ class DecodeStream:
             failed = PullError(decode_pb2.PULL_FAILURE_TRANSPORT, f"internal: {error!r}")
         else:
             self._observer.pulled(sequence_id, bound_at, result.stats)
-            self._act(self._session.pull_proven(sequence_id, bind_id, result.stats))
+            self._act(self._sequences.pull_proven(sequence_id, bind_id, result.stats))
             return
         finally:
             self._pulls.pop((sequence_id, bind_id), None)
             self._deps.status.load_changed()
         self._observer.pull_failed(sequence_id, bound_at, failed)
-        self._act(self._session.pull_failed(sequence_id, bind_id, failed.failure, failed.message))
+        self._act(self._sequences.pull_failed(sequence_id, bind_id, failed.failure, failed.message))
 
     def _beat(self) -> None:
         if self._resources is not None:
@@ -203,7 +203,7 @@ class DecodeStream:
     def _close(self) -> None:
         """The stream is over: free every sequence, forget its peers."""
         self._unsubscribe()
-        if self._session is not None:
-            self._session.release_all()
+        if self._sequences is not None:
+            self._sequences.release_all()
         if self._resources is not None:
             self._resources.pairs.set_peers(self, ())

@@ -4,12 +4,13 @@ from pathlib import Path
 
 import torch
 
-from diptych.engine.backends.base import Backend, Quantization
+from diptych.engine.backends.base import Backend
 from diptych.engine.backends.cpu.backend import CpuBackend
 from diptych.engine.backends.torch.backend import TorchBackend
 from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.decoder import Decoder
 from diptych.engine.model.weights import load_weights
+from diptych.engine.quantization import Quantization
 
 CPU = CpuBackend()
 PLAIN = TorchBackend(torch.device("cpu"))

@@ -14,6 +14,7 @@ from diptych import settings
 from diptych.cli.child_process import ChildFailedError
 from diptych.cli.local_cluster import ClusterPlan, LocalCluster, run_cluster
 from diptych.cli.model import fetch_with_progress
+from diptych.engine.quantization import Quantization
 
 EXIT_CHILD_FAILED = 1
 
@@ -35,7 +36,7 @@ class UpConfig(BaseModel):
     decode: int = Field(1, ge=1, le=64, description="Decode workers.")
     host: str = Field("127.0.0.1", description="Address that all processes listen on.")
     port: int = Field(50051, ge=0, le=65535, description="The router's port; 0 picks one.")
-    quantization: Literal["none", "int8"] = Field(
+    quantization: Quantization = Field(
         "none", description="Linear layers of every worker as loaded (none), or in int8."
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(

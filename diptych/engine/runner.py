@@ -16,10 +16,10 @@ from diptych.engine.backends.base import Backend
 from diptych.engine.inputs import StepInputs, build_inputs
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.model.decoder import Decoder
-from diptych.engine.scheduling.sequence import SamplingParams
 from diptych.engine.scheduling.step import Chunk, SampledToken, SampleSpec, StepOutput, StepPlan
 from diptych.engine.scheduling.step_timing import MeasuredStep
 from diptych.errors import LogitsError
+from diptych.sampling_params import SamplingParams
 
 WarmUpProgress = Callable[[float], None]  # done ratio, 0 to 1
 

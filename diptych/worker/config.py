@@ -5,11 +5,11 @@ from typing import Literal, Self
 
 from pydantic import ByteSize, Field, field_validator, model_validator
 
+from diptych.engine.quantization import Quantization
 from diptych.process import ProcessConfig
 
 DeviceName = Literal["cpu"]
 DtypeName = Literal["auto", "float32", "bfloat16"]
-Quantization = Literal["none", "int8"]
 KVCacheDtypeName = Literal["auto", "float32", "bfloat16", "int8"]
 
 

@@ -131,7 +131,7 @@ class Session:
 
     @property
     def usage(self) -> Usage:
-        """So far."""
+        """The tokens that the request has used up to now."""
         return Usage(
             num_prompt_tokens=len(self._request.shape.prompt_ids),
             num_output_tokens=self._answer.num_output_tokens,
@@ -141,7 +141,7 @@ class Session:
 
     @property
     def timing(self) -> Timing:
-        """So far."""
+        """What the request has waited for up to now, and how its KV came."""
         machine, attempt = self._machine, self._machine.attempt
         return replace(
             self._answer.timing(),

@@ -16,9 +16,10 @@ import torch
 from decode_worker.config import DecodeWorkerConfig
 from decode_worker.outbox import NewToken, Outbox
 from diptych.engine.scheduling import sequence
-from diptych.engine.scheduling.sequence import SamplingParams, SequenceKey
+from diptych.engine.scheduling.sequence import SequenceKey
 from diptych.engine.scheduling.step import Chunk, SampleSpec, SequenceUpdate, StepPlan
 from diptych.progress import silent
+from diptych.sampling_params import SamplingParams
 from diptych.worker.engine_parts import EngineParts
 from diptych.worker.loading import LoadedModel, load_model
 from prefill_worker.config import PrefillWorkerConfig

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from diptych.engine.backends.base import Quantization
 from diptych.engine.backends.cpu.attention import CompiledAttention
 from diptych.engine.backends.cpu.decode_program import DecodePrograms
 from diptych.engine.backends.cpu.linear import MAX_THIN_ROWS, CompiledLinear
@@ -14,6 +13,7 @@ from diptych.engine.backends.torch.linear import PlainLinear
 from diptych.engine.inputs import StepInputs, build_inputs
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.model.decoder import Decoder, EagerPass
+from diptych.engine.quantization import Quantization
 from diptych.engine.runner import Runner
 from diptych.engine.scheduling.step import Chunk, StepPlan
 from tests.engines import CPU, load_decoder

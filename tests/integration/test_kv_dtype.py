@@ -12,8 +12,9 @@ from diptych.engine.model.decoder import Decoder
 from diptych.engine.runner import Runner
 from diptych.engine.scheduling.block_pool import BlockPool
 from diptych.engine.scheduling.scheduler import Scheduler, SchedulerConfig
-from diptych.engine.scheduling.sequence import SamplingParams, Sequence, SequenceKey, SequenceState
+from diptych.engine.scheduling.sequence import Sequence, SequenceKey, SequenceState
 from diptych.rpc.channel import open_channel
+from diptych.sampling_params import SamplingParams
 from diptych.worker.pool_memory import host_pool
 from kvtransfer.testing.canaries import Canaries
 from tests.call import generate, token_request

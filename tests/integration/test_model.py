@@ -18,9 +18,9 @@ from diptych.engine.inputs import build_inputs
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.model.decoder import Decoder
 from diptych.engine.runner import Runner
-from diptych.engine.scheduling.sequence import SamplingParams
 from diptych.engine.scheduling.step import Chunk, SampledToken, SampleSpec, StepPlan
 from diptych.errors import LogitsError
+from diptych.sampling_params import SamplingParams
 from tests import hf_reference
 from tests.engines import CPU, PLAIN, load_decoder
 from tests.tiny_model import ARCHITECTURES, write_tiny_model

@@ -10,9 +10,9 @@ from torch import Tensor
 from diptych.engine.backends.torch.backend import TorchBackend
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.runner import Runner
-from diptych.engine.scheduling.sequence import SamplingParams
 from diptych.engine.scheduling.step import Chunk, SampledToken, SampleSpec, StepPlan
 from diptych.errors import LogitsError
+from diptych.sampling_params import SamplingParams
 from tests.engines import load_decoder
 from tests.tiny_model import write_tiny_model
 

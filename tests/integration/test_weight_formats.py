@@ -19,12 +19,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from diptych.engine.backends.base import Linear, Quantization
+from diptych.engine.backends.base import Linear
 from diptych.engine.backends.cpu.kernels import int8_loops
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.decoder import Decoder
 from diptych.engine.model.weights import DecoderWeights, load_weights
+from diptych.engine.quantization import Quantization
 from diptych.engine.runner import Runner
 from diptych.rpc.channel import open_channel
 from tests import hf_reference

@@ -138,7 +138,7 @@ def _check_lease_owners(worker: PrefillWorker) -> None:
 
 
 def _check_seat_owners(worker: DecodeWorker) -> None:
-    num_entries = sum(len(s.session) for s in worker.streams if s.session is not None)
+    num_entries = sum(len(s.sequences) for s in worker.streams if s.sequences is not None)
     if len(_living(worker)) != num_entries:
         worker.setting.watch.broken(Invariant.HOLDERS, "a sequence without a stream")
 

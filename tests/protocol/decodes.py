@@ -1,4 +1,4 @@
-"""Simulated decode workers: sessions of routers, and the reads that outlive their pulls."""
+"""Simulated decode workers: sequences of routers, and the reads that outlive their pulls."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ from google.protobuf.message import Message
 
 from decode_worker import actions as decode_actions
 from decode_worker.outbox import Outbox
-from decode_worker.session import Fallback, Session
+from decode_worker.router_sequences import Fallback, RouterSequences
 from decode_worker.worker_limits import WorkerLimits
 from diptych.engine.scheduling.sequence import Sequence
 from diptych.engine.scheduling.step import SequenceUpdate
@@ -35,7 +35,7 @@ REAP_LIMITS = ReapLimits(max_age_s=10.0, grace_s=1.0, max_blocks=0.2 * NUM_BLOCK
 
 
 class DecodeWorker(Worker):
-    """Sessions of routers, pulls, and the reads that outlive them."""
+    """Sequences of routers, pulls, and the reads that outlive them."""
 
     def __init__(
         self, identity: WorkerId, setting: Setting, open_fetch: Callable[["FakePull"], Stream]
@@ -50,8 +50,8 @@ class DecodeWorker(Worker):
 
     def on_step(self, updates: list[SequenceUpdate]) -> None:
         for side in list(self.streams):
-            if side.session is not None:
-                side.act(side.session.step(updates))
+            if side.sequences is not None:
+                side.act(side.sequences.step(updates))
 
     def tick(self) -> None:
         for pull in list(self.pulls):
@@ -72,7 +72,7 @@ class DecodeSide:
     def __init__(self, worker: DecodeWorker) -> None:
         self.worker = worker
         self.stream: Stream | None = None
-        self.session: Session | None = None
+        self.sequences: RouterSequences | None = None
         self.router = ""
         self.outbox = Outbox(1000)
         worker.streams.append(self)
@@ -97,8 +97,8 @@ class DecodeSide:
     def end(self, error: DiptychError | None) -> None:
         assert self.stream is not None
         self.stream.server_ends(error)
-        if self.session is not None:
-            self.session.release_all()
+        if self.sequences is not None:
+            self.sequences.release_all()
         self.worker.streams.remove(self)
 
     def act(self, decided: list[decode_actions.Action]) -> None:
@@ -110,11 +110,11 @@ class DecodeSide:
                     self.outbox.put_tokens(tokens)
                 case decode_actions.RunPull(sequence_id, bind_id, pull):
                     assert isinstance(pull, FakePull)
-                    pull.run(self, sequence_id, bind_id)
+                    pull.enlist(self, sequence_id, bind_id)
                 case decode_actions.StopPull():
                     pass
 
-    # SessionObserver
+    # SequenceObserver
 
     def reserved(self, command: decode_pb2.Reserve, seq: Sequence) -> None: ...
 
@@ -129,7 +129,7 @@ class DecodeSide:
             for other in list(worker.streams):
                 if other is not self and other.router == self.router:
                     other.end(None)
-            self.session = Session(
+            self.sequences = RouterSequences(
                 self.router,
                 worker.scheduler,
                 WorkerLimits(
@@ -146,13 +146,13 @@ class DecodeSide:
             welcome = decode_pb2.Welcome(incarnation=worker.identity.incarnation)
             self.outbox.put(decode_pb2.DecodeEvent(welcome=welcome))
             return
-        assert self.session is not None, "the router waits for Welcome"
+        assert self.sequences is not None, "the router waits for Welcome"
         match kind:
             case "reserve":
-                self.act(self.session.reserve(command.reserve))
+                self.act(self.sequences.reserve(command.reserve))
             case "bind":
-                self.act(self.session.bind(command.bind))
+                self.act(self.sequences.bind(command.bind))
             case "start":
-                self.act(self.session.start(command.start))
+                self.act(self.sequences.start(command.start))
             case "release":
-                self.act(self.session.release(command.release.sequence_id))
+                self.act(self.sequences.release(command.release.sequence_id))

@@ -13,7 +13,13 @@ from kvtransfer.errors import TransportError
 from kvtransfer.reader.failures import read_failure, stream_failure
 from kvtransfer.reader.lease_pull import FetchSeries
 from kvtransfer.reader.pull_clock import PullClock
-from kvtransfer.reader.pull_machine import DigestChecks, PullError, PullMachine, PullRequest
+from kvtransfer.reader.pull_machine import (
+    DigestChecks,
+    PullError,
+    PullMachine,
+    PullRequest,
+    PullResult,
+)
 from kvtransfer.reader.quarantine import (
     PullReads,
     ReadRecord,
@@ -116,7 +122,11 @@ class FakePull:
         """Whether it is worth asking the machine."""
         return not self.has_begun and not self.waits
 
-    def run(self, side: "DecodeSide", sequence_id: int, bind_id: int) -> None:
+    async def run(self) -> PullResult:
+        raise AssertionError("the simulation moves it, not a task")
+
+    def enlist(self, side: "DecodeSide", sequence_id: int, bind_id: int) -> None:
+        """The worker steps it from here on."""
         self._side, self._ids = side, (sequence_id, bind_id)
         self.worker.pulls.append(self)
 
@@ -268,11 +278,11 @@ class FakePull:
 
     def _proven(self) -> None:
         assert self._side is not None
-        assert self._side.session is not None
+        assert self._side.sequences is not None
         self._check_kv(self._side)
         self.abandon()
         stats = decode_pb2.Proven().stats
-        self._side.act(self._side.session.pull_proven(*self._ids, stats))
+        self._side.act(self._side.sequences.pull_proven(*self._ids, stats))
 
     def _check_kv(self, side: "DecodeSide") -> None:
         """What is proven now is right."""
@@ -284,7 +294,7 @@ class FakePull:
 
     def _fail(self, error: PullError) -> None:
         assert self._side is not None
-        assert self._side.session is not None
+        assert self._side.sequences is not None
         if self._series.loses_pair(error):
             self.worker.connected.pop(
                 WorkerId(self.request.source_address, self.request.source_incarnation), None
@@ -293,4 +303,4 @@ class FakePull:
             self._fetch_again()
             return
         self.abandon()
-        self._side.act(self._side.session.pull_failed(*self._ids, error.failure, str(error)))
+        self._side.act(self._side.sequences.pull_failed(*self._ids, error.failure, str(error)))

@@ -8,7 +8,7 @@ from hypothesis import Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from decode_worker.outbox import Outbox
-from decode_worker.session import Session
+from decode_worker.router_sequences import RouterSequences
 from decode_worker.worker_limits import WorkerLimits
 from diptych.engine.scheduling.block_pool import BlockPool
 from diptych.engine.scheduling.scheduler import Scheduler
@@ -47,7 +47,7 @@ def never_end_an_agent_for_its_reads(patch: pytest.MonkeyPatch) -> None:
 
 
 def compute_where_late_reads_may_write(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Session, "_leave_unfinished_reads", lambda self, entry: None)
+    patch.setattr(RouterSequences, "_leave_unfinished_reads", lambda self, entry: None)
     patch.setattr(BlockPool, "is_writable", lambda self, block_id: True)  # it would be noticed
 
 

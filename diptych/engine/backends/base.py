@@ -8,12 +8,14 @@ be captured as a graph. Everything is called on the model thread only.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from diptych.engine.quantization import Quantization
 
 if TYPE_CHECKING:
     from diptych.engine.inputs import StepInputs
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
     from diptych.engine.scheduling.step import SampledToken, SampleSpec
     from diptych.errors import LogitsError
 
-Quantization = Literal["none", "int8"]  # of the linear layers, the head included
 Rows = NDArray[np.int64]  # numbers of rows of a step's flat batch, on the host
 
 

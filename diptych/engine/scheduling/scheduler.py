@@ -24,7 +24,7 @@ from diptych.engine.scheduling.block_pool import BlockPool, Owner
 from diptych.engine.scheduling.block_tables import BlockTables
 from diptych.engine.scheduling.prefill_shares import PrefillShares
 from diptych.engine.scheduling.queues import Queues
-from diptych.engine.scheduling.sequence import FinishReason, Sequence, SequenceState
+from diptych.engine.scheduling.sequence import Sequence, SequenceState
 from diptych.engine.scheduling.step import (
     Chunk,
     SampledToken,
@@ -40,6 +40,7 @@ from diptych.errors import (
     InvalidRequestError,
     LogitsError,
 )
+from diptych.finish_reason import FinishReason
 
 
 class SchedulerConfig(BaseModel):

@@ -10,8 +10,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from diptych.finish_reason import FinishReason as FinishReason
-from diptych.sampling_params import SamplingParams as SamplingParams
+from diptych.sampling_params import SamplingParams
 from diptych.v1 import common_pb2
 
 

@@ -9,8 +9,10 @@ import collections.abc
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from diptych.engine.scheduling.sequence import FinishReason, SamplingParams, Sequence
+from diptych.engine.scheduling.sequence import Sequence
 from diptych.errors import DiptychError, LogitsError
+from diptych.finish_reason import FinishReason
+from diptych.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

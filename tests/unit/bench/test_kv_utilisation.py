@@ -7,8 +7,9 @@ import pytest
 
 from diptych.engine.scheduling.block_pool import BlockPool
 from diptych.engine.scheduling.scheduler import Scheduler, SchedulerConfig
-from diptych.engine.scheduling.sequence import SamplingParams, Sequence, SequenceKey, SequenceState
+from diptych.engine.scheduling.sequence import Sequence, SequenceKey, SequenceState
 from diptych.engine.scheduling.step import SampledToken, StepOutput, StepPlan
+from diptych.sampling_params import SamplingParams
 
 NUM_SEQUENCES = 24
 NUM_STEPS = 1500

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry
 
 from decode_worker.observer import StreamObserver, outcome_names
 from decode_worker.outbox import NewToken
-from decode_worker.session import Fallback
+from decode_worker.router_sequences import Fallback
 from diptych.engine.scheduling.sequence import Sequence, SequenceKey
 from diptych.telemetry.families import EngineMetrics, TransferMetrics
 from diptych.telemetry.metrics import Metrics

@@ -26,9 +26,10 @@ from hypothesis.stateful import (
 from diptych.engine.engine import StepEngine
 from diptych.engine.scheduling.block_pool import BlockPool
 from diptych.engine.scheduling.scheduler import Scheduler, SchedulerConfig
-from diptych.engine.scheduling.sequence import SamplingParams, Sequence, SequenceKey, SequenceState
+from diptych.engine.scheduling.sequence import Sequence, SequenceKey, SequenceState
 from diptych.engine.scheduling.step import SequenceUpdate, StepOutput, StepPlan
 from diptych.errors import BlocksExhaustedError
+from diptych.sampling_params import SamplingParams
 from tests.protocol.fake_model import STOP_TOKEN, Memory, answer, slots_of
 from tests.protocol.invariants import Watch
 

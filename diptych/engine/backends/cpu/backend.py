@@ -11,7 +11,6 @@ from diptych.engine.backends.base import (
     ForwardPass,
     LayerOps,
     Linear,
-    Quantization,
     WeightStore,
 )
 from diptych.engine.backends.cpu.huge_pages import HugePages
@@ -23,6 +22,7 @@ from diptych.engine.kv.cache import KVCache
 from diptych.engine.kv.memory import HostKVMemory, KVMemory
 from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.decoder import Decoder, EagerPass
+from diptych.engine.quantization import Quantization
 from diptych.engine.sampling.sampler import Largest, sample
 from diptych.engine.scheduling.step import SampledToken, SampleSpec
 from diptych.errors import LogitsError

@@ -10,7 +10,6 @@ from diptych.engine.backends.base import (
     ForwardPass,
     LayerOps,
     Linear,
-    Quantization,
     WeightStore,
 )
 from diptych.engine.backends.torch.attention import TorchAttention
@@ -21,6 +20,7 @@ from diptych.engine.kv.cache import KVCache
 from diptych.engine.kv.memory import DeviceKVMemory, HostKVMemory, KVMemory
 from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.decoder import Decoder, EagerPass
+from diptych.engine.quantization import Quantization
 from diptych.engine.sampling.sampler import sample
 from diptych.engine.scheduling.step import SampledToken, SampleSpec
 from diptych.errors import ConfigurationError, LogitsError

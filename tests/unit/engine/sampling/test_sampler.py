@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from diptych.engine.backends.base import Backend
 from diptych.engine.sampling.sampler import mix, sample
-from diptych.engine.scheduling.sequence import SamplingParams
 from diptych.engine.scheduling.step import SampledToken, SampleSpec
 from diptych.errors import LogitsError
+from diptych.sampling_params import SamplingParams
 from tests.engines import CPU, PLAIN
 
 

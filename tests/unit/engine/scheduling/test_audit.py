@@ -6,8 +6,9 @@ from diptych.engine.engine import StepEngine
 from diptych.engine.scheduling.audit import pool_mismatch
 from diptych.engine.scheduling.block_pool import BlockPool, Owner
 from diptych.engine.scheduling.scheduler import Scheduler, SchedulerConfig
-from diptych.engine.scheduling.sequence import SamplingParams, Sequence, SequenceKey
+from diptych.engine.scheduling.sequence import Sequence, SequenceKey
 from diptych.engine.scheduling.step import StepOutput, StepPlan
+from diptych.sampling_params import SamplingParams
 from diptych.telemetry.metrics import Metrics
 from diptych.v1 import worker_pb2
 from diptych.worker.audit import BlockAudit

@@ -6,13 +6,7 @@ import pytest
 
 from diptych.engine.scheduling.block_pool import BlockPool
 from diptych.engine.scheduling.scheduler import Scheduler, SchedulerConfig
-from diptych.engine.scheduling.sequence import (
-    FinishReason,
-    SamplingParams,
-    Sequence,
-    SequenceKey,
-    SequenceState,
-)
+from diptych.engine.scheduling.sequence import Sequence, SequenceKey, SequenceState
 from diptych.engine.scheduling.step import SampledToken, SequenceUpdate, StepOutput, StepPlan
 from diptych.errors import (
     BlocksExhaustedError,
@@ -21,6 +15,8 @@ from diptych.errors import (
     LogitsError,
     StepFailedError,
 )
+from diptych.finish_reason import FinishReason
+from diptych.sampling_params import SamplingParams
 
 
 def make_scheduler(

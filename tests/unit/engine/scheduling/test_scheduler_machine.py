@@ -16,18 +16,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from diptych.engine.scheduling.block_pool import BlockPool
 from diptych.engine.scheduling.scheduler import Scheduler, SchedulerConfig, SlotUsage
-from diptych.engine.scheduling.sequence import (
-    FinishReason,
-    SamplingParams,
-    Sequence,
-    SequenceKey,
-    SequenceState,
-)
+from diptych.engine.scheduling.sequence import Sequence, SequenceKey, SequenceState
 from diptych.engine.scheduling.step import Chunk, SampledToken, SequenceUpdate, StepOutput, StepPlan
 from diptych.errors import (
     BlocksExhaustedError,
     InvalidRequestError,
 )
+from diptych.finish_reason import FinishReason
+from diptych.sampling_params import SamplingParams
 
 VOCAB_SIZE = 3
 GARBAGE = -1

@@ -14,9 +14,10 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from diptych.engine.scheduling.block_pool import BlockPool
 from diptych.engine.scheduling.scheduler import Scheduler, SchedulerConfig
-from diptych.engine.scheduling.sequence import SamplingParams, Sequence, SequenceKey
+from diptych.engine.scheduling.sequence import Sequence, SequenceKey
 from diptych.engine.scheduling.step import Chunk, SampledToken, SequenceUpdate, StepOutput
 from diptych.errors import BlocksExhaustedError, LogitsError
+from diptych.sampling_params import SamplingParams
 
 BLOCK_SIZE, NUM_BLOCKS = 2, 40
 

@@ -1,4 +1,4 @@
-"""Sessions under any order of commands, pulls, reads that linger, steps and broken streams.
+"""A router's sequences under any order of commands, pulls, late reads, steps and broken streams.
 
 The scheduler and the pool are the real ones; pulls are a model of the transport:
 an abandoned or failed pull may leave reads that write into its blocks until they end.
@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from decode_worker.actions import Action, RunPull, SendEvent, SendTokens, StopPull
 from decode_worker.held_sequence import Phase
-from decode_worker.session import Fallback, Session
+from decode_worker.router_sequences import Fallback, RouterSequences
 from decode_worker.worker_limits import WorkerLimits
 from diptych.engine.scheduling.block_pool import BlockPool
 from diptych.engine.scheduling.scheduler import Scheduler, SchedulerConfig
@@ -21,7 +21,7 @@ from diptych.engine.scheduling.sequence import Sequence
 from diptych.engine.scheduling.step import SampledToken, SequenceUpdate, StepOutput, StepPlan
 from diptych.errors import DiptychError, LogitsError, WorkerDrainingError
 from diptych.v1 import common_pb2, decode_pb2
-from kvtransfer.reader.pull_machine import PullRequest
+from kvtransfer.reader.pull_machine import PullRequest, PullResult
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_LEN, VOCAB = 4, 12, 32, 16
 
@@ -33,6 +33,9 @@ class ModelPull:
     request: PullRequest
     rig: "Rig"
     over: bool = False
+
+    async def run(self) -> PullResult:
+        raise AssertionError("the test says how it ends")
 
     def abandon(self) -> frozenset[int]:
         if not self.over:
@@ -71,8 +74,8 @@ class Rig:
         self.draining = False
         self.observer = Observer()
 
-    def session(self, owner: str = "router") -> Session:
-        return Session(
+    def sequences(self, owner: str = "router") -> RouterSequences:
+        return RouterSequences(
             owner,
             self.scheduler,
             self.rules,
@@ -95,7 +98,9 @@ class Rig:
         self.unfinished.clear()
         self.pool.end_quarantine(ended)
 
-    def step(self, sessions: Iterable[Session]) -> list[tuple[Session, list[Action]]]:
+    def step(
+        self, routers: Iterable[RouterSequences]
+    ) -> list[tuple[RouterSequences, list[Action]]]:
         plan = self.scheduler.schedule()
         if plan is None:
             return []
@@ -106,7 +111,7 @@ class Rig:
             for chunk in plan.chunks
         )
         updates = self.scheduler.update(plan, StepOutput(tokens=tokens, duration_s=0.0))
-        return [(session, session.step(updates)) for session in sessions]
+        return [(sequences, sequences.step(updates)) for sequences in routers]
 
 
 def spec(
@@ -132,13 +137,13 @@ def kinds(decided: Iterable[Action]) -> list[str | None]:
     return [event.WhichOneof("event") for event in events(decided)]
 
 
-class SessionMachine(RuleBasedStateMachine):
+class RouterSequencesMachine(RuleBasedStateMachine):
     """Two routers on one worker. ``log`` holds, for each sequence, what was said of it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.rig = Rig()
-        self.sessions = [self.rig.session("a"), self.rig.session("b")]
+        self.routers = [self.rig.sequences("a"), self.rig.sequences("b")]
         self.next_id = 1
         self.log: dict[tuple[int, int], list[str]] = {}
         self.known: dict[tuple[int, int], int] = {}  # tokens the router has of it
@@ -184,7 +189,7 @@ class SessionMachine(RuleBasedStateMachine):
         key = (router, self.next_id)
         self.next_id += 1
         self.log[key], self.known[key] = [], num
-        self.act(router, self.sessions[router].reserve(reserve(key[1], num, seed=seed)))
+        self.act(router, self.routers[router].reserve(reserve(key[1], num, seed=seed)))
         assert self.log[key] in (["reserved"], ["ended"])
 
     @precondition(lambda self: self.log)
@@ -197,52 +202,52 @@ class SessionMachine(RuleBasedStateMachine):
             bind_id=self.bind_id,
             first_missing_token=self.cached.get(key, 0),
         )
-        self.act(router, self.sessions[router].bind(command))
+        self.act(router, self.routers[router].bind(command))
 
     @precondition(lambda self: self.pulls)
     @rule(data=st.data(), proven=st.booleans(), num_lingering=st.integers(0, 2))
     def pull_ends(self, data: st.DataObject, proven: bool, num_lingering: int) -> None:
         router, sequence_id = key = data.draw(st.sampled_from(sorted(self.pulls)))
         run = self.pulls.pop(key)
-        pull, session = run.pull, self.sessions[router]
+        pull, sequences = run.pull, self.routers[router]
         assert isinstance(pull, ModelPull)
         pull.over = True
         if proven and not self.rig.unfinished & set(pull.request.local_block_ids):
             stats = common_pb2.TransferStats()
-            self.act(router, session.pull_proven(sequence_id, run.bind_id, stats))
-            assert session.phase_of(sequence_id) is Phase.PROVEN
+            self.act(router, sequences.pull_proven(sequence_id, run.bind_id, stats))
+            assert sequences.phase_of(sequence_id) is Phase.PROVEN
         else:
             self.rig.leave_reads(pull.request.local_block_ids[:num_lingering])
             failure = decode_pb2.PULL_FAILURE_TRANSPORT
-            self.act(router, session.pull_failed(sequence_id, run.bind_id, failure, "broken"))
-            assert session.phase_of(sequence_id) is Phase.RESERVED
+            self.act(router, sequences.pull_failed(sequence_id, run.bind_id, failure, "broken"))
+            assert sequences.phase_of(sequence_id) is Phase.RESERVED
             assert self.log[key][-1] == "pull_failed"
 
     @precondition(lambda self: self.log)
     @rule(data=st.data(), num_emitted=st.integers(0, 2), compute_missing=st.booleans())
     def start(self, data: st.DataObject, num_emitted: int, compute_missing: bool) -> None:
         router, sequence_id = key = self.pick(data)
-        session = self.sessions[router]
-        before = session.phase_of(sequence_id)
+        sequences = self.routers[router]
+        before = sequences.phase_of(sequence_id)
         emitted = [(self.known[key] + i) % VOCAB for i in range(num_emitted)]
         command = decode_pb2.Start(
             sequence_id=sequence_id, emitted_token_ids=emitted, compute_missing=compute_missing
         )
         if before is not Phase.RUNNING:
             self.known[key] += num_emitted
-        self.act(router, session.start(command))
+        self.act(router, sequences.start(command))
         if before in (Phase.RESERVED, Phase.PULLING) and not compute_missing:
-            assert session.phase_of(sequence_id) is None
+            assert sequences.phase_of(sequence_id) is None
         if before is Phase.PROVEN and self.known[key] < MAX_LEN:
-            assert session.phase_of(sequence_id) is Phase.RUNNING
+            assert sequences.phase_of(sequence_id) is Phase.RUNNING
 
     @precondition(lambda self: self.log)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         router, sequence_id = key = self.pick(data)
-        self.act(router, self.sessions[router].release(sequence_id))
+        self.act(router, self.routers[router].release(sequence_id))
         assert self.log[key][-1] == "ended"
-        assert self.sessions[router].release(sequence_id) == []
+        assert self.routers[router].release(sequence_id) == []
 
     @rule(num_lingering=st.integers(0, 2))
     def next_abandoned_pull_leaves(self, num_lingering: int) -> None:
@@ -254,45 +259,45 @@ class SessionMachine(RuleBasedStateMachine):
 
     @rule()
     def step(self) -> None:
-        for session, decided in self.rig.step(self.sessions):
-            self.act(self.sessions.index(session), decided)
+        for sequences, decided in self.rig.step(self.routers):
+            self.act(self.routers.index(sequences), decided)
 
     @rule(router=st.integers(0, 1))
     def stream_breaks(self, router: int) -> None:
-        self.act(router, self.sessions[router].release_all())
-        assert len(self.sessions[router]) == 0
-        self.sessions[router] = self.rig.session("ab"[router])
+        self.act(router, self.routers[router].release_all())
+        assert len(self.routers[router]) == 0
+        self.routers[router] = self.rig.sequences("ab"[router])
 
     @invariant()
     def every_sequence_is_open_or_ended_once(self) -> None:
         for (router, sequence_id), said in self.log.items():
-            is_open = self.sessions[router].phase_of(sequence_id) is not None
+            is_open = self.routers[router].phase_of(sequence_id) is not None
             assert said.count("ended") == (0 if is_open else 1)
 
     @invariant()
     def pulls_run_exactly_where_the_session_says(self) -> None:
         for router, sequence_id in self.log:
-            pulling = self.sessions[router].phase_of(sequence_id) is Phase.PULLING
+            pulling = self.routers[router].phase_of(sequence_id) is Phase.PULLING
             assert pulling == ((router, sequence_id) in self.pulls)
 
     @invariant()
     def blocks_have_owners(self) -> None:
         counts = self.rig.pool.counts()
         assert sum(counts) == 2 * counts.total
-        if not any(map(len, self.sessions)):
+        if not any(map(len, self.routers)):
             assert counts.running == counts.reserved == counts.leased == 0
             assert counts.quarantined == len(self.rig.unfinished)
 
     def teardown(self) -> None:
-        for session in self.sessions:
-            session.release_all()
+        for sequences in self.routers:
+            sequences.release_all()
         self.rig.end_reads()
         counts = self.rig.pool.counts()
         assert counts.free + counts.cached == counts.total
 
 
-TestSession = SessionMachine.TestCase
-TestSession.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestRouterSequences = RouterSequencesMachine.TestCase
+TestRouterSequences.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
 def failure_of(decided: list[Action]) -> DiptychError | str:
@@ -302,15 +307,15 @@ def failure_of(decided: list[Action]) -> DiptychError | str:
 
 def test_a_released_pull_is_stopped_first() -> None:
     rig = Rig()
-    session = rig.session()
-    session.reserve(reserve(1, 9))
+    sequences = rig.sequences()
+    sequences.reserve(reserve(1, 9))
     bind = decode_pb2.Bind(sequence_id=1, bind_id=1, source_address="p", ticket=b"t" * 16)
-    (run,) = session.bind(bind)
+    (run,) = sequences.bind(bind)
     assert isinstance(run, RunPull)
     assert isinstance(run.pull, ModelPull)
     assert len(run.pull.request.local_block_ids) >= 3
     rig.num_lingering = 2
-    decided = session.release(1)
+    decided = sequences.release(1)
     assert decided[0] == StopPull(1, 1)
     assert kinds(decided) == ["ended"]
     assert rig.pool.counts().quarantined == 2
@@ -319,79 +324,79 @@ def test_a_released_pull_is_stopped_first() -> None:
 
 
 def test_an_older_bind_is_ignored_and_a_newer_replaces() -> None:
-    session = Rig().session()
-    session.reserve(reserve(1, 9))
-    session.bind(decode_pb2.Bind(sequence_id=1, bind_id=2))
-    assert session.bind(decode_pb2.Bind(sequence_id=1, bind_id=2)) == []
-    stop, run = session.bind(decode_pb2.Bind(sequence_id=1, bind_id=3))
+    sequences = Rig().sequences()
+    sequences.reserve(reserve(1, 9))
+    sequences.bind(decode_pb2.Bind(sequence_id=1, bind_id=2))
+    assert sequences.bind(decode_pb2.Bind(sequence_id=1, bind_id=2)) == []
+    stop, run = sequences.bind(decode_pb2.Bind(sequence_id=1, bind_id=3))
     assert stop == StopPull(1, 2)
     assert isinstance(run, RunPull)
-    assert session.pull_proven(1, 2, common_pb2.TransferStats()) == []
-    assert kinds(session.pull_proven(1, 3, common_pb2.TransferStats())) == ["proven"]
+    assert sequences.pull_proven(1, 2, common_pb2.TransferStats()) == []
+    assert kinds(sequences.pull_proven(1, 3, common_pb2.TransferStats())) == ["proven"]
 
 
 def test_local_prefill_may_be_forbidden() -> None:
-    session = Rig(local_prefill=False).session()
-    session.reserve(reserve(1, 9))
-    decided = session.start(decode_pb2.Start(sequence_id=1, compute_missing=True))
+    sequences = Rig(local_prefill=False).sequences()
+    sequences.reserve(reserve(1, 9))
+    decided = sequences.start(decode_pb2.Start(sequence_id=1, compute_missing=True))
     assert failure_of(decided) == "REQUEST_INVALID"
-    assert len(session) == 0
+    assert len(sequences) == 0
 
 
 def test_fallbacks_are_told_apart() -> None:
     rig = Rig()
-    session = rig.session()
-    session.reserve(reserve(1, 9))
-    session.start(decode_pb2.Start(sequence_id=1, compute_missing=True))
-    session.reserve(reserve(2, 3))
-    session.bind(decode_pb2.Bind(sequence_id=2, bind_id=1))
-    session.start(decode_pb2.Start(sequence_id=2, compute_missing=True))
-    session.reserve(reserve(3, 2))
-    session.bind(decode_pb2.Bind(sequence_id=3, bind_id=1))
-    session.pull_proven(3, 1, common_pb2.TransferStats())
-    session.start(decode_pb2.Start(sequence_id=3, emitted_token_ids=[1]))
+    sequences = rig.sequences()
+    sequences.reserve(reserve(1, 9))
+    sequences.start(decode_pb2.Start(sequence_id=1, compute_missing=True))
+    sequences.reserve(reserve(2, 3))
+    sequences.bind(decode_pb2.Bind(sequence_id=2, bind_id=1))
+    sequences.start(decode_pb2.Start(sequence_id=2, compute_missing=True))
+    sequences.reserve(reserve(3, 2))
+    sequences.bind(decode_pb2.Bind(sequence_id=3, bind_id=1))
+    sequences.pull_proven(3, 1, common_pb2.TransferStats())
+    sequences.start(decode_pb2.Start(sequence_id=3, emitted_token_ids=[1]))
     assert rig.observer.fallbacks == [Fallback.LOCAL, Fallback.RECOMPUTE, None]
 
 
 def test_a_draining_worker_reserves_nothing() -> None:
     rig = Rig()
     rig.draining = True
-    assert failure_of(rig.session().reserve(reserve(1, 9))) == "WORKER_DRAINING"
+    assert failure_of(rig.sequences().reserve(reserve(1, 9))) == "WORKER_DRAINING"
 
 
 def test_too_full_is_said_at_once() -> None:
-    session = Rig().session()
-    session.reserve(reserve(1, 24))
-    assert failure_of(session.reserve(reserve(2, 24, seed=5))) == "KV_BLOCKS_EXHAUSTED"
-    assert session.phase_of(1) is Phase.RESERVED
+    sequences = Rig().sequences()
+    sequences.reserve(reserve(1, 24))
+    assert failure_of(sequences.reserve(reserve(2, 24, seed=5))) == "KV_BLOCKS_EXHAUSTED"
+    assert sequences.phase_of(1) is Phase.RESERVED
 
 
 def test_a_sequence_without_numbers_ends_with_an_error() -> None:
     rig = Rig()
-    session = rig.session()
+    sequences = rig.sequences()
     for sequence_id in (1, 2):
-        session.reserve(reserve(sequence_id, 3, seed=sequence_id))
-        session.start(decode_pb2.Start(sequence_id=sequence_id, compute_missing=True))
+        sequences.reserve(reserve(sequence_id, 3, seed=sequence_id))
+        sequences.start(decode_pb2.Start(sequence_id=sequence_id, compute_missing=True))
     plan = rig.scheduler.schedule()
     assert plan is not None
     tokens = (LogitsError("not numbers"), SampledToken(1, float("nan")))
     updates = rig.scheduler.update(plan, StepOutput(tokens=tokens, duration_s=0.0))
-    said = events(session.step(updates))
+    said = events(sequences.step(updates))
     assert [event.ended.failure.reason for event in said if event.HasField("ended")] == [
         "LOGITS_NOT_FINITE"
     ]
-    assert session.phase_of(2) is Phase.RUNNING
-    assert len(session) == 1
+    assert sequences.phase_of(2) is Phase.RUNNING
+    assert len(sequences) == 1
 
 
 def test_computed_tokens_are_counted() -> None:
     rig = Rig()
-    session = rig.session()
-    session.reserve(reserve(1, 9))
-    session.start(decode_pb2.Start(sequence_id=1, compute_missing=True))
+    sequences = rig.sequences()
+    sequences.reserve(reserve(1, 9))
+    sequences.start(decode_pb2.Start(sequence_id=1, compute_missing=True))
     said: list[decode_pb2.DecodeEvent] = []
-    while len(session):
-        said += [e for _, decided in rig.step([session]) for e in events(decided)]
+    while len(sequences):
+        said += [e for _, decided in rig.step([sequences]) for e in events(decided)]
     (event,) = said
     assert event.ended.finish_reason == common_pb2.FINISH_REASON_LENGTH
     assert event.ended.num_computed_tokens == 9 + 3  # the last token's KV is never needed
@@ -399,7 +404,7 @@ def test_computed_tokens_are_counted() -> None:
 
 def test_what_a_preempted_sequence_finds_cached_is_not_counted_as_computed() -> None:
     rig = Rig()
-    session, update = rig.session(), rig.scheduler.update
+    sequences, update = rig.sequences(), rig.scheduler.update
     num_in_steps = 0
 
     def count(plan: StepPlan, output: StepOutput) -> list[SequenceUpdate]:
@@ -410,10 +415,10 @@ def test_what_a_preempted_sequence_finds_cached_is_not_counted_as_computed() -> 
     rig.scheduler.update = count  # type: ignore[method-assign]
     for sequence_id in (1, 2):
         wanted = spec(20, max_tokens=12, seed=5 * sequence_id)
-        session.reserve(decode_pb2.Reserve(sequence_id=sequence_id, spec=wanted))
-        session.start(decode_pb2.Start(sequence_id=sequence_id, compute_missing=True))
+        sequences.reserve(decode_pb2.Reserve(sequence_id=sequence_id, spec=wanted))
+        sequences.start(decode_pb2.Start(sequence_id=sequence_id, compute_missing=True))
     said: list[decode_pb2.DecodeEvent] = []
-    while len(session):
-        said += [e for _, decided in rig.step([session]) for e in events(decided)]
+    while len(sequences):
+        said += [e for _, decided in rig.step([sequences]) for e in events(decided)]
     assert sum(event.ended.num_preemptions for event in said) > 0
     assert sum(event.ended.num_computed_tokens for event in said) == num_in_steps

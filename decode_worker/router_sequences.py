@@ -20,9 +20,10 @@ from decode_worker.held_sequence import HeldEvent, HeldSequence, Phase
 from decode_worker.outbox import NewToken
 from decode_worker.worker_limits import WorkerLimits
 from diptych.block_hash import prompt_digest
-from diptych.engine.scheduling.sequence import FinishReason, Sequence, SequenceKey
+from diptych.engine.scheduling.sequence import Sequence, SequenceKey
 from diptych.engine.scheduling.step import SequenceUpdate
 from diptych.errors import DiptychError, InvalidRequestError
+from diptych.finish_reason import FinishReason
 from diptych.v1 import common_pb2, decode_pb2
 from kvtransfer.reader.pull_machine import PullRequest
 
@@ -35,7 +36,7 @@ class Fallback(enum.StrEnum):
 
 
 class DecodeEngine(Protocol):
-    """The part of diptych.engine.protocol.Engine that a session needs."""
+    """The part of diptych.engine.protocol.Engine that a router's sequences need."""
 
     def reserve(self, seq: Sequence) -> None: ...
     def mark_proven(self, seq: Sequence) -> None: ...
@@ -43,7 +44,7 @@ class DecodeEngine(Protocol):
     def release(self, seq: Sequence, unfinished_block_ids: Collection[int] = ()) -> None: ...
 
 
-class SessionObserver(Protocol):
+class SequenceObserver(Protocol):
     """Told, after the fact, of what metrics and traces need."""
 
     def reserved(self, command: decode_pb2.Reserve, seq: Sequence) -> None: ...
@@ -51,7 +52,7 @@ class SessionObserver(Protocol):
     def ended(self, seq: Sequence, ended: decode_pb2.Ended) -> None: ...
 
 
-class Session:
+class RouterSequences:
     """All sequences of one router's stream."""
 
     def __init__(
@@ -63,7 +64,7 @@ class Session:
         open_pull: Callable[[PullRequest], PreparedPull],
         unfinished_reads: Collection[int],
         admit: Callable[[], None],
-        observer: SessionObserver,
+        observer: SequenceObserver,
     ) -> None:
         """``owner`` is the router's incarnation.
 
@@ -199,7 +200,7 @@ class Session:
         return [actions.send_pull_failed(sequence_id, bind_id, reason, message)]
 
     def step(self, updates: Iterable[SequenceUpdate]) -> list[Action]:
-        """Book a step. ``updates`` may name sequences of other sessions too."""
+        """Book a step. ``updates`` may name other routers' sequences too."""
         tokens: list[NewToken] = []
         ended: list[Action] = []
         for update in updates:

@@ -137,19 +137,14 @@ def run(serve: Serve[P], config: P) -> int:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_run(serve, config))
-    except ConfigurationError as error:
-        return complain(config.role, error)
-    except BaseExceptionGroup as group:
-        cause = _first_of(ConfigurationError, group)
-        if cause is not None:
-            return complain(config.role, cause)
-        logger.critical("process failed", exc_info=group)
-        if _first_of(StuckThreadError, group) is not None:
+    except (Exception, BaseExceptionGroup) as error:
+        wrong = _first_of(ConfigurationError, error)
+        if wrong is not None:
+            return complain(config.role, wrong)
+        logger.critical("process failed", exc_info=error)
+        if _first_of(StuckThreadError, error) is not None:
             logging.shutdown()  # flushes
             os._exit(EXIT_FAILED)
-        return EXIT_FAILED
-    except Exception as error:
-        logger.critical("process failed", exc_info=error)
         return EXIT_FAILED
     return 0
 
@@ -194,12 +189,13 @@ def _stop_at_eof(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
     os._exit(EXIT_FAILED)
 
 
-def _first_of(kind: type[E], group: BaseExceptionGroup[BaseException]) -> E | None:
-    """The first error of that kind in a group, however deep."""
-    for error in group.exceptions:
-        if isinstance(error, kind):
-            return error
-        found = _first_of(kind, error) if isinstance(error, BaseExceptionGroup) else None
-        if found is not None:
-            return found
+def _first_of(kind: type[E], error: BaseException) -> E | None:
+    """The first error of that kind: this one, or in a group, however deep."""
+    if isinstance(error, kind):
+        return error
+    if isinstance(error, BaseExceptionGroup):
+        for each in error.exceptions:
+            found = _first_of(kind, each)
+            if found is not None:
+                return found
     return None

@@ -110,19 +110,36 @@ class WorkerLife:
         async with asyncio.TaskGroup() as tasks:
             engine = tasks.create_task(self._run_engine(parts), name="engine")
             engine_watch = tasks.create_task(self._watch_engine(parts), name="engine-watch")
-            async with self._role.attached(parts, metrics):
-                try:
-                    self._status.loaded = True
-                    watching = self._watch(parts, tasks)
-                    await stop.wait()
-                    for task in watching:
-                        task.cancel()
-                    await self._drain()
-                finally:
-                    await self._host.server.stop(_STOP_GRACE_S)
-            engine.cancel()
-            await asyncio.wait([engine])  # for the last step, or until the watch gives it up
+            try:
+                async with self._role.attached(parts, metrics):
+                    try:
+                        self._status.loaded = True
+                        watching = self._watch(parts, tasks)
+                        await stop.wait()
+                        for task in watching:
+                            task.cancel()
+                        await self._drain()
+                    finally:
+                        await self._host.server.stop(_STOP_GRACE_S)
+            finally:
+                await self._end_engine(engine, parts)
             engine_watch.cancel()
+
+    async def _end_engine(self, engine: asyncio.Task[None], parts: EngineParts) -> None:
+        """Let the engine end its last step, however serving ended. Raises EngineStuckError.
+
+        Whatever failed may have taken the other watch over that step with it.
+        """
+        if not engine.cancelling():  # a second time would not wait for the step
+            engine.cancel()
+        watch = EngineWatch(parts.progress, self._config.timers)
+        while not engine.done():
+            await asyncio.wait([engine], timeout=watch.turn_s)
+            try:
+                watch.check()
+            except EngineStuckError:
+                parts.engine.abandon()
+                raise
 
     def _watch(
         self, parts: EngineParts, tasks: asyncio.TaskGroup

@@ -2,12 +2,14 @@
 
 import asyncio
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
 from pydantic import Field
 
 from diptych.errors import ConfigurationError
-from diptych.process import ProcessConfig, Ready, main
+from diptych.process import ProcessConfig, Ready, StuckThreadError, main
 from diptych.service_host import ServiceHost
 
 
@@ -16,11 +18,14 @@ class ExampleConfig(ProcessConfig):
 
     role: ClassVar[str] = "example"
 
-    fail: str = Field("", description="How to fail after start: bug, configuration, hang.")
+    fail: str = Field("", description="How to fail after start: bug, configuration, hang, stuck.")
 
 
 async def serve(config: ExampleConfig, stop: asyncio.Event, ready: Ready) -> None:
     """Serve nothing of its own."""
+    never = ThreadPoolExecutor(1)
+    if config.fail == "stuck":
+        never.submit(threading.Event().wait)
     async with ServiceHost(config) as host:
         await host.start(["diptych.v1.Inference"])
         ready(host.port)
@@ -30,6 +35,8 @@ async def serve(config: ExampleConfig, stop: asyncio.Event, ready: Ready) -> Non
                 raise ValueError("a bug")
             if config.fail == "configuration":
                 raise ConfigurationError("--fail: asked for")
+        if config.fail == "stuck":
+            raise StuckThreadError("a thread is stuck")
         await stop.wait()
         await host.set_serving(False)
         if config.fail == "hang":

@@ -95,6 +95,13 @@ def test_exit_codes(tmp_path: Path, fail: str, code: int) -> None:
         assert last == "diptych example: --fail: asked for"
 
 
+def test_it_does_not_wait_for_a_thread_that_is_stuck(tmp_path: Path) -> None:
+    with role(tmp_path, "--fail", "stuck") as (process, _):
+        got, log = end(process)
+    assert got == 1
+    assert "StuckThreadError: a thread is stuck" in json.loads(log.splitlines()[-1])["exception"]
+
+
 def test_a_taken_port_is_one_line() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -15,9 +15,11 @@ from diptych.engine.scheduling.step import StepOutput, StepPlan
 from diptych.errors import DiptychError
 from diptych.process import StuckThreadError
 from diptych.rpc.channel import open_channel
+from diptych.service_host import ServiceHost
 from diptych.timers import Timers
 from diptych.v1 import worker_pb2
 from diptych.worker import worker as worker_module
+from diptych.worker.audit import BlockAudit
 from diptych.worker.worker import EngineDiedError
 from prefill_worker import app as prefill_app
 from prefill_worker.config import PrefillWorkerConfig
@@ -127,6 +129,47 @@ async def test_sigterm_ends_a_worker_whose_step_hangs(
         assert "the model thread is stuck" in worker.log_tail(100)
         with pytest.raises(DiptychError):
             await lease.error()
+
+
+@pytest.mark.parametrize("second", ["while it tells", "before it is noticed"])
+async def test_a_second_failure_does_not_keep_a_worker_whose_step_hangs(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, second: str
+) -> None:
+    hangs, goes_on = threading.Event(), threading.Event()
+
+    def hanging(self: Runner, plan: StepPlan) -> StepOutput:
+        hangs.set()
+        goes_on.wait()
+        return StepOutput(tokens=(), duration_s=0.0)
+
+    async def broken(*args: object) -> None:
+        raise ValueError("the second failure")
+
+    async def broken_audit(self: BlockAudit) -> None:
+        await asyncio.to_thread(hangs.wait)
+        await broken()
+
+    if second == "while it tells":
+        monkeypatch.setattr(ServiceHost, "set_failed", broken)
+    else:
+        monkeypatch.setattr(BlockAudit, "run", broken_audit)
+
+    async def serve_and_hang() -> None:
+        timers = Timers(heartbeat_s=0.1, lost_peer_s=0.5)
+        async with prefill_worker(tiny_llama, tmp_path, SETTINGS, timers=timers) as worker:
+            monkeypatch.setattr(Runner, "execute", hanging)
+            lease = Lease(worker)
+            await lease.start(prompt(20))
+            await asyncio.wait([worker.serving], timeout=PATIENCE_S)
+            assert worker.serving.done()
+
+    try:
+        with pytest.raises(ExceptionGroup) as caught:
+            await serve_and_hang()
+    finally:
+        goes_on.set()
+    assert caught.group_contains(ValueError, match="the second failure")
+    assert caught.group_contains(StuckThreadError)
 
 
 async def test_a_worker_that_is_stopped_does_not_wait_for_a_load_that_hangs(

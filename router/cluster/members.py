@@ -130,6 +130,11 @@ class Cluster:
         member = self._decode.get(worker.address)
         return member.link if member is not None and member.link.worker == worker else None
 
+    def has_worker(self, worker: WorkerId) -> bool:
+        """Whether a Watch tells of this process: while it does, placement may remember of it."""
+        members = (self._prefill.get(worker.address), self._decode.get(worker.address))
+        return any(member is not None and member.gate.worker == worker for member in members)
+
     def block_size(self) -> int:
         """Tokens per block of the workers' caches."""
         return self._block_size

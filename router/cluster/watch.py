@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 from operator import attrgetter
 
+import grpc
 from google.protobuf.descriptor import EnumDescriptor
 
 from diptych.rpc.channel import open_channel
@@ -35,13 +36,19 @@ class WorkerWatch:
         on_change: Callable[["WorkerWatch"], None],
     ) -> None:
         self.address = address
-        self.channel = open_channel(address, timers)
+        self._channel: grpc.aio.Channel | None = None  # opened by ``run``: it may never begin
         self.state: worker_pb2.WorkerState | None = None
         self._role = role
         self._wrong = ""  # incarnation of a process of another role at the address
         self._router_incarnation = router_incarnation
         self._timers = timers
         self._on_change = on_change
+
+    @property
+    def channel(self) -> grpc.aio.Channel:
+        """To the worker, which was heard on it."""
+        assert self._channel is not None, "nothing was heard yet"
+        return self._channel
 
     @property
     def worker(self) -> WorkerId | None:
@@ -68,10 +75,11 @@ class WorkerWatch:
 
     async def run(self) -> None:
         """Watch until cancelled; the channel is closed then."""
+        self._channel = open_channel(self.address, self._timers)
         try:
             await keep_open(self._watch)
         finally:
-            await self.channel.close(None)
+            await self._channel.close(None)
 
     async def _watch(self) -> bool:
         """Run one stream to its end; True if anything came."""

@@ -73,9 +73,11 @@ class LeastLoaded:
         self._random = Random(router_incarnation)  # its draws are repeatable, and its own
         self._ranks: dict[str, bytes] = {}  # by worker's incarnation
 
-    def remember(self, worker: WorkerId, block_keys: tuple[bytes, ...]) -> None:
+    def remember(self, worker: WorkerId, block_keys: tuple[bytes, ...]) -> int:
         """See :class:`router.placement.types.Policy`."""
+        num_before = self._memory.num_hit_blocks(worker.incarnation, block_keys)
         self._memory.remember(worker.incarnation, block_keys)
+        return num_before
 
     def correct(
         self, worker: WorkerId, block_keys: tuple[bytes, ...], num_cached_blocks: int

@@ -149,8 +149,11 @@ class Policy(Protocol):
         """The best placement there is now; None: wait."""
         ...
 
-    def remember(self, worker: WorkerId, block_keys: tuple[bytes, ...]) -> None:
-        """``worker`` holds these blocks in its prefix cache, probably."""
+    def remember(self, worker: WorkerId, block_keys: tuple[bytes, ...]) -> int:
+        """``worker`` holds these blocks in its prefix cache, probably.
+
+        Returns how many of them, from the first on, it was believed to hold before.
+        """
         ...
 
     def correct(

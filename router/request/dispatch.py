@@ -31,6 +31,14 @@ class Services:
 
 
 @dataclass(slots=True)
+class _Lease:
+    stream: PrefillLink
+    worker: WorkerId
+    num_believed_blocks: int  # of the prompt, that its worker had before this was opened
+    is_accepted: bool = False
+
+
+@dataclass(slots=True)
 class _Reservation:
     link: DecodeLink
     worker: WorkerId
@@ -58,7 +66,7 @@ class Dispatch:
         self._services = services
         self._metadata = metadata
         self._trace_context = trace_context
-        self._streams: dict[int, PrefillLink] = {}
+        self._leases: dict[int, _Lease] = {}
         self._reservations: dict[int, _Reservation] = {}
         self._keys: tuple[bytes, ...] | None = None
         self._block_size = 0
@@ -94,18 +102,18 @@ class Dispatch:
             timers=self._services.config.timers,
             metadata=self._metadata,
         )
-        self._streams[action.sequence_id] = stream
+        num_believed = self._remember(action.worker)
+        self._leases[action.sequence_id] = _Lease(stream, action.worker, num_believed)
         num_tokens = len(start.spec.token_ids)
         self._services.cluster.prefill_pool.opened(action.sequence_id, action.worker, num_tokens)
-        self._remember(action.worker)
         self._services.spawn(stream.run(), f"lease {action.sequence_id}")
         return True
 
     def grant(self, action: actions.Grant) -> None:
         """Send a Grant."""
-        stream = self._streams.get(action.sequence_id)
-        if stream is not None:
-            stream.grant(wire.grant(action))
+        lease = self._leases.get(action.sequence_id)
+        if lease is not None:
+            lease.stream.grant(wire.grant(action))
 
     def heard(self, event: Event) -> None:
         """Book what a worker said, before the machine answers to it."""
@@ -113,6 +121,7 @@ class Dispatch:
         match event:
             case events.Accepted():
                 pool.accepted(event.sequence_id, event.num_cached_tokens)
+                self._lease_accepted(event.sequence_id)
                 self._services.room.pump_soon()  # there is more runway
             case events.FirstToken():
                 pool.computed(event.sequence_id)
@@ -126,10 +135,9 @@ class Dispatch:
 
     def close_lease(self, sequence_id: int) -> None:
         """End the lease's stream."""
-        stream = self._streams.get(sequence_id)
-        self._forget_lease(sequence_id)
-        if stream is not None:
-            stream.close()
+        lease = self._forget_lease(sequence_id)
+        if lease is not None:
+            lease.stream.close()
 
     def reserve(
         self, action: actions.Reserve, emitted: Sequence[int], listener: ReservationListener
@@ -168,14 +176,23 @@ class Dispatch:
 
     def close_all(self) -> None:
         """Free whatever is held (the state machine broke)."""
-        for sequence_id in list(self._streams):
+        for sequence_id in list(self._leases):
             self.close_lease(sequence_id)
         for sequence_id in list(self._reservations):
             self.release(sequence_id)
 
-    def _forget_lease(self, sequence_id: int) -> None:
-        self._streams.pop(sequence_id, None)
+    def _lease_accepted(self, sequence_id: int) -> None:
+        lease = self._leases.get(sequence_id)
+        if lease is not None:
+            lease.is_accepted = True
+
+    def _forget_lease(self, sequence_id: int) -> _Lease | None:
+        """A worker that never accepted the prompt has no more of it than before."""
         self._services.cluster.prefill_pool.computed(sequence_id)
+        lease = self._leases.pop(sequence_id, None)
+        if lease is not None and self._keys and not lease.is_accepted:
+            self._services.policy.correct(lease.worker, self._keys, lease.num_believed_blocks)
+        return lease
 
     def _correct(self, event: events.Reserved) -> None:
         """What its prefix cache lacks, placement shall not count on."""
@@ -184,9 +201,15 @@ class Dispatch:
             num_blocks = event.num_cached_tokens // self._block_size
             self._services.policy.correct(held.worker, self._keys, num_blocks)
 
-    def _remember(self, worker: WorkerId) -> None:
-        if self._keys:
-            self._services.policy.remember(worker, self._keys)
+    def _remember(self, worker: WorkerId) -> int:
+        """Count on its having the prompt; how many of its blocks it was believed to have before.
+
+        Prompts that come together shall meet, so a worker is counted on from being asked.
+        Of one that was forgotten nothing would ever be dropped again.
+        """
+        if not self._keys or not self._services.cluster.has_worker(worker):
+            return 0
+        return self._services.policy.remember(worker, self._keys)
 
     def _spec(self, emitted: Sequence[int]) -> common_pb2.SequenceSpec:
         prompt_ids = self._request.shape.prompt_ids

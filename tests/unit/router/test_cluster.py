@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from diptych.errors import ConfigurationError, DiptychError
+from diptych.timers import Timers
 from diptych.v1 import common_pb2, decode_pb2, worker_pb2
 from router.cluster import watch as watch_module
 from router.cluster.decode_link import DecodeLink
@@ -137,6 +138,22 @@ def placeable(world: World) -> tuple[set[str], set[str]]:
         {view.worker.address for view in snapshot.prefill},
         {view.worker.address for view in snapshot.decode},
     )
+
+
+async def test_one_that_comes_and_goes_before_it_is_watched_leaves_no_channel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened: list[str] = []
+
+    def open_channel(address: str, timers: Timers) -> FakeChannel:
+        opened.append(address)
+        return FakeChannel()
+
+    monkeypatch.setattr(watch_module, "open_channel", open_channel)
+    world = World()
+    world.cluster.set_members(["p0:1"], ["d0:1"])
+    world.cluster.set_members([], [])
+    assert not opened
 
 
 async def test_members_come_go_and_come_back() -> None:

@@ -1,0 +1,136 @@
+"""What the router remembers of workers' prefix caches, from what it asked of them. No sockets."""
+
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import pytest
+
+from diptych.errors import BlocksExhaustedError, DiptychError
+from diptych.sampling_params import SamplingParams
+from diptych.v1 import decode_pb2, prefill_pb2, worker_pb2
+from router.cluster import watch as watch_module
+from router.cluster.members import Cluster
+from router.config import RouterConfig
+from router.placement.policy import LeastLoaded
+from router.placement.prefix_memory import PrefixMemory
+from router.placement.queue import WaitingRoom
+from router.placement.types import Query, WorkerId
+from router.request import actions, events
+from router.request.dispatch import Dispatch, Services
+from router.request.emitted_tokens import RequestShape
+from router.request.resolved import ResolvedRequest
+
+PROMPT = tuple(range(40))
+NUM_BLOCKS = 2  # whole ones, of 16 tokens
+PREFILL, DECODE = WorkerId("p:1", "p-1"), WorkerId("d:1", "d-1")
+
+
+class FakeChannel:
+    """Never used: no task runs."""
+
+
+class Deaf:
+    """A listener that nothing is told."""
+
+    def on_prefill_event(self, sequence_id: int, event: prefill_pb2.PrefillEvent) -> None: ...
+
+    def on_lease_ended(self, sequence_id: int, error: DiptychError) -> None: ...
+
+    def on_tokens(self, tokens: decode_pb2.SequenceTokens) -> None: ...
+
+    def on_decode_event(self, event: decode_pb2.DecodeEvent) -> None: ...
+
+    def on_reservation_lost(self, sequence_id: int, message: str) -> None: ...
+
+
+@dataclass
+class World:
+    """One prefill and one decode worker, and what is remembered of them."""
+
+    cluster: Cluster
+    memory: PrefixMemory
+    services: Services
+
+    def request(self) -> Dispatch:
+        """One for PROMPT, which has asked for a placement."""
+        shape = RequestShape(prompt_ids=PROMPT, max_tokens=4, stop_token_ids=frozenset())
+        request = ResolvedRequest(shape=shape, sampling=SamplingParams(max_tokens=4))
+        dispatch = Dispatch("r", request, self.services, metadata=(), trace_context={})
+        dispatch.place(Query(num_tokens=len(PROMPT), num_max_tokens=len(PROMPT) + 4))
+        self.keys = dispatch._keys or ()
+        return dispatch
+
+    def num_believed(self, worker: WorkerId) -> int:
+        return self.memory.num_hit_blocks(worker.incarnation, self.keys)
+
+    def says(self, worker: WorkerId, role: worker_pb2.WorkerRole) -> None:
+        state = worker_pb2.WorkerState(
+            incarnation=worker.incarnation, role=role, state=worker_pb2.SERVING_STATE_READY
+        )
+        watches = (member.watch for member in self.cluster._members())
+        next(watch for watch in watches if watch.address == worker.address)._update(state)
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setattr(watch_module, "open_channel", lambda address, timers: FakeChannel())
+    monkeypatch.setattr(watch_module.WorkerWatch, "channel", FakeChannel())
+    config, memory = RouterConfig(model="m"), PrefixMemory(100)
+    policy = LeastLoaded(memory, local_below_tokens=0, allow_local=True, allow_recompute=True)
+    cluster = Cluster(config, policy, incarnation="r", text_digest="", on_change=lambda: None)
+    cluster.set_members([PREFILL.address], [DECODE.address])
+
+    def spawn(task: Coroutine[Any, Any, None], name: str) -> None:
+        task.close()
+
+    services = Services(
+        config=config,
+        cluster=cluster,
+        policy=policy,
+        room=WaitingRoom(max_waiting=1, max_placed=9, schedule=lambda pump: None),
+        incarnation="r",
+        sequence_ids=count(1),
+        spawn=spawn,
+    )
+    world = World(cluster, memory, services)
+    world.says(PREFILL, worker_pb2.WORKER_ROLE_PREFILL)
+    world.says(DECODE, worker_pb2.WORKER_ROLE_DECODE)
+    return world
+
+
+async def test_a_prompt_that_was_not_accepted_is_not_remembered(world: World) -> None:
+    request = world.request()
+    assert request.open_lease(actions.OpenLease(PREFILL, 1, 0), (), Deaf())
+    assert world.num_believed(PREFILL) == NUM_BLOCKS, "prompts that come together meet"
+    request.heard(events.LeaseEnded(1, BlocksExhaustedError("full", retry_after_s=1.0)))
+    assert world.num_believed(PREFILL) == 0
+    assert request.open_lease(actions.OpenLease(PREFILL, 2, 0), (), Deaf())
+    request.close_lease(2)
+    assert world.num_believed(PREFILL) == 0
+
+
+async def test_a_prompt_that_was_accepted_stays_remembered(world: World) -> None:
+    request = world.request()
+    request.open_lease(actions.OpenLease(PREFILL, 1, 0), (), Deaf())
+    request.heard(events.Accepted(1, 0))
+    request.close_lease(1)
+    assert world.num_believed(PREFILL) == NUM_BLOCKS
+    other = world.request()
+    other.open_lease(actions.OpenLease(PREFILL, 2, 0), (), Deaf())
+    other.heard(events.LeaseEnded(2, BlocksExhaustedError("full", retry_after_s=1.0)))
+    assert world.num_believed(PREFILL) == NUM_BLOCKS, "it has what it had before"
+
+
+async def test_nothing_is_remembered_of_a_worker_that_was_forgotten(world: World) -> None:
+    (decode,) = world.cluster._decode.values()
+    decode.link._handle(decode_pb2.DecodeEvent(welcome=decode_pb2.Welcome(incarnation="d-1")))
+    request = world.request()
+    assert request.reserve(actions.Reserve(DECODE, 1, 0), (), Deaf())
+    decode.watch._lose("its Watch broke")  # its decode stream has not, yet
+    request.start(actions.Start(1, (), compute_missing=True))
+    assert not world.memory._by_worker
+    world.says(DECODE, worker_pb2.WORKER_ROLE_DECODE)
+    request.start(actions.Start(1, (), compute_missing=True))
+    assert world.num_believed(DECODE) == NUM_BLOCKS

@@ -36,7 +36,6 @@ class _Trace:
     """What is remembered of one sequence for its spans. Monotonic times, s."""
 
     parent: Context
-    reserved_at: float
     started_at: float | None = None
     fallback: Fallback | None = None  # until its first token
 
@@ -55,7 +54,7 @@ class StreamObserver:
     def reserved(self, command: decode_pb2.Reserve, seq: Sequence) -> None:
         """Blocks are held."""
         parent = tracing.extract_map(command.trace_context)
-        self._traces[command.sequence_id] = _Trace(parent, time.monotonic())
+        self._traces[command.sequence_id] = _Trace(parent)
 
     def started(self, seq: Sequence, fallback: Fallback | None) -> None:
         """It runs."""

@@ -27,9 +27,8 @@ class Stage(StrEnum):
     # Inside PREFILL, seen by the prefill worker: accepted until its first step; computing.
     PREFILL_WAIT = "prefill_wait"
     PREFILL_COMPUTE = "prefill_compute"
-    # Seen by the decode worker: blocks asked for until held.
-    RESERVE = "reserve"
-    # Bind until proven. The part not hidden by prefill lies inside HANDOFF.
+    # Seen by the decode worker: Bind until proven.
+    # The part not hidden by prefill lies inside HANDOFF.
     TRANSFER = "transfer"
     # The last range announced until proven.
     TRANSFER_EXPOSED = "transfer_exposed"

@@ -77,11 +77,6 @@ class Pull:
         self._machine: PullMachine | None = None
         self._clock = PullClock(timers, time.monotonic(), in_queue=plan.is_probe)
 
-    @property
-    def unfinished_block_ids(self) -> frozenset[int]:
-        """Local blocks that posted reads may still write."""
-        return self._reads.unfinished_block_ids
-
     async def run(self) -> PullResult:
         """Pull until proven.
 

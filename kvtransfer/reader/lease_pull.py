@@ -66,11 +66,6 @@ class LeasePull:
         self._fetch: Pull | None = None  # the newest
         self._abandoned = False
 
-    @property
-    def unfinished_block_ids(self) -> frozenset[int]:
-        """Local blocks that reads posted by the newest fetch may still write."""
-        return frozenset() if self._fetch is None else self._fetch.unfinished_block_ids
-
     async def run(self) -> PullResult:
         """Pull until proven. Cancelling the task abandons the pull. Raises PullError."""
         outcome: PullResult | PullError | None = None

@@ -178,10 +178,6 @@ class PairTable:
             on_end=self._count,
         )
 
-    async def pull(self, request: PullRequest) -> PullResult:
-        """``open_pull(request).run()``: see there."""
-        return await self.open_pull(request).run()
-
     def _open_fetch(self, request: PullRequest, link: Link) -> Pull:
         if self._interceptor is not None:
             link = self._interceptor.link(link, request.num_tokens)

@@ -46,10 +46,6 @@ class ReadGroup:
         self._open = PullReads(quarantine, transport)
         self._loop = asyncio.get_running_loop()
 
-    @property
-    def unfinished_block_ids(self) -> frozenset[int]:
-        return self._open.unfinished_block_ids
-
     def start(
         self,
         copy: Copy,

@@ -147,11 +147,6 @@ class PullReads:
     def num_unfinished(self) -> int:
         return len(self._unfinished)
 
-    @property
-    def unfinished_block_ids(self) -> frozenset[int]:
-        """Local blocks that posted reads may still write."""
-        return frozenset[int]().union(*(read.block_ids for read in self._unfinished))
-
     def begin(self, block_ids: frozenset[int]) -> ReadRecord:
         """A read into these blocks is about to be posted."""
         assert not self.abandoned, "a read for a pull that is over"
@@ -173,4 +168,4 @@ class PullReads:
             self.abandoned = True
             if self._unfinished:
                 self._quarantine.orphan(self._unfinished, now)
-        return self.unfinished_block_ids
+        return frozenset[int]().union(*(read.block_ids for read in self._unfinished))

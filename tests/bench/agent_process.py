@@ -76,7 +76,7 @@ async def measure(form: str) -> dict[str, Any]:
             async with asyncio.TaskGroup() as tasks:
                 # The source progresses reads only while somebody fetches; this waits for the
                 # rest of the lease, which is never announced.
-                fetching = tasks.create_task(reader.pairs.pull(source.request))
+                fetching = tasks.create_task(reader.pairs.open_pull(source.request).run())
                 for name, num_blocks in SIZES.items():
                     await one_read(reader.endpoint, link.peer, num_blocks)
                     taken_s = [

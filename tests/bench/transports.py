@@ -39,7 +39,7 @@ async def measure(transports: list[str], block_bytes: int) -> dict[str, Any]:
         stats: dict[str, list[common_pb2.TransferStats]] = {name: [] for name in transports}
         for number in range(NUM_ROUNDS + 1):
             for name, (reader, source) in pairs.items():
-                result = await reader.pairs.pull(source.request)
+                result = await reader.pairs.open_pull(source.request).run()
                 if number:  # the first round warms up
                     stats[name].append(result.stats)
         return {name: described(each) for name, each in stats.items()}

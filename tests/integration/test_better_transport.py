@@ -75,7 +75,7 @@ async def test_a_source_whose_agent_comes_back(name: str, caplog: pytest.LogCapt
         caplog.clear()
         async with asyncio.TaskGroup() as tasks:
             request = reader.request(source, ticket, NUM_TOKENS, LOCAL)
-            pulling = tasks.create_task(reader.pairs.pull(request))
+            pulling = tasks.create_task(reader.pairs.open_pull(request).run())
             await until(lambda: reader.content(LOCAL[:1]) == content[:4096])
             await until_over(reader, name)
             assert not pulling.done()
@@ -85,7 +85,9 @@ async def test_a_source_whose_agent_comes_back(name: str, caplog: pytest.LogCapt
 
         ticket = source.lease("next", BLOCKS, NUM_TOKENS, "reader")
         source.leases.announce("next", NUM_TOKENS)
-        result = await reader.pairs.pull(reader.request(source, ticket, NUM_TOKENS, OTHERS))
+        result = await reader.pairs.open_pull(
+            reader.request(source, ticket, NUM_TOKENS, OTHERS)
+        ).run()
         assert result.stats.transport == name
         assert reader.content(OTHERS) == content
         (line,) = [r for r in caplog.records if r.name == "kvtransfer.reader.pair"]
@@ -112,7 +114,7 @@ async def test_attempts_that_fail_are_not_noticed(caplog: pytest.LogCaptureFixtu
             await until(partial(has_confirmed, source, num_confirmed + num_probes))
             ticket = source.lease(str(number), BLOCKS, NUM_TOKENS, "reader")
             source.leases.announce(str(number), NUM_TOKENS)
-            await reader.pairs.pull(reader.request(source, ticket, NUM_TOKENS, LOCAL))
+            await reader.pairs.open_pull(reader.request(source, ticket, NUM_TOKENS, LOCAL)).run()
             assert reader.content(LOCAL) == source.content(BLOCKS)
         (after,) = reader.pairs.pairs()
         assert (after.state, after.transport, after.message) == (

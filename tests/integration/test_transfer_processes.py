@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ import xxhash
 from diptych.timers import Timers
 from diptych.v1 import decode_pb2, worker_pb2
 from kvtransfer.endpoint import TransferEndpoint
-from kvtransfer.reader.lease_pull import LeasePull
 from kvtransfer.reader.pairs import PeerKey
 from kvtransfer.reader.pull_machine import PullError, PullRequest
 from kvtransfer.testing.faults import FaultRule, FaultScript
@@ -36,6 +34,7 @@ from tests.waiting import until
 
 LOCAL = tuple(range(len(LEASED)))
 NUM_TOKENS = len(LEASED) * BLOCK_SIZE
+SILENT = "the source is lost: silent"  # so it is said of one whose connection stands
 
 
 @dataclass
@@ -105,7 +104,7 @@ async def connect(reader: Reader, source: SourceProcess) -> worker_pb2.Pair:
 
 async def failure_of(reader: Reader, source: SourceProcess) -> PullError:
     with pytest.raises(PullError) as excinfo:
-        await reader.pairs.pull(source.request)
+        await reader.pairs.open_pull(source.request).run()
     return excinfo.value
 
 
@@ -115,7 +114,7 @@ async def test_bytes_move_between_processes(transport: str) -> None:
         pair = await connect(reader, source)
         assert pair.transport == transport
         source.announce_rest()
-        await reader.pairs.pull(source.request)
+        await reader.pairs.open_pull(source.request).run()
         assert xxhash.xxh3_128_hexdigest(reader.content(LOCAL)) == source.digest
 
 
@@ -127,11 +126,10 @@ async def test_a_killed_source_is_noticed_at_once_and_its_restart_heals(transpor
             async with asyncio.TaskGroup() as tasks:
                 failing = tasks.create_task(failure_of(reader, source))
                 await asyncio.sleep(0.2)
-                killed_s = time.monotonic()
                 source.process.kill()
                 error = await failing
-                assert time.monotonic() - killed_s < 1
             assert error.failure == decode_pb2.PULL_FAILURE_SOURCE_LOST
+            assert SILENT not in error.message
             await reader.wait_for(source.key, worker_pb2.PAIR_STATE_FAILED)
             again = await failure_of(reader, source)
             assert again.failure == decode_pb2.PULL_FAILURE_NOT_CONNECTED
@@ -141,7 +139,7 @@ async def test_a_killed_source_is_noticed_at_once_and_its_restart_heals(transpor
             await until(lambda: "at this address is second" in reader.pairs.pairs()[0].message, 10)
             await connect(reader, restarted)
             restarted.announce_rest()
-            await reader.pairs.pull(restarted.request)
+            await reader.pairs.open_pull(restarted.request).run()
             assert xxhash.xxh3_128_hexdigest(reader.content(LOCAL)) == restarted.digest
         assert not reader.quarantined
 
@@ -160,11 +158,10 @@ async def test_a_source_that_is_silent_instead_of_confirming_is_lost() -> None:
             failing = tasks.create_task(failure_of(reader, source))
             await until(lambda: switch.script.num_fired == [1])
             source.signal(signal.SIGSTOP)
-            stopped_s = time.monotonic()
             error = await failing
-            assert time.monotonic() - stopped_s < 1.5
         source.signal(signal.SIGCONT)
     assert error.failure == decode_pb2.PULL_FAILURE_SOURCE_LOST
+    assert error.message.endswith("not confirmed within 1.0 s")
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -174,15 +171,14 @@ async def test_a_stopped_source_is_lost_and_heals_when_it_continues(transport: s
         async with asyncio.TaskGroup() as tasks:
             failing = tasks.create_task(failure_of(reader, source))
             await asyncio.sleep(0.2)
-            stopped_s = time.monotonic()
             source.signal(signal.SIGSTOP)
             error = await failing
-            assert time.monotonic() - stopped_s < 1.5
         assert error.failure == decode_pb2.PULL_FAILURE_SOURCE_LOST
+        assert SILENT in error.message
         source.signal(signal.SIGCONT)
         await reader.wait_for(source.key, worker_pb2.PAIR_STATE_PROVEN)
         source.announce_rest()
-        await reader.pairs.pull(source.request)
+        await reader.pairs.open_pull(source.request).run()
 
 
 BIG = 2 * 2**20
@@ -190,12 +186,10 @@ TCP = {"ucx_tls": ("tcp",), "allow_nixl_tcp": True, "allow_faults": True}
 OVER_TCP = [("nixl", TCP), pytest.param("ucxx", {}, marks=needs_ucxx)]
 
 
-async def until_reading(pull: LeasePull) -> None:
+async def until_reading(reader: Reader) -> None:
     """A read was posted and has not ended."""
     async with asyncio.timeout(5):
-        while True:
-            if pull.unfinished_block_ids:
-                return
+        while not reader.pairs.num_open_reads:
             await asyncio.sleep(0)
 
 
@@ -220,7 +214,7 @@ async def test_an_unfinished_read_is_quarantined_and_teardown_reclaims_it(
         pull = reader.pairs.open_pull(source.request)
         async with asyncio.TaskGroup() as tasks:
             task = tasks.create_task(pull.run())
-            await until_reading(pull)
+            await until_reading(reader)
             source.signal(signal.SIGSTOP)
             await asyncio.sleep(0.1)
             unfinished = pull.abandon()
@@ -238,7 +232,7 @@ async def test_an_unfinished_read_is_quarantined_and_teardown_reclaims_it(
         assert reader.content(LOCAL) == before  # nothing landed late
         await connect(reader, other)
         other.announce_rest()
-        await reader.pairs.pull(other.request)
+        await reader.pairs.open_pull(other.request).run()
         assert xxhash.xxh3_128_hexdigest(reader.content(LOCAL)) == other.digest
 
 
@@ -260,12 +254,11 @@ async def test_a_source_killed_while_it_is_read_loses_the_pull(
 
         async with asyncio.timeout(2), asyncio.TaskGroup() as tasks:
             failing = tasks.create_task(failure())
-            await until_reading(pull)
-            killed_s = time.monotonic()
+            await until_reading(reader)
             source.process.kill()
             error = await failing
-            assert time.monotonic() - killed_s < 1
         assert error.failure == decode_pb2.PULL_FAILURE_SOURCE_LOST
+        assert SILENT not in error.message
         await until(lambda: not reader.quarantined)
 
 
@@ -311,7 +304,7 @@ async def pull_until_replaced(
     while True:
         (transport,) = endpoint.transports.values()
         is_last = transport.ready and agent_pid(endpoint) != before
-        await reader.pairs.pull(request)
+        await reader.pairs.open_pull(request).run()
         if is_last:
             return
 

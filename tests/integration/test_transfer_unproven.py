@@ -51,10 +51,10 @@ async def test_a_lease_of_another_prompt_of_equal_length_is_unproven(
         source.leases.announce(lease, NUM_TOKENS)
     ask = partial(reader.request, source, prompt_digest=b"m" * 16)
     with pytest.raises(PullError, match="another sequence's") as excinfo:
-        await reader.pairs.pull(ask(swapped, NUM_TOKENS, LOCAL))
+        await reader.pairs.open_pull(ask(swapped, NUM_TOKENS, LOCAL)).run()
     assert excinfo.value.failure == decode_pb2.PULL_FAILURE_UNPROVEN
     assert not any(reader.content(LOCAL))
-    await reader.pairs.pull(ask(mine, NUM_TOKENS, LOCAL))
+    await reader.pairs.open_pull(ask(mine, NUM_TOKENS, LOCAL)).run()
     assert reader.content(LOCAL) == source.content(BLOCKS)
 
 
@@ -112,5 +112,5 @@ async def test_a_block_that_the_source_does_not_have_is_not_read(name: str) -> N
         error = await failure_of(reader, source, ticket, num_tokens=BLOCK_SIZE)
         assert error.failure == decode_pb2.PULL_FAILURE_UNPROVEN
         assert "has 64 blocks" in error.message
-        await reader.pairs.pull(reader.request(source, ticket, BLOCK_SIZE, LOCAL))
+        await reader.pairs.open_pull(reader.request(source, ticket, BLOCK_SIZE, LOCAL)).run()
         assert reader.content(LOCAL[:1]) == source.content(BLOCKS[:1])

@@ -141,10 +141,6 @@ def check_layers(folder: Path, token_ids: list[int], format_: Format) -> None:
     )
     worst = max(want.distances, key=lambda name: want.distances[name])
     error = float((got - want.logits).abs().max() / want.logits.abs().max())
-    print(  # noqa: T201
-        f"{folder.name} {format_.name}: inputs within {want.distances[worst]:.1e} ({worst}), "
-        f"logits within {error:.1e} of the largest"
-    )
     assert want.distances[worst] <= format_.max_error, worst
     assert error <= format_.max_error
 
@@ -239,7 +235,6 @@ def test_perplexity(name: str, request: pytest.FixtureRequest) -> None:
         perplexity_of(model.folder, token_ids, format_)
         for format_ in (INT8._replace(quantization="none"), INT8)
     )
-    print(f"{name}: perplexity {exact:.3f} in float32, {int8:.3f} in int8")  # noqa: T201
     assert int8 <= MAX_PERPLEXITY_RATIO * exact
 
 

@@ -238,5 +238,5 @@ async def failure_of(
 ) -> PullError:
     """How a pull into LOCAL fails."""
     with pytest.raises(PullError) as excinfo:
-        await reader.pairs.pull(reader.request(source, ticket, num_tokens, LOCAL))
+        await reader.pairs.open_pull(reader.request(source, ticket, num_tokens, LOCAL)).run()
     return excinfo.value

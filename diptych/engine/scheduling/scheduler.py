@@ -64,13 +64,6 @@ class SchedulerConfig(BaseModel):
         return self
 
 
-class SlotUsage(NamedTuple):
-    """Slots of held blocks; a shared block counts for each of its sequences."""
-
-    used: int  # hold KV
-    allocated: int
-
-
 class _StepInFlight(NamedTuple):
     """A plan that is being executed, and the owners of its chunks."""
 
@@ -143,14 +136,6 @@ class Scheduler:
         for seq in self.in_flight:
             if seq.state is SequenceState.FINISHED:  # released during the step
                 yield seq, Owner.RUNNING
-
-    def slot_usage(self) -> SlotUsage:
-        """How full the held blocks are. O(sequences)."""
-        used = allocated = 0
-        for seq in self._queues:
-            used += seq.num_computed_tokens
-            allocated += len(seq.block_table) * self.pool.block_size
-        return SlotUsage(used, allocated)
 
     def add_prefill(self, seq: Sequence) -> None:
         """Admit a ``prefill_only`` sequence: -> WAITING.

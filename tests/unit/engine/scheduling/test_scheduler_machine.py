@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from diptych.engine.scheduling.block_pool import BlockPool
-from diptych.engine.scheduling.scheduler import Scheduler, SchedulerConfig, SlotUsage
+from diptych.engine.scheduling.scheduler import Scheduler, SchedulerConfig
 from diptych.engine.scheduling.sequence import Sequence, SequenceKey, SequenceState
 from diptych.engine.scheduling.step import Chunk, SampledToken, SequenceUpdate, StepOutput, StepPlan
 from diptych.errors import (
@@ -405,7 +405,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert all(client.finish_reason for client in self.clients if not client.seq.prefill_only)
         counts = self.pool.counts()
         assert counts.free + counts.cached == counts.total
-        assert self.scheduler.slot_usage() == SlotUsage(0, 0)
+        assert not list(self.scheduler.holders())
 
     def release_held(self) -> None:
         for client in self.clients_in(SequenceState.RESERVED, SequenceState.LEASED):

@@ -25,4 +25,4 @@ def load_decoder(
     """The model of a folder."""
     config = ModelConfig.from_folder(folder)
     weights = load_weights(folder, config, backend.weights(dtype, quantization))
-    return Decoder(config, weights, backend)
+    return Decoder(config, weights, backend.layer_ops(config, weights.dtype))

@@ -89,7 +89,8 @@ def load_model(
     weights = load_weights(
         source.folder, model_config, store, lambda ratio: report("loading weights", ratio)
     )
-    runner = Runner(Decoder(model_config, weights, backend), kv_cache, backend)
+    decoder = Decoder(model_config, weights, backend.layer_ops(model_config, dtype))
+    runner = Runner(decoder, kv_cache, backend)
     measured = runner.warm_up(lambda ratio: report("warming up", ratio))
     layout = kv_layout(
         model_config,

@@ -23,9 +23,9 @@ from router.request.deps import RequestDeps
 from router.request.dispatch import Dispatch, Services
 from router.request.events import Event
 from router.request.machine import RequestMachine
+from router.request.observer import Observer
 from router.request.resolved import ResolvedRequest
 from router.request.response_builder import ResponseBuilder
-from router.telemetry import RequestObserver
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Session:
         request_id: str,
         request: ResolvedRequest,
         answer: ResponseBuilder,
-        observer: RequestObserver,
+        observer: Observer,
         services: Services,
         *,
         deadline_s: float | None,

@@ -19,11 +19,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from diptych.engine.backends.base import Linear
 from diptych.engine.backends.cpu.kernels import int8_loops
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.decoder import Decoder
+from diptych.engine.model.parts import Linear
 from diptych.engine.model.weights import DecoderWeights, load_weights
 from diptych.engine.quantization import Quantization
 from diptych.engine.runner import Runner
@@ -128,7 +128,8 @@ def engine_logits(
     """Logits after every token, computed in chunks over paged KV: [num_tokens, vocab_size]."""
     num_blocks = -(-len(token_ids) // BLOCK_SIZE)
     cache = KVCache(config, num_blocks, BLOCK_SIZE, kv_dtype)
-    runner = Runner(Decoder(config, weights, CPU), cache, CPU)
+    decoder = Decoder(config, weights, CPU.layer_ops(config, weights.dtype))
+    runner = Runner(decoder, cache, CPU)
     return torch.cat(list(chunk_logits(runner, token_ids, chunks, range(num_blocks))))
 
 

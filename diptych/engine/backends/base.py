@@ -1,166 +1,30 @@
 """What a device offers the engine. One backend is chosen at start; nothing else knows the device.
 
-A backend makes parts: memory for weights and for keys and values, linear layers, the
-operations between them, attention, a sampler. The model is described once, in terms of
-these parts (:mod:`diptych.engine.model.layers`); results go into memory that the caller
-gives, so that the same description may run at once, be written down as a program, or
-be captured as a graph. Everything is called on the model thread only.
+A backend makes the parts of which the model is described (:mod:`diptych.engine.model.parts`),
+memory for keys and values, and a sampler. Everything is called on the model thread only.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from diptych.engine.inputs import StepInputs
+from diptych.engine.kv.cache import KVCache
+from diptych.engine.kv.memory import KVMemory
+from diptych.engine.model.config import ModelConfig
+from diptych.engine.model.decoder import Decoder
+from diptych.engine.model.parts import Attention, LayerOps, Rows, WeightStore
 from diptych.engine.quantization import Quantization
-
-if TYPE_CHECKING:
-    from diptych.engine.inputs import StepInputs
-    from diptych.engine.kv.cache import KVCache
-    from diptych.engine.kv.memory import KVMemory
-    from diptych.engine.model.config import ModelConfig
-    from diptych.engine.model.decoder import Decoder
-    from diptych.engine.scheduling.step import SampledToken, SampleSpec
-    from diptych.errors import LogitsError
-
-Rows = NDArray[np.int64]  # numbers of rows of a step's flat batch, on the host
-
-
-class Linear(Protocol):
-    """``x @ weight.T + bias``; a row's result does not depend on its neighbours."""
-
-    @property
-    def in_features(self) -> int: ...
-    @property
-    def out_features(self) -> int: ...
-    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """x: [num_rows, in_features] -> [num_rows, out_features], same element type.
-
-        The result is ``out`` where that is given; it must be contiguous.
-        """
-        ...
-
-
-class WeightStore(Protocol):
-    """Takes a checkpoint's tensors and keeps them as this device computes with them best."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of inputs and results; linear layers may keep their weights otherwise."""
-        ...
-
-    @property
-    def device(self) -> torch.device:
-        """Where tensors are to be when they come."""
-        ...
-
-    def embedding(self, weight: Tensor) -> Tensor:
-        """A copy that stays. weight: [vocab_size, hidden_size], which may be a mapped file."""
-        ...
-
-    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        """Of a weight that nobody else uses. weight: [out_features, in_features].
-
-        Raises:
-            ConfigurationError: it cannot be quantised.
-        """
-        ...
-
-    def tied_head(self, embedding: Tensor) -> Linear:
-        """Of what :meth:`embedding` gave; not copied where it can be used as it is."""
-        ...
-
-
-class Rotation(NamedTuple):
-    """Rotary embedding at the positions of a step's rows."""
-
-    cos: Tensor  # [N, head_dim / 2] float32
-    sin: Tensor
-
-    @classmethod
-    def at(cls, positions: Tensor, frequencies: Tensor) -> "Rotation":
-        """positions: [N]; frequencies: [head_dim / 2] float32, angle per position."""
-        angles = positions.float()[:, None] * frequencies
-        return cls(angles.cos(), angles.sin())
-
-
-class LayerOps(Protocol):
-    """A layer's operations between its attention and its weights; rows do not meet.
-
-    Results go into the tensors that are given for them, all contiguous.
-    """
-
-    def multiply(self, linear: Linear, x: Tensor, out: Tensor) -> None:
-        """out = linear(x)."""
-        ...
-
-    def norm(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
-        """RMS norm. x, out: [N, size]; weight: [size] float32."""
-        ...
-
-    def add_norm(
-        self, x: Tensor, y: Tensor, y_weight: Tensor | None, weight: Tensor | None, out: Tensor
-    ) -> None:
-        """x += y, normed where it has a weight; out = norm(x) where that has one.
-
-        x, y, out: [N, hidden_size]; y and out may be one.
-        """
-        ...
-
-    def rotate(
-        self,
-        qkv: Tensor,
-        rotation: Rotation,
-        q_weight: Tensor | None,
-        k_weight: Tensor | None,
-        q: Tensor,
-        kv: Tensor,
-    ) -> None:
-        """Norm (where weights are given) and rotate queries and keys; copy values.
-
-        qkv: [N, (num_heads + 2 * num_kv_heads) * head_dim]; q: [N, num_heads, head_dim];
-        kv: [N, 2, num_kv_heads, head_dim].
-        """
-        ...
-
-    def gate(self, gate_up: Tensor, out: Tensor) -> None:
-        """out = activation(gate) * up. gate_up: [N, 2 * size]; out: [N, size]."""
-        ...
-
-
-class AttentionStep(Protocol):
-    """Attention of one step; masks and tables are made once for all layers."""
-
-    def __call__(
-        self, layer: int, q: Tensor, kv: Tensor, out: Tensor, rows: Rows | None = None
-    ) -> None:
-        """Write kv, then attend.
-
-        q, out: [N, num_heads, head_dim]; kv: [N, 2, num_kv_heads, head_dim] (keys,
-        values). rows: [R], the only ones that are wanted; the others may hold anything.
-        """
-        ...
-
-
-class Attention(Protocol):
-    """Attention over one KV cache.
-
-    A step writes a layer's new keys and values into their slots and attends from every
-    row of the flat batch to the sequence it belongs to. Only slots that hold the
-    sequence's own tokens are ever used: what else lies in a block, or in a padded
-    table, cannot reach a result.
-    """
-
-    def begin_step(self, inputs: "StepInputs") -> AttentionStep: ...
+from diptych.engine.scheduling.step import SampledToken, SampleSpec
+from diptych.errors import LogitsError
 
 
 class ForwardPass(Protocol):
     """All layers of one model on one KV cache."""
 
-    def __call__(self, inputs: "StepInputs", rows: Rows) -> Tensor:
+    def __call__(self, inputs: StepInputs, rows: Rows) -> Tensor:
         """Write keys and values of all rows; the hidden states of these before the last norm.
 
         [R, hidden_size], until the next step.
@@ -178,23 +42,21 @@ class Backend(Protocol):
         """Raises ConfigurationError: no such combination on this device."""
         ...
 
-    def layer_ops(self, config: "ModelConfig", dtype: torch.dtype) -> LayerOps: ...
+    def layer_ops(self, config: ModelConfig, dtype: torch.dtype) -> LayerOps: ...
 
-    def kv_memory(self, num_bytes: int) -> "KVMemory":
+    def kv_memory(self, num_bytes: int) -> KVMemory:
         """Zeroed. Raises RuntimeError, MemoryError, OSError or OverflowError: it does not fit."""
         ...
 
-    def attention(
-        self, config: "ModelConfig", kv_cache: "KVCache", dtype: torch.dtype
-    ) -> Attention:
+    def attention(self, config: ModelConfig, kv_cache: KVCache, dtype: torch.dtype) -> Attention:
         """dtype: of queries and results; the cache may have another."""
         ...
 
-    def forward_pass(self, model: "Decoder", kv_cache: "KVCache") -> ForwardPass: ...
+    def forward_pass(self, model: Decoder, kv_cache: KVCache) -> ForwardPass: ...
 
     def sample(
-        self, logits: Tensor, specs: Sequence["SampleSpec"], positions: Sequence[int]
-    ) -> "list[SampledToken | LogitsError]":
+        self, logits: Tensor, specs: Sequence[SampleSpec], positions: Sequence[int]
+    ) -> list[SampledToken | LogitsError]:
         """As :func:`diptych.engine.sampling.sampler.sample`."""
         ...
 

@@ -9,21 +9,22 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from diptych.engine.backends.base import Attention, Backend, Rotation, Rows
 from diptych.engine.inputs import StepInputs
 from diptych.engine.model.config import ModelConfig, RopeConfig, RopeType
 from diptych.engine.model.layers import LayerBuffers, run_layers
+from diptych.engine.model.parts import Attention, LayerOps, Rotation, Rows
 from diptych.engine.model.weights import DecoderWeights
 
 
 class Decoder:
     """A decoder-only transformer over flat batches of N tokens."""
 
-    def __init__(self, config: ModelConfig, weights: DecoderWeights, backend: Backend) -> None:
-        """The weights must be that backend's."""
+    def __init__(self, config: ModelConfig, weights: DecoderWeights, ops: LayerOps) -> None:
+        """The weights and the operations must be one backend's."""
         self.config = config
         self.weights = weights
-        device = backend.device
+        self.ops = ops
+        device = weights.embedding.device
         # Rounded to the element type first, as checkpoints were trained.
         self._embedding_scale = torch.tensor(
             config.embedding_scale, dtype=weights.dtype, device=device
@@ -32,7 +33,6 @@ class Decoder:
             rope: rope_frequencies(rope, config.head_dim).to(device)
             for rope in {layer.rope for layer in config.layers}
         }
-        self.ops = backend.layer_ops(config, weights.dtype)
 
     @property
     def dtype(self) -> torch.dtype:

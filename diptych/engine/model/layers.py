@@ -12,8 +12,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from diptych.engine.backends.base import AttentionStep, LayerOps, Rotation, Rows
 from diptych.engine.model.config import ModelConfig, RopeConfig
+from diptych.engine.model.parts import AttentionStep, LayerOps, Rotation, Rows
 from diptych.engine.model.weights import LayerWeights
 
 

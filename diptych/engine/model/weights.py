@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from diptych.engine.backends.base import Linear, WeightStore
 from diptych.engine.model.checkpoint import CheckpointReader, LoadProgress
 from diptych.engine.model.config import ModelConfig
+from diptych.engine.model.parts import Linear, WeightStore
 from diptych.errors import ConfigurationError
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -7,7 +7,6 @@ cache. Prefill from another cache has its context gathered.
 import torch
 from torch import Tensor
 
-from diptych.engine.backends.base import AttentionStep
 from diptych.engine.backends.cpu import paged_decode
 from diptych.engine.backends.cpu.kv_writer import KVWriter
 from diptych.engine.backends.cpu.prefill_attention import TiledAttention
@@ -24,6 +23,7 @@ from diptych.engine.backends.torch.prefill_attention import SDPA, ChunkView
 from diptych.engine.inputs import DecodeBatch, StepInputs
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.model.config import ModelConfig
+from diptych.engine.model.parts import AttentionStep
 
 
 class CompiledAttention:

@@ -6,13 +6,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from diptych.engine.backends.base import (
-    Attention,
-    ForwardPass,
-    LayerOps,
-    Linear,
-    WeightStore,
-)
+from diptych.engine.backends.base import ForwardPass
 from diptych.engine.backends.cpu.huge_pages import HugePages
 from diptych.engine.backends.cpu.int8_linear import make_int8_linear
 from diptych.engine.backends.cpu.linear import make_linear
@@ -22,6 +16,7 @@ from diptych.engine.kv.cache import KVCache
 from diptych.engine.kv.memory import HostKVMemory, KVMemory
 from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.decoder import Decoder, EagerPass
+from diptych.engine.model.parts import Attention, LayerOps, Linear, WeightStore
 from diptych.engine.quantization import Quantization
 from diptych.engine.sampling.sampler import Largest, sample
 from diptych.engine.scheduling.step import SampledToken, SampleSpec

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diptych.engine.backends.base import ForwardPass, Rotation, Rows
+from diptych.engine.backends.base import ForwardPass
 from diptych.engine.backends.cpu import paged_decode
 from diptych.engine.backends.cpu.kernels.loop import Call
 from diptych.engine.backends.cpu.kernels.program import Program
@@ -29,6 +29,7 @@ from diptych.engine.kv.cache import KVCache
 from diptych.engine.model.config import ModelConfig, RopeConfig
 from diptych.engine.model.decoder import Decoder
 from diptych.engine.model.layers import LayerBuffers, run_layers
+from diptych.engine.model.parts import Rotation, Rows
 
 
 class _Written(NamedTuple):

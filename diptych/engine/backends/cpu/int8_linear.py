@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from diptych.engine.backends.base import Linear
 from diptych.engine.backends.cpu.workspace import Workspace
 from diptych.engine.backends.torch.int8_linear import (
     SLICE_ROWS,
@@ -17,6 +16,7 @@ from diptych.engine.backends.torch.int8_linear import (
     Quantised,
     quantise_weight,
 )
+from diptych.engine.model.parts import Linear
 
 if TYPE_CHECKING:
     from diptych.engine.backends.cpu.kernels.loop import Call

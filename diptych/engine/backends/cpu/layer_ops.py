@@ -7,12 +7,12 @@ into a call, which is run at once or becomes part of a program.
 import torch
 from torch import Tensor
 
-from diptych.engine.backends.base import LayerOps, Linear, Rotation
 from diptych.engine.backends.cpu.kernels import layer_loops
 from diptych.engine.backends.cpu.kernels.loop import Call
 from diptych.engine.backends.cpu.linear import CompiledLinear
 from diptych.engine.backends.cpu.workspace import Workspace
 from diptych.engine.model.config import Activation, ModelConfig
+from diptych.engine.model.parts import LayerOps, Linear, Rotation
 
 _ITEM_SIZE = 1 << 11  # numbers
 _SERIAL_SIZE = 1 << 15  # numbers; below, starting threads costs more than they do

@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from diptych.engine.backends.base import Linear
 from diptych.engine.backends.cpu.workspace import Workspace
 from diptych.engine.backends.torch.linear import PlainLinear
+from diptych.engine.model.parts import Linear
 
 if TYPE_CHECKING:
     from diptych.engine.backends.cpu.kernels.loop import Call

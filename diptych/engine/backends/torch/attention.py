@@ -8,13 +8,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from diptych.engine.backends.base import AttentionStep, Rows
 from diptych.engine.backends.torch.gather_decode import GatherDecode
 from diptych.engine.backends.torch.kv_access import KVAccess
 from diptych.engine.backends.torch.prefill_attention import SDPA, ChunkView, ContextAttention
 from diptych.engine.inputs import StepInputs
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.model.config import ModelConfig
+from diptych.engine.model.parts import AttentionStep, Rows
 
 
 class WriteKV(Protocol):

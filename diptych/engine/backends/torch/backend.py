@@ -5,13 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from diptych.engine.backends.base import (
-    Attention,
-    ForwardPass,
-    LayerOps,
-    Linear,
-    WeightStore,
-)
+from diptych.engine.backends.base import ForwardPass
 from diptych.engine.backends.torch.attention import TorchAttention
 from diptych.engine.backends.torch.int8_linear import PlainInt8Linear, quantise_weight
 from diptych.engine.backends.torch.layer_ops import TorchLayerOps
@@ -20,6 +14,7 @@ from diptych.engine.kv.cache import KVCache
 from diptych.engine.kv.memory import DeviceKVMemory, HostKVMemory, KVMemory
 from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.decoder import Decoder, EagerPass
+from diptych.engine.model.parts import Attention, LayerOps, Linear, WeightStore
 from diptych.engine.quantization import Quantization
 from diptych.engine.sampling.sampler import sample
 from diptych.engine.scheduling.step import SampledToken, SampleSpec

@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from diptych.engine.backends.base import Linear, Rotation
 from diptych.engine.model.config import Activation, ModelConfig
+from diptych.engine.model.parts import Linear, Rotation
 
 
 class TorchLayerOps:

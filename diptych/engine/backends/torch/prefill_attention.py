@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from diptych.engine.backends.base import Rows
 from diptych.engine.backends.torch.kv_access import KVAccess
 from diptych.engine.inputs import PrefillChunk
 from diptych.engine.model.config import ModelConfig
+from diptych.engine.model.parts import Rows
 
 
 class ContextAttention(Protocol):

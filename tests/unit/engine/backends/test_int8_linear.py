@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from diptych.cli.up import UpConfig
-from diptych.engine.backends.base import Linear
 from diptych.engine.backends.cpu import int8_linear
 from diptych.engine.backends.cpu.int8_linear import PackedInt8Linear, make_int8_linear
 from diptych.engine.backends.torch.int8_linear import PlainInt8Linear, Quantised, quantise
+from diptych.engine.model.parts import Linear
 from diptych.errors import ConfigurationError, LayoutMismatchError
 from diptych.v1 import common_pb2
 from kvtransfer.endpoint import compare_layouts

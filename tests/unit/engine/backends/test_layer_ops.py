@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from diptych.engine.backends.base import LayerOps, Rotation
 from diptych.engine.backends.cpu import backend
 from diptych.engine.backends.cpu.layer_ops import CompiledLayerOps
 from diptych.engine.backends.torch.layer_ops import TorchLayerOps
 from diptych.engine.model.config import Activation, ModelConfig
+from diptych.engine.model.parts import LayerOps, Rotation
 from tests.engines import CPU
 from tests.tiny_model import write_tiny_model
 

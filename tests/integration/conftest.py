@@ -1,5 +1,7 @@
 """Models, and the two ends of a transfer, that the integration tests share."""
 
+import json
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -42,3 +44,15 @@ async def source(transport: str) -> AsyncIterator[Source]:
 async def reader(transport: str) -> AsyncIterator[Reader]:
     async with open_reader(config(transport)) as opened:
         yield opened
+
+
+@pytest.fixture(scope="session")
+def wide_model(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model's tokenizer with a context that no test fills."""
+    folder = tmp_path_factory.mktemp("wide") / "tiny"
+    shutil.copytree(tiny_llama, folder)
+    path = folder / "config.json"
+    settings = json.loads(path.read_text())
+    settings["max_position_embeddings"] = 1_000_000
+    path.write_text(json.dumps(settings))
+    return folder

@@ -15,6 +15,24 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
+FOLDERS = (
+    *("diptych", "router", "prefill_worker", "decode_worker", "kvtransfer"),
+    *("tests", "examples", "proto", "docs"),
+)
+PATHS = [path for folder in FOLDERS for path in [ROOT / folder, *(ROOT / folder).rglob("*")]]
+
+
+def ends_in(named: str) -> list[Path]:
+    """The files or folders (ending in a slash) whose path ends so, whole parts only."""
+    parts = tuple(named.strip("/").split("/"))
+    return [
+        path
+        for path in PATHS
+        if path.relative_to(ROOT).parts[-len(parts) :] == parts
+        and path.is_dir() == named.endswith("/")
+    ]
+
+
 def page_name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
@@ -82,10 +100,22 @@ def test_reasons_in_the_docs_are_those_of_the_error_model() -> None:
             assert reason in reasons, reason
 
 
+def test_files_in_the_docs_exist() -> None:
+    """A path or the end of one, whole parts only: ``router/app.py``, ``app.py``, ``cpu/``."""
+    num_named = 0
+    for page in PAGES:
+        text = page.read_text()
+        for named in re.findall(r"`((?:[\w-]+/)*\w+\.(?:py|proto))(?:::\w+)?`", text):
+            assert ends_in(named), f"{page.name}: {named}"
+            num_named += 1
+        for folder in re.findall(r"`((?:[\w-]+/)+)`", text):
+            assert ends_in(folder), f"{page.name}: {folder}"
+    assert num_named > 100
+
+
 def test_tests_in_the_docs_exist() -> None:
     """``test_x.py``, ``test_x.py::test_y`` and, after one of these, ``::test_z``."""
-    sources = {path.name: path.read_text() for path in (ROOT / "tests").rglob("test_*.py")}
-    named_test = re.compile(r"`(?:tests/[\w/]*/)?(test_\w+\.py)?(?:::(test_\w+))?")
+    named_test = re.compile(r"`((?:[\w-]+/)*test_\w+\.py)?(?:::(test_\w+))?")
     num_named = 0
     for page in PAGES:
         for line in page.read_text().splitlines():
@@ -94,7 +124,16 @@ def test_tests_in_the_docs_exist() -> None:
                 file = named or file
                 if not named and not function:
                     continue
-                assert file in sources, f"{page.name}: {file or function}"
-                assert f"def {function}(" in sources[file] or not function, f"{file}::{function}"
+                found = ends_in(file)
+                assert len(found) == 1, f"{page.name}: {file or function} is one of {found}"
+                assert f"def {function}(" in found[0].read_text() or not function, (
+                    f"{file}::{function}"
+                )
                 num_named += 1
     assert num_named > 50
+
+
+@pytest.mark.parametrize("wrong", ["wrong/app.py", "pp.py", "router/request/app.py", "outer/"])
+def test_a_wrong_folder_is_noticed(wrong: str) -> None:
+    assert ends_in("router/app.py") == [ROOT / "router/app.py"]
+    assert not ends_in(wrong)

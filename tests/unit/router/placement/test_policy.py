@@ -1,4 +1,4 @@
-"""Policy and prefix memory: pure."""
+"""Who is chosen, of whom placement sees. Pure."""
 
 import dataclasses
 
@@ -147,28 +147,6 @@ def test_refusals_do_not_make_it_local() -> None:
     assert made().place(query, BOTH) is None
 
 
-def test_memory_is_bounded_and_keeps_the_beginnings() -> None:
-    memory = PrefixMemory(4)
-    memory.remember("a", KEYS)
-    assert memory.num_hit_blocks("a", KEYS) == 4
-    assert memory.num_hit_blocks("b", KEYS) == 0
-    assert memory.num_hit_blocks("a", KEYS[:2]) == 2
-    memory.remember("a", [b"x" * 16])
-    assert memory.num_hit_blocks("a", KEYS) == 3
-    memory.forget("a")
-    assert memory.num_hit_blocks("a", KEYS) == 0
-
-
-def test_memory_forgets_what_a_worker_says_that_it_lacks() -> None:
-    memory = PrefixMemory(8)
-    memory.remember("a", KEYS)
-    memory.correct("a", KEYS, 3)
-    assert memory.num_hit_blocks("a", KEYS) == 3
-    memory.correct("a", KEYS, 5)
-    assert memory.num_hit_blocks("a", KEYS) == 3, "what it has more is learnt elsewhere"
-    memory.correct("b", KEYS, 0)
-
-
 def test_what_a_held_reservation_said_counts_and_not_the_memory() -> None:
     policy = made(below=64)
     policy.remember(D2, KEYS)
@@ -256,13 +234,3 @@ def test_a_fast_link_makes_a_cached_prefix_weigh_less() -> None:
     assert policy.place(QUERY, near) == Paired(P1, D1)
     linked = Snapshot(prefill, (linked_d(D1, 1), linked_d(D2, 0)))
     assert policy.place(QUERY, linked) == Paired(P1, D2)
-
-
-def test_memory_holds_no_more_than_the_pool() -> None:
-    memory = PrefixMemory(16)
-    memory.remember("a", KEYS)
-    memory.resize("a", 2)
-    assert memory.num_hit_blocks("a", KEYS) == 2
-    memory.resize("a", 100)
-    memory.remember("a", KEYS)
-    assert memory.num_hit_blocks("a", KEYS) == 8, "never more than the setting allows, either"

@@ -1,4 +1,4 @@
-"""The waiting room."""
+"""Who waits for a placement, and in which order. Pure."""
 
 from collections.abc import Callable
 

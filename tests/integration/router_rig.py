@@ -1,0 +1,125 @@
+"""A router over real gRPC, and workers that do as the test says."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from diptych.client import (
+    DiptychClient,
+)
+from diptych.rpc.channel import open_channel
+from diptych.timers import Timers
+from router.app import serve
+from router.config import RouterConfig
+from tests.call import generate, token_request
+from tests.integration.fake_workers import FakeDecode, FakePrefill, FakeWorker, token_at
+from tests.waiting import until
+
+PROMPT = list(range(30, 50))
+TIMERS = Timers(
+    heartbeat_s=0.1, lost_peer_s=0.6, accept_s=0.25, no_worker_s=1.5, unsent_s=2.0, drain_s=2.0
+)
+EVENTUALLY_S = 5.0
+
+
+@dataclass
+class Cluster:
+    """A router in this process and its fake workers."""
+
+    address: str
+    prefill: list[FakePrefill]
+    decode: list[FakeDecode]
+    stop: asyncio.Event
+    channel: grpc.aio.Channel
+    served: "asyncio.Task[None]"
+
+    async def generate(self, max_tokens: int = 6, timeout_s: float = 20.0) -> list[int]:
+        """The tokens of one answer; raises its error."""
+        request = token_request(PROMPT, max_tokens=max_tokens)
+        answer = await generate(self.channel, request, timeout_s=timeout_s)
+        if answer.error is not None:
+            raise answer.error
+        assert answer.token_ids == expected(max_tokens)
+        return answer.token_ids
+
+    async def preferred(self, role: str) -> FakeWorker:
+        """The worker that this router places on where all are alike."""
+        await self.generate()
+        workers: list[FakeWorker] = getattr(self, role)
+        return next(worker for worker in workers if worker.specs)
+
+    async def stopped(self) -> None:
+        """End the router and wait for it."""
+        self.stop.set()
+        await asyncio.wait([self.served])
+
+    async def generate_for_ever(self) -> None:
+        """One short answer after another; raises the first error."""
+        while True:
+            await self.generate(max_tokens=1)
+
+    def held(self) -> int:
+        return sum(len(p.leases) for p in self.prefill) + sum(len(d.seats) for d in self.decode)
+
+    async def wait_free(self) -> None:
+        await eventually(lambda: self.held() == 0, "leases or seats are still held")
+
+
+def expected(num_tokens: int) -> list[int]:
+    return [token_at(len(PROMPT) + i) for i in range(num_tokens)]
+
+
+async def eventually(condition: Callable[[], bool], what: str) -> None:
+    await until(condition, EVENTUALLY_S, what)
+
+
+@asynccontextmanager
+async def running(
+    model: Path, num_prefill: int = 2, num_decode: int = 2, **settings: object
+) -> AsyncIterator[Cluster]:
+    """Everything up and every pair proven; at the end nothing may be held."""
+    prefill = [FakePrefill() for _ in range(num_prefill)]
+    decode = [FakeDecode() for _ in range(num_decode)]
+    workers: Sequence[FakeWorker] = [*prefill, *decode]
+    for worker in workers:
+        await worker.start()
+    config = RouterConfig.model_validate(
+        {
+            "listen": "127.0.0.1:0",
+            "model": str(model),
+            "prefill": [worker.address for worker in prefill],
+            "decode": [worker.address for worker in decode],
+            "local_prefill_below_tokens": 0,
+            "timers": TIMERS,
+            **settings,
+        }
+    )
+    stop, port = asyncio.Event(), asyncio.get_running_loop().create_future()
+    async with asyncio.TaskGroup() as tasks:
+        served = tasks.create_task(serve(config, stop, port.set_result))
+        address = f"127.0.0.1:{await port}"
+        async with open_channel(address) as channel:
+            cluster = Cluster(address, prefill, decode, stop, channel, served)
+            async with DiptychClient(address) as client:
+                await wait_ready(client, cluster)
+            yield cluster
+            await cluster.wait_free()
+        stop.set()
+        await served
+    for worker in workers:
+        await worker.kill()
+
+
+async def wait_ready(client: DiptychClient, cluster: Cluster) -> None:
+    deadline = time.monotonic() + EVENTUALLY_S
+    while not (await client.models())[0].ready or any(
+        len(d.pairs) < len(cluster.prefill) for d in cluster.decode
+    ):
+        assert time.monotonic() < deadline, "never ready"
+        await asyncio.sleep(0.02)
+    await asyncio.sleep(0.1)  # the last Watch messages

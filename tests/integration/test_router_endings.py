@@ -1,0 +1,159 @@
+"""How requests end before their time, and how a router begins and ends."""
+
+import asyncio
+import logging
+import socket
+import time
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from diptych.errors import (
+    BlocksExhaustedError,
+    DiptychError,
+    SlowClientError,
+)
+from diptych.rpc.channel import open_channel
+from diptych.rpc.status import from_rpc_error
+from diptych.v1 import inference_pb2_grpc
+from router.app import serve
+from router.config import RouterConfig
+from tests.call import token_request
+from tests.integration.fake_workers import FakeDecode
+from tests.integration.router_rig import (
+    EVENTUALLY_S,
+    PROMPT,
+    TIMERS,
+    eventually,
+    expected,
+    running,
+)
+
+SERVICE = "diptych.v1.Inference"
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+async def health(channel: grpc.aio.Channel, service: str = SERVICE) -> int:
+    request = health_pb2.HealthCheckRequest(service=service)
+    return int((await health_pb2_grpc.HealthStub(channel).Check(request)).status)
+
+
+@pytest.mark.parametrize("stage", ["accept", "first token", "pull", "decode"])
+async def test_cancel_frees_both_sides_at_once(wide_model: Path, stage: str) -> None:
+    async with running(wide_model, 1, 1) as cluster:
+        prefill, decode = cluster.prefill[0].behaviour, cluster.decode[0].behaviour
+        if stage == "accept":
+            prefill.accepts = False
+        elif stage == "first token":
+            prefill.first_token_s = 30
+        elif stage == "pull":
+            decode.pull_s = 30
+        decode.step_s = 0.05
+        stub = inference_pb2_grpc.InferenceStub(cluster.channel)
+        call = stub.Generate(token_request(PROMPT, max_tokens=1000))
+        await eventually(lambda: cluster.held() > 0, "never placed")
+        await asyncio.sleep(0.15)
+        call.cancel()
+        cancelled_at = time.monotonic()
+        await cluster.wait_free()
+        assert time.monotonic() - cancelled_at < 0.5
+
+
+async def test_deadline_frees_both_sides(wide_model: Path) -> None:
+    async with running(wide_model, 1, 1) as cluster:
+        cluster.decode[0].behaviour.step_s = 0.05
+        with pytest.raises(DiptychError) as caught:
+            await cluster.generate(max_tokens=1000, timeout_s=0.4)
+        assert caught.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
+        await cluster.wait_free()
+
+
+async def test_deadline_in_the_queue(wide_model: Path) -> None:
+    async with running(wide_model, 1, 1) as cluster:
+        cluster.decode[0].behaviour.refuse = BlocksExhaustedError("full")
+        with pytest.raises(DiptychError) as caught:
+            await cluster.generate(timeout_s=0.3)
+        assert caught.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_slow_client_loses_only_its_own_request(wide_model: Path) -> None:
+    small_window = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65536)]
+    async with (
+        running(wide_model, 1, 1, client_buffer_messages=16) as cluster,
+        grpc.aio.insecure_channel(cluster.address, options=small_window) as channel,
+    ):
+        behaviour = cluster.decode[0].behaviour
+        behaviour.step_s, behaviour.tokens_per_step = 0.001, 64
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        slow = stub.Generate(token_request(PROMPT, max_tokens=900_000))
+        await eventually(lambda: bool(cluster.decode[0].seats), "never placed")
+        await cluster.wait_free()
+        behaviour.step_s, behaviour.tokens_per_step = 0.002, 1
+        assert await cluster.generate()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in slow:
+                pass
+        assert isinstance(from_rpc_error(caught.value), SlowClientError)
+
+
+async def test_a_finished_answer_to_a_stalled_client_ends(wide_model: Path) -> None:
+    timers = TIMERS.model_copy(update={"client_write_s": 0.3})
+    small_window = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65536)]
+    async with (
+        running(wide_model, 1, 1, timers=timers, client_buffer_messages=100_000) as cluster,
+        grpc.aio.insecure_channel(cluster.address, options=small_window) as channel,
+    ):
+        cluster.decode[0].behaviour.tokens_per_step = 5000
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        stalled = stub.Generate(token_request(PROMPT, max_tokens=200_000))
+        await eventually(lambda: bool(cluster.decode[0].specs), "never placed")
+        await cluster.wait_free()
+        await asyncio.sleep(2 * timers.client_write_s)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in stalled:
+                pass
+        error = from_rpc_error(caught.value)
+        assert isinstance(error, SlowClientError)
+        assert "did not take a response" in error.message
+
+
+async def test_router_is_ready_once_it_saw_a_worker(wide_model: Path) -> None:
+    decode = FakeDecode()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        decode.address = f"127.0.0.1:{taken.getsockname()[1]}"
+    config = RouterConfig(model=str(wide_model), decode=[decode.address], timers=TIMERS)
+    stop, port = asyncio.Event(), asyncio.get_running_loop().create_future()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(serve(config, stop, port.set_result))
+        async with open_channel(f"127.0.0.1:{await port}") as channel:
+            assert (await health(channel, ""), await health(channel)) == (SERVING, NOT_SERVING)
+            await decode.start()
+            async with asyncio.timeout(EVENTUALLY_S):
+                while await health(channel) != SERVING:
+                    await asyncio.sleep(0.01)
+            await decode.kill()
+        stop.set()
+
+
+async def test_router_drains(wide_model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Not ready, then a while in which all is served, then nothing new; and nobody is alarmed."""
+    async with running(wide_model, 1, 1) as cluster, asyncio.TaskGroup() as tasks:
+        cluster.decode[0].behaviour.step_s = 0.05
+        task = tasks.create_task(cluster.generate(max_tokens=30))
+        await eventually(lambda: bool(cluster.decode[0].seats), "never placed")
+        cluster.stop.set()
+        async with asyncio.timeout(EVENTUALLY_S):
+            while await health(cluster.channel) != NOT_SERVING:
+                await asyncio.sleep(0.01)
+        assert await cluster.generate(max_tokens=1), "a balancer has yet to look away"
+        with pytest.raises(DiptychError) as caught:
+            await cluster.generate_for_ever()
+        assert caught.value.code is grpc.StatusCode.UNAVAILABLE
+        assert await task == expected(30)
+        with caplog.at_level(logging.WARNING, "router"):
+            await cluster.stopped()
+    assert [record.message for record in caplog.records if record.name.startswith("router")] == []

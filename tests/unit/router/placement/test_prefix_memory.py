@@ -1,0 +1,37 @@
+"""What the router remembers of workers' prefix caches: bounded, and corrected."""
+
+from router.placement.prefix_memory import PrefixMemory
+
+KEYS = tuple(bytes([i]) * 16 for i in range(8))
+
+
+def test_memory_is_bounded_and_keeps_the_beginnings() -> None:
+    memory = PrefixMemory(4)
+    memory.remember("a", KEYS)
+    assert memory.num_hit_blocks("a", KEYS) == 4
+    assert memory.num_hit_blocks("b", KEYS) == 0
+    assert memory.num_hit_blocks("a", KEYS[:2]) == 2
+    memory.remember("a", [b"x" * 16])
+    assert memory.num_hit_blocks("a", KEYS) == 3
+    memory.forget("a")
+    assert memory.num_hit_blocks("a", KEYS) == 0
+
+
+def test_memory_forgets_what_a_worker_says_that_it_lacks() -> None:
+    memory = PrefixMemory(8)
+    memory.remember("a", KEYS)
+    memory.correct("a", KEYS, 3)
+    assert memory.num_hit_blocks("a", KEYS) == 3
+    memory.correct("a", KEYS, 5)
+    assert memory.num_hit_blocks("a", KEYS) == 3, "what it has more is learnt elsewhere"
+    memory.correct("b", KEYS, 0)
+
+
+def test_memory_holds_no_more_than_the_pool() -> None:
+    memory = PrefixMemory(16)
+    memory.remember("a", KEYS)
+    memory.resize("a", 2)
+    assert memory.num_hit_blocks("a", KEYS) == 2
+    memory.resize("a", 100)
+    memory.remember("a", KEYS)
+    assert memory.num_hit_blocks("a", KEYS) == 8, "never more than the setting allows, either"

@@ -184,15 +184,7 @@ class LeaseSession:
     def _first_token(self, update: SequenceUpdate) -> prefill_pb2.FirstToken:
         assert update.token is not None
         assert self.sequence is not None
-        assert self._accepted_at is not None
-        assert self._first_step_at is not None
-        assert self._sampled_at is not None
-        token = prefill_pb2.FirstToken(
-            token_id=update.token.token_id,
-            position=self._num_tokens,
-            wait_s=max(0.0, self._first_step_at - self._accepted_at),
-            compute_s=max(0.0, self._sampled_at - self._first_step_at),
-        )
+        token = prefill_pb2.FirstToken(token_id=update.token.token_id, position=self._num_tokens)
         if self.sequence.sampling.return_margins:
             token.margin = update.token.margin
         if update.finish_reason is not None:

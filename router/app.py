@@ -24,7 +24,7 @@ from router.frontend.served_model import ServedModel
 from router.placement.departures import Departures
 from router.placement.policy import LeastLoaded
 from router.placement.prefix_memory import PrefixMemory
-from router.placement.queue import WaitingRoom
+from router.placement.waiting_room import WaitingRoom
 from router.request.dispatch import Services
 from router.telemetry import RouterMetrics
 

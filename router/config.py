@@ -22,7 +22,9 @@ class RouterConfig(ProcessConfig):
         description="Hugging Face folder, .gguf file, hub id, or demo: its tokenizer is used.",
     )
     served_model_name: str | None = Field(
-        None, description="Name clients use for the model. Unset: the source's own name."
+        None,
+        description="Name clients use for the model; workers have none, they are known by their "
+        "weights' digest. Unset: the source's own name.",
     )
     cache_dir: Path | None = Field(
         None, description="Where models are imported and downloaded to. Unset: the user's cache."

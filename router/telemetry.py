@@ -15,7 +15,7 @@ from diptych.telemetry.families import RequestMetrics
 from diptych.telemetry.metrics import Metrics
 from diptych.telemetry.stages import Stage
 from diptych.telemetry.tracing import Tracing
-from router.generation.events import KVPath, Timing, Usage
+from router.generation.answer import KVPath, Timing, Usage
 from router.placement.types import Why
 from router.request.actions import Retry
 from router.request.response_builder import Moments

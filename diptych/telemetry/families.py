@@ -7,7 +7,7 @@ event-loop thread.
 from collections.abc import Callable, Iterable
 
 from diptych.telemetry.metrics import Metrics, Sample
-from diptych.telemetry.stages import Stage
+from diptych.telemetry.stages import REQUEST_STAGES, Stage
 
 _TOKEN_SECONDS_BUCKETS = (
     0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5,
@@ -36,7 +36,7 @@ class RequestMetrics:
             "Time of a request in each stage, s. queue + prefill + first_write = time to first "
             "token; transfer and transfer_exposed lie inside the others.",
             "stage",
-            list(Stage),
+            [*REQUEST_STAGES, Stage.TRANSFER, Stage.TRANSFER_EXPOSED],
         )
         self.ttft_seconds = metrics.histogram(
             "gen_ai_server_time_to_first_token_seconds",

@@ -1,6 +1,6 @@
-"""The stages of a request: one source for span names, histogram labels and log fields.
+"""The stages of a request: one source for span names and histogram labels.
 
-Because spans, metrics and logs are all named here they cannot disagree. The
+Because spans and metrics are both named here they cannot disagree. The
 first three stages tile the time to first token exactly as
 ``diptych.v1.Timing`` defines it (queue_s + prefill_s + first_write_s = ttft_s);
 HANDOFF and DECODE tile the rest. The detail stages lie *inside* those and say
@@ -42,11 +42,6 @@ class Stage(StrEnum):
     def span_name(self) -> str:
         """Name of the span that covers this stage."""
         return f"diptych.{self.value}"
-
-    @property
-    def log_field(self) -> str:
-        """Field of a log line that holds its duration, s."""
-        return f"{self.value}_s"
 
 
 TTFT_STAGES = (Stage.QUEUE, Stage.PREFILL, Stage.FIRST_WRITE)

@@ -61,20 +61,16 @@ class PrefillAccepted(_message.Message):
     def __init__(self, incarnation: _Optional[str] = ..., num_cached_tokens: _Optional[int] = ...) -> None: ...
 
 class FirstToken(_message.Message):
-    __slots__ = ("token_id", "position", "margin", "finish_reason", "wait_s", "compute_s")
+    __slots__ = ("token_id", "position", "margin", "finish_reason")
     TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     MARGIN_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
-    WAIT_S_FIELD_NUMBER: _ClassVar[int]
-    COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
     token_id: int
     position: int
     margin: float
     finish_reason: _common_pb2.FinishReason
-    wait_s: float
-    compute_s: float
-    def __init__(self, token_id: _Optional[int] = ..., position: _Optional[int] = ..., margin: _Optional[float] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., wait_s: _Optional[float] = ..., compute_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, token_id: _Optional[int] = ..., position: _Optional[int] = ..., margin: _Optional[float] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ...) -> None: ...
 
 class Granted(_message.Message):
     __slots__ = ("grant_id",)

@@ -48,14 +48,13 @@ class WatchRequest(_message.Message):
     def __init__(self, router_incarnation: _Optional[str] = ...) -> None: ...
 
 class WorkerState(_message.Message):
-    __slots__ = ("incarnation", "role", "state", "message", "layout", "max_model_len", "model", "progress", "blocks", "num_running", "num_waiting", "num_pending_prefill_tokens", "prefill_tokens_per_s", "decode_step_s", "pairs", "local_prefill", "vocab_size", "faults_allowed", "max_num_seqs", "text_digest", "pairs_version")
+    __slots__ = ("incarnation", "role", "state", "message", "layout", "max_model_len", "progress", "blocks", "num_running", "num_waiting", "num_pending_prefill_tokens", "prefill_tokens_per_s", "decode_step_s", "pairs", "local_prefill", "vocab_size", "faults_allowed", "max_num_seqs", "text_digest", "pairs_version")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
-    MODEL_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
@@ -76,7 +75,6 @@ class WorkerState(_message.Message):
     message: str
     layout: _common_pb2.KVLayout
     max_model_len: int
-    model: str
     progress: _common_pb2.EngineProgress
     blocks: BlockCounts
     num_running: int
@@ -91,7 +89,7 @@ class WorkerState(_message.Message):
     max_num_seqs: int
     text_digest: str
     pairs_version: int
-    def __init__(self, incarnation: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., state: _Optional[_Union[ServingState, str]] = ..., message: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.KVLayout, _Mapping]] = ..., max_model_len: _Optional[int] = ..., model: _Optional[str] = ..., progress: _Optional[_Union[_common_pb2.EngineProgress, _Mapping]] = ..., blocks: _Optional[_Union[BlockCounts, _Mapping]] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_pending_prefill_tokens: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_step_s: _Optional[float] = ..., pairs: _Optional[_Iterable[_Union[Pair, _Mapping]]] = ..., local_prefill: _Optional[bool] = ..., vocab_size: _Optional[int] = ..., faults_allowed: _Optional[bool] = ..., max_num_seqs: _Optional[int] = ..., text_digest: _Optional[str] = ..., pairs_version: _Optional[int] = ...) -> None: ...
+    def __init__(self, incarnation: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., state: _Optional[_Union[ServingState, str]] = ..., message: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.KVLayout, _Mapping]] = ..., max_model_len: _Optional[int] = ..., progress: _Optional[_Union[_common_pb2.EngineProgress, _Mapping]] = ..., blocks: _Optional[_Union[BlockCounts, _Mapping]] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_pending_prefill_tokens: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_step_s: _Optional[float] = ..., pairs: _Optional[_Iterable[_Union[Pair, _Mapping]]] = ..., local_prefill: _Optional[bool] = ..., vocab_size: _Optional[int] = ..., faults_allowed: _Optional[bool] = ..., max_num_seqs: _Optional[int] = ..., text_digest: _Optional[str] = ..., pairs_version: _Optional[int] = ...) -> None: ...
 
 class BlockCounts(_message.Message):
     __slots__ = ("total", "free", "cached", "running", "reserved", "leased", "quarantined")

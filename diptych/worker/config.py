@@ -19,9 +19,6 @@ class WorkerConfig(ProcessConfig):
     model: str = Field(
         min_length=1, description="Hugging Face folder, .gguf file, hub id, or demo."
     )
-    model_name: str | None = Field(
-        None, description="Name clients use for the model. Unset: the source's own name."
-    )
     cache_dir: Path | None = Field(
         None, description="Where models are imported and downloaded to. Unset: the user's cache."
     )

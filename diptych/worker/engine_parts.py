@@ -54,7 +54,6 @@ class EngineParts:
         state.max_model_len = self.model.max_model_len
         state.max_num_seqs = self.engine.max_num_seqs
         state.text_digest = self.model.text_digest
-        state.model = self.model.name
         state.vocab_size = self.model.config.vocab_size
         state.progress.CopyFrom(self.progress())
         load = self.engine.load()

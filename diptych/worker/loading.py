@@ -41,7 +41,6 @@ class LoadAbandonedError(Exception):
 class LoadedModel:
     """A model ready to run, and the memory of its KV."""
 
-    name: str  # what clients call it
     config: ModelConfig
     kv_cache: KVCache
     num_blocks: int  # of the pool; those behind them are scratch
@@ -101,7 +100,6 @@ def load_model(
         quantization=config.quantization,
     )
     return LoadedModel(
-        name=config.model_name or source.name,
         config=model_config,
         kv_cache=kv_cache,
         num_blocks=size.num_blocks,

@@ -13,7 +13,7 @@ from diptych.text.detokenizer import Detokenizer
 from router.frontend.admission import Admission
 from router.frontend.validation import MAX_REQUEST_ID_CHARACTERS
 from router.frontend.write_watch import WriteWatch
-from router.generation.events import GenerationEvent, Started, Summary
+from router.generation.answer import GenerationEvent, Started, Summary
 from router.generation.request import ChatPrompt, GenerationRequest
 from router.request.dispatch import Services
 from router.request.resolved import ResolvedRequest

@@ -11,7 +11,7 @@ from diptych.errors import InvalidRequestError
 from diptych.rpc.decoding import decode
 from diptych.rpc.server import Context
 from diptych.v1 import inference_pb2
-from router.frontend import wire
+from router.frontend import public_messages
 from router.frontend.admission import Admission
 from router.frontend.generator import Generator
 from router.generation.request import GenerationRequest
@@ -94,7 +94,7 @@ class InferenceServicer:
             try:
                 async with patience:
                     async for event in events:
-                        await context.write(wire.write_event(event))
+                        await context.write(public_messages.write_event(event))
             except TimeoutError:
                 async for _ in events:  # at most what it held already; then it raises what it was
                     pass
@@ -107,4 +107,4 @@ class InferenceServicer:
                 f"has {len(data)} bytes, more than {self._max_request_bytes}", field="request"
             )
         message = decode(inference_pb2.GenerateRequest, data)
-        return wire.read_request(message, len(data))
+        return public_messages.read_request(message, len(data))

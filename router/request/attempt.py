@@ -8,7 +8,8 @@ fails by :mod:`router.request.recovery`.
 
 from collections.abc import Callable, Sequence
 
-from diptych.v1 import common_pb2, inference_pb2
+from diptych.v1 import common_pb2
+from router.generation.answer import KVPath
 from router.placement.types import DecodeOnly, Paired, Placement, PrefillOnly, Why, WorkerId
 from router.request import actions, events
 from router.request.actions import Action
@@ -19,8 +20,6 @@ from router.request.decode_reservation import (
 )
 from router.request.deps import RequestDeps
 from router.request.prefill_lease import PrefillLease, PrefillLeaseEvent, PrefillLeaseState
-
-KVPath = inference_pb2.KVPath
 
 
 class Attempt:
@@ -38,7 +37,7 @@ class Attempt:
         self.reservation: DecodeReservation | None = None
         self.computing: set[WorkerId] = set()  # those that were asked to compute
         self.base = 0  # output tokens that the halves' specs contain
-        self.kv_path: int = KVPath.KV_PATH_UNSPECIFIED
+        self.kv_path = KVPath.UNSPECIFIED
         self.prefill_worker = ""  # addresses, for the client
         self.decode_worker = ""
         self.transfer: common_pb2.TransferStats | None = None  # of the hand-off that served
@@ -91,11 +90,11 @@ class Attempt:
         self.transfer = None
         match placement:
             case Paired():
-                self.kv_path = KVPath.KV_PATH_DISAGGREGATED
+                self.kv_path = KVPath.DISAGGREGATED
                 self.open_lease(placement.prefill)
                 self.reserve(placement.decode)
             case PrefillOnly():
-                self.kv_path = KVPath.KV_PATH_PREFILL_ONLY
+                self.kv_path = KVPath.PREFILL_ONLY
                 self.open_lease(placement.prefill)
             case DecodeOnly():
                 self.kv_path = _local_path(placement.why)
@@ -124,7 +123,7 @@ class Attempt:
         """Open a lease on ``worker`` for the reservation that is held or asked for."""
         assert self.reservation is not None
         self.reservation.local = None
-        self.kv_path = KVPath.KV_PATH_DISAGGREGATED
+        self.kv_path = KVPath.DISAGGREGATED
         self.open_lease(worker)
 
     def accepted(self, event: events.Accepted) -> None:
@@ -258,5 +257,5 @@ class Attempt:
         self.num_cached_tokens = num_tokens if known is None else min(known, num_tokens)
 
 
-def _local_path(why: Why) -> int:
-    return KVPath.KV_PATH_RECOMPUTED if why is Why.RECOMPUTE else KVPath.KV_PATH_LOCAL
+def _local_path(why: Why) -> KVPath:
+    return KVPath.RECOMPUTED if why is Why.RECOMPUTE else KVPath.LOCAL

@@ -10,9 +10,9 @@ from router.cluster.decode_link import DecodeLink, ReservationListener
 from router.cluster.members import Cluster
 from router.cluster.prefill_link import LeaseListener, PrefillLink
 from router.config import RouterConfig
-from router.placement.queue import WaitingRoom
 from router.placement.types import Placement, Policy, Query, WorkerId
-from router.request import actions, events, wire
+from router.placement.waiting_room import WaitingRoom
+from router.request import actions, events, worker_messages
 from router.request.events import Event
 from router.request.resolved import ResolvedRequest
 
@@ -113,7 +113,7 @@ class Dispatch:
         """Send a Grant."""
         lease = self._leases.get(action.sequence_id)
         if lease is not None:
-            lease.stream.grant(wire.grant(action))
+            lease.stream.grant(worker_messages.grant(action))
 
     def heard(self, event: Event) -> None:
         """Book what a worker said, before the machine answers to it."""
@@ -159,14 +159,14 @@ class Dispatch:
         """Send a Bind."""
         held = self._reservations.get(action.sequence_id)
         if held is not None:
-            held.link.bind(wire.bind(action))
+            held.link.bind(worker_messages.bind(action))
 
     def start(self, action: actions.Start) -> None:
         """Send a Start."""
         held = self._reservations.get(action.sequence_id)
         if held is not None:
             self._remember(held.worker)
-            held.link.start(wire.start(action))
+            held.link.start(worker_messages.start(action))
 
     def release(self, sequence_id: int) -> None:
         """Send a Release."""

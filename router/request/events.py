@@ -1,5 +1,5 @@
 """What happens to a request: its machine's only input. Plain data, made from wire messages in
-:mod:`router.request.wire` or by the session that owns the machine.
+:mod:`router.request.worker_messages` or by the session that owns the machine.
 
 Events of a half carry its ``sequence_id``; those for a half that is no longer held are
 ignored.

@@ -9,7 +9,7 @@ from typing import NamedTuple, assert_never
 
 from diptych.errors import DiptychError
 from router.placement.types import DecodeOnly, Paired, Placement, PrefillOnly, Why, WorkerId
-from router.request import actions, events, failures
+from router.request import actions, events, worker_errors
 from router.request.actions import Action, Retry
 from router.request.attempt import Attempt
 from router.request.decode_reservation import DecodeReservation
@@ -79,7 +79,7 @@ class FailOver:
             return None
         kind = lease_failure(error, is_opening=lease.is_opening)
         if kind in (FailureKind.LEASE_LOST, FailureKind.LEASE_EXPIRED):
-            error = failures.lost("prefill", lease.worker, error.message)
+            error = worker_errors.lost("prefill", lease.worker, error.message)
         self._attempt.drop_lease()
         return self._recover(kind, lease.worker, error)
 
@@ -88,7 +88,7 @@ class FailOver:
         lease = self._attempt.lease
         assert lease is not None, "no lease to break"
         self._attempt.close_lease()
-        error = failures.lost("prefill", lease.worker, why)
+        error = worker_errors.lost("prefill", lease.worker, why)
         return self._recover(FailureKind.LEASE_LOST, lease.worker, error)
 
     def reservation_over(self, event: events.Ended | events.ReservationLost) -> Met | None:
@@ -97,13 +97,13 @@ class FailOver:
         if held is None:
             return None
         if isinstance(event, events.Ended):
-            error = failures.ended(event.error)
+            error = worker_errors.ended(event.error)
             kind = reservation_failure(error, is_reserving=held.is_reserving)
             why = error.message
         else:
             kind, why = FailureKind.RESERVATION_LOST, event.message
         if kind is FailureKind.RESERVATION_LOST:
-            error = failures.lost("decode", held.worker, why)
+            error = worker_errors.lost("decode", held.worker, why)
         self._attempt.drop_reservation()
         return self._recover(kind, held.worker, error)
 
@@ -112,7 +112,7 @@ class FailOver:
         held = self._attempt.reservation
         assert held is not None, "no reservation to break"
         self._attempt.close_reservation()
-        error = failures.lost("decode", held.worker, why)
+        error = worker_errors.lost("decode", held.worker, why)
         return self._recover(FailureKind.RESERVATION_LOST, held.worker, error)
 
     def pull_failed(self, event: events.PullFailed) -> Met | None:
@@ -120,12 +120,12 @@ class FailOver:
         held = self._attempt.pull_failed(event)
         if held is None:
             return None
-        error = failures.pull_failed(event.reason, event.message)
+        error = worker_errors.pull_failed(event.reason, event.message)
         return self._recover(pull_failure(event.reason), held.worker, error)
 
     def less_cached(self, held: DecodeReservation) -> Met:
         """It was chosen for a prefix that its worker does not have."""
-        error = failures.lost("decode", held.worker, "its prefix cache was overrated")
+        error = worker_errors.lost("decode", held.worker, "its prefix cache was overrated")
         return self._recover(FailureKind.LESS_CACHED, held.worker, error)
 
     def lease_silent(self, now: float) -> Met | None:
@@ -134,7 +134,7 @@ class FailOver:
         if lease is None or not lease.is_opening or now < lease.due_s:
             return None
         self._attempt.close_lease()
-        error = failures.no_answer("prefill", lease.worker)
+        error = worker_errors.no_answer("prefill", lease.worker)
         return self._recover(FailureKind.LEASE_REFUSED, lease.worker, error)
 
     def reservation_silent(self, now: float) -> Met | None:
@@ -143,7 +143,7 @@ class FailOver:
         if held is None or not held.is_reserving or now < held.due_s:
             return None
         self._attempt.close_reservation()
-        error = failures.no_answer("decode", held.worker)
+        error = worker_errors.no_answer("decode", held.worker)
         return self._recover(FailureKind.RESERVATION_REFUSED, held.worker, error)
 
     # What is done

@@ -2,7 +2,7 @@
 
 from diptych.errors import DiptychError
 from router.placement.types import Placement, Query, WorkerId
-from router.request import failures
+from router.request import worker_errors
 from router.request.decode_reservation import DecodeReservation
 from router.request.deps import RequestDeps
 from router.request.emitted_tokens import EmittedTokens
@@ -56,4 +56,6 @@ class Placing:
             return None
         if self._retry.refusal is not None:
             return self._retry.refusal
-        return failures.queue_timeout() if self._deps.has_workers() else failures.no_worker()
+        return (
+            worker_errors.queue_timeout() if self._deps.has_workers() else worker_errors.no_worker()
+        )

@@ -17,7 +17,7 @@ from diptych.errors import (
 )
 from diptych.v1 import decode_pb2
 from router.request.decode_reservation import ReservationState
-from router.request.failures import is_refusal
+from router.request.worker_errors import is_refusal
 
 _MAY_BIND_AGAIN = frozenset(
     {

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from diptych.finish_reason import FinishReason
 from diptych.text.detokenizer import Detokenizer
-from router.generation.events import ChoiceFinished, Delta, Timing
+from router.generation.answer import ChoiceFinished, Delta, Timing
 from router.request.emitted_tokens import RequestShape
 
 # Told of new tokens: how many, and how long after those before, s (None: the first).

@@ -16,8 +16,8 @@ from diptych.errors import DiptychError, NoWorkerError, SlowClientError
 from diptych.finish_reason import FinishReason
 from diptych.telemetry import tracing
 from diptych.v1 import decode_pb2, prefill_pb2
-from router.generation.events import ChoiceFinished, Delta, KVPath, Timing, Usage
-from router.request import actions, events, wire
+from router.generation.answer import ChoiceFinished, Delta, Timing, Usage
+from router.request import actions, events, worker_messages
 from router.request.actions import Action
 from router.request.deps import RequestDeps
 from router.request.dispatch import Dispatch, Services
@@ -145,12 +145,14 @@ class Session:
         machine, attempt = self._machine, self._machine.attempt
         return replace(
             self._answer.timing(),
-            kv_path=KVPath(attempt.kv_path),
+            kv_path=attempt.kv_path,
             num_attempts=machine.num_attempts,
             num_preemptions=machine.num_preemptions,
             prefill_worker=attempt.prefill_worker,
             decode_worker=attempt.decode_worker,
-            transfer=None if attempt.transfer is None else wire.transfer(attempt.transfer),
+            transfer=None
+            if attempt.transfer is None
+            else worker_messages.transfer(attempt.transfer),
         )
 
     @property
@@ -161,18 +163,18 @@ class Session:
     # What the queue says
 
     def offer(self, *, room_made: bool) -> None:
-        """See :class:`router.placement.queue.Waiter`."""
+        """See :class:`router.placement.waiting_room.Waiter`."""
         self._handle(events.Offered(room_made))
 
     def turn_away(self, error: DiptychError) -> None:
-        """See :class:`router.placement.queue.Waiter`."""
+        """See :class:`router.placement.waiting_room.Waiter`."""
         self._handle(events.TurnedAway(error))
 
     # What the workers say
 
     def on_prefill_event(self, sequence_id: int, event: prefill_pb2.PrefillEvent) -> None:
         """See :class:`router.cluster.prefill_link.LeaseListener`."""
-        self._handle(wire.prefill_event(sequence_id, event))
+        self._handle(worker_messages.prefill_event(sequence_id, event))
 
     def on_lease_ended(self, sequence_id: int, error: DiptychError) -> None:
         """See :class:`router.cluster.prefill_link.LeaseListener`."""
@@ -180,11 +182,11 @@ class Session:
 
     def on_tokens(self, tokens: decode_pb2.SequenceTokens) -> None:
         """See :class:`router.cluster.decode_link.ReservationListener`."""
-        self._handle(wire.tokens(tokens))
+        self._handle(worker_messages.tokens(tokens))
 
     def on_decode_event(self, event: decode_pb2.DecodeEvent) -> None:
         """See :class:`router.cluster.decode_link.ReservationListener`."""
-        self._handle(wire.decode_event(event))
+        self._handle(worker_messages.decode_event(event))
 
     def on_reservation_lost(self, sequence_id: int, message: str) -> None:
         """See :class:`router.cluster.decode_link.ReservationListener`."""

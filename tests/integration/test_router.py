@@ -73,6 +73,21 @@ async def test_client_yields_chunks_and_typed_errors(wide_model: Path) -> None:
         assert text[-1].finish_reason is FinishReason.LENGTH
 
 
+async def test_the_router_alone_names_the_model(wide_model: Path) -> None:
+    async with (
+        running(wide_model, 1, 1, served_model_name="a-name") as cluster,
+        DiptychClient(cluster.address) as client,
+    ):
+        assert [model.name for model in await client.models()] == ["a-name"]
+        request = token_request(PROMPT, max_tokens=1)
+        request.model = "a-name"
+        assert (await generate(cluster.channel, request)).error is None
+        request.model = wide_model.name
+        refused = (await generate(cluster.channel, request)).error
+        assert isinstance(refused, InvalidRequestError)
+        assert refused.field == "model"
+
+
 async def test_one_token_needs_no_decode_worker(wide_model: Path) -> None:
     async with running(wide_model, 1, 1) as cluster:
         answer = await generate(cluster.channel, token_request(PROMPT, max_tokens=1))

@@ -160,7 +160,7 @@ async def decode_worker(
         if wait_ready:
             await worker.wait_ready()
         else:
-            await worker.watch_until(lambda s: bool(s.model), START_TIMEOUT_S)
+            await worker.watch_until(lambda s: s.max_model_len > 0, START_TIMEOUT_S)
         yield worker
 
 

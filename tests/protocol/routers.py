@@ -13,9 +13,9 @@ from diptych.errors import DiptychError, NoWorkerError
 from diptych.v1 import common_pb2, decode_pb2, prefill_pb2
 from router.placement.policy import LeastLoaded
 from router.placement.prefix_memory import PrefixMemory
-from router.placement.queue import WaitingRoom
 from router.placement.types import DecodeView, Placement, PrefillView, Query, Snapshot, WorkerId
-from router.request import actions, events, wire
+from router.placement.waiting_room import WaitingRoom
+from router.request import actions, events, worker_messages
 from router.request.actions import Action
 from router.request.deps import RequestDeps
 from router.request.emitted_tokens import RequestShape
@@ -235,19 +235,19 @@ class Request:
                     happened.append(caused)
 
     def on_prefill_event(self, sequence_id: int, event: prefill_pb2.PrefillEvent) -> None:
-        self.handle(wire.prefill_event(sequence_id, event))
+        self.handle(worker_messages.prefill_event(sequence_id, event))
 
     def on_lease_ended(self, sequence_id: int, error: DiptychError) -> None:
         self.leases.pop(sequence_id, None)
         self.handle(events.LeaseEnded(sequence_id, error))
 
     def on_tokens(self, tokens: decode_pb2.SequenceTokens) -> None:
-        self.handle(wire.tokens(tokens))
+        self.handle(worker_messages.tokens(tokens))
 
     def on_decode_event(self, event: decode_pb2.DecodeEvent) -> None:
         if event.HasField("ended"):
             self.reservations.pop(event.ended.sequence_id, None)
-        self.handle(wire.decode_event(event))
+        self.handle(worker_messages.decode_event(event))
 
     def on_reservation_lost(self, sequence_id: int) -> None:
         self.reservations.pop(sequence_id, None)
@@ -274,7 +274,7 @@ class Request:
             case actions.OpenLease():
                 return self._open_lease(action)
             case actions.Grant():
-                grant = wire.grant(action)
+                grant = worker_messages.grant(action)
                 link = self.leases.get(action.sequence_id)
                 if link is not None and link.stream is not None:
                     link.stream.up.put(prefill_pb2.PrefillCommand(grant=grant))
@@ -285,13 +285,13 @@ class Request:
             case actions.Reserve():
                 return self._reserve(action)
             case actions.Bind():
-                command = decode_pb2.DecodeCommand(bind=wire.bind(action))
+                command = decode_pb2.DecodeCommand(bind=worker_messages.bind(action))
                 self._send(action.sequence_id, command)
             case actions.Start():
                 held = self.reservations.get(action.sequence_id)
                 if held is not None:
                     self.router.policy.remember(held.worker.identity, self._keys)
-                command = decode_pb2.DecodeCommand(start=wire.start(action))
+                command = decode_pb2.DecodeCommand(start=worker_messages.start(action))
                 self._send(action.sequence_id, command)
             case actions.Release():
                 release = decode_pb2.Release(sequence_id=action.sequence_id)

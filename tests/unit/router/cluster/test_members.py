@@ -18,8 +18,8 @@ from router.cluster.watch import WorkerWatch
 from router.config import RouterConfig
 from router.placement.policy import LeastLoaded
 from router.placement.prefix_memory import PrefixMemory
-from router.placement.queue import WaitingRoom
 from router.placement.types import DecodeOnly, Paired, Query, Snapshot, Why, WorkerId
+from router.placement.waiting_room import WaitingRoom
 
 READY = worker_pb2.SERVING_STATE_READY
 

@@ -13,7 +13,7 @@ from diptych.sampling_params import NOTHING_SAID, SamplingOptions
 from diptych.text.chat_template import ChatTemplate, Message
 from diptych.text.tokenizer import Tokenizer
 from diptych.v1 import inference_pb2
-from router.frontend import validation, wire
+from router.frontend import public_messages, validation
 from router.frontend.validation import ModelFacts
 from router.generation.request import ChatPrompt, GenerationRequest, TextPrompt, TokenPrompt
 from router.request.resolved import ResolvedRequest
@@ -42,7 +42,7 @@ def facts(max_len: int = MAX_LEN, recommended: SamplingOptions = NOTHING_SAID) -
 
 
 def read(message: inference_pb2.GenerateRequest) -> GenerationRequest:
-    return wire.read_request(message, message.ByteSize())
+    return public_messages.read_request(message, message.ByteSize())
 
 
 def resolve(

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from diptych.errors import DiptychError, QueueFullError
 from router.placement.departures import Departures
-from router.placement.queue import WaitingRoom
+from router.placement.waiting_room import WaitingRoom
 
 
 class Waiter:

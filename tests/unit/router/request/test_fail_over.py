@@ -12,7 +12,7 @@ from diptych.errors import (
     QueueTimeoutError,
     TransferInterruptedError,
 )
-from diptych.v1 import inference_pb2
+from router.generation.answer import KVPath
 from router.placement.types import Why
 from router.request import actions
 from tests.unit.router.request.world import LENGTH, PROMPT, TIMERS, World, worker
@@ -132,7 +132,7 @@ def test_without_another_prefill_worker_the_reservation_recomputes() -> None:
     assert world.started[reservation.sequence_id] == actions.Start(
         reservation.sequence_id, (20,), True
     )
-    assert world.machine.attempt.kv_path == inference_pb2.KV_PATH_RECOMPUTED
+    assert world.machine.attempt.kv_path == KVPath.RECOMPUTED
     assert world.retries == ["recompute"]
 
 
@@ -328,7 +328,7 @@ def test_a_prefix_that_is_not_cached_after_all_is_prefilled_for_the_reservation(
     world.prove()
     assert not world.started[reservation.sequence_id].compute_missing
     attempt = world.machine.attempt
-    assert attempt.kv_path == inference_pb2.KV_PATH_DISAGGREGATED
+    assert attempt.kv_path == KVPath.DISAGGREGATED
     assert attempt.prefill_worker == worker("p1").address
     assert (world.machine.num_attempts, world.retries, world.ran_locally) == (1, [], [])
 
@@ -346,7 +346,7 @@ def test_a_prefix_that_is_not_cached_is_computed_there_if_nobody_else_can() -> N
     world.prefills.clear()
     world.reserve(cached=0)
     assert world.started[world.reservation.sequence_id].compute_missing
-    assert world.machine.attempt.kv_path == inference_pb2.KV_PATH_LOCAL
+    assert world.machine.attempt.kv_path == KVPath.LOCAL
     assert world.machine.attempt.num_cached_tokens == 0
 
 

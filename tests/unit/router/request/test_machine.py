@@ -3,7 +3,7 @@
 import pytest
 
 from diptych.errors import DeadlineExceededError
-from diptych.v1 import inference_pb2
+from router.generation.answer import KVPath
 from router.request import events
 from tests.unit.router.request.world import LENGTH, PROMPT, STOP, TIMERS, World, worker
 
@@ -33,7 +33,7 @@ def test_the_plain_path() -> None:
         2,
         3,
     )
-    assert machine.attempt.kv_path == inference_pb2.KV_PATH_DISAGGREGATED
+    assert machine.attempt.kv_path == KVPath.DISAGGREGATED
     assert machine.attempt.transfer is not None
     world.check_nothing_is_held()
 
@@ -78,7 +78,7 @@ def test_one_token_runs_on_prefill_alone() -> None:
     world.accept()
     world.first(20, reason=LENGTH)
     assert world.outcome == LENGTH
-    assert world.machine.attempt.kv_path == inference_pb2.KV_PATH_PREFILL_ONLY
+    assert world.machine.attempt.kv_path == KVPath.PREFILL_ONLY
     world.check_nothing_is_held()
 
 
@@ -91,7 +91,7 @@ def test_without_prefill_workers_decode_computes_itself() -> None:
     world.tokens(21, 22, 23)
     world.end_reservation(LENGTH)
     assert world.outcome == LENGTH
-    assert world.machine.attempt.kv_path == inference_pb2.KV_PATH_LOCAL
+    assert world.machine.attempt.kv_path == KVPath.LOCAL
 
 
 def test_stop_string_releases_at_once() -> None:

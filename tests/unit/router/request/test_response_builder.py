@@ -8,7 +8,7 @@ from diptych.finish_reason import FinishReason
 from diptych.text.detokenizer import Detokenizer
 from diptych.text.tokenizer import Tokenizer
 from diptych.v1 import common_pb2
-from router.generation.events import ChoiceFinished, Delta
+from router.generation.answer import ChoiceFinished, Delta
 from router.request.emitted_tokens import EmittedTokens, RequestShape
 from router.request.response_builder import OnEmitted, ResponseBuilder
 from tests.text_models import byte_level_tokenizer, write_folder

@@ -19,7 +19,7 @@ from router.placement.types import (
     Why,
     WorkerId,
 )
-from router.request import actions, events, wire
+from router.request import actions, events, worker_messages
 from router.request.actions import Action
 from router.request.deps import RequestDeps
 from router.request.emitted_tokens import RequestShape
@@ -59,7 +59,7 @@ def snapshot(
 
 def decoded(ended: decode_pb2.Ended) -> Event:
     """The machine's event for it."""
-    event = wire.decode_event(decode_pb2.DecodeEvent(ended=ended))
+    event = worker_messages.decode_event(decode_pb2.DecodeEvent(ended=ended))
     assert event is not None
     return event
 

@@ -4,7 +4,7 @@ from diptych.errors import BlocksExhaustedError
 from diptych.rpc.status import to_failure
 from diptych.v1 import common_pb2, decode_pb2, prefill_pb2
 from router.placement.types import WorkerId
-from router.request import actions, events, wire
+from router.request import actions, events, worker_messages
 
 ABOUT_THE_STREAM = {"heartbeat", "welcome", "step"}  # a step is taken apart by the link
 
@@ -19,7 +19,7 @@ def test_every_prefill_event() -> None:
         "first_token": prefill_pb2.PrefillEvent(first_token=first),
         "granted": prefill_pb2.PrefillEvent(granted=prefill_pb2.Granted(grant_id=2)),
     }
-    heard = {kind: wire.prefill_event(1, message) for kind, message in said.items()}
+    heard = {kind: worker_messages.prefill_event(1, message) for kind, message in said.items()}
     assert heard == {
         "accepted": events.Accepted(1, 3),
         "first_token": events.FirstToken(1, 7, 5, None, stop),
@@ -32,7 +32,7 @@ def test_every_prefill_event() -> None:
 
 def test_a_margin_of_nought_is_one() -> None:
     first = prefill_pb2.FirstToken(token_id=7, position=5, margin=0.0)
-    event = wire.prefill_event(1, prefill_pb2.PrefillEvent(first_token=first))
+    event = worker_messages.prefill_event(1, prefill_pb2.PrefillEvent(first_token=first))
     assert event == events.FirstToken(1, 7, 5, 0.0, 0)
 
 
@@ -55,7 +55,7 @@ def test_every_decode_event() -> None:
             )
         ),
     }
-    heard = {kind: wire.decode_event(message) for kind, message in said.items()}
+    heard = {kind: worker_messages.decode_event(message) for kind, message in said.items()}
     assert heard == {
         "reserved": events.Reserved(1, 3),
         "proven": events.Proven(1, 2, stats),
@@ -68,16 +68,16 @@ def test_every_decode_event() -> None:
 
 def test_a_failure_keeps_its_class() -> None:
     ended = decode_pb2.Ended(sequence_id=1, failure=to_failure(BlocksExhaustedError("full")))
-    event = wire.decode_event(decode_pb2.DecodeEvent(ended=ended))
+    event = worker_messages.decode_event(decode_pb2.DecodeEvent(ended=ended))
     assert isinstance(event, events.Ended)
     assert isinstance(event.error, BlocksExhaustedError)
 
 
 def test_commands_carry_all_that_the_action_says() -> None:
     worker = WorkerId("p1:1", "p1")
-    grant = wire.grant(actions.Grant(1, 2, b"t", worker))
+    grant = worker_messages.grant(actions.Grant(1, 2, b"t", worker))
     assert (grant.grant_id, grant.ticket, grant.reader_incarnation) == (2, b"t", "p1")
-    bind = wire.bind(actions.Bind(1, 2, worker, b"t", 16))
+    bind = worker_messages.bind(actions.Bind(1, 2, worker, b"t", 16))
     assert bind == decode_pb2.Bind(
         sequence_id=1,
         bind_id=2,
@@ -86,7 +86,7 @@ def test_commands_carry_all_that_the_action_says() -> None:
         ticket=b"t",
         first_missing_token=16,
     )
-    start = wire.start(actions.Start(1, (5, 6), True))
+    start = worker_messages.start(actions.Start(1, (5, 6), True))
     assert (start.sequence_id, list(start.emitted_token_ids), start.compute_missing) == (
         1,
         [5, 6],

@@ -2,7 +2,7 @@
 
 from diptych.rpc.status import from_failure
 from diptych.v1 import common_pb2, decode_pb2, prefill_pb2
-from router.generation.events import Transfer
+from router.generation.answer import Transfer
 from router.request import actions, events
 from router.request.events import Event
 

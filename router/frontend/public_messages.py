@@ -14,7 +14,7 @@ from diptych.finish_reason import FinishReason
 from diptych.sampling_params import options_from_proto
 from diptych.text.chat_template import Message, ToolCall
 from diptych.v1 import common_pb2, inference_pb2
-from router.generation.events import (
+from router.generation.answer import (
     ChoiceFinished,
     Delta,
     GenerationEvent,

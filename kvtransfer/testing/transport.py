@@ -1,4 +1,4 @@
-"""The scripted transport: any other one, with a script's faults on every message and read.
+"""A transport with faults: any other one, where a script's rules break messages and reads.
 
 A pull that runs under a script gets its link from ``FaultSwitch.link``: the stream and the
 peer behave like those they wrap, except where a rule fires. A source's side of a stream is
@@ -37,7 +37,7 @@ _POINTS: dict[str, Point] = {
 class FaultSwitch:
     """What intercepts the transfers of a worker that allows faults, and the reads it spoils.
 
-    Event loop, apart from what ScriptedCopy does to it on the transfer thread.
+    Event loop, apart from what FaultyCopy does to it on the transfer thread.
     """
 
     def __init__(self, script: FaultScript) -> None:
@@ -45,20 +45,20 @@ class FaultSwitch:
         self.memory: HostMemory | None = None  # once the pool exists
         self.generation_of: Callable[[int], int] = lambda block_id: 0
         self.num_foreign_writes = 0
-        self.unfinished: set[ScriptedCopy] = set()
+        self.unfinished: set[FaultyCopy] = set()
         self.used_tickets: deque[bytes] = deque(maxlen=64)  # of proven pulls, oldest first
         self._swap: tuple[bytes, asyncio.Future[bytes]] | None = None  # waits for another pull
 
     def link(self, link: Link, num_tokens: int) -> Link:
         """``link`` as one pull of a sequence of so many tokens meets it."""
         faults = self.script.of_pull(num_tokens)
-        stub = cast("Any", ScriptedStub(self, faults, link.stub))
-        peer = ScriptedPeer(self, faults, link.transport, link.peer)
+        stub = cast("Any", FaultyStub(self, faults, link.stub))
+        peer = FaultyPeer(self, faults, link.transport, link.peer)
         return Link(stub, link.transport, peer, link.close)
 
     def context(self, context: Context, leases: LeaseTable) -> Context:
         """A source's end of one Fetch."""
-        return cast("Context", ScriptedContext(self, context, leases))
+        return cast("Context", FaultyContext(self, context, leases))
 
     async def swapped(self, ticket: bytes) -> bytes:
         """The ticket of the next pull that comes here; it gets this one."""
@@ -75,7 +75,7 @@ class FaultSwitch:
             copy.is_torn_down |= copy.transport == transport
 
 
-class ScriptedStub:
+class FaultyStub:
     """KVSource as a pull uses it."""
 
     def __init__(self, switch: FaultSwitch, faults: PullFaults, stub: Any) -> None:
@@ -83,11 +83,11 @@ class ScriptedStub:
         self._faults = faults
         self._stub = stub
 
-    def Fetch(self, request_iterator: None) -> "ScriptedCall":
-        return ScriptedCall(self._switch, self._faults, self._stub.Fetch(request_iterator))
+    def Fetch(self, request_iterator: None) -> "FaultyCall":
+        return FaultyCall(self._switch, self._faults, self._stub.Fetch(request_iterator))
 
 
-class ScriptedCall:
+class FaultyCall:
     """The reader's end of one Fetch: faults on what it sends and on what it gets."""
 
     def __init__(self, switch: FaultSwitch, faults: PullFaults, call: Any) -> None:
@@ -161,7 +161,7 @@ class ScriptedCall:
             await self._call.write(command)
 
 
-class ScriptedContext:
+class FaultyContext:
     """The source's end of one Fetch: takes tickets away from their readers."""
 
     def __init__(self, switch: FaultSwitch, context: Any, leases: LeaseTable) -> None:
@@ -199,7 +199,7 @@ class ScriptedContext:
             self._revoke()
 
 
-class ScriptedPeer:
+class FaultyPeer:
     """A source's memory; some reads of it go wrong."""
 
     def __init__(self, switch: FaultSwitch, faults: PullFaults, transport: str, peer: Peer) -> None:
@@ -241,10 +241,10 @@ class ScriptedPeer:
         if fault is None:
             return copy
         twice = again() if fault.do == "duplicate" else None
-        return ScriptedCopy(self._switch, fault, self._transport, copy, local_block_ids, twice)
+        return FaultyCopy(self._switch, fault, self._transport, copy, local_block_ids, twice)
 
 
-class ScriptedCopy:
+class FaultyCopy:
     """One movement of bytes with a fault. Transfer thread only, once made."""
 
     wakes = False

@@ -81,7 +81,7 @@ class Query:
     """One request that needs workers.
 
     ``failed`` workers and pairs broke something for this request, ``refused`` ones
-    only said no; neither is used. ``on_prefill`` or ``on_decode`` fix one half that
+    only said no; neither is used. ``on_prefill`` or ``on_decode`` fix one worker that
     is already held; ``num_cached_on_decode`` is what the held reservation said that it
     has cached, and None before it has.
     """

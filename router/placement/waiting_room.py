@@ -4,7 +4,7 @@ import bisect
 import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from diptych.errors import DiptychError, QueueFullError
 from router.placement.departures import Departures
@@ -17,6 +17,11 @@ _MAX_PASSED = 16
 _MAX_BARRED = 64
 
 Later = Callable[[Callable[[], None]], object]
+
+
+class _Returned(NamedTuple):
+    arrival: int
+    waiter: "Waiter"
 
 
 class Waiter(Protocol):
@@ -66,7 +71,7 @@ class WaitingRoom:
         self._has_room = has_room
         self._departures = departures or Departures(lambda: 0.0, lambda: 0.5)
         self._arrivals = itertools.count()
-        self._returned: list[tuple[int, Waiter]] = []  # were placed before; by their arrival
+        self._returned: list[_Returned] = []  # were placed before; by their arrival
         self._fresh: OrderedDict[Waiter, None] = OrderedDict()
         self._placed: dict[Waiter, int] = {}  # to their arrival
         self._newcomers: list[Waiter] = []  # since the last pump; they may be turned away
@@ -85,11 +90,6 @@ class WaitingRoom:
     def num_placed(self) -> int:
         return len(self._placed)
 
-    @property
-    def is_pump_due(self) -> bool:
-        """Whether a pump was scheduled and has not run."""
-        return self._is_pump_due
-
     def enter(self, waiter: Waiter, *, front: bool) -> None:
         """Let ``waiter`` wait; ``front``: it was placed before, so before all who were not.
 
@@ -98,11 +98,9 @@ class WaitingRoom:
         """
         if front:
             arrival = self._placed.get(waiter)
-            bisect.insort(
-                self._returned,
-                (next(self._arrivals) if arrival is None else arrival, waiter),
-                key=_arrival,
-            )
+            if arrival is None:
+                arrival = next(self._arrivals)
+            bisect.insort(self._returned, _Returned(arrival, waiter), key=lambda one: one.arrival)
         else:
             self._fresh[waiter] = None
             self._newcomers.append(waiter)
@@ -110,7 +108,7 @@ class WaitingRoom:
 
     def take(self, waiter: Waiter) -> None:
         """``waiter`` got a placement: it waits no more and keeps a slot."""
-        if self._returned and waiter is not self._returned[0][1]:
+        if self._returned and waiter is not self._returned[0].waiter:
             self._num_passed += 1
         self.stop_waiting(waiter)
         if waiter not in self._placed:
@@ -119,9 +117,9 @@ class WaitingRoom:
     def stop_waiting(self, waiter: Waiter) -> None:
         """``waiter`` wants no placement any more. Idempotent."""
         self._fresh.pop(waiter, None)
-        if self._returned and waiter is self._returned[0][1]:
+        if self._returned and waiter is self._returned[0].waiter:
             self._num_passed = self._num_barred = 0
-        self._returned = [entry for entry in self._returned if entry[1] is not waiter]
+        self._returned = [one for one in self._returned if one.waiter is not waiter]
 
     def leave(self, waiter: Waiter) -> None:
         """``waiter`` is done. Idempotent."""
@@ -145,7 +143,7 @@ class WaitingRoom:
         self._is_pump_due = False
         newcomers, self._newcomers = self._newcomers, []
         if self._is_barred():
-            self._ask([self._returned[0][1]], set())
+            self._ask([self._returned[0].waiter], set())
             if self.num_waiting and self._has_room():
                 self._pump_rest_soon()
         else:
@@ -157,7 +155,7 @@ class WaitingRoom:
                 self._turn_away(waiter)
 
     def _ask_in_turn(self, newcomers: list[Waiter]) -> None:
-        waiting = [waiter for _, waiter in self._returned]
+        waiting = [one.waiter for one in self._returned]
         if len(self._placed) < self._max_placed:
             waiting.extend(self._fresh)
         asked: set[Waiter] = set()
@@ -198,7 +196,7 @@ class WaitingRoom:
         return self._num_passed > 0
 
     def _is_waiting(self, waiter: Waiter) -> bool:
-        return waiter in self._fresh or any(entry[1] is waiter for entry in self._returned)
+        return waiter in self._fresh or any(one.waiter is waiter for one in self._returned)
 
     def _pump_if_due(self) -> None:
         if self._is_pump_due:
@@ -221,7 +219,3 @@ class WaitingRoom:
             max_queue=str(self._max_waiting),
         )
         waiter.turn_away(error)
-
-
-def _arrival(entry: tuple[int, Waiter]) -> int:
-    return entry[0]

@@ -1,6 +1,6 @@
 """What a request holds on workers now: a lease, a reservation, and what was sent to them. Pure.
 
-Says how the two halves of an attempt go together (grant, bind, start, close) and
+Says how a lease and a reservation go together (grant, bind, start, close) and
 keeps their states; which workers to use is decided by
 :class:`router.request.machine.RequestMachine`, the owner, and what to do when something
 fails by :mod:`router.request.recovery`.
@@ -23,7 +23,7 @@ from router.request.prefill_lease import PrefillLease, PrefillLeaseEvent, Prefil
 
 
 class Attempt:
-    """The halves of the newest attempt; at most one lease and one reservation at a time.
+    """The newest attempt's lease and reservation, at most one of each at a time.
 
     Invariant: what was opened is closed by an action, or its worker said that it
     is gone (``drop_lease``, ``drop_reservation``).
@@ -36,7 +36,7 @@ class Attempt:
         self.lease: PrefillLease | None = None
         self.reservation: DecodeReservation | None = None
         self.computing: set[WorkerId] = set()  # those that were asked to compute
-        self.base = 0  # output tokens that the halves' specs contain
+        self.base = 0  # output tokens that both their specs contain
         self.kv_path = KVPath.UNSPECIFIED
         self.prefill_worker = ""  # addresses, for the client
         self.decode_worker = ""
@@ -62,7 +62,7 @@ class Attempt:
 
     @property
     def due_s(self) -> float | None:
-        """When the first half that was asked for must have answered."""
+        """When the first of the two that was asked for must have answered."""
         due = None
         if self.lease is not None and self.lease.is_opening:
             due = self.lease.due_s
@@ -147,7 +147,7 @@ class Attempt:
         return held
 
     def grant_if_held(self) -> None:
-        """Let the reservation pull, once both halves are held and something is missing."""
+        """Let the reservation pull, once both are held and something is missing."""
         lease, held = self.lease, self.reservation
         if lease is None or lease.is_opening:
             return
@@ -213,7 +213,7 @@ class Attempt:
         return True
 
     def close(self) -> None:
-        """Free both halves."""
+        """Free the lease and the reservation."""
         self.close_reservation()
         self.close_lease()
 

@@ -1,4 +1,4 @@
-"""The decode half of an attempt: blocks on a decode worker, and the sequence in them. Pure."""
+"""The reservation of an attempt: blocks on a decode worker, and the sequence in them. Pure."""
 
 import enum
 from dataclasses import dataclass

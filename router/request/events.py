@@ -1,8 +1,8 @@
 """What happens to a request: its machine's only input. Plain data, made from wire messages in
 :mod:`router.request.worker_messages` or by the session that owns the machine.
 
-Events of a half carry its ``sequence_id``; those for a half that is no longer held are
-ignored.
+Events of a lease or a reservation carry its ``sequence_id``; those of one that is no longer
+held are ignored.
 """
 
 from collections.abc import Sequence

@@ -32,9 +32,9 @@ from router.request.retry_state import RetryState
 class Outcome(enum.Enum):
     """How a failure was met."""
 
-    GOES_ON = enum.auto()  # a half was asked for, or the same one again
+    GOES_ON = enum.auto()  # a lease or a reservation was asked for, or the same bound again
     RUNS = enum.auto()  # the reservation was started
-    START_OVER = enum.auto()  # free both halves and place anew
+    START_OVER = enum.auto()  # free lease and reservation, place anew
 
 
 class GiveUp(NamedTuple):
@@ -116,7 +116,7 @@ class FailOver:
         return self._recover(FailureKind.RESERVATION_LOST, held.worker, error)
 
     def pull_failed(self, event: events.PullFailed) -> Met | None:
-        """The hand-off broke off; both halves stand."""
+        """The hand-off broke off; lease and reservation stand."""
         held = self._attempt.pull_failed(event)
         if held is None:
             return None

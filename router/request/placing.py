@@ -28,7 +28,7 @@ class Placing:
         on_prefill: WorkerId | None = None,
         on_reservation: DecodeReservation | None = None,
     ) -> Placement | None:
-        """The best placement there is now; a half that is given is held already and stays."""
+        """The best placement there is now; what is given is held already and stays."""
         query = Query(
             num_tokens=self._output.num_sequence_tokens,
             num_max_tokens=self._output.num_max_tokens,

@@ -1,4 +1,4 @@
-"""The prefill half of an attempt: blocks on a prefill worker, held while a stream is open. Pure."""
+"""The lease of an attempt: blocks on a prefill worker, held while a stream is open. Pure."""
 
 import enum
 from dataclasses import dataclass

@@ -30,7 +30,7 @@ _MAY_BIND_AGAIN = frozenset(
 
 
 class FailureKind(enum.Enum):
-    """What went wrong. The half that a refusal or loss is about is held no more."""
+    """What went wrong. What a refusal or loss is about, lease or reservation, is held no more."""
 
     LEASE_REFUSED = enum.auto()  # or no answer in time
     LEASE_LOST = enum.auto()
@@ -53,7 +53,7 @@ class Rung(enum.Enum):
     RECOMPUTE = enum.auto()  # on the held reservation, if no prefill worker can serve it
     BIND_AGAIN = enum.auto()  # the held reservation pulls from the held lease once more
     COMPUTE = enum.auto()  # the held reservation computes what it lacks
-    START_OVER = enum.auto()  # free both halves and place anew, at once or through the queue
+    START_OVER = enum.auto()  # free lease and reservation, place anew, at once or through the queue
     GIVE_UP = enum.auto()  # the client gets the error
 
 
@@ -61,8 +61,8 @@ class Blame(enum.Enum):
     """Whom the request avoids from now on."""
 
     NOBODY = enum.auto()
-    REFUSED = enum.auto()  # the half's worker, until the request is placed or waits
-    WORKER = enum.auto()  # the half's worker, until the request has to wait
+    REFUSED = enum.auto()  # whose worker it is, until the request is placed or waits
+    WORKER = enum.auto()  # whose worker it is, until the request has to wait
     PAIR = enum.auto()  # the two workers together
     SOURCE = enum.auto()  # the two together, and the lease's worker
     ALL = enum.auto()  # every worker that computed, if there is anybody else

@@ -1,4 +1,4 @@
-"""Where a request stands as a whole; the states of its halves refine it. Pure."""
+"""Where a request stands as a whole; those of its lease and its reservation refine it. Pure."""
 
 import enum
 
@@ -10,7 +10,7 @@ class RequestState(enum.Enum):
 
     NEW = enum.auto()
     QUEUED = enum.auto()  # nothing held, waits for a placement
-    PLACED = enum.auto()  # at least one half opened
+    PLACED = enum.auto()  # a lease, a reservation or both were opened
     DECODING = enum.auto()  # the reservation runs
     DONE = enum.auto()  # nothing held, nothing to come
 

@@ -1,7 +1,7 @@
 """Prefill and decode workers without an engine: they keep the protocol, or break it as told.
 
 Real gRPC servers whose tokens are a pure function of the position, so a test
-knows every right answer. What they hold is in ``leases`` and ``seats``.
+knows every right answer. What they hold is in ``leases`` and ``reservations``.
 """
 
 import asyncio
@@ -206,7 +206,7 @@ class FakePrefill(FakeWorker, prefill_pb2_grpc.PrefillServicer):
 
 
 @dataclass(eq=False)
-class FakeSeat:
+class FakeReservation:
     reserve: decode_pb2.Reserve
     binds: list[decode_pb2.Bind] = field(default_factory=list)
     start: decode_pb2.Start | None = None
@@ -214,15 +214,15 @@ class FakeSeat:
 
 
 class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServicer):
-    """A decode worker; ``seats`` are the sequences it holds, by id."""
+    """A decode worker; ``reservations`` are the sequences it holds, by id."""
 
     role = worker_pb2.WORKER_ROLE_DECODE
 
     def __init__(self) -> None:
         super().__init__()
-        self.seats: dict[int, FakeSeat] = {}
+        self.reservations: dict[int, FakeReservation] = {}
         self.peers: list[decode_pb2.Peer] = []
-        self.ended_seats: list[FakeSeat] = []
+        self.ended_reservations: list[FakeReservation] = []
         self._events: asyncio.Queue[decode_pb2.DecodeEvent] = asyncio.Queue()
 
     def add_services(self, server: grpc.aio.Server) -> None:
@@ -249,7 +249,7 @@ class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServicer):
                 for other in others:
                     other.cancel()
         finally:
-            self.seats.clear()
+            self.reservations.clear()
         return
         yield
 
@@ -268,16 +268,16 @@ class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServicer):
         elif kind == "reserve":
             self._reserve(command.reserve)
         elif kind == "bind":
-            seat = self.seats.get(command.bind.sequence_id)
-            if seat is not None:
-                seat.binds.append(command.bind)
+            held = self.reservations.get(command.bind.sequence_id)
+            if held is not None:
+                held.binds.append(command.bind)
                 return self._pull(command.bind)
         elif kind == "start":
-            seat = self.seats.get(command.start.sequence_id)
-            if seat is not None:
-                seat.start = command.start
-                seat.token_ids.extend(command.start.emitted_token_ids)
-        elif kind == "release" and command.release.sequence_id in self.seats:
+            held = self.reservations.get(command.start.sequence_id)
+            if held is not None:
+                held.start = command.start
+                held.token_ids.extend(command.start.emitted_token_ids)
+        elif kind == "release" and command.release.sequence_id in self.reservations:
             self._end(decode_pb2.Ended(sequence_id=command.release.sequence_id))
         return None
 
@@ -289,8 +289,8 @@ class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServicer):
             ended = decode_pb2.Ended(sequence_id=reserve.sequence_id, failure=failure)
             self._events.put_nowait(decode_pb2.DecodeEvent(ended=ended))
             return
-        seat = FakeSeat(reserve, token_ids=list(reserve.spec.token_ids))
-        self.seats[reserve.sequence_id] = seat
+        held = FakeReservation(reserve, token_ids=list(reserve.spec.token_ids))
+        self.reservations[reserve.sequence_id] = held
         if self.behaviour.accepts:
             reserved = decode_pb2.Reserved(sequence_id=reserve.sequence_id)
             self._events.put_nowait(decode_pb2.DecodeEvent(reserved=reserved))
@@ -319,38 +319,38 @@ class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServicer):
             if self.behaviour.stalled:
                 continue
             step = decode_pb2.StepTokens()
-            for sequence_id, seat in self.seats.items():
-                if seat.start is not None:
-                    self._run(sequence_id, seat, step)
+            for sequence_id, held in self.reservations.items():
+                if held.start is not None:
+                    self._run(sequence_id, held, step)
             if step.sequences:
                 self._events.put_nowait(decode_pb2.DecodeEvent(step=step))
             for tokens in step.sequences:
-                seat = self.seats[tokens.sequence_id]
-                spec = seat.reserve.spec
-                num_output = len(seat.token_ids) - spec.num_prompt_tokens
-                reason = _finish_reason(spec, num_output, seat.token_ids[-1])
+                held = self.reservations[tokens.sequence_id]
+                spec = held.reserve.spec
+                num_output = len(held.token_ids) - spec.num_prompt_tokens
+                reason = _finish_reason(spec, num_output, held.token_ids[-1])
                 if reason:
                     ended = decode_pb2.Ended(
                         sequence_id=tokens.sequence_id, finish_reason=reason, num_preemptions=1
                     )
                     self._end(ended)
 
-    def _run(self, sequence_id: int, seat: FakeSeat, step: decode_pb2.StepTokens) -> None:
-        spec = seat.reserve.spec
-        left = spec.sampling.max_tokens - (len(seat.token_ids) - spec.num_prompt_tokens)
-        position = len(seat.token_ids)
+    def _run(self, sequence_id: int, held: FakeReservation, step: decode_pb2.StepTokens) -> None:
+        spec = held.reserve.spec
+        left = spec.sampling.max_tokens - (len(held.token_ids) - spec.num_prompt_tokens)
+        position = len(held.token_ids)
         new = [token_at(position + i) for i in range(min(left, self.behaviour.tokens_per_step))]
-        seat.token_ids.extend(new)
+        held.token_ids.extend(new)
         step.sequences.add(sequence_id=sequence_id, position=position, token_ids=new)
 
     def _end(self, ended: decode_pb2.Ended) -> None:
-        self.ended_seats.append(self.seats.pop(ended.sequence_id))
+        self.ended_reservations.append(self.reservations.pop(ended.sequence_id))
         self._events.put_nowait(decode_pb2.DecodeEvent(ended=ended))
 
     def fail_all(self) -> None:
         """Every sequence fails by itself."""
         failure = to_failure(NoWorkerError("engine error"))
-        for sequence_id in list(self.seats):
+        for sequence_id in list(self.reservations):
             self._end(decode_pb2.Ended(sequence_id=sequence_id, failure=failure))
 
     async def _write(self, context: Context) -> None:

@@ -64,10 +64,12 @@ class Cluster:
             await self.generate(max_tokens=1)
 
     def held(self) -> int:
-        return sum(len(p.leases) for p in self.prefill) + sum(len(d.seats) for d in self.decode)
+        return sum(len(p.leases) for p in self.prefill) + sum(
+            len(d.reservations) for d in self.decode
+        )
 
     async def wait_free(self) -> None:
-        await eventually(lambda: self.held() == 0, "leases or seats are still held")
+        await eventually(lambda: self.held() == 0, "leases or reservations are still held")
 
 
 def expected(num_tokens: int) -> list[int]:

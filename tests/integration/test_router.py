@@ -55,7 +55,7 @@ async def test_the_plain_path(wide_model: Path) -> None:
         assert (timing.num_attempts, timing.num_preemptions) == (1, 1)
         assert timing.prefill_worker == cluster.prefill[0].address
         assert timing.decode_worker == cluster.decode[0].address
-        bind = cluster.decode[0].ended_seats[0].binds[0]
+        bind = cluster.decode[0].ended_reservations[0].binds[0]
         assert bind.source_incarnation == cluster.prefill[0].incarnation
 
 
@@ -113,7 +113,7 @@ async def test_a_prefix_that_a_worker_has_forgotten_is_prefilled_again(wide_mode
             assert answer.error is None
             assert answer.timing.kv_path == inference_pb2.KV_PATH_DISAGGREGATED
             assert len(cluster.prefill[0].specs) == num_requests
-        starts = [seat.start for seat in cluster.decode[0].ended_seats]
+        starts = [held.start for held in cluster.decode[0].ended_reservations]
         assert not any(start is None or start.compute_missing for start in starts)
 
 
@@ -182,7 +182,7 @@ async def test_trace_context_reaches_both_workers(wide_model: Path) -> None:
     async with running(wide_model, 1, 1) as cluster, DiptychClient(cluster.address) as client:
         request = build_request(token_ids=PROMPT, options=SamplingOptions(max_tokens=3))
         await collect(client.stream(request, metadata=[("traceparent", traceparent)]))
-        (at_decode,) = cluster.decode[0].ended_seats
+        (at_decode,) = cluster.decode[0].ended_reservations
         assert cluster.prefill[0].traceparents == [traceparent]
         assert at_decode.reserve.trace_context["traceparent"] == traceparent
 

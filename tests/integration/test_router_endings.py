@@ -89,7 +89,7 @@ async def test_slow_client_loses_only_its_own_request(wide_model: Path) -> None:
         behaviour.step_s, behaviour.tokens_per_step = 0.001, 64
         stub = inference_pb2_grpc.InferenceStub(channel)
         slow = stub.Generate(token_request(PROMPT, max_tokens=900_000))
-        await eventually(lambda: bool(cluster.decode[0].seats), "never placed")
+        await eventually(lambda: bool(cluster.decode[0].reservations), "never placed")
         await cluster.wait_free()
         behaviour.step_s, behaviour.tokens_per_step = 0.002, 1
         assert await cluster.generate()
@@ -144,7 +144,7 @@ async def test_router_drains(wide_model: Path, caplog: pytest.LogCaptureFixture)
     async with running(wide_model, 1, 1) as cluster, asyncio.TaskGroup() as tasks:
         cluster.decode[0].behaviour.step_s = 0.05
         task = tasks.create_task(cluster.generate(max_tokens=30))
-        await eventually(lambda: bool(cluster.decode[0].seats), "never placed")
+        await eventually(lambda: bool(cluster.decode[0].reservations), "never placed")
         cluster.stop.set()
         async with asyncio.timeout(EVENTUALLY_S):
             while await health(cluster.channel) != NOT_SERVING:

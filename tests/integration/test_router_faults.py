@@ -157,10 +157,11 @@ async def test_lost_decode_worker_mid_stream(wide_model: Path, how: str) -> None
             worker.behaviour.step_s = 0.02
         task = tasks.create_task(cluster.generate(max_tokens=30))
         await eventually(
-            lambda: any(s.start for d in cluster.decode for s in d.seats.values()), "never ran"
+            lambda: any(s.start for d in cluster.decode for s in d.reservations.values()),
+            "never ran",
         )
         await asyncio.sleep(0.1)
-        victim, other = sorted(cluster.decode, key=lambda d: not d.seats)
+        victim, other = sorted(cluster.decode, key=lambda d: not d.reservations)
         await disturb(victim, how)
         assert await task == expected(30)
         resumed = other.specs[-1]
@@ -192,7 +193,7 @@ async def test_restarted_worker_is_another_incarnation(wide_model: Path) -> None
             "the new peer was not announced",
         )
         assert await cluster.generate()
-        bind = decode.ended_seats[-1].binds[-1]
+        bind = decode.ended_reservations[-1].binds[-1]
         assert bind.source_incarnation == cluster.prefill[0].incarnation
 
 

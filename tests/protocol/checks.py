@@ -27,7 +27,7 @@ def check_now(cluster: "Cluster") -> None:
         _check_readable(prefill)
         _check_lease_owners(prefill)
     for decode in cluster.decodes:
-        _check_seat_owners(decode)
+        _check_reservation_owners(decode)
     for request in cluster.all_requests:
         _check_outcome(cluster, request)
 
@@ -137,7 +137,7 @@ def _check_lease_owners(worker: PrefillWorker) -> None:
         worker.setting.watch.broken(Invariant.HOLDERS, "a sequence or a lease without a stream")
 
 
-def _check_seat_owners(worker: DecodeWorker) -> None:
+def _check_reservation_owners(worker: DecodeWorker) -> None:
     num_entries = sum(len(s.sequences) for s in worker.streams if s.sequences is not None)
     if len(_living(worker)) != num_entries:
         worker.setting.watch.broken(Invariant.HOLDERS, "a sequence without a stream")

@@ -126,8 +126,8 @@ class Cluster:
             found += [("begin pull", pull.begin) for pull in decode.pulls if pull.can_begin]
             found += [("land", read.land) for read in decode.reads if not read.stuck]
         for router in self.routers:
-            if router.room.is_pump_due:
-                found.append(("pump", router.room.pump))
+            if router.pumps_due:
+                found.append(("pump", router.pump))
         found.append(("watch", self.watch))
         return found
 

@@ -1,7 +1,7 @@
 """A simulated router: production request machines, and streams that carry out their actions."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import TYPE_CHECKING
@@ -123,8 +123,13 @@ class Router:
         self.requests: list[Request] = []
         self.links: dict[WorkerId, DecodeLink] = {}
         self.known: set[WorkerId] = set()  # prefill workers, as Watch told
-        # Its pumps are events of the cluster: see ``Cluster.events``.
-        self.room = WaitingRoom(max_waiting=100, max_placed=100, schedule=lambda pump: None)
+        self.pumps_due: list[Callable[[], None]] = []  # events of the cluster
+        self.room = WaitingRoom(
+            max_waiting=100,
+            max_placed=100,
+            schedule=self.pumps_due.append,
+            schedule_rest=lambda pump: None,
+        )
         self.sequence_ids = count(1)
         self.policy = LeastLoaded(
             PrefixMemory(64),
@@ -163,13 +168,18 @@ class Router:
         for worker in self.cluster.decodes:
             if worker.identity not in self.links:
                 self._connect(worker)
-        self.room.pump()
+        self.pump()
 
     def tick(self) -> None:
         for request in self.requests:
             due = request.machine.wake_at_s
             if due is not None and self.cluster.now >= due:
                 request.handle(events.Tick())
+        self.pump()
+
+    def pump(self) -> None:
+        """Offer placements now, whether or not that was due."""
+        self.pumps_due.clear()
         self.room.pump()
 
     def _connect(self, worker: DecodeWorker) -> None:

@@ -72,9 +72,7 @@ def test_silence_after_the_request_is_a_refusal() -> None:
 
 def test_failed_pull_is_bound_again_once() -> None:
     world = World(decodes=("d1",)).begin()
-    world.accept()
-    world.reserve()
-    world.grant()
+    world.bind()
     world.first()
     world.pull_fails()
     assert world.grants[world.lease.sequence_id].grant_id == 2
@@ -88,9 +86,7 @@ def test_failed_pull_is_bound_again_once() -> None:
 
 def test_a_lost_lease_that_its_reader_noticed_first_costs_one_attempt() -> None:
     world = World(decodes=("d1",)).begin()
-    world.accept()
-    world.reserve()
-    world.grant()
+    world.bind()
     world.pull_fails()
     world.lose_lease()
     assert world.lease.worker == worker("p2")
@@ -100,18 +96,14 @@ def test_a_lost_lease_that_its_reader_noticed_first_costs_one_attempt() -> None:
 
 def test_pull_failing_twice_prefills_elsewhere_with_what_was_emitted() -> None:
     world = World(decodes=("d1",)).begin()
-    world.accept()
-    world.reserve()
-    world.grant()
+    world.bind()
     world.first()
     world.pull_fails()
     world.grant()
     world.pull_fails()
     assert world.lease.worker == worker("p2")
     assert world.lease.num_emitted == 1
-    world.accept()
-    world.reserve()
-    world.grant()
+    world.bind()
     world.first(21)
     world.prove()
     world.tokens(22, 23)
@@ -122,9 +114,7 @@ def test_pull_failing_twice_prefills_elsewhere_with_what_was_emitted() -> None:
 
 def test_without_another_prefill_worker_the_reservation_recomputes() -> None:
     world = World(prefills=("p1",), decodes=("d1",)).begin()
-    world.accept()
-    world.reserve()
-    world.grant()
+    world.bind()
     world.first()
     reservation = world.reservation
     world.lose_lease()
@@ -149,9 +139,7 @@ def test_forbidden_recompute_waits_instead() -> None:
 
 def test_lost_prefill_after_proof_needs_only_the_token() -> None:
     world = World().begin()
-    world.accept()
-    world.reserve()
-    world.grant()
+    world.bind()
     world.prove()
     world.lose_lease()
     assert world.started[world.reservation.sequence_id].compute_missing
@@ -162,9 +150,7 @@ def test_lost_prefill_after_proof_needs_only_the_token() -> None:
 
 def test_lost_decode_before_proof_binds_another_to_the_lease() -> None:
     world = World().begin()
-    world.accept()
-    world.reserve()
-    world.grant()
+    world.bind()
     world.first()
     lease = world.lease
     world.lose_reservation()
@@ -184,9 +170,7 @@ def test_lost_decode_mid_stream_starts_over_from_what_was_emitted() -> None:
     world.lose_reservation()
     assert world.reservation.worker == worker("d2")
     assert world.lease.num_emitted == world.reservation.num_emitted == 2
-    world.accept()
-    world.reserve()
-    world.grant()
+    world.bind()
     world.first(22)
     world.prove()
     world.tokens(23)
@@ -218,9 +202,7 @@ def test_attempts_are_limited() -> None:
 
 def test_failed_hand_offs_end_in_the_typed_error() -> None:
     world = World(prefills=("p1",), decodes=("d1",), max_attempts=2, local_prefill=False).begin()
-    world.accept()
-    world.reserve()
-    world.grant()
+    world.bind()
     world.pull_fails()
     world.grant()
     world.pull_fails()
@@ -270,10 +252,10 @@ def test_without_any_worker_the_request_ends_with_that() -> None:
     assert isinstance(world.outcome, NoWorkerError)
 
 
-@pytest.mark.parametrize(("half", "decode"), [("lease", "d1"), ("reservation", "d2")])
-def test_scores_that_are_no_numbers_are_tried_once_elsewhere(half: str, decode: str) -> None:
+@pytest.mark.parametrize(("ended", "decode"), [("lease", "d1"), ("reservation", "d2")])
+def test_scores_that_are_no_numbers_are_tried_once_elsewhere(ended: str, decode: str) -> None:
     world = World(max_tokens=9).begin()
-    if half == "lease":
+    if ended == "lease":
         world.lose_lease(LogitsError("nan"))
     else:
         world.hand_off()
@@ -287,13 +269,6 @@ def test_scores_that_are_no_numbers_are_tried_once_elsewhere(half: str, decode: 
     assert isinstance(world.outcome, LogitsError)
     assert world.machine.num_attempts == 2
     world.check_nothing_is_held()
-
-
-def test_bad_scores_of_a_prefill_worker_do_not_blame_the_reservation() -> None:
-    world = World(decodes=("d1",)).begin()
-    world.reserve()
-    world.lose_lease(LogitsError("nan"))
-    assert (world.lease.worker, world.reservation.worker) == (worker("p2"), worker("d1"))
 
 
 def test_bad_scores_over_pulled_kv_avoid_its_source_before_the_only_decode_worker() -> None:

@@ -40,9 +40,7 @@ def test_the_plain_path() -> None:
 
 def test_proof_before_the_first_token_waits_for_it() -> None:
     world = World().begin()
-    world.accept()
-    world.reserve()
-    world.grant()
+    world.bind()
     world.prove()
     assert world.leases
     assert not world.started
@@ -64,9 +62,7 @@ def test_whole_prompt_cached_needs_no_bind() -> None:
 
 def test_first_token_that_ends_the_sequence_releases_both() -> None:
     world = World(stop_token_ids=frozenset({20})).begin()
-    world.accept()
-    world.reserve()
-    world.grant()
+    world.bind()
     world.first(20, reason=STOP)
     assert world.outcome == STOP
     world.check_nothing_is_held()

@@ -21,7 +21,7 @@ ERRORS = [BlocksExhaustedError, NoWorkerError, LeaseExpiredError, LogitsError]
 
 
 class RequestMachineMachine(RuleBasedStateMachine):
-    """Anything may happen in any order; late messages for old halves too."""
+    """Anything may happen in any order; late messages for old leases and reservations too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class RequestMachineMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.leases or self.world.reservations)
     @rule()
     def workers_answer(self) -> None:
-        """Whatever each half was asked for last is answered."""
+        """Whatever lease and reservation were asked for last is answered."""
         world = self.world
         for reservation in list(world.reservations.values()):
             world.on(events.Reserved(reservation.sequence_id, 0))
@@ -91,7 +91,7 @@ class RequestMachineMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), what=st.sampled_from(["lease", "reservation"]), number=st.integers(0, 6))
     def anything_is_said(self, data: st.DataObject, what: str, number: int) -> None:
-        """Any message, for any half there ever was; nothing in it need be right."""
+        """Any message, for any lease or reservation there ever was; nothing in it need be right."""
         on = self.world.on
         if what == "lease":
             sequence_id = self.lease_id(data)

@@ -200,7 +200,7 @@ class World:
         if self.queued:
             self.on(events.Offered(room_made))
 
-    # What one open half is asked and answers
+    # What the lease and the reservation are asked and answer
 
     @property
     def lease(self) -> actions.OpenLease:
@@ -268,11 +268,15 @@ class World:
         self.on(events.Begin())
         return self
 
-    def hand_off(self) -> None:
-        """From placed until the reservation runs; the first token is 20."""
+    def bind(self) -> None:
+        """From placed until the reservation may pull."""
         self.accept()
         self.reserve()
         self.grant()
+
+    def hand_off(self) -> None:
+        """From placed until the reservation runs; the first token is 20."""
+        self.bind()
         self.first()
         self.prove()
 

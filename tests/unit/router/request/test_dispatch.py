@@ -15,8 +15,8 @@ from router.cluster.members import Cluster
 from router.config import RouterConfig
 from router.placement.policy import LeastLoaded
 from router.placement.prefix_memory import PrefixMemory
-from router.placement.queue import WaitingRoom
 from router.placement.types import Query, WorkerId
+from router.placement.waiting_room import WaitingRoom
 from router.request import actions, events
 from router.request.dispatch import Dispatch, Services
 from router.request.emitted_tokens import RequestShape

@@ -129,6 +129,7 @@ class FakePrefill(FakeWorker, prefill_pb2_grpc.PrefillServicer):
         super().__init__()
         self.leases: set[FakeLease] = set()
         self.num_heartbeats = 0
+        self.num_released = 0  # leases that the router ended by half-closing
         self.traceparents: list[str] = []
         self.accepts_as: str | None = None  # an incarnation that is not its own
 
@@ -161,6 +162,7 @@ class FakePrefill(FakeWorker, prefill_pb2_grpc.PrefillServicer):
                         lease.grants.append(command.grant)
                         granted = prefill_pb2.Granted(grant_id=command.grant.grant_id)
                         events.put_nowait(prefill_pb2.PrefillEvent(granted=granted))
+                self.num_released += 1
                 work.cancel()
                 writer.cancel()
         finally:
@@ -223,6 +225,7 @@ class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServicer):
         self.reservations: dict[int, FakeReservation] = {}
         self.peers: list[decode_pb2.Peer] = []
         self.ended_reservations: list[FakeReservation] = []
+        self.num_released = 0  # reservations that the router gave back
         self._events: asyncio.Queue[decode_pb2.DecodeEvent] = asyncio.Queue()
 
     def add_services(self, server: grpc.aio.Server) -> None:
@@ -278,6 +281,7 @@ class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServicer):
                 held.start = command.start
                 held.token_ids.extend(command.start.emitted_token_ids)
         elif kind == "release" and command.release.sequence_id in self.reservations:
+            self.num_released += 1
             self._end(decode_pb2.Ended(sequence_id=command.release.sequence_id))
         return None
 

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import socket
-import time
 from pathlib import Path
 
 import grpc
@@ -57,9 +56,9 @@ async def test_cancel_frees_both_sides_at_once(wide_model: Path, stage: str) -> 
         await eventually(lambda: cluster.held() > 0, "never placed")
         await asyncio.sleep(0.15)
         call.cancel()
-        cancelled_at = time.monotonic()
         await cluster.wait_free()
-        assert time.monotonic() - cancelled_at < 0.5
+        for worker in (cluster.prefill[0], cluster.decode[0]):
+            assert worker.num_released == len(worker.specs) > 0, "nothing was left to be noticed"
 
 
 async def test_deadline_frees_both_sides(wide_model: Path) -> None:

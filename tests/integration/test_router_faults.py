@@ -23,7 +23,6 @@ from tests.integration.fake_workers import FakeDecode, FakeWorker
 from tests.integration.router_rig import (
     EVENTUALLY_S,
     PROMPT,
-    TIMERS,
     eventually,
     expected,
     running,
@@ -78,11 +77,9 @@ async def test_no_answer_in_time_goes_to_another(wide_model: Path, role: str) ->
 async def test_all_refuse_for_long_is_a_typed_error(wide_model: Path) -> None:
     async with running(wide_model, 1, 1) as cluster:
         cluster.decode[0].behaviour.refuse = BlocksExhaustedError("full", retry_after_s=0.5)
-        before = time.monotonic()
         with pytest.raises(BlocksExhaustedError) as caught:
             await cluster.generate()
         assert caught.value.retry_after_s == pytest.approx(0.5)
-        assert time.monotonic() - before < TIMERS.no_worker_s + 1
         assert 3 <= len(cluster.decode[0].specs) < 30, "asked again, with pauses"
 
 
@@ -143,10 +140,11 @@ async def test_lost_prefill_worker(wide_model: Path, how: str) -> None:
         await asyncio.sleep(0.1)
         victim, other = sorted(cluster.prefill, key=lambda p: not p.leases)
         other.behaviour.first_token_s = 0
-        before = time.monotonic()
         await disturb(victim, how)
         assert await task == expected(6)
-        assert time.monotonic() - before < 2 * TIMERS.lost_peer_s + 0.5
+        start = cluster.decode[0].ended_reservations[-1].start
+        assert start is not None
+        assert start.compute_missing, "nobody waited for the lost one's token"
         victim.behaviour.silent = victim.behaviour.stalled = False
 
 

@@ -49,12 +49,12 @@ def _cut(text: str) -> str:
 
 
 def to_failure(error: DiptychError) -> common_pb2.Failure:
-    """Encode ``error`` for use inside a multiplexed stream."""
+    """Encode ``error`` for use inside a multiplexed stream; texts are cut as in ``to_status``."""
     return common_pb2.Failure(
         code=error.code.value[0],
         reason=error.reason,
-        message=error.message,
-        metadata=error.metadata,
+        message=_cut(error.message),
+        metadata={name: _cut(value) for name, value in error.metadata.items()},
         retry_after_s=error.retry_after_s,
     )
 

@@ -20,6 +20,7 @@ from diptych.text.token_text import TokenText
 # By family: what transformers takes where a config is silent, as Gemma 3's with images is.
 _SILENT_COUNTS = {"gemma3": {"vocab_size": 262_208, "max_position_embeddings": 131_072}}
 
+_MAX_COUNT = 2**31 - 1  # ids and positions are int32 in every engine
 _LENGTH_KEEPING_NORMALIZERS = {"Replace", "Prepend"}
 
 
@@ -51,13 +52,18 @@ class Tokenizer:
         """What each token contributes to a text."""
         self.special_token_ids = frozenset(i for i, token in added.items() if token.special)
         """Tokens that structure a prompt; they have no text."""
-        self.bos_token_id = self._id_of(known.get("bos_token"), config.get("bos_token_id"))
+        begins = self._id_of(known.get("bos_token"), config.get("bos_token_id"))
+        self.bos_token_id = next(
+            iter(_token_ids("bos_token_id", begins, self.vocab_size, config_path)), None
+        )
         """Begins text prompts, where the model wants it."""
+        ends = "eos_token_id"
         self.eos_token_ids = frozenset(
             {
-                *_end_ids(generation.get("eos_token_id"), self.vocab_size, generation_path),
-                *_end_ids(config.get("eos_token_id"), self.vocab_size, config_path),
-                *_end_ids(
+                *_token_ids(ends, generation.get(ends), self.vocab_size, generation_path),
+                *_token_ids(ends, config.get(ends), self.vocab_size, config_path),
+                *_token_ids(
+                    ends,
                     self._id_of(known.get("eos_token"), None),
                     self.vocab_size,
                     folder / "tokenizer.json",
@@ -187,8 +193,10 @@ def _count(config: dict[str, Any], key: str, path: Path, default: int | None = N
     value = default if value is None else value
     if value is None:
         raise ConfigurationError(f"{path}: {key} is missing")
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigurationError(f"{path}: {key} must be a positive whole number, is {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MAX_COUNT:
+        raise ConfigurationError(
+            f"{path}: {key} must be a positive whole number of 31 bits, is {value!r}"
+        )
     return value
 
 
@@ -197,13 +205,13 @@ def _token_text(entry: Any) -> str | None:
     return entry.get("content") if isinstance(entry, dict) else entry
 
 
-def _end_ids(value: object, vocab_size: int, path: Path) -> list[int]:
-    """What a file says ends an answer: one token, several, or (None) nothing."""
+def _token_ids(name: str, value: object, vocab_size: int, path: Path) -> list[int]:
+    """What a file says under ``name``, as one token, several, or (None) none."""
     found: list[Any] = value if isinstance(value, list) else [] if value is None else [value]
     for each in found:
         if isinstance(each, bool) or not isinstance(each, int) or not 0 <= each < vocab_size:
             raise ConfigurationError(
-                f"{path}: eos_token_id must be of tokens below {vocab_size}, is {value!r}"
+                f"{path}: {name} must be of tokens below {vocab_size}, is {value!r}"
             )
     return found
 

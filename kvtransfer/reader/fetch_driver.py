@@ -147,6 +147,9 @@ class Pull:
                 if event.HasField("data") and self._failure is None:
                     await self._window.acquire()
                 self._inbox.put_nowait(event)
+            else:
+                if event is None:  # gRPC's word for a message that does not parse
+                    failure = PullError(failure.failure, "a message of the source cannot be read")
         except grpc.aio.AioRpcError as error:
             failure = stream_failure(from_rpc_error(error))
         except asyncio.CancelledError:

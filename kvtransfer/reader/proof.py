@@ -48,7 +48,8 @@ class LinkProver:
     async def connect(self, wanted: list[str]) -> kv_source_pb2.ConnectResponse:
         """Ask the source how to read it: over the first it has of these transports.
 
-        Raises DiptychError, LayoutMismatchError where no transport could help.
+        Raises DiptychError, LayoutMismatchError where no transport could help,
+        TransferInterruptedError where the answer cannot be read.
         """
         endpoint = self._kit.endpoint
         request = kv_source_pb2.ConnectRequest(
@@ -58,6 +59,8 @@ class LinkProver:
             response = await self._stub.Connect(request, timeout=self._kit.timers.lost_peer_s)
         except grpc.aio.AioRpcError as error:
             raise connect_failure(from_rpc_error(error)) from error
+        if not isinstance(response, kv_source_pb2.ConnectResponse):  # gRPC's word for it is None
+            raise TransferInterruptedError("the source's answer to Connect cannot be read")
         compare_layouts(endpoint.layout, response.layout)
         if response.source_incarnation != self._incarnation:
             raise TransferInterruptedError(

@@ -57,6 +57,7 @@ class NixlTransport:
         self._agent: NixlAgent | None = None
         self._wait_s = config.reconnect_min_s
         self._serving = False
+        self._is_polled = False  # ends at its own next turn, not before
         self._closed = False
         self._open()
 
@@ -82,9 +83,10 @@ class NixlTransport:
         return InsidePeer(self, peer, self._identity, region)
 
     def serve(self, active: bool) -> None:
-        if active and not self._serving:
-            self._thread.poll(self._serve)
         self._serving = active
+        if active and not self._is_polled:
+            self._is_polled = True
+            self._thread.poll(self._serve)
 
     def rebuild(self) -> None:
         """Make a new agent; destroy the old one when its reads have ended, or soon."""
@@ -154,6 +156,7 @@ class NixlTransport:
                 self._agent.serve()
             except TransportError as error:  # of one reader: the others go on
                 logger.debug("serving reads", extra={"error": str(error)})
+        self._is_polled = self._serving
         return not self._serving
 
 

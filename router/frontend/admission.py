@@ -26,6 +26,8 @@ from router.request.resolved import ResolvedRequest
 
 _INLINE_BYTES = 4096  # larger requests are tokenised in a thread
 _MAX_TOKENIZING = 2  # at a time
+# A guess: what has to pass first (a worker's start, a prompt's tokenising, this router's end) has
+# no time of its own that is known. The waiting room, which knows how soon requests end, says more.
 _RETRY_AFTER_S = 1.0
 
 

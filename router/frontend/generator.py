@@ -137,7 +137,7 @@ class _Answer:
     def open(
         self, resolved: ResolvedRequest, builder: ResponseBuilder, deadline_s: float | None
     ) -> Session:
-        """Ask for workers."""
+        """Ask for workers. Raises InvalidRequestError: the resumed output had ended before."""
         self.observer.resolved(resolved.sampling, len(resolved.shape.prompt_ids))
         self._builder = builder
         self._session = Session(
@@ -149,6 +149,7 @@ class _Answer:
             deadline_s=deadline_s,
             on_failed=self._on_failed,
         )
+        builder.check_resumed()
         self._session.start()
         return self._session
 

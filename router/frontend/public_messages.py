@@ -162,7 +162,12 @@ def _read_arguments(chat: inference_pb2.ChatPrompt) -> Mapping[str, object]:
         raise InvalidRequestError(
             f"longer than {MAX_TEMPLATE_ARGUMENT_BYTES} bytes", field="chat.template_arguments"
         )
-    return _plain_struct(given)
+    arguments = _plain_struct(given)
+    if not _is_text(arguments):
+        raise InvalidRequestError(
+            "has a number that no JSON text can say", field="chat.template_arguments"
+        )
+    return arguments
 
 
 def _plain_struct(given: struct_pb2.Struct) -> dict[str, object]:

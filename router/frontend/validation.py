@@ -94,6 +94,7 @@ def resolve(
     stop_token_ids = frozenset(given.stop_token_ids)
     if not given.ignore_eos:
         stop_token_ids |= facts.eos_token_ids
+    _check_goes_on(request.emitted_token_ids, stop_token_ids, given.min_tokens)
     sampling = SamplingParams(
         temperature=temperature,
         top_k=int(_chosen("top_k", given, facts.recommended)),
@@ -148,6 +149,18 @@ def _max_tokens(request: GenerationRequest, num_prompt: int, max_model_len: int)
             field="emitted_token_ids",
         )
     return max_tokens
+
+
+def _check_goes_on(
+    emitted_token_ids: Sequence[int], stop_token_ids: frozenset[int], min_tokens: int
+) -> None:
+    """No output has tokens after one that ended it. Stop strings are looked for with the text."""
+    for num_before in range(max(1, min_tokens), len(emitted_token_ids)):
+        if emitted_token_ids[num_before - 1] in stop_token_ids:
+            raise InvalidRequestError(
+                "comes after a stop token, which ended the output",
+                field=f"emitted_token_ids[{num_before}]",
+            )
 
 
 def _check_token_prompt(token_ids: Sequence[int], facts: ModelFacts) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from diptych.errors import InvalidRequestError
 from diptych.finish_reason import FinishReason
 from diptych.text.detokenizer import Detokenizer
 from router.generation.answer import ChoiceFinished, Delta, Timing
@@ -89,6 +90,14 @@ class ResponseBuilder:
         if position >= self._num_resumed:
             self._emit(Delta(delta.text, list(token_ids[:used]), position, list(margins[:used])))
         return delta.stop_match is not None
+
+    def check_resumed(self) -> None:
+        """Once ``sink`` had what is resumed. Raises InvalidRequestError: it had ended before."""
+        if self.num_output_tokens < self._num_resumed:
+            raise InvalidRequestError(
+                "comes after a stop string, which ended the output",
+                field=f"emitted_token_ids[{self.num_output_tokens}]",
+            )
 
     def take(self) -> Delta | None:
         """The next delta to write."""

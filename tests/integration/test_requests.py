@@ -249,6 +249,18 @@ async def test_a_whole_answer_resumed_ends_at_once(channel: grpc.aio.Channel) ->
     assert not rest.timing.decode_worker
 
 
+async def test_an_answer_is_not_resumed_after_its_stop_string(channel: grpc.aio.Channel) -> None:
+    request = token_request(PROMPT, max_tokens=16)
+    whole = await generate(channel, request)
+    request.sampling.stop.append(whole.text[4:6])
+    stopped = await generate(channel, request)
+    assert stopped.finished.stop == whole.text[4:6]
+    request.emitted_token_ids.extend(whole.token_ids)
+    rest = await generate(channel, request)
+    assert isinstance(rest.error, InvalidRequestError)
+    assert rest.error.field == f"emitted_token_ids[{len(stopped.token_ids)}]"
+
+
 async def test_an_oversized_request_is_refused_unread(channel: grpc.aio.Channel) -> None:
     request = token_request([5] * (5 * 2**20))
     answer = await generate(channel, request)

@@ -26,6 +26,9 @@ _UNSUPPORTED_SWITCHES = (
     "num_local_experts",
 )
 
+_MAX_COUNT = 2**31 - 1  # sizes and positions are int32 in kernels and on the wire
+_MAX_LAYERS = 10_000  # each is described before any weight is looked for
+
 
 class Activation(enum.Enum):
     """Of the gated feed-forward part."""
@@ -246,10 +249,19 @@ class _Reader:
             raise ConfigurationError(f"config.json: {key} must be a positive number, is {value!r}")
         return float(value)
 
-    def count(self, key: str, default: int | None = None, *, zero_allowed: bool = False) -> int:
+    def count(
+        self,
+        key: str,
+        default: int | None = None,
+        *,
+        zero_allowed: bool = False,
+        most: int = _MAX_COUNT,
+    ) -> int:
         value = self.number(key, default, zero_allowed=zero_allowed)
-        if value != int(value):
-            raise ConfigurationError(f"config.json: {key} must be a whole number, is {value!r}")
+        if value != int(value) or value > most:
+            raise ConfigurationError(
+                f"config.json: {key} must be a whole number, {most} at the most, is {value!r}"
+            )
         return int(value)
 
     def activation(self, key: str, default: str) -> Activation:
@@ -260,7 +272,7 @@ class _Reader:
             raise ConfigurationError(f"config.json: {key}={name!r} is not supported") from None
 
     def layers(self, family: _Family) -> tuple[LayerConfig, ...]:
-        num_layers = self.count("num_hidden_layers")
+        num_layers = self.count("num_hidden_layers", most=_MAX_LAYERS)
         window = self._window(family)
         kinds = self._layer_types(family, num_layers, window)
         ropes = {kind: self._rope(family, kind) for kind in sorted(set(kinds))}

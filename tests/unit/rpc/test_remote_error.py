@@ -66,6 +66,10 @@ def test_texts_are_cut_to_fit_the_trailers(letter: str) -> None:
     assert len(status.message.encode()) in range(MAX_MESSAGE_BYTES - 3, MAX_MESSAGE_BYTES + 1)
     assert status.message == error.message[: len(status.message)].replace("\ud800", "?")
     assert status.ByteSize() < 5 * MAX_MESSAGE_BYTES
+    error.metadata = {"detail": letter * 9000}
+    failure = to_failure(error)
+    assert failure.message == status.message
+    assert failure.ByteSize() < 3 * MAX_MESSAGE_BYTES
 
 
 def test_metadata_may_have_any_key() -> None:

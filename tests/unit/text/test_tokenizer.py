@@ -151,8 +151,17 @@ def test_an_end_that_is_no_token_is_named(tmp_path: Path, name: str, value: obje
     assert "\n" not in message
 
 
+@pytest.mark.parametrize("value", ["2", 2.0, True, -1, 10**6])
+def test_a_begin_that_is_no_token_is_named(tmp_path: Path, value: object) -> None:
+    write_folder(tmp_path, byte_level_tokenizer())
+    change(tmp_path / "tokenizer_config.json", "bos_token", None)
+    change(tmp_path / "config.json", "bos_token_id", value)
+    with pytest.raises(ConfigurationError, match=r"config\.json: bos_token_id must be of tokens"):
+        Tokenizer.from_folder(tmp_path)
+
+
 @pytest.mark.parametrize("key", ["vocab_size", "max_position_embeddings"])
-@pytest.mark.parametrize("value", ["many", 512.5, True, 0, -1, [512]])
+@pytest.mark.parametrize("value", ["many", 512.5, True, 0, -1, [512], 2**31])
 def test_a_count_that_is_none_is_named(tmp_path: Path, key: str, value: object) -> None:
     write_folder(tmp_path, byte_level_tokenizer())
     change(tmp_path / "config.json", key, value)

@@ -190,6 +190,8 @@ def test_the_text_part_of_a_model_with_images() -> None:
         ({"hidden_size": math.inf}, "hidden_size"),
         ({"hidden_size": -576}, "hidden_size"),
         ({"hidden_size": 10**400}, "hidden_size"),
+        ({"max_position_embeddings": 2**31}, "max_position_embeddings"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers"),
         ({"rms_norm_eps": math.nan}, "rms_norm_eps"),
         ({"rope_theta": math.inf}, "rope_theta"),
         ({"rope_parameters": {"rope_theta": math.nan}}, "rope_theta"),

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from diptych.errors import BlocksExhaustedError
+from diptych.errors import BlocksExhaustedError, TransferInterruptedError
 from diptych.timers import Timers
 from diptych.v1 import common_pb2
 from diptych.worker.scratch import PoolScratch
@@ -64,6 +64,18 @@ def prover() -> tuple[LinkProver, PoolScratch]:
         unary_unary=lambda *_, **__: None, stream_stream=lambda *_, **__: None
     )
     return LinkProver(kit, "source", cast(Any, channel)), scratch
+
+
+async def test_an_answer_that_cannot_be_read_is_a_typed_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def undecodable(*_: object, **__: object) -> None:
+        """What grpc.aio returns then."""
+
+    mine, _ = prover()
+    monkeypatch.setattr(mine, "_stub", SimpleNamespace(Connect=undecodable))
+    with pytest.raises(TransferInterruptedError, match="cannot be read"):
+        await mine.connect(["nixl"])
 
 
 async def test_a_hundred_probes_take_turns_and_none_is_refused(

@@ -126,3 +126,16 @@ def test_a_block_that_the_source_does_not_have_is_not_read(inside: Inside) -> No
     for block_id in (4, -1):
         with pytest.raises(TransportError, match="4 blocks"):
             peer.read((0, block_id), (1, 2))
+
+
+def test_it_is_polled_once_however_often_it_is_told_to_serve(inside: Inside) -> None:
+    for active in (True, False, True, True):
+        inside.transport.serve(active)
+    assert len(inside.thread.pollers) == 1
+    inside.thread.turn()
+    assert len(inside.thread.pollers) == 1
+    inside.transport.serve(False)
+    inside.thread.turn()
+    assert not inside.thread.pollers
+    inside.transport.serve(True)
+    assert len(inside.thread.pollers) == 1

@@ -201,6 +201,28 @@ def test_resumed_output_is_kept_apart_from_the_prompt() -> None:
     assert resolve(resumed([7], temperature=0)).emitted_token_ids == (7,)
 
 
+@pytest.mark.parametrize(
+    ("emitted", "options", "field"),
+    [
+        ([7, 2, 8], {}, "emitted_token_ids[2]"),
+        ([2, 2], {}, "emitted_token_ids[1]"),
+        ([7, 9, 8, 6], {"stop_token_ids": [9]}, "emitted_token_ids[2]"),
+        ([2, 7, 2, 7], {"min_tokens": 2}, "emitted_token_ids[3]"),
+    ],
+)
+def test_nothing_is_resumed_after_a_stop_token(
+    emitted: list[int], options: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match="stop token") as caught:
+        resolve(resumed(emitted, temperature=0, **options))
+    assert caught.value.field == field
+
+
+def test_a_stop_token_may_be_the_last_that_is_resumed_or_end_nothing() -> None:
+    assert resolve(resumed([7, 2], temperature=0)).emitted_token_ids == (7, 2)
+    assert resolve(resumed([2, 7], temperature=0, ignore_eos=True)).emitted_token_ids == (2, 7)
+
+
 class Counted(Sequence[int]):
     """Token ids that count how many of them were looked at."""
 
@@ -300,6 +322,15 @@ def test_tool_calls_and_template_arguments_reach_the_template() -> None:
     )
     text = template.render(prompt.messages, prompt.template_arguments)
     assert text == "assistant get 1 tool12 3 True [1.5, None]"
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_a_template_argument_that_no_json_can_say_is_refused(number: float) -> None:
+    request = chat(("user", "a"))
+    request.chat.template_arguments.update({"more": {"depth": [number]}})
+    with pytest.raises(InvalidRequestError, match="no JSON text can say") as caught:
+        read(request)
+    assert caught.value.field == "chat.template_arguments"
 
 
 def test_a_template_argument_cannot_replace_what_the_router_passes() -> None:

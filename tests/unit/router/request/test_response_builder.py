@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from diptych.errors import InvalidRequestError
 from diptych.finish_reason import FinishReason
 from diptych.text.detokenizer import Detokenizer
 from diptych.text.tokenizer import Tokenizer
@@ -157,6 +158,21 @@ def test_the_end_brings_the_text_that_was_held_back(tokenizer: Tokenizer) -> Non
         Delta("x", [], 1, []),
         ChoiceFinished(FinishReason.LENGTH, None),
     )
+
+
+def test_nothing_is_resumed_after_a_stop_string(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("one stop two", add_special=False)
+    num_whole = next(n for n in range(len(ids)) if "stop" in tokenizer.decode(ids[:n]))
+    for num_resumed in range(1, len(ids) + 1):
+        answer, output, _ = make(tokenizer, stop=("stop",), num_resumed=num_resumed)
+        feed(output, ids[:num_resumed])
+        if num_resumed <= num_whole:
+            answer.check_resumed()
+            assert output.stop_matched == (num_resumed == num_whole)
+            continue
+        with pytest.raises(InvalidRequestError, match="stop string") as caught:
+            answer.check_resumed()
+        assert caught.value.field == f"emitted_token_ids[{num_whole}]"
 
 
 @pytest.mark.parametrize("num_resumed", range(1, 13))

@@ -29,7 +29,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import ClassVar, Literal, Protocol, TypeVar
+from typing import ClassVar, Literal, NoReturn, Protocol, TypeVar
 
 import uvloop
 from pydantic import BaseModel, ConfigDict, Field
@@ -143,14 +143,14 @@ def run(serve: Serve[P], config: P) -> int:
             return complain(config.role, wrong)
         logger.critical("process failed", exc_info=error)
         if _first_of(StuckThreadError, error) is not None:
-            logging.shutdown()  # flushes
-            os._exit(EXIT_FAILED)
+            _leave(EXIT_FAILED)
         return EXIT_FAILED
     return 0
 
 
 def complain(role: str, error: ConfigurationError) -> int:
-    """Print the one line for a wrong setting; the exit code."""
+    """Print the one line for a wrong setting, after what was logged; the exit code."""
+    logs.flush()
     print(f"diptych {role}: {error.message}", file=sys.stderr)  # noqa: T201 - for people
     return EXIT_CONFIGURATION
 
@@ -163,7 +163,7 @@ async def _run(serve: Serve[P], config: P) -> None:
     def on_signal(signum: signal.Signals) -> None:
         nonlocal was_signalled
         if was_signalled:
-            os._exit(128 + signum)
+            _leave(128 + signum)
         was_signalled = True
         logger.info("stopping", extra={"signal": signum.name})
         stop.set()
@@ -186,7 +186,13 @@ def _stop_at_eof(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
     except RuntimeError:  # the loop is closed: we are exiting anyway
         return
     time.sleep(_ORPHAN_GRACE_S)
-    os._exit(EXIT_FAILED)
+    _leave(EXIT_FAILED)
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process without waiting for its threads; the log gets its moment."""
+    logs.flush()
+    os._exit(code)
 
 
 def _first_of(kind: type[E], error: BaseException) -> E | None:

@@ -19,6 +19,7 @@ from diptych import __version__, settings
 from diptych.errors import ConfigurationError
 from diptych.process import ProcessConfig
 from diptych.rpc.server import PublicEdge, make_server
+from diptych.telemetry import logs
 from diptych.telemetry.metrics import Metrics
 from diptych.telemetry.tracing import StandardTracing, Tracing
 
@@ -27,12 +28,22 @@ logger = logging.getLogger(__name__)
 _LAG_PERIOD_S = 0.1
 _LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 _SCRAPE_TIMEOUT_S = 5.0
+_PROTOCOLS = ("OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL")
 _STOP_GRACE_S = 0.5
 
 
 def standard_tracing() -> StandardTracing:
-    """What OpenTelemetry's own variables decide instead of our settings."""
-    said = settings.environment_names("OTEL_")
+    """What OpenTelemetry's own variables decide instead of our settings.
+
+    Raises ConfigurationError: they ask for what is not served.
+    """
+    asked = settings.environment("OTEL_")
+    for name in _PROTOCOLS:
+        if asked.get(name, "grpc") != "grpc":
+            raise ConfigurationError(
+                f"environment: {name}: spans are sent by grpc only (got {asked[name]!r})"
+            )
+    said = asked.keys()
     return StandardTracing(
         has_endpoint=bool(
             said & {"OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"}
@@ -153,6 +164,11 @@ class ServiceHost:
         info = self.metrics.gauges("build_info", "Always 1.", ("version", "role"))
         info.labels(__version__, self._config.role).set(1)
         self.metrics.read_gauge("asyncio_tasks", "Unfinished asyncio tasks.", _num_tasks)
+        self.metrics.read_gauge(
+            "log_lines_dropped",
+            "Log lines of this process that were dropped, as standard error took none.",
+            logs.num_dropped_lines,
+        )
         self.registry.loop = asyncio.get_running_loop()
         self._stack.push_async_callback(asyncio.to_thread, self.tracing.shutdown)
         self._schedule_lag()

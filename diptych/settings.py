@@ -62,11 +62,9 @@ def load(
         raise ConfigurationError(_plain(str(error))) from None
 
 
-def environment_names(prefix: str) -> frozenset[str]:
-    """Names of the variables that begin so and are set to something."""
-    return frozenset(
-        name for name, value in os.environ.items() if name.startswith(prefix) and value
-    )
+def environment(prefix: str) -> Mapping[str, str]:
+    """The variables whose names begin so and that are set to something."""
+    return {name: value for name, value in os.environ.items() if name.startswith(prefix) and value}
 
 
 def one_line(error: ValidationError) -> str:

@@ -97,9 +97,13 @@ class RequestObserver:
         metadata: Sequence[tuple[str, str | bytes]],
         received_s: float,
     ) -> None:
-        """``metadata`` is the call's, with the client's W3C context if it sent one."""
+        """``metadata`` is the call's, with the client's W3C context if it sent one.
+
+        ``operation`` and ``model`` are bounded: GenAI's name of it, and what is served.
+        """
         self.request_id = request_id
         self.received_s = received_s
+        self._gen_ai = (operation, attributes.PROVIDER, model)  # labels of those metrics
         self._metrics = metrics
         self._trace = trace
         parent = tracing.extract_metadata(metadata)
@@ -110,7 +114,7 @@ class RequestObserver:
             kind=SpanKind.SERVER,
             attributes={
                 attributes.OPERATION_NAME: operation,
-                attributes.PROVIDER_NAME: "diptych",
+                attributes.PROVIDER_NAME: attributes.PROVIDER,
                 attributes.REQUEST_MODEL: model,
                 attributes.REQUEST_ID: request_id,
             },
@@ -183,31 +187,32 @@ class RequestObserver:
         """
         family = self._metrics.requests
         known = outcome if outcome in family.requests else DiptychError.reason
+        error = None if outcome in ("ok", "cancelled") else known
         family.requests[known].inc()
         if moments is not None:
             self._record_stages(moments)
         if usage is not None and timing is not None:
-            self._book(usage, timing, is_ok=outcome == "ok")
+            self._book(usage, timing, is_ok=outcome == "ok", error=error)
         if finish_reason is not None:
             self._span.set_attribute(attributes.FINISH_REASONS, [finish_reason.name.lower()])
-        self._trace.end(self._span, error=None if outcome in ("ok", "cancelled") else outcome)
+        self._trace.end(self._span, error=error)
         self._log(outcome, usage, timing)
 
-    def _book(self, usage: Usage, timing: Timing, *, is_ok: bool) -> None:
+    def _book(self, usage: Usage, timing: Timing, *, is_ok: bool, error: str | None) -> None:
         family = self._metrics.requests
         family.input_tokens.inc(usage.num_prompt_tokens)
         family.output_tokens.inc(max(0, usage.num_output_tokens - usage.num_resumed_tokens))
         family.cached_tokens.inc(usage.num_cached_tokens)
-        family.duration_seconds.observe(timing.total_s)
+        family.duration_seconds.labels(*self._gen_ai, error or "").observe(timing.total_s)
         path, transfer = timing.kv_path.name.lower(), timing.transfer
         if is_ok:
             family.kv_paths[path].inc()
         if timing.ttft_s:
-            family.ttft_seconds.observe(timing.ttft_s)
+            family.ttft_seconds.labels(*self._gen_ai).observe(timing.ttft_s)
         if usage.num_output_tokens > 1:
             family.handoff_gap_seconds.observe(timing.handoff_gap_s)
-            whole_s = timing.handoff_gap_s + timing.decode_s
-            family.tpot_seconds.observe(whole_s / (usage.num_output_tokens - 1))
+            tpot_s = (timing.handoff_gap_s + timing.decode_s) / (usage.num_output_tokens - 1)
+            family.tpot_seconds.labels(*self._gen_ai).observe(tpot_s)
         if transfer is not None:
             family.stage_seconds[Stage.TRANSFER].observe(transfer.total_s)
             family.stage_seconds[Stage.TRANSFER_EXPOSED].observe(transfer.exposed_s)

@@ -1,4 +1,4 @@
-"""Names of span attributes.
+"""Names of span attributes; as labels of ``gen_ai_`` metrics they have ``_`` for each dot.
 
 Those of OpenTelemetry's GenAI conventions where they exist, ``diptych.`` ones
 elsewhere. Never prompts, outputs, or tickets.
@@ -7,7 +7,8 @@ elsewhere. Never prompts, outputs, or tickets.
 from typing import Final
 
 OPERATION_NAME: Final = "gen_ai.operation.name"  # chat or text_completion
-PROVIDER_NAME: Final = "gen_ai.provider.name"  # always "diptych"
+PROVIDER_NAME: Final = "gen_ai.provider.name"
+PROVIDER: Final = "diptych"  # the value that it always has
 REQUEST_MODEL: Final = "gen_ai.request.model"
 REQUEST_MAX_TOKENS: Final = "gen_ai.request.max_tokens"
 REQUEST_TEMPERATURE: Final = "gen_ai.request.temperature"

@@ -6,6 +6,7 @@ event-loop thread.
 
 from collections.abc import Callable, Iterable
 
+from diptych.telemetry import attributes
 from diptych.telemetry.metrics import Metrics, Sample
 from diptych.telemetry.stages import REQUEST_STAGES, Stage
 
@@ -15,8 +16,22 @@ _TOKEN_SECONDS_BUCKETS = (
 _BYTES_BUCKETS = tuple(4.0**i for i in range(6, 16))
 
 
+def _label(attribute: str) -> str:
+    return attribute.replace(".", "_")
+
+
+_GEN_AI_LABELS = tuple(
+    map(_label, (attributes.OPERATION_NAME, attributes.PROVIDER_NAME, attributes.REQUEST_MODEL))
+)
+
+
 class RequestMetrics:
-    """What a router measures of every request. ``outcomes`` bounds the outcome label."""
+    """What a router measures of every request. ``outcomes`` bounds the outcome label.
+
+    Those named ``gen_ai_`` are OpenTelemetry's GenAI server metrics. Their labels are its
+    attributes (operation, provider, model; of the duration the error too), bounded by who
+    observes.
+    """
 
     def __init__(self, metrics: Metrics, outcomes: Iterable[str], kv_paths: Iterable[str]) -> None:
         self.requests = metrics.counters(
@@ -38,13 +53,15 @@ class RequestMetrics:
             "stage",
             [*REQUEST_STAGES, Stage.TRANSFER, Stage.TRANSFER_EXPOSED],
         )
-        self.ttft_seconds = metrics.histogram(
+        self.ttft_seconds = metrics.labelled_histogram(
             "gen_ai_server_time_to_first_token_seconds",
             "TTFT: the router received the request until the first token was written, s.",
+            _GEN_AI_LABELS,
         )
-        self.tpot_seconds = metrics.histogram(
+        self.tpot_seconds = metrics.labelled_histogram(
             "gen_ai_server_time_per_output_token_seconds",
             "TPOT: (last - first token time) / (output tokens - 1), one per request, s.",
+            _GEN_AI_LABELS,
             _TOKEN_SECONDS_BUCKETS,
         )
         self.itl_seconds = metrics.histogram(
@@ -63,9 +80,11 @@ class RequestMetrics:
             "First until second token of a request, s: where an exposed transfer shows.",
             _TOKEN_SECONDS_BUCKETS,
         )
-        self.duration_seconds = metrics.histogram(
+        self.duration_seconds = metrics.labelled_histogram(
             "gen_ai_server_request_duration_seconds",
-            "The router received the request until its last response, s.",
+            "The router received the request until its last response, s; error_type is the reason "
+            "it failed for, empty where it did not.",
+            (*_GEN_AI_LABELS, _label(attributes.ERROR_TYPE)),
         )
         self.input_tokens = metrics.counter("input_tokens_total", "Prompt tokens of requests.")
         self.output_tokens = metrics.counter("output_tokens_total", "Tokens sent to clients.")

@@ -1,5 +1,7 @@
 """JSON log lines on stderr: a constant message, fields beside it, request and trace id.
 
+They are written by a thread of their own: the event loop does not wait for who reads them.
+
 ``logger.info("request finished", extra={"num_output_tokens": 12})``. Prompts,
 outputs and tickets are never logged. The ids come from a context variable, so
 that every line a request's task writes carries them.
@@ -13,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import IO, NamedTuple
+
+from diptych.telemetry.log_writer import LogWriter
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -71,7 +75,9 @@ class JSONFormatter(logging.Formatter):
 
 def set_up(service: str, level: str = "info", stream: IO[str] | None = None) -> None:
     """Send this process's logs to ``stream`` (stderr) as JSON lines. Replaces what was set up."""
-    handler = logging.StreamHandler(stream or sys.stderr)
+    for replaced in _writers():
+        replaced.close()
+    handler = LogWriter(stream or sys.stderr)
     handler.setFormatter(JSONFormatter(service))
     root = logging.getLogger()
     root.handlers[:] = [handler]
@@ -79,3 +85,22 @@ def set_up(service: str, level: str = "info", stream: IO[str] | None = None) -> 
     logging.captureWarnings(True)
     for noisy in ("httpx", "httpcore", "urllib3", "filelock", "asyncio", "opentelemetry"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, root.level))
+
+
+def flush() -> None:
+    """Let what was logged get out, within ``log_writer.FLUSH_S``; blocks for that long.
+
+    Before the process ends without its interpreter's end, or says something beside the log.
+    """
+    for writer in _writers():
+        writer.flush()
+
+
+def num_dropped_lines() -> int:
+    """Of all this process's log lines, as standard error was too slow."""
+    return sum(writer.num_dropped for writer in _writers())
+
+
+def _writers() -> list[LogWriter]:
+    handlers = logging.getLogger().handlers
+    return [handler for handler in handlers if isinstance(handler, LogWriter)]

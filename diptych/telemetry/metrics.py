@@ -48,6 +48,16 @@ class Metrics:
         """A distribution."""
         return Histogram(_full(name), definition, buckets=buckets, registry=self.registry)
 
+    def labelled_histogram(
+        self,
+        name: str,
+        definition: str,
+        labels: Sequence[str],
+        buckets: Sequence[float] = SECONDS_BUCKETS,
+    ) -> Histogram:
+        """A family of distributions; the caller keeps the label values bounded."""
+        return Histogram(_full(name), definition, labels, buckets=buckets, registry=self.registry)
+
     def counters(
         self, name: str, definition: str, label: str, values: Iterable[str]
     ) -> Mapping[str, Counter]:

@@ -173,7 +173,14 @@ async def test_metrics_tell_outcomes_and_fallbacks(wide_model: Path, tmp_path: P
         assert samples['diptych_requests_by_kv_path_total{kv_path="disaggregated"}'] == 2
         assert samples["diptych_router_proven_pairs"] == 2
         assert samples["diptych_router_requests_placed"] == 0
-        assert samples["gen_ai_server_time_to_first_token_seconds_count"] == 2
+        labels = (
+            'gen_ai_operation_name="text_completion",gen_ai_provider_name="diptych",'
+            f'gen_ai_request_model="{wide_model.name}"'
+        )
+        assert samples[f"gen_ai_server_time_to_first_token_seconds_count{{{labels}}}"] == 2
+        assert samples[f"gen_ai_server_time_per_output_token_seconds_count{{{labels}}}"] == 2
+        labels = f'error_type="",{labels}'
+        assert samples[f"gen_ai_server_request_duration_seconds_count{{{labels}}}"] == 2
         assert samples["diptych_inter_token_latency_seconds_count"] == 10
 
 

@@ -12,12 +12,15 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry, generate_latest
 
+from diptych.errors import ConfigurationError
 from diptych.service_host import standard_tracing
-from diptych.telemetry import attributes, logs
+from diptych.telemetry import attributes, log_writer, logs
 from diptych.telemetry.families import EngineMetrics, RequestMetrics, TransferMetrics
+from diptych.telemetry.log_writer import LogWriter
 from diptych.telemetry.metrics import Metrics
 from diptych.telemetry.stages import REQUEST_STAGES, TTFT_STAGES, Stage
 from diptych.telemetry.tracing import (
+    StandardTracing,
     Tracing,
     context_of,
     extract_map,
@@ -141,6 +144,16 @@ class TestTracing:
         (span,) = self.exporter.get_finished_spans()
         assert span.resource.attributes["service.name"] == "mine"
 
+    @pytest.mark.parametrize("name", ["OTLP_PROTOCOL", "OTLP_TRACES_PROTOCOL"])
+    def test_another_protocol_is_refused_by_name(
+        self, monkeypatch: pytest.MonkeyPatch, name: str
+    ) -> None:
+        monkeypatch.setenv(f"OTEL_EXPORTER_{name}", "http/protobuf")
+        with pytest.raises(ConfigurationError, match=f"OTEL_EXPORTER_{name}: .*'http/protobuf'"):
+            standard_tracing()
+        monkeypatch.setenv(f"OTEL_EXPORTER_{name}", "grpc")
+        assert standard_tracing() == StandardTracing()
+
     def test_without_an_endpoint_context_is_still_passed_on(self) -> None:
         tracing = Tracing("test")
         assert not tracing.enabled
@@ -223,11 +236,14 @@ class TestLogs:
 
     def teardown_method(self) -> None:
         root = logging.getLogger()
+        for handler in set(root.handlers) - set(self._saved[0]):
+            handler.close()
         root.handlers[:], level = self._saved
         root.setLevel(level)
         logging.captureWarnings(False)
 
     def lines(self) -> list[dict[str, object]]:
+        logs.flush()
         return [json.loads(line) for line in self.stream.getvalue().splitlines()]
 
     def test_a_line_is_a_constant_message_and_fields(self) -> None:
@@ -254,3 +270,40 @@ class TestLogs:
             logging.getLogger("a").exception("failed")
         (line,) = self.lines()
         assert "ValueError: x" in str(line["exception"])
+
+    def test_a_stream_that_takes_nothing_keeps_nobody_waiting(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        stream = Slow()
+        writer = LogWriter(stream, max_lines=2)
+        monkeypatch.setattr(log_writer, "FLUSH_S", 0.0)
+        logging.getLogger().handlers[:] = [writer]
+        logger = logging.getLogger("a")
+        logger.info("first")
+        stream.is_asked.wait(10)
+        for _ in range(5):
+            logger.info("more")
+        logs.flush()
+        assert logs.num_dropped_lines() == 3
+        monkeypatch.setattr(log_writer, "FLUSH_S", 10.0)
+        stream.goes_on.set()
+        logs.flush()
+        written = [line.strip() for line in stream.getvalue().splitlines()]
+        assert written == ["first", "log lines were dropped", "more", "more"]
+        stream.close()
+        logger.info("to nobody")
+        writer.close()
+        assert writer.num_dropped == 4
+
+
+class Slow(io.StringIO):
+    """A stream that whoever reads it has stopped reading."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_asked, self.goes_on = threading.Event(), threading.Event()
+
+    def write(self, text: str) -> int:
+        self.is_asked.set()
+        self.goes_on.wait(10)
+        return super().write(text)

@@ -61,3 +61,34 @@ def test_a_request_that_passes_every_stage_is_seen_in_every_label() -> None:
     }
     assert len(counts) == 7
     assert set(counts.values()) == {1.0}, counts
+
+
+def test_what_genai_conventions_define_has_their_attributes() -> None:
+    registry, room = CollectorRegistry(), SimpleNamespace(num_waiting=0, num_placed=0)
+    metrics = RouterMetrics(Metrics(registry), room, lambda: 0.0, lambda: (1, 1))
+    usage = Usage(num_prompt_tokens=1, num_output_tokens=3, num_cached_tokens=0)
+    for outcome in ("ok", "cancelled", "STEP_FAILED", "no such reason"):
+        observer = RequestObserver(
+            metrics,
+            Tracing("test"),
+            "r",
+            operation="chat",
+            model="m",
+            metadata=(),
+            received_s=0.0,
+        )
+        observer.ended(outcome, MOMENTS, usage, Timing(ttft_s=3.0, total_s=4.0))
+    common = {
+        "gen_ai_operation_name": "chat",
+        "gen_ai_provider_name": "diptych",
+        "gen_ai_request_model": "m",
+    }
+
+    def count(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(f"gen_ai_server_{name}_seconds_count", common | labels)
+
+    assert count("time_to_first_token") == 4
+    assert count("time_per_output_token") == 4
+    assert count("request_duration", error_type="") == 2
+    assert count("request_duration", error_type="STEP_FAILED") == 1
+    assert count("request_duration", error_type="INTERNAL") == 1

@@ -4,12 +4,12 @@ The shell is :mod:`kvtransfer.source.fetch_session`. Event loop only.
 """
 
 import enum
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from diptych.errors import DiptychError, InvalidRequestError, TransferInterruptedError
 from diptych.transitions import Transitions
 from diptych.v1 import kv_source_pb2
-from kvtransfer.source.lease_record import AnnouncedRange, Grant, Lease
+from kvtransfer.source.lease_record import AnnouncedRange, Grant
 from kvtransfer.source.lease_table import LeaseTable
 
 
@@ -48,21 +48,26 @@ class FetchMachine:
     """One reader's stream on a lease. Invariant: served only while its grant is valid."""
 
     def __init__(
-        self, leases: LeaseTable, *, incarnation: str, transports: Collection[str]
+        self,
+        leases: LeaseTable,
+        *,
+        incarnation: str,
+        transports: Collection[str],
+        on_change: Callable[[], None],
     ) -> None:
-        """``incarnation`` is this source's own."""
+        """``incarnation`` is this source's own.
+
+        ``on_change`` is called, from ``open`` to ``close``, when there may be more to take, or
+        the grant may have ended; it only notes that.
+        """
         self.state = FetchState.NEW
         self._leases = leases
         self._incarnation = incarnation
         self._transports = transports
+        self._on_change = on_change
         self._grant: Grant | None = None
         self._first_token = 0
         self._next_token = 0
-
-    @property
-    def lease(self) -> Lease | None:
-        """The lease that is read; None before it was admitted."""
-        return None if self._grant is None else self._grant.lease
 
     def check_open(self, command: kv_source_pb2.FetchOpen) -> None:
         """Raise unless the reader means this process and one of its transports."""
@@ -84,9 +89,15 @@ class FetchMachine:
         self._first_token = self._next_token = command.first_token
         self._move(FetchEvent.ADMIT)
         lease = self._grant.lease
+        lease.watchers.add(self._on_change)
         return kv_source_pb2.FetchOpened(
             end_token=lease.num_tokens, prompt_digest=lease.prompt_digest
         )
+
+    def close(self) -> None:
+        """The stream is over. Idempotent."""
+        if self._grant is not None:
+            self._grant.lease.watchers.discard(self._on_change)
 
     def check(self) -> bool:
         """Whether there is more to do. Raises what the grant is worth once it does not hold.

@@ -27,7 +27,7 @@ from kvtransfer.digest import combined_digest, coverages
 from kvtransfer.endpoint import TransferEndpoint
 from kvtransfer.first_done import first_to_end
 from kvtransfer.source.fetch_machine import FetchMachine
-from kvtransfer.source.lease_record import AnnouncedRange, Lease
+from kvtransfer.source.lease_record import AnnouncedRange
 from kvtransfer.source.lease_table import LeaseTable
 from kvtransfer.source.probe_blocks import ProbeBlocks
 
@@ -68,6 +68,7 @@ class FetchSession:
             deps.leases,
             incarnation=deps.endpoint.incarnation,
             transports=deps.endpoint.transports,
+            on_change=self._wake,
         )
         self._context = context
         self._write_lock = asyncio.Lock()
@@ -79,16 +80,6 @@ class FetchSession:
         self._num_written = 0
         self._num_sent_bytes = 0
         self._probe: AnnouncedRange | None = None
-
-    @property
-    def lease(self) -> Lease | None:
-        """What is read; None until admitted, and for a probe."""
-        return self._machine.lease
-
-    def wake(self) -> None:
-        """The lease or its grant changed."""
-        self._ranges_changed.set()
-        self._grant_changed.set()
 
     async def run(self) -> None:
         """Serve until the reader ends the stream. Raises DiptychError."""
@@ -111,7 +102,10 @@ class FetchSession:
             await self._serve(self._announce_probe)
         else:
             opened = self._machine.open(self._open)
-            await self._serve(partial(self._announce, opened))
+            try:
+                await self._serve(partial(self._announce, opened))
+            finally:
+                self._machine.close()
 
     async def tell(self, error: DiptychError) -> None:
         """Send the reader ``error`` and let it leave: the last call, after ``run`` raised it."""
@@ -141,6 +135,11 @@ class FetchSession:
                     self._liveness.heard(command.heartbeat.progress)
                 case "open":
                     raise InvalidRequestError("comes once", field="open")
+
+    def _wake(self) -> None:
+        """The lease or its grant changed."""
+        self._ranges_changed.set()
+        self._grant_changed.set()
 
     async def _announce_probe(self) -> None:
         """Announce scratch blocks full of random bytes, as soon as there are some."""

@@ -1,7 +1,7 @@
 """What a source remembers of one lease and of one grant. Pure; changed by LeaseTable only."""
 
 import enum
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
 from diptych.errors import LeaseExpiredError, TicketInvalidError
@@ -98,6 +98,7 @@ class Lease:
         self.prompt_digest = prompt_digest
         self.ranges: list[AnnouncedRange] = []
         self.grant: Grant | None = None
+        self.watchers: set[Callable[[], None]] = set()  # its readers: called by ``changed``
 
     @property
     def num_announced_tokens(self) -> int:
@@ -105,6 +106,11 @@ class Lease:
 
     def move(self, event: LeaseEvent) -> None:
         self.state = LEASE_TRANSITIONS.after(self.state, event) or self.state
+
+    def changed(self) -> None:
+        """A range got its digests, the grant is another one, or the lease closed."""
+        for watcher in self.watchers:
+            watcher()
 
 
 class Grant:

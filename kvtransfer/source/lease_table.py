@@ -1,13 +1,13 @@
 """The source's record of its leases: who may read which blocks, and what was announced.
 
-Pure and synchronous; owned by the event loop. The prefill worker opens, announces,
-grants and closes; :class:`~kvtransfer.source.servicer.KVSourceServicer` observes and answers
-readers. It holds no block: the worker's lease stream does, and frees after ``close``.
+Pure and synchronous; owned by the event loop. The prefill worker opens, announces, grants
+and closes; :class:`~kvtransfer.source.range_digests.RangeDigests` observes what is announced,
+and each Fetch watches the lease that it reads. The table holds no block: the worker's lease
+stream does, and frees after ``close``.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
-from typing import Protocol
 
 from diptych.errors import (
     InvalidRequestError,
@@ -32,18 +32,6 @@ TICKET_BYTES = 16
 MAX_ENDED_TICKETS = 4096  # remembered only to tell LEASE_EXPIRED from TICKET_INVALID
 
 
-class LeaseObserver(Protocol):
-    """Told of changes, synchronously, after they were made."""
-
-    def on_announced(self, lease: Lease, index: int) -> None:
-        """``lease.ranges[index]`` is new and wants ``add_digests``."""
-        ...
-
-    def on_changed(self, lease: Lease) -> None:
-        """A range got its digests, the grant changed, or the lease closed."""
-        ...
-
-
 class LeaseTable:
     """All open leases of this worker.
 
@@ -57,7 +45,7 @@ class LeaseTable:
         self._leases: dict[LeaseId, Lease] = {}
         self._grants: dict[bytes, Grant] = {}
         self._ended: OrderedDict[bytes, GrantState] = OrderedDict()
-        self._observer: LeaseObserver | None = None
+        self._on_announced: Callable[[Lease, int], None] | None = None
 
     @property
     def num_leases(self) -> int:
@@ -83,10 +71,13 @@ class LeaseTable:
         lease = self._leases.get(lease_id)
         return lease.ranges if lease is not None else ()
 
-    def observe(self, observer: LeaseObserver) -> None:
-        """Register the one observer (KVSourceServicer does this itself)."""
-        assert self._observer is None, "one observer"
-        self._observer = observer
+    def observe(self, on_announced: Callable[[Lease, int], None]) -> None:
+        """Register who takes digests: told of each new range, ``lease.ranges[index]``.
+
+        Once; ``add_digests`` has to follow each time, at once or later.
+        """
+        assert self._on_announced is None, "one observer"
+        self._on_announced = on_announced
 
     def open(
         self, lease_id: LeaseId, block_ids: Sequence[int], num_tokens: int, prompt_digest: bytes
@@ -149,8 +140,8 @@ class LeaseTable:
             )
         )
         lease.move(LeaseEvent.ANNOUNCE_LAST if last else LeaseEvent.ANNOUNCE)
-        if self._observer is not None:
-            self._observer.on_announced(lease, len(lease.ranges) - 1)
+        if self._on_announced is not None:
+            self._on_announced(lease, len(lease.ranges) - 1)
 
     def add_digests(
         self, lease: Lease, index: int, digests: tuple[bytes, ...], sample_seed: int = 0
@@ -159,7 +150,7 @@ class LeaseTable:
         if lease.state is LeaseState.CLOSED:
             return
         lease.ranges[index] = lease.ranges[index]._replace(digests=digests, sample_seed=sample_seed)
-        self._changed(lease)
+        lease.changed()
 
     def grant(self, lease_id: LeaseId, ticket: bytes, reader_incarnation: str) -> None:
         """Let one reader fetch; revokes the grant before. May precede announcements.
@@ -178,7 +169,7 @@ class LeaseTable:
             self._end_grant(lease.grant, GrantEvent.REVOKE)
         lease.grant = Grant(lease, ticket, reader_incarnation)
         self._grants[ticket] = lease.grant
-        self._changed(lease)
+        lease.changed()
 
     def close(self, lease_id: LeaseId) -> None:
         """End the lease: readers are refused from here on. Idempotent.
@@ -191,7 +182,7 @@ class LeaseTable:
         lease.move(LeaseEvent.CLOSE)
         if lease.grant is not None:
             self._end_grant(lease.grant, GrantEvent.EXPIRE)
-        self._changed(lease)
+        lease.changed()
 
     def admit(self, ticket: bytes, reader_incarnation: str, first_token: int) -> Grant:
         """The grant under which a reader may fetch from ``first_token`` on.
@@ -269,7 +260,3 @@ class LeaseTable:
         self._ended[grant.ticket] = grant.state
         if len(self._ended) > MAX_ENDED_TICKETS:
             self._ended.popitem(last=False)
-
-    def _changed(self, lease: Lease) -> None:
-        if self._observer is not None:
-            self._observer.on_changed(lease)

@@ -1,8 +1,5 @@
 """KVSource: the gRPC shell around the leases of a source."""
 
-import logging
-import secrets
-import time
 from collections.abc import AsyncIterator, Callable
 
 from diptych.errors import DiptychError, LayoutMismatchError, TransferInterruptedError
@@ -10,17 +7,14 @@ from diptych.rpc.server import Context
 from diptych.timers import Timers
 from diptych.v1 import common_pb2, kv_source_pb2
 from diptych.v1 import kv_source_pb2_grpc as pb_grpc
-from kvtransfer.digest import coverages
 from kvtransfer.endpoint import REBUILD_WAIT_S, TransferEndpoint, compare_layouts
 from kvtransfer.errors import TransportError
 from kvtransfer.memory import ScratchBlocks
 from kvtransfer.source.fetch_session import FetchSession, SourceCounters, SourceDeps
-from kvtransfer.source.lease_record import Lease
 from kvtransfer.source.lease_table import LeaseTable
 from kvtransfer.source.probe_blocks import ProbeBlocks
+from kvtransfer.source.range_digests import RangeDigests
 from kvtransfer.transports.base import Transport
-
-logger = logging.getLogger(__name__)
 
 
 class KVSourceServicer(pb_grpc.KVSourceServicer):
@@ -54,8 +48,7 @@ class KVSourceServicer(pb_grpc.KVSourceServicer):
             progress or common_pb2.EngineProgress,
         )
         self._rebuild_wait_s = min(REBUILD_WAIT_S, timers.lost_peer_s / 4)  # the reader's patience
-        self._sessions: set[FetchSession] = set()
-        leases.observe(self)
+        leases.observe(RangeDigests(endpoint, leases, self.counters).take)
 
     async def Connect(
         self,
@@ -96,14 +89,12 @@ class KVSourceServicer(pb_grpc.KVSourceServicer):
         yield
 
     async def _serve(self, session: FetchSession) -> None:
-        self._sessions.add(session)
         self.counters.num_fetches_open += 1
         try:
             with self._endpoint.serving():
                 await session.run()
         finally:
             self.counters.num_fetches_open -= 1
-            self._sessions.discard(session)
 
     async def _common_transport(self, request: kv_source_pb2.ConnectRequest) -> Transport:
         """The first that both have and that is ready, given that the layouts agree."""
@@ -130,35 +121,3 @@ class KVSourceServicer(pb_grpc.KVSourceServicer):
                 interrupted = TransferInterruptedError(str(error))
             await self._endpoint.until_ready(transport, self._rebuild_wait_s)
         raise interrupted
-
-    def on_announced(self, lease: Lease, index: int) -> None:
-        """LeaseObserver: take the digests of a new range, off the loop."""
-        level, memory = self._endpoint.layout.digest_level, self._endpoint.memory
-        if level == "off":
-            self._leases.add_digests(lease, index, ())
-            return
-        block_ids = lease.ranges[index].block_ids
-        first_place = lease.ranges[index].first_token // self._leases.block_size
-        seed = 1 + secrets.randbelow(2**64 - 1) if level == "sampled" else 0
-
-        def digest() -> tuple[tuple[bytes, ...], float]:
-            started_s = time.monotonic()
-            digests = memory.digests(block_ids, coverages(len(block_ids), seed, first_place))
-            return digests, time.monotonic() - started_s
-
-        def done(result: tuple[tuple[bytes, ...], float] | None, error: Exception | None) -> None:
-            if result is None:  # without digests no reader can be served
-                logger.error("digest failed", exc_info=error)
-                self._leases.close(lease.lease_id)
-                return
-            digests, digest_s = result
-            self.counters.digest_s += digest_s
-            self._leases.add_digests(lease, index, digests, seed)
-
-        self._endpoint.thread.submit(digest, done)
-
-    def on_changed(self, lease: Lease) -> None:
-        """LeaseObserver: wake the readers of this lease."""
-        for session in self._sessions:
-            if session.lease is lease:
-                session.wake()

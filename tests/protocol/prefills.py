@@ -32,21 +32,16 @@ class PrefillWorker(Worker):
     def __init__(self, identity: WorkerId, setting: Setting) -> None:
         super().__init__(identity, setting)
         self.leases = LeaseTable(BLOCK_SIZE, self.pool.generation)
-        self.leases.observe(self)
+        self.leases.observe(self._on_announced)
         self.to_digest: deque[tuple[Lease, int]] = deque()
         self.streams: list[LeaseSide] = []
         self.fetches: list[FetchSide] = []
 
-    def on_announced(self, lease: Lease, index: int) -> None:
+    def _on_announced(self, lease: Lease, index: int) -> None:
         if self.setting.digest_level == "off":
             self.leases.add_digests(lease, index, ())
         else:
             self.to_digest.append((lease, index))
-
-    def on_changed(self, lease: Lease) -> None:
-        for fetch in self.fetches:
-            if fetch.machine.lease is lease:
-                fetch.awake = True
 
     def digest(self) -> None:
         """The transfer thread's turn."""
@@ -151,7 +146,10 @@ class FetchSide:
         self.worker = worker
         self.stream: Stream | None = None
         self.machine = FetchMachine(
-            worker.leases, incarnation=worker.identity.incarnation, transports=("fake",)
+            worker.leases,
+            incarnation=worker.identity.incarnation,
+            transports=("fake",),
+            on_change=self._note,
         )
         self.awake = False
         self._num_sent = 0
@@ -200,6 +198,9 @@ class FetchSide:
         except DiptychError as error:
             self._end(error)
 
+    def _note(self) -> None:
+        self.awake = True
+
     def _send(self, event: kv_source_pb2.FetchEvent) -> None:
         assert self.stream is not None
         self._num_sent += 1
@@ -210,3 +211,4 @@ class FetchSide:
         assert self.stream is not None
         self.stream.server_ends(error)
         self.worker.fetches.remove(self)
+        self.machine.close()

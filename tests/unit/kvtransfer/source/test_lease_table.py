@@ -32,7 +32,6 @@ class Blocks:
     def __init__(self) -> None:
         self.generations = [0] * 64
         self.pending: list[tuple[Lease, int]] = []
-        self.num_changes = 0
 
     def generation(self, block_id: int) -> int:
         return self.generations[block_id]
@@ -43,13 +42,10 @@ class Blocks:
     def on_announced(self, lease: Lease, index: int) -> None:
         self.pending.append((lease, index))
 
-    def on_changed(self, lease: Lease) -> None:
-        self.num_changes += 1
-
 
 def table(blocks: Blocks) -> LeaseTable:
     leases = LeaseTable(BLOCK_SIZE, blocks.generation)
-    leases.observe(blocks)
+    leases.observe(blocks.on_announced)
     return leases
 
 

@@ -1,0 +1,60 @@
+"""Digests of what a source announces, taken on the transfer thread."""
+
+import logging
+import secrets
+import time
+from functools import partial
+from typing import NamedTuple
+
+from kvtransfer.digest import coverages
+from kvtransfer.endpoint import TransferEndpoint
+from kvtransfer.memory import PoolMemory
+from kvtransfer.source.fetch_session import SourceCounters
+from kvtransfer.source.lease_record import Lease
+from kvtransfer.source.lease_table import LeaseTable
+
+logger = logging.getLogger(__name__)
+
+
+class _Taken(NamedTuple):
+    digests: tuple[bytes, ...]  # of each block
+    digest_s: float  # how long that took
+
+
+class RangeDigests:
+    """Gives each range that a lease table announces its digests. Event loop only."""
+
+    def __init__(
+        self, endpoint: TransferEndpoint, leases: LeaseTable, counters: SourceCounters
+    ) -> None:
+        self._endpoint = endpoint
+        self._leases = leases
+        self._counters = counters
+
+    def take(self, lease: Lease, index: int) -> None:
+        """Have those of ``lease.ranges[index]`` computed, off the loop."""
+        level = self._endpoint.layout.digest_level
+        if level == "off":
+            self._leases.add_digests(lease, index, ())
+            return
+        block_ids = lease.ranges[index].block_ids
+        first_place = lease.ranges[index].first_token // self._leases.block_size
+        seed = 1 + secrets.randbelow(2**64 - 1) if level == "sampled" else 0
+
+        def done(taken: _Taken | None, error: Exception | None) -> None:
+            if taken is None:  # without digests no reader can be served
+                logger.error("digest failed", exc_info=error)
+                self._leases.close(lease.lease_id)
+                return
+            self._counters.digest_s += taken.digest_s
+            self._leases.add_digests(lease, index, taken.digests, seed)
+
+        memory = self._endpoint.memory
+        self._endpoint.thread.submit(partial(_taken, memory, block_ids, seed, first_place), done)
+
+
+def _taken(memory: PoolMemory, block_ids: tuple[int, ...], seed: int, first_place: int) -> _Taken:
+    """On the transfer thread."""
+    started_s = time.monotonic()
+    digests = memory.digests(block_ids, coverages(len(block_ids), seed, first_place))
+    return _Taken(digests, time.monotonic() - started_s)

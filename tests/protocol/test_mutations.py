@@ -96,7 +96,7 @@ def grant_without_revoking(patch: pytest.MonkeyPatch) -> None:
         lease = self._leases[lease_id]
         lease.grant = Grant(lease, ticket, reader)
         self._grants[ticket] = lease.grant
-        self._changed(lease)
+        lease.changed()
 
     patch.setattr(LeaseTable, "grant", grant)
 

@@ -66,7 +66,7 @@ def register(metrics: Metrics, pairs: PairTable) -> None:
     metrics.read_gauge(
         "kv_quarantined_blocks_ever",
         "Blocks since start whose read was unfinished when their pull ended.",
-        lambda: counters.num_quarantined_blocks_total,
+        lambda: pairs.num_quarantined_blocks_ever,
     )
 
 

@@ -42,8 +42,6 @@ class ReaderCounters:
     num_pairs_failed: Counter[str] = field(default_factory=Counter)  # by error reason
     num_refetches: int = 0  # under the same ticket, after a transport agent ended
     num_bytes: Counter[str] = field(default_factory=Counter)  # proven, by transport
-    num_quarantined_blocks: int = 0  # now
-    num_quarantined_blocks_total: int = 0  # ever
     num_agent_teardowns: int = 0
     num_transport_fallbacks: int = 0
     read_s: float = 0.0
@@ -87,9 +85,7 @@ class PairTable:
         self._timers = timers
         self._interceptor = interceptor
         self._on_change = on_change
-        self._on_quarantine = on_quarantine
-        self._on_quarantine_end = on_quarantine_end
-        self._quarantine = Quarantine(self._quarantined, self._unquarantined)
+        self._quarantine = Quarantine(on_quarantine, on_quarantine_end)
         scratch_quarantine = Quarantine(lambda _: None, lambda ids: scratch.free(sorted(ids)))
         self._kit = ProbeKit(
             endpoint,
@@ -151,6 +147,11 @@ class PairTable:
     def quarantined_block_ids(self) -> Set[int]:
         """Blocks of the pool that reads without a pull may still write; a live view."""
         return self._quarantine.block_ids
+
+    @property
+    def num_quarantined_blocks_ever(self) -> int:
+        """As above, since the start; a block counts each time anew."""
+        return self._quarantine.num_blocks_ever
 
     @property
     def num_open_reads(self) -> int:
@@ -240,15 +241,6 @@ class PairTable:
             counters.read_s += stats.read_s
             counters.exposed_s += stats.exposed_s
             counters.digest_s += stats.digest_s
-
-    def _quarantined(self, block_ids: frozenset[int]) -> None:
-        self.counters.num_quarantined_blocks += len(block_ids)
-        self.counters.num_quarantined_blocks_total += len(block_ids)
-        self._on_quarantine(block_ids)
-
-    def _unquarantined(self, block_ids: frozenset[int]) -> None:
-        self.counters.num_quarantined_blocks -= len(block_ids)
-        self._on_quarantine_end(block_ids)
 
     def _pair_failed(self, reason: str) -> None:
         self.counters.num_pairs_failed[reason] += 1

@@ -53,7 +53,8 @@ class Quarantine:
     """Unfinished reads of all pulls of a worker that nobody waits for.
 
     A block is *quarantined* while an orphaned read names it. Reads of one pull
-    may share a block (two inline messages): it is let go with the last of them.
+    may share a block (two inline messages): it is let go with the last of them. This is the
+    one record of that: pools, gauges and pulls are told, or ask.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Quarantine:
     ) -> None:
         self._on_begin = on_begin
         self._on_end = on_end
+        self.num_blocks_ever = 0  # quarantined; one counts each time anew
         self.num_open_reads = 0  # of all pulls, wanted or orphaned; PullReads counts
         self._orphans: set[ReadRecord] = set()
         self._num_reads: dict[int, int] = {}  # orphaned ones, by block
@@ -91,6 +93,7 @@ class Quarantine:
             for block_id in read.block_ids:
                 self._num_reads[block_id] = self._num_reads.get(block_id, 0) + 1
         if begun:
+            self.num_blocks_ever += len(begun)
             self._on_begin(begun)
         return block_ids
 

@@ -225,7 +225,8 @@ async def test_an_unfinished_read_is_quarantined_and_teardown_reclaims_it(
         assert reader.quarantined == unfinished
         await until(lambda: not reader.quarantined)
         assert reader.pairs.counters.num_agent_teardowns == 1
-        assert reader.pairs.counters.num_quarantined_blocks == 0
+        assert not reader.pairs.quarantined_block_ids
+        assert reader.pairs.num_quarantined_blocks_ever == len(unfinished)
         before = reader.content(LOCAL)
         source.signal(signal.SIGCONT)  # over TCP it may crash now: hence the switch
         await asyncio.sleep(0.3)

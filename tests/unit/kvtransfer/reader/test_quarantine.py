@@ -11,6 +11,7 @@ class QuarantineMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.held: set[int] = set()
+        self.num_begun = 0
         self.orphans: list[ReadRecord] = []
         self.now = 100.0
         self.quarantine = Quarantine(self.begin, self.end)
@@ -19,6 +20,7 @@ class QuarantineMachine(RuleBasedStateMachine):
         assert block_ids
         assert not self.held & block_ids
         self.held |= block_ids
+        self.num_begun += len(block_ids)
 
     def end(self, block_ids: frozenset[int]) -> None:
         assert block_ids
@@ -49,6 +51,7 @@ class QuarantineMachine(RuleBasedStateMachine):
     def held_are_the_blocks_of_unfinished_reads(self) -> None:
         named = frozenset[int]().union(*(read.block_ids for read in self.orphans))
         assert self.held == named == set(self.quarantine.block_ids)
+        assert self.quarantine.num_blocks_ever == self.num_begun
 
     @invariant()
     def age_is_that_of_the_oldest(self) -> None:

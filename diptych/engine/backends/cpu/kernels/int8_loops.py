@@ -13,6 +13,7 @@ scale for each span of 16 groups; a span's sum is exact, and spans are added in 
 # numba's own types do not tell what compiled functions and intrinsics take.
 # mypy: disable-error-code="attr-defined,call-arg,no-untyped-call,no-any-return,var-annotated"
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,15 @@ from diptych.engine.backends.cpu.kernels.loop import (
     next_item,
 )
 from diptych.engine.backends.cpu.kernels.processor import FEATURES
+from diptych.engine.backends.cpu.kernels.vector_function import (
+    FLOAT,
+    I8,
+    I16,
+    I32,
+    I64,
+    VectorFunction,
+    written,
+)
 
 CHANNELS, DEPTH, BLOCKS = 16, 4, 2  # of a block, of a group, of a tile
 SPAN_GROUPS = 16
@@ -50,172 +60,135 @@ _Q, _ZEROS, _SCALES, _WEIGHT, _OUT_SCALES, _BIAS, _OUT = range(
     FIRST_ARGUMENT + 3, FIRST_ARGUMENT + 10
 )
 
-_I32, _FLOAT = ir.IntType(32), ir.FloatType()
+_FLOATS, _INTS = ir.VectorType(FLOAT, CHANNELS), ir.VectorType(I32, CHANNELS)
 
 
-def _load(builder: Any, address: Any, element: Any) -> Any:
-    """The vector or number at an address that need not be aligned."""
-    return builder.load(builder.inttoptr(address, element.as_pointer()), align=1)
+class _Function(VectorFunction):
+    """With what adds the sums of spans. (q, zeros, scales, weight, spans, where to) each."""
+
+    def of_span(self, address: Any, span: Any, row: int, kind: Any) -> Any:
+        """The number of a row's span."""
+        num_spans = self.arguments[4]
+        return self.load(self.at(address, (span, 4), (num_spans, 4 * row)), kind)
+
+    def scaled(self, scale: Any, exact: Any, total: Any) -> Any:
+        """total + scale * exact, rounded twice as plain torch does it."""
+        scales = self.splat(scale, total.type.count)
+        return self.b.fadd(total, self.b.fmul(self.b.sitofp(exact, total.type), scales))
+
+    def span_loop(self, span: Callable[..., Any], *totals: Any) -> list[Any]:
+        """What ``span`` makes of the totals, one span after another."""
+        return self.loop(self.arguments[4], 1, span, *totals)
+
+    def group_loop(self, span: Any, group: Callable[..., Any], *sums: Any) -> list[Any]:
+        """What ``group`` makes of the sums, one group of a span after another."""
+        first = self.b.mul(span, I64(SPAN_GROUPS))
+        return self.loop(
+            I64(SPAN_GROUPS), 1, lambda i, *sums: group(self.b.add(first, i), *sums), *sums
+        )
 
 
-def _offset(builder: Any, address: Any, index: Any, num_bytes: int) -> Any:
-    return builder.add(address, builder.mul(index, index.type(num_bytes)))
+def _write_sum_bytes(module: Any, rows: int) -> Any:
+    """Sums of ``rows`` rows with one tile, by AVX-512 VNNI.
 
-
-def _splat(builder: Any, value: Any, count: int) -> Any:
-    single = ir.VectorType(value.type, 1)
-    vector = builder.insert_element(ir.Constant(single, ir.Undefined), value, _I32(0))
-    return builder.shuffle_vector(vector, vector, ir.Constant(ir.VectorType(_I32, count), None))
-
-
-def _scaled(builder: Any, scale: Any, sums: Any, total: Any) -> None:
-    """total += scale * sums, rounded twice as plain torch does it."""
-    floats = ir.VectorType(_FLOAT, sums.type.count)
-    product = builder.fmul(builder.sitofp(sums, floats), _splat(builder, scale, sums.type.count))
-    builder.store(builder.fadd(builder.load(total), product), total)
-
-
-@intrinsic(prefer_literal=True)
-def _sum_bytes(
-    typing: Any,
-    q: Any,
-    zeros: Any,
-    scales: Any,
-    weight: Any,
-    num_spans: Any,
-    sums: Any,
-    num_rows: Any,
-) -> Any:
-    """Sums of ``num_rows`` (a literal) rows with one tile, by AVX-512 VNNI.
-
-    Addresses of q: int8 rows of num_spans * 64; zeros, scales: of the rows' spans,
-    int32 and float32; weight: the tile; sums: [num_rows, 32] float32.
+    q: int8 rows of spans * 64; zeros, scales: of the rows' spans, int32 and float32;
+    weight: the tile; where to: [rows, 32] float32.
     """
+    f = _Function(module, f"sum_bytes_{rows}", 6)
+    q, zeros, scales, weight, num_spans, sums = f.arguments
+    places = [(row, block) for row in range(rows) for block in range(BLOCKS)]
+    num_groups = f.b.mul(num_spans, I64(SPAN_GROUPS))
+    product = ir.FunctionType(_INTS, [_INTS] * 3)
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        q, zeros, scales, weight, num_spans, sums = arguments[:6]
-        vector, floats = ir.VectorType(_I32, CHANNELS), ir.VectorType(_FLOAT, CHANNELS)
-        rows, blocks = range(signature.args[6].literal_value), range(BLOCKS)
-        totals = [
-            [cgutils.alloca_once_value(builder, ir.Constant(floats, None)) for _ in blocks]
-            for _ in rows
+    def group(index: Any, *exact: Any) -> list[Any]:
+        channels = [
+            f.load(f.at(weight, (index, _GROUP_BYTES), (num_groups, _GROUP_BYTES * b)), _INTS, 1)
+            for b in range(BLOCKS)
         ]
-        exact = [[cgutils.alloca_once(builder, vector) for _ in blocks] for _ in rows]
-        product = ir.FunctionType(vector, (vector, vector, vector))
-        num_groups = builder.mul(num_spans, num_spans.type(SPAN_GROUPS))
-        with cgutils.for_range(builder, num_spans) as spans:
-            for row in rows:
-                span = builder.add(spans.index, builder.mul(num_spans, num_spans.type(row)))
-                zero = _load(builder, _offset(builder, zeros, span, 4), _I32)
-                for block in blocks:
-                    builder.store(_splat(builder, zero, CHANNELS), exact[row][block])
-            first = builder.mul(spans.index, num_spans.type(SPAN_GROUPS))
-            with cgutils.for_range(builder, num_spans.type(SPAN_GROUPS)) as loop:
-                index = builder.add(first, loop.index)
-                channels = []
-                for block in blocks:
-                    group = builder.add(index, builder.mul(num_groups, num_groups.type(block)))
-                    place = _offset(builder, weight, group, _GROUP_BYTES)
-                    channels.append(_load(builder, place, vector))
-                for row in rows:
-                    group = builder.add(index, builder.mul(num_groups, num_groups.type(row)))
-                    four = _load(builder, _offset(builder, q, group, DEPTH), _I32)
-                    inputs = _splat(builder, four, CHANNELS)
-                    for block in blocks:
-                        operands = [builder.load(exact[row][block]), channels[block], inputs]
-                        summed = builder.asm(
-                            product, "vpdpbusd $3, $2, $0", "=v,0,v,v", operands, False
-                        )
-                        builder.store(summed, exact[row][block])
-            for row in rows:
-                span = builder.add(spans.index, builder.mul(num_spans, num_spans.type(row)))
-                scale = _load(builder, _offset(builder, scales, span, 4), _FLOAT)
-                for block in blocks:
-                    _scaled(builder, scale, builder.load(exact[row][block]), totals[row][block])
-        for row in rows:
-            for block in blocks:
-                place = builder.add(sums, sums.type(4 * (row * _TILE + block * CHANNELS)))
-                target = builder.inttoptr(place, floats.as_pointer())
-                builder.store(builder.load(totals[row][block]), target, align=4)
-        return context.get_dummy_value()
+        inputs = [
+            f.splat(f.load(f.at(q, (index, DEPTH), (num_groups, DEPTH * r)), I32, 1), CHANNELS)
+            for r in range(rows)
+        ]
+        return [
+            f.b.asm(
+                product,
+                "vpdpbusd $3, $2, $0",
+                "=v,0,v,v",
+                [total, channels[block], inputs[row]],
+                False,
+            )
+            for (row, block), total in zip(places, exact, strict=True)
+        ]
 
-    return types.void(q, zeros, scales, weight, num_spans, sums, num_rows), generate
+    def span(index: Any, *totals: Any) -> list[Any]:
+        begin = [f.splat(f.of_span(zeros, index, row, I32), CHANNELS) for row, _ in places]
+        exact = f.group_loop(index, group, *begin)
+        return [
+            f.scaled(f.of_span(scales, index, row, FLOAT), each, total)
+            for (row, _), each, total in zip(places, exact, totals, strict=True)
+        ]
+
+    totals = f.span_loop(span, *[_FLOATS(None)] * len(places))
+    for (row, block), total in zip(places, totals, strict=True):
+        f.store(total, f.at(sums, 4 * (row * _TILE + block * CHANNELS)))
+    return f.end()
 
 
-@intrinsic(prefer_literal=True)
-def _sum_pairs(
-    typing: Any,
-    q: Any,
-    zeros: Any,
-    scales: Any,
-    weight: Any,
-    num_spans: Any,
-    sums: Any,
-    num_rows: Any,
-) -> Any:
-    """Sums of ``num_rows`` (a literal) rows with 8 channels, by 16-bit products.
+def _write_sum_pairs(module: Any, rows: int) -> Any:
+    """Sums of ``rows`` rows with 8 channels, by 16-bit products.
 
     As above, but q: int16; weight: the first group's 8 channels, the next group 64
-    bytes on; sums: the first row's 8, the next row 32 on.
+    bytes on; where to: the first row's 8, the next row 32 on.
     """
+    f = _Function(module, f"sum_pairs_{rows}", 6)
+    q, zeros, scales, weight, num_spans, sums = f.arguments
+    bytes_, shorts, pairs = (ir.VectorType(k, n) for k, n in ((I8, 16), (I16, 16), (I32, 8)))
+    fours, longs, floats = (ir.VectorType(k, 4) for k in (I32, I64, FLOAT))
+    places = [(row, part) for row in range(rows) for part in range(2)]  # of 4 channels
+    num_groups = f.b.mul(num_spans, I64(SPAN_GROUPS))
+    product = f.declared("llvm.x86.avx2.pmadd.wd", ir.FunctionType(pairs, (shorts, shorts)))
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        q, zeros, scales, weight, num_spans, sums = arguments[:6]
-        bytes_, shorts = ir.VectorType(ir.IntType(8), 16), ir.VectorType(ir.IntType(16), 16)
-        pairs, floats = ir.VectorType(_I32, 8), ir.VectorType(_FLOAT, 4)
-        fours, longs = ir.VectorType(_I32, 4), ir.VectorType(ir.IntType(64), 4)
-        half = ir.Constant(longs, [32] * 4)
-        rows, parts = range(signature.args[6].literal_value), range(2)  # of 4 channels
-        product = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(pairs, (shorts, shorts)), "llvm.x86.avx2.pmadd.wd"
-        )
-        totals = [
-            [cgutils.alloca_once_value(builder, ir.Constant(floats, None)) for _ in parts]
-            for _ in rows
+    def group(index: Any, *exact: Any) -> list[Any]:
+        channels = [
+            f.b.zext(f.load(f.at(weight, (index, _GROUP_BYTES), 16 * part), bytes_, 1), shorts)
+            for part in range(2)
         ]
-        exact = [[cgutils.alloca_once(builder, pairs) for _ in parts] for _ in rows]
-        num_groups = builder.mul(num_spans, num_spans.type(SPAN_GROUPS))
-        with cgutils.for_range(builder, num_spans) as spans:
-            for row in rows:
-                for part in parts:
-                    builder.store(ir.Constant(pairs, None), exact[row][part])
-            first = builder.mul(spans.index, num_spans.type(SPAN_GROUPS))
-            with cgutils.for_range(builder, num_spans.type(SPAN_GROUPS)) as loop:
-                index = builder.add(first, loop.index)
-                group = _offset(builder, weight, index, _GROUP_BYTES)
-                channels = [
-                    builder.zext(
-                        _load(builder, builder.add(group, group.type(16 * part)), bytes_), shorts
-                    )
-                    for part in parts
-                ]
-                for row in rows:
-                    group = builder.add(index, builder.mul(num_groups, num_groups.type(row)))
-                    four = _load(builder, _offset(builder, q, group, 2 * DEPTH), ir.IntType(64))
-                    inputs = builder.bitcast(_splat(builder, four, 4), shorts)
-                    for part in parts:
-                        summed = builder.call(product, (channels[part], inputs))
-                        total = exact[row][part]
-                        builder.store(builder.add(builder.load(total), summed), total)
-            for row in rows:
-                span = builder.add(spans.index, builder.mul(num_spans, num_spans.type(row)))
-                zero = _splat(builder, _load(builder, _offset(builder, zeros, span, 4), _I32), 4)
-                scale = _load(builder, _offset(builder, scales, span, 4), _FLOAT)
-                for part in parts:
-                    # Not by shuffles: LLVM 22 makes poison of them where two rows are summed.
-                    total = builder.bitcast(builder.load(exact[row][part]), longs)
-                    four = builder.add(
-                        builder.trunc(total, fours), builder.trunc(builder.lshr(total, half), fours)
-                    )
-                    _scaled(builder, scale, builder.add(four, zero), totals[row][part])
-        for row in rows:
-            for part in parts:
-                place = builder.add(sums, sums.type(4 * (row * _TILE + 4 * part)))
-                target = builder.inttoptr(place, floats.as_pointer())
-                builder.store(builder.load(totals[row][part]), target, align=4)
-        return context.get_dummy_value()
+        inputs = [
+            f.load(f.at(q, (index, 2 * DEPTH), (num_groups, 2 * DEPTH * row)), I64, 1)
+            for row in range(rows)
+        ]
+        inputs = [f.b.bitcast(f.splat(four, 4), shorts) for four in inputs]
+        return [
+            f.b.add(total, f.b.call(product, (channels[part], inputs[row])))
+            for (row, part), total in zip(places, exact, strict=True)
+        ]
 
-    return types.void(q, zeros, scales, weight, num_spans, sums, num_rows), generate
+    def sums_of_pairs(exact: Any) -> Any:
+        """Not by shuffles: LLVM 22 makes poison of them where two rows are summed."""
+        total = f.b.bitcast(exact, longs)
+        upper = f.b.lshr(total, longs([32] * 4))
+        return f.b.add(f.b.trunc(total, fours), f.b.trunc(upper, fours))
+
+    def span(index: Any, *totals: Any) -> list[Any]:
+        exact = f.group_loop(index, group, *[pairs(None)] * len(places))
+        return [
+            f.scaled(
+                f.of_span(scales, index, row, FLOAT),
+                f.b.add(sums_of_pairs(each), f.splat(f.of_span(zeros, index, row, I32), 4)),
+                total,
+            )
+            for (row, _), each, total in zip(places, exact, totals, strict=True)
+        ]
+
+    totals = f.span_loop(span, *[floats(None)] * len(places))
+    for (row, part), total in zip(places, totals, strict=True):
+        f.store(total, f.at(sums, 4 * (row * _TILE + 4 * part)))
+    return f.end()
+
+
+# The first argument is how many rows, as a power of 2.
+_sum_bytes: Any = written(_write_sum_bytes, (1,), (2,), (4,), (8,))
+_sum_pairs: Any = written(_write_sum_pairs, (1,), (2,), (4,))
 
 
 @intrinsic
@@ -223,7 +196,7 @@ def _scratch(typing: Any) -> Any:
     """Address of [_MAX_ROWS, 32] float32 that lasts as long as the calling function runs."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        sums = cgutils.alloca_once(builder, ir.ArrayType(_FLOAT, _MAX_ROWS * _TILE))
+        sums = cgutils.alloca_once(builder, ir.ArrayType(FLOAT, _MAX_ROWS * _TILE))
         return builder.ptrtoint(sums, context.get_value_type(types.int64))
 
     return types.int64(), generate
@@ -255,17 +228,9 @@ def _tile_of_bytes(task: Any, tile: int, row: int, sums: int) -> int:
     q = task[_Q] + row * num_spans * SPAN
     zeros, scales = task[_ZEROS] + 4 * row * num_spans, task[_SCALES] + 4 * row * num_spans
     weight = task[_WEIGHT] + tile * _TILE * num_spans * SPAN
-    if num_rows >= 8:
-        _sum_bytes(q, zeros, scales, weight, num_spans, sums, 8)
-        return 8
-    if num_rows >= 4:
-        _sum_bytes(q, zeros, scales, weight, num_spans, sums, 4)
-        return 4
-    if num_rows >= 2:
-        _sum_bytes(q, zeros, scales, weight, num_spans, sums, 2)
-        return 2
-    _sum_bytes(q, zeros, scales, weight, num_spans, sums, 1)
-    return 1
+    kind = 3 if num_rows >= 8 else 2 if num_rows >= 4 else 1 if num_rows >= 2 else 0
+    _sum_bytes(kind, q, zeros, scales, weight, num_spans, sums)
+    return 1 << kind
 
 
 @njit(error_model="numpy", fastmath=False)
@@ -274,17 +239,12 @@ def _tile_of_pairs(task: Any, tile: int, row: int, sums: int) -> int:
     num_rows, num_spans = task[_NUM_ROWS] - row, task[_NUM_SPANS]
     q = task[_Q] + 2 * row * num_spans * SPAN
     zeros, scales = task[_ZEROS] + 4 * row * num_spans, task[_SCALES] + 4 * row * num_spans
+    kind = 2 if num_rows >= 4 else 1 if num_rows >= 2 else 0
     for part in range(4):  # 8 channels each
         block = tile * BLOCKS + part // 2
         weight = task[_WEIGHT] + block * CHANNELS * num_spans * SPAN + part % 2 * 32
-        some = sums + 32 * part
-        if num_rows >= 4:
-            _sum_pairs(q, zeros, scales, weight, num_spans, some, 4)
-        elif num_rows >= 2:
-            _sum_pairs(q, zeros, scales, weight, num_spans, some, 2)
-        else:
-            _sum_pairs(q, zeros, scales, weight, num_spans, some, 1)
-    return 4 if num_rows >= 4 else 2 if num_rows >= 2 else 1
+        _sum_pairs(kind, q, zeros, scales, weight, num_spans, sums + 32 * part)
+    return 1 << kind
 
 
 def _multiply_bytes(task: Any) -> None:

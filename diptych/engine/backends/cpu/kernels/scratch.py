@@ -19,10 +19,24 @@ class Scratch:
         self.num_threads = num_threads
         self.num_taken = torch.zeros(1, dtype=torch.int64)
         """A counter from which each thread of a call takes a number of its own."""
+        self.x, self.panels = _empty(), _empty()
+        """For x as the kernel reads it, and for the panels of all threads: bytes."""
         self._pages = HugePages()
 
-    def at_least(self, num_bytes: int, memory: Tensor) -> Tensor:
-        """``memory`` if it is large enough, else new."""
+    def make_room(self, x_bytes: int, thread_bytes: int) -> None:
+        """See that ``x`` and ``panels`` are large enough: so many bytes, and so many a thread."""
+        self.x = self._at_least(x_bytes, self.x)
+        self.panels = self._at_least(self.num_threads * thread_bytes, self.panels)
+
+    def num_groups(self, num_panels: int, most: int) -> int:
+        """In how many groups of ``most`` panels or fewer threads take them.
+
+        As many for each thread if possible.
+        """
+        rounds = -(-num_panels // (most * self.num_threads))
+        return min(num_panels, rounds * self.num_threads)
+
+    def _at_least(self, num_bytes: int, memory: Tensor) -> Tensor:
         return memory if len(memory) >= num_bytes else self._pages.empty(num_bytes)
 
 
@@ -39,6 +53,6 @@ class OfThread(threading.local, Generic[S]):
         return self._made[num_threads]
 
 
-def empty() -> Tensor:
+def _empty() -> Tensor:
     """No memory yet."""
     return torch.empty(0, dtype=torch.uint8)

@@ -17,7 +17,6 @@ many threads there are. Only where :func:`matrix_unit.is_lent`: elsewhere it doe
 from typing import Any
 
 from llvmlite import ir
-from numba.core import cgutils
 from torch import Tensor
 
 from diptych.engine.backends.cpu.kernels.loop import (
@@ -30,7 +29,7 @@ from diptych.engine.backends.cpu.kernels.loop import (
 )
 from diptych.engine.backends.cpu.kernels.matrix_unit import TILE_ROW_BYTES, TILE_ROWS, tile_shapes
 from diptych.engine.backends.cpu.kernels.processor import LANES
-from diptych.engine.backends.cpu.kernels.scratch import OfThread, Scratch, empty
+from diptych.engine.backends.cpu.kernels.scratch import OfThread, Scratch
 from diptych.engine.backends.cpu.kernels.vector_function import (
     I8,
     I16,
@@ -64,11 +63,7 @@ _LINE_BYTES = 64
 
 
 class SplitScratch(Scratch):
-    """See :class:`Scratch`: x split, and each thread's panels."""
-
-    def __init__(self, num_threads: int) -> None:
-        super().__init__(num_threads)
-        self._split_x, self._panels = empty(), empty()
+    """See :class:`Scratch`: x split, and each thread's panels, split."""
 
     def calls(self, x: Tensor, weight: Tensor, bias: Tensor, y: Tensor) -> list[Call]:
         """What computes y: [rows, columns] from x: [rows, inner], weight: [columns, inner].
@@ -78,39 +73,30 @@ class SplitScratch(Scratch):
         """
         rows, inner = x.shape
         columns = len(weight)
-        group = self._panels_at_once(columns, inner)
+        num_panels = -(-columns // BLOCK)
+        most = max(1, _CACHED_BYTES // _split_bytes(BLOCK, inner))
+        group = -(-num_panels // self.num_groups(num_panels, most))
         thread_bytes = _split_bytes(group * BLOCK, inner) + _SUMS_BYTES
-        self._split_x = self.at_least(_split_bytes(rows, inner), self._split_x)
-        self._panels = self.at_least(self.num_threads * thread_bytes, self._panels)
+        self.make_room(_split_bytes(rows, inner), thread_bytes)
         return [
-            _split_x.call(-(-rows // BLOCK), x, rows, inner, self._split_x),
+            _split_x.call(-(-rows // BLOCK), x, rows, inner, self.x),
             _multiply.call(
-                -(-columns // (group * BLOCK)),
+                -(-num_panels // group),
                 weight,
                 bias,
                 y,
                 rows,
                 columns,
                 inner,
-                self._split_x,
+                self.x,
                 group,
-                self._panels,
+                self.panels,
                 thread_bytes,
                 self.num_threads,
                 self.num_taken,
                 tile_shapes(),
             ),
         ]
-
-    def _panels_at_once(self, columns: int, inner: int) -> int:
-        """Panels of BLOCK columns that a thread takes: they stay in its cache, split.
-
-        As many as leave all threads the same number of times to take some.
-        """
-        num_panels = -(-columns // BLOCK)
-        most = max(1, _CACHED_BYTES // _split_bytes(BLOCK, inner))
-        num_items = -(-num_panels // (most * self.num_threads)) * self.num_threads
-        return -(-num_panels // num_items)
 
 
 scratch = OfThread(SplitScratch)
@@ -152,9 +138,7 @@ class _Function(VectorFunction):
         types_ = [a.type if isinstance(a, ir.Value) else I8 for a in arguments]
         values = [a if isinstance(a, ir.Value) else I8(a) for a in arguments]
         kind = ir.FunctionType(ir.VoidType(), types_)
-        name = f"llvm.x86.{instruction}"
-        declared = cgutils.get_or_insert_function(self.function.module, kind, name)  # type: ignore[no-untyped-call]
-        self.b.call(declared, values)
+        self.b.call(self.declared(f"llvm.x86.{instruction}", kind), values)
 
     def move_tile(self, instruction: str, tile: int, address: Any) -> None:
         place = self.b.inttoptr(address, I8.as_pointer())

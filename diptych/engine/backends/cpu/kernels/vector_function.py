@@ -37,10 +37,10 @@ class VectorFunction:
         self.function.attributes.add("noinline")
         self.arguments = self.function.args
         self.b = ir.IRBuilder(self.function.append_basic_block())
-        kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
-        self._prefetch = cgutils.get_or_insert_function(  # type: ignore[no-untyped-call]
-            module, kind, "llvm.prefetch.p0"
-        )
+
+    def declared(self, name: str, kind: Any) -> Any:
+        """What of LLVM's own is called so, to be called."""
+        return cgutils.get_or_insert_function(self.function.module, kind, name)  # type: ignore[no-untyped-call]
 
     def end(self) -> Any:
         self.b.ret_void()
@@ -94,13 +94,17 @@ class VectorFunction:
 
     def fetch(self, address: Any, num_bytes: int) -> None:
         """Bring what is needed soon near (the second level of cache)."""
+        kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
+        prefetch = self.declared("llvm.prefetch.p0", kind)
         for offset in range(0, num_bytes, _LINE_BYTES):
             place = self.b.inttoptr(self.at(address, offset), I8.as_pointer())
-            self.b.call(self._prefetch, [place, I32(0), I32(2), I32(1)])
+            self.b.call(prefetch, [place, I32(0), I32(2), I32(1)])
 
-    def splat(self, number: Any) -> Any:
-        first = self.b.insert_element(VECTOR(ir.Undefined), number, I32(0))
-        return self.shuffle(first, first, [0] * LANES)
+    def splat(self, number: Any, count: int = LANES) -> Any:
+        """A vector that has ``number`` in each of ``count`` lanes."""
+        vector = ir.VectorType(number.type, count)
+        first = self.b.insert_element(vector(ir.Undefined), number, I32(0))
+        return self.shuffle(first, first, [0] * count)
 
     def shuffle(self, left: Any, right: Any, lanes: Iterable[int]) -> Any:
         """Lanes of two vectors, those of ``right`` counted on from LANES."""
@@ -112,6 +116,11 @@ class VectorFunction:
 
     def plus_product(self, total: Any, left: Any, right: Any) -> Any:
         return self.add(total, self.b.fmul(left, right, flags=_RULES))
+
+    def fused(self, left: Any, right: Any, total: Any) -> Any:
+        """total + left * right, rounded once."""
+        kind = ir.FunctionType(VECTOR, [VECTOR] * 3)
+        return self.b.call(self.declared(f"llvm.fma.v{LANES}f32", kind), [left, right, total])
 
     def larger(self, left: Any, right: Any) -> Any:
         return self.b.select(self.b.fcmp_ordered(">", left, right), left, right)

@@ -14,8 +14,6 @@ are, how many they are, and how many threads there are. Needs AVX-512, or AVX2 w
 
 from typing import Any
 
-from llvmlite import ir
-from numba.core import cgutils
 from torch import Tensor
 
 from diptych.engine.backends.cpu.kernels.loop import (
@@ -27,11 +25,10 @@ from diptych.engine.backends.cpu.kernels.loop import (
     words_at,
 )
 from diptych.engine.backends.cpu.kernels.processor import HAS_FMA, LANES
-from diptych.engine.backends.cpu.kernels.scratch import OfThread, Scratch, empty
+from diptych.engine.backends.cpu.kernels.scratch import OfThread, Scratch
 from diptych.engine.backends.cpu.kernels.vector_function import (
     FLOAT,
     I64,
-    VECTOR,
     ZERO,
     VectorFunction,
     written,
@@ -52,11 +49,7 @@ _CACHED_BYTES = 1 << 19  # of packed panels, half of the second level of cache
 
 
 class WideScratch(Scratch):
-    """See :class:`Scratch`: x packed, and each thread's panels."""
-
-    def __init__(self, num_threads: int) -> None:
-        super().__init__(num_threads)
-        self._packed_x, self._panels = empty(), empty()
+    """See :class:`Scratch`: x packed, and each thread's panels, packed."""
 
     def calls(self, x: Tensor, weight: Tensor, bias: Tensor, y: Tensor) -> list[Call]:
         """What computes y: [rows, columns] from x: [rows, inner], weight: [columns, inner].
@@ -68,32 +61,26 @@ class WideScratch(Scratch):
         columns = len(weight)
         num_blocks, num_panels = -(-rows // _BLOCK), -(-columns // PANEL)
         panel_bytes = inner * PANEL * 4
-        num_items = self._num_items(num_panels, max(1, _CACHED_BYTES // panel_bytes))
-        thread_bytes = _SUMS_BYTES + -(-num_panels // num_items) * panel_bytes
-        self._packed_x = self.at_least(num_blocks * inner * _VECTOR_BYTES, self._packed_x)
-        self._panels = self.at_least(self.num_threads * thread_bytes, self._panels)
+        num_groups = self.num_groups(num_panels, max(1, _CACHED_BYTES // panel_bytes))
+        thread_bytes = _SUMS_BYTES + -(-num_panels // num_groups) * panel_bytes
+        self.make_room(num_blocks * inner * _VECTOR_BYTES, thread_bytes)
         return [
-            _pack_x.call(num_blocks, x, rows, inner, self._packed_x),
+            _pack_x.call(num_blocks, x, rows, inner, self.x),
             _multiply.call(
-                num_items,
+                num_groups,
                 weight,
                 bias,
                 y,
                 rows,
                 columns,
                 inner,
-                self._packed_x,
-                self._panels,
+                self.x,
+                self.panels,
                 thread_bytes,
                 self.num_threads,
                 self.num_taken,
             ),
         ]
-
-    def _num_items(self, num_panels: int, most: int) -> int:
-        """Groups of ``most`` panels or fewer, the same number for each thread if possible."""
-        rounds = -(-num_panels // (most * self.num_threads))
-        return min(num_panels, rounds * self.num_threads)
 
 
 scratch = OfThread(WideScratch)
@@ -105,22 +92,12 @@ def is_taken(weight: Tensor) -> bool:
     return columns >= PANEL and inner > 0 and inner % LANES == 0
 
 
-class _Function(VectorFunction):
-    """With the one thing that no other kernel needs: products that round once."""
-
-    def fused(self, left: Any, right: Any, total: Any) -> Any:
-        kind = ir.FunctionType(VECTOR, [VECTOR] * 3)
-        name = f"llvm.fma.v{LANES}f32"
-        fma = cgutils.get_or_insert_function(self.function.module, kind, name)  # type: ignore[no-untyped-call]
-        return self.b.call(fma, [left, right, total])
-
-
 def _write_pack(module: Any) -> Any:
     """(first of LANES rows, the last that there is, bytes of one, steps, where to, bytes apart).
 
     Transposed: a vector for each number of the inner dimension, its lanes being rows.
     """
-    f = _Function(module, "pack", 6)
+    f = VectorFunction(module, "pack", 6)
     first, last, row_bytes, num_steps, target, apart = f.arguments
     numbers = [I64(r) for r in range(LANES)]
     kept = [f.b.select(f.b.icmp_signed("<", n, last), n, last) for n in numbers]
@@ -141,7 +118,7 @@ def _write_multiply(module: Any, rows: int) -> Any:
 
     ``sums`` is memory for what the spans add up to: short sums of short sums lose less.
     """
-    f = _Function(module, f"multiply_{rows}", 7)
+    f = VectorFunction(module, f"multiply_{rows}", 7)
     x, panel, num_steps, bias, y, row_bytes, sums = f.arguments
     places = [(r, v) for r in range(rows) for v in range(_PANEL_VECTORS)]
 

@@ -1,0 +1,28 @@
+"""Memory and shares of the products of many rows."""
+
+import pytest
+
+from diptych.engine.backends.cpu.kernels.scratch import Scratch
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 7])
+@pytest.mark.parametrize("most", [1, 3, 10])
+@pytest.mark.parametrize("num_panels", [1, 5, 64, 1536])
+def test_threads_take_panels_alike(num_panels: int, most: int, num_threads: int) -> None:
+    num_groups = Scratch(num_threads).num_groups(num_panels, most)
+    largest = -(-num_panels // num_groups)
+    assert largest <= most
+    assert num_groups % num_threads == 0 or num_groups == num_panels
+
+
+def test_memory_is_kept_and_only_grows() -> None:
+    scratch = Scratch(3)
+    scratch.make_room(100, 40)
+    assert len(scratch.x) >= 100
+    assert len(scratch.panels) >= 3 * 40
+    before = scratch.x.data_ptr(), scratch.panels.data_ptr()
+    scratch.make_room(60, 30)
+    assert (scratch.x.data_ptr(), scratch.panels.data_ptr()) == before
+    scratch.make_room(60, 5000)
+    assert scratch.x.data_ptr() == before[0]
+    assert len(scratch.panels) >= 3 * 5000

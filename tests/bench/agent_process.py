@@ -32,7 +32,7 @@ from kvtransfer.reader.quarantine import Quarantine
 from kvtransfer.transports.base import Peer
 from tests.bench.environment import environment
 from tests.cluster import Cluster, running_cluster
-from tests.integration.test_transfer_processes import source_process
+from tests.integration.source_process import source_process
 from tests.integration.transfer_rig import config, open_reader
 
 BLOCK_BYTES = 64 * 1024

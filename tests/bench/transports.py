@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from diptych.v1 import common_pb2
-from tests.integration.test_transfer_processes import SourceProcess, connect, source_process
+from tests.integration.source_process import SourceProcess, connect, source_process
 from tests.integration.transfer_rig import Reader, config, open_reader
 from tests.integration.transfer_source import LEASED
 

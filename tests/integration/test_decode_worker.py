@@ -19,11 +19,12 @@ from tests.integration.worker_rig import (
     Lease,
     Router,
     Settings,
-    Worker,
     decode_worker,
+    leased,
     peer_of,
     prefill_worker,
     quick,
+    until_proven,
 )
 from tests.prompts import prompt
 
@@ -36,22 +37,6 @@ SETTINGS: Settings = {
 }
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-
-
-async def until_proven(worker: Worker) -> worker_pb2.WorkerState:
-    return await worker.watch_until(
-        lambda s: any(p.state == worker_pb2.PAIR_STATE_PROVEN for p in s.pairs)
-    )
-
-
-async def leased(prefill: Worker, tokens: list[int], reader: str) -> tuple[Lease, bytes, int]:
-    """Start a lease and grant it: (lease, ticket, first token)."""
-    lease = Lease(prefill)
-    await lease.start(tokens)
-    await lease.next("accepted")
-    ticket = await lease.grant(reader)
-    first = (await lease.next("first_token")).first_token
-    return lease, ticket, first.token_id
 
 
 async def test_generates_alone_as_transformers_does(tiny_llama: Path, tmp_path: Path) -> None:

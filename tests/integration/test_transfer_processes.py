@@ -4,10 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
 import psutil
 import pytest
@@ -16,11 +12,11 @@ import xxhash
 from diptych.timers import Timers
 from diptych.v1 import decode_pb2, worker_pb2
 from kvtransfer.endpoint import TransferEndpoint
-from kvtransfer.reader.pairs import PeerKey
 from kvtransfer.reader.pull_machine import PullError, PullRequest
 from kvtransfer.testing.faults import FaultRule, FaultScript
 from kvtransfer.testing.transport import FaultSwitch
 from kvtransfer.transports.child import ChildTransport
+from tests.integration.source_process import LOCAL, SourceProcess, connect, source_process
 from tests.integration.transfer_rig import (
     BLOCK_SIZE,
     Reader,
@@ -28,78 +24,10 @@ from tests.integration.transfer_rig import (
     open_reader,
     open_source,
 )
-from tests.integration.transfer_source import LEASED
 from tests.transports import AGENTS, TRANSPORTS, needs_ucxx
 from tests.waiting import until
 
-LOCAL = tuple(range(len(LEASED)))
-NUM_TOKENS = len(LEASED) * BLOCK_SIZE
 SILENT = "the source is lost: silent"  # so it is said of one whose connection stands
-
-
-@dataclass
-class SourceProcess:
-    process: asyncio.subprocess.Process
-    key: PeerKey
-    ticket: bytes
-    digest: str
-
-    @property
-    def request(self) -> PullRequest:
-        return PullRequest(
-            source_address=self.key.address,
-            source_incarnation=self.key.incarnation,
-            ticket=self.ticket,
-            first_missing_token=0,
-            num_tokens=NUM_TOKENS,
-            prompt_digest=b"",
-            local_block_ids=LOCAL,
-        )
-
-    def signal(self, number: int) -> None:
-        """To the process, and to that of its agent where it has one."""
-        process = psutil.Process(self.process.pid)
-        for each in (process, *process.children()):
-            each.send_signal(number)
-
-    def announce_rest(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(b"\n")
-
-
-@asynccontextmanager
-async def source_process(
-    transport: str, *, incarnation: str = "source", **options: object
-) -> AsyncIterator[SourceProcess]:
-    arguments = ["--transport", transport, "--incarnation", incarnation]
-    for name, value in options.items():
-        arguments += [f"--{name.replace('_', '-')}", str(value)]
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "tests.integration.transfer_source",
-        *arguments,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    try:
-        assert process.stdout is not None
-        described = json.loads(await process.stdout.readline())
-        yield SourceProcess(
-            process,
-            PeerKey(described["address"], incarnation),
-            bytes.fromhex(described["ticket"]),
-            described["digest"],
-        )
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
-
-
-async def connect(reader: Reader, source: SourceProcess) -> worker_pb2.Pair:
-    reader.pairs.set_peers("router", [source.key])
-    return await reader.wait_for(source.key, worker_pb2.PAIR_STATE_PROVEN)
 
 
 async def failure_of(reader: Reader, source: SourceProcess) -> PullError:

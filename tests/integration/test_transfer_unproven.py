@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 
 from diptych.v1 import decode_pb2, worker_pb2
+from kvtransfer.memory import HostMemory
 from kvtransfer.reader.pull_machine import PullError
 from kvtransfer.testing.faults import FaultRule, FaultScript
 from kvtransfer.testing.transport import FaultSwitch
@@ -114,3 +115,79 @@ async def test_a_block_that_the_source_does_not_have_is_not_read(name: str) -> N
         assert "has 64 blocks" in error.message
         await reader.pairs.open_pull(reader.request(source, ticket, BLOCK_SIZE, LOCAL)).run()
         assert reader.content(LOCAL[:1]) == source.content(BLOCKS[:1])
+
+
+@pytest.mark.parametrize("digest_level", ["sampled", "off"])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        FaultRule(at="opened", do="corrupt"),
+        FaultRule(at="range", do="drop"),
+        FaultRule(at="range", do="duplicate"),
+        FaultRule(at="range", do="reorder"),
+        FaultRule(at="range", do="truncate", field="block_ids"),
+        FaultRule(at="confirmed", do="drop"),
+    ],
+    ids=lambda rule: f"{rule.at} {rule.do}",
+)
+async def test_order_and_coverage_are_proven_with_fewer_digests_too(
+    transport: str, digest_level: str, rule: FaultRule
+) -> None:
+    transfer = config(transport, digest_level=digest_level)
+    switch = FaultSwitch(FaultScript([rule]))
+    async with (
+        open_source(transfer) as source,
+        open_reader(transfer, interceptor=switch) as reader,
+    ):
+        await reader.connect(source)
+        source.fill(BLOCKS)
+        ticket = source.lease("lease", BLOCKS, NUM_TOKENS, "reader")
+        for num_tokens in (2 * BLOCK_SIZE, NUM_TOKENS):
+            source.leases.announce("lease", num_tokens)
+        error = await failure_of(reader, source, ticket)
+        assert switch.script.num_fired == [1]
+        assert error.failure == decode_pb2.PULL_FAILURE_UNPROVEN
+        await reader.pairs.open_pull(reader.request(source, ticket, NUM_TOKENS, LOCAL)).run()
+        assert reader.content(LOCAL) == source.content(BLOCKS)
+
+
+@pytest.mark.parametrize("digest_level", ["sampled", "off"])
+@pytest.mark.parametrize("transport", AGENTS)
+async def test_what_never_landed_is_found_by_a_sample_and_by_nothing_less(
+    transport: str, digest_level: str
+) -> None:
+    transfer = config(transport, digest_level=digest_level)
+    switch = FaultSwitch(FaultScript([FaultRule(at="read", do="drop")]))
+    async with (
+        open_source(transfer) as source,
+        open_reader(transfer, interceptor=switch) as reader,
+    ):
+        await reader.connect(source)
+        source.fill(BLOCKS)
+        ticket = source.lease("lease", BLOCKS, NUM_TOKENS, "reader")
+        source.leases.announce("lease", NUM_TOKENS)
+        assert isinstance(reader.memory, HostMemory)
+        switch.memory = reader.memory
+        if digest_level == "sampled":
+            error = await failure_of(reader, source, ticket)
+            assert error.failure == decode_pb2.PULL_FAILURE_UNPROVEN
+        else:  # what docs/faults.md says of it
+            await reader.pairs.open_pull(reader.request(source, ticket, NUM_TOKENS, LOCAL)).run()
+            assert reader.content(LOCAL) != source.content(BLOCKS)
+
+
+async def test_inline_is_checked_byte_for_byte_where_no_digests_are_asked_for() -> None:
+    transfer = config("inline", digest_level="off")
+    switch = FaultSwitch(FaultScript([FaultRule(at="data", do="corrupt")]))
+    async with (
+        open_source(transfer) as source,
+        open_reader(transfer, interceptor=switch) as reader,
+    ):
+        await reader.connect(source)
+        source.fill(BLOCKS)
+        ticket = source.lease("lease", BLOCKS, NUM_TOKENS, "reader")
+        source.leases.announce("lease", NUM_TOKENS)
+        error = await failure_of(reader, source, ticket)
+        assert error.failure == decode_pb2.PULL_FAILURE_UNPROVEN
+        await reader.pairs.open_pull(reader.request(source, ticket, NUM_TOKENS, LOCAL)).run()
+        assert reader.content(LOCAL) == source.content(BLOCKS)

@@ -34,7 +34,7 @@ from tests.cluster import running_cluster
 from tests.engine_logits import chunk_logits, perplexity
 from tests.engines import CPU, load_decoder
 from tests.golden.models import MODELS, golden_model
-from tests.integration.test_kv_dtype import OneProcess
+from tests.integration.one_process import OneProcess
 from tests.prompts import prompt
 from tests.tiny_model import ARCHITECTURES, write_tiny_model
 

@@ -392,3 +392,20 @@ class Router:
 async def peer_of(worker: Worker) -> decode_pb2.Peer:
     state = await worker.state()
     return decode_pb2.Peer(address=worker.address, incarnation=state.incarnation)
+
+
+async def until_proven(worker: Worker) -> worker_pb2.WorkerState:
+    """Wait until it may pull from someone."""
+    return await worker.watch_until(
+        lambda s: any(p.state == worker_pb2.PAIR_STATE_PROVEN for p in s.pairs)
+    )
+
+
+async def leased(prefill: Worker, tokens: list[int], reader: str) -> tuple[Lease, bytes, int]:
+    """Start a lease and grant it: (lease, ticket, first token)."""
+    lease = Lease(prefill)
+    await lease.start(tokens)
+    await lease.next("accepted")
+    ticket = await lease.grant(reader)
+    first = (await lease.next("first_token")).first_token
+    return lease, ticket, first.token_id

@@ -11,7 +11,7 @@ from diptych.errors import ConfigurationError
 from diptych.worker.pool_memory import DevicePool, host_pool, pool_memory
 from kvtransfer.digest import Coverage
 from kvtransfer.memory import HostMemory, PoolMemory
-from tests.unit.engine.backends.test_paged_decode import config_of
+from tests.attention_config import config_of
 
 CONFIG = config_of(2, 1, 8, window=None)
 NUM_BLOCKS, BLOCK_SIZE = 6, 4

@@ -6,7 +6,7 @@ import torch
 from diptych.engine.backends.cpu.kv_writer import KVWriter
 from diptych.engine.backends.torch.kv_access import KVAccess
 from diptych.engine.kv.cache import KVBlockLayout, KVCache
-from tests.unit.engine.backends.test_paged_decode import config_of
+from tests.attention_config import config_of
 
 CONFIG = config_of(4, 2, 24, window=None)
 

@@ -12,12 +12,12 @@ from diptych.engine.backends.torch.gather_decode import GatherDecode
 from diptych.engine.backends.torch.kv_access import KVAccess
 from diptych.engine.inputs import DecodeBatch
 from diptych.engine.kv.cache import KVCache
-from diptych.engine.model.config import Activation, LayerConfig, ModelConfig, RopeConfig
+from diptych.engine.model.config import ModelConfig
+from tests.attention_config import SCALE, config_of
 
 DTYPES = [torch.float32, torch.bfloat16, torch.int8]
 LENGTHS = [1, 7, 8, 128, 129, 300]
 WINDOW = 150
-SCALE = 0.3
 UNIT = 2.0**-24  # largest relative error of one rounding in float32
 EXP_ERROR = 3e-7  # of a weight, relative
 CHANCE = 0.1  # roundings rarely add up; 0.03 of what they can was the most seen
@@ -40,35 +40,6 @@ def attended(decode: DecodeAttention, layer: int, q: Tensor) -> Tensor:
     out = torch.full_like(q, torch.nan)
     decode(layer, q, out)
     return out
-
-
-def config_of(num_heads: int, num_kv_heads: int, head_dim: int, window: int | None) -> ModelConfig:
-    rope = RopeConfig(theta=10000.0)
-    return ModelConfig(
-        model_type="llama",
-        vocab_size=16,
-        hidden_size=16,
-        intermediate_size=16,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        max_position=1024,
-        rms_norm_eps=1e-5,
-        activation=Activation.SILU,
-        tied_embeddings=True,
-        embedding_scale=1.0,
-        attention_scale=SCALE,
-        qk_norm=False,
-        qkv_bias=False,
-        output_bias=False,
-        mlp_bias=False,
-        norm_offset=0.0,
-        post_norms=False,
-        logit_softcap=None,
-        layers=(LayerConfig(rope, None), LayerConfig(rope, window)),
-        checkpoint_dtype="float32",
-        is_text_part=False,
-    )
 
 
 class Filled:

@@ -9,7 +9,7 @@ from diptych.engine.backends.cpu.kernels.loop import Call
 from diptych.engine.backends.cpu.kernels.program import Program
 from diptych.engine.backends.cpu.layer_ops import WrittenLayerOps
 from diptych.engine.backends.cpu.workspace import Workspace
-from tests.unit.engine.backends.test_paged_decode import config_of
+from tests.attention_config import config_of
 
 CONFIG = config_of(4, 2, 16, window=None)
 SIZE = 48

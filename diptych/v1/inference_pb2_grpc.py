@@ -57,9 +57,11 @@ class InferenceServicer:
         token: a request that no worker took ends with an error and nothing before.
         Errors carry google.rpc.ErrorInfo with a reason:
         INVALID_ARGUMENT/REQUEST_INVALID (with BadRequest field violations),
-        NOT_FOUND/MODEL_NOT_FOUND, RESOURCE_EXHAUSTED/QUEUE_FULL or
-        KV_BLOCKS_EXHAUSTED (with RetryInfo), UNAVAILABLE/NO_WORKER,
-        DEADLINE_EXCEEDED, ABORTED/KV_TRANSFER_INTERRUPTED. Cancelling the call frees
+        NOT_FOUND/MODEL_NOT_FOUND, RESOURCE_EXHAUSTED/QUEUE_FULL, QUEUE_TIMEOUT or
+        KV_BLOCKS_EXHAUSTED (with RetryInfo), UNAVAILABLE/NO_WORKER or
+        WORKER_DRAINING, DEADLINE_EXCEEDED/DEADLINE_EXCEEDED,
+        ABORTED/KV_TRANSFER_INTERRUPTED or CLIENT_TOO_SLOW,
+        INTERNAL/LOGITS_NOT_FINITE or STEP_FAILED. Cancelling the call frees
         everything it held. The gRPC deadline is honoured.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

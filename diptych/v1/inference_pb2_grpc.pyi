@@ -39,9 +39,11 @@ class InferenceStub:
     token: a request that no worker took ends with an error and nothing before.
     Errors carry google.rpc.ErrorInfo with a reason:
     INVALID_ARGUMENT/REQUEST_INVALID (with BadRequest field violations),
-    NOT_FOUND/MODEL_NOT_FOUND, RESOURCE_EXHAUSTED/QUEUE_FULL or
-    KV_BLOCKS_EXHAUSTED (with RetryInfo), UNAVAILABLE/NO_WORKER,
-    DEADLINE_EXCEEDED, ABORTED/KV_TRANSFER_INTERRUPTED. Cancelling the call frees
+    NOT_FOUND/MODEL_NOT_FOUND, RESOURCE_EXHAUSTED/QUEUE_FULL, QUEUE_TIMEOUT or
+    KV_BLOCKS_EXHAUSTED (with RetryInfo), UNAVAILABLE/NO_WORKER or
+    WORKER_DRAINING, DEADLINE_EXCEEDED/DEADLINE_EXCEEDED,
+    ABORTED/KV_TRANSFER_INTERRUPTED or CLIENT_TOO_SLOW,
+    INTERNAL/LOGITS_NOT_FINITE or STEP_FAILED. Cancelling the call frees
     everything it held. The gRPC deadline is honoured.
     """
     ListModels: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]
@@ -58,9 +60,11 @@ class InferenceAsyncStub(InferenceStub):
     token: a request that no worker took ends with an error and nothing before.
     Errors carry google.rpc.ErrorInfo with a reason:
     INVALID_ARGUMENT/REQUEST_INVALID (with BadRequest field violations),
-    NOT_FOUND/MODEL_NOT_FOUND, RESOURCE_EXHAUSTED/QUEUE_FULL or
-    KV_BLOCKS_EXHAUSTED (with RetryInfo), UNAVAILABLE/NO_WORKER,
-    DEADLINE_EXCEEDED, ABORTED/KV_TRANSFER_INTERRUPTED. Cancelling the call frees
+    NOT_FOUND/MODEL_NOT_FOUND, RESOURCE_EXHAUSTED/QUEUE_FULL, QUEUE_TIMEOUT or
+    KV_BLOCKS_EXHAUSTED (with RetryInfo), UNAVAILABLE/NO_WORKER or
+    WORKER_DRAINING, DEADLINE_EXCEEDED/DEADLINE_EXCEEDED,
+    ABORTED/KV_TRANSFER_INTERRUPTED or CLIENT_TOO_SLOW,
+    INTERNAL/LOGITS_NOT_FINITE or STEP_FAILED. Cancelling the call frees
     everything it held. The gRPC deadline is honoured.
     """
     ListModels: _aio.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]  # type: ignore[assignment]
@@ -80,9 +84,11 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         token: a request that no worker took ends with an error and nothing before.
         Errors carry google.rpc.ErrorInfo with a reason:
         INVALID_ARGUMENT/REQUEST_INVALID (with BadRequest field violations),
-        NOT_FOUND/MODEL_NOT_FOUND, RESOURCE_EXHAUSTED/QUEUE_FULL or
-        KV_BLOCKS_EXHAUSTED (with RetryInfo), UNAVAILABLE/NO_WORKER,
-        DEADLINE_EXCEEDED, ABORTED/KV_TRANSFER_INTERRUPTED. Cancelling the call frees
+        NOT_FOUND/MODEL_NOT_FOUND, RESOURCE_EXHAUSTED/QUEUE_FULL, QUEUE_TIMEOUT or
+        KV_BLOCKS_EXHAUSTED (with RetryInfo), UNAVAILABLE/NO_WORKER or
+        WORKER_DRAINING, DEADLINE_EXCEEDED/DEADLINE_EXCEEDED,
+        ABORTED/KV_TRANSFER_INTERRUPTED or CLIENT_TOO_SLOW,
+        INTERNAL/LOGITS_NOT_FINITE or STEP_FAILED. Cancelling the call frees
         everything it held. The gRPC deadline is honoured.
         """
 

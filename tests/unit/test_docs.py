@@ -100,6 +100,21 @@ def test_reasons_in_the_docs_are_those_of_the_error_model() -> None:
             assert reason in reasons, reason
 
 
+def test_errors_in_the_protos_are_those_of_the_error_model() -> None:
+    """``CODE/REASON``, and further reasons of that code after "or" or a comma."""
+    known = {(error.code.name, error.reason) for error in DiptychError.__subclasses__()}
+    num_named = 0
+    for proto in sorted((ROOT / "proto").rglob("*.proto")):
+        text = re.sub(r"\n\s*//", "", proto.read_text())
+        for code, listed in re.findall(
+            r"\b([A-Z_]+)/([A-Z_]+(?:(?:, | or )[A-Z_]+\b(?!/))*)", text
+        ):
+            for reason in re.split(r", | or ", listed):
+                assert (code, reason) in known, f"{proto.name}: {code}/{reason}"
+                num_named += 1
+    assert num_named >= 20
+
+
 def test_files_in_the_docs_exist() -> None:
     """A path or the end of one, whole parts only: ``router/app.py``, ``app.py``, ``cpu/``."""
     num_named = 0

@@ -120,13 +120,13 @@ class Proxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]
 
 
 class Wires:
-    """A prefill and a decode worker in network namespaces, a wire on each of the three legs.
+    """A prefill and a decode worker in network namespaces, a wire on each of the three links.
 
     In the middle of each wire is a switch whose ports go down when it is cut, so neither
     side is told anything. The router is in the namespace of the test.
     """
 
-    legs = ("prefill", "decode", "fetch")
+    links = ("prefill", "decode", "fetch")
 
     def __init__(self) -> None:
         self.addresses = {"prefill": f"{_NET}.1.2", "decode": f"{_NET}.2.2"}
@@ -136,11 +136,11 @@ class Wires:
         """The command that executes another one where the ``role``'s worker lives."""
         return ["nsenter", f"--net=/run/netns/{_namespace(role)}"]
 
-    def cut(self, leg: str) -> None:
-        self._ports(leg, "down")
+    def cut(self, link: str) -> None:
+        self._ports(link, "down")
 
-    def mend(self, leg: str) -> None:
-        self._ports(leg, "up")
+    def mend(self, link: str) -> None:
+        self._ports(link, "up")
 
     def refuse_fetch(self) -> None:
         """At the prefill worker's address the decode worker finds itself, where nobody listens."""
@@ -155,29 +155,29 @@ class Wires:
             _ip(f"netns add {_namespace(role)}")
             undo.callback(_ip, f"netns del {_namespace(role)}")
             self._in(role, "link set lo up")
-        for number, leg in enumerate(self.legs, start=1):
-            bridge = f"{_TAG}{leg[0]}"
+        for number, link in enumerate(self.links, start=1):
+            bridge = f"{_TAG}{link[0]}"
             _ip(f"link add {bridge} type bridge")
             undo.callback(_ip, f"link del {bridge}")
             _ip(f"link set {bridge} up")
-            if leg == "fetch":
+            if link == "fetch":
                 for role, host in (("prefill", 2), ("decode", 3)):
-                    self._plug(leg, role, f"{_NET}.{number}.{host}")
+                    self._plug(link, role, f"{_NET}.{number}.{host}")
             else:
                 _ip(f"addr add {_NET}.{number}.1/24 dev {bridge}")
-                self._plug(leg, leg, self.addresses[leg])
+                self._plug(link, link, self.addresses[link])
         self._in("decode", f"route add {self.addresses['prefill']}/32 dev fetch")
 
-    def _plug(self, leg: str, role: str, address: str) -> None:
-        namespace, port = _namespace(role), f"{_TAG}{leg[0]}{role[0]}"
-        _ip(f"link add {port} type veth peer name {leg} netns {namespace}")
-        _ip(f"link set {port} master {_TAG}{leg[0]} up")
-        self._in(role, f"addr add {address}/24 dev {leg}")
-        self._in(role, f"link set {leg} up")
+    def _plug(self, link: str, role: str, address: str) -> None:
+        namespace, port = _namespace(role), f"{_TAG}{link[0]}{role[0]}"
+        _ip(f"link add {port} type veth peer name {link} netns {namespace}")
+        _ip(f"link set {port} master {_TAG}{link[0]} up")
+        self._in(role, f"addr add {address}/24 dev {link}")
+        self._in(role, f"link set {link} up")
 
-    def _ports(self, leg: str, state: str) -> None:
-        for role in ("prefill", "decode") if leg == "fetch" else (leg,):
-            _ip(f"link set {_TAG}{leg[0]}{role[0]} {state}")
+    def _ports(self, link: str, state: str) -> None:
+        for role in ("prefill", "decode") if link == "fetch" else (link,):
+            _ip(f"link set {_TAG}{link[0]}{role[0]} {state}")
 
     def _in(self, role: str, command: str) -> None:
         _ip(f"-n {_namespace(role)} {command}")

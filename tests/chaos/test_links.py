@@ -1,8 +1,8 @@
-"""Each leg between two processes breaks in each way while one request is on it, and no other.
+"""Each link between two processes breaks in each way while one request is on it, and no other.
 
-The legs are the streams Prefill and Decode (router to worker), Fetch (decode to prefill
+The links are the streams Prefill and Decode (router to worker), Fetch (decode to prefill
 worker) and Watch. Only one worker of each role is there and nothing else may compute a
-prompt, so what a broken leg leaves behind on the other side is seen at once: the request
+prompt, so what a broken link leaves behind on the other side is seen at once: the request
 waits in the router, and nobody holds anything for it. Where the source of a Fetch is killed or
 stopped, the router is kept from noticing that itself: the decode worker has to. Over nixl, whose
 reads do not go through the Fetch stream, the same is asked where its source is killed, stopped
@@ -45,13 +45,13 @@ WORKER_FLAGS = {
     "num-threads": "1",
 }
 ROUTER_FLAGS = {"no-allow-local-prefill": "", "no-allow-recompute": ""}
-LEGS, FAULTS = ("prefill", "decode", "fetch"), ("refused", "killed", "stopped", "cut")
+LINKS, FAULTS = ("prefill", "decode", "fetch"), ("refused", "killed", "stopped", "cut")
 METHODS = {"prefill": "Prefill", "decode": "Decode", "fetch": "Fetch", "watch": "Watch"}
 CODES = [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK]
 COMMON_CODES = [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL]
-EVERY_CODE_LEG = "fetch"  # in the short form; the others answer the common ones
+EVERY_CODE_LINK = "fetch"  # in the short form; the others answer the common ones
 BREAKS = [
-    *(("inline", leg, fault) for leg in LEGS for fault in FAULTS),
+    *(("inline", link, fault) for link in LINKS for fault in FAULTS),
     *(("nixl", "fetch", fault) for fault in ("killed", "stopped")),
 ]
 
@@ -74,18 +74,18 @@ class Rig:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Every code on every leg only in the long form."""
+    """Every code on every link only in the long form."""
     if "code" not in metafunc.fixturenames:
         return
     is_long = metafunc.config.getoption("--chaos-long")
     chosen = [
-        ("inline", leg, code)
-        for leg in METHODS
-        for code in (CODES if is_long or leg == EVERY_CODE_LEG else COMMON_CODES)
+        ("inline", link, code)
+        for link in METHODS
+        for code in (CODES if is_long or link == EVERY_CODE_LINK else COMMON_CODES)
     ]
     chosen += [("nixl", "fetch", code) for code in (CODES if is_long else COMMON_CODES)]
-    ids = [f"{transport}-{leg}-{code.name}" for transport, leg, code in chosen]
-    metafunc.parametrize(("rig", "leg", "code"), chosen, indirect=["rig"], ids=ids)
+    ids = [f"{transport}-{link}-{code.name}" for transport, link, code in chosen]
+    metafunc.parametrize(("rig", "link", "code"), chosen, indirect=["rig"], ids=ids)
 
 
 @pytest.fixture(scope="module")
@@ -130,30 +130,30 @@ def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(("rig", "leg", "fault"), BREAKS, indirect=["rig"])
-async def test_a_broken_leg(rig: Rig, leg: str, fault: str, note: Note) -> None:
-    if rig.wires is None and (fault == "cut" or (leg, fault) == ("fetch", "refused")):
+@pytest.mark.parametrize(("rig", "link", "fault"), BREAKS, indirect=["rig"])
+async def test_a_broken_link(rig: Rig, link: str, fault: str, note: Note) -> None:
+    if rig.wires is None and (fault == "cut" or (link, fault) == ("fetch", "refused")):
         pytest.skip(f"needs network namespaces: root on Linux may, uid {os.getuid()} may not")
-    broken = break_leg(rig, leg, fault)
+    broken = break_link(rig, link, fault)
     cluster = rig.proxied if broken.is_proxied else rig.straight
     others = [
-        worker for worker in cluster.workers if worker.name != leg and worker is not broken.victim
+        worker for worker in cluster.workers if worker.name != link and worker is not broken.victim
     ]
     survivors = [process for process in cluster.processes if process is not broken.victim]
     pids = [process.pid for process in survivors]
     async with request(rig, cluster) as task:
-        before, num_lost_before = num_noticed(cluster, leg), num_lost(cluster)
+        before, num_lost_before = num_noticed(cluster, link), num_lost(cluster)
         begin = time.monotonic()
         broken.begin()
         try:
             limit_s = AT_ONCE_S if fault in ("refused", "killed") else SILENT_S
-            await until(lambda: num_noticed(cluster, leg) != before, limit_s, "it is noticed")
+            await until(lambda: num_noticed(cluster, link) != before, limit_s, "it is noticed")
             noticed_s = time.monotonic() - begin
             await until(
                 lambda: is_waiting(cluster), RECOVERY_S, "the request waits for another try"
             )
             recovering_s = time.monotonic() - begin
-            if leg != "fetch":
+            if link != "fetch":
                 await until(lambda: num_lost(cluster) > num_lost_before, limit_s, "Watch ended too")
             await until(
                 lambda: not any(worker.held() for worker in others),
@@ -169,7 +169,7 @@ async def test_a_broken_leg(rig: Rig, leg: str, fault: str, note: Note) -> None:
             await asyncio.to_thread(broken.end)
         answer = await task
     note(
-        f"{leg} {fault}: noticed after {noticed_s:.2f} s, next try due after {recovering_s:.2f} s,"
+        f"{link} {fault}: noticed after {noticed_s:.2f} s, next try due after {recovering_s:.2f} s,"
         f" the other side free after {free_s:.2f} s"
     )
     check(rig, answer)
@@ -180,19 +180,19 @@ async def test_a_broken_leg(rig: Rig, leg: str, fault: str, note: Note) -> None:
 
 @pytest.mark.timeout(120)
 async def test_a_leg_that_answers_an_error(
-    rig: Rig, leg: str, code: grpc.StatusCode, note: Note
+    rig: Rig, link: str, code: grpc.StatusCode, note: Note
 ) -> None:
     """In the middle of the stream, and again when it is next opened."""
-    cluster, method = rig.proxied, METHODS[leg]
-    proxy = rig.proxies["decode" if leg == "decode" else "prefill"]
+    cluster, method = rig.proxied, METHODS[link]
+    proxy = rig.proxies["decode" if link == "decode" else "prefill"]
     async with request(rig, cluster) as task:
         assert proxy.num_open(method)
-        before = num_noticed(cluster, leg)
+        before = num_noticed(cluster, link)
         begin = time.monotonic()
         proxy.answer(method, code)
         try:
             await until(
-                lambda: task.done() or num_noticed(cluster, leg) != before,
+                lambda: task.done() or num_noticed(cluster, link) != before,
                 AT_ONCE_S,
                 "it is noticed",
             )
@@ -205,7 +205,7 @@ async def test_a_leg_that_answers_an_error(
             answer = await task
         finally:
             proxy.obey()
-    note(f"{leg} {code.name}: noticed after {noticed_s:.2f} s")
+    note(f"{link} {code.name}: noticed after {noticed_s:.2f} s")
     check(rig, answer)
     await cluster.wait_baseline(within_s=FREE_S)
 
@@ -220,24 +220,24 @@ class Break:
     is_proxied: bool = False  # it needs the proxies
 
 
-def break_leg(rig: Rig, leg: str, fault: str) -> Break:
+def break_link(rig: Rig, link: str, fault: str) -> Break:
     if fault in ("killed", "stopped"):
-        return break_process(rig, leg, fault)
+        return break_process(rig, link, fault)
     wires = rig.wires
-    if fault == "refused" and leg != "fetch":
-        return Break(rig.proxies[leg].refuse, rig.proxies[leg].listen, is_proxied=True)
+    if fault == "refused" and link != "fetch":
+        return Break(rig.proxies[link].refuse, rig.proxies[link].listen, is_proxied=True)
     assert wires is not None
     if fault == "refused":
         return Break(wires.refuse_fetch, wires.accept_fetch)
-    return Break(lambda: wires.cut(leg), lambda: wires.mend(leg))
+    return Break(lambda: wires.cut(link), lambda: wires.mend(link))
 
 
-def break_process(rig: Rig, leg: str, fault: str) -> Break:
-    """The worker at the far end of ``leg``."""
-    worker, proxy = rig.worker("decode" if leg == "decode" else "prefill"), rig.proxies["prefill"]
+def break_process(rig: Rig, link: str, fault: str) -> Break:
+    """The worker at the far end of ``link``."""
+    worker, proxy = rig.worker("decode" if link == "decode" else "prefill"), rig.proxies["prefill"]
 
     def begin() -> None:
-        if leg == "fetch":
+        if link == "fetch":
             proxy.mute(METHODS["prefill"], METHODS["watch"])
         if fault == "killed":
             worker.kill()
@@ -252,12 +252,12 @@ def break_process(rig: Rig, leg: str, fault: str) -> Break:
             worker.signal(signal.SIGCONT)
         proxy.obey()
 
-    return Break(begin, end, worker, is_proxied=leg == "fetch")
+    return Break(begin, end, worker, is_proxied=link == "fetch")
 
 
 @asynccontextmanager
 async def request(rig: Rig, cluster: Cluster) -> AsyncIterator[asyncio.Task[Answer]]:
-    """A request that has just begun to be computed and pulled, on all three legs."""
+    """A request that has just begun to be computed and pulled, on all three links."""
     await cluster.wait_ready()
     await cluster.wait_baseline(within_s=FREE_S)
     async with open_channel(cluster.router.address) as channel:
@@ -287,11 +287,11 @@ def check(rig: Rig, answer: Answer) -> None:
     assert answer.finish_reason == rig.want.finish_reason
 
 
-def num_noticed(cluster: Cluster, leg: str) -> float:
-    """Changes when the side that the leg starts from has noticed."""
-    if leg == "fetch":
+def num_noticed(cluster: Cluster, link: str) -> float:
+    """Changes when the side that the link starts from has noticed."""
+    if link == "fetch":
         return cluster.decode[0].metric("diptych_kv_pulls_failed_total")
-    if leg == "watch":
+    if link == "watch":
         return num_lost(cluster)
     metrics = cluster.router.metrics()
     return metrics["diptych_router_requests_waiting"] + sum(

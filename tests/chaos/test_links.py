@@ -179,7 +179,7 @@ async def test_a_broken_link(rig: Rig, link: str, fault: str, note: Note) -> Non
 
 
 @pytest.mark.timeout(120)
-async def test_a_leg_that_answers_an_error(
+async def test_a_link_that_answers_an_error(
     rig: Rig, link: str, code: grpc.StatusCode, note: Note
 ) -> None:
     """In the middle of the stream, and again when it is next opened."""

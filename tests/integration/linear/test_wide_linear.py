@@ -1,7 +1,5 @@
 """Float32 products of many rows in vector registers, where there is no matrix unit."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -9,6 +7,12 @@ import torch.nn.functional as F  # noqa: N812
 from diptych.engine.backends.cpu import linear
 from diptych.engine.backends.cpu.kernels import matrix_unit, wide_matmul
 from diptych.engine.backends.cpu.linear import MAX_THIN_ROWS, SplitLinear, WideLinear, make_linear
+from tests.integration.linear.checks import (
+    check_as_exact_as_torch,
+    check_equal_bits,
+    mixed_rows,
+    random,
+)
 
 pytestmark = pytest.mark.skipif(not wide_matmul.SUPPORTED, reason="needs AVX-512, or AVX2 and FMA")
 
@@ -17,64 +21,29 @@ pytestmark = pytest.mark.skipif(not wide_matmul.SUPPORTED, reason="needs AVX-512
 SHAPES = [(32, 16), (70, 64), (131, 576), (960, 160), (2100, 272)]
 
 
-@pytest.fixture(params=[1, 2])
-def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 @pytest.fixture
-def no_matrix_unit(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def no_matrix_unit(fresh_proofs: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matrix_unit, "is_lent", lambda: False)
-    proofs = (linear.split_works, linear.wide_works)
-    for proof in proofs:
-        proof.cache_clear()
-    yield
-    for proof in proofs:
-        proof.cache_clear()
-
-
-def random(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
 @pytest.mark.parametrize("num_rows", [MAX_THIN_ROWS + 1, 99, 113, 300])
 def test_as_exact_as_torch(num_rows: int, num_threads: int) -> None:
-    for out_features, in_features in SHAPES:
-        weight, bias = random(out_features, in_features), random(out_features)
-        x = random(num_rows, in_features)
-        size = x.double().abs() @ weight.double().abs().t()
-        for given in (bias, None):
-            want = F.linear(x.double(), weight.double(), None if given is None else given.double())
-            made = WideLinear(weight, given)
-            assert (made.out_features, made.in_features) == (out_features, in_features)
-            out = torch.full((num_rows, out_features), torch.nan)
-            assert made(x, out) is out
-            assert torch.equal(out, made(x))
-            assert made(x[:1], out[:1]).data_ptr() == out.data_ptr()
-            error = (made(x).double() - want).abs()
-            assert (error / (size + bias.double().abs())).max() < 4 * torch.finfo().eps
-            of_torch = (F.linear(x, weight, given).double() - want).abs()
-            assert error.square().mean() < 2 * of_torch.square().mean()
+    check_as_exact_as_torch(WideLinear, SHAPES, num_rows)
+
+
+def test_a_few_rows_take_the_same_memory_too() -> None:
+    made, out = WideLinear(random(70, 64)), torch.full((1, 70), torch.nan)
+    assert made(random(1, 64), out) is out
 
 
 def test_rows_do_not_depend_on_their_neighbours(num_threads: int) -> None:
     made = WideLinear(random(131, 576), random(131))
-    x = random(300, 576)
-    x[1] *= 1e30
-    x[2] = torch.inf
-    x[3] = 0
+    x = mixed_rows(300, 576)
     whole = made(x)
     assert torch.equal(whole[3], random(131))
     for num_rows in range(wide_matmul.MIN_ROWS, 130):
-        torch.testing.assert_close(
-            made(x[:num_rows]), whole[:num_rows], rtol=0, atol=0, equal_nan=True
-        )
-        torch.testing.assert_close(
-            made(x[-num_rows:]), whole[-num_rows:], rtol=0, atol=0, equal_nan=True
-        )
+        check_equal_bits(made(x[:num_rows]), whole[:num_rows])
+        check_equal_bits(made(x[-num_rows:]), whole[-num_rows:])
 
 
 @pytest.mark.usefixtures("no_matrix_unit")

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -20,27 +19,15 @@ from diptych.engine.backends.cpu.linear import (
     make_linear,
 )
 from diptych.engine.backends.torch.linear import PlainLinear
+from tests.integration.linear.checks import (
+    check_as_exact_as_torch,
+    check_equal_bits,
+    mixed_rows,
+    random,
+)
 
 SHAPES = [(4, 1), (5, 15), (70, 50), (65, 16), (131, 577)]  # out_features, in_features
 SPLIT_SHAPES = [(32, 32), (33, 64), (131, 576), (2100, 96), (640, 2048)]
-
-
-@pytest.fixture(params=[1, 2])
-def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def fresh_proofs() -> Iterator[None]:
-    proofs = (linear.thin_works, linear.split_works, linear.wide_works, linear.packing_works)
-    for proof in proofs:
-        proof.cache_clear()
-    yield
-    for proof in proofs:
-        proof.cache_clear()
 
 
 @pytest.fixture
@@ -48,10 +35,6 @@ def matrix_unit_here() -> None:
     if not matrix_unit.is_lent():
         pytest.skip("this machine lends no matrix unit")
     assert linear.split_works()
-
-
-def random(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -84,47 +67,26 @@ def test_which_linear_is_made() -> None:
 
 def test_rows_do_not_depend_on_their_neighbours(num_threads: int) -> None:
     made = ThinLinear(random(131, 577), random(131))
-    x = random(MAX_THIN_ROWS, 577)
-    x[1] *= 1e30
-    x[2] = torch.inf
+    x = mixed_rows(MAX_THIN_ROWS, 577)
     alone = torch.cat([made(row[None]) for row in x])
     for num_rows in (1, 2, 5, 6, 7, 8, 16, 33, MAX_THIN_ROWS):
-        torch.testing.assert_close(
-            made(x[:num_rows]), alone[:num_rows], rtol=0, atol=0, equal_nan=True
-        )
+        check_equal_bits(made(x[:num_rows]), alone[:num_rows])
 
 
 @pytest.mark.usefixtures("matrix_unit_here")
 @pytest.mark.parametrize("num_rows", [1, 16, 31, 32, 33, MAX_THIN_ROWS + 1, 300])
 def test_products_of_parts_are_as_exact_as_float32(num_rows: int, num_threads: int) -> None:
-    for out_features, in_features in SPLIT_SHAPES:
-        weight, bias = random(out_features, in_features), random(out_features)
-        x = random(num_rows, in_features)
-        size = x.double().abs() @ weight.double().abs().t()
-        for given in (bias, None):
-            want = F.linear(x.double(), weight.double(), None if given is None else given.double())
-            made = SplitLinear(weight, given)
-            assert (made.out_features, made.in_features) == (out_features, in_features)
-            error = (made(x).double() - want).abs()
-            assert (error / (size + bias.double().abs())).max() < 4 * torch.finfo().eps
-            if num_rows > 1:  # torch adds those of a single row in another order
-                of_torch = (F.linear(x, weight, given).double() - want).abs()
-                assert error.square().mean() < 2 * of_torch.square().mean()
+    check_as_exact_as_torch(SplitLinear, SPLIT_SHAPES, num_rows)
 
 
 @pytest.mark.usefixtures("matrix_unit_here")
 def test_rows_of_products_of_parts_do_not_depend_on_their_neighbours(num_threads: int) -> None:
     made = SplitLinear(random(131, 576), random(131))
-    x = random(70, 576)
-    x[1] *= 1e30
-    x[2] = torch.inf
-    x[3] = 0
+    x = mixed_rows(70, 576)
     alone = torch.cat([made(row[None]) for row in x])
     assert torch.equal(alone[3], random(131))
     for num_rows in (1, 2, 16, 17, 33, 70):
-        torch.testing.assert_close(
-            made(x[:num_rows]), alone[:num_rows], rtol=0, atol=0, equal_nan=True
-        )
+        check_equal_bits(made(x[:num_rows]), alone[:num_rows])
 
 
 @pytest.mark.usefixtures("matrix_unit_here")

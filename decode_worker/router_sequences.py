@@ -11,7 +11,7 @@ without an entry here holds no block.
 
 import enum
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable, Set
 from typing import Protocol
 
 from decode_worker import actions
@@ -41,7 +41,7 @@ class DecodeEngine(Protocol):
     def reserve(self, seq: Sequence) -> None: ...
     def mark_proven(self, seq: Sequence) -> None: ...
     def start(self, seq: Sequence, emitted: list[int], compute_missing: bool) -> None: ...
-    def release(self, seq: Sequence, unfinished_block_ids: Collection[int] = ()) -> None: ...
+    def release(self, seq: Sequence) -> None: ...
 
 
 class SequenceObserver(Protocol):
@@ -62,7 +62,7 @@ class RouterSequences:
         limits: WorkerLimits,
         *,
         open_pull: Callable[[PullRequest], PreparedPull],
-        unfinished_reads: Collection[int],
+        unfinished_reads: Set[int],
         admit: Callable[[], None],
         observer: SequenceObserver,
     ) -> None:
@@ -246,13 +246,9 @@ class RouterSequences:
 
     def _leave_unfinished_reads(self, held: HeldSequence) -> None:
         """Swap the reservation for a fresh one where late reads might spoil what is computed."""
-        unfinished = self._unfinished_in(held.sequence)
-        if unfinished:
-            self._engine.release(held.sequence, unfinished)
+        if not self._unfinished_reads.isdisjoint(held.sequence.block_table):
+            self._engine.release(held.sequence)
             held.sequence = self._reserve_blocks(held.sequence.key.sequence_id, held.spec)
-
-    def _unfinished_in(self, sequence: Sequence) -> list[int]:
-        return [block for block in sequence.block_table if block in self._unfinished_reads]
 
     def _end(
         self,
@@ -263,7 +259,7 @@ class RouterSequences:
     ) -> list[Action]:
         held = self._held.pop(sequence_id)
         stopped = self._stop_pull(held)
-        self._engine.release(held.sequence, self._unfinished_in(held.sequence))
+        self._engine.release(held.sequence)
         send = actions.send_ended(
             sequence_id,
             finish_reason=finish_reason,

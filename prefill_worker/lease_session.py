@@ -9,7 +9,7 @@ Invariant: blocks are held, and the lease is in the table, from ``start`` until
 """
 
 import enum
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -67,7 +67,7 @@ class PrefillEngine(Protocol):
     """The part of diptych.engine.protocol.Engine that a lease needs."""
 
     def add_prefill(self, seq: Sequence) -> None: ...
-    def release(self, seq: Sequence, unfinished_block_ids: Collection[int] = ()) -> None: ...
+    def release(self, seq: Sequence) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

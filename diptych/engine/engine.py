@@ -127,8 +127,8 @@ class StepEngine:
         self._scheduler.start(seq, emitted, compute_missing)
         self._awake.set()
 
-    def release(self, seq: Sequence, unfinished_block_ids: Collection[int] = ()) -> None:
-        self._scheduler.release(seq, unfinished_block_ids)
+    def release(self, seq: Sequence) -> None:
+        self._scheduler.release(seq)
         self._awake.set()  # somebody may wait for its blocks, or for nobody to wait for
 
     def generation(self, block_id: int) -> int:

@@ -71,8 +71,8 @@ class Engine(Protocol):
         """Append ``emitted`` and let a reserved sequence run. Raises InvalidRequestError."""
         ...
 
-    def release(self, seq: Sequence, unfinished_block_ids: Collection[int] = ()) -> None:
-        """End a sequence in any state; reads may still write the unfinished blocks. Idempotent."""
+    def release(self, seq: Sequence) -> None:
+        """End a sequence in any state; blocks in quarantine stay there. Idempotent."""
         ...
 
     def generation(self, block_id: int) -> int:

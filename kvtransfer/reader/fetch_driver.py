@@ -92,8 +92,7 @@ class Pull:
         """End the pull now (its task still has to be cancelled). Idempotent, synchronous.
 
         No read is posted afterwards. Returns the local blocks that posted reads may
-        still write, for ``scheduler.release(seq, ids)``; ``on_quarantine`` was called with
-        them, ``on_quarantine_end`` follows.
+        still write; ``on_quarantine`` was called with them, ``on_quarantine_end`` follows.
         """
         if self._machine is not None:
             self._machine.failed()

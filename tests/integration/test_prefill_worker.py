@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -270,9 +269,9 @@ async def test_a_leaked_block_fails_the_health_check(
         await lease.next("first_token")
         release = Scheduler.release
 
-        def leak(self: Scheduler, seq: Sequence, unfinished_block_ids: Any = ()) -> None:
+        def leak(self: Scheduler, seq: Sequence) -> None:
             seq.block_table.pop()
-            release(self, seq, unfinished_block_ids)
+            release(self, seq)
 
         monkeypatch.setattr(Scheduler, "release", leak)
         await lease.close()

@@ -195,16 +195,14 @@ class Scheduler:
         except BlocksExhaustedError:
             self._preempt(seq)  # it is the youngest
 
-    def release(self, seq: Sequence, unfinished_block_ids: Collection[int] = ()) -> None:
+    def release(self, seq: Sequence) -> None:
         """End a sequence in any state, even one that was refused: -> FINISHED. Idempotent.
 
-        Its blocks go when the step in flight, if it takes part, is booked. Those in
-        ``unfinished_block_ids`` are quarantined until ``pool.end_quarantine``. The
-        caller wakes the engine: somebody may wait for the blocks.
+        Its blocks go when the step in flight, if it takes part, is booked; those that are
+        in quarantine stay there. The caller wakes the engine: somebody may wait for the blocks.
         """
         if seq.state is SequenceState.FINISHED:
             return
-        self.pool.quarantine(unfinished_block_ids)
         owner = _OWNER[seq.state]
         self._queues.finish(seq)
         if seq not in self.in_flight:

@@ -54,7 +54,8 @@ def test_sequences_and_unfinished_reads_account_for_every_block() -> None:
     scheduler.add_prefill(sequence(2, 2, prefill_only=True))
     assert pool_mismatch(pool, scheduler) is None
     late = reserved.block_table[:1]
-    scheduler.release(reserved, late)
+    pool.quarantine(late)
+    scheduler.release(reserved)
     assert pool_mismatch(pool, scheduler, late) is None
     pool.end_quarantine(late)
     assert pool_mismatch(pool, scheduler) is None

@@ -236,7 +236,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         first = client.seq.num_cached_tokens // self.pool.block_size
         targets = client.seq.block_table[first:]
         unfinished = data.draw(st.sets(st.sampled_from(targets)), "unfinished")
-        self.scheduler.release(client.seq, unfinished)
+        self.pool.quarantine(unfinished)
+        self.scheduler.release(client.seq)
         self.clients.remove(client)
         self.quarantined |= unfinished
         self.idle = False

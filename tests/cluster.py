@@ -283,6 +283,25 @@ def running_cluster(
         assert code == 0, f"{process.name} exited with {code}:\n{process.log_tail()}"
 
 
+@contextmanager
+def another_router(
+    cluster: Cluster, work: Path, model: Path, flags: dict[str, str]
+) -> Iterator[Cluster]:
+    """The same workers under a second router, which ends with the block."""
+    args = as_args({"model": str(model), **flags})
+    for process in cluster.prefill:
+        args += ["--prefill", process.address]
+    for process in cluster.decode:
+        args += ["--decode", process.address]
+    router = Process("router", "router-2", work, args)
+    router.start()
+    try:
+        router.wait_listening()
+        yield Cluster(router, cluster.prefill, cluster.decode)
+    finally:
+        router.stop()
+
+
 def as_args(flags: dict[str, str]) -> list[str]:
     """Of each setting its flag and value; a switch has no value."""
     return [part for key, value in flags.items() for part in (f"--{key}", value) if part]

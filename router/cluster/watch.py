@@ -40,6 +40,7 @@ class WorkerWatch:
         self.state: worker_pb2.WorkerState | None = None
         self._role = role
         self._wrong = ""  # incarnation of a process of another role at the address
+        self._is_foreign = False  # what is at the address has no Watch; it was said
         self._router_incarnation = router_incarnation
         self._timers = timers
         self._on_change = on_change
@@ -89,9 +90,14 @@ class WorkerWatch:
         seen = self.state is not None
         if seen:
             self._lose(ended.message)
+        elif ended.code is grpc.StatusCode.UNIMPLEMENTED and not self._is_foreign:
+            self._is_foreign = True
+            extra = {"worker": self.address, "why": ended.message}
+            logger.error("no worker of this protocol: not used", extra=extra)
         return seen
 
     def _update(self, state: worker_pb2.WorkerState) -> None:
+        self._is_foreign = False
         if state.role != self._role:
             if state.incarnation != self._wrong:  # once for each process, not for each message
                 self._wrong = state.incarnation

@@ -4,17 +4,15 @@ import asyncio
 import itertools
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import grpc
 
 from diptych.rpc.channel import open_channel
 from diptych.v1 import inference_pb2
 from tests.call import Answer, generate, token_request
-from tests.cluster import Cluster, Process, as_args
+from tests.cluster import Cluster
 
 FLAGS = {"num-blocks": "512", "max-model-len": "512", "max-batched-tokens": "64"}
 ROUTER_FLAGS = {"local-prefill-below-tokens": "0"}
@@ -104,22 +102,3 @@ async def ask_until(
     async with open_channel(address) as channel, asyncio.TaskGroup() as tasks:
         for number in range(at_once):
             tasks.create_task(client(), name=f"client-{number}")
-
-
-@contextmanager
-def another_router(
-    cluster: Cluster, work: Path, model: Path, flags: dict[str, str]
-) -> Iterator[Cluster]:
-    """The same workers under a second router, which ends with the block."""
-    args = as_args({"model": str(model), **flags})
-    for process in cluster.prefill:
-        args += ["--prefill", process.address]
-    for process in cluster.decode:
-        args += ["--decode", process.address]
-    router = Process("router", "router-2", work, args)
-    router.start()
-    try:
-        router.wait_listening()
-        yield Cluster(router, cluster.prefill, cluster.decode)
-    finally:
-        router.stop()

@@ -31,8 +31,7 @@ from tests.chaos.fault_rig import (
     report,
     set_rules,
 )
-from tests.chaos.load import another_router
-from tests.cluster import Cluster, Process
+from tests.cluster import Cluster, Process, another_router
 from tests.transports import TRANSPORTS
 
 NUM_AT_ONCE = 20

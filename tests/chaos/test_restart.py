@@ -12,12 +12,11 @@ from tests.chaos.expected import Expected
 from tests.chaos.load import (
     FLAGS,
     ROUTER_FLAGS,
-    another_router,
     ask_until,
     jobs,
     run_all,
 )
-from tests.cluster import running_cluster
+from tests.cluster import another_router, running_cluster
 from tests.notes import Note
 
 NUM_JOBS = 40

@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import logging
 import time
 from pathlib import Path
 
+import grpc
 import pytest
 
 from diptych.client import (
@@ -38,6 +40,39 @@ async def test_a_pair_proven_at_another_address_is_not_used(wide_model: Path) ->
         while (await client.models())[0].ready:
             assert time.monotonic() < deadline, "still placed on"
             await asyncio.sleep(0.02)
+
+
+async def test_a_worker_of_another_protocol_is_named_once_and_never_used(
+    wide_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A process of a version that shares no protocol with ours has an address of ours."""
+    with caplog.at_level(logging.ERROR, "router"):
+        async with running(wide_model, 2, 1) as cluster:
+            replaced = await cluster.preferred("prefill")
+            await replaced.kill()
+            num_before, foreign, asked = len(replaced.specs), Foreign(), "/diptych.v1.Worker/Watch"
+            server = grpc.aio.server()
+            server.add_generic_rpc_handlers((foreign,))
+            assert server.add_insecure_port(replaced.address)
+            await server.start()
+            await eventually(lambda: foreign.asked.count(asked) >= 2, "Watch was not tried again")
+            for _ in range(3):
+                await cluster.generate()
+            assert set(foreign.asked) == {asked}
+            assert len(replaced.specs) == num_before
+            await server.stop(None)
+    (named,) = [r for r in caplog.records if r.message == "no worker of this protocol: not used"]
+    assert vars(named)["worker"] == replaced.address
+
+
+class Foreign(grpc.GenericRpcHandler):  # type: ignore[type-arg] # none at run time
+    """Has none of our methods."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def service(self, details: grpc.HandlerCallDetails) -> None:
+        self.asked.append(details.method)
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])

@@ -17,9 +17,11 @@ from diptych.telemetry.stages import TTFT_STAGES, Stage
 from diptych.v1 import inference_pb2, inference_pb2_grpc
 from tests.call import token_request
 from tests.cluster import running_cluster
+from tests.waiting import until
 
 TRACE_ID = "5b8efff798038103d269b633813fc60c"
 TRACEPARENT = f"00-{TRACE_ID}-eee19b7ec3c1b174-01"
+UNSET, ERROR = 0, 2  # opentelemetry.proto.trace.v1.Status
 FLAGS = {"num-blocks": "64", "max-model-len": "256"}
 
 
@@ -35,6 +37,10 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
             for scope in resource.scope_spans:
                 self.spans += [(marks["service.name"], span) for span in scope.spans]
         return trace_service_pb2.ExportTraceServiceResponse()
+
+    def names(self) -> set[str]:
+        """Of the trace's spans; the model's name is left out."""
+        return {span.name.partition(" ")[0] for _, span in self.of_trace()}
 
     def of_trace(self) -> list[tuple[str, Any]]:
         return [(s, span) for s, span in self.spans if span.trace_id.hex() == TRACE_ID]
@@ -63,6 +69,43 @@ async def traced(address: str, request: inference_pb2.GenerateRequest) -> infere
             if response.HasField("summary"):
                 timing = response.summary.timing
     return timing
+
+
+async def test_a_retry_leaves_the_spans_of_both_tries(tiny_llama: Path, tmp_path: Path) -> None:
+    """The source refuses the first ticket: it came damaged."""
+    faults = {"transfer.allow-faults": "", "transfer.faults": '[{"at": "open", "do": "corrupt"}]'}
+    async with collecting() as (collector, endpoint):
+        with running_cluster(
+            tmp_path,
+            str(tiny_llama),
+            worker_flags={**FLAGS, "otlp-endpoint": endpoint, "transfer.transports": "inline"},
+            decode_flags=faults,
+            router_flags={"local-prefill-below-tokens": "0", "otlp-endpoint": endpoint},
+        ) as cluster:
+            await cluster.wait_ready()
+            timing = await traced(cluster.router.address, token_request(range(3, 99), max_tokens=8))
+            assert timing.kv_path == inference_pb2.KV_PATH_DISAGGREGATED
+            await until(
+                lambda: {"text_completion", Stage.DECODE_RUN.span_name} <= collector.names(),
+                within_s=15,
+                what="the spans come",
+            )
+    spans = [span for _, span in collector.of_trace()]
+    (root,) = [span for span in spans if span.name.startswith("text_completion")]
+    failed, proven = sorted(
+        (span for span in spans if span.name == Stage.TRANSFER.span_name),
+        key=lambda span: span.start_time_unix_nano,
+    )
+    assert failed.parent_span_id == proven.parent_span_id == root.span_id
+    assert (failed.status.code, failed.status.message) == (ERROR, "TICKET_INVALID")
+    assert proven.status.code == root.status.code == UNSET
+    (retry,) = root.events
+    marks = {a.key: a.value.string_value for a in retry.attributes}
+    assert retry.name == "retry"
+    assert marks == {
+        attributes.FALLBACK: "rebind",
+        attributes.ERROR_TYPE: "KV_TRANSFER_INTERRUPTED",
+    }
 
 
 async def test_one_trace_explains_the_time_to_first_token(tiny_llama: Path, tmp_path: Path) -> None:

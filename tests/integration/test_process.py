@@ -230,3 +230,21 @@ def _scrape(url: str) -> str:
     with urllib.request.urlopen(url, timeout=5) as reply:
         text: str = reply.read().decode()
         return text
+
+
+def test_a_log_that_nobody_reads_stops_nothing() -> None:
+    """Far more lines than a pipe holds; the process goes on, and ends with its own code."""
+    code = (
+        "import logging, sys; from diptych.telemetry import logs; logs.set_up('x')\n"
+        "for _ in range(3000): logging.getLogger('a').info('x' * 100)\n"
+        "print('went on', flush=True); sys.exit(3)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.wait(timeout=30) == 3
+            assert process.stdout is not None
+            assert process.stdout.read() == "went on\n"
+        finally:
+            process.kill()

@@ -146,10 +146,6 @@ class PullReads:
         self._transport = transport
         self._unfinished: set[ReadRecord] = set()
 
-    @property
-    def num_unfinished(self) -> int:
-        return len(self._unfinished)
-
     def begin(self, block_ids: frozenset[int]) -> ReadRecord:
         """A read into these blocks is about to be posted."""
         assert not self.abandoned, "a read for a pull that is over"

@@ -18,6 +18,7 @@ from diptych.engine.runner import Runner
 from diptych.engine.scheduling.step import Chunk, StepPlan
 from tests.engines import CPU, load_decoder
 from tests.tiny_model import write_tiny_model
+from tests.torch_threads import torch_threads
 
 BLOCK_SIZE, NUM_BLOCKS = 8, 400
 FLOATS: tuple[torch.dtype, Quantization] = (torch.float32, "none")
@@ -72,9 +73,7 @@ def test_the_same_bits(
     case = Case(tmp_path, family, dtype, weights)
     programs = case.programs()
     assert programs is not None
-    before = torch.get_num_threads()
-    torch.set_num_threads(num_threads)
-    try:
+    with torch_threads(num_threads):
         for lens in ([7], [300, 1, 40], [500], [9, 129, 33], [20] * 17, [8] * MAX_THIN_ROWS):
             inputs = case.inputs(lens)
             blocks = case.cache.tensor.clone()
@@ -87,8 +86,6 @@ def test_the_same_bits(
             assert torch.equal(got, want)
             assert torch.equal(case.cache.tensor, written)
             assert not torch.equal(blocks, written)
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_other_steps_are_not_taken(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import importlib
 import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ import numpy as np
 import pytest
 import sentencepiece
 import tokenizers
-import torch
 from tokenizers import models, pre_tokenizers
 
 from diptych.errors import ConfigurationError
@@ -26,6 +26,7 @@ from tests.golden.models import GEMMA3_GGUF
 from tests.golden.reference import load_reference
 from tests.text_models import SAMPLES, write_gguf
 from tests.tiny_model import write_tiny_model
+from tests.torch_threads import torch_threads
 
 MORE_SAMPLES = (
     "for i in range(10):\n\tprint(f'{i:>5}')\n\n\n\t\treturn  x\r\n",
@@ -37,8 +38,9 @@ MORE_SAMPLES = (
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
+def one_thread() -> Iterator[None]:
+    with torch_threads(1):
+        yield
 
 
 def random_texts(num_texts: int) -> list[str]:

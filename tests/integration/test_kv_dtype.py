@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from diptych.engine.model.decoder import Decoder
 from diptych.rpc.channel import open_channel
@@ -16,6 +15,7 @@ from tests.engines import load_decoder
 from tests.integration.conftest import BLOCK_SIZE, TINY_MAX_LEN
 from tests.integration.one_process import MAX_BATCHED_TOKENS, NUM_BLOCKS, OneProcess
 from tests.prompts import prompt
+from tests.torch_threads import torch_threads
 
 LENGTHS = [16, 33, 70]
 NUM_TOKENS = 6
@@ -28,10 +28,8 @@ def model(tiny_llama: Path) -> Decoder:
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with torch_threads(1):
+        yield
 
 
 @pytest.mark.asyncio

@@ -19,6 +19,7 @@ from tests.engine_logits import chunk_logits, perplexity
 from tests.engines import CPU, load_decoder
 from tests.golden.models import golden_model
 from tests.notes import Note
+from tests.torch_threads import torch_threads
 
 BLOCK_SIZE = 16
 PROMPT_LEN = 513
@@ -46,10 +47,8 @@ LIMITS = {
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with torch_threads(1):
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,7 @@ from diptych.sampling_params import SamplingParams
 from tests import hf_reference
 from tests.engines import CPU, PLAIN, load_decoder
 from tests.tiny_model import ARCHITECTURES, write_tiny_model
+from tests.torch_threads import torch_threads
 
 BLOCK_SIZE = 8
 NUM_BLOCKS = 120
@@ -33,10 +34,8 @@ GREEDY = SampleSpec(params=SamplingParams(temperature=0.0, return_margins=True),
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with torch_threads(1):
+        yield
 
 
 class Case:

@@ -16,6 +16,7 @@ from diptych.engine.scheduling.step import Chunk, StepPlan
 from tests import hf_reference
 from tests.engines import CPU, load_decoder
 from tests.tiny_model import write_tiny_model
+from tests.torch_threads import torch_threads
 
 NUM_TOKENS, BLOCK_SIZE, CHUNK, NUM_DECODED = 4096, 16, 512, 8
 # Of logits that spread by 3. Measured: 6e-5 at the most; Llama's without its scaling are 16 off.
@@ -45,10 +46,8 @@ FAMILIES: Mapping[str, Mapping[str, object]] = {
 
 @pytest.fixture(autouse=True)
 def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+    with torch_threads(2):
+        yield
 
 
 def engine_logits(folder: Path, token_ids: list[int]) -> torch.Tensor:

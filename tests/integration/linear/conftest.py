@@ -3,18 +3,16 @@
 from collections.abc import Iterator
 
 import pytest
-import torch
 
 from diptych.engine.backends.cpu import linear
+from tests.torch_threads import torch_threads
 
 
 @pytest.fixture(params=[1, 2])
 def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
     """What torch and our own kernels compute on."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
+    with torch_threads(request.param):
+        yield request.param
 
 
 @pytest.fixture

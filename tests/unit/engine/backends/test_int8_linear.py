@@ -15,6 +15,7 @@ from diptych.errors import ConfigurationError, LayoutMismatchError
 from diptych.v1 import common_pb2
 from kvtransfer.endpoint import compare_layouts
 from tests.engines import CPU, PLAIN
+from tests.torch_threads import torch_threads
 
 OUTLIER = 1e4
 
@@ -56,17 +57,13 @@ def test_loops_equal_plain_torch(shape: tuple[int, int]) -> None:
     """Bit for bit, at sizes that fill no tile, and at every number of rows and threads."""
     out_features, in_features = shape
     weight, bias = quantise(random(*shape)), random(out_features, seed=1)
-    num_threads = torch.get_num_threads()
-    try:
-        for num_rows, has_bias in itertools.product((1, 2, 3, 4, 7, 8, 15, 40), (False, True)):
-            x = random(num_rows, in_features, seed=num_rows)
-            want = PlainInt8Linear(weight, bias if has_bias else None)(x)
-            for linear in packed_linears(weight, bias if has_bias else None):
-                for threads in (1, 2):
-                    torch.set_num_threads(threads)
-                    assert torch.equal(linear(x), want), (num_rows, has_bias, threads)
-    finally:
-        torch.set_num_threads(num_threads)
+    for num_rows, has_bias in itertools.product((1, 2, 3, 4, 7, 8, 15, 40), (False, True)):
+        x = random(num_rows, in_features, seed=num_rows)
+        want = PlainInt8Linear(weight, bias if has_bias else None)(x)
+        for linear in packed_linears(weight, bias if has_bias else None):
+            for num_threads in (1, 2):
+                with torch_threads(num_threads):
+                    assert torch.equal(linear(x), want), (num_rows, has_bias, num_threads)
 
 
 def test_largest_sums_do_not_saturate() -> None:

@@ -14,6 +14,7 @@ from diptych.engine.inputs import DecodeBatch
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.model.config import ModelConfig
 from tests.attention_config import SCALE, config_of
+from tests.torch_threads import torch_threads
 
 DTYPES = [torch.float32, torch.bfloat16, torch.int8]
 LENGTHS = [1, 7, 8, 128, 129, 300]
@@ -30,10 +31,8 @@ SHAPES = [  # query heads, key-value heads, head_dim; block size
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with torch_threads(1):
+        yield
 
 
 def attended(decode: DecodeAttention, layer: int, q: Tensor) -> Tensor:
@@ -147,12 +146,9 @@ def test_same_bits_alone_and_on_any_number_of_threads(dtype: torch.dtype) -> Non
     filled = Filled(config_of(4, 1, 32, window=WINDOW), 16, dtype)
     q = torch.randn(len(LENGTHS), 4, 32)
     together = attended(PagedDecode(filled.config, filled.cache, filled.batch), 0, q)
-    torch.set_num_threads(2)
-    try:
+    with torch_threads(2):
         decode = PagedDecode(filled.config, filled.cache, filled.batch)
         assert torch.equal(attended(decode, 0, q), together)
-    finally:
-        torch.set_num_threads(1)
     for row, length in enumerate(LENGTHS):
         table = filled.batch.block_tables[row : row + 1]
         batch = DecodeBatch(table, torch.tensor([length]))

@@ -17,7 +17,7 @@ from diptych.v1 import kv_source_pb2
 from kvtransfer.reader import pull_machine as pull
 from kvtransfer.reader.pull_machine import DigestChecks, PullMachine
 from kvtransfer.reader.quarantine import PullReads, Quarantine
-from kvtransfer.source.lease_record import Grant
+from kvtransfer.source.lease_record import Grant, Lease
 from kvtransfer.source.lease_table import LeaseTable
 from prefill_worker.lease_session import LeaseSession
 from router.request.attempt import Attempt
@@ -99,6 +99,10 @@ def grant_without_revoking(patch: pytest.MonkeyPatch) -> None:
         lease.changed()
 
     patch.setattr(LeaseTable, "grant", grant)
+
+
+def tell_readers_nothing_of_their_lease(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Lease, "changed", lambda self: None)
 
 
 def start_what_is_not_proven(patch: pytest.MonkeyPatch) -> None:
@@ -214,6 +218,7 @@ BUGS = (
     Bug(prove_before_everything_landed, Invariant.PROVEN),
     Bug(miss_a_lost_event, Invariant.ENDS),
     Bug(grant_without_revoking, Invariant.READABLE),
+    Bug(tell_readers_nothing_of_their_lease, Invariant.ENDS),
     Bug(start_what_is_not_proven, Invariant.ATTENDED),
     Bug(emit_a_token_at_another_position, Invariant.TOKENS),
     Bug(keep_the_blocks_of_a_closed_lease, Invariant.HOLDERS),

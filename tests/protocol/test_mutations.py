@@ -24,7 +24,7 @@ from router.request.attempt import Attempt
 from router.request.emitted_tokens import EmittedTokens
 from router.request.fail_over import FailOver
 from tests.protocol.invariants import BrokenError, Invariant, Watch
-from tests.protocol.test_protocol import NUM_EXAMPLES, SEARCH, ProtocolMachine, SmallMachine
+from tests.protocol.machine import NUM_EXAMPLES, SEARCH, ProtocolMachine, SmallMachine
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 

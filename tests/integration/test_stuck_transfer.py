@@ -35,7 +35,6 @@ LOCAL = list(reversed(BLOCKS))
 NUM_TOKENS = len(BLOCKS) * BLOCK_SIZE
 # A fifth of the defaults: a peer is lost sooner than a pull that stands still.
 TIMERS = Timers(heartbeat_s=0.2, lost_peer_s=0.9, read_progress_s=1.0, confirm_s=0.4)
-TOLERANCE_S = 0.6  # a heartbeat, and the machine
 
 
 @contextlib.contextmanager

@@ -103,10 +103,6 @@ class Stream:
         """Neither side listens."""
         return self.up.side is None and self.down.side is None
 
-    @property
-    def can_break(self) -> bool:
-        return not self.is_over
-
     def client_closes(self) -> None:
         """Half-close or cancel; the client hears nothing more."""
         self.up.end(None)

@@ -149,9 +149,10 @@ def run(serve: Serve[P], config: P) -> int:
 
 
 def complain(role: str, error: ConfigurationError) -> int:
-    """Print the one line for a wrong setting, after what was logged; the exit code."""
-    logs.flush()
-    print(f"diptych {role}: {error.message}", file=sys.stderr)  # noqa: T201 - for people
+    """Tell the one line for a wrong setting, after what was logged; the exit code."""
+    line = f"diptych {role}: {error.message}"
+    if not logs.say(line):
+        print(line, file=sys.stderr)  # noqa: T201 - for people
     return EXIT_CONFIGURATION
 
 

@@ -1,31 +1,67 @@
 """Log lines on their way to a stream, written by a thread of their own."""
 
-import contextlib
 import logging
+import os
 import queue
 import threading
-from typing import IO
+from typing import Protocol
 
 MAX_LINES = 10_000  # that wait; what comes then is dropped
 FLUSH_S = 1.0  # what is left may take to get out as the process ends
 
 
+class TextStream(Protocol):
+    """Where lines go. Called by the writer's thread alone."""
+
+    def write(self, text: str, /) -> int:
+        """Take all of ``text``. Raises OSError, or ValueError once it is closed."""
+        ...
+
+    def flush(self) -> None:
+        """Let it get out."""
+        ...
+
+
+class RawStandardError:
+    """The process's standard error, past ``sys.stderr``.
+
+    That holds a lock while it writes, which the interpreter takes once more as the process
+    ends: it would wait for whoever has stopped reading. Here nothing is locked or held back.
+    """
+
+    def write(self, text: str, /) -> int:
+        """See :class:`TextStream`."""
+        left = text.encode("utf-8", "backslashreplace")
+        while left:
+            left = left[os.write(2, left) :]
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+
 class LogWriter(logging.Handler):
     """A handler that never waits for its stream: whoever reads that may be slow, or stopped.
 
-    Any thread logs; a line is made in it, as it knows the request that the line is about. Lines
+    Any thread logs, at any point of its code: a finalizer may log wherever the interpreter
+    collects garbage, in the writing thread too, so ``emit`` takes no lock that this waits for.
+    A line is made by who logs it, as that knows the request that the line is about. Lines
     keep their order. One that finds ``max_lines`` waiting is dropped and counted, and the next
     that is written is preceded by one that says how many were.
     """
 
-    def __init__(self, stream: IO[str], *, max_lines: int = MAX_LINES) -> None:
+    def __init__(self, stream: TextStream, *, max_lines: int = MAX_LINES) -> None:
         super().__init__()
         self._num_refused = 0  # lines that found too many waiting, or the writer closed
         self._num_unwritten = 0  # lines that the stream did not take; the thread's
         self._num_told = 0  # of all these, in the log
         self._is_closed = False
+        self._is_stuck = False  # the last flush waited in vain
         self._stream = stream
-        self._lines: queue.Queue[str | None] = queue.Queue(max_lines)
+        self._max_lines = max_lines
+        # Lines; marks that are set once all before them is written; None ends the thread.
+        # Its ``put`` may come in the middle of its ``get``: see the finalizers above.
+        self._lines: queue.SimpleQueue[str | threading.Event | None] = queue.SimpleQueue()
         # A daemon: nobody waits for a stream that takes nothing.
         self._thread = threading.Thread(target=self._write_all, name="log-writer", daemon=True)
         self._thread.start()
@@ -42,38 +78,40 @@ class LogWriter(logging.Handler):
         except Exception:  # noqa: BLE001 - as logging does: a wrong call fails nobody
             self.handleError(record)
             return
-        if self._is_closed or self._lines.full():  # nobody else adds: emit is called under a lock
+        if self._is_closed or self._lines.qsize() >= self._max_lines:
             self._num_refused += 1
         else:
-            self._lines.put_nowait(line)
+            self._lines.put(line)
+
+    def say(self, line: str) -> None:
+        """Queue a line as it is, for people, however many wait."""
+        self._lines.put(line)
 
     def flush(self) -> None:
         """Wait until all is written, ``FLUSH_S`` at the most."""
-        with self._lines.all_tasks_done:
-            self._lines.all_tasks_done.wait_for(
-                lambda: not self._lines.unfinished_tasks, timeout=FLUSH_S
-            )
+        if not self._is_closed:
+            written = threading.Event()
+            self._lines.put(written)
+            self._is_stuck = not written.wait(FLUSH_S)
 
     def close(self) -> None:
-        """Flush and end the thread. Idempotent."""
+        """Flush, unless that was in vain just before, and end the thread. Idempotent."""
         if not self._is_closed:
-            self.flush()
+            if not self._is_stuck:
+                self.flush()
             self._is_closed = True
-            with contextlib.suppress(queue.Full):
-                self._lines.put_nowait(None)
+            self._lines.put(None)
         super().close()
 
     def _write_all(self) -> None:
-        while True:
-            line = self._lines.get()
+        while (line := self._lines.get()) is not None:
+            if isinstance(line, threading.Event):
+                line.set()
+                continue
             try:
-                if line is None:
-                    return
                 self._write(line)
             except (OSError, ValueError):  # nobody reads it any more, or it was closed
                 self._num_unwritten += 1
-            finally:
-                self._lines.task_done()
 
     def _write(self, line: str) -> None:
         num_untold = self.num_dropped - self._num_told

@@ -9,14 +9,13 @@ that every line a request's task writes carries them.
 
 import json
 import logging
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
-from diptych.telemetry.log_writer import LogWriter
+from diptych.telemetry.log_writer import LogWriter, RawStandardError, TextStream
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -73,11 +72,11 @@ class JSONFormatter(logging.Formatter):
         return json.dumps(line, default=str, ensure_ascii=False)
 
 
-def set_up(service: str, level: str = "info", stream: IO[str] | None = None) -> None:
+def set_up(service: str, level: str = "info", stream: TextStream | None = None) -> None:
     """Send this process's logs to ``stream`` (stderr) as JSON lines. Replaces what was set up."""
     for replaced in _writers():
         replaced.close()
-    handler = LogWriter(stream or sys.stderr)
+    handler = LogWriter(stream or RawStandardError())
     handler.setFormatter(JSONFormatter(service))
     root = logging.getLogger()
     root.handlers[:] = [handler]
@@ -90,10 +89,18 @@ def set_up(service: str, level: str = "info", stream: IO[str] | None = None) -> 
 def flush() -> None:
     """Let what was logged get out, within ``log_writer.FLUSH_S``; blocks for that long.
 
-    Before the process ends without its interpreter's end, or says something beside the log.
+    Before the process ends without its interpreter's end.
     """
     for writer in _writers():
         writer.flush()
+
+
+def say(line: str) -> bool:
+    """Put a line for people after what was logged, as it is; False where no log was set up."""
+    writers = _writers()
+    for writer in writers:
+        writer.say(line)
+    return bool(writers)
 
 
 def num_dropped_lines() -> int:

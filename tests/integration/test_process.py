@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -232,18 +233,39 @@ def _scrape(url: str) -> str:
         return text
 
 
-def test_a_log_that_nobody_reads_stops_nothing() -> None:
+ENDINGS = {
+    "exit": ("print('went on', flush=True); sys.exit(3)", 3),
+    "complaint": ("print('went on', flush=True); sys.exit(run(refuse, ProcessConfig()))", 2),
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_log_that_nobody_reads_stops_nothing(ending: str) -> None:
     """Far more lines than a pipe holds; the process goes on, and ends with its own code."""
-    code = (
-        "import logging, sys; from diptych.telemetry import logs; logs.set_up('x')\n"
+    end, code = ENDINGS[ending]
+    program = (
+        "import logging, sys\n"
+        "from diptych.errors import ConfigurationError\n"
+        "from diptych.process import ProcessConfig, run\n"
+        "from diptych.telemetry import logs\n"
+        "async def refuse(config, stop, ready):\n"
+        "    for _ in range(3000): logging.getLogger('a').info('x' * 100)\n"
+        "    raise ConfigurationError('asked for')\n"
+        "logs.set_up('x')\n"
         "for _ in range(3000): logging.getLogger('a').info('x' * 100)\n"
-        "print('went on', flush=True); sys.exit(3)"
+        f"{end}"
     )
+    # As programs run: that variable takes the lock from standard error, and hides who needs it.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
     ) as process:
         try:
-            assert process.wait(timeout=30) == 3
+            assert process.wait(timeout=30) == code
             assert process.stdout is not None
             assert process.stdout.read() == "went on\n"
         finally:

@@ -5,7 +5,7 @@ import json
 import logging
 import threading
 import time
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 
 import pytest
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
@@ -294,6 +294,53 @@ class TestLogs:
         logger.info("to nobody")
         writer.close()
         assert writer.num_dropped == 4
+
+    def test_a_flush_that_was_in_vain_is_not_repeated(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        stream = Slow()
+        waits: list[float | None] = []
+
+        class Mark(threading.Event):
+            """Counts who waits for it."""
+
+            def wait(self, timeout: float | None = None) -> bool:
+                waits.append(timeout)
+                return super().wait(0)
+
+        writer = LogWriter(stream)
+        writer.emit(logging.makeLogRecord({"msg": "x"}))
+        monkeypatch.setattr(threading, "Event", Mark)
+        writer.flush()
+        writer.close()  # as logging does when the process ends
+        assert waits == [log_writer.FLUSH_S]
+        stream.goes_on.set()
+
+    def test_a_finalizer_may_log_wherever_the_thread_is(self) -> None:
+        """Garbage is collected between any two instructions, those of the queue too."""
+        stream, num_said = io.StringIO(), 0
+        writers: list[LogWriter] = []
+
+        def say(frame: FrameType, event: str, argument: object) -> None:
+            nonlocal num_said
+            if event == "call" and writers and num_said < 100:
+                num_said += 1
+                writers[0].emit(logging.makeLogRecord({"msg": "finalized"}))
+
+        threading.setprofile(say)
+        try:
+            writer = LogWriter(stream)
+        finally:
+            threading.setprofile(None)
+        writers.append(writer)
+        for i in range(5):
+            writer.emit(logging.makeLogRecord({"msg": f"line {i}"}))
+        writer.flush()
+        writer.close()
+        assert num_said > 5
+        assert writer.num_dropped == 0
+        lines = stream.getvalue().splitlines()
+        assert [line for line in lines if line != "finalized"] == [f"line {i}" for i in range(5)]
 
 
 class Slow(io.StringIO):

@@ -28,29 +28,30 @@ logger = logging.getLogger(__name__)
 _LAG_PERIOD_S = 0.1
 _LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 _SCRAPE_TIMEOUT_S = 5.0
-_PROTOCOLS = ("OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL")
+# What is said of traces alone comes before what is said of every signal.
+_PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _STOP_GRACE_S = 0.5
 
 
-def standard_tracing() -> StandardTracing:
+def standard_tracing(endpoint: str | None = None) -> StandardTracing:
     """What OpenTelemetry's own variables decide instead of our settings.
 
+    ``endpoint`` is our setting, which comes before theirs and is served as it says.
     Raises ConfigurationError: they ask for what is not served.
     """
     asked = settings.environment("OTEL_")
-    for name in _PROTOCOLS:
-        if asked.get(name, "grpc") != "grpc":
-            raise ConfigurationError(
-                f"environment: {name}: spans are sent by grpc only (got {asked[name]!r})"
-            )
-    said = asked.keys()
+    has_endpoint = endpoint is None and any(name in asked for name in _ENDPOINTS)
+    protocol = next((name for name in _PROTOCOLS if name in asked), None)
+    if has_endpoint and protocol is not None and asked[protocol] != "grpc":
+        raise ConfigurationError(
+            f"environment: {protocol}: spans are sent by grpc only (got {asked[protocol]!r})"
+        )
     return StandardTracing(
-        has_endpoint=bool(
-            said & {"OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"}
-        ),
-        has_service_name="OTEL_SERVICE_NAME" in said,
-        has_sampler="OTEL_TRACES_SAMPLER" in said,
-        has_batching=any(name.startswith("OTEL_BSP_") for name in said),
+        has_endpoint=has_endpoint,
+        has_service_name="OTEL_SERVICE_NAME" in asked,
+        has_sampler="OTEL_TRACES_SAMPLER" in asked,
+        has_batching=any(name.startswith("OTEL_BSP_") for name in asked),
     )
 
 
@@ -84,7 +85,7 @@ class ServiceHost:
             endpoint=config.otlp_endpoint,
             sample_ratio=config.trace_sample_ratio,
             caller_ratio=config.trace_caller_ratio,
-            standard=standard_tracing(),
+            standard=standard_tracing(config.otlp_endpoint),
             instance_id=instance_id,
         )
         self.server = make_server(config.timers, public)

@@ -13,7 +13,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client import CollectorRegistry, generate_latest
 
 from diptych.errors import ConfigurationError
-from diptych.service_host import standard_tracing
+from diptych.process import ProcessConfig
+from diptych.service_host import ServiceHost, standard_tracing
 from diptych.telemetry import attributes, log_writer, logs
 from diptych.telemetry.families import EngineMetrics, RequestMetrics, TransferMetrics
 from diptych.telemetry.log_writer import LogWriter
@@ -145,14 +146,38 @@ class TestTracing:
         assert span.resource.attributes["service.name"] == "mine"
 
     @pytest.mark.parametrize("name", ["OTLP_PROTOCOL", "OTLP_TRACES_PROTOCOL"])
+    @pytest.mark.parametrize("endpoint", ["OTLP_ENDPOINT", "OTLP_TRACES_ENDPOINT"])
     def test_another_protocol_is_refused_by_name(
-        self, monkeypatch: pytest.MonkeyPatch, name: str
+        self, monkeypatch: pytest.MonkeyPatch, name: str, endpoint: str
     ) -> None:
+        monkeypatch.setenv(f"OTEL_EXPORTER_{endpoint}", "http://127.0.0.1:1")
         monkeypatch.setenv(f"OTEL_EXPORTER_{name}", "http/protobuf")
         with pytest.raises(ConfigurationError, match=f"OTEL_EXPORTER_{name}: .*'http/protobuf'"):
             standard_tracing()
         monkeypatch.setenv(f"OTEL_EXPORTER_{name}", "grpc")
-        assert standard_tracing() == StandardTracing()
+        assert standard_tracing() == StandardTracing(has_endpoint=True)
+
+    def test_the_protocol_of_traces_comes_before_that_of_all_signals(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "grpc")
+        assert standard_tracing() == StandardTracing(has_endpoint=True)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/protobuf")
+        with pytest.raises(ConfigurationError, match="OTEL_EXPORTER_OTLP_TRACES_PROTOCOL: "):
+            standard_tracing()
+
+    async def test_a_protocol_that_is_not_used_is_not_refused(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+        assert standard_tracing() == StandardTracing(), "nothing is traced"
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+        host = ServiceHost(ProcessConfig(otlp_endpoint="http://127.0.0.1:2"))
+        assert host.tracing.enabled, "where our setting says"
+        host.tracing.shutdown(timeout_s=0.0)
 
     def test_without_an_endpoint_context_is_still_passed_on(self) -> None:
         tracing = Tracing("test")

@@ -1,6 +1,7 @@
 """What one request leaves behind: metrics, one trace, one log line."""
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -189,30 +190,29 @@ class RequestObserver:
         known = outcome if outcome in family.requests else DiptychError.reason
         error = None if outcome in ("ok", "cancelled") else known
         family.requests[known].inc()
+        total_s = time.monotonic() - self.received_s
+        family.duration_seconds.labels(*self._gen_ai, error or "").observe(total_s)
         if moments is not None:
             self._record_stages(moments)
         if usage is not None and timing is not None:
-            self._book(usage, timing, is_ok=outcome == "ok", error=error)
+            self._book(usage, timing, is_ok=outcome == "ok")
+            if moments is not None and moments.second_written_s is not None:
+                self._observe_pace(usage, timing)
         if finish_reason is not None:
             self._span.set_attribute(attributes.FINISH_REASONS, [finish_reason.name.lower()])
         self._trace.end(self._span, error=error)
         self._log(outcome, usage, timing)
 
-    def _book(self, usage: Usage, timing: Timing, *, is_ok: bool, error: str | None) -> None:
+    def _book(self, usage: Usage, timing: Timing, *, is_ok: bool) -> None:
         family = self._metrics.requests
         family.input_tokens.inc(usage.num_prompt_tokens)
-        family.output_tokens.inc(max(0, usage.num_output_tokens - usage.num_resumed_tokens))
+        family.output_tokens.inc(usage.num_new_tokens)
         family.cached_tokens.inc(usage.num_cached_tokens)
-        family.duration_seconds.labels(*self._gen_ai, error or "").observe(timing.total_s)
         path, transfer = timing.kv_path.name.lower(), timing.transfer
         if is_ok:
             family.kv_paths[path].inc()
         if timing.ttft_s:
             family.ttft_seconds.labels(*self._gen_ai).observe(timing.ttft_s)
-        if usage.num_output_tokens > 1:
-            family.handoff_gap_seconds.observe(timing.handoff_gap_s)
-            tpot_s = (timing.handoff_gap_s + timing.decode_s) / (usage.num_output_tokens - 1)
-            family.tpot_seconds.labels(*self._gen_ai).observe(tpot_s)
         if transfer is not None:
             family.stage_seconds[Stage.TRANSFER].observe(transfer.total_s)
             family.stage_seconds[Stage.TRANSFER_EXPOSED].observe(transfer.exposed_s)
@@ -231,6 +231,13 @@ class RequestObserver:
                 attributes.NUM_PREEMPTIONS: timing.num_preemptions,
             }
         )
+
+    def _observe_pace(self, usage: Usage, timing: Timing) -> None:
+        """Of an answer that brought the client a second token: before that there is none."""
+        family = self._metrics.requests
+        family.handoff_gap_seconds.observe(timing.handoff_gap_s)
+        tpot_s = (timing.handoff_gap_s + timing.decode_s) / (usage.num_new_tokens - 1)
+        family.tpot_seconds.labels(*self._gen_ai).observe(tpot_s)
 
     def _record_stages(self, moments: Moments) -> None:
         """One span and one observation for each stage that was entered."""

@@ -60,7 +60,8 @@ class RequestMetrics:
         )
         self.tpot_seconds = metrics.labelled_histogram(
             "gen_ai_server_time_per_output_token_seconds",
-            "TPOT: (last - first token time) / (output tokens - 1), one per request, s.",
+            "TPOT: (last - first token time) / (output tokens - 1), one per request, s; without "
+            "tokens that the client had from an earlier call.",
             _GEN_AI_LABELS,
             _TOKEN_SECONDS_BUCKETS,
         )
@@ -82,8 +83,8 @@ class RequestMetrics:
         )
         self.duration_seconds = metrics.labelled_histogram(
             "gen_ai_server_request_duration_seconds",
-            "The router received the request until its last response, s; error_type is the reason "
-            "it failed for, empty where it did not.",
+            "The router received the request until it ended, s, refused ones too; error_type is "
+            "the reason it failed for, empty where it did not.",
             (*_GEN_AI_LABELS, _label(attributes.ERROR_TYPE)),
         )
         self.input_tokens = metrics.counter("input_tokens_total", "Prompt tokens of requests.")

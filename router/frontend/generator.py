@@ -139,8 +139,7 @@ class _Answer:
     ) -> Session:
         """Ask for workers. Raises InvalidRequestError: the resumed output had ended before."""
         self.observer.resolved(resolved.sampling, len(resolved.shape.prompt_ids))
-        self._builder = builder
-        self._session = Session(
+        session = Session(
             self.request_id,
             resolved,
             builder,
@@ -150,8 +149,9 @@ class _Answer:
             on_failed=self._on_failed,
         )
         builder.check_resumed()
-        self._session.start()
-        return self._session
+        self._session, self._builder = session, builder
+        session.start()
+        return session
 
     @contextmanager
     def ending(self, deadline_s: float | None) -> Iterator[None]:

@@ -43,6 +43,11 @@ class Usage:
     num_cached_tokens: int
     num_resumed_tokens: int = 0
 
+    @property
+    def num_new_tokens(self) -> int:
+        """Output tokens that the client did not have before this call."""
+        return self.num_output_tokens - self.num_resumed_tokens
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:

@@ -179,9 +179,30 @@ async def test_metrics_tell_outcomes_and_fallbacks(wide_model: Path, tmp_path: P
         )
         assert samples[f"gen_ai_server_time_to_first_token_seconds_count{{{labels}}}"] == 2
         assert samples[f"gen_ai_server_time_per_output_token_seconds_count{{{labels}}}"] == 2
-        labels = f'error_type="",{labels}'
-        assert samples[f"gen_ai_server_request_duration_seconds_count{{{labels}}}"] == 2
+        duration = "gen_ai_server_request_duration_seconds_count"
+        assert samples[f'{duration}{{error_type="",{labels}}}'] == 2
+        assert samples[f'{duration}{{error_type="REQUEST_INVALID",{labels}}}'] == 1
         assert samples["diptych_inter_token_latency_seconds_count"] == 10
+
+
+async def test_metrics_count_only_what_a_resumed_answer_adds(
+    wide_model: Path, tmp_path: Path
+) -> None:
+    ports = tmp_path / "ports.json"
+    async with running(wide_model, 1, 1, metrics_port=0, port_file=ports) as cluster:
+        whole = await generate(cluster.channel, token_request(PROMPT, max_tokens=8))
+        for num_emitted in (7, 8):
+            emitted = whole.token_ids[:num_emitted]
+            request = token_request(PROMPT, max_tokens=8, emitted=emitted)
+            assert (await generate(cluster.channel, request)).error is None
+        request.sampling.stop.append(whole.text[:3])
+        refused = await generate(cluster.channel, request)
+        assert isinstance(refused.error, InvalidRequestError)
+        address = json.loads(ports.read_text())["metrics_address"]
+        samples = await asyncio.to_thread(metrics.scrape, address)
+        assert samples["diptych_handoff_gap_seconds_count"] == 1
+        assert samples["diptych_output_tokens_total"] == 9
+        assert samples["diptych_input_tokens_total"] == 3 * len(PROMPT), "the refused has none"
 
 
 async def test_trace_context_reaches_both_workers(wide_model: Path) -> None:

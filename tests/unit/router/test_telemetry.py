@@ -1,8 +1,10 @@
 """What requests are counted by."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from diptych.errors import all_reasons
@@ -38,10 +40,13 @@ def test_each_reason_of_an_error_is_an_outcome() -> None:
     assert {"QUEUE_FULL", "STEP_FAILED"} <= set(OUTCOMES)
 
 
-def test_a_request_that_passes_every_stage_is_seen_in_every_label() -> None:
-    registry, room = CollectorRegistry(), SimpleNamespace(num_waiting=0, num_placed=0)
-    metrics = RouterMetrics(Metrics(registry), room, lambda: 0.0, lambda: (1, 1))
-    observer = RequestObserver(
+def make_metrics(registry: CollectorRegistry) -> RouterMetrics:
+    room = SimpleNamespace(num_waiting=0, num_placed=0)
+    return RouterMetrics(Metrics(registry), room, lambda: 0.0, lambda: (1, 1))
+
+
+def make_observer(metrics: RouterMetrics) -> RequestObserver:
+    return RequestObserver(
         metrics,
         Tracing("test"),
         "r",
@@ -50,6 +55,18 @@ def test_a_request_that_passes_every_stage_is_seen_in_every_label() -> None:
         metadata=(),
         received_s=0.0,
     )
+
+
+GEN_AI_LABELS = {
+    "gen_ai_operation_name": "chat",
+    "gen_ai_provider_name": "diptych",
+    "gen_ai_request_model": "m",
+}
+
+
+def test_a_request_that_passes_every_stage_is_seen_in_every_label() -> None:
+    registry = CollectorRegistry()
+    observer = make_observer(make_metrics(registry))
     usage = Usage(num_prompt_tokens=1, num_output_tokens=3, num_cached_tokens=0)
     timing = Timing(ttft_s=3.0, kv_path=KVPath.DISAGGREGATED, transfer=TRANSFER)
     observer.ended("ok", MOMENTS, usage, timing)
@@ -64,31 +81,56 @@ def test_a_request_that_passes_every_stage_is_seen_in_every_label() -> None:
 
 
 def test_what_genai_conventions_define_has_their_attributes() -> None:
-    registry, room = CollectorRegistry(), SimpleNamespace(num_waiting=0, num_placed=0)
-    metrics = RouterMetrics(Metrics(registry), room, lambda: 0.0, lambda: (1, 1))
+    registry = CollectorRegistry()
+    metrics = make_metrics(registry)
     usage = Usage(num_prompt_tokens=1, num_output_tokens=3, num_cached_tokens=0)
     for outcome in ("ok", "cancelled", "STEP_FAILED", "no such reason"):
-        observer = RequestObserver(
-            metrics,
-            Tracing("test"),
-            "r",
-            operation="chat",
-            model="m",
-            metadata=(),
-            received_s=0.0,
-        )
-        observer.ended(outcome, MOMENTS, usage, Timing(ttft_s=3.0, total_s=4.0))
-    common = {
-        "gen_ai_operation_name": "chat",
-        "gen_ai_provider_name": "diptych",
-        "gen_ai_request_model": "m",
-    }
+        make_observer(metrics).ended(outcome, MOMENTS, usage, Timing(ttft_s=3.0, total_s=4.0))
 
     def count(name: str, **labels: str) -> float | None:
-        return registry.get_sample_value(f"gen_ai_server_{name}_seconds_count", common | labels)
+        name = f"gen_ai_server_{name}_seconds_count"
+        return registry.get_sample_value(name, GEN_AI_LABELS | labels)
 
     assert count("time_to_first_token") == 4
     assert count("time_per_output_token") == 4
     assert count("request_duration", error_type="") == 2
     assert count("request_duration", error_type="STEP_FAILED") == 1
     assert count("request_duration", error_type="INTERNAL") == 1
+
+
+def test_a_request_that_was_refused_has_its_duration() -> None:
+    registry = CollectorRegistry()
+    make_observer(make_metrics(registry)).ended("QUEUE_FULL")
+    labels = GEN_AI_LABELS | {"error_type": "QUEUE_FULL"}
+    name = "gen_ai_server_request_duration_seconds_count"
+    assert registry.get_sample_value(name, labels) == 1
+
+
+@pytest.mark.parametrize(("num_new", "tpot_s"), [(0, None), (1, None), (2, 2.0), (5, 0.5)])
+def test_tokens_that_the_client_had_already_are_in_no_average(
+    num_new: int, tpot_s: float | None
+) -> None:
+    registry = CollectorRegistry()
+    usage = Usage(
+        num_prompt_tokens=1,
+        num_output_tokens=7 + num_new,
+        num_cached_tokens=0,
+        num_resumed_tokens=7,
+    )
+    timing = Timing(handoff_gap_s=1.5, decode_s=0.5)
+    moments = MOMENTS if num_new > 1 else replace(MOMENTS, second_written_s=None)
+    make_observer(make_metrics(registry)).ended("ok", moments, usage, timing)
+    tpot = "gen_ai_server_time_per_output_token_seconds"
+    assert registry.get_sample_value(f"{tpot}_sum", GEN_AI_LABELS) == tpot_s
+    gaps = registry.get_sample_value("diptych_handoff_gap_seconds_count")
+    assert gaps == (0 if tpot_s is None else 1)
+    assert registry.get_sample_value("diptych_output_tokens_total") == num_new
+
+
+def test_an_answer_that_broke_off_before_its_second_token_was_written_has_no_pace() -> None:
+    """However many tokens had come from the worker."""
+    registry = CollectorRegistry()
+    usage = Usage(num_prompt_tokens=1, num_output_tokens=3, num_cached_tokens=0)
+    moments = replace(MOMENTS, second_written_s=None)
+    make_observer(make_metrics(registry)).ended("cancelled", moments, usage, Timing(ttft_s=3.0))
+    assert registry.get_sample_value("diptych_handoff_gap_seconds_count") == 0

@@ -73,11 +73,17 @@ class LeastLoaded:
         self._random = Random(router_incarnation)  # its draws are repeatable, and its own
         self._ranks: dict[str, bytes] = {}  # by worker's incarnation
 
-    def remember(self, worker: WorkerId, block_keys: tuple[bytes, ...]) -> int:
+    def remember(self, worker: WorkerId, block_keys: tuple[bytes, ...]) -> None:
         """See :class:`router.placement.types.Policy`."""
-        num_before = self._memory.num_hit_blocks(worker.incarnation, block_keys)
         self._memory.remember(worker.incarnation, block_keys)
-        return num_before
+
+    def expect(self, worker: WorkerId, block_keys: tuple[bytes, ...]) -> None:
+        """See :class:`router.placement.types.Policy`."""
+        self._memory.expect(worker.incarnation, block_keys)
+
+    def retract(self, worker: WorkerId, block_keys: tuple[bytes, ...]) -> None:
+        """See :class:`router.placement.types.Policy`."""
+        self._memory.retract(worker.incarnation, block_keys)
 
     def correct(
         self, worker: WorkerId, block_keys: tuple[bytes, ...], num_cached_blocks: int

@@ -9,13 +9,17 @@ class PrefixMemory:
 
     It may be wrong: workers evict without telling, and other routers fill them too. So
     of each worker no more is remembered than its own pool can hold.
+
+    A block is known once one prompt with it was taken; until then it is only expected, by so
+    many prompts that may yet be refused, and ends with the last of them.
     """
 
     def __init__(self, max_blocks: int) -> None:
         """``max_blocks`` per worker at the most, and of one whose pool is not known."""
         self._max_blocks = max_blocks
         self._limits: dict[str, int] = {}
-        self._by_worker: dict[str, OrderedDict[bytes, None]] = {}
+        # By how many each block is expected; 0: it is known.
+        self._by_worker: dict[str, OrderedDict[bytes, int]] = {}
 
     def resize(self, incarnation: str, num_blocks: int) -> None:
         """The worker's pool holds ``num_blocks``."""
@@ -24,13 +28,34 @@ class PrefixMemory:
             self._trim(incarnation)
 
     def remember(self, incarnation: str, block_keys: Sequence[bytes]) -> None:
-        """Mark the blocks as the most recent ones of the worker."""
+        """Mark the blocks as known, the most recent ones of the worker."""
         keys = self._by_worker.setdefault(incarnation, OrderedDict())
         # The prompt's beginning is the most recent: a chain is useless without its root.
         for key in reversed(block_keys):
-            keys[key] = None
+            keys[key] = 0
             keys.move_to_end(key)
         self._trim(incarnation)
+
+    def expect(self, incarnation: str, block_keys: Sequence[bytes]) -> None:
+        """As ``remember``, but of a worker that has yet to take the prompt, or not to."""
+        keys = self._by_worker.setdefault(incarnation, OrderedDict())
+        for key in reversed(block_keys):
+            is_known = keys.get(key) == 0
+            keys[key] = 0 if is_known else keys.get(key, 0) + 1
+            keys.move_to_end(key)
+        self._trim(incarnation)
+
+    def retract(self, incarnation: str, block_keys: Sequence[bytes]) -> None:
+        """One that expected these blocks does no more: what nobody else does is forgotten."""
+        keys = self._by_worker.get(incarnation, OrderedDict())
+        for key in block_keys:
+            match keys.get(key):
+                case None | 0:
+                    pass
+                case 1:
+                    del keys[key]
+                case num_expecting:
+                    keys[key] = num_expecting - 1
 
     def num_hit_blocks(self, incarnation: str, block_keys: Sequence[bytes]) -> int:
         """How many leading blocks the worker probably has."""

@@ -149,11 +149,16 @@ class Policy(Protocol):
         """The best placement there is now; None: wait."""
         ...
 
-    def remember(self, worker: WorkerId, block_keys: tuple[bytes, ...]) -> int:
-        """``worker`` holds these blocks in its prefix cache, probably.
+    def remember(self, worker: WorkerId, block_keys: tuple[bytes, ...]) -> None:
+        """``worker`` took a prompt: it holds these blocks in its prefix cache, probably."""
+        ...
 
-        Returns how many of them, from the first on, it was believed to hold before.
-        """
+    def expect(self, worker: WorkerId, block_keys: tuple[bytes, ...]) -> None:
+        """``worker`` was asked to take a prompt: it will hold these blocks, if it does."""
+        ...
+
+    def retract(self, worker: WorkerId, block_keys: tuple[bytes, ...]) -> None:
+        """``worker`` did not take a prompt for which these blocks were expected."""
         ...
 
     def correct(

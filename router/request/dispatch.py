@@ -34,8 +34,7 @@ class Services:
 class _Lease:
     stream: PrefillLink
     worker: WorkerId
-    num_believed_blocks: int  # of the prompt, that its worker had before this was opened
-    is_accepted: bool = False
+    is_expected: bool  # the prompt is counted on at its worker, which has not taken it yet
 
 
 @dataclass(slots=True)
@@ -102,8 +101,8 @@ class Dispatch:
             timers=self._services.config.timers,
             metadata=self._metadata,
         )
-        num_believed = self._remember(action.worker)
-        self._leases[action.sequence_id] = _Lease(stream, action.worker, num_believed)
+        is_expected = self._expect(action.worker)
+        self._leases[action.sequence_id] = _Lease(stream, action.worker, is_expected)
         num_tokens = len(start.spec.token_ids)
         self._services.cluster.prefill_pool.opened(action.sequence_id, action.worker, num_tokens)
         self._services.spawn(stream.run(), f"lease {action.sequence_id}")
@@ -184,14 +183,15 @@ class Dispatch:
     def _lease_accepted(self, sequence_id: int) -> None:
         lease = self._leases.get(sequence_id)
         if lease is not None:
-            lease.is_accepted = True
+            lease.is_expected = False
+            self._remember(lease.worker)
 
     def _forget_lease(self, sequence_id: int) -> _Lease | None:
-        """A worker that never accepted the prompt has no more of it than before."""
+        """A worker that never accepted the prompt has no more of it than others brought."""
         self._services.cluster.prefill_pool.computed(sequence_id)
         lease = self._leases.pop(sequence_id, None)
-        if lease is not None and self._keys and not lease.is_accepted:
-            self._services.policy.correct(lease.worker, self._keys, lease.num_believed_blocks)
+        if lease is not None and self._keys and lease.is_expected:
+            self._services.policy.retract(lease.worker, self._keys)
         return lease
 
     def _correct(self, event: events.Reserved) -> None:
@@ -201,15 +201,17 @@ class Dispatch:
             num_blocks = event.num_cached_tokens // self._block_size
             self._services.policy.correct(held.worker, self._keys, num_blocks)
 
-    def _remember(self, worker: WorkerId) -> int:
-        """Count on its having the prompt; how many of its blocks it was believed to have before.
-
-        Prompts that come together shall meet, so a worker is counted on from being asked.
-        Of one that was forgotten nothing would ever be dropped again.
-        """
+    def _expect(self, worker: WorkerId) -> bool:
+        """Prompts that come together shall meet, so a worker is counted on from being asked."""
         if not self._keys or not self._services.cluster.has_worker(worker):
-            return 0
-        return self._services.policy.remember(worker, self._keys)
+            return False
+        self._services.policy.expect(worker, self._keys)
+        return True
+
+    def _remember(self, worker: WorkerId) -> None:
+        """Of one that was forgotten nothing would ever be dropped again."""
+        if self._keys and self._services.cluster.has_worker(worker):
+            self._services.policy.remember(worker, self._keys)
 
     def _spec(self, emitted: Sequence[int]) -> common_pb2.SequenceSpec:
         prompt_ids = self._request.shape.prompt_ids

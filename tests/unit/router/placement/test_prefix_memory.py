@@ -35,3 +35,26 @@ def test_memory_holds_no_more_than_the_pool() -> None:
     memory.resize("a", 100)
     memory.remember("a", KEYS)
     assert memory.num_hit_blocks("a", KEYS) == 8, "never more than the setting allows, either"
+
+
+def test_what_is_expected_ends_with_the_last_who_expects_it() -> None:
+    memory = PrefixMemory(8)
+    memory.expect("a", KEYS)
+    memory.expect("a", KEYS[:4])
+    assert memory.num_hit_blocks("a", KEYS) == 8
+    memory.retract("a", KEYS)
+    assert memory.num_hit_blocks("a", KEYS) == 4
+    memory.retract("a", KEYS[:4])
+    assert memory.num_hit_blocks("a", KEYS) == 0
+    memory.retract("a", KEYS)
+    memory.retract("b", KEYS)
+
+
+def test_what_is_known_stays_whoever_expected_it() -> None:
+    memory = PrefixMemory(8)
+    memory.expect("a", KEYS)
+    memory.remember("a", KEYS[:4])
+    memory.expect("a", KEYS[:6])
+    memory.retract("a", KEYS)
+    memory.retract("a", KEYS[:6])
+    assert memory.num_hit_blocks("a", KEYS) == 4

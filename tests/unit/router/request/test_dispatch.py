@@ -53,12 +53,12 @@ class World:
     memory: PrefixMemory
     services: Services
 
-    def request(self) -> Dispatch:
-        """One for PROMPT, which has asked for a placement."""
-        shape = RequestShape(prompt_ids=PROMPT, max_tokens=4, stop_token_ids=frozenset())
+    def request(self, prompt: tuple[int, ...] = PROMPT) -> Dispatch:
+        """One that has asked for a placement; ``num_believed`` is of the last one's prompt."""
+        shape = RequestShape(prompt_ids=prompt, max_tokens=4, stop_token_ids=frozenset())
         request = ResolvedRequest(shape=shape, sampling=SamplingParams(max_tokens=4))
         dispatch = Dispatch("r", request, self.services, metadata=(), trace_context={})
-        dispatch.place(Query(num_tokens=len(PROMPT), num_max_tokens=len(PROMPT) + 4))
+        dispatch.place(Query(num_tokens=len(prompt), num_max_tokens=len(prompt) + 4))
         self.keys = dispatch._keys or ()
         return dispatch
 
@@ -121,6 +121,27 @@ async def test_a_prompt_that_was_accepted_stays_remembered(world: World) -> None
     other.open_lease(actions.OpenLease(PREFILL, 2, 0), (), Deaf())
     other.heard(events.LeaseEnded(2, BlocksExhaustedError("full", retry_after_s=1.0)))
     assert world.num_believed(PREFILL) == NUM_BLOCKS, "it has what it had before"
+
+
+@pytest.mark.parametrize("is_dropped_first", [True, False])
+async def test_what_another_prompt_brought_stays_when_one_is_refused(
+    world: World, is_dropped_first: bool
+) -> None:
+    """They share their first blocks and come together."""
+    dropped, taken = world.request((*PROMPT[:32], *[1] * 16)), world.request((*PROMPT[:32], 2))
+    dropped.open_lease(actions.OpenLease(PREFILL, 1, 0), (), Deaf())
+    taken.open_lease(actions.OpenLease(PREFILL, 2, 0), (), Deaf())
+    if is_dropped_first:
+        dropped.close_lease(1)
+        taken.heard(events.Accepted(2, 0))
+    else:
+        taken.heard(events.Accepted(2, 0))
+        dropped.close_lease(1)
+    assert world.num_believed(PREFILL) == NUM_BLOCKS
+    taken.close_lease(2)
+    assert world.num_believed(PREFILL) == NUM_BLOCKS
+    world.request((*PROMPT[:32], *[1] * 16))
+    assert world.num_believed(PREFILL) == NUM_BLOCKS, "what only the refused one had is forgotten"
 
 
 async def test_nothing_is_remembered_of_a_worker_that_was_forgotten(world: World) -> None:

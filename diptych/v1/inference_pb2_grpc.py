@@ -61,8 +61,10 @@ class InferenceServicer:
         KV_BLOCKS_EXHAUSTED (with RetryInfo), UNAVAILABLE/NO_WORKER or
         WORKER_DRAINING, DEADLINE_EXCEEDED/DEADLINE_EXCEEDED,
         ABORTED/KV_TRANSFER_INTERRUPTED or CLIENT_TOO_SLOW,
-        INTERNAL/LOGITS_NOT_FINITE or STEP_FAILED. Cancelling the call frees
-        everything it held. The gRPC deadline is honoured.
+        INTERNAL/LOGITS_NOT_FINITE or STEP_FAILED (of the last attempt), or
+        INTERNAL/INTERNAL (a bug in the router; error_id in the metadata is that of
+        its log). Cancelling the call frees everything it held. The gRPC deadline is
+        honoured.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

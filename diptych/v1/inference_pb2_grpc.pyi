@@ -43,8 +43,10 @@ class InferenceStub:
     KV_BLOCKS_EXHAUSTED (with RetryInfo), UNAVAILABLE/NO_WORKER or
     WORKER_DRAINING, DEADLINE_EXCEEDED/DEADLINE_EXCEEDED,
     ABORTED/KV_TRANSFER_INTERRUPTED or CLIENT_TOO_SLOW,
-    INTERNAL/LOGITS_NOT_FINITE or STEP_FAILED. Cancelling the call frees
-    everything it held. The gRPC deadline is honoured.
+    INTERNAL/LOGITS_NOT_FINITE or STEP_FAILED (of the last attempt), or
+    INTERNAL/INTERNAL (a bug in the router; error_id in the metadata is that of
+    its log). Cancelling the call frees everything it held. The gRPC deadline is
+    honoured.
     """
     ListModels: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]
     """ListModels tells which models this router serves."""
@@ -64,8 +66,10 @@ class InferenceAsyncStub(InferenceStub):
     KV_BLOCKS_EXHAUSTED (with RetryInfo), UNAVAILABLE/NO_WORKER or
     WORKER_DRAINING, DEADLINE_EXCEEDED/DEADLINE_EXCEEDED,
     ABORTED/KV_TRANSFER_INTERRUPTED or CLIENT_TOO_SLOW,
-    INTERNAL/LOGITS_NOT_FINITE or STEP_FAILED. Cancelling the call frees
-    everything it held. The gRPC deadline is honoured.
+    INTERNAL/LOGITS_NOT_FINITE or STEP_FAILED (of the last attempt), or
+    INTERNAL/INTERNAL (a bug in the router; error_id in the metadata is that of
+    its log). Cancelling the call frees everything it held. The gRPC deadline is
+    honoured.
     """
     ListModels: _aio.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]  # type: ignore[assignment]
     """ListModels tells which models this router serves."""
@@ -88,8 +92,10 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         KV_BLOCKS_EXHAUSTED (with RetryInfo), UNAVAILABLE/NO_WORKER or
         WORKER_DRAINING, DEADLINE_EXCEEDED/DEADLINE_EXCEEDED,
         ABORTED/KV_TRANSFER_INTERRUPTED or CLIENT_TOO_SLOW,
-        INTERNAL/LOGITS_NOT_FINITE or STEP_FAILED. Cancelling the call frees
-        everything it held. The gRPC deadline is honoured.
+        INTERNAL/LOGITS_NOT_FINITE or STEP_FAILED (of the last attempt), or
+        INTERNAL/INTERNAL (a bug in the router; error_id in the metadata is that of
+        its log). Cancelling the call frees everything it held. The gRPC deadline is
+        honoured.
         """
 
     @_abc_1.abstractmethod

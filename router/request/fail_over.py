@@ -79,7 +79,7 @@ class FailOver:
             return None
         kind = lease_failure(error, is_opening=lease.is_opening)
         if kind in (FailureKind.LEASE_LOST, FailureKind.LEASE_EXPIRED):
-            error = worker_errors.lost("prefill", lease.worker, error.message)
+            error = worker_errors.broken_off("prefill", lease.worker, error)
         self._attempt.drop_lease()
         return self._recover(kind, lease.worker, error)
 
@@ -99,11 +99,11 @@ class FailOver:
         if isinstance(event, events.Ended):
             error = worker_errors.ended(event.error)
             kind = reservation_failure(error, is_reserving=held.is_reserving)
-            why = error.message
+            if kind is FailureKind.RESERVATION_LOST:
+                error = worker_errors.broken_off("decode", held.worker, error)
         else:
-            kind, why = FailureKind.RESERVATION_LOST, event.message
-        if kind is FailureKind.RESERVATION_LOST:
-            error = worker_errors.lost("decode", held.worker, why)
+            kind = FailureKind.RESERVATION_LOST
+            error = worker_errors.lost("decode", held.worker, event.message)
         self._attempt.drop_reservation()
         return self._recover(kind, held.worker, error)
 

@@ -5,6 +5,7 @@ from diptych.errors import (
     DiptychError,
     NoWorkerError,
     QueueTimeoutError,
+    StepFailedError,
     TransferInterruptedError,
     WorkerDrainingError,
 )
@@ -41,6 +42,16 @@ def lost(role: str, worker: WorkerId, why: str) -> DiptychError:
     """A worker, or what it held, is gone or broken."""
     message = f"{role} worker {worker.address} was lost: {why}"
     return NoWorkerError(message, retry_after_s=_RETRY_AFTER_S)
+
+
+def broken_off(role: str, worker: WorkerId, error: DiptychError) -> DiptychError:
+    """A worker ended what it held, and said this.
+
+    A step that failed stays one: it may be the request's own doing, and would fail again.
+    """
+    if isinstance(error, StepFailedError):
+        return StepFailedError(f"{role} worker {worker.address}: {error.message}")
+    return lost(role, worker, error.message)
 
 
 def pull_failed(pull_failure: int, message: str) -> DiptychError:

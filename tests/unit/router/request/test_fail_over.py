@@ -10,6 +10,7 @@ from diptych.errors import (
     LogitsError,
     NoWorkerError,
     QueueTimeoutError,
+    StepFailedError,
     TransferInterruptedError,
 )
 from router.generation.answer import KVPath
@@ -268,6 +269,21 @@ def test_scores_that_are_no_numbers_are_tried_once_elsewhere(ended: str, decode:
     world.end_reservation(error=LogitsError("nan"))
     assert isinstance(world.outcome, LogitsError)
     assert world.machine.num_attempts == 2
+    world.check_nothing_is_held()
+
+
+@pytest.mark.parametrize("ended", ["lease", "reservation"])
+def test_a_step_that_fails_in_the_last_attempt_is_what_the_client_is_told(ended: str) -> None:
+    """Not that there was no worker: the client would try what may fail each time."""
+    world = World(max_tokens=9, max_attempts=2).begin()
+    for _ in range(2):
+        if ended == "lease":
+            world.lose_lease(StepFailedError("a model step failed: 1f"))
+        else:
+            world.hand_off()
+            world.end_reservation(error=StepFailedError("a model step failed: 1f"))
+    assert isinstance(world.outcome, StepFailedError)
+    assert world.outcome.message.endswith(":1: a model step failed: 1f")
     world.check_nothing_is_held()
 
 

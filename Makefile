@@ -16,10 +16,12 @@ setup: .venv/ready  ## Create .venv and install everything into it
 demo: .venv/ready  ## Three answers from 1 router + 1 prefill + 1 decode worker, with their timing
 	$(PY) examples/demo.py
 
-# Processes are started hundreds of times; each would compile every module again.
+# Processes are started hundreds of times; each would compile every module again. Two at a time:
+# most of it waits for processes to start. Nothing runs beside the fault tests, which have deadlines.
 test: export PYTHONDONTWRITEBYTECODE =
 test: .venv/ready  ## Unit, integration and fault tests; golden tests with five prompts per model
-	$(PYTEST) tests/unit tests/protocol tests/integration tests/chaos
+	$(PYTEST) -n 2 --dist loadgroup --no-loadscope-reorder tests/unit tests/protocol tests/integration
+	$(PYTEST) tests/chaos
 
 golden: .venv/ready  ## Every golden prompt of every model, on every path
 	$(PYTEST) tests/integration/test_golden.py --golden-all

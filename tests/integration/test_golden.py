@@ -97,7 +97,7 @@ def cluster_of(
             **(flags or {}),
         },
         decode_flags=decode_flags,
-        router_flags={"local-prefill-below-tokens": "0"},
+        router_flags={"local-prefill-below-tokens": "0", "timers.no-worker-s": "600"},
     ) as cluster:
         yield cluster
 

@@ -1,6 +1,7 @@
 """Fixtures of all tests."""
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,15 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def note(record_property: Callable[[str, object], None]) -> notes.Note:
     """Say something that was measured or counted: it is shown at the end of the run."""
     return lambda text: record_property(notes.PROPERTY, text)
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """What is dropped meanwhile is freed at once, or not at all."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

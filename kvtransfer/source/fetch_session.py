@@ -55,6 +55,22 @@ class SourceDeps:
     progress: Callable[[], common_pb2.EngineProgress]  # the engine's, for heartbeats
 
 
+class _Changes:
+    """What two tasks of a Fetch wait for.
+
+    An object of its own: the machine and the lease hold it, and must not hold the call.
+    """
+
+    def __init__(self) -> None:
+        self.of_ranges = asyncio.Event()
+        self.of_grant = asyncio.Event()
+
+    def note(self) -> None:
+        """The lease or its grant changed."""
+        self.of_ranges.set()
+        self.of_grant.set()
+
+
 class FetchSession:
     """The handler's state for one stream. Event loop only.
 
@@ -64,17 +80,16 @@ class FetchSession:
     def __init__(self, deps: SourceDeps, context: Context) -> None:
         self._deps = deps
         self._endpoint = deps.endpoint
+        self._changes = _Changes()
         self._machine = FetchMachine(
             deps.leases,
             incarnation=deps.endpoint.incarnation,
             transports=deps.endpoint.transports,
-            on_change=self._wake,
+            on_change=self._changes.note,
         )
         self._context = context
         self._write_lock = asyncio.Lock()
         self._writing: asyncio.Future[None] | None = None  # the last write
-        self._ranges_changed = asyncio.Event()
-        self._grant_changed = asyncio.Event()
         self._liveness = Liveness(deps.timers, time.monotonic())
         self._open = kv_source_pb2.FetchOpen()
         self._num_written = 0
@@ -136,11 +151,6 @@ class FetchSession:
                 case "open":
                     raise InvalidRequestError("comes once", field="open")
 
-    def _wake(self) -> None:
-        """The lease or its grant changed."""
-        self._ranges_changed.set()
-        self._grant_changed.set()
-
     async def _announce_probe(self) -> None:
         """Announce scratch blocks full of random bytes, as soon as there are some."""
         num_blocks = self._open.num_probe_blocks
@@ -165,17 +175,17 @@ class FetchSession:
     async def _announce(self, opened: kv_source_pb2.FetchOpened) -> None:
         await self._write(FetchEvent(opened=opened))
         while True:
-            self._ranges_changed.clear()
+            self._changes.of_ranges.clear()
             for ready in self._machine.take_ready():
                 await self._send(ready)
-            await self._ranges_changed.wait()
+            await self._changes.of_ranges.wait()
 
     async def _guard(self) -> None:
         """End the stream the moment the grant does, even while a write is stuck."""
-        self._grant_changed.clear()
+        self._changes.of_grant.clear()
         while self._machine.check():
-            await self._grant_changed.wait()
-            self._grant_changed.clear()
+            await self._changes.of_grant.wait()
+            self._changes.of_grant.clear()
 
     async def _beat(self) -> None:
         while True:

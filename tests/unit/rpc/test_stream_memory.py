@@ -1,9 +1,8 @@
 """A stream that is over keeps nothing alive: gRPC's memory of a call is freed at once."""
 
 import asyncio
-import gc
 import weakref
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import pytest
@@ -42,15 +41,7 @@ class Owner:
         self.unsent.append(prefill_pb2.PrefillEvent())
 
 
-@pytest.fixture
-def _no_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-
-
-@pytest.mark.usefixtures("_no_collector")
+@pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("error", [None, RouterLostError("silent")])
 async def test_a_stream_that_is_over_keeps_nothing(error: DiptychError | None) -> None:
     async def commands() -> AsyncIterator[Any]:

@@ -1,6 +1,7 @@
 """One Fetch at its source, over a stand-in for gRPC: who is silent or unread ends it."""
 
 import asyncio
+import weakref
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -82,3 +83,22 @@ async def test_what_is_out_of_order_is_refused() -> None:
         async with asyncio.timeout(5):
             with pytest.raises(InvalidRequestError):
                 await session(Reader(*commands)).run()
+
+
+@pytest.mark.usefixtures("no_collector")
+async def test_one_that_is_over_keeps_no_call_alive() -> None:
+    """gRPC's memory of a call is larger than Python's collector can see: it is freed at once."""
+
+    async def serve() -> weakref.ref[Reader]:
+        reader = Reader(opened())
+        served = session(reader)
+        try:
+            await served.run()
+        except TransferInterruptedError as error:
+            error.__traceback__ = error.__context__ = None  # the test's own reference
+        return weakref.ref(reader)
+
+    async with asyncio.timeout(5):
+        call = await serve()
+    await asyncio.sleep(0)
+    assert call() is None

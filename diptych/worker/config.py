@@ -5,8 +5,8 @@ from typing import Literal, Self
 
 from pydantic import ByteSize, Field, field_validator, model_validator
 
-from diptych.engine.quantization import Quantization
 from diptych.process import ProcessConfig
+from diptych.quantization import Quantization
 
 DeviceName = Literal["cpu"]
 DtypeName = Literal["auto", "float32", "bfloat16"]

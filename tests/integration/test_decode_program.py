@@ -13,9 +13,9 @@ from diptych.engine.backends.torch.linear import PlainLinear
 from diptych.engine.inputs import StepInputs, build_inputs
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.model.decoder import Decoder, EagerPass
-from diptych.engine.quantization import Quantization
 from diptych.engine.runner import Runner
 from diptych.engine.scheduling.step import Chunk, StepPlan
+from diptych.quantization import Quantization
 from tests.engines import CPU, load_decoder
 from tests.tiny_model import write_tiny_model
 from tests.torch_threads import torch_threads

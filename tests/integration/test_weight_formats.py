@@ -25,8 +25,8 @@ from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.decoder import Decoder
 from diptych.engine.model.parts import Linear
 from diptych.engine.model.weights import DecoderWeights, load_weights
-from diptych.engine.quantization import Quantization
 from diptych.engine.runner import Runner
+from diptych.quantization import Quantization
 from diptych.rpc.channel import open_channel
 from tests import hf_reference
 from tests.call import generate, token_request

@@ -16,9 +16,9 @@ from diptych.engine.kv.memory import KVMemory
 from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.decoder import Decoder
 from diptych.engine.model.parts import Attention, LayerOps, Rows, WeightStore
-from diptych.engine.quantization import Quantization
 from diptych.engine.scheduling.step import SampledToken, SampleSpec
 from diptych.errors import LogitsError
+from diptych.quantization import Quantization
 
 
 class ForwardPass(Protocol):

@@ -15,10 +15,10 @@ from diptych.engine.kv.memory import DeviceKVMemory, HostKVMemory, KVMemory
 from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.decoder import Decoder, EagerPass
 from diptych.engine.model.parts import Attention, LayerOps, Linear, WeightStore
-from diptych.engine.quantization import Quantization
 from diptych.engine.sampling.sampler import sample
 from diptych.engine.scheduling.step import SampledToken, SampleSpec
 from diptych.errors import ConfigurationError, LogitsError
+from diptych.quantization import Quantization
 
 
 class TorchBackend:

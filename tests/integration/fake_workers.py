@@ -226,6 +226,7 @@ class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServicer):
         self.peers: list[decode_pb2.Peer] = []
         self.ended_reservations: list[FakeReservation] = []
         self.num_released = 0  # reservations that the router gave back
+        self.num_proven = 0  # pulls that the router was told of
         self._events: asyncio.Queue[decode_pb2.DecodeEvent] = asyncio.Queue()
 
     def add_services(self, server: grpc.aio.Server) -> None:
@@ -367,6 +368,7 @@ class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServicer):
                 event = decode_pb2.DecodeEvent(heartbeat=heartbeat)
             if not self.behaviour.silent:
                 await context.write(event)
+                self.num_proven += event.HasField("proven")
 
 
 def _finish_reason(

@@ -171,8 +171,8 @@ async def test_lost_prefill_worker(wide_model: Path, how: str) -> None:
         for worker in cluster.prefill:
             worker.behaviour.first_token_s = 30
         task = tasks.create_task(cluster.generate())
-        await eventually(lambda: any(p.leases for p in cluster.prefill), "never placed")
-        await asyncio.sleep(0.1)
+        await eventually(lambda: cluster.decode[0].num_proven == 1, "never pulled")
+        await asyncio.sleep(0.1)  # the router hears of it
         victim, other = sorted(cluster.prefill, key=lambda p: not p.leases)
         other.behaviour.first_token_s = 0
         await disturb(victim, how)

@@ -191,19 +191,20 @@ class TestTracing:
         assert extract_metadata(None) == {}
         assert trace_id(extract_metadata(None)) == ""
 
-    def test_a_dead_collector_does_not_delay_the_exit(self) -> None:
-        answers, answered = threading.Event(), threading.Event()
+    def test_a_dead_collector_does_not_delay_the_exit(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        answers = threading.Event()
 
         class Stuck(SpanExporter):
             def export(self, spans: object) -> SpanExportResult:
                 answers.wait()
-                answered.set()
                 return SpanExportResult.FAILURE
 
         tracing = Tracing("test", exporter=Stuck())
         tracing.end(tracing.start("x"))
         tracing.shutdown(timeout_s=0.05)
-        assert not answered.is_set(), "it waited for the collector"
+        assert "spans were left unsent" in caplog.text
         answers.set()
 
 

@@ -15,8 +15,10 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 import grpc
 import pytest
@@ -89,13 +91,27 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="module")
-def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    """Over the transport that is asked for."""
-    work = tmp_path_factory.mktemp("links")
-    flags = {**WORKER_FLAGS, "transfer.transports": request.param}
+def rigs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Rig]]:
+    """One over each transport that is asked for."""
+    with ExitStack() as undo:
+        yield cache(
+            lambda transport: undo.enter_context(
+                open_rig(tmp_path_factory.mktemp(transport), transport)
+            )
+        )
+
+
+@pytest.fixture
+def rig(request: pytest.FixtureRequest, rigs: Callable[[str], Rig]) -> Rig:
+    return rigs(request.param)
+
+
+@contextmanager
+def open_rig(work: Path, transport: str) -> Iterator[Rig]:
+    flags = {**WORKER_FLAGS, "transfer.transports": transport}
     model = write_tiny_model(work / "tiny", max_position=2048)
     with ExitStack() as undo:
-        laid = undo.enter_context(wires()) if request.param == "inline" else None
+        laid = undo.enter_context(wires()) if transport == "inline" else None
         workers: dict[str, Process] = {}
         for role in ("prefill", "decode"):
             prefix = laid.prefix(role) if laid is not None else []

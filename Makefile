@@ -4,6 +4,7 @@ PIP_ARGS ?=
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
 GENERATED := diptych/v1
+GOLDEN := tests/integration/test_golden.py
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test golden chaos chaos-long lint proto bench
@@ -17,14 +18,16 @@ demo: .venv/ready  ## Three answers from 1 router + 1 prefill + 1 decode worker,
 	$(PY) examples/demo.py
 
 # Processes are started hundreds of times; each would compile every module again. Two at a time:
-# most of it waits for processes to start. Nothing runs beside the fault tests, which have deadlines.
+# much of it waits for processes to start. Nothing runs beside the golden tests, which use all
+# cores, nor beside the fault tests, which have deadlines.
 test: export PYTHONDONTWRITEBYTECODE =
 test: .venv/ready  ## Unit, integration and fault tests; golden tests with five prompts per model
-	$(PYTEST) -n 2 --dist loadgroup --no-loadscope-reorder tests/unit tests/protocol tests/integration
+	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder tests/unit tests/protocol tests/integration --ignore=$(GOLDEN)
+	$(PYTEST) $(GOLDEN)
 	$(PYTEST) tests/chaos
 
 golden: .venv/ready  ## Every golden prompt of every model, on every path
-	$(PYTEST) tests/integration/test_golden.py --golden-all
+	$(PYTEST) $(GOLDEN) --golden-all
 
 chaos: .venv/ready  ## Faults alone, as CI runs them: kills, stops, cut links, cancels, overload
 	$(PYTEST) tests/chaos

@@ -25,23 +25,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where tests run in several processes, those of one module do so in one.
-
-    They share its fixtures. The golden tests take longest: they go first, each model by itself.
-    """
-    items.sort(key=lambda item: not _is_golden(item))
-    for item in items:
-        group = item.nodeid.partition("::")[0]
-        if _is_golden(item) and isinstance(item, pytest.Function):
-            group += str(item.callspec.params["model"])
-        item.add_marker(pytest.mark.xdist_group(group))
-
-
-def _is_golden(item: pytest.Item) -> bool:
-    return item.path.name == "test_golden.py"
-
-
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Show what tests noted, and what was not proven here."""
     stats = terminalreporter.stats

@@ -1,11 +1,14 @@
 """Pulls that are not proven, over real transports: not a byte of them is used."""
 
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 
 import pytest
 
 from diptych.v1 import decode_pb2, worker_pb2
+from kvtransfer.config import TransferConfig
 from kvtransfer.memory import HostMemory
 from kvtransfer.reader.pull_machine import PullError
 from kvtransfer.testing.faults import FaultRule, FaultScript
@@ -117,6 +120,20 @@ async def test_a_block_that_the_source_does_not_have_is_not_read(name: str) -> N
         assert reader.content(LOCAL[:1]) == source.content(BLOCKS[:1])
 
 
+@asynccontextmanager
+async def leased(
+    transfer: TransferConfig, switch: FaultSwitch
+) -> AsyncIterator[tuple[Source, Reader, bytes]]:
+    """A source with a lease that a reader behind ``switch`` may pull; nothing is announced."""
+    async with (
+        open_source(transfer) as source,
+        open_reader(transfer, interceptor=switch) as reader,
+    ):
+        await reader.connect(source)
+        source.fill(BLOCKS)
+        yield source, reader, source.lease("lease", BLOCKS, NUM_TOKENS, "reader")
+
+
 @pytest.mark.parametrize("digest_level", ["sampled", "off"])
 @pytest.mark.parametrize(
     "rule",
@@ -135,13 +152,7 @@ async def test_order_and_coverage_are_proven_with_fewer_digests_too(
 ) -> None:
     transfer = config(transport, digest_level=digest_level)
     switch = FaultSwitch(FaultScript([rule]))
-    async with (
-        open_source(transfer) as source,
-        open_reader(transfer, interceptor=switch) as reader,
-    ):
-        await reader.connect(source)
-        source.fill(BLOCKS)
-        ticket = source.lease("lease", BLOCKS, NUM_TOKENS, "reader")
+    async with leased(transfer, switch) as (source, reader, ticket):
         for num_tokens in (2 * BLOCK_SIZE, NUM_TOKENS):
             source.leases.announce("lease", num_tokens)
         error = await failure_of(reader, source, ticket)
@@ -158,13 +169,7 @@ async def test_what_never_landed_is_found_by_a_sample_and_by_nothing_less(
 ) -> None:
     transfer = config(transport, digest_level=digest_level)
     switch = FaultSwitch(FaultScript([FaultRule(at="read", do="drop")]))
-    async with (
-        open_source(transfer) as source,
-        open_reader(transfer, interceptor=switch) as reader,
-    ):
-        await reader.connect(source)
-        source.fill(BLOCKS)
-        ticket = source.lease("lease", BLOCKS, NUM_TOKENS, "reader")
+    async with leased(transfer, switch) as (source, reader, ticket):
         source.leases.announce("lease", NUM_TOKENS)
         assert isinstance(reader.memory, HostMemory)
         switch.memory = reader.memory
@@ -179,13 +184,7 @@ async def test_what_never_landed_is_found_by_a_sample_and_by_nothing_less(
 async def test_inline_is_checked_byte_for_byte_where_no_digests_are_asked_for() -> None:
     transfer = config("inline", digest_level="off")
     switch = FaultSwitch(FaultScript([FaultRule(at="data", do="corrupt")]))
-    async with (
-        open_source(transfer) as source,
-        open_reader(transfer, interceptor=switch) as reader,
-    ):
-        await reader.connect(source)
-        source.fill(BLOCKS)
-        ticket = source.lease("lease", BLOCKS, NUM_TOKENS, "reader")
+    async with leased(transfer, switch) as (source, reader, ticket):
         source.leases.announce("lease", NUM_TOKENS)
         error = await failure_of(reader, source, ticket)
         assert error.failure == decode_pb2.PULL_FAILURE_UNPROVEN

@@ -13,6 +13,7 @@ from diptych.v1 import decode_pb2, decode_pb2_grpc, worker_pb2
 from router.cluster.decode_link import DecodeLink
 from router.cluster.watch import WorkerWatch
 from router.placement.types import WorkerId
+from tests.unit.router.cluster.last_words import LastWords
 
 
 class FakeCall:
@@ -52,22 +53,6 @@ class FakeStub:
         call = FakeCall(commands)
         self.calls.append(call)
         return call
-
-
-class LastWords:
-    """Hears what becomes of a sequence."""
-
-    def __init__(self) -> None:
-        self.lost: list[tuple[int, str]] = []
-
-    def on_tokens(self, tokens: decode_pb2.SequenceTokens) -> None:
-        raise AssertionError(tokens)
-
-    def on_decode_event(self, event: decode_pb2.DecodeEvent) -> None:
-        raise AssertionError(event)
-
-    def on_reservation_lost(self, sequence_id: int, message: str) -> None:
-        self.lost.append((sequence_id, message))
 
 
 class FakeWatch:

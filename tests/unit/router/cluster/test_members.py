@@ -20,6 +20,7 @@ from router.placement.policy import LeastLoaded
 from router.placement.prefix_memory import PrefixMemory
 from router.placement.types import DecodeOnly, Paired, Query, Snapshot, Why, WorkerId
 from router.placement.waiting_room import WaitingRoom
+from tests.unit.router.cluster.last_words import LastWords
 
 READY = worker_pb2.SERVING_STATE_READY
 
@@ -27,22 +28,6 @@ READY = worker_pb2.SERVING_STATE_READY
 class FakeChannel:
     async def close(self, grace: float | None) -> None:
         pass
-
-
-class Listener:
-    """Hears what becomes of a sequence."""
-
-    def __init__(self) -> None:
-        self.lost: list[tuple[int, str]] = []
-
-    def on_tokens(self, tokens: decode_pb2.SequenceTokens) -> None:
-        raise AssertionError(tokens)
-
-    def on_decode_event(self, event: decode_pb2.DecodeEvent) -> None:
-        raise AssertionError(event)
-
-    def on_reservation_lost(self, sequence_id: int, message: str) -> None:
-        self.lost.append((sequence_id, message))
 
 
 class World:
@@ -82,7 +67,7 @@ class World:
         index = self.decode.index(worker.address)
         sequence_id = next(self._next_id)
         reserve = decode_pb2.Reserve(sequence_id=sequence_id)
-        assert self.links[index].reserve(reserve, Listener())
+        assert self.links[index].reserve(reserve, LastWords())
         self.sequence_ids[index].append(sequence_id)
 
     def says(self, address: str, **changes: object) -> None:
@@ -208,7 +193,7 @@ async def test_the_requests_of_a_removed_worker_are_told_and_its_tasks_end(
 
     monkeypatch.setattr(WorkerWatch, "run", wait_for_ever)
     monkeypatch.setattr(DecodeLink, "_hold_stream", hold)
-    world, source, listener = World(), Source(), Listener()
+    world, source, listener = World(), Source(), LastWords()
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(world.cluster.run(source))
         source.changes.put_nowait(Targets(decode=frozenset({"d0:1", "d1:1"})))
@@ -275,7 +260,7 @@ async def test_only_a_placement_that_was_not_possible_before_is_news() -> None:
     world = World(prefill=1, decode=1)
     link = world.link("d0:1")
     for number in range(4):
-        assert link.reserve(decode_pb2.Reserve(sequence_id=number), Listener())
+        assert link.reserve(decode_pb2.Reserve(sequence_id=number), LastWords())
     assert not world.cluster.snapshot().has_room
     world.num_changes = 0
     world.says("d0:1", num_running=4)
@@ -315,10 +300,10 @@ async def test_a_prompt_that_is_computed_gives_runway_back() -> None:
 async def test_load_is_that_of_others_and_our_own() -> None:
     world = World(decode=1)
     link = world.link("d0:1")
-    assert link.reserve(decode_pb2.Reserve(sequence_id=1), Listener())
+    assert link.reserve(decode_pb2.Reserve(sequence_id=1), LastWords())
     world.says("d0:1", num_running=3)  # one of them is ours
     assert world.cluster.snapshot().decode[0].num_sequences == 3
-    assert link.reserve(decode_pb2.Reserve(sequence_id=2), Listener())
+    assert link.reserve(decode_pb2.Reserve(sequence_id=2), LastWords())
     assert world.cluster.snapshot().decode[0].num_sequences == 4
     link.release(1)
     link.release(2)

@@ -1,7 +1,7 @@
 """A real cluster for tests: every role its own process, real gRPC between them.
 
-The processes are started like a user starts them (``python -m router`` and so
-on), found through their port files, observed through their Prometheus metrics,
+The processes are what a user starts (``python -m router`` and so on; ``fork_server`` says how),
+found through their port files, observed through their Prometheus metrics,
 and ended by pid. Their logs lie in the work folder.
 """
 
@@ -21,6 +21,7 @@ import psutil
 
 from diptych.client import DiptychClient
 from tests import metrics
+from tests.fork_server import Started, start_role
 from tests.waiting import until
 
 START_TIMEOUT_S = 180.0
@@ -48,32 +49,27 @@ class Process:
         self.log_path = work / f"{name}.log"
         self.address = ""
         self.metrics_address = ""
-        self._popen: subprocess.Popen[bytes] | None = None
+        self._started: Started | None = None
         self.was_ended = False  # by the test: it may be gone
 
     def start(self, listen: str = "127.0.0.1:0") -> None:
         self._port_file.unlink(missing_ok=True)
         self.was_ended = False
-        command = [
-            *self._prefix,
-            sys.executable,
-            "-m",
-            self.module,
-            "--listen",
-            listen,
-            "--metrics-port",
-            "0",
-        ]
-        command += ["--port-file", str(self._port_file), *self._args]
+        args = ["--listen", listen, "--metrics-port", "0"]
+        args += ["--port-file", str(self._port_file), *self._args]
         with self.log_path.open("ab") as log:
-            self._popen = subprocess.Popen(
+            if not self._prefix:
+                self._started = start_role(self.module, args, log)
+                return
+            command = [*self._prefix, sys.executable, "-m", self.module, *args]
+            self._started = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
 
     def wait_listening(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
         while not self._port_file.exists():
-            if self._popen is not None and self._popen.poll() is not None:
+            if self._started is not None and self._started.poll() is not None:
                 raise RuntimeError(f"{self.name} exited early:\n{self.log_tail()}")
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{self.name} does not listen:\n{self.log_tail()}")
@@ -83,34 +79,34 @@ class Process:
 
     @property
     def pid(self) -> int:
-        assert self._popen is not None
-        return self._popen.pid
+        assert self._started is not None
+        return self._started.pid
 
     def signal(self, signum: signal.Signals) -> None:
         os.kill(self.pid, signum)
 
     def stop(self) -> int:
         """End it with SIGTERM (SIGKILL when that takes too long); its exit code."""
-        assert self._popen is not None
+        assert self._started is not None
         self.was_ended = True
-        if self._popen.poll() is None:
-            self._popen.send_signal(signal.SIGCONT)
-            self._popen.terminate()
+        if self._started.poll() is None:
+            self._started.send_signal(signal.SIGCONT)
+            self._started.terminate()
         try:
-            return self._popen.wait(STOP_TIMEOUT_S)
+            return self._started.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            self._popen.kill()
-            return self._popen.wait()
+            self._started.kill()
+            return self._started.wait()
 
     def kill(self) -> None:
-        assert self._popen is not None
+        assert self._started is not None
         self.was_ended = True
-        self._popen.kill()
-        self._popen.wait()
+        self._started.kill()
+        self._started.wait()
 
     @property
     def alive(self) -> bool:
-        return self._popen is not None and self._popen.poll() is None
+        return self._started is not None and self._started.poll() is None
 
     def check_alive(self) -> None:
         """Raises AssertionError if it has ended and the test did not end it."""

@@ -1,0 +1,186 @@
+"""A role's process by a fork of one that has imported the role already, and done nothing else.
+
+``python -m decode_worker`` computes for three seconds before its first line runs, nearly all of
+it importing torch, and a test run starts hundreds of workers. So each role has one process here
+that imports it once, and forks. What is forked goes on like ``python -m`` would: the same module
+as ``__main__``, arguments of its own, the interpreter's ordinary end. It is a process like any
+other, with its own threads, signals and memory. Starts by ``python -m`` itself are tested too,
+by ``test_up.py`` and ``test_process.py`` among others.
+"""
+
+import atexit
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import BinaryIO, NoReturn, Protocol
+
+_MAX_MESSAGE_BYTES = 1 << 16
+
+
+class Started(Protocol):
+    """What a test does with a process that it has started; a Popen is one."""
+
+    @property
+    def pid(self) -> int: ...
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def send_signal(self, sig: int, /) -> None: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
+
+
+class Forked:
+    """A process that a server has forked, and whose end it tells."""
+
+    def __init__(self, answers: socket.socket) -> None:
+        self._answers = answers
+        self._returncode: int | None = None
+        self.pid = int(answers.recv(64))
+
+    def poll(self) -> int | None:
+        """Its exit code, negative for a signal; None while it runs."""
+        if self._returncode is None and select.select([self._answers], [], [], 0)[0]:
+            self._ended()
+        return self._returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Raises subprocess.TimeoutExpired where it runs for longer."""
+        if self._returncode is None:
+            if not select.select([self._answers], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+            self._ended()
+        assert self._returncode is not None
+        return self._returncode
+
+    def send_signal(self, sig: int, /) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, sig)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def _ended(self) -> None:
+        self._returncode = int(self._answers.recv(64))
+        self._answers.close()
+
+
+class ForkServer:
+    """The process that has imported ``module``; it ends with the test run, however that ends."""
+
+    def __init__(self, module: str) -> None:
+        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._environment = dict(os.environ)
+        with theirs:
+            command = [sys.executable, "-m", __name__, module, str(theirs.fileno())]
+            self._server = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+        atexit.register(self._close)
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether ``python -m`` would be given the same environment now."""
+        return dict(os.environ) | _NOT_PASSED == self._environment | _NOT_PASSED
+
+    def start(self, args: list[str], log: BinaryIO) -> Forked:
+        """Fork once; standard output and error go to ``log``."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            fds = [log.fileno(), theirs.fileno()]
+            socket.send_fds(self._requests, [json.dumps([os.getcwd(), args]).encode()], fds)
+        return Forked(ours)
+
+    def _close(self) -> None:
+        self._requests.close()
+        self._server.wait()
+
+
+_NOT_PASSED = {"PYTEST_CURRENT_TEST": ""}  # changes with every test, and says nothing to a role
+_ROLES = ("router", "prefill_worker", "decode_worker")
+_servers: dict[str, ForkServer] = {}
+
+
+def start_role(module: str, args: list[str], log: BinaryIO) -> Started:
+    """Start ``python -m module args``, by a fork where that is the same."""
+    if not _servers:
+        _servers.update((role, ForkServer(role)) for role in _ROLES)  # they import side by side
+    if _servers[module].is_usable:
+        return _servers[module].start(args, log)
+    command = [sys.executable, "-m", module, *args]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+
+def _serve(module: str, requests: socket.socket) -> list[str]:
+    """Fork for every request. Returns in what was forked, with its arguments."""
+    woken, wakes = os.pipe()
+    for end in (woken, wakes):
+        os.set_blocking(end, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wakes)
+    answers: dict[int, socket.socket] = {}
+    while True:
+        readable, _, _ = select.select([requests.fileno(), woken], [], [])
+        if woken in readable:
+            os.read(woken, 4096)
+            _tell_ended(answers)
+        if requests.fileno() in readable:
+            message, fds, _, _ = socket.recv_fds(requests, _MAX_MESSAGE_BYTES, 2)
+            if not message:
+                sys.exit()
+            log, answer = fds
+            pid = os.fork()
+            if pid == 0:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                for fd in (woken, wakes, answer, *(a.detach() for a in answers.values())):
+                    os.close(fd)
+                requests.close()
+                return _become(log, *json.loads(message))
+            os.close(log)
+            answers[pid] = socket.socket(fileno=answer)
+            answers[pid].send(str(pid).encode())
+
+
+def _tell_ended(answers: dict[int, socket.socket]) -> None:
+    while answers:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if not pid:
+            return
+        with answers.pop(pid) as answer:
+            try:
+                answer.send(str(os.waitstatus_to_exitcode(status)).encode())
+            except BrokenPipeError:  # nobody asks any more
+                continue
+
+
+def _become(log: int, folder: str, args: list[str]) -> list[str]:
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for fd, number in ((nothing, 0), (log, 1), (log, 2)):
+        os.dup2(fd, number)
+    for fd in (nothing, log):
+        os.close(fd)
+    os.chdir(folder)
+    return args
+
+
+def _main(module: str, fd: int) -> NoReturn:
+    # A Ctrl-C reaches this process with all the others: it ends when the test run does.
+    on_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    import_module(f"{module}.app")
+    args = _serve(module, socket.socket(fileno=fd))
+    signal.signal(signal.SIGINT, on_interrupt)
+    sys.argv = [str(Path(module) / "__main__.py"), *args]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    sys.exit()
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1], int(sys.argv[2]))

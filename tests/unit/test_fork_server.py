@@ -1,0 +1,59 @@
+"""What is forked ends, answers and is told apart as ``python -m`` would be."""
+
+import signal
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.fork_server import Forked, Started, start_role
+from tests.waiting import until
+
+LISTEN = ["--listen", "127.0.0.1:0", "--prefill", "127.0.0.1:1", "--decode", "127.0.0.1:1"]
+
+
+def start(work: Path, args: Sequence[str]) -> Started:
+    with (work / "log").open("ab") as log:
+        return start_role("router", list(args), log)
+
+
+def test_it_ends_with_the_exit_code_of_the_role(tmp_path: Path) -> None:
+    helped, refused = start(tmp_path, ["--help"]), start(tmp_path, ["--listne", "a:1"])
+    assert (helped.wait(60), refused.wait(60)) == (0, 2)
+    log = (tmp_path / "log").read_text()
+    assert "usage: diptych router" in log
+    assert "listne" in log
+
+
+@pytest.mark.asyncio
+async def test_it_takes_signals_as_any_process(tmp_path: Path) -> None:
+    port_file = tmp_path / "port.json"
+    started = start(tmp_path, [*LISTEN, "--port-file", str(port_file), "--model", "demo"])
+    try:
+        await until(port_file.exists, 60, "listening")
+        assert isinstance(started, Forked)
+        assert psutil.Process(started.pid).open_files()[0].path == str(tmp_path / "log")
+        with pytest.raises(subprocess.TimeoutExpired):
+            started.wait(0)
+        started.terminate()
+        assert started.wait(60) == 0
+    finally:
+        started.kill()
+    killed = start(tmp_path, LISTEN)
+    killed.kill()
+    assert killed.wait(60) == -signal.SIGKILL
+    assert killed.poll() == -signal.SIGKILL
+    assert not psutil.pid_exists(killed.pid)
+
+
+def test_another_environment_is_a_process_started_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start(tmp_path, ["--help"]).wait(60)
+    monkeypatch.setenv("DIPTYCH_ROUTER_LISTNE", "nowhere")
+    started = start(tmp_path, ["--model", "demo"])
+    assert not isinstance(started, Forked)
+    assert started.wait(60) == 2
+    assert "DIPTYCH_ROUTER_LISTNE" in (tmp_path / "log").read_text()

@@ -1,4 +1,4 @@
-"""Shows where one answer's time went. Pure: usage and timing in, lines out."""
+"""Shows where one answer's time and its KV went. Pure: usage and timing in, lines out."""
 
 from collections.abc import Iterator
 
@@ -29,8 +29,19 @@ def breakdown(usage: inference_pb2.Usage, timing: inference_pb2.Timing) -> list[
         rate = (num_output - 1) / (timing.handoff_gap_s + timing.decode_s)
         note = f"{num_output} tokens, ITL {1e3 * itl_s:.1f} ms, {rate:.1f} tokens/s"
         lines.append(_stage("decode", timing.decode_s, note))
-    lines.append(_stage("total", timing.total_s, ", ".join(_path(timing))))
+    lines.append(_stage("total", timing.total_s, kv_path(timing)))
     return lines
+
+
+def kv_path(timing: inference_pb2.Timing) -> str:
+    """Where the answer was computed, and how its KV came there."""
+    return ", ".join(_path(timing))
+
+
+def kv_was_handed_off(timing: inference_pb2.Timing) -> bool:
+    """Whether a decode worker pulled KV of the prompt and computed none of it itself."""
+    pulled = timing.kv_path == inference_pb2.KV_PATH_DISAGGREGATED
+    return pulled and timing.transfer.num_bytes > 0
 
 
 def _stage(name: str, seconds: float, note: str = "") -> str:

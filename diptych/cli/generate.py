@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 from pydantic_settings import CliPositionalArg
 
 from diptych import settings
-from diptych.cli.breakdown import breakdown
+from diptych.cli.breakdown import breakdown, kv_path, kv_was_handed_off
 from diptych.client import ChatMessage, Chunk, DiptychClient, build_request
 from diptych.errors import DiptychError
 from diptych.sampling_params import OPTIONS, Option, SamplingOptions, check_options
@@ -35,6 +35,11 @@ class _GenerateConfig(BaseModel):
     system: str | None = Field(None, description="The system message that goes before a user's.")
     model: str = Field("", description="Name of the model; unset: the router's only one.")
     timing: bool = Field(False, description="Show where the time went, on standard error.")
+    expect_handoff: bool = Field(
+        False,
+        description="Fail unless a decode worker pulled the prompt's KV and computed none of it. "
+        "Routers do not ship short prompts.",
+    )
     timeout_s: float | None = Field(None, gt=0, description="Give up after this, s.")
 
     @model_validator(mode="after")
@@ -99,7 +104,7 @@ GenerateConfig = create_model(
 
 
 def run(args: list[str]) -> int:
-    """Stream the answer; 0, or 1 when the router refused or failed."""
+    """Stream the answer; 0, or 1 if the router refused or failed, or KV was to move and did not."""
     config = settings.load(
         GenerateConfig, args, prog="diptych generate", env_prefix="DIPTYCH_GENERATE_"
     )
@@ -111,7 +116,18 @@ def run(args: list[str]) -> int:
     print(flush=True)  # noqa: T201
     if config.timing and last.usage is not None and last.timing is not None:
         print("\n".join(breakdown(last.usage, last.timing)), file=sys.stderr)  # noqa: T201
+    if config.expect_handoff and not _was_handed_off(last):
+        return EXIT_REFUSED
     return 0
+
+
+def _was_handed_off(last: Chunk) -> bool:
+    """Whether KV moved for this answer; if not, says what happened instead."""
+    if last.timing is not None and kv_was_handed_off(last.timing):
+        return True
+    instead = "unknown path" if last.timing is None else kv_path(last.timing)
+    print(f"diptych generate: no KV was handed off: {instead}", file=sys.stderr)  # noqa: T201
+    return False
 
 
 async def stream(

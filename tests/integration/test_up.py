@@ -120,6 +120,16 @@ def test_it_serves_and_ends_cleanly(tiny_llama: Path) -> None:
             timeout=60,
         )
         assert said.returncode == 0, said.stderr
+        handed_off = subprocess.run(
+            [
+                *(*DIPTYCH, "generate", "--address", address, "--prompt", "a b c " * 25),
+                *("--max-tokens", "4", "--ignore-eos", "--expect-handoff"),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert handed_off.returncode == 0, handed_off.stderr
         refused = subprocess.run(
             [*command, "--temperature", "-1"], capture_output=True, text=True, timeout=60
         )

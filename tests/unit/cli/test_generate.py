@@ -1,9 +1,13 @@
 """What ``diptych generate`` asks for."""
 
+from typing import Any
+
 import pytest
 
 from diptych import settings
+from diptych.cli import generate
 from diptych.cli.generate import GenerateConfig
+from diptych.client import Chunk
 from diptych.errors import ConfigurationError, InvalidRequestError
 from diptych.v1 import inference_pb2
 
@@ -46,3 +50,35 @@ def test_a_value_out_of_range_is_refused_before_it_is_sent() -> None:
     with pytest.raises(InvalidRequestError) as caught:
         request("a", "--seed", str(2**64))
     assert caught.value.field == "sampling.seed"
+
+
+def timing(path: inference_pb2.KVPath, num_bytes: int) -> inference_pb2.Timing:
+    made = inference_pb2.Timing(kv_path=path, prefill_worker="p:1", decode_worker="d:2")
+    made.transfer.num_bytes = num_bytes
+    return made
+
+
+@pytest.mark.parametrize(
+    ("answered", "code", "said"),
+    [
+        (timing(inference_pb2.KV_PATH_DISAGGREGATED, 64), 0, ""),
+        (timing(inference_pb2.KV_PATH_DISAGGREGATED, 0), 1, "prefilled on p:1, KV pulled"),
+        (timing(inference_pb2.KV_PATH_LOCAL, 0), 1, "prefilled and decoded on d:2"),
+        (timing(inference_pb2.KV_PATH_RECOMPUTED, 64), 1, "computed again on d:2"),
+        (None, 1, "unknown path"),
+    ],
+)
+def test_a_handoff_that_was_expected_and_did_not_happen_is_a_failure(
+    answered: inference_pb2.Timing | None,
+    code: int,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def answer(config: Any) -> Chunk:
+        return Chunk(request_id="r", model="m", seed=1, timing=answered)
+
+    monkeypatch.setattr(generate, "_generate", answer)
+    assert generate.run(["Hello"]) == 0, "nothing was expected"
+    assert generate.run(["Hello", "--expect-handoff"]) == code
+    assert said in capsys.readouterr().err

@@ -8,7 +8,8 @@ options and the flags of ``diptych generate``. :class:`SamplingParams` is the pa
 a worker gets, with nothing left open.
 
 To add a parameter: a field here (in both classes if workers need it), one in each
-proto message, and the sampler's code. A test compares all of them.
+proto message, and the sampler's code. Tests compare all of them, and follow each value
+from the client's options to the workers' parameters.
 """
 
 import math

@@ -1,6 +1,7 @@
 """How a model's makers want it sampled: their generation_config.json."""
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -8,6 +9,8 @@ from diptych.errors import ConfigurationError, InvalidRequestError
 from diptych.sampling_params import OPTIONS, SamplingOptions, check_options
 
 _FILE = "generation_config.json"
+
+_WHOLE = {item.name for item in fields(SamplingOptions) if item.type == int | None}
 
 # What the file may say that would change an answer, were it served, with what changes nothing.
 _NOT_SERVED = {"repetition_penalty": 1.0, "min_p": 0.0}
@@ -42,6 +45,9 @@ def read_recommended(folder: Path) -> Recommended:
     for name, value in given.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ConfigurationError(f"{folder / _FILE}: {name} is not a number")
+        if name in _WHOLE and value % 1:
+            raise ConfigurationError(f"{folder / _FILE}: {name} is not a whole number")
+        given[name] = int(value) if name in _WHOLE else value
     options = SamplingOptions(**given)
     try:
         check_options(options, _FILE)

@@ -9,10 +9,14 @@ from diptych.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Targets:
-    """Every worker that this router shall use, as host:port, by pool."""
+    """Every worker that this router shall use, as host:port, by pool.
+
+    ``has_prefill_pool`` says whether there shall be prefill workers, also while none is there.
+    """
 
     prefill: frozenset[str] = frozenset()
     decode: frozenset[str] = frozenset()
+    has_prefill_pool: bool = True
 
 
 class Discovery(Protocol):
@@ -32,7 +36,10 @@ class StaticDiscovery:
 
     def __init__(self, *, prefill: Iterable[str], decode: Iterable[str]) -> None:
         """Raises ConfigurationError: nobody could decode, ever."""
-        self._targets = Targets(prefill=frozenset(prefill), decode=frozenset(decode))
+        named = frozenset(prefill)
+        self._targets = Targets(
+            prefill=named, decode=frozenset(decode), has_prefill_pool=bool(named)
+        )
         if not self._targets.decode:
             raise ConfigurationError("at least one --decode worker is needed")
 

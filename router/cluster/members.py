@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 
 from diptych.v1 import worker_pb2
 from router.cluster.decode_link import DecodeLink
-from router.cluster.discovery import Discovery
+from router.cluster.discovery import Discovery, Targets
 from router.cluster.member import DecodeMember, Gate, PrefillMember, gate_of
 from router.cluster.model_choice import ModelChoice
-from router.cluster.prefill_pool import PrefillPool
+from router.cluster.prefill_backlog import PrefillBacklog
 from router.cluster.watch import WorkerWatch
 from router.config import RouterConfig
 from router.placement.types import Policy, Snapshot, WorkerId
@@ -38,12 +38,13 @@ class Cluster:
         on_change: Callable[[], None],
     ) -> None:
         """``text_digest`` is of the router's own tokenizer and config."""
-        self.prefill_pool = PrefillPool(self._prefill_pooled)
+        self.prefill_backlog = PrefillBacklog(self._backlog_changed)
         self._config = config
         self._policy = policy
         self._incarnation = incarnation
         self._model = ModelChoice(text_digest)
         self._on_change = on_change
+        self._has_prefill_pool = False
         self._prefill: dict[str, PrefillMember] = {}  # by address
         self._decode: dict[str, DecodeMember] = {}
         self._members_changed = asyncio.Event()
@@ -69,12 +70,13 @@ class Cluster:
                     self._tasks[member] = _start(tasks, member)
                 await self._members_changed.wait()
 
-    def set_members(self, prefill: Iterable[str], decode: Iterable[str]) -> None:
+    def set_members(self, targets: Targets) -> None:
         """Use exactly the workers at these addresses.
 
         One that is no longer named is left at once: its requests hear that it is lost.
         """
-        prefill, decode = frozenset(prefill), frozenset(decode)
+        prefill, decode = targets.prefill, targets.decode
+        self._has_prefill_pool = targets.has_prefill_pool
         for address in self._prefill.keys() - prefill:
             self._leave(self._prefill.pop(address))
         for address in self._decode.keys() - decode:
@@ -147,7 +149,7 @@ class Cluster:
             self._snapshot = Snapshot(
                 tuple(view for view in prefill if view is not None),
                 tuple(view for view in decode if view is not None),
-                has_prefill_pool=bool(self._prefill),
+                has_prefill_pool=self._has_prefill_pool,
             )
         return self._snapshot
 
@@ -174,11 +176,11 @@ class Cluster:
         if member is not None and member.loaded():
             self._on_change()
 
-    def _prefill_pooled(self, worker: WorkerId) -> None:
+    def _backlog_changed(self, worker: WorkerId) -> None:
         self._snapshot = None
         member = self._prefill.get(worker.address)
         if member is not None and member.watch.worker == worker:
-            own = self.prefill_pool.num_pending_tokens(worker)
+            own = self.prefill_backlog.num_pending_tokens(worker)
             if member.loaded(own):
                 self._on_change()
 
@@ -244,7 +246,7 @@ class Cluster:
 
     async def _follow(self, discovery: Discovery) -> None:
         async for targets in discovery.targets():
-            self.set_members(targets.prefill, targets.decode)
+            self.set_members(targets)
 
     def _members(self) -> list[Member]:
         return [*self._decode.values(), *self._prefill.values()]

@@ -21,7 +21,11 @@ from router.request.response_builder import ResponseBuilder
 from router.request.session import Session
 from router.telemetry import RequestObserver, RouterMetrics
 
+_COMPLETION = "text_completion"  # as GenAI names it
 _CLOCK_ERROR_S = 0.001  # gRPC tells a deadline in ms
+
+Metadata = Sequence[tuple[str, str | bytes]]
+"""Of the call or the headers, for the W3C trace context that may be in it."""
 
 
 def _nothing() -> None:
@@ -44,20 +48,21 @@ class Generator:
         request: GenerationRequest,
         *,
         deadline_s: float | None = None,
-        metadata: Sequence[tuple[str, str | bytes]] = (),
+        metadata: Metadata = (),
         give_up: Callable[[], None] = _nothing,
     ) -> AsyncGenerator[GenerationEvent, None]:
         """The answer, event by event; asking for the next says that the last was written.
 
-        ``deadline_s`` is a moment of the monotonic clock; ``metadata`` may carry a W3C
-        trace context. ``give_up`` is called when the answer fails while an event is
+        ``deadline_s`` is a moment of the monotonic clock. ``give_up`` is called when the answer fails while an event is
         being written: the caller stops writing and asks for the next event, which
         raises. Whoever stops early must ``aclose``: that frees everything at once.
 
         Raises:
             DiptychError: refused or failed.
         """
-        answer = _Answer(self._services, self._observe(request, metadata), give_up)
+        operation = "chat" if isinstance(request.prompt, ChatPrompt) else _COMPLETION
+        observer = self._observe(request.request_id, operation, metadata)
+        answer = _Answer(self._services, observer, give_up)
         with answer.ending(deadline_s), self._admission.hold(request.num_bytes):
             logs.mark(answer.request_id, trace_id(answer.observer.context))
             resolved = await self._admission.admit(request, deadline_s)
@@ -76,16 +81,18 @@ class Generator:
             answer.watch.end()
             await session.next_event()  # raises if the client did not take the last ones
 
-    def _observe(
-        self, request: GenerationRequest, metadata: Sequence[tuple[str, str | bytes]]
-    ) -> RequestObserver:
-        request_id = request.request_id or uuid.uuid4().hex
+    def refused(self, error: InvalidRequestError, metadata: Metadata) -> None:
+        """Leave the record of a request that its front end could not read."""
+        self._observe("", _COMPLETION, metadata).ended(error.reason)
+
+    def _observe(self, request_id: str, operation: str, metadata: Metadata) -> RequestObserver:
+        request_id = request_id or uuid.uuid4().hex
         is_valid = len(request_id) <= MAX_REQUEST_ID_CHARACTERS
         return RequestObserver(
             self._metrics,
             self._trace,
             request_id if is_valid else "invalid",
-            operation="chat" if isinstance(request.prompt, ChatPrompt) else "text_completion",
+            operation=operation,
             model=self._admission.model.name,
             metadata=metadata,
             received_s=time.monotonic(),

@@ -13,7 +13,7 @@ from diptych.rpc.server import Context
 from diptych.v1 import inference_pb2
 from router.frontend import public_messages
 from router.frontend.admission import Admission
-from router.frontend.generator import Generator
+from router.frontend.generator import Generator, Metadata
 from router.generation.request import GenerationRequest
 
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
@@ -71,12 +71,22 @@ class InferenceServicer:
         """See inference.proto."""
         remaining_s = context.time_remaining()
         deadline_s = None if remaining_s is None else time.monotonic() + remaining_s
-        await self._answer(self._read(request), deadline_s, context)
+        metadata = tuple(context.invocation_metadata() or ())
+        try:
+            read = self._read(request)
+        except InvalidRequestError as error:
+            self._generator.refused(error, metadata)
+            raise
+        await self._answer(read, deadline_s, metadata, context)
         return
         yield  # a generator without items: the stream is written with context.write
 
     async def _answer(
-        self, request: GenerationRequest, deadline_s: float | None, context: Context
+        self,
+        request: GenerationRequest,
+        deadline_s: float | None,
+        metadata: Metadata,
+        context: Context,
     ) -> None:
         patience = asyncio.timeout(None)  # over all writes; ends when one is given up
 
@@ -87,7 +97,7 @@ class InferenceServicer:
         events = self._generator.generate(
             request,
             deadline_s=deadline_s,
-            metadata=tuple(context.invocation_metadata() or ()),
+            metadata=metadata,
             give_up=give_up,
         )
         async with aclosing(events):

@@ -6,11 +6,19 @@ next to nothing until it is known to fit; ``tokenize`` may take long and may run
 a thread; ``resolve`` needs the context length that the workers have.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from diptych.errors import InvalidRequestError
-from diptych.sampling_params import OPTIONS, SamplingOptions, SamplingParams, check_options
+from diptych.sampling_params import (
+    OPTIONS,
+    WORKER_NAMES,
+    SamplingOptions,
+    SamplingParams,
+    check_options,
+)
+from diptych.text.chat_template import Message
 from diptych.text.tokenizer import Tokenizer
 from router.generation.request import ChatPrompt, GenerationRequest, TextPrompt, TokenPrompt
 from router.request.emitted_tokens import RequestShape
@@ -20,6 +28,8 @@ MAX_REQUEST_ID_CHARACTERS = 128
 MAX_SALT_BYTES = 64
 MAX_TOOL_CALL_ID_CHARACTERS = 256
 MAX_ROLE_CHARACTERS = 64
+MAX_MESSAGES = 4096
+MAX_TEMPLATE_ARGUMENT_BYTES = 16384
 
 
 class ModelFacts(NamedTuple):
@@ -34,13 +44,12 @@ class ModelFacts(NamedTuple):
 def check(request: GenerationRequest, facts: ModelFacts) -> None:
     """Check all that needs no tokenising. Raises InvalidRequestError."""
     check_options(request.sampling, "sampling")
+    for index, stop in enumerate(request.sampling.stop):
+        _check_text(stop, f"sampling.stop[{index}]")
     _check_ids(request.sampling.stop_token_ids, facts.vocab_size, "sampling.stop_token_ids")
     if request.request_id:
         _check_request_id(request.request_id)
-    if len(request.cache_salt) > MAX_SALT_BYTES or len(request.cache_salt.encode()) > (
-        MAX_SALT_BYTES
-    ):
-        raise InvalidRequestError(f"longer than {MAX_SALT_BYTES} bytes", field="cache_salt")
+    _check_salt(request.cache_salt)
     match request.prompt:
         case TextPrompt(text):
             if not text:
@@ -86,8 +95,8 @@ def resolve(
     _check_room(len(prompt_ids), facts, request.prompt_field)
     max_tokens = _max_tokens(request, len(prompt_ids), facts.max_model_len)
     given = request.sampling
-    temperature = _chosen("temperature", given, facts.recommended)
-    if request.emitted_token_ids and given.seed is None and temperature > 0:
+    chosen = {name: _chosen(name, given, facts.recommended) for name in WORKER_NAMES}
+    if request.emitted_token_ids and given.seed is None and chosen["temperature"] > 0:
         raise InvalidRequestError(
             "is needed to continue a sampled output: that of its Started", field="sampling.seed"
         )
@@ -95,16 +104,8 @@ def resolve(
     if not given.ignore_eos:
         stop_token_ids |= facts.eos_token_ids
     _check_goes_on(request.emitted_token_ids, stop_token_ids, given.min_tokens)
-    sampling = SamplingParams(
-        temperature=temperature,
-        top_k=int(_chosen("top_k", given, facts.recommended)),
-        top_p=_chosen("top_p", given, facts.recommended),
-        seed=drawn_seed if given.seed is None else given.seed,
-        max_tokens=max_tokens,
-        min_tokens=given.min_tokens,
-        stop_token_ids=stop_token_ids,
-        return_margins=given.return_margins,
-    )
+    chosen["seed"] = drawn_seed if given.seed is None else given.seed
+    chosen |= {"max_tokens": max_tokens, "stop_token_ids": stop_token_ids}
     return ResolvedRequest(
         shape=RequestShape(
             prompt_ids=tuple(prompt_ids),
@@ -112,21 +113,19 @@ def resolve(
             min_tokens=given.min_tokens,
             stop_token_ids=stop_token_ids,
         ),
-        sampling=sampling,
+        sampling=SamplingParams(**chosen),
         stop=given.stop,
         cache_salt=request.cache_salt.encode(),
         emitted_token_ids=tuple(request.emitted_token_ids),
     )
 
 
-def _chosen(name: str, given: SamplingOptions, recommended: SamplingOptions) -> float:
+def _chosen(name: str, given: SamplingOptions, recommended: SamplingOptions) -> Any:
     for options in (given, recommended):
-        value: float | None = getattr(options, name)
+        value = getattr(options, name)
         if value is not None:
             return value
-    default = OPTIONS[name].default
-    assert default is not None
-    return default
+    return OPTIONS[name].default
 
 
 def _max_tokens(request: GenerationRequest, num_prompt: int, max_model_len: int) -> int:
@@ -170,8 +169,15 @@ def _check_token_prompt(token_ids: Sequence[int], facts: ModelFacts) -> None:
     _check_ids(token_ids, facts.vocab_size, "tokens.ids")
 
 
+def _check_salt(cache_salt: str) -> None:
+    if len(cache_salt) <= MAX_SALT_BYTES:
+        _check_text(cache_salt, "cache_salt")
+    if len(cache_salt) > MAX_SALT_BYTES or len(cache_salt.encode()) > MAX_SALT_BYTES:
+        raise InvalidRequestError(f"longer than {MAX_SALT_BYTES} bytes", field="cache_salt")
+
+
 def _check_text(text: str, field: str) -> None:
-    """A template may join what was text into what is none."""
+    """JSON may carry halves of characters, and a template may join what was text into one."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -183,19 +189,47 @@ def _check_text(text: str, field: str) -> None:
 def _check_chat(chat: ChatPrompt) -> None:
     if not chat.messages:
         raise InvalidRequestError("is empty", field="chat.messages")
+    check_num_messages(len(chat.messages))
     for index, message in enumerate(chat.messages):
-        if not message.role:
-            raise InvalidRequestError("is empty", field=f"chat.messages[{index}].role")
-        if len(message.role) > MAX_ROLE_CHARACTERS:
-            raise InvalidRequestError(
-                f"longer than {MAX_ROLE_CHARACTERS} characters",
-                field=f"chat.messages[{index}].role",
-            )
-        if len(message.tool_call_id) > MAX_TOOL_CALL_ID_CHARACTERS:
-            raise InvalidRequestError(
-                f"longer than {MAX_TOOL_CALL_ID_CHARACTERS} characters",
-                field=f"chat.messages[{index}].tool_call_id",
-            )
+        _check_message(message, f"chat.messages[{index}]")
+    written = _json_text(chat.template_arguments, "chat.template_arguments")
+    if len(written) > MAX_TEMPLATE_ARGUMENT_BYTES:
+        raise InvalidRequestError(
+            f"longer than {MAX_TEMPLATE_ARGUMENT_BYTES} bytes", field="chat.template_arguments"
+        )
+
+
+def check_num_messages(num_messages: int) -> None:
+    """For front ends too, before they go through them. Raises InvalidRequestError."""
+    if num_messages > MAX_MESSAGES:
+        raise InvalidRequestError(
+            f"has {num_messages} items, more than {MAX_MESSAGES}", field="chat.messages"
+        )
+
+
+def _check_message(message: Message, path: str) -> None:
+    if not message.role:
+        raise InvalidRequestError("is empty", field=f"{path}.role")
+    for name, value, most in (
+        ("role", message.role, MAX_ROLE_CHARACTERS),
+        ("tool_call_id", message.tool_call_id, MAX_TOOL_CALL_ID_CHARACTERS),
+    ):
+        if len(value) > most:
+            raise InvalidRequestError(f"longer than {most} characters", field=f"{path}.{name}")
+    for index, call in enumerate(message.tool_calls):
+        if not call.name:
+            raise InvalidRequestError("is empty", field=f"{path}.tool_calls[{index}].name")
+        _json_text(call.arguments, f"{path}.tool_calls[{index}].arguments")
+
+
+def _json_text(arguments: Mapping[str, object], field: str) -> bytes:
+    """As a template writes it out; Python knows NaN, 1e999 and "\\ud800" too."""
+    try:
+        return json.dumps(dict(arguments), ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):
+        raise InvalidRequestError(
+            "has a number or a character that no JSON text can say", field=field
+        ) from None
 
 
 def _check_room(num_tokens: int, facts: ModelFacts, field: str) -> None:
@@ -208,10 +242,10 @@ def _check_room(num_tokens: int, facts: ModelFacts, field: str) -> None:
 
 def _check_ids(token_ids: Sequence[int], vocab_size: int, field: str) -> None:
     """Their number was checked before: this looks at each."""
-    if token_ids and max(token_ids) >= vocab_size:
-        index = next(i for i, token_id in enumerate(token_ids) if token_id >= vocab_size)
+    if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+        index = next(i for i, token_id in enumerate(token_ids) if not 0 <= token_id < vocab_size)
         raise InvalidRequestError(
-            f"{token_ids[index]} is not below the vocabulary's size, {vocab_size}",
+            f"{token_ids[index]} is not from 0 to {vocab_size - 1}, the vocabulary",
             field=f"{field}[{index}]",
         )
 

@@ -46,7 +46,7 @@ class GenerationRequest:
     cache_salt: str = ""
     emitted_token_ids: Sequence[int] = ()  # as TokenPrompt.token_ids
     return_prompt_token_ids: bool = False
-    num_bytes: int = 0
+    num_bytes: int
     """Size of the request as it arrived: what it counts for while it is open."""
 
     @property

@@ -104,7 +104,7 @@ class Dispatch:
         is_expected = self._expect(action.worker)
         self._leases[action.sequence_id] = _Lease(stream, action.worker, is_expected)
         num_tokens = len(start.spec.token_ids)
-        self._services.cluster.prefill_pool.opened(action.sequence_id, action.worker, num_tokens)
+        self._services.cluster.prefill_backlog.opened(action.sequence_id, action.worker, num_tokens)
         self._services.spawn(stream.run(), f"lease {action.sequence_id}")
         return True
 
@@ -116,14 +116,14 @@ class Dispatch:
 
     def heard(self, event: Event) -> None:
         """Book what a worker said, before the machine answers to it."""
-        pool = self._services.cluster.prefill_pool
+        backlog = self._services.cluster.prefill_backlog
         match event:
             case events.Accepted():
-                pool.accepted(event.sequence_id, event.num_cached_tokens)
+                backlog.accepted(event.sequence_id, event.num_cached_tokens)
                 self._lease_accepted(event.sequence_id)
                 self._services.room.pump_soon()  # there is more runway
             case events.FirstToken():
-                pool.computed(event.sequence_id)
+                backlog.computed(event.sequence_id)
                 self._services.room.pump_soon()
             case events.LeaseEnded():
                 self._forget_lease(event.sequence_id)
@@ -188,7 +188,7 @@ class Dispatch:
 
     def _forget_lease(self, sequence_id: int) -> _Lease | None:
         """A worker that never accepted the prompt has no more of it than others brought."""
-        self._services.cluster.prefill_pool.computed(sequence_id)
+        self._services.cluster.prefill_backlog.computed(sequence_id)
         lease = self._leases.pop(sequence_id, None)
         if lease is not None and self._keys and lease.is_expected:
             self._services.policy.retract(lease.worker, self._keys)

@@ -25,7 +25,7 @@ from router.request.events import Event
 from router.request.fail_over import FailOver, GiveUp, Met, Outcome
 from router.request.placing import Placing
 from router.request.prefill_lease import PrefillLeaseEvent
-from router.request.progress import Progress
+from router.request.stall_watch import StallWatch
 from router.request.request_state import REQUEST_TRANSITIONS, RequestEvent, RequestState
 from router.request.retry_state import RetryState
 
@@ -56,7 +56,7 @@ class RequestMachine:
         self._output = EmittedTokens(shape, sink)
         self._output.accept(len(shape.prompt_ids), resumed, ())
         self._ended_due_s: float | None = None  # of the worker's last word, once all tokens came
-        self._progress = Progress(deps.timers.sequence_progress_s)
+        self._stall_watch = StallWatch(deps.timers.sequence_progress_s)
         self._retry = RetryState(deps.timers, deps.max_attempts)
         self._placing = Placing(deps, self._retry, self._output)
         # What is held now; read only, for others.
@@ -159,8 +159,8 @@ class RequestMachine:
                 self._do(actions.Pump())
         elif self._ended_due_s is not None and now >= self._ended_due_s:
             self._finish(self._output.complete_reason)
-        elif self._progress.due_s is not None and now >= self._progress.due_s:
-            if self._progress.is_stuck(len(self.emitted), now):
+        elif self._stall_watch.due_s is not None and now >= self._stall_watch.due_s:
+            if self._stall_watch.is_stuck(len(self.emitted), now):
                 self._follow(self._fail_over.reservation_broken("the sequence got no token"))
         else:
             self._follow(self._fail_over.lease_silent(now))
@@ -172,7 +172,7 @@ class RequestMachine:
         moments = (
             self._deadline_s,
             self._ended_due_s,
-            self._progress.due_s,
+            self._stall_watch.due_s,
             self.attempt.due_s,
             self._retry.due_s(self._deps.clock()) if self.state is RequestState.QUEUED else None,
         )
@@ -240,7 +240,7 @@ class RequestMachine:
 
     def _runs(self) -> None:
         self._move(RequestEvent.DECODE)
-        self._progress.begin(len(self.emitted), self._deps.clock())
+        self._stall_watch.begin(len(self.emitted), self._deps.clock())
 
     # Placing
 
@@ -270,7 +270,7 @@ class RequestMachine:
 
     def _start_over(self) -> None:
         self.attempt.close()
-        self._progress.end()
+        self._stall_watch.end()
         placement = self._placing.ask()
         if placement is None:
             self._queue(front=True)

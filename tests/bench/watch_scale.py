@@ -14,6 +14,7 @@ import time
 from dataclasses import asdict, dataclass
 
 from diptych.v1 import common_pb2, decode_pb2, worker_pb2
+from router.cluster.discovery import Targets
 from router.cluster.members import Cluster
 from router.config import RouterConfig
 from router.placement.policy import LeastLoaded
@@ -56,7 +57,7 @@ def measure() -> WatchCost:
     )
     config = RouterConfig(model="none", prefill=_PREFILL, decode=_DECODE)
     cluster = Cluster(config, policy, incarnation="r", text_digest="t", on_change=counter)
-    cluster.set_members(_PREFILL, _DECODE)
+    cluster.set_members(Targets(prefill=frozenset(_PREFILL), decode=frozenset(_DECODE)))
     _feed(cluster, _messages(0))
     for member in cluster._decode.values():
         welcome = decode_pb2.Welcome(incarnation=_incarnation(member.watch.address))

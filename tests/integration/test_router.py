@@ -165,10 +165,13 @@ async def test_metrics_tell_outcomes_and_fallbacks(wide_model: Path, tmp_path: P
         await cluster.generate()
         with pytest.raises(InvalidRequestError):
             await cluster.generate(max_tokens=0)
+        unread = token_request(PROMPT)
+        unread.adapter = "mine"
+        assert (await generate(cluster.channel, unread)).error is not None
         address = json.loads(ports.read_text())["metrics_address"]
         samples = await asyncio.to_thread(metrics.scrape, address)
         assert samples['diptych_requests_total{outcome="ok"}'] == 2
-        assert samples['diptych_requests_total{outcome="REQUEST_INVALID"}'] == 1
+        assert samples['diptych_requests_total{outcome="REQUEST_INVALID"}'] == 2
         assert samples['diptych_retries_total{action="rebind"}'] == 1
         assert samples['diptych_requests_by_kv_path_total{kv_path="disaggregated"}'] == 2
         assert samples["diptych_router_proven_pairs"] == 2

@@ -27,8 +27,21 @@ def test_what_is_served_is_taken_and_what_is_not_is_told(tmp_path: Path) -> None
     assert recommended.ignored == ("repetition_penalty",)
 
 
+def test_a_whole_number_may_be_written_with_a_point(tmp_path: Path) -> None:
+    top_k = read_recommended(folder_with(tmp_path, {"top_k": 20.0})).options.top_k
+    assert isinstance(top_k, int)
+
+
 @pytest.mark.parametrize(
-    "content", [{"temperature": -1}, {"top_p": 0}, {"top_k": "many"}, {"temperature": True}, []]
+    "content",
+    [
+        {"temperature": -1},
+        {"top_p": 0},
+        {"top_k": "many"},
+        {"top_k": 2.5},
+        {"temperature": True},
+        [],
+    ],
 )
 def test_a_value_that_no_client_could_send_stops_the_start(tmp_path: Path, content: object) -> None:
     with pytest.raises(ConfigurationError, match="generation_config"):

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
 
@@ -30,6 +30,10 @@ class FakeChannel:
         pass
 
 
+def targets(prefill: Sequence[str], decode: Sequence[str]) -> Targets:
+    return Targets(prefill=frozenset(prefill), decode=frozenset(decode))
+
+
 class World:
     """A cluster whose workers say what a test makes them say."""
 
@@ -51,7 +55,7 @@ class World:
         )
         self.prefill = [f"p{i}:1" for i in range(prefill)]
         self.decode = [f"d{i}:1" for i in range(decode)]
-        self.cluster.set_members(self.prefill, self.decode)
+        self.cluster.set_members(targets(self.prefill, self.decode))
         for address in [*self.prefill, *self.decode]:
             self.says(address)
         for address in self.decode:
@@ -136,19 +140,18 @@ async def test_one_that_comes_and_goes_before_it_is_watched_leaves_no_channel(
 
     monkeypatch.setattr(watch_module, "open_channel", open_channel)
     world = World()
-    world.cluster.set_members(["p0:1"], ["d0:1"])
-    world.cluster.set_members([], [])
+    world.cluster.set_members(targets(["p0:1"], ["d0:1"]))
+    world.cluster.set_members(targets([], []))
     assert not opened
 
 
 async def test_members_come_go_and_come_back() -> None:
     world = World(prefill=1, decode=2)
     assert placeable(world) == ({"p0:1"}, {"d0:1", "d1:1"})
-    world.cluster.set_members([], ["d1:1"])
+    world.cluster.set_members(targets([], ["d1:1"]))
     assert placeable(world) == (set(), {"d1:1"})
-    assert not world.cluster.snapshot().has_prefill_pool
     assert world.cluster.decode_link(WorkerId("d0:1", "d0:1-1")) is None
-    world.cluster.set_members(["p0:1"], ["d0:1", "d1:1"])
+    world.cluster.set_members(targets(["p0:1"], ["d0:1", "d1:1"]))
     assert placeable(world) == (set(), {"d1:1"}), "nothing is known of it yet"
     world.says("p0:1")
     world.says("d0:1")
@@ -156,10 +159,26 @@ async def test_members_come_go_and_come_back() -> None:
     assert placeable(world) == ({"p0:1"}, {"d0:1", "d1:1"})
 
 
+async def test_a_prefill_pool_without_workers_is_still_one() -> None:
+    """Whether there shall be one is the source's word: else an outage would allow what the
+    settings forbid, to compute prompts on decode workers."""
+    world = World(prefill=1, decode=1)
+    world.cluster.set_members(targets([], ["d0:1"]))
+    assert world.cluster.snapshot().has_prefill_pool
+    assert placeable(world) == (set(), {"d0:1"})
+    forbidding = LeastLoaded(
+        PrefixMemory(1000), local_below_tokens=64, allow_local=False, allow_recompute=True
+    )
+    query = Query(num_tokens=32, num_max_tokens=40)
+    assert forbidding.place(query, world.cluster.snapshot()) is None
+    world.cluster.set_members(Targets(decode=frozenset({"d0:1"}), has_prefill_pool=False))
+    assert isinstance(forbidding.place(query, world.cluster.snapshot()), DecodeOnly)
+
+
 async def test_a_word_of_a_worker_that_was_left_changes_nothing() -> None:
     world = World(decode=2)
     left = world.watch("d0:1")
-    world.cluster.set_members([], ["d1:1"])
+    world.cluster.set_members(targets([], ["d1:1"]))
     assert left.state is not None
     left._update(left.state)
     assert placeable(world) == (set(), {"d1:1"})
@@ -217,8 +236,10 @@ async def settled() -> None:
 
 async def test_the_static_source_tells_once_and_needs_a_decode_worker() -> None:
     source = StaticDiscovery(prefill=["p0:1"], decode=["d0:1"])
-    told = [targets async for targets in source.targets()]
+    told = [each async for each in source.targets()]
     assert told == [Targets(prefill=frozenset({"p0:1"}), decode=frozenset({"d0:1"}))]
+    alone = [each async for each in StaticDiscovery(prefill=[], decode=["d0:1"]).targets()]
+    assert alone == [Targets(decode=frozenset({"d0:1"}), has_prefill_pool=False)]
     with pytest.raises(ConfigurationError, match="--decode"):
         StaticDiscovery(prefill=["p0:1"], decode=[])
 
@@ -286,7 +307,7 @@ async def test_the_loss_of_the_last_prefill_worker_is_news_too() -> None:
 async def test_a_prompt_that_is_computed_gives_runway_back() -> None:
     world = World(prefill=1, decode=1)
     worker = WorkerId("p0:1", "p0:1-1")
-    pool, most = world.cluster.prefill_pool, RouterConfig(model="m").max_pending_prefill_tokens
+    pool, most = world.cluster.prefill_backlog, RouterConfig(model="m").max_pending_prefill_tokens
     pool.opened(1, worker, most)
     assert not world.cluster.snapshot().prefill[0].has_runway
     world.num_changes = 0
@@ -351,7 +372,7 @@ async def test_workers_with_another_tokenizer_are_not_used(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     world = World()
-    world.cluster.set_members([], ["d0:1"])
+    world.cluster.set_members(targets([], ["d0:1"]))
     world.says("d0:1", text_digest="another")
     world.link("d0:1")
     assert placeable(world) == (set(), set())
@@ -363,7 +384,7 @@ async def test_workers_with_another_tokenizer_are_not_used(
 
 async def test_no_more_is_remembered_of_a_worker_than_its_pool_holds() -> None:
     world = World()
-    world.cluster.set_members([], ["d0:1"])
+    world.cluster.set_members(targets([], ["d0:1"]))
     world.says("d0:1", blocks=worker_pb2.BlockCounts(total=4))
     worker = WorkerId("d0:1", "d0:1-1")
     first, second = keys(b"a", 4), keys(b"b", 4)

@@ -9,8 +9,13 @@ from typing import Any
 import pytest
 
 from diptych.errors import InvalidRequestError
-from diptych.sampling_params import NOTHING_SAID, SamplingOptions
-from diptych.text.chat_template import ChatTemplate, Message
+from diptych.sampling_params import (
+    NOTHING_SAID,
+    WORKER_NAMES,
+    SamplingOptions,
+    SamplingParams,
+)
+from diptych.text.chat_template import ChatTemplate, Message, ToolCall
 from diptych.text.tokenizer import Tokenizer
 from diptych.v1 import inference_pb2
 from router.frontend import public_messages, validation
@@ -242,11 +247,60 @@ class Counted(Sequence[int]):
 @pytest.mark.parametrize("where", ["prompt", "emitted_token_ids"])
 def test_too_many_ids_are_refused_without_looking_at_one(where: str) -> None:
     ids = Counted(16 * 2**20)
-    request = GenerationRequest(prompt=TokenPrompt([5]))
+    request = GenerationRequest(prompt=TokenPrompt([5]), num_bytes=1)
     changed = {"prompt": TokenPrompt(ids)} if where == "prompt" else {where: ids}
     with pytest.raises(InvalidRequestError, match="leave room for an answer"):
         validation.check(replace(request, **changed), facts())
     assert ids.num_read == 0
+
+
+HALF = "a\ud800"
+NAMELESS = Message("assistant", "", tool_calls=(ToolCall("1", "", {}),))
+UNSPEAKABLE = Message("assistant", "", tool_calls=(ToolCall("1", "f", {"x": math.nan}),))
+
+
+@pytest.mark.parametrize(
+    ("changed", "field"),
+    [
+        ({"prompt": TokenPrompt([5, -1])}, "tokens.ids[1]"),
+        ({"emitted_token_ids": [-1]}, "emitted_token_ids[0]"),
+        (
+            {"sampling": SamplingOptions(stop_token_ids=(3, -1))},
+            "sampling.stop_token_ids[1]",
+        ),
+        ({"sampling": SamplingOptions(stop=(HALF,))}, "sampling.stop[0]"),
+        ({"cache_salt": HALF}, "cache_salt"),
+        ({"prompt": ChatPrompt((Message("user", "a"),) * 4097)}, "chat.messages"),
+        ({"prompt": ChatPrompt((NAMELESS,))}, "chat.messages[0].tool_calls[0].name"),
+        ({"prompt": ChatPrompt((UNSPEAKABLE,))}, "chat.messages[0].tool_calls[0].arguments"),
+        (
+            {"prompt": ChatPrompt((Message("user", "a"),), {"x": "a" * 16384})},
+            "chat.template_arguments",
+        ),
+        ({"prompt": ChatPrompt((Message("user", "a"),), {"x": HALF})}, "chat.template_arguments"),
+    ],
+)
+def test_what_no_protobuf_could_carry_is_refused_too(changed: dict[str, Any], field: str) -> None:
+    """A front end that reads JSON can."""
+    request = replace(GenerationRequest(prompt=TokenPrompt([5]), num_bytes=1), **changed)
+    with pytest.raises(InvalidRequestError) as caught:
+        validation.check(request, facts())
+    assert caught.value.field == field
+
+
+def test_every_parameter_of_the_workers_is_the_clients() -> None:
+    """None is left at a default on the way."""
+    given: dict[str, Any] = {
+        "temperature": 0.5, "top_k": 3, "top_p": 0.25, "seed": 7, "max_tokens": 9,
+        "min_tokens": 2, "stop_token_ids": (4, 5), "return_margins": True,
+    }  # fmt: skip
+    assert set(given) == set(WORKER_NAMES)
+    sampling = resolve(tokens(5, **given)).sampling
+    unlike = {name for name in WORKER_NAMES if getattr(sampling, name) != given[name]}
+    assert unlike == {"stop_token_ids"}
+    assert sampling.stop_token_ids == {4, 5, *EOS}
+    defaults = SamplingParams()
+    assert not any(getattr(sampling, name) == getattr(defaults, name) for name in given)
 
 
 def test_ids_are_read_from_the_message_without_a_copy() -> None:
@@ -301,7 +355,7 @@ def test_parts_of_a_message_are_joined() -> None:
 
 
 def test_half_of_a_character_is_refused_before_the_tokenizer(tokenizer: Tokenizer) -> None:
-    request = GenerationRequest(prompt=TextPrompt("a\ud800"))
+    request = GenerationRequest(prompt=TextPrompt("a\ud800"), num_bytes=1)
     with pytest.raises(InvalidRequestError, match=r"U\+D800") as caught:
         validation.tokenize(request, tokenizer, MAX_LEN)
     assert caught.value.field == "text"
@@ -329,7 +383,7 @@ def test_a_template_argument_that_no_json_can_say_is_refused(number: float) -> N
     request = chat(("user", "a"))
     request.chat.template_arguments.update({"more": {"depth": [number]}})
     with pytest.raises(InvalidRequestError, match="no JSON text can say") as caught:
-        read(request)
+        validation.check(read(request), facts())
     assert caught.value.field == "chat.template_arguments"
 
 

@@ -11,6 +11,7 @@ from diptych.errors import BlocksExhaustedError, DiptychError
 from diptych.sampling_params import SamplingParams
 from diptych.v1 import decode_pb2, prefill_pb2, worker_pb2
 from router.cluster import watch as watch_module
+from router.cluster.discovery import Targets
 from router.cluster.members import Cluster
 from router.config import RouterConfig
 from router.placement.policy import LeastLoaded
@@ -80,7 +81,9 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     config, memory = RouterConfig(model="m"), PrefixMemory(100)
     policy = LeastLoaded(memory, local_below_tokens=0, allow_local=True, allow_recompute=True)
     cluster = Cluster(config, policy, incarnation="r", text_digest="", on_change=lambda: None)
-    cluster.set_members([PREFILL.address], [DECODE.address])
+    cluster.set_members(
+        Targets(prefill=frozenset([PREFILL.address]), decode=frozenset([DECODE.address]))
+    )
 
     def spawn(task: Coroutine[Any, Any, None], name: str) -> None:
         task.close()

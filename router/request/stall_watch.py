@@ -1,7 +1,7 @@
 """Whether one running sequence still gets tokens, at no cost per token. Pure."""
 
 
-class Progress:
+class StallWatch:
     """Looks from time to time whether the output has grown.
 
     A worker that hangs as a whole is lost by its heartbeat's counter; this bounds a sequence

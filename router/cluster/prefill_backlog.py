@@ -6,7 +6,7 @@ from collections.abc import Callable
 from router.placement.types import WorkerId
 
 
-class PrefillPool:
+class PrefillBacklog:
     """Sums of what leases were opened for and is not computed. ``on_change`` hears of each."""
 
     def __init__(self, on_change: Callable[[WorkerId], None]) -> None:

@@ -6,7 +6,7 @@ from diptych.errors import InvalidRequestError
 from diptych.sampling_params import SamplingParams, check_options
 from diptych.v1 import common_pb2
 
-MAX_SALT_BYTES = 256
+MAX_SALT_BYTES = 64  # as inference.proto says
 
 
 def check_spec(spec: common_pb2.SequenceSpec, *, vocab_size: int, max_model_len: int) -> None:

@@ -53,9 +53,10 @@ class Generator:
     ) -> AsyncGenerator[GenerationEvent, None]:
         """The answer, event by event; asking for the next says that the last was written.
 
-        ``deadline_s`` is a moment of the monotonic clock. ``give_up`` is called when the answer fails while an event is
-        being written: the caller stops writing and asks for the next event, which
-        raises. Whoever stops early must ``aclose``: that frees everything at once.
+        ``deadline_s`` is a moment of the monotonic clock. ``give_up`` is called when the
+        answer fails while an event is being written: the caller stops writing and asks for
+        the next event, which raises. Whoever stops early must ``aclose``: that frees
+        everything at once.
 
         Raises:
             DiptychError: refused or failed.

@@ -25,9 +25,9 @@ from router.request.events import Event
 from router.request.fail_over import FailOver, GiveUp, Met, Outcome
 from router.request.placing import Placing
 from router.request.prefill_lease import PrefillLeaseEvent
-from router.request.stall_watch import StallWatch
 from router.request.request_state import REQUEST_TRANSITIONS, RequestEvent, RequestState
 from router.request.retry_state import RetryState
+from router.request.stall_watch import StallWatch
 
 
 class RequestMachine:

@@ -68,12 +68,16 @@ class Runner:
     def execute(self, plan: StepPlan) -> StepOutput:
         """Write the KV of the plan's tokens and draw the tokens it asks for.
 
-        Raises:
+        Returns or raises once the device has done all that it was given. Raises:
             ValueError: the plan is malformed (a bug of the caller's).
+            DeviceLostError: the device cannot be used again.
         """
         begin = time.perf_counter()
-        inputs = build_inputs(plan, self._kv_cache.block_size, self._backend.device)
-        tokens = self._run(plan.chunks, inputs)
+        try:
+            inputs = build_inputs(plan, self._kv_cache.block_size, self._backend.device)
+            tokens = self._run(plan.chunks, inputs)
+        finally:  # whatever broke off: what came before it may still write blocks
+            self._backend.synchronise()
         return StepOutput(tokens=tokens, duration_s=time.perf_counter() - begin)
 
     @torch.inference_mode()
@@ -99,7 +103,6 @@ class Runner:
         last_rows = inputs.last_rows[[index for index, _, _ in wanted]]
         hidden = self._forward(inputs, last_rows)
         if not wanted:
-            self._backend.synchronise()
             return tuple(tokens)
         logits = self._model.logits(hidden)
         drawn = self._backend.sample(

@@ -1,4 +1,4 @@
-"""A step that the runner gives back is complete on the device, whatever it was asked for."""
+"""What the runner gives back, a result or an error, comes when the device has done the step."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,8 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from diptych.engine.backends.base import ForwardPass
 from diptych.engine.backends.torch.backend import TorchBackend
+from diptych.engine.inputs import StepInputs
 from diptych.engine.kv.cache import KVCache
+from diptych.engine.model.decoder import Decoder
+from diptych.engine.model.parts import Rows
 from diptych.engine.runner import Runner
 from diptych.engine.scheduling.step import Chunk, SampledToken, SampleSpec, StepPlan
 from diptych.errors import LogitsError
@@ -19,39 +23,74 @@ from tests.tiny_model import write_tiny_model
 SPEC = SampleSpec(params=SamplingParams(temperature=0.0, max_tokens=1), allow_stop=True)
 
 
-class LateBackend(TorchBackend):
-    """A device of which the host knows only after waiting, or after reading what it drew."""
+class BrokenError(Exception):
+    """What the device's library raises."""
 
-    def __init__(self) -> None:
+
+class LateBackend(TorchBackend):
+    """A device that is behind with whatever it is given until somebody waits for it."""
+
+    def __init__(self, broken: str = "") -> None:
+        """``broken``: the part of a step that fails, after all before it was begun."""
         super().__init__(torch.device("cpu"))
         self.is_behind = False
+        self._broken = broken
 
-    def begin(self) -> None:
+    def begin(self, part: str) -> None:
         self.is_behind = True
+        if part == self._broken:
+            raise BrokenError(part)
 
     def synchronise(self) -> None:
         self.is_behind = False
 
+    def forward_pass(self, model: Decoder, kv_cache: KVCache) -> ForwardPass:
+        made = super().forward_pass(model, kv_cache)
+
+        def forward(inputs: StepInputs, rows: Rows) -> Tensor:
+            self.begin("forward")
+            return made(inputs, rows)
+
+        return forward
+
     def sample(
         self, logits: Tensor, specs: Sequence[SampleSpec], positions: Sequence[int]
     ) -> list[SampledToken | LogitsError]:
-        drawn = super().sample(logits, specs, positions)
-        self.is_behind = False
-        return drawn
+        self.begin("sample")  # on a stream of its own, say
+        return super().sample(logits, specs, positions)
+
+
+def runner_on(backend: LateBackend, folder: Path) -> Runner:
+    write_tiny_model(folder)
+    decoder = load_decoder(folder)
+    return Runner(decoder, KVCache(decoder.config, 8, 16), backend)
+
+
+def plan_of(samples: Sequence[SampleSpec | None]) -> StepPlan:
+    return StepPlan(
+        chunks=tuple(
+            Chunk(token_ids=(3, 4, 5), start=0, block_table=(index,), sample=sample)
+            for index, sample in enumerate(samples)
+        )
+    )
 
 
 @pytest.mark.parametrize("samples", [(None,), (SPEC,), (None, SPEC), (None, None)])
 def test_a_step_ends_when_the_device_has_done_it(
     tmp_path: Path, samples: tuple[SampleSpec | None, ...]
 ) -> None:
-    write_tiny_model(tmp_path)
-    decoder, backend = load_decoder(tmp_path), LateBackend()
-    runner = Runner(decoder, KVCache(decoder.config, 8, 16), backend)
-    chunks = tuple(
-        Chunk(token_ids=(3, 4, 5), start=0, block_table=(index,), sample=sample)
-        for index, sample in enumerate(samples)
-    )
-    backend.begin()
-    output = runner.execute(StepPlan(chunks=chunks))
+    backend = LateBackend()
+    output = runner_on(backend, tmp_path).execute(plan_of(samples))
     assert not backend.is_behind
     assert [token is None for token in output.tokens] == [sample is None for sample in samples]
+
+
+@pytest.mark.parametrize("part", ["forward", "sample"])
+def test_a_step_that_fails_ends_when_the_device_has_done_what_it_began(
+    tmp_path: Path, part: str
+) -> None:
+    backend = LateBackend(broken=part)
+    runner = runner_on(backend, tmp_path)
+    with pytest.raises(BrokenError):
+        runner.execute(plan_of((SPEC,)))
+    assert not backend.is_behind

@@ -4,7 +4,7 @@ One class per reason, named by what the caller has to do about it. A raised
 ``DiptychError`` crosses the wire as ``google.rpc.Status`` with an ``ErrorInfo``
 (AIP-193), see :mod:`diptych.rpc`; inside a multiplexed stream it travels as
 ``diptych.v1.Failure``. Everything else is a bug and becomes ``INTERNAL`` with
-an id only.
+an id only; or it ends the process, as :class:`DeviceLostError` does.
 """
 
 from typing import ClassVar
@@ -167,3 +167,11 @@ class ConfigurationError(DiptychError):
 
     code = grpc.StatusCode.FAILED_PRECONDITION
     reason = "CONFIGURATION_INVALID"
+
+
+class DeviceLostError(Exception):
+    """The device, or its memory, cannot be used again: the worker has to end.
+
+    Raised by whoever waits for the device, on the model thread or the transfer's. No caller can
+    act on it, so it has no reason on the wire.
+    """

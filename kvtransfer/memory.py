@@ -8,6 +8,7 @@ import ctypes
 from collections.abc import Sequence
 from typing import Protocol
 
+from diptych.errors import DeviceLostError
 from kvtransfer.digest import Coverage, block_digest
 
 
@@ -37,10 +38,19 @@ class PoolMemory(Protocol):
         """A file that is this memory, for another process to map; None where there is none."""
         ...
 
+    @property
+    def lost(self) -> DeviceLostError | None:
+        """Set once its device cannot be used again: then this process has to end.
+
+        Read on the event loop. The read, probe or digest that met it fails like any other.
+        """
+        ...
+
     def read(self, block_ids: Sequence[int], begin: int, end: int) -> bytes:
         """A copy of bytes ``begin`` to ``end`` of these blocks, laid one after another.
 
-        On the transfer thread, like the two below. All raise IndexError beyond the pool.
+        On the transfer thread, like the two below. All raise IndexError beyond the pool, and
+        DeviceLostError.
         """
         ...
 
@@ -79,6 +89,7 @@ class HostMemory:
 
     memory_kind = "DRAM"
     device_id = 0
+    lost: DeviceLostError | None = None  # the host is not lost while we run
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ from diptych.v1 import (
 )
 from diptych.worker.engine_parts import EngineParts
 from diptych.worker.loading import confine_to
-from diptych.worker.pool_memory import host_pool, pool_memory
+from diptych.worker.pool_memory import host_pool
 from diptych.worker.status import WatchServicer, WorkerStatus
 from diptych.worker.step_metrics import StepMetrics
 from diptych.worker.worker import WorkerLife
@@ -69,12 +69,11 @@ class PrefillRole:
     async def attached(self, parts: EngineParts, metrics: StepMetrics) -> AsyncIterator[None]:
         """Open the transfer endpoint and serve KVSource and leases."""
         leases = LeaseTable(self._config.block_size, parts.engine.generation)
-        memory = pool_memory(parts.model.kv_cache)
         endpoint = self._endpoint = await TransferEndpoint.open(
             self._config.transfer,
             incarnation=self._status.incarnation,
             layout=parts.model.layout,
-            memory=memory,
+            memory=parts.memory,
             read_only=True,
         )
         try:

@@ -15,6 +15,7 @@ class DeviceMemory:
     memory_kind = "VRAM"
     device_id = 0
     shared_fd = None
+    lost = None
     base_address = 1 << 12
 
     def __init__(self, buffer: bytearray, block_bytes: int) -> None:

@@ -19,15 +19,11 @@ from diptych.engine.scheduling.scheduler import Scheduler
 from diptych.engine.scheduling.sequence import Sequence
 from diptych.engine.scheduling.step import SequenceUpdate, StepOutput, StepPlan
 from diptych.engine.scheduling.step_timing import MeasuredStep, StepTiming
-from diptych.errors import StepFailedError
+from diptych.errors import DeviceLostError, StepFailedError
 
 logger = logging.getLogger(__name__)
 
 MAX_FAILED_STEPS = 3  # in a row: then it is not the sequences
-
-
-class DeviceLostError(Exception):
-    """The device, or its memory, cannot be used again: the worker has to end."""
 
 
 class StepRunner(Protocol):

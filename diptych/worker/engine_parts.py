@@ -10,7 +10,9 @@ from diptych.engine.scheduling.scheduler import Scheduler, SchedulerConfig
 from diptych.v1 import common_pb2, worker_pb2
 from diptych.worker.config import WorkerConfig
 from diptych.worker.loading import LoadedModel
+from diptych.worker.pool_memory import pool_memory
 from diptych.worker.scratch import PoolScratch
+from kvtransfer.memory import PoolMemory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -20,6 +22,7 @@ class EngineParts:
     model: LoadedModel
     pool: BlockPool  # the engine's books of its blocks: for tests that damage free ones
     engine: Engine
+    memory: PoolMemory  # of its blocks, and the scratch blocks behind them
     scratch: PoolScratch
 
     @classmethod
@@ -38,7 +41,8 @@ class EngineParts:
             scheduler, model.runner, model_thread=model_thread, measured=model.measured
         )
         scratch = PoolScratch(range(model.num_blocks, model.kv_cache.num_blocks))
-        return cls(model=model, pool=pool, engine=engine, scratch=scratch)
+        memory = pool_memory(model.kv_cache)
+        return cls(model=model, pool=pool, engine=engine, memory=memory, scratch=scratch)
 
     def progress(self) -> common_pb2.EngineProgress:
         """For heartbeats: alive and advancing?"""

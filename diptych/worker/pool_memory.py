@@ -1,12 +1,13 @@
 """The engine's KV cache as the transfer's pool of blocks."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
 
 from diptych.engine.kv.cache import KVCache
-from diptych.errors import ConfigurationError
+from diptych.errors import ConfigurationError, DeviceLostError
 from kvtransfer.digest import Coverage, block_digest
 from kvtransfer.memory import HostMemory, PoolMemory
 
@@ -43,24 +44,27 @@ class DevicePool:
         self.base_address = self._blocks.data_ptr()
         self.block_bytes, self.num_blocks = cache.block_bytes, cache.num_blocks
         self.device_id = cache.memory.device_id
+        self.lost: DeviceLostError | None = None
 
     def read(self, block_ids: Sequence[int], begin: int, end: int) -> bytes:
         first = begin // self.block_bytes
         wanted = self._checked(block_ids[first : -(-end // self.block_bytes)])
-        self._memory.synchronise()  # what lands from elsewhere is not torch's to wait for
-        run = self._blocks[wanted].view(-1)
-        start = first * self.block_bytes
-        return run[begin - start : end - start].cpu().numpy().tobytes()
+        with self._used():
+            self._memory.synchronise()  # what lands from elsewhere is not torch's to wait for
+            run = self._blocks[wanted].view(-1)
+            start = first * self.block_bytes
+            return run[begin - start : end - start].cpu().numpy().tobytes()
 
     def write(self, block_ids: Sequence[int], offset: int, payload: bytes) -> None:
         rest = torch.from_numpy(np.frombuffer(payload, np.uint8).copy())
-        for block_id in self._checked(block_ids):
-            part = rest[: self.block_bytes - offset]
-            self._blocks[block_id, offset : offset + len(part)] = part.to(self._blocks.device)
-            rest, offset = rest[len(part) :], 0
+        with self._used():
+            for block_id in self._checked(block_ids):
+                part = rest[: self.block_bytes - offset]
+                self._blocks[block_id, offset : offset + len(part)] = part.to(self._blocks.device)
+                rest, offset = rest[len(part) :], 0
+            self._memory.synchronise()
         if len(rest):
             raise IndexError(f"{len(rest)} bytes too many for {len(block_ids)} blocks")
-        self._memory.synchronise()
 
     def digests(self, block_ids: Sequence[int], coverages: Sequence[Coverage]) -> tuple[bytes, ...]:
         """On copies: until a device computes the same bits itself."""
@@ -69,6 +73,19 @@ class DevicePool:
             block_digest(content[place * self.block_bytes :][: self.block_bytes], coverage)
             for place, coverage in enumerate(coverages)
         )
+
+    @contextmanager
+    def _used(self) -> Iterator[None]:
+        """While the device is asked for something: an error of it tells whether it is lost."""
+        try:
+            try:
+                yield
+            except RuntimeError:  # torch's; only waiting tells of what it is
+                self._memory.synchronise()
+                raise
+        except DeviceLostError as error:
+            self.lost = error
+            raise
 
     def _checked(self, block_ids: Sequence[int]) -> list[int]:
         for block_id in block_ids:

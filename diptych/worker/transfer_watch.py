@@ -1,4 +1,4 @@
-"""Takes a worker whose transfer thread is stuck out of service. Event loop only."""
+"""Takes a worker that cannot move KV blocks any more out of service. Event loop only."""
 
 import asyncio
 import logging
@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from diptych.timers import Timers
 from diptych.worker.status import WorkerStatus
+from kvtransfer.memory import PoolMemory
 
 logger = logging.getLogger(__name__)
 
@@ -19,18 +20,26 @@ class TransferWatch:
 
     A call into a library cannot be broken off, nor its thread be replaced: it may still
     write. So the worker takes nothing new while the thread has been at one thing for more
-    than ``read_progress_s``, lets what runs finish for ``drain_s``, and ends.
+    than ``read_progress_s``, lets what runs finish for ``drain_s``, and ends. Where the pool's
+    device is lost nothing can finish, and it ends at once.
     """
 
-    def __init__(self, stuck_s: Callable[[], float], timers: Timers, status: WorkerStatus) -> None:
-        """``stuck_s()``: for how long the thread has been at one thing, s."""
+    def __init__(
+        self,
+        stuck_s: Callable[[], float],
+        memory: PoolMemory,
+        timers: Timers,
+        status: WorkerStatus,
+    ) -> None:
+        """``stuck_s()``: for how long the thread has been at one thing, s; it uses ``memory``."""
         self.problem = ""  # why it is not ready; the status tells of changes
         self._stuck_s = stuck_s
+        self._memory = memory
         self._timers = timers
         self._status = status
 
     async def run(self) -> None:
-        """Watch until cancelled. Raises TransferStuckError."""
+        """Watch until cancelled. Raises TransferStuckError, DeviceLostError."""
         while True:
             await self._until(stuck=True)
             logger.critical("the transfer thread is stuck", extra={"stuck_s": self._stuck_s()})
@@ -47,6 +56,9 @@ class TransferWatch:
 
     async def _until(self, *, stuck: bool) -> None:
         while True:
+            if self._memory.lost is not None:
+                self._tell("the device of the KV pool is lost")
+                raise self._memory.lost
             if (self._stuck_s() > self._timers.read_progress_s) is stuck:
                 return
             await asyncio.sleep(self._timers.heartbeat_s / 2)

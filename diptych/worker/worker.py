@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from diptych.errors import DiptychError, NoWorkerError, WorkerDrainingError
+from diptych.errors import DeviceLostError, DiptychError, NoWorkerError, WorkerDrainingError
 from diptych.process import StuckThreadError
 from diptych.service_host import ServiceHost
 from diptych.v1 import worker_pb2
@@ -91,7 +91,7 @@ class WorkerLife:
         """Load, serve until ``stop`` is set, drain. The host has started already.
 
         Raises ConfigurationError from loading, EngineDiedError, TransferStuckError,
-        StuckThreadError.
+        DeviceLostError, StuckThreadError.
         """
         model_thread = ThreadPoolExecutor(1, thread_name_prefix="model")
         try:
@@ -148,7 +148,9 @@ class WorkerLife:
         audit = BlockAudit(
             parts.engine, self._status, self._host.metrics, self._role.unfinished_block_ids
         )
-        watch = TransferWatch(self._role.transfer_stuck_s, self._config.timers, self._status)
+        watch = TransferWatch(
+            self._role.transfer_stuck_s, parts.memory, self._config.timers, self._status
+        )
         return (
             tasks.create_task(self._tell_ready(watch), name="readiness"),
             tasks.create_task(audit.run(), name="audit"),
@@ -227,7 +229,7 @@ class WorkerLife:
     async def _watch_transfer(self, watch: TransferWatch) -> None:
         try:
             await watch.run()
-        except TransferStuckError:
+        except (TransferStuckError, DeviceLostError):
             await self._tell_failed(watch.problem)
             raise
 

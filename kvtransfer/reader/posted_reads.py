@@ -85,7 +85,7 @@ class ReadGroup:
             self._report(read, self._land(read))
         except TransportError as error:
             self._report(read, error)
-        except Exception as error:  # noqa: BLE001 - a bug here must not strand the blocks
+        except Exception as error:  # noqa: BLE001 - a bug, or a lost device, strands no block
             self._report(read, TransportError(f"{type(error).__name__}: {error}"))
         return True
 

@@ -1,7 +1,8 @@
 """What a device offers the engine. One backend is chosen at start; nothing else knows the device.
 
 A backend makes the parts of which the model is described (:mod:`diptych.engine.model.parts`),
-memory for keys and values, and a sampler. Everything is called on the model thread only.
+memory for keys and values, and a sampler. Everything is called on the model thread only, but
+``KVMemory``, which the transfer thread reads, writes and waits for as well.
 """
 
 from collections.abc import Sequence
@@ -61,5 +62,9 @@ class Backend(Protocol):
         ...
 
     def synchronise(self) -> None:
-        """Return when the device has completed all that it was given."""
+        """Return when the device has completed all that it was given.
+
+        Raises DeviceLostError: it cannot be used again. What else a part of the backend raises
+        is of the step in which it was called.
+        """
         ...

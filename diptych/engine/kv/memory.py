@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from diptych.engine.kv.shared_bytes import SharedBytes
+from diptych.errors import DeviceLostError
 
 
 class KVMemory(Protocol):
@@ -30,7 +31,10 @@ class KVMemory(Protocol):
         ...
 
     def synchronise(self) -> None:
-        """Return when all that was asked of this memory so far is done. Any thread."""
+        """Return when all that was asked of this memory so far is done. Any thread.
+
+        Raises DeviceLostError: it cannot be used again.
+        """
         ...
 
 
@@ -65,4 +69,15 @@ class DeviceKVMemory:
         self.device_id = self.bytes.device.index or 0
 
     def synchronise(self) -> None:
-        torch.accelerator.synchronize(self.bytes.device)
+        wait_for(self.bytes.device)
+
+
+def wait_for(device: torch.device) -> None:
+    """Return when a device of torch's has done all that it was given. Any thread.
+
+    Raises DeviceLostError: its driver reports an error of what ran; it does nothing more then.
+    """
+    try:
+        torch.accelerator.synchronize(device)
+    except RuntimeError as error:
+        raise DeviceLostError(f"the device {device} is lost: {error}") from error

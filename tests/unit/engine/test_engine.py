@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from diptych.engine.engine import MAX_FAILED_STEPS, DeviceLostError, StepEngine
+from diptych.engine.engine import MAX_FAILED_STEPS, StepEngine
 from diptych.engine.scheduling.block_pool import BlockPool, Owner
 from diptych.engine.scheduling.scheduler import Scheduler, SchedulerConfig
 from diptych.engine.scheduling.sequence import Sequence, SequenceKey, SequenceState
 from diptych.engine.scheduling.step import SampledToken, SequenceUpdate, StepOutput, StepPlan
 from diptych.engine.scheduling.step_timing import MeasuredStep, StepTiming
-from diptych.errors import StepFailedError
+from diptych.errors import DeviceLostError, StepFailedError
 from diptych.finish_reason import FinishReason
 from diptych.sampling_params import SamplingParams
 

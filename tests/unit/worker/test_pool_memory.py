@@ -1,13 +1,14 @@
 """A cache of the host and one of a device, to the transfer: the same bytes."""
 
 import itertools
+from collections.abc import Callable
 
 import pytest
 import torch
 
-from diptych.engine.kv.cache import KVCache
+from diptych.engine.kv.cache import KVCache, block_bytes
 from diptych.engine.kv.memory import DeviceKVMemory
-from diptych.errors import ConfigurationError
+from diptych.errors import ConfigurationError, DeviceLostError
 from diptych.worker.pool_memory import DevicePool, host_pool, pool_memory
 from kvtransfer.digest import Coverage
 from kvtransfer.memory import HostMemory, PoolMemory
@@ -15,6 +16,7 @@ from tests.attention_config import config_of
 
 CONFIG = config_of(2, 1, 8, window=None)
 NUM_BLOCKS, BLOCK_SIZE = 6, 4
+BLOCK_BYTES = block_bytes(CONFIG, BLOCK_SIZE, torch.float32)
 
 
 class FakeDevice(DeviceKVMemory):
@@ -23,9 +25,12 @@ class FakeDevice(DeviceKVMemory):
     def __init__(self, num_bytes: int) -> None:
         super().__init__(num_bytes, torch.device("cpu"))
         self.num_waits = 0
+        self.lost = False
 
     def synchronise(self) -> None:
         self.num_waits += 1
+        if self.lost:
+            raise DeviceLostError("broken")
 
 
 def filled(cache: KVCache) -> KVCache:
@@ -97,3 +102,43 @@ def test_beyond_the_pool() -> None:
                 pool.digests([wrong], [Coverage(0, 0)])
         with pytest.raises(IndexError, match="1 bytes too many"):
             pool.write([0], 1, bytes(pool.block_bytes))
+
+
+def read(pool: PoolMemory) -> None:
+    pool.read([0], 0, 1)
+
+
+def write(pool: PoolMemory) -> None:
+    pool.write([0], 0, b"x")
+
+
+def digest(pool: PoolMemory) -> None:
+    pool.digests([0], [Coverage(0, 0)])
+
+
+@pytest.mark.parametrize("use", [read, write, digest])
+def test_a_pool_knows_when_its_device_is_lost(use: Callable[[PoolMemory], None]) -> None:
+    device = FakeDevice(NUM_BLOCKS * BLOCK_BYTES)
+    pool = DevicePool(KVCache(CONFIG, NUM_BLOCKS, BLOCK_SIZE, allocate=lambda _: device))
+    use(pool)
+    assert pool.lost is None
+    device.lost = True
+    with pytest.raises(DeviceLostError, match="broken"):
+        use(pool)
+    assert pool.lost is not None
+
+
+@pytest.mark.parametrize(("lost", "raised"), [(False, RuntimeError), (True, DeviceLostError)])
+def test_an_error_of_the_device_is_looked_into(
+    monkeypatch: pytest.MonkeyPatch, lost: bool, raised: type[Exception]
+) -> None:
+    def fail(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        raise RuntimeError("no room")
+
+    device = FakeDevice(NUM_BLOCKS * BLOCK_BYTES)
+    pool = DevicePool(KVCache(CONFIG, NUM_BLOCKS, BLOCK_SIZE, allocate=lambda _: device))
+    device.lost = lost
+    monkeypatch.setattr(torch.Tensor, "to", fail)
+    with pytest.raises(raised):
+        write(pool)
+    assert (pool.lost is not None) is lost

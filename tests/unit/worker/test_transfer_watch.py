@@ -1,13 +1,18 @@
-"""A worker whose transfer thread is stuck says so, comes back with it, or ends."""
+"""A worker whose transfer thread is stuck says so, comes back with it, or ends.
+
+One whose pool's device is lost ends.
+"""
 
 import asyncio
 
 import pytest
 
+from diptych.errors import DeviceLostError
 from diptych.timers import Timers
 from diptych.v1 import worker_pb2
 from diptych.worker.status import WorkerStatus
 from diptych.worker.transfer_watch import TransferStuckError, TransferWatch
+from kvtransfer.memory import HostMemory
 
 SOON_S = 1.0
 
@@ -19,7 +24,8 @@ class Rig:
         self.stuck_s = 0.0
         status = WorkerStatus(worker_pb2.WORKER_ROLE_PREFILL)
         timers = Timers(heartbeat_s=0.002, read_progress_s=5, drain_s=drain_s)
-        self.watch = TransferWatch(lambda: self.stuck_s, timers, status)
+        self.memory = HostMemory(bytearray(4), 4)
+        self.watch = TransferWatch(lambda: self.stuck_s, self.memory, timers, status)
         self._status = status
 
     async def told(self) -> str:
@@ -51,3 +57,14 @@ async def test_one_that_does_not_ends_the_worker() -> None:
     with pytest.raises(TransferStuckError, match=r"stuck for 5\.1 s"):
         async with asyncio.timeout(SOON_S):
             await rig.watch.run()
+
+
+@pytest.mark.parametrize("stuck_s", [0.0, 5.1])
+async def test_a_lost_device_ends_the_worker_at_once(stuck_s: float) -> None:
+    rig = Rig(drain_s=10)
+    rig.stuck_s = stuck_s
+    rig.memory.lost = DeviceLostError("broken")
+    with pytest.raises(DeviceLostError, match="broken"):
+        async with asyncio.timeout(SOON_S):
+            await rig.watch.run()
+    assert rig.watch.problem == "the device of the KV pool is lost"

@@ -11,7 +11,7 @@ from diptych.engine.backends.torch.int8_linear import PlainInt8Linear, quantise_
 from diptych.engine.backends.torch.layer_ops import TorchLayerOps
 from diptych.engine.backends.torch.linear import PlainLinear
 from diptych.engine.kv.cache import KVCache
-from diptych.engine.kv.memory import DeviceKVMemory, HostKVMemory, KVMemory
+from diptych.engine.kv.memory import DeviceKVMemory, HostKVMemory, KVMemory, wait_for
 from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.decoder import Decoder, EagerPass
 from diptych.engine.model.parts import Attention, LayerOps, Linear, WeightStore
@@ -56,7 +56,7 @@ class TorchBackend:
 
     def synchronise(self) -> None:
         if self._device.type != "cpu":
-            torch.accelerator.synchronize(self._device)
+            wait_for(self._device)
 
 
 def check_quantization(quantization: Quantization, dtype: torch.dtype) -> None:

@@ -17,7 +17,6 @@ from diptych.telemetry.families import TransferMetrics
 from diptych.v1 import decode_pb2, decode_pb2_grpc, worker_pb2, worker_pb2_grpc
 from diptych.worker.engine_parts import EngineParts
 from diptych.worker.loading import confine_to
-from diptych.worker.pool_memory import host_pool
 from diptych.worker.status import WatchServicer, WorkerStatus
 from diptych.worker.step_metrics import StepMetrics
 from diptych.worker.worker import WorkerLife
@@ -64,7 +63,7 @@ class DecodeRole:
         endpoint = self._endpoint = await TransferEndpoint.open(
             self._config.transfer,
             incarnation=self._status.incarnation,
-            layout=parts.model.layout,
+            layout=parts.layout,
             memory=parts.memory,
         )
         pairs = PairTable(
@@ -83,7 +82,7 @@ class DecodeRole:
             async with asyncio.TaskGroup() as tasks:
                 running = [tasks.create_task(pairs.run(), name="pairs")]
                 if self._faults is not None:
-                    canaries = self._faults.attach(host_pool(parts.model.kv_cache), parts.pool)
+                    canaries = self._faults.attach(*parts.to_break())
                     running.append(tasks.create_task(canaries.run(), name="canaries"))
                 self._servicer.attach(self._resources(parts, pairs, metrics))
                 yield
@@ -118,9 +117,9 @@ class DecodeRole:
         self, parts: EngineParts, pairs: PairTable, metrics: StepMetrics
     ) -> StreamResources:
         limits = WorkerLimits(
-            vocab_size=parts.model.config.vocab_size,
-            max_model_len=parts.model.max_model_len,
-            block_size=self._config.block_size,
+            vocab_size=parts.vocab_size,
+            max_model_len=parts.max_model_len,
+            block_size=parts.layout.block_size,
             local_prefill=self._config.local_prefill,
         )
         return StreamResources(

@@ -19,7 +19,6 @@ from diptych.v1 import (
 )
 from diptych.worker.engine_parts import EngineParts
 from diptych.worker.loading import confine_to
-from diptych.worker.pool_memory import host_pool
 from diptych.worker.status import WatchServicer, WorkerStatus
 from diptych.worker.step_metrics import StepMetrics
 from diptych.worker.worker import WorkerLife
@@ -68,11 +67,11 @@ class PrefillRole:
     @asynccontextmanager
     async def attached(self, parts: EngineParts, metrics: StepMetrics) -> AsyncIterator[None]:
         """Open the transfer endpoint and serve KVSource and leases."""
-        leases = LeaseTable(self._config.block_size, parts.engine.generation)
+        leases = LeaseTable(parts.layout.block_size, parts.engine.generation)
         endpoint = self._endpoint = await TransferEndpoint.open(
             self._config.transfer,
             incarnation=self._status.incarnation,
-            layout=parts.model.layout,
+            layout=parts.layout,
             memory=parts.memory,
             read_only=True,
         )
@@ -93,7 +92,7 @@ class PrefillRole:
             async with asyncio.TaskGroup() as tasks:
                 running = []
                 if self._faults is not None:
-                    canaries = self._faults.attach(host_pool(parts.model.kv_cache), parts.pool)
+                    canaries = self._faults.attach(*parts.to_break())
                     running.append(tasks.create_task(canaries.run(), name="canaries"))
                 yield
                 for task in running:

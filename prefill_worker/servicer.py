@@ -198,8 +198,8 @@ class LeaseStream:
         session = LeaseSession(
             parts.engine,
             leases,
-            vocab_size=parts.model.config.vocab_size,
-            max_model_len=parts.model.max_model_len,
+            vocab_size=parts.vocab_size,
+            max_model_len=parts.max_model_len,
             clock=time.monotonic,
         )
         key = SequenceKey(command.router_incarnation, command.sequence_id)

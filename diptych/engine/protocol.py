@@ -45,6 +45,18 @@ class Engine(Protocol):
     is complete. ``Sequence.block_table`` names them in order. A range of tokens may be
     announced to readers, with its blocks, when an update says that it is computed: the device
     has completed it by then. The token of a step comes with the last range before it.
+
+    A sequence is the caller's to make and the engine's to write, from the call that admits it:
+
+    - ``num_cached_tokens``, then and never again: a multiple of the block size, or all tokens of
+      a reserved sequence, which then is proven;
+    - ``block_table``, and ``num_computed_tokens``, whose KV lies in it;
+    - ``state``: RESERVED, WAITING, RUNNING, LEASED (a ``prefill_only`` one that has its token) or
+      FINISHED;
+    - ``token_ids``: it appends what ``start`` is given, and each token that it draws;
+    - ``num_preemptions``, counted up.
+
+    Its other fields are either the caller's, or our scheduler's own, of which it says so.
     """
 
     def add_prefill(self, seq: Sequence) -> None:

@@ -1,35 +1,51 @@
-"""A worker's engine, put together; and what it tells of itself. Event loop only."""
+"""A worker's engine, put together; and what it tells of itself. Event loop only.
+
+This and :mod:`diptych.engine.protocol` are all that the rest of a worker knows of an engine.
+Another one is made into ``EngineParts`` beside ``build``, which makes ours.
+"""
 
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from diptych.engine.engine import StepEngine
 from diptych.engine.protocol import Engine
 from diptych.engine.scheduling.block_pool import BlockPool
 from diptych.engine.scheduling.scheduler import Scheduler, SchedulerConfig
+from diptych.errors import ConfigurationError
 from diptych.v1 import common_pb2, worker_pb2
 from diptych.worker.config import WorkerConfig
 from diptych.worker.loading import LoadedModel
 from diptych.worker.pool_memory import pool_memory
 from diptych.worker.scratch import PoolScratch
-from kvtransfer.memory import PoolMemory
+from kvtransfer.memory import HostMemory, PoolMemory, ScratchBlocks
+
+
+class Breakable(NamedTuple):
+    """What tests damage of a worker that is told to allow faults: blocks that nobody holds."""
+
+    memory: HostMemory
+    pool: BlockPool  # says which those are
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EngineParts:
     """Everything that runs sequences. Lives from loading until the process ends."""
 
-    model: LoadedModel
-    pool: BlockPool  # the engine's books of its blocks: for tests that damage free ones
     engine: Engine
-    memory: PoolMemory  # of its blocks, and the scratch blocks behind them
-    scratch: PoolScratch
+    memory: PoolMemory  # of the blocks that the engine's sequences have, by their ids, and scratch
+    scratch: ScratchBlocks  # blocks of that memory that no sequence ever has
+    layout: common_pb2.KVLayout  # of a block; names all by which another engine's could differ
+    vocab_size: int
+    max_model_len: int  # tokens, of the longest sequence
+    text_digest: str  # of tokenizer and config, see :mod:`diptych.text.identity`
+    breakable: Breakable | None = None
 
     @classmethod
     def build(
         cls, config: WorkerConfig, model: LoadedModel, model_thread: Executor
     ) -> "EngineParts":
-        """Make the engine; the caller runs ``engine.run()``."""
+        """Our engine over a loaded model; the caller runs ``engine.run()``."""
         pool = BlockPool(model.num_blocks, config.block_size)
         limits = SchedulerConfig(
             max_num_seqs=config.max_num_seqs,
@@ -40,9 +56,23 @@ class EngineParts:
         engine = StepEngine(
             scheduler, model.runner, model_thread=model_thread, measured=model.measured
         )
-        scratch = PoolScratch(range(model.num_blocks, model.kv_cache.num_blocks))
         memory = pool_memory(model.kv_cache)
-        return cls(model=model, pool=pool, engine=engine, memory=memory, scratch=scratch)
+        return cls(
+            engine=engine,
+            memory=memory,
+            scratch=PoolScratch(range(model.num_blocks, model.kv_cache.num_blocks)),
+            layout=model.layout,
+            vocab_size=model.config.vocab_size,
+            max_model_len=model.max_model_len,
+            text_digest=model.text_digest,
+            breakable=Breakable(memory, pool) if isinstance(memory, HostMemory) else None,
+        )
+
+    def to_break(self) -> Breakable:
+        """For injected faults. Raises ConfigurationError: the host cannot reach the blocks."""
+        if self.breakable is None:
+            raise ConfigurationError("faults can be injected into a KV pool in host memory only")
+        return self.breakable
 
     def progress(self) -> common_pb2.EngineProgress:
         """For heartbeats: alive and advancing?"""
@@ -54,11 +84,11 @@ class EngineParts:
 
     def describe(self, state: worker_pb2.WorkerState) -> None:
         """Fill in what Watch tells of any engine."""
-        state.layout.CopyFrom(self.model.layout)
-        state.max_model_len = self.model.max_model_len
+        state.layout.CopyFrom(self.layout)
+        state.max_model_len = self.max_model_len
         state.max_num_seqs = self.engine.max_num_seqs
-        state.text_digest = self.model.text_digest
-        state.vocab_size = self.model.config.vocab_size
+        state.text_digest = self.text_digest
+        state.vocab_size = self.vocab_size
         state.progress.CopyFrom(self.progress())
         load = self.engine.load()
         state.blocks.CopyFrom(worker_pb2.BlockCounts(**load.blocks._asdict()))

@@ -7,25 +7,16 @@ import numpy as np
 import torch
 
 from diptych.engine.kv.cache import KVCache
-from diptych.errors import ConfigurationError, DeviceLostError
+from diptych.errors import DeviceLostError
 from kvtransfer.digest import Coverage, block_digest
 from kvtransfer.memory import HostMemory, PoolMemory
 
 
 def pool_memory(cache: KVCache) -> PoolMemory:
     """The blocks of ``cache``, which has to live as long."""
-    return host_pool(cache) if cache.memory.kind == "DRAM" else DevicePool(cache)
-
-
-def host_pool(cache: KVCache) -> HostMemory:
-    """The same for what looks into the blocks in place, such as injected faults.
-
-    Raises:
-        ConfigurationError: the cache is not in host memory.
-    """
     memory = cache.memory
     if memory.kind != "DRAM":
-        raise ConfigurationError("faults can be injected into a KV pool in host memory only")
+        return DevicePool(cache)
     return HostMemory(memory.bytes.numpy(), cache.block_bytes, memory.shared_fd)
 
 

@@ -7,7 +7,8 @@ import pytest
 
 from diptych.engine.model.decoder import Decoder
 from diptych.rpc.channel import open_channel
-from diptych.worker.pool_memory import host_pool
+from diptych.worker.pool_memory import pool_memory
+from kvtransfer.memory import HostMemory
 from kvtransfer.testing.canaries import Canaries
 from tests.call import generate, token_request
 from tests.cluster import running_cluster
@@ -82,7 +83,9 @@ def test_preempted_and_reused(model: Decoder, dtype: str) -> None:
 def test_canaries_watch_int8_blocks(model: Decoder) -> None:
     """A stray write into a free block's last scale is noticed, and the engine's own are not."""
     process = OneProcess(model, "int8")
-    canaries = Canaries(process.pool, host_pool(process.cache))
+    memory = pool_memory(process.cache)
+    assert isinstance(memory, HostMemory)
+    canaries = Canaries(process.pool, memory)
     canaries.look()
     want = OneProcess(model, "int8").greedy([prompt(33, seed=33)], NUM_TOKENS)
     assert process.greedy([prompt(33, seed=33)], NUM_TOKENS) == want  # on painted blocks

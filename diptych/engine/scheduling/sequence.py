@@ -1,8 +1,9 @@
 """A sequence: its tokens and its sampling parameters, and where its KV is.
 
 Principle: everything but ``token_ids`` and ``sampling`` is a cache that any
-worker can rebuild. Owned by the scheduler on the event loop's thread; the model
-thread sees only the :class:`~diptych.engine.scheduling.step.StepPlan` made from it.
+worker can rebuild. Owned by the engine (in ours by the scheduler) on the event loop's
+thread; the model thread sees only the
+:class:`~diptych.engine.scheduling.step.StepPlan` made from it.
 """
 
 import enum
@@ -46,12 +47,15 @@ class Sequence:
     cache_salt: bytes = b""
     prefill_only: bool = False  # stop after the first sampled token and hold the blocks
 
+    # What an engine writes: diptych.engine.protocol.Engine says what each promises.
     state: SequenceState = SequenceState.RESERVED
     block_table: list[int] = field(default_factory=list)  # physical ids, logical order
-    block_keys: list[bytes] = field(default_factory=list)  # of whole blocks, chained; lazily
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0  # prefix hit when it was admitted
     num_preemptions: int = 0
+
+    # Our scheduler's own; neither another engine nor a worker looks at them.
+    block_keys: list[bytes] = field(default_factory=list)  # of whole blocks, chained; lazily
     arrival: int = 0  # order of becoming runnable: first come, first served
     packed_table: "array[int] | None" = None  # block_table for plans; never changed, replaced
     is_private: bool = False  # its KV came of tokens with a step without numbers: nobody shares it

@@ -8,8 +8,8 @@ import torch
 
 from diptych.engine.kv.cache import KVCache, block_bytes
 from diptych.engine.kv.memory import DeviceKVMemory
-from diptych.errors import ConfigurationError, DeviceLostError
-from diptych.worker.pool_memory import DevicePool, host_pool, pool_memory
+from diptych.errors import DeviceLostError
+from diptych.worker.pool_memory import DevicePool, pool_memory
 from kvtransfer.digest import Coverage
 from kvtransfer.memory import HostMemory, PoolMemory
 from tests.attention_config import config_of
@@ -55,11 +55,6 @@ def test_what_a_pool_says_of_itself() -> None:
     assert (host.block_bytes, host.num_blocks) == (device.block_bytes, device.num_blocks)
     assert device.base_address % 16 == 0
     assert device.device_id == 0
-
-
-def test_faults_need_memory_of_the_host() -> None:
-    with pytest.raises(ConfigurationError, match="host memory only"):
-        host_pool(KVCache(CONFIG, NUM_BLOCKS, BLOCK_SIZE, allocate=FakeDevice))
 
 
 def test_reads_and_digests_are_those_of_the_host() -> None:

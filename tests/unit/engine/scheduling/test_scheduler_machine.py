@@ -198,6 +198,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.idle = False
         self.clients.append(Client(seq, list(seq.token_ids)))
         assert seq.num_cached_tokens < seq.num_tokens
+        assert seq.num_cached_tokens % self.pool.block_size == 0
 
     @rule(data=st.data(), next_step=st.sampled_from(["none", "pull", "compute", "pull and start"]))
     def reserve(self, data: st.DataObject, next_step: str) -> None:
@@ -211,6 +212,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         client = Client(seq, list(seq.token_ids))
         self.clients.append(client)
         assert seq.num_cached_tokens <= seq.num_tokens
+        assert seq.num_cached_tokens % self.pool.block_size == 0
         if "pull" in next_step:
             self.pull_all(seq)
         if "start" in next_step or "compute" in next_step:

@@ -5,9 +5,10 @@ PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
 GENERATED := diptych/v1
 GOLDEN := tests/integration/test_golden.py
+CHART_TOOLS := .cache/chart/tools
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test golden chaos chaos-long lint proto bench
+.PHONY: help setup demo test golden chaos chaos-long lint proto bench chart manifests
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +55,12 @@ proto: .venv/ready  ## Regenerate diptych/v1 from proto/
 bench: .venv/ready  ## Measure the hand-off; nothing else should run (JSON in bench-handoff.json)
 	$(PY) -m tests.bench.handoff --out bench-handoff.json
 
+chart: .venv/ready $(CHART_TOOLS)/ready  ## Check the Helm chart and the image's recipe with helm 3, helm 4 and validators; fetches them
+	PATH="$(CURDIR)/$(CHART_TOOLS)/bin:$$PATH" $(PYTEST) tests/deploy tests/unit/deploy
+
+manifests: .venv/ready  ## Write the chart's schema and rendered manifests anew; fetches helm 4
+	$(PY) -m tests.deploy.manifests
+
 define generate
 $(PY) -m grpc_tools.protoc -I proto --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) \
   --plugin=protoc-gen-mypy_grpc=.venv/bin/protoc-gen-mypy_grpc --mypy_grpc_out=$(1) \
@@ -65,4 +72,9 @@ endef
 	  || { echo "$(PYTHON) is not python 3.11 to 3.13: say make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(PY) -m pip install --disable-pip-version-check $(PIP_ARGS) -e '.[worker,dev]'
+	@touch $@
+
+$(CHART_TOOLS)/ready: pyproject.toml
+	$(PYTHON) -m venv $(CHART_TOOLS)
+	$(CHART_TOOLS)/bin/python -m pip install --disable-pip-version-check $(PIP_ARGS) '.[chart]'
 	@touch $@

@@ -7,6 +7,7 @@ import pytest
 from pydantic import BaseModel
 
 from diptych.cli.generate import GenerateConfig
+from diptych.cli.health import HealthConfig
 from diptych.cli.up import UpConfig
 from diptych.errors import DiptychError
 from router.config import RouterConfig
@@ -17,7 +18,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 FOLDERS = (
     *("diptych", "router", "prefill_worker", "decode_worker", "kvtransfer"),
-    *("tests", "examples", "proto", "docs"),
+    *("tests", "examples", "proto", "docs", "deploy"),
 )
 PATHS = [path for folder in FOLDERS for path in [ROOT / folder, *(ROOT / folder).rglob("*")]]
 
@@ -66,10 +67,20 @@ def test_settings_in_the_readme_exist() -> None:
         DecodeWorkerConfig,
         UpConfig,
         GenerateConfig,
+        HealthConfig,
     ):
         known |= settings_of(config)
     text = (ROOT / "README.md").read_text()
     elsewhere = {"--rm", "--config", "--help", "--extra-index-url", "--timers"}
+    elsewhere |= {"--file", "--tag", "--build"}  # docker
+    elsewhere |= {
+        "--values",
+        "--set",
+        "--logs",
+        "--for",
+        "--timeout",
+        "--selector",
+    }  # helm, kubectl
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z._-]*[a-z]", text)) - elsewhere
     assert len(named) > 20
     assert named <= known

@@ -1,0 +1,56 @@
+{{/* Names and labels. Pods of a StatefulSet carry its name and a hash in a label: 28 + "-prefill-" + 14 leaves room. */}}
+{{- define "diptych.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 28 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- $full := contains $name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name $name) -}}
+{{- $full | trunc 28 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "diptych.routerName" -}}
+{{ include "diptych.fullname" . }}-router
+{{- end -}}
+
+{{/* Of (dict "root" $ "role" "prefill" "pool" "main"). */}}
+{{- define "diptych.poolName" -}}
+{{ include "diptych.fullname" .root }}-{{ .role }}-{{ .pool }}
+{{- end -}}
+
+{{- define "diptych.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "diptych.fullname" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- default "default" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What finds pods. Of (dict "root" $ "component" "router") and, for one pool, "pool". */}}
+{{- define "diptych.selector" -}}
+app.kubernetes.io/name: {{ default .root.Chart.Name .root.Values.nameOverride | trunc 63 | trimSuffix "-" }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+{{- with .component }}
+app.kubernetes.io/component: {{ . }}
+{{- end }}
+{{- with .pool }}
+diptych/pool: {{ . }}
+{{- end }}
+{{- end -}}
+
+{{- define "diptych.labels" -}}
+{{ include "diptych.selector" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{- define "diptych.image" -}}
+{{- with .Values.image -}}
+{{- if .digest -}}
+{{ .repository }}@{{ .digest }}
+{{- else -}}
+{{ .repository }}:{{ default $.Chart.AppVersion .tag }}
+{{- end -}}
+{{- end -}}
+{{- end -}}

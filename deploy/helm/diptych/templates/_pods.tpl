@@ -1,0 +1,259 @@
+{{/*
+What all pods of the chart have in common. Each takes (dict "root" $ "role" … "values" …), "values" being those of the
+router or of one pool. Ports: 50051 router, 50061 worker, 9100 metrics; paths: /etc/diptych, /model, /cache, /tmp.
+*/}}
+
+{{/* Flags that the chart sets: where to listen, the model, where traces go. The rest is in the file of settings. */}}
+{{- define "diptych.args" -}}
+- {{ .role }}
+- --config=/etc/diptych/settings.yaml
+- --listen=0.0.0.0:{{ eq .role "router" | ternary 50051 50061 }}
+{{- if .root.Values.metrics.enabled }}
+- --metrics-port=9100
+{{- end }}
+- --model={{ .root.Values.model.source }}
+- --cache-dir=/cache
+{{- if and (eq .role "router") .root.Values.model.servedName }}
+- --served-model-name={{ .root.Values.model.servedName }}
+{{- end }}
+{{- with .root.Values.tracing.endpoint }}
+- --otlp-endpoint={{ . }}
+{{- end }}
+{{- end -}}
+
+{{- define "diptych.env" -}}
+- name: HF_HOME
+  value: /cache/huggingface
+- name: NUMBA_CACHE_DIR
+  value: /tmp/kernels
+- name: POD_NAME
+  valueFrom:
+    fieldRef:
+      fieldPath: metadata.name
+- name: NODE_NAME
+  valueFrom:
+    fieldRef:
+      fieldPath: spec.nodeName
+- name: OTEL_RESOURCE_ATTRIBUTES
+  value: k8s.namespace.name={{ .root.Release.Namespace }},k8s.pod.name=$(POD_NAME),k8s.node.name=$(NODE_NAME)
+{{- with .root.Values.model.tokenSecret }}
+{{- if .name }}
+- name: HF_TOKEN
+  valueFrom:
+    secretKeyRef:
+      name: {{ .name }}
+      key: {{ .key }}
+{{- end }}
+{{- end }}
+{{- with .values.extraEnv }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Liveness asks for the process as a whole, readiness for what it serves: who loads or drains must not be killed. */}}
+{{- define "diptych.probes" -}}
+startupProbe:
+  grpc:
+    port: {{ eq .role "router" | ternary 50051 50061 }}
+  {{- toYaml .values.probes.startup | nindent 2 }}
+livenessProbe:
+  grpc:
+    port: {{ eq .role "router" | ternary 50051 50061 }}
+  {{- toYaml .values.probes.liveness | nindent 2 }}
+readinessProbe:
+  grpc:
+    port: {{ eq .role "router" | ternary 50051 50061 }}
+    service: {{ get (dict "router" "diptych.v1.Inference" "prefill" "diptych.v1.Prefill" "decode" "diptych.v1.Decode") .role }}
+  {{- toYaml .values.probes.readiness | nindent 2 }}
+{{- end -}}
+
+{{- define "diptych.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 10001
+runAsGroup: 10001
+fsGroup: 10001
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile:
+  type: RuntimeDefault
+{{- end -}}
+
+{{- define "diptych.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+privileged: false
+capabilities:
+  drop: [ALL]
+{{- if . }}
+  add: [IPC_LOCK]
+{{- end }}
+{{- end -}}
+
+{{- define "diptych.resources" -}}
+{{- $resources := deepCopy .values.resources -}}
+{{- if and (ne .role "router") .values.rdma.enabled -}}
+{{- $device := dict "limits" (dict .values.rdma.resourceName .values.rdma.quantity) -}}
+{{- $resources = mergeOverwrite $resources $device -}}
+{{- end -}}
+{{- toYaml $resources -}}
+{{- end -}}
+
+{{- define "diptych.mounts" -}}
+- name: settings
+  mountPath: /etc/diptych
+  readOnly: true
+- name: cache
+  mountPath: /cache
+- name: tmp
+  mountPath: /tmp
+{{- if or .root.Values.model.existingClaim .root.Values.model.image.reference }}
+- name: model
+  mountPath: /model
+  readOnly: true
+{{- end }}
+{{- if ne .role "router" }}
+- name: shm
+  mountPath: /dev/shm
+{{- end }}
+{{- with .values.extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Takes "settingsName" as well, the ConfigMap's. */}}
+{{- define "diptych.volumes" -}}
+- name: settings
+  configMap:
+    name: {{ .settingsName }}
+- name: cache
+{{- with .root.Values.model.cache }}
+{{- if .existingClaim }}
+  persistentVolumeClaim:
+    claimName: {{ .existingClaim }}
+{{- else }}
+  emptyDir:
+    sizeLimit: {{ .sizeLimit }}
+{{- end }}
+{{- end }}
+- name: tmp
+  emptyDir:
+    sizeLimit: 1Gi
+{{- include "diptych.modelVolume" .root }}
+{{- if ne .role "router" }}
+- name: shm
+  emptyDir:
+    medium: Memory
+    sizeLimit: {{ .values.shmSize }}
+{{- end }}
+{{- with .values.extraVolumes }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "diptych.modelVolume" -}}
+{{- with .Values.model }}
+{{- if and .existingClaim .image.reference }}
+{{- fail "model: existingClaim and image.reference are both mounted at /model: give one" }}
+{{- end }}
+{{- if .existingClaim }}
+- name: model
+  persistentVolumeClaim:
+    claimName: {{ .existingClaim }}
+    readOnly: true
+{{- else if .image.reference }}
+{{- if semverCompare "<1.31-0" $.Capabilities.KubeVersion.Version }}
+{{- fail "model.image: Kubernetes has images as volumes since 1.31" }}
+{{- end }}
+- name: model
+  image:
+    reference: {{ .image.reference }}
+    pullPolicy: {{ .image.pullPolicy }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Longer than all that the process waits for after SIGTERM, so that nothing is cut off. */}}
+{{- define "diptych.gracePeriod" -}}
+{{- if .values.terminationGracePeriodSeconds -}}
+{{- .values.terminationGracePeriodSeconds | int -}}
+{{- else -}}
+{{- $timers := default (dict) .values.settings.timers -}}
+{{- $drain := hasKey $timers "drain_s" | ternary $timers.drain_s 20.0 -}}
+{{- $lameDuck := hasKey $timers "lame_duck_s" | ternary $timers.lame_duck_s 0.25 -}}
+{{- addf $drain (mulf 2 $lameDuck) (default 0 .values.preStopSeconds) 10 | ceil | int -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Where pods go, and all else that a pod's specification takes as it is. Takes "selector" as well. */}}
+{{- define "diptych.podCommon" -}}
+automountServiceAccountToken: false
+# Addresses of services as environment variables would look like settings.
+enableServiceLinks: false
+serviceAccountName: {{ include "diptych.serviceAccountName" .root }}
+terminationGracePeriodSeconds: {{ include "diptych.gracePeriod" . }}
+securityContext:
+  {{- include "diptych.podSecurity" . | nindent 2 }}
+{{- with .root.Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .values.runtimeClassName }}
+runtimeClassName: {{ . }}
+{{- end }}
+{{- with .values.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.topologySpreadConstraints }}
+topologySpreadConstraints:
+  {{- range . }}
+  - {{- merge (deepCopy .) (dict "labelSelector" (dict "matchLabels" (fromYaml $.selector))) | toYaml | nindent 4 }}
+  {{- end }}
+{{- end }}
+{{- with .values.initContainers }}
+initContainers:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* The container. */}}
+{{- define "diptych.container" -}}
+- name: diptych
+  image: {{ include "diptych.image" .root }}
+  imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+  command: [diptych]
+  args:
+    {{- include "diptych.args" . | nindent 4 }}
+  env:
+    {{- include "diptych.env" . | nindent 4 }}
+  ports:
+    - name: grpc
+      containerPort: {{ eq .role "router" | ternary 50051 50061 }}
+    {{- if .root.Values.metrics.enabled }}
+    - name: metrics
+      containerPort: 9100
+    {{- end }}
+  {{- include "diptych.probes" . | nindent 2 }}
+  {{- with .values.preStopSeconds }}
+  lifecycle:
+    preStop:
+      exec:
+        command: [sleep, {{ . | quote }}]
+  {{- end }}
+  resources:
+    {{- include "diptych.resources" . | nindent 4 }}
+  securityContext:
+    {{- include "diptych.containerSecurity" (and (ne .role "router") .values.rdma.enabled) | nindent 4 }}
+  volumeMounts:
+    {{- include "diptych.mounts" . | nindent 4 }}
+{{- end -}}

@@ -1,0 +1,44 @@
+"""``diptych health``: whether a process, or what it serves, says that it is well."""
+
+import sys
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from pydantic import BaseModel, ConfigDict, Field
+
+from diptych import settings
+
+EXIT_NOT_SERVING = 1
+
+
+class HealthConfig(BaseModel):
+    """Ask a router or worker for its health: 0 if it serves, 1 if not, or if it does not answer."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    address: str = Field("127.0.0.1:50051", description="host:port of the process.")
+    service: str = Field(
+        "",
+        description="A service's full name, such as diptych.v1.Inference: whether it takes "
+        "requests. Unset: whether the process lives.",
+    )
+    timeout_s: float = Field(2.0, gt=0, description="Give up after this, s.")
+
+
+def run(args: list[str]) -> int:
+    """Ask once; the exit code."""
+    config = settings.load(HealthConfig, args, prog="diptych health", env_prefix="DIPTYCH_HEALTH_")
+    said = _ask(config)
+    print(said, file=sys.stdout if said == "SERVING" else sys.stderr)
+    return 0 if said == "SERVING" else EXIT_NOT_SERVING
+
+
+def _ask(config: HealthConfig) -> str:
+    """What the process says of itself; why it could not be asked, if so."""
+    request = health_pb2.HealthCheckRequest(service=config.service)
+    with grpc.insecure_channel(config.address) as channel:
+        try:
+            answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=config.timeout_s)
+        except grpc.RpcError as error:
+            return str(error.code().name)
+    return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))

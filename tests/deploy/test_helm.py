@@ -1,0 +1,85 @@
+"""Both helms take the chart as it is, render the same, and refuse wrong values by their names."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.deploy.helm import HELM_3, HELM_4, Release, run_helm, template
+from tests.deploy.manifests import render
+from tests.unit.deploy.chart import CHART, RENDERED, VALUES, parsed, values_schema_text
+from tests.unit.deploy.values_schema import values_schema
+from tests.unit.deploy.wrong_values import WRONG, Wrong
+
+HELMS = [
+    pytest.param(HELM_3, id="helm-3"),
+    pytest.param(HELM_4, id="helm-4"),
+]
+# Another name, namespace and version than those that the renderings have.
+OLDEST, NEWEST = "1.29.0", "1.37.0"
+
+
+@pytest.mark.parametrize("helm", HELMS)
+@pytest.mark.parametrize("name", VALUES)
+def test_lint(helm: Release, name: str) -> None:
+    files = [f"--values={path}" for path in VALUES[name]]
+    done = run_helm(helm, "lint", "--strict", str(CHART), *files)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("helm", HELMS)
+@pytest.mark.parametrize("name", VALUES)
+def test_both_helms_render_what_is_kept(helm: Release, name: str) -> None:
+    kept = parsed((RENDERED / f"{name}.yaml").read_text())
+    for version in (OLDEST, NEWEST):
+        now = parsed(template(helm, VALUES[name], f"--kube-version={version}"))
+        assert now == kept, "run `make manifests`"
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_the_kept_text_is_what_make_manifests_writes(name: str) -> None:
+    assert render(name) == (RENDERED / f"{name}.yaml").read_text(), "run `make manifests`"
+
+
+def test_the_schema_knows_all_settings_of_the_program() -> None:
+    assert json.loads(values_schema_text()) == values_schema(), "run `make manifests`"
+
+
+@pytest.mark.parametrize("helm", HELMS)
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: f"{wrong.key}-{WRONG.index(wrong)}")
+def test_a_wrong_value_is_refused_and_named(helm: Release, wrong: Wrong, tmp_path: Path) -> None:
+    path = tmp_path / "values.yaml"
+    path.write_text(json.dumps(wrong.values))
+    with pytest.raises(RuntimeError) as caught:
+        template(helm, [path])
+    assert "values don't meet the specifications of the schema" in str(caught.value)
+    assert wrong.key in str(caught.value)
+
+
+@pytest.mark.parametrize("helm", HELMS)
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"decode": {"replicas": 0}}, "at least one decode worker is needed"),
+        (
+            {"model": {"existingClaim": "a", "image": {"reference": "b"}}},
+            "existingClaim and image.reference are both mounted",
+        ),
+    ],
+)
+def test_values_that_make_no_cluster_are_refused(
+    helm: Release, values: object, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "values.yaml"
+    path.write_text(json.dumps(values))
+    with pytest.raises(RuntimeError, match=message):
+        template(helm, [path])
+
+
+@pytest.mark.parametrize("helm", HELMS)
+def test_an_image_as_a_volume_needs_a_version_that_has_them(helm: Release) -> None:
+    values = "--set=model.image.reference=registry.example/llama:1"
+    with pytest.raises(RuntimeError, match=r"since 1\.31"):
+        template(helm, [], values, "--kube-version=1.30.0")
+    text = template(helm, [], values, "--kube-version=1.31.0")
+    assert text.count("reference: registry.example/llama:1") == 3

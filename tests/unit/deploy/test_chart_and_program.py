@@ -1,0 +1,267 @@
+"""Whatever the chart names of the program exists: flags, settings, ports, health services, metrics.
+
+The program's own code reads what the chart would give it; nothing is started.
+"""
+
+import hashlib
+import importlib.util
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from decode_worker.config import DecodeWorkerConfig
+from diptych import __version__, settings
+from diptych.cli.generate import GenerateConfig
+from diptych.cli.main import COMMANDS
+from diptych.process import ProcessConfig
+from diptych.timers import Timers
+from diptych.v1 import decode_pb2, inference_pb2, prefill_pb2
+from prefill_worker.config import PrefillWorkerConfig
+from router.cluster.discovery import StaticDiscovery
+from router.config import RouterConfig
+from tests.unit.deploy.chart import (
+    CHART,
+    DIGEST,
+    NAMESPACE,
+    ROOT,
+    VALUES,
+    Pod,
+    all_pods,
+    chart_digest,
+    pods,
+    rendered,
+    servers,
+    settings_text,
+)
+
+CONFIGS: dict[str, type[ProcessConfig]] = {
+    "router": RouterConfig,
+    "prefill": PrefillWorkerConfig,
+    "decode": DecodeWorkerConfig,
+}
+SERVICES = {
+    "router": inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name,
+    "prefill": prefill_pb2.DESCRIPTOR.services_by_name["Prefill"].full_name,
+    "decode": decode_pb2.DESCRIPTOR.services_by_name["Decode"].full_name,
+}
+# What else the containers' environment holds: read by libraries of ours, or by another variable.
+LIBRARIES = {
+    "HF_HOME": "huggingface_hub.constants",
+    "HF_TOKEN": "huggingface_hub.utils._auth",
+    "NUMBA_CACHE_DIR": "diptych.engine.backends.cpu.kernels.code_cache",
+    "OTEL_RESOURCE_ATTRIBUTES": "opentelemetry.sdk.environment_variables",
+}
+
+
+def config_of(pod: Pod, tmp_path: Path) -> ProcessConfig:
+    """What the process in ``pod`` makes of its arguments and its file of settings."""
+    path = tmp_path / "settings.yaml"
+    path.write_text(settings_text(pod))
+    role, *args = pod.container["args"]
+    args = [arg.replace("/etc/diptych/settings.yaml", str(path)) for arg in args]
+    return settings.load(
+        CONFIGS[role], args, prog=f"diptych {role}", env_prefix=f"DIPTYCH_{role.upper()}_"
+    )
+
+
+def port_of(address: str) -> int:
+    return int(address.rpartition(":")[2])
+
+
+def test_the_manifests_are_of_this_chart() -> None:
+    assert DIGEST.read_text().strip() == chart_digest(), "run `make manifests`"
+
+
+def test_every_pod_runs_a_command_that_exists() -> None:
+    commands = {command.name for command in COMMANDS}
+    assert {pod.command for pod in all_pods()} <= commands
+    assert {pod.command for pod in servers()} == set(CONFIGS)
+    assert all(pod.container["command"] == ["diptych"] for pod in all_pods())
+
+
+@pytest.mark.parametrize("pod", servers(), ids=lambda pod: pod.where)
+def test_the_program_takes_its_settings(pod: Pod, tmp_path: Path) -> None:
+    config = config_of(pod, tmp_path)
+    ports = {port["name"]: port["containerPort"] for port in pod.container["ports"]}
+    assert port_of(config.listen) == ports["grpc"]
+    assert config.metrics_port == ports["metrics"]
+    mounts = {mount["mountPath"] for mount in pod.container["volumeMounts"]}
+    assert "/cache" in mounts
+    assert getattr(config, "cache_dir") == Path("/cache")  # noqa: B009 - each role has its own
+    assert mounts <= {"/etc/diptych", "/cache", "/tmp", "/model", "/dev/shm", "/extra"}
+
+
+@pytest.mark.parametrize("pod", servers(), ids=lambda pod: pod.where)
+def test_probes_ask_for_what_the_program_serves(pod: Pod) -> None:
+    """Liveness and the start ask for the process, readiness for its service: two names."""
+    container = pod.container
+    (port,) = [p["containerPort"] for p in container["ports"] if p["name"] == "grpc"]
+    assert container["readinessProbe"]["grpc"] == {"port": port, "service": SERVICES[pod.command]}
+    for probe in ("livenessProbe", "startupProbe"):
+        assert container[probe]["grpc"] == {"port": port}
+
+
+@pytest.mark.parametrize("pod", servers(), ids=lambda pod: pod.where)
+def test_nobody_is_killed_while_it_drains(pod: Pod, tmp_path: Path) -> None:
+    timers = config_of(pod, tmp_path).timers
+    pre_stop_s = 0.0
+    if "lifecycle" in pod.container:
+        command = pod.container["lifecycle"]["preStop"]["exec"]["command"]
+        assert command[0] == "sleep"
+        pre_stop_s = float(command[1])
+    drain_s = pre_stop_s + 2 * timers.lame_duck_s + timers.drain_s
+    assert pod.spec["terminationGracePeriodSeconds"] >= drain_s + 10
+
+
+def test_the_template_has_the_programs_defaults() -> None:
+    """Where values say nothing of these timers, the grace period is reckoned with its own."""
+    text = (CHART / "templates" / "_pods.tpl").read_text()
+    for name in ("drain_s", "lame_duck_s"):
+        (default,) = re.findall(rf"ternary \$timers\.{name} ([\d.]+) ", text)
+        assert float(default) == Timers.model_fields[name].default
+
+
+@pytest.mark.parametrize("pod", all_pods(), ids=lambda pod: pod.where)
+def test_every_variable_is_read_by_something(pod: Pod) -> None:
+    variables = pod.container.get("env", [])
+    used = json.dumps([pod.container["args"], [v.get("value") for v in variables]])
+    for variable in variables:
+        name = variable["name"]
+        known = name in LIBRARIES or name in {"OMP_NUM_THREADS"} or f"$({name})" in used
+        assert known, f"{pod.where}: {name}"
+
+
+def test_variables_of_libraries_are_theirs() -> None:
+    for name, module in LIBRARIES.items():
+        spec = importlib.util.find_spec(module)
+        assert spec is not None
+        assert spec.origin is not None
+        assert name in Path(spec.origin).read_text()
+
+
+def pods_with_names(rendering: str) -> dict[str, set[str]]:
+    """host:port of each worker that may run, by role, from the StatefulSets and their services."""
+    found: dict[str, set[str]] = {"prefill": set(), "decode": set()}
+    manifests = rendered(rendering)
+    limits = {
+        m["spec"]["scaleTargetRef"]["name"]: m["spec"]["maxReplicas"]
+        for m in manifests
+        if m["kind"] == "HorizontalPodAutoscaler"
+    }
+    headless = {
+        m["metadata"]["name"]: m["spec"]["ports"][0]["port"]
+        for m in manifests
+        if m["kind"] == "Service" and m["spec"].get("publishNotReadyAddresses")
+    }
+    for pod in pods(rendering):
+        if pod.manifest["kind"] != "StatefulSet":
+            continue
+        name, service = pod.manifest["metadata"]["name"], pod.manifest["spec"]["serviceName"]
+        for index in range(limits.get(name, pod.manifest["spec"].get("replicas", 0))):
+            host = f"{name}-{index}.{service}.{NAMESPACE}.svc.cluster.local"
+            found[pod.command].add(f"{host}:{headless[service]}")
+    return found
+
+
+@pytest.mark.parametrize("name", VALUES)
+async def test_the_router_knows_every_worker_by_its_name(name: str, tmp_path: Path) -> None:
+    (router,) = [pod for pod in pods(name) if pod.command == "router"]
+    config = config_of(router, tmp_path)
+    assert isinstance(config, RouterConfig)
+    discovery = StaticDiscovery(prefill=config.prefill, decode=config.decode)
+    targets = await anext(discovery.targets())
+    expected = pods_with_names(name)
+    assert targets.prefill == expected["prefill"]
+    assert targets.decode == expected["decode"]
+    assert targets.decode
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_another_set_of_workers_restarts_the_routers(name: str) -> None:
+    """The list is read at start: its checksum is part of the pod."""
+    for pod in [pod for pod in servers() if pod.where.startswith(f"{name}:")]:
+        annotations = pod.manifest["spec"]["template"]["metadata"]["annotations"]
+        text = settings_text(pod).rstrip("\n")
+        assert annotations["checksum/settings"] == hashlib.sha256(text.encode()).hexdigest()
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_the_test_asks_the_router_for_a_handoff(name: str) -> None:
+    (test,) = [pod for pod in pods(name) if pod.command == "generate"]
+    config = settings.load(
+        GenerateConfig,
+        [str(arg) for arg in test.container["args"][1:]],
+        prog="diptych generate",
+        env_prefix="DIPTYCH_GENERATE_",
+    )
+    assert config.expect_handoff
+    message = config.message or ""
+    assert message.startswith("Run $(POD_UID)."), "nothing of it is cached"
+    # At least a token for each word: the router would not ship a shorter prompt.
+    local_below = RouterConfig.model_fields["local_prefill_below_tokens"].default
+    assert len(message.split()) > 2 * local_below
+    host, _, port = config.address.partition(":")
+    (service,) = [
+        m for m in rendered(name) if m["kind"] == "Service" and m["metadata"]["name"] == host
+    ]
+    assert service["spec"]["ports"][0]["port"] == int(port)
+
+
+def test_metrics_in_alerts_are_made_somewhere() -> None:
+    code = "".join(
+        path.read_text()
+        for package in ("diptych", "router", "prefill_worker", "decode_worker", "kvtransfer")
+        for path in (ROOT / package).rglob("*.py")
+    )
+    rules = _rules()
+    assert len(rules) >= 8
+    for rule in rules:
+        for name in re.findall(r"diptych_[a-z_]+", rule["expr"]):
+            stem = name.removeprefix("diptych_").removesuffix("_bucket")
+            assert f'"{stem}"' in code, f"{rule['alert']}: {name}"
+
+
+def _rules() -> list[dict[str, Any]]:
+    (rules,) = [m for m in rendered("everything") if m["kind"] == "PrometheusRule"]
+    (group,) = rules["spec"]["groups"]
+    return list(group["rules"])
+
+
+def test_alerts_have_a_first_step_in_the_guide() -> None:
+    guide = (ROOT / "docs" / "operations.md").read_text()
+    for rule in _rules():
+        assert f"`{rule['alert']}`" in guide
+
+
+def _keys(schema: dict[str, Any], prefix: str = "") -> set[str]:
+    found: set[str] = set()
+    for name, part in schema.get("properties", {}).items():
+        found.add(prefix + name)
+        found |= _keys(part, f"{prefix}{name}.")
+    return found
+
+
+def _fields(config: type[BaseModel], prefix: str = "") -> set[str]:
+    found: set[str] = set()
+    for name, field in config.model_fields.items():
+        found.add(prefix + name)
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            found |= _fields(field.annotation, f"{prefix}{name}.")
+    return found
+
+
+@pytest.mark.parametrize("role", CONFIGS)
+def test_settings_that_values_may_have_exist(role: str) -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    keys = _keys(schema["definitions"][f"{role}Settings"])
+    assert len(keys) > 25
+    assert keys <= _fields(CONFIGS[role])
+
+
+def test_the_version_of_the_chart_is_the_programs() -> None:
+    assert yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"] == __version__

@@ -1,0 +1,89 @@
+"""What a pod of the chart may do, and who may reach it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from tests.unit.deploy.chart import VALUES, Pod, all_pods, pods, rendered
+
+SEEN = all_pods()
+
+
+@pytest.mark.parametrize("pod", SEEN, ids=lambda pod: pod.where)
+def test_a_pod_has_no_rights(pod: Pod) -> None:
+    spec, container = pod.spec, pod.container
+    assert spec["enableServiceLinks"] is False
+    assert spec["automountServiceAccountToken"] is False
+    assert not {"hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace"} & set(spec)
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["securityContext"]["runAsUser"] > 10000
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    security = container["securityContext"]
+    assert security["allowPrivilegeEscalation"] is False
+    assert security["readOnlyRootFilesystem"] is True
+    assert security["capabilities"]["drop"] == ["ALL"]
+    assert not any("hostPath" in volume for volume in spec.get("volumes", []))
+
+
+@pytest.mark.parametrize("pod", SEEN, ids=lambda pod: pod.where)
+def test_memory_is_locked_only_where_a_device_reads_it(pod: Pod) -> None:
+    wants_rdma = pod.labels.get("diptych/pool") == "near"
+    added = pod.container["securityContext"]["capabilities"].get("add", [])
+    assert added == (["IPC_LOCK"] if wants_rdma else [])
+    assert ("rdma/hca_shared" in pod.container["resources"]["limits"]) is wants_rdma
+
+
+@pytest.mark.parametrize("pod", SEEN, ids=lambda pod: pod.where)
+def test_every_pod_says_what_memory_it_needs(pod: Pod) -> None:
+    resources = pod.container["resources"]
+    assert resources["requests"].keys() >= {"cpu", "memory"}
+    assert "memory" in resources["limits"]
+
+
+def selects(selector: Mapping[str, Any], pod: Pod) -> bool:
+    """Whether the labels that a selector asks for are the pod's."""
+    wanted = selector.get("matchLabels", {})
+    return all(pod.labels.get(key) == value for key, value in wanted.items())
+
+
+def reaches(name: str, source: Pod, target: Pod, port: int | str) -> bool:
+    """Whether the policies of a rendering let ``source`` connect to a port of ``target``."""
+    ports = {p["containerPort"]: p["name"] for p in target.container.get("ports", [])}
+    policies = [
+        m["spec"]
+        for m in rendered(name)
+        if m["kind"] == "NetworkPolicy" and selects(m["spec"]["podSelector"], target)
+    ]
+    assert policies, f"nothing guards {target.where}"
+    for rule in [rule for policy in policies for rule in policy["ingress"]]:
+        allowed = {p["port"] for p in rule["ports"]} if "ports" in rule else {port}
+        if not {port, ports.get(port)} & allowed:
+            continue
+        for peer in rule["from"]:
+            if "namespaceSelector" not in peer and selects(peer["podSelector"], source):
+                return True
+    return False
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_only_routers_reach_workers_and_only_decode_workers_their_sources(name: str) -> None:
+    by_role: dict[str, Pod] = {pod.command: pod for pod in pods(name)}
+    router, test = by_role["router"], by_role["generate"]
+    prefill, decode = by_role["prefill"], by_role["decode"]
+    allowed = {
+        (source.command, target.command)
+        for source in by_role.values()
+        for target, port in ((router, 50051), (prefill, 50061), (decode, 50061))
+        if reaches(name, source, target, port)
+    }
+    pairs = {
+        ("router", "prefill"), ("router", "decode"), ("decode", "prefill"), ("generate", "router"),
+    }  # fmt: skip
+    if name == "everything":  # clients are named, and transports with ports of their own are in use
+        assert allowed == pairs | {("prefill", "decode")}
+        assert reaches(name, decode, prefill, 40000)
+    else:  # every pod of the namespace is a client
+        assert allowed == pairs | {(source, "router") for source in by_role}
+        assert not reaches(name, decode, prefill, 40000)
+    assert not reaches(name, router, test, 50051)

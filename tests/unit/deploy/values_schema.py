@@ -1,0 +1,243 @@
+"""Makes the chart's values.schema.json: strict everywhere, settings as the program has them.
+
+``make manifests`` writes it. Draft 7, which helm 3 and helm 4 both understand. What
+Kubernetes takes as it is (tolerations, affinity, …) is left to Kubernetes to check.
+"""
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from pydantic import BaseModel
+
+from decode_worker.config import DecodeWorkerConfig
+from prefill_worker.config import PrefillWorkerConfig
+from router.config import RouterConfig
+
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+
+ROLES: Mapping[str, type[BaseModel]] = {
+    "router": RouterConfig,
+    "prefill": PrefillWorkerConfig,
+    "decode": DecodeWorkerConfig,
+}
+# Set by the chart itself, or never for service.
+_NOT_OFFERED = {
+    *("config", "listen", "metrics_port", "port_file", "otlp_endpoint", "stop_with_stdin"),
+    *("model", "served_model_name", "cache_dir", "prefill", "decode"),
+    *("allow_faults", "faults", "allow_nixl_tcp"),
+}
+_CONSTRAINTS = (
+    *("type", "enum", "const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
+    *("minLength", "minItems"),
+)
+
+TEXT: Json = {"type": "string"}
+SOME_TEXT: Json = {"type": "string", "minLength": 1}
+FLAG: Json = {"type": "boolean"}
+COUNT: Json = {"type": "integer", "minimum": 0}
+POSITIVE: Json = {"type": "integer", "minimum": 1}
+TEXTS: Json = {"type": "object", "additionalProperties": TEXT}
+ANY_MAP: Json = {"type": "object"}
+ANY_LIST: Json = {"type": "array", "items": {"type": "object"}}
+PULL_POLICY: Json = {"enum": ["Always", "IfNotPresent", "Never"]}
+QUANTITY: Json = {"type": "string", "pattern": "^[0-9]+(\\.[0-9]+)?([KMGT]i?)?$"}
+SECONDS_OR_NONE: Json = {"type": ["integer", "null"], "minimum": 1}
+POOL_NAME = "^[a-z]([a-z0-9-]{0,12}[a-z0-9])?$"
+
+
+def closed(properties: Mapping[str, Json], required: tuple[str, ...] = ()) -> dict[str, Json]:
+    """An object of these keys and no others."""
+    made: dict[str, Json] = {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": dict(properties),
+    }
+    return {**made, "required": list(required)} if required else made
+
+
+def values_schema() -> dict[str, Json]:
+    """The whole schema."""
+    top = closed(
+        {
+            "nameOverride": TEXT,
+            "fullnameOverride": TEXT,
+            "clusterDomain": SOME_TEXT,
+            "global": ANY_MAP,  # helm's own, for charts that contain this one
+            "image": closed(
+                {
+                    "repository": SOME_TEXT,
+                    "tag": TEXT,
+                    "digest": {"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"},
+                    "pullPolicy": PULL_POLICY,
+                }
+            ),
+            "imagePullSecrets": ANY_LIST,
+            "serviceAccount": closed({"create": FLAG, "name": TEXT, "annotations": TEXTS}),
+            "model": _model(),
+            "tracing": closed({"endpoint": {"type": "string", "pattern": "^(https?://.+)?$"}}),
+            "metrics": closed(
+                {
+                    "enabled": FLAG,
+                    "podMonitor": closed({"enabled": FLAG, "labels": TEXTS, "interval": SOME_TEXT}),
+                    "alerts": closed({"enabled": FLAG, "labels": TEXTS}),
+                }
+            ),
+            "networkPolicy": closed({"enabled": FLAG, "clients": ANY_LIST, "metrics": ANY_LIST}),
+            "router": _router(),
+            "prefill": _workers("prefill"),
+            "decode": _workers("decode"),
+            "tests": closed({"enabled": FLAG, "resources": _resources()}),
+        }
+    )
+    definitions: dict[str, Json] = {
+        f"{role}Settings": _settings(config) for role, config in ROLES.items()
+    }
+    return {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": "Values of the chart diptych",
+        "definitions": definitions,
+        **top,
+    }
+
+
+def _model() -> Json:
+    return closed(
+        {
+            "source": SOME_TEXT,
+            "servedName": TEXT,
+            "existingClaim": TEXT,
+            "image": closed({"reference": TEXT, "pullPolicy": PULL_POLICY}),
+            "cache": closed({"existingClaim": TEXT, "sizeLimit": QUANTITY}),
+            "tokenSecret": closed({"name": TEXT, "key": SOME_TEXT}),
+        }
+    )
+
+
+def _resources() -> Json:
+    amounts: Json = {"type": "object", "additionalProperties": {"type": ["string", "integer"]}}
+    return closed({"requests": amounts, "limits": amounts, "claims": ANY_LIST})
+
+
+def _pods(role: str) -> dict[str, Json]:
+    """What routers and workers have in common."""
+    timing = closed(
+        {
+            "periodSeconds": POSITIVE,
+            "timeoutSeconds": POSITIVE,
+            "failureThreshold": POSITIVE,
+            "initialDelaySeconds": COUNT,
+        }
+    )
+    scaling = closed(
+        {
+            "enabled": FLAG,
+            "minReplicas": POSITIVE,
+            "maxReplicas": POSITIVE,
+            "metrics": ANY_LIST,
+            "behavior": ANY_MAP,
+        }
+    )
+    return {
+        "replicas": COUNT,
+        "settings": {"$ref": f"#/definitions/{role}Settings"},
+        "autoscaling": scaling,
+        "podDisruptionBudget": closed(
+            {"enabled": FLAG, "maxUnavailable": {"type": ["integer", "string"]}}
+        ),
+        "terminationGracePeriodSeconds": SECONDS_OR_NONE,
+        "resources": _resources(),
+        "probes": closed({"startup": timing, "readiness": timing, "liveness": timing}),
+        "topologySpreadConstraints": ANY_LIST,
+        "nodeSelector": TEXTS,
+        "tolerations": ANY_LIST,
+        "affinity": ANY_MAP,
+        "priorityClassName": TEXT,
+        "runtimeClassName": TEXT,
+        "podAnnotations": TEXTS,
+        "podLabels": TEXTS,
+        "extraEnv": ANY_LIST,
+        "extraVolumes": ANY_LIST,
+        "extraVolumeMounts": ANY_LIST,
+        "initContainers": ANY_LIST,
+    }
+
+
+def _router() -> Json:
+    return closed(
+        {
+            **_pods("router"),
+            "strategy": ANY_MAP,
+            "preStopSeconds": COUNT,
+            "service": closed(
+                {
+                    "type": {"enum": ["ClusterIP", "NodePort", "LoadBalancer"]},
+                    "port": {"type": "integer", "minimum": 1, "maximum": 65535},
+                    "annotations": TEXTS,
+                }
+            ),
+            "ingress": closed(
+                {
+                    "enabled": FLAG,
+                    "className": TEXT,
+                    "annotations": TEXTS,
+                    "hosts": {"type": "array", "items": SOME_TEXT},
+                    "tls": ANY_LIST,
+                }
+            ),
+            "grpcRoute": closed(
+                {
+                    "enabled": FLAG,
+                    "annotations": TEXTS,
+                    "parentRefs": ANY_LIST,
+                    "hostnames": {"type": "array", "items": SOME_TEXT},
+                }
+            ),
+        }
+    )
+
+
+def _workers(role: str) -> Json:
+    pool: dict[str, Json] = {
+        **_pods(role),
+        "updateStrategy": ANY_MAP,
+        "rdma": closed({"enabled": FLAG, "resourceName": SOME_TEXT, "quantity": POSITIVE}),
+        "shmSize": QUANTITY,
+    }
+    pools: Json = {
+        "type": "object",
+        "propertyNames": {"pattern": POOL_NAME},
+        "additionalProperties": {**closed(pool), "type": ["object", "null"]},
+    }
+    return closed({**pool, "pools": pools})
+
+
+def _settings(config: type[BaseModel]) -> Json:
+    whole = config.model_json_schema(mode="validation")
+    made = _reduced(whole, whole.get("$defs", {}))
+    assert isinstance(made, dict)
+    return made
+
+
+def _reduced(schema: Mapping[str, Json], shared: Mapping[str, Json]) -> Json:
+    """Keys, types and limits alone: texts and defaults would be out of date too easily."""
+    reference = schema.get("$ref")
+    if isinstance(reference, str):
+        target = shared[reference.removeprefix("#/$defs/")]
+        assert isinstance(target, dict)
+        return _reduced(target, shared)
+    properties = schema.get("properties")
+    if isinstance(properties, dict):
+        return closed(
+            {
+                name: _reduced(part, shared)
+                for name, part in properties.items()
+                if name not in _NOT_OFFERED and isinstance(part, dict)
+            }
+        )
+    made: dict[str, Json] = {key: schema[key] for key in _CONSTRAINTS if key in schema}
+    choices, items = schema.get("anyOf"), schema.get("items")
+    if isinstance(choices, list):
+        made["anyOf"] = [_reduced(part, shared) for part in choices if isinstance(part, dict)]
+    if isinstance(items, dict):
+        made["items"] = _reduced(items, shared)
+    return made

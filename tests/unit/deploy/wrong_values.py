@@ -1,0 +1,64 @@
+"""Values that the chart has to refuse, each with the key that its refusal must name."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+
+class Wrong(NamedTuple):
+    """Values, and the key that is wrong in them."""
+
+    key: str
+    values: Mapping[str, Any]
+
+
+def _at(path: str, value: object) -> Wrong:
+    """``value`` at a dotted path, whose last part is the key."""
+    *above, key = path.split(".")
+    values: dict[str, Any] = {key: value}
+    for part in reversed(above):
+        values = {part: values}
+    return Wrong(key, values)
+
+
+WRONG = (
+    _at("hostNetwork", True),
+    _at("image.tags", "1"),
+    _at("image.pullPolicy", "Sometimes"),
+    _at("image.digest", "sha256:1234"),
+    _at("image.repository", ""),
+    _at("model.path", "/models"),
+    _at("model.source", ""),
+    _at("model.cache.sizeLimit", "much"),
+    _at("tracing.endpoint", "jaeger:4317"),
+    _at("metrics.enabled", "yes"),
+    _at("metrics.podMonitor.intervall", "5s"),
+    _at("networkPolicy.enable", True),
+    _at("networkPolicy.clients", "all"),
+    _at("router.replicas", "two"),
+    _at("router.replicas", -1),
+    _at("router.replicaCount", 2),
+    _at("router.service.port", 0),
+    _at("router.service.type", "ExternalName"),
+    _at("router.preStopSeconds", 1.5),
+    _at("router.settings.max_que", 3),
+    _at("router.settings.max_concurrent", 0),
+    _at("router.settings.prefill", ["10.0.0.1:1"]),
+    _at("router.settings.timers.drain", 3),
+    _at("router.probes.startup.failures", 3),
+    _at("router.rdma", {"enabled": True}),
+    _at("prefill.settings.listen", "0.0.0.0:1"),
+    _at("prefill.settings.transfer.transports", ["tcp"]),
+    _at("prefill.settings.transfer.allow_faults", True),
+    _at("prefill.shmSize", 64),
+    _at("prefill.rdma.resource", "rdma/hca"),
+    _at("prefill.resources.limit", {"cpu": "1"}),
+    _at("prefill.pools.Large", {}),
+    _at("prefill.pools.a-name-that-is-too-long", {}),
+    _at("prefill.pools.main.replica", 2),
+    _at("decode.pools.main.settings.block_size", 0),
+    _at("decode.pools.main.pools", {}),
+    _at("decode.settings.device", "tpu"),
+    _at("decode.hostIPC", True),
+    _at("decode.terminationGracePeriodSeconds", 0),
+    _at("tests.image", "busybox"),
+)

@@ -6,14 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from opentelemetry.trace import Span, SpanKind
-from prometheus_client import Histogram
 
 from diptych.errors import DiptychError, TransferInterruptedError, all_reasons
 from diptych.finish_reason import FinishReason
 from diptych.sampling_params import SamplingParams
 from diptych.telemetry import attributes, tracing
 from diptych.telemetry.families import RequestMetrics
-from diptych.telemetry.metrics import Metrics
+from diptych.telemetry.metrics import LoopHistogram, Metrics
 from diptych.telemetry.stages import Stage
 from diptych.telemetry.tracing import Tracing
 from router.generation.answer import KVPath, Timing, Usage
@@ -280,8 +279,8 @@ class RequestObserver:
         logger.info("request ended", extra=fields)
 
 
-def _observe_gap(histogram: Histogram, num_tokens: int, gap_s: float) -> None:
+def _observe_gap(histogram: LoopHistogram, num_tokens: int, gap_s: float) -> None:
     """Tokens that come together have no gaps between them."""
     histogram.observe(gap_s)
-    for _ in range(num_tokens - 1):
-        histogram.observe(0.0)
+    if num_tokens > 1:
+        histogram.observe(0.0, num_tokens - 1)

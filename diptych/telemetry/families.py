@@ -65,12 +65,12 @@ class RequestMetrics:
             _GEN_AI_LABELS,
             _TOKEN_SECONDS_BUCKETS,
         )
-        self.itl_seconds = metrics.histogram(
+        self.itl_seconds = metrics.loop_histogram(
             "inter_token_latency_seconds",
             "ITL: each gap between consecutive tokens of a request, as the router wrote them, s.",
             _TOKEN_SECONDS_BUCKETS,
         )
-        self.emission_seconds = metrics.histogram(
+        self.emission_seconds = metrics.loop_histogram(
             "inter_token_emission_seconds",
             "Each gap between consecutive tokens of a request, as workers sent them to the router: "
             "unlike ITL no client can slow it, s.",

@@ -7,11 +7,15 @@ bug (KeyError); labels over peers are read from live state at scrape time and so
 vanish with the peer. Help texts carry the definition.
 """
 
+import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 SECONDS_BUCKETS = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
@@ -47,6 +51,14 @@ class Metrics:
     ) -> Histogram:
         """A distribution."""
         return Histogram(_full(name), definition, buckets=buckets, registry=self.registry)
+
+    def loop_histogram(
+        self, name: str, definition: str, buckets: Sequence[float] = SECONDS_BUCKETS
+    ) -> "LoopHistogram":
+        """A distribution of what happens very often; see :class:`LoopHistogram`."""
+        histogram = LoopHistogram(_full(name), definition, buckets)
+        self.registry.register(histogram)
+        return histogram
 
     def labelled_histogram(
         self,
@@ -92,6 +104,40 @@ class Metrics:
     ) -> None:
         """Gauges read at each scrape: ``read`` gives (label values, value) pairs."""
         self.registry.register(_Read(_full(name), definition, labels, read))
+
+
+class LoopHistogram(Collector):
+    """A histogram without locks, for what happens with every token.
+
+    It says the same as the library's own, which takes two locks per observation and costs
+    ten times as much. Observed and collected on one thread only: the event loop's.
+    """
+
+    def __init__(self, name: str, definition: str, buckets: Sequence[float]) -> None:
+        """``buckets`` are upper bounds, ascending; one without a bound follows them."""
+        self._name, self._definition = name, definition
+        self._bounds = tuple(buckets)
+        self._counts = [0] * (len(self._bounds) + 1)
+        self._sum = 0.0
+        self._created_s = time.time()
+
+    def observe(self, value: float, num_times: int = 1) -> None:
+        """Count ``value``, so many times at once."""
+        self._counts[bisect_left(self._bounds, value)] += num_times
+        self._sum += value * num_times
+
+    def describe(self) -> Iterator[Metric]:
+        """See the library's Collector."""
+        yield HistogramMetricFamily(self._name, self._definition)
+
+    def collect(self) -> Iterator[Metric]:
+        """See the library's Collector."""
+        family = HistogramMetricFamily(self._name, self._definition)
+        bounds = map(floatToGoString, (*self._bounds, float("inf")))
+        counts = map(float, accumulate(self._counts))
+        family.add_metric([], list(zip(bounds, counts, strict=True)), self._sum)
+        family.add_sample(f"{self._name}_created", {}, self._created_s)
+        yield family
 
 
 class _Read(Collector):

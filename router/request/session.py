@@ -65,7 +65,7 @@ class Session:
         )
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_s: float | None = None
-        self._wake = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None  # of who asked for more output
         self._on_failed = on_failed
         self._num_taken: int | None = None  # tokens of the delta that is being written
         self._finish_reason: FinishReason | None = None
@@ -112,8 +112,8 @@ class Session:
                 return delta
             if self._finish_reason is not None:
                 return self._next_of_end(self._finish_reason)
-            self._wake.clear()
-            await self._wake.wait()
+            self._waiter = self._loop.create_future()
+            await self._waiter
 
     def close(self) -> None:
         """Free everything at once, however far it came. Idempotent."""
@@ -212,7 +212,7 @@ class Session:
         except Exception as bug:  # noqa: BLE001 - the boundary between requests
             self._crash(bug)
         if self._answer.has_unsent:
-            self._wake.set()
+            self._wake()
 
     def _drive(self, event: Event) -> None:
         """Hand the machine the event; then those that its actions cause at once."""
@@ -236,7 +236,7 @@ class Session:
         self._dispatch.close_all()
         self._services.room.leave(self)
         self._on_failed()
-        self._wake.set()
+        self._wake()
 
     def _execute(self, action: Action) -> Event | None:
         """Do it; the event, if it could not be done because somebody is gone."""
@@ -283,7 +283,7 @@ class Session:
     def _end(self) -> None:
         self._answer.moments.ended_s = time.monotonic()
         self._services.room.leave(self)
-        self._wake.set()
+        self._wake()
 
     def _arm_timer(self) -> None:
         wake_at_s = self._machine.wake_at_s
@@ -299,6 +299,12 @@ class Session:
         self._handle(events.Tick())
 
     # Output
+
+    def _wake(self) -> None:
+        """Whoever waits for output looks again; an asyncio.Event does more for each token."""
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():  # done: who waited was cancelled
+            waiter.set_result(None)
 
     def _book_written(self) -> None:
         num_tokens, self._num_taken = self._num_taken, None

@@ -1,6 +1,7 @@
 """The router over real gRPC, against workers that do as the test says: its answers."""
 
 import asyncio
+import gc
 import json
 import subprocess
 import sys
@@ -186,6 +187,17 @@ async def test_metrics_tell_outcomes_and_fallbacks(wide_model: Path, tmp_path: P
         assert samples[f'{duration}{{error_type="",{labels}}}'] == 2
         assert samples[f'{duration}{{error_type="REQUEST_INVALID",{labels}}}'] == 1
         assert samples["diptych_inter_token_latency_seconds_count"] == 10
+
+
+@pytest.mark.usefixtures("no_collector")
+async def test_no_token_leaves_anything_to_the_collector(wide_model: Path) -> None:
+    """Or a router would have to look for it more often than it does."""
+    async with running(wide_model, 1, 1) as cluster:
+        left = []
+        for num_tokens in (10, 10, 300):
+            await cluster.generate(num_tokens)
+            left.append(gc.collect())
+        assert left[2] < left[1] + 100
 
 
 async def test_metrics_count_only_what_a_resumed_answer_adds(

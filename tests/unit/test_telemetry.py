@@ -208,6 +208,11 @@ class TestTracing:
         answers.set()
 
 
+def without_moments(text: str) -> list[str]:
+    """Its lines, where a sample that says when something was made has no value."""
+    return [line.rsplit(" ", 1)[0] if "_created " in line else line for line in text.splitlines()]
+
+
 class TestMetrics:
     def setup_method(self) -> None:
         self.registry = CollectorRegistry()
@@ -232,6 +237,18 @@ class TestMetrics:
         assert 'diptych_rate{peer="a:1"} 2.0' in self.text()
         peers.clear()
         assert "a:1" not in self.text()
+
+    def test_a_loop_histogram_says_what_the_librarys_own_would(self) -> None:
+        buckets = (0.001, 0.5, 1.0, 2.5)
+        theirs = CollectorRegistry()
+        plain = Metrics(theirs).histogram("gap_seconds", "Gaps.", buckets)
+        ours = self.metrics.loop_histogram("gap_seconds", "Gaps.", buckets)
+        assert without_moments(self.text()) == without_moments(generate_latest(theirs).decode())
+        for value, num_times in [(0.0, 3), (0.0005, 1), (0.001, 1), (0.5, 2), (2.4, 1), (99.0, 4)]:
+            ours.observe(value, num_times)
+            for _ in range(num_times):
+                plain.observe(value)
+        assert without_moments(self.text()) == without_moments(generate_latest(theirs).decode())
 
     def test_block_owners_are_counted_once(self) -> None:
         blocks = {"total": 7, "free": 3, "cached": 4}

@@ -1,4 +1,10 @@
-"""What the server takes is what the router takes."""
+"""What the server takes is what the router takes; what its process sets."""
+
+import gc
+import runpy
+import sys
+
+import pytest
 
 from router.app import public_edge
 from router.config import RouterConfig
@@ -13,3 +19,14 @@ def test_the_servers_limits_cover_what_the_router_takes() -> None:
     assert edge.max_concurrent_streams > 100 + 3 * 10 + 2
     assert edge.max_concurrent_rpcs > edge.max_concurrent_streams
     assert edge.max_receive_bytes == 1500
+
+
+def test_its_process_looks_for_cycles_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    thresholds = gc.get_threshold()
+    monkeypatch.setattr(sys, "argv", ["router", "--no-such-setting", "1"])
+    try:
+        with pytest.raises(SystemExit):
+            runpy.run_module("router", run_name="__main__")
+        assert gc.get_threshold() == (10_000, *thresholds[1:])
+    finally:
+        gc.set_threshold(*thresholds)

@@ -134,3 +134,18 @@ def test_an_answer_that_broke_off_before_its_second_token_was_written_has_no_pac
     moments = replace(MOMENTS, second_written_s=None)
     make_observer(make_metrics(registry)).ended("cancelled", moments, usage, Timing(ttft_s=3.0))
     assert registry.get_sample_value("diptych_handoff_gap_seconds_count") == 0
+
+
+def test_each_token_but_the_first_has_one_gap_and_those_that_came_together_none_between() -> None:
+    registry = CollectorRegistry()
+    observer = make_observer(make_metrics(registry))
+    for tell in (observer.emitted, observer.written):
+        tell(1, None)
+        tell(3, 0.5)
+        tell(1, 0.25)
+    for name in ("latency", "emission"):
+        family = f"diptych_inter_token_{name}_seconds"
+        assert registry.get_sample_value(f"{family}_count") == 4
+        assert registry.get_sample_value(f"{family}_sum") == 0.75
+        assert registry.get_sample_value(f"{family}_bucket", {"le": "0.001"}) == 2
+        assert registry.get_sample_value(f"{family}_bucket", {"le": "0.25"}) == 3

@@ -12,10 +12,11 @@ from decode_worker.outbox import Outbox
 from decode_worker.router_sequences import RouterSequences
 from decode_worker.stream_resources import StreamDeps, StreamResources
 from diptych.engine.scheduling.step import SequenceUpdate
-from diptych.errors import DiptychError, InvalidRequestError, NoWorkerError
+from diptych.errors import DiptychError, InvalidRequestError
 from diptych.rpc.server import Context
 from diptych.rpc.server_stream import ServerStream
 from diptych.v1 import decode_pb2
+from diptych.worker.status import still_loading
 from kvtransfer.reader.pairs import PeerKey
 from kvtransfer.reader.pull_machine import PullError
 
@@ -112,8 +113,8 @@ class DecodeStream:
             self._act(self._decide(self._sequences, command))
             self._deps.status.load_changed()
         elif kind == "reserve":
-            error = NoWorkerError("the worker is loading its model", retry_after_s=1.0)
-            self._act([actions.send_ended(command.reserve.sequence_id, error=error)])
+            refused = actions.send_ended(command.reserve.sequence_id, error=still_loading())
+            self._act([refused])
 
     def _decide(
         self, sequences: RouterSequences, command: decode_pb2.DecodeCommand

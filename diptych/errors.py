@@ -13,6 +13,10 @@ import grpc
 
 DOMAIN = "diptych.dev"
 
+# What ``retry_after_s`` says, s, wherever nothing better is known.
+RETRY_SOON_S = 0.05  # each step frees blocks
+RETRY_LATER_S = 1.0  # a worker, or a place in a queue
+
 
 class DiptychError(Exception):
     """Base of every error a caller may act on.

@@ -2,9 +2,9 @@
 
 from collections.abc import AsyncIterator
 
-from diptych.errors import NoWorkerError
 from diptych.rpc.server import Context
 from diptych.v1 import kv_source_pb2, kv_source_pb2_grpc
+from diptych.worker.status import still_loading
 from kvtransfer.source.servicer import KVSourceServicer
 
 
@@ -29,5 +29,5 @@ class KVSourceGate(kv_source_pb2_grpc.KVSourceServicer):
 
     def _opened(self) -> KVSourceServicer:
         if self.source is None:
-            raise NoWorkerError("the worker is loading its model", retry_after_s=1.0)
+            raise still_loading()
         return self.source

@@ -10,7 +10,7 @@ from diptych.engine.backends.torch.backend import TorchBackend
 from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.decoder import Decoder
 from diptych.engine.model.weights import load_weights
-from diptych.quantization import Quantization
+from diptych.formats import Quantization
 
 CPU = CpuBackend()
 PLAIN = TorchBackend(torch.device("cpu"))

@@ -14,7 +14,7 @@ from diptych import settings
 from diptych.cli.child_process import ChildFailedError
 from diptych.cli.local_cluster import ClusterPlan, LocalCluster, run_cluster
 from diptych.cli.model import fetch_with_progress
-from diptych.quantization import Quantization
+from diptych.formats import Quantization
 
 EXIT_CHILD_FAILED = 1
 

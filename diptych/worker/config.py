@@ -5,12 +5,9 @@ from typing import Literal, Self
 
 from pydantic import ByteSize, Field, field_validator, model_validator
 
+from diptych.engine.scheduling.step import check_step_limits
+from diptych.formats import DeviceName, DtypeName, KVDtypeName, Quantization
 from diptych.process import ProcessConfig
-from diptych.quantization import Quantization
-
-DeviceName = Literal["cpu"]
-DtypeName = Literal["auto", "float32", "bfloat16"]
-KVCacheDtypeName = Literal["auto", "float32", "bfloat16", "int8"]
 
 
 class WorkerConfig(ProcessConfig):
@@ -33,7 +30,7 @@ class WorkerConfig(ProcessConfig):
         description="Linear layers as loaded (none), or in int8 (needs dtype float32): a quarter "
         "of their memory.",
     )
-    kv_cache_dtype: KVCacheDtypeName = Field(
+    kv_cache_dtype: Literal["auto"] | KVDtypeName = Field(
         "auto",
         description="Element type of the KV cache; auto: that of the weights. int8 has a scale "
         "for each token and head. Both workers of a pair need the same.",
@@ -69,11 +66,9 @@ class WorkerConfig(ProcessConfig):
 
     @model_validator(mode="after")
     def _check_step(self) -> Self:
-        if self.max_batched_tokens < self.max_num_seqs:
-            raise ValueError(
-                f"max_batched_tokens ({self.max_batched_tokens}) must be at least "
-                f"max_num_seqs ({self.max_num_seqs}): each running sequence takes one"
-            )
+        check_step_limits(
+            max_batched_tokens=self.max_batched_tokens, max_num_seqs=self.max_num_seqs
+        )
         return self
 
 

@@ -3,9 +3,7 @@
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from diptych.errors import BlocksExhaustedError
-
-_RETRY_AFTER_S = 0.05
+from diptych.errors import RETRY_SOON_S, BlocksExhaustedError
 
 
 class PoolScratch:
@@ -28,7 +26,7 @@ class PoolScratch:
         if num_blocks > len(self._free):
             raise BlocksExhaustedError(
                 f"need {num_blocks} scratch blocks, {len(self._free)} free",
-                retry_after_s=_RETRY_AFTER_S,
+                retry_after_s=RETRY_SOON_S,
                 needed=str(num_blocks),
                 free=str(len(self._free)),
             )

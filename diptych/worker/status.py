@@ -6,7 +6,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 
-from diptych.errors import NoWorkerError, WorkerDrainingError
+from diptych.errors import RETRY_LATER_S, NoWorkerError, WorkerDrainingError
 from diptych.rpc.server import Context
 from diptych.v1 import worker_pb2, worker_pb2_grpc
 from diptych.v1.worker_pb2 import ServingState, WorkerRole
@@ -68,7 +68,7 @@ class WorkerStatus:
         if self.state == worker_pb2.SERVING_STATE_FAILED:
             raise NoWorkerError(f"the worker failed: {self.message}")
         if not self.loaded:
-            raise NoWorkerError("the worker is loading its model", retry_after_s=1.0)
+            raise still_loading()
 
     def snapshot(self) -> worker_pb2.WorkerState:
         """All that Watch tells, now."""
@@ -89,6 +89,11 @@ class WorkerStatus:
         """An event that is set at each change but those of the load, while the context lasts."""
         with _in(self._urgent_watchers) as event:
             yield event
+
+
+def still_loading() -> NoWorkerError:
+    """What a call that needs the engine is answered before there is one."""
+    return NoWorkerError("the worker is loading its model", retry_after_s=RETRY_LATER_S)
 
 
 class WatchServicer(worker_pb2_grpc.WorkerServicer):

@@ -8,7 +8,12 @@ from typing import NamedTuple
 
 import grpc
 
-from diptych.errors import BlocksExhaustedError, LayoutMismatchError, TransferInterruptedError
+from diptych.errors import (
+    RETRY_LATER_S,
+    BlocksExhaustedError,
+    LayoutMismatchError,
+    TransferInterruptedError,
+)
 from diptych.rpc.status import from_rpc_error
 from diptych.timers import Timers
 from diptych.v1 import common_pb2, decode_pb2, kv_source_pb2
@@ -126,7 +131,7 @@ class LinkProver:
                     return await self._pull_scratch(link)
             except TimeoutError:
                 raise BlocksExhaustedError(
-                    f"the probe was not done within {_PROBE_S:.0f} s", retry_after_s=1.0
+                    f"the probe was not done within {_PROBE_S:.0f} s", retry_after_s=RETRY_LATER_S
                 ) from None
 
     async def _pull_scratch(self, link: Link) -> common_pb2.TransferStats:

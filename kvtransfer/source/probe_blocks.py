@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from diptych.errors import BlocksExhaustedError
+from diptych.errors import RETRY_LATER_S, BlocksExhaustedError
 from kvtransfer.memory import ScratchBlocks
 
 MAX_WAITING = 4096  # probes; far more readers than one source has
@@ -30,7 +30,7 @@ class ProbeBlocks:
         Raises BlocksExhaustedError: there are not so many, or too many wait.
         """
         if self._num_waiting >= MAX_WAITING:
-            raise BlocksExhaustedError(f"{MAX_WAITING} probes wait", retry_after_s=1.0)
+            raise BlocksExhaustedError(f"{MAX_WAITING} probes wait", retry_after_s=RETRY_LATER_S)
         self._num_waiting += 1
         try:
             async with self._turn:

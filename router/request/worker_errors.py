@@ -1,6 +1,7 @@
 """What went wrong with a worker, as the error that a client gets if nothing helps. Pure."""
 
 from diptych.errors import (
+    RETRY_LATER_S,
     BlocksExhaustedError,
     DiptychError,
     NoWorkerError,
@@ -12,7 +13,6 @@ from diptych.errors import (
 from diptych.v1 import decode_pb2
 from router.placement.types import WorkerId
 
-_RETRY_AFTER_S = 1.0
 _REFUSALS = (BlocksExhaustedError.reason, WorkerDrainingError.reason)
 
 
@@ -23,25 +23,25 @@ def is_refusal(error: DiptychError) -> bool:
 
 def no_worker() -> DiptychError:
     """There was nobody to take the request in time."""
-    return NoWorkerError("no worker can take the request now", retry_after_s=_RETRY_AFTER_S)
+    return NoWorkerError("no worker can take the request now", retry_after_s=RETRY_LATER_S)
 
 
 def queue_timeout() -> DiptychError:
     """There are workers, and others kept them busy all the time."""
     message = "the request waited too long behind others"
-    return QueueTimeoutError(message, retry_after_s=_RETRY_AFTER_S)
+    return QueueTimeoutError(message, retry_after_s=RETRY_LATER_S)
 
 
 def no_answer(role: str, worker: WorkerId) -> DiptychError:
     """A worker neither took nor refused in time."""
     message = f"{role} worker {worker.address} did not answer in time"
-    return NoWorkerError(message, retry_after_s=_RETRY_AFTER_S)
+    return NoWorkerError(message, retry_after_s=RETRY_LATER_S)
 
 
 def lost(role: str, worker: WorkerId, why: str) -> DiptychError:
     """A worker, or what it held, is gone or broken."""
     message = f"{role} worker {worker.address} was lost: {why}"
-    return NoWorkerError(message, retry_after_s=_RETRY_AFTER_S)
+    return NoWorkerError(message, retry_after_s=RETRY_LATER_S)
 
 
 def broken_off(role: str, worker: WorkerId, error: DiptychError) -> DiptychError:
@@ -66,5 +66,5 @@ def ended(error: DiptychError | None) -> DiptychError:
     if error is None:
         return NoWorkerError("it ended the sequence without a reason")
     if is_refusal(error) and error.retry_after_s is None:
-        error.retry_after_s = _RETRY_AFTER_S
+        error.retry_after_s = RETRY_LATER_S
     return error

@@ -8,6 +8,7 @@ from diptych.engine.runner import Runner
 from diptych.engine.scheduling.block_pool import BlockPool
 from diptych.engine.scheduling.scheduler import Scheduler, SchedulerConfig
 from diptych.engine.scheduling.sequence import Sequence, SequenceKey, SequenceState
+from diptych.formats import KVDtypeName
 from diptych.sampling_params import SamplingParams
 from tests.engines import CPU
 from tests.integration.conftest import BLOCK_SIZE
@@ -25,7 +26,7 @@ class Answer(NamedTuple):
 class OneProcess:
     """Scheduler, pool and runner, stepped by hand."""
 
-    def __init__(self, model: Decoder, dtype: str, num_blocks: int = NUM_BLOCKS) -> None:
+    def __init__(self, model: Decoder, dtype: KVDtypeName, num_blocks: int = NUM_BLOCKS) -> None:
         self.cache = KVCache(model.config, num_blocks, BLOCK_SIZE, KV_DTYPES[dtype])
         self.pool = BlockPool(num_blocks, BLOCK_SIZE)
         config = SchedulerConfig(

@@ -15,7 +15,7 @@ from diptych.engine.kv.cache import KVCache
 from diptych.engine.model.decoder import Decoder, EagerPass
 from diptych.engine.runner import Runner
 from diptych.engine.scheduling.step import Chunk, StepPlan
-from diptych.quantization import Quantization
+from diptych.formats import Quantization
 from tests.engines import CPU, load_decoder
 from tests.tiny_model import write_tiny_model
 from tests.torch_threads import torch_threads

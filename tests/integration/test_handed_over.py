@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from diptych.formats import KVDtypeName
 from kvtransfer.config import TransferConfig
 from tests.engines import load_decoder
 from tests.integration.one_process import MAX_BATCHED_TOKENS, NUM_BLOCKS, OneProcess
@@ -36,7 +37,9 @@ NUM_TOKENS = 8
         ("gemma3", "nixl", "float32"),
     ],
 )
-async def test_equals_one_process(tmp_path: Path, family: str, transport: str, dtype: str) -> None:
+async def test_equals_one_process(
+    tmp_path: Path, family: str, transport: str, dtype: KVDtypeName
+) -> None:
     model = write_tiny_model(tmp_path / family, family)
     settings: Settings = {
         "num_blocks": NUM_BLOCKS,

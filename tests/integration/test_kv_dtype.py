@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from diptych.engine.model.decoder import Decoder
+from diptych.formats import KVDtypeName
 from diptych.rpc.channel import open_channel
 from diptych.worker.pool_memory import pool_memory
 from kvtransfer.memory import HostMemory
@@ -36,7 +37,7 @@ def one_thread() -> Iterator[None]:
 @pytest.mark.asyncio
 @pytest.mark.parametrize(("dtype", "transport"), [("int8", "nixl"), ("bfloat16", "inline")])
 async def test_handed_over_equals_one_process(
-    model: Decoder, tiny_llama: Path, tmp_path: Path, dtype: str, transport: str
+    model: Decoder, tiny_llama: Path, tmp_path: Path, dtype: KVDtypeName, transport: str
 ) -> None:
     """The pair counts as proven only once probe blocks of this layout have crossed."""
     prompts = [prompt(length, seed=length) for length in LENGTHS]
@@ -63,7 +64,7 @@ async def test_handed_over_equals_one_process(
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
-def test_preempted_and_reused(model: Decoder, dtype: str) -> None:
+def test_preempted_and_reused(model: Decoder, dtype: KVDtypeName) -> None:
     """What is recomputed, and what is found in the prefix cache, is as good as new."""
     prompts = [prompt(length, seed=length) for length in (20, 30, 40)]
     want = [OneProcess(model, dtype).greedy([p], 40)[0].token_ids for p in prompts]

@@ -26,7 +26,7 @@ from diptych.engine.model.decoder import Decoder
 from diptych.engine.model.parts import Linear
 from diptych.engine.model.weights import DecoderWeights, load_weights
 from diptych.engine.runner import Runner
-from diptych.quantization import Quantization
+from diptych.formats import Quantization
 from diptych.rpc.channel import open_channel
 from tests import hf_reference
 from tests.call import generate, token_request

@@ -19,7 +19,7 @@ from diptych.engine.model.decoder import Decoder
 from diptych.engine.model.parts import Attention, LayerOps, Rows, WeightStore
 from diptych.engine.scheduling.step import SampledToken, SampleSpec
 from diptych.errors import LogitsError
-from diptych.quantization import Quantization
+from diptych.formats import Quantization
 
 
 class ForwardPass(Protocol):

@@ -4,18 +4,11 @@ from collections.abc import Callable, Mapping
 
 from diptych.engine.backends.base import Backend
 from diptych.engine.backends.cpu.backend import CpuBackend
-from diptych.errors import ConfigurationError
+from diptych.formats import DeviceName
 
-_BACKENDS: Mapping[str, Callable[[], Backend]] = {"cpu": CpuBackend}
+BACKENDS: Mapping[DeviceName, Callable[[], Backend]] = {"cpu": CpuBackend}
 
 
-def make_backend(device: str) -> Backend:
-    """The backend of a device.
-
-    Raises:
-        ConfigurationError: there is none.
-    """
-    make = _BACKENDS.get(device)
-    if make is None:
-        raise ConfigurationError(f"device {device!r} is not one of {', '.join(_BACKENDS)}")
-    return make()
+def make_backend(device: DeviceName) -> Backend:
+    """The backend of a device; the settings refuse any other name."""
+    return BACKENDS[device]()

@@ -17,7 +17,7 @@ Written by the model thread (slots of running sequences) and the transfer thread
 makes it the ``PoolMemory`` of ``kvtransfer``.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
@@ -26,8 +26,13 @@ import torch
 from diptych.engine.kv.memory import HostKVMemory, KVMemory
 from diptych.engine.model.config import ModelConfig
 from diptych.errors import ConfigurationError
+from diptych.formats import KVDtypeName
 
-KV_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
+KV_DTYPES: Mapping[KVDtypeName, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "int8": torch.int8,
+}
 
 _SCALE_BYTES = 4
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from diptych.block_hash import BlockKey
 from diptych.engine.scheduling.free_runs import FreeRuns
 from diptych.engine.scheduling.prefix_cache import PrefixCache
-from diptych.errors import BlocksExhaustedError
+from diptych.errors import RETRY_SOON_S, BlocksExhaustedError
 
 
 class Owner(enum.IntEnum):
@@ -46,7 +46,6 @@ _BITS = 20
 _MASK = (1 << _BITS) - 1
 _UNIT = tuple(1 << (_BITS * place) for place in range(len(Owner)))
 _QUARANTINE = 1 << (_BITS * len(Owner))
-_RETRY_AFTER_S = 0.05
 
 
 class BlockPool:
@@ -146,7 +145,7 @@ class BlockPool:
         if num_blocks > available:
             raise BlocksExhaustedError(
                 f"need {num_blocks} KV blocks, {max(available, 0)} free",
-                retry_after_s=_RETRY_AFTER_S,
+                retry_after_s=RETRY_SOON_S,
                 needed=str(num_blocks),
                 free=str(max(available, 0)),
             )

@@ -32,6 +32,7 @@ from diptych.engine.scheduling.step import (
     SequenceUpdate,
     StepOutput,
     StepPlan,
+    check_step_limits,
 )
 from diptych.errors import (
     BlocksExhaustedError,
@@ -48,10 +49,8 @@ class SchedulerConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    max_num_seqs: int = Field(64, ge=1, description="Sequences in the batch.")
-    max_batched_tokens: int = Field(
-        512, ge=1, description="Tokens of one step; at least max_num_seqs."
-    )
+    max_num_seqs: int = Field(ge=1, description="Sequences in the batch.")
+    max_batched_tokens: int = Field(ge=1, description="Tokens of one step; at least max_num_seqs.")
     decode_headroom_blocks: int = Field(
         1, ge=0, description="Blocks beyond its tokens that a sequence gets when admitted."
     )
@@ -59,8 +58,9 @@ class SchedulerConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check_step(self) -> Self:
-        if self.max_batched_tokens < self.max_num_seqs:
-            raise ValueError("max_batched_tokens must be at least max_num_seqs")
+        check_step_limits(
+            max_batched_tokens=self.max_batched_tokens, max_num_seqs=self.max_num_seqs
+        )
         return self
 
 

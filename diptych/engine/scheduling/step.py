@@ -88,3 +88,12 @@ class SequenceUpdate(NamedTuple):
     position: int | None  # of the token
     finish_reason: FinishReason | None
     error: DiptychError | None = None  # it ended, or (prefill_only) will have no token
+
+
+def check_step_limits(*, max_batched_tokens: int, max_num_seqs: int) -> None:
+    """Raise ValueError unless a step has room for a token of each sequence in the batch."""
+    if max_batched_tokens < max_num_seqs:
+        raise ValueError(
+            f"max_batched_tokens ({max_batched_tokens}) must be at least "
+            f"max_num_seqs ({max_num_seqs}): each running sequence takes one"
+        )

@@ -36,7 +36,7 @@ def answer(plan: StepPlan) -> StepOutput:
 def test_held_slots_are_used(local_prefill: bool) -> None:
     """The engine's defaults, blocks of 16 tokens; each sequence that ends is followed by one."""
     rng = random.Random(2)
-    config = SchedulerConfig(max_model_len=2048)
+    config = SchedulerConfig(max_model_len=2048, max_batched_tokens=512, max_num_seqs=64)
     scheduler = Scheduler(config, BlockPool(4096, BLOCK_SIZE))
     live: list[Sequence] = []
     used = allocated = num_lengths = number = 0

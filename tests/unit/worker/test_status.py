@@ -2,15 +2,16 @@
 
 import pytest
 
-from diptych.errors import NoWorkerError, WorkerDrainingError
+from diptych.errors import RETRY_LATER_S, NoWorkerError, WorkerDrainingError
 from diptych.v1 import worker_pb2
 from diptych.worker.status import WorkerStatus
 
 
 def test_states_in_order_and_admission() -> None:
     status = WorkerStatus(worker_pb2.WORKER_ROLE_DECODE)
-    with pytest.raises(NoWorkerError, match="loading"):
+    with pytest.raises(NoWorkerError, match="loading") as refused:
         status.admit()
+    assert refused.value.retry_after_s == RETRY_LATER_S
     status.loaded = True
     status.admit()
     status.set(worker_pb2.SERVING_STATE_READY)

@@ -20,7 +20,7 @@ from diptych.engine.model.parts import Attention, LayerOps, Linear, WeightStore
 from diptych.engine.sampling.sampler import Largest, sample
 from diptych.engine.scheduling.step import SampledToken, SampleSpec
 from diptych.errors import LogitsError
-from diptych.quantization import Quantization
+from diptych.formats import Quantization
 
 
 class CpuBackend:

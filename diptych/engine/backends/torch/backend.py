@@ -18,7 +18,7 @@ from diptych.engine.model.parts import Attention, LayerOps, Linear, WeightStore
 from diptych.engine.sampling.sampler import sample
 from diptych.engine.scheduling.step import SampledToken, SampleSpec
 from diptych.errors import ConfigurationError, LogitsError
-from diptych.quantization import Quantization
+from diptych.formats import Quantization
 
 
 class TorchBackend:

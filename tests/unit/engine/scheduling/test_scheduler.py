@@ -20,11 +20,21 @@ from diptych.sampling_params import SamplingParams
 
 
 def make_scheduler(
-    num_blocks: int = 16, block_size: int = 4, max_model_len: int = 60, **config: int
+    num_blocks: int = 16,
+    block_size: int = 4,
+    max_model_len: int = 60,
+    *,
+    max_num_seqs: int = 64,
+    max_batched_tokens: int = 512,
+    decode_headroom_blocks: int = 1,
 ) -> Scheduler:
-    return Scheduler(
-        SchedulerConfig(max_model_len=max_model_len, **config), BlockPool(num_blocks, block_size)
+    config = SchedulerConfig(
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_batched_tokens=max_batched_tokens,
+        decode_headroom_blocks=decode_headroom_blocks,
     )
+    return Scheduler(config, BlockPool(num_blocks, block_size))
 
 
 def make_sequence(

@@ -32,6 +32,8 @@ def open_channel(address: str, timers: Timers = _TIMERS) -> grpc.aio.Channel:
         ("grpc.min_reconnect_backoff_ms", 2000),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 1000),
+        # a peer that comes back may have another address under its name
+        ("grpc.dns_min_time_between_resolutions_ms", 1000),
         ("grpc.use_local_subchannel_pool", 1),
     ]
     return grpc.aio.insecure_channel(address, options=options)

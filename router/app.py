@@ -5,6 +5,7 @@ import itertools
 import logging
 import random
 import secrets
+import time
 from collections.abc import Coroutine
 from functools import partial
 from typing import Any
@@ -14,9 +15,9 @@ from diptych.process import Ready
 from diptych.progress import ConsoleProgress
 from diptych.rpc.server import PublicEdge
 from diptych.service_host import ServiceHost
-from router.cluster.discovery import StaticDiscovery
 from router.cluster.members import Cluster
 from router.config import RouterConfig
+from router.discovery.choice import choose
 from router.frontend.admission import Admission, most_open
 from router.frontend.generator import Generator
 from router.frontend.grpc import SERVICE, InferenceServicer
@@ -39,7 +40,7 @@ async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None
 
     Raises ConfigurationError.
     """
-    discovery = StaticDiscovery(prefill=config.prefill, decode=config.decode)
+    discovery = choose(config, time.monotonic)
     model = await asyncio.to_thread(_load_model, config)
     incarnation = secrets.token_hex(8)
     policy = LeastLoaded(
@@ -80,7 +81,11 @@ async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None
             spawn=background.spawn,
         )
         metrics = RouterMetrics(
-            host.metrics, room, lambda: cluster.num_proven_pairs, lambda: cluster.num_ready
+            host.metrics,
+            room,
+            lambda: cluster.num_proven_pairs,
+            lambda: cluster.num_ready,
+            lambda: discovery.age_s,
         )
         admission = Admission(model, cluster, config)
         generator = Generator(admission, services, metrics, host.tracing)

@@ -1,15 +1,57 @@
 """Settings of the router. Built once at start, see :mod:`diptych.settings`."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from diptych.process import ProcessConfig
 from diptych.timers import GrpcSeconds
 
 _MOST_REQUESTS = 10**8  # gRPC's options have 31 bits, and some are sums of these
 _MOST_BYTES = 2**30  # half as much again is still below gRPC's 2 GiB
+
+
+def _check_addresses(value: list[str]) -> list[str]:
+    for address in value:
+        host, colon, port = address.rpartition(":")
+        if not (colon and host and port.isdigit() and 0 < int(port) < 65536):
+            raise ValueError(f"expected host:port, found {address!r}")
+    if len(set(value)) != len(value):
+        raise ValueError("an address is listed twice")
+    return value
+
+
+Addresses = Annotated[list[str], AfterValidator(_check_addresses)]
+"""Of workers, as host:port, each once."""
+
+
+class _Source(BaseModel):
+    """Settings of one way to find workers."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    needs: ClassVar[str]  # what must be given where this is chosen
+
+    def check(self, name: str) -> None:
+        """Raises ValueError: what ``--discovery name`` needs is missing."""
+        if not getattr(self, self.needs):
+            raise ValueError(f"--{name}.{self.needs}: is required by --discovery {name}")
+
+
+class FileSource(_Source):
+    """Of ``--discovery file``."""
+
+    needs: ClassVar[str] = "path"
+
+    path: Path | None = Field(
+        None, description="YAML or JSON file of workers: lists of host:port, prefill and decode."
+    )
+    interval_s: float = Field(1.0, gt=0, description="Time between two looks at the file, s.")
+
+
+_SOURCES: Mapping[str, _Source] = {"file": FileSource()}
 
 
 class RouterConfig(ProcessConfig):
@@ -29,8 +71,15 @@ class RouterConfig(ProcessConfig):
     cache_dir: Path | None = Field(
         None, description="Where models are imported and downloaded to. Unset: the user's cache."
     )
-    prefill: list[str] = Field([], description="host:port of each prefill worker.")
-    decode: list[str] = Field([], description="host:port of each decode worker; at least one.")
+    discovery: Literal["static", "file"] = Field(
+        "static",
+        description="Where workers are found: the lists --prefill and --decode, or a file.",
+    )
+    prefill: Addresses = Field([], description="static: host:port of each prefill worker.")
+    decode: Addresses = Field(
+        [], description="static: host:port of each decode worker; at least one."
+    )
+    file: FileSource = FileSource()
 
     max_queue: int = Field(
         256,
@@ -97,13 +146,22 @@ class RouterConfig(ProcessConfig):
         description="Unsent responses kept for one client; when full its request is cancelled.",
     )
 
-    @field_validator("prefill", "decode")
-    @classmethod
-    def _check_addresses(cls, value: list[str]) -> list[str]:
-        for address in value:
-            host, colon, port = address.rpartition(":")
-            if not (colon and host and port.isdigit() and 0 < int(port) < 65536):
-                raise ValueError(f"expected host:port, found {address!r}")
-        if len(set(value)) != len(value):
-            raise ValueError("an address is listed twice")
-        return value
+    @model_validator(mode="after")
+    def _check_discovery(self) -> Self:
+        """Only the source that is chosen has settings, and it has what it needs."""
+        if self.discovery != "static":
+            for pool in ("prefill", "decode"):
+                if getattr(self, pool):
+                    raise ValueError(self._not_chosen(pool, "static"))
+        for name, default in _SOURCES.items():
+            source: _Source = getattr(self, name)
+            if name == self.discovery:
+                source.check(name)
+            elif source != default:
+                given = next(iter(source.model_dump(exclude_defaults=True)))
+                raise ValueError(self._not_chosen(f"{name}.{given}", name))
+        return self
+
+    def _not_chosen(self, setting: str, source: str) -> str:
+        flag = setting.replace("_", "-")
+        return f"--{flag}: belongs to --discovery {source}, but that is {self.discovery}"

@@ -44,6 +44,7 @@ class RouterMetrics:
         room: Gauges,
         num_proven_pairs: Callable[[], float],
         num_ready: Callable[[], tuple[int, int]],
+        discovery_age_s: Callable[[], float],
     ) -> None:
         kv_paths = [path.name.lower() for path in KVPath]
         self.requests = RequestMetrics(metrics, OUTCOMES, kv_paths)
@@ -80,6 +81,12 @@ class RouterMetrics:
                 ((role,), float(count))
                 for role, count in zip(("prefill", "decode"), num_ready(), strict=True)
             ],
+        )
+        metrics.read_gauge(
+            "router_discovery_age_seconds",
+            "Time since the source of workers last said where they are, s; what it said stays in "
+            "use. 0 for a static list.",
+            discovery_age_s,
         )
 
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable
 
 from diptych.v1 import worker_pb2
 from router.cluster.decode_link import DecodeLink
-from router.cluster.discovery import Discovery, Targets
 from router.cluster.member import DecodeMember, Gate, PrefillMember, gate_of
 from router.cluster.model_choice import ModelChoice
 from router.cluster.prefill_backlog import PrefillBacklog
 from router.cluster.watch import WorkerWatch
 from router.config import RouterConfig
+from router.discovery.source import Discovery, Targets
 from router.placement.types import Policy, Snapshot, WorkerId
 
 logger = logging.getLogger(__name__)

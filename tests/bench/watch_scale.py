@@ -14,9 +14,9 @@ import time
 from dataclasses import asdict, dataclass
 
 from diptych.v1 import common_pb2, decode_pb2, worker_pb2
-from router.cluster.discovery import Targets
 from router.cluster.members import Cluster
 from router.config import RouterConfig
+from router.discovery.source import Targets
 from router.placement.policy import LeastLoaded
 from router.placement.prefix_memory import PrefixMemory
 from router.placement.types import Query

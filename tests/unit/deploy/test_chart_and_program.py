@@ -22,8 +22,8 @@ from diptych.process import ProcessConfig
 from diptych.timers import Timers
 from diptych.v1 import decode_pb2, inference_pb2, prefill_pb2
 from prefill_worker.config import PrefillWorkerConfig
-from router.cluster.discovery import StaticDiscovery
 from router.config import RouterConfig
+from router.discovery.source import StaticDiscovery
 from tests.unit.deploy.chart import (
     CHART,
     DIGEST,

@@ -42,7 +42,7 @@ def test_each_reason_of_an_error_is_an_outcome() -> None:
 
 def make_metrics(registry: CollectorRegistry) -> RouterMetrics:
     room = SimpleNamespace(num_waiting=0, num_placed=0)
-    return RouterMetrics(Metrics(registry), room, lambda: 0.0, lambda: (1, 1))
+    return RouterMetrics(Metrics(registry), room, lambda: 0.0, lambda: (1, 1), lambda: 0.0)
 
 
 def make_observer(metrics: RouterMetrics) -> RequestObserver:

@@ -11,11 +11,11 @@ from diptych.timers import Timers
 from diptych.v1 import common_pb2, decode_pb2, worker_pb2
 from router.cluster import watch as watch_module
 from router.cluster.decode_link import DecodeLink
-from router.cluster.discovery import StaticDiscovery, Targets
 from router.cluster.member import DecodeMember
 from router.cluster.members import Cluster
 from router.cluster.watch import WorkerWatch
 from router.config import RouterConfig
+from router.discovery.source import StaticDiscovery, Targets
 from router.placement.policy import LeastLoaded
 from router.placement.prefix_memory import PrefixMemory
 from router.placement.types import DecodeOnly, Paired, Query, Snapshot, Why, WorkerId
@@ -188,6 +188,8 @@ async def test_the_requests_of_a_removed_worker_are_told_and_its_tasks_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Source:
+        age_s = 0.0
+
         def __init__(self) -> None:
             self.changes: asyncio.Queue[Targets] = asyncio.Queue()
 

@@ -11,9 +11,9 @@ from diptych.errors import BlocksExhaustedError, DiptychError
 from diptych.sampling_params import SamplingParams
 from diptych.v1 import decode_pb2, prefill_pb2, worker_pb2
 from router.cluster import watch as watch_module
-from router.cluster.discovery import Targets
 from router.cluster.members import Cluster
 from router.config import RouterConfig
+from router.discovery.source import Targets
 from router.placement.policy import LeastLoaded
 from router.placement.prefix_memory import PrefixMemory
 from router.placement.types import Query, WorkerId

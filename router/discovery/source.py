@@ -1,10 +1,13 @@
-"""Where the workers are: sources that tell, over and over, the whole set of addresses."""
+"""What a source of workers is: it tells, over and over, the whole set of addresses."""
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
 from diptych.errors import ConfigurationError
+
+Clock = Callable[[], float]
+"""Monotonic, s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,13 +29,39 @@ class Discovery(Protocol):
         """The whole set now and after each change; it may end when nothing can change any more.
 
         An address that is missing is left at once: what runs there fails over. So a source
-        keeps an address until its process has ended, not until it drains.
+        keeps an address until its process has ended, not until it drains. A source that
+        cannot be asked, or says what makes no sense, yields nothing: what was known stays.
+        Raises ConfigurationError where it can never become right.
         """
         ...
+
+    @property
+    def age_s(self) -> float:
+        """Since the source last said, or confirmed, what the set is; from the start before that."""
+        ...
+
+
+class Freshness:
+    """When a source was last heard. Owned by the source."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._heard_s = clock()
+
+    def heard(self) -> None:
+        """The source said what the set is now."""
+        self._heard_s = self._clock()
+
+    @property
+    def age_s(self) -> float:
+        """See :class:`Discovery`."""
+        return self._clock() - self._heard_s
 
 
 class StaticDiscovery:
     """The lists of the settings; nothing changes."""
+
+    age_s = 0.0
 
     def __init__(self, *, prefill: Iterable[str], decode: Iterable[str]) -> None:
         """Raises ConfigurationError: nobody could decode, ever."""

@@ -1,0 +1,146 @@
+"""Workers from a YAML or JSON file that whoever starts them keeps up to date.
+
+    prefill: ["10.0.0.1:50061"]
+    decode: ["10.0.0.2:50062", "10.0.0.3:50062"]
+
+The file is read anew each time, so it may be replaced, also behind symbolic links, as
+Kubernetes does with a mounted ConfigMap. Whoever writes it replaces it whole.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from diptych.errors import ConfigurationError
+from router.config import Addresses
+from router.discovery.source import Clock, Freshness, Targets
+
+logger = logging.getLogger(__name__)
+
+_MAX_BYTES = 2**20
+
+
+class _Pools(BaseModel):
+    """What the file says.
+
+    ``decode`` is not optional: a file cut short must not look whole. Without ``prefill`` there
+    is no prefill pool; with an empty list there is one, and nobody in it now.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    prefill: Addresses | None = None
+    decode: Addresses
+
+
+def read_targets(data: bytes) -> Targets:
+    """What such a file says. Raises ValueError: one line that names the field."""
+    if len(data) > _MAX_BYTES:
+        raise ValueError(f"longer than {_MAX_BYTES} bytes")
+    try:
+        pools = _Pools.model_validate(yaml.safe_load(data))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(map(str, first["loc"])) or "the file"
+        raise ValueError(f"{field}: {first['msg'].removeprefix('Value error, ')}") from None
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"not YAML: {' '.join(str(error).split())}") from None
+    return Targets(
+        prefill=frozenset(pools.prefill or ()),
+        decode=frozenset(pools.decode),
+        has_prefill_pool=pools.prefill is not None,
+    )
+
+
+class FileSet:
+    """What the set is after each look at the file. Pure; owned by the discovery."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._data: bytes | None = None  # of the last file that was right
+        self._targets: Targets | None = None  # what it said
+        self._problem: str | None = None  # which was told already
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the file was right when it was last looked at."""
+        return self._problem is None
+
+    def look(self, found: bytes | OSError) -> Targets | None:
+        """Take what was read; the set, if it is another than before.
+
+        A file that is missing or wrong changes nothing, and is told of once.
+        Raises ConfigurationError: it was never right yet.
+        """
+        if isinstance(found, OSError):
+            self._complain(found.strerror or str(found))
+            return None
+        if found == self._data:
+            self._problem = None
+            return None
+        try:
+            targets = read_targets(found)
+        except ValueError as error:
+            self._complain(str(error))
+            return None
+        self._data, self._problem = found, None
+        before, self._targets = self._targets, targets
+        return None if targets == before else targets
+
+    def _complain(self, problem: str) -> None:
+        if self._data is None:
+            raise ConfigurationError(f"--file.path: {self._path}: {problem}")
+        if problem != self._problem:
+            self._problem = problem
+            logger.warning(
+                "the file of workers is wrong: those known stay",
+                extra={"path": self._path, "why": problem},
+            )
+
+
+class FileDiscovery:
+    """Looks at a file again and again."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        interval_s: float,
+        clock: Clock,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
+        self._path = path
+        self._interval_s = interval_s
+        self._sleep = sleep
+        self._set = FileSet(str(path))
+        self._freshness = Freshness(clock)
+
+    @property
+    def age_s(self) -> float:
+        """Since the file was last read and was right; see :class:`Discovery`."""
+        return self._freshness.age_s
+
+    async def targets(self) -> AsyncIterator[Targets]:
+        """See :class:`router.discovery.source.Discovery`."""
+        while True:
+            changed = self._set.look(await asyncio.to_thread(_read, self._path))
+            if self._set.is_right:
+                self._freshness.heard()
+            if changed is not None:
+                yield changed
+            await self._sleep(self._interval_s)
+
+
+def _read(path: Path) -> bytes | OSError:
+    """Its content, up to where it is too long; or why there is none."""
+    try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            return OSError("not a file")
+        with path.open("rb") as file:
+            return file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        return error

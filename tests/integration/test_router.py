@@ -185,7 +185,7 @@ async def test_metrics_tell_outcomes_and_fallbacks(wide_model: Path, tmp_path: P
         assert samples[f"gen_ai_server_time_per_output_token_seconds_count{{{labels}}}"] == 2
         duration = "gen_ai_server_request_duration_seconds_count"
         assert samples[f'{duration}{{error_type="",{labels}}}'] == 2
-        assert samples[f'{duration}{{error_type="REQUEST_INVALID",{labels}}}'] == 1
+        assert samples[f'{duration}{{error_type="REQUEST_INVALID",{labels}}}'] == 2
         assert samples["diptych_inter_token_latency_seconds_count"] == 10
 
 

@@ -45,7 +45,8 @@ alone:
   ``pull_machine``, ``quarantine``), and the shells around them.
 - ``endpoint``: this process's end of every transfer.
 - ``transports``: what moves bytes, behind one seam (``transports.base``): ``inline`` in the Fetch
-  stream; ``child``, an agent in a process of its own; ``nixl``, one inside the worker. The
+  stream; ``child``, an agent in a process of its own; ``nixl``, one inside the worker;
+  ``choice`` has the table of them, ``lanes`` the ways that each library may take. The
   transfer thread, on which all of them are called, is here as well.
 - ``agents``: what runs in an agent's process, on its one thread. It loads nothing of gRPC, torch
   or the settings; the worker talks to it by ``agents.wire``. A new library goes here.

@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-TransportName = Literal["nixl", "ucxx", "inline"]
+TransportName = Literal["nixl", "ucxx", "inline"]  # transports.choice has what each is
 DigestLevel = Literal["full", "sampled", "off"]
 
 MAX_PROBE_BLOCKS = 256

@@ -1,19 +1,17 @@
 """This process's end of every transfer: its memory, transports and transfer thread."""
 
 import asyncio
-import importlib.util
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Literal
 
 from diptych.errors import ConfigurationError, LayoutMismatchError
 from diptych.v1 import common_pb2
 from kvtransfer.config import TransferConfig, TransportName
 from kvtransfer.memory import PoolMemory
 from kvtransfer.transports.base import Transport
-from kvtransfer.transports.inline import InlineTransport
+from kvtransfer.transports.choice import Place, open_transport
 from kvtransfer.transports.thread import TransferThread, deliver
 
 logger = logging.getLogger(__name__)
@@ -142,10 +140,12 @@ class TransferEndpoint:
             self.thread.stop()
 
     async def _add(self, name: TransportName) -> None:
-        if name == "inline":
-            self.transports[name] = InlineTransport(self.memory)
-            return
-        transport = self.transports[name] = await self._open_agent(name)
+        changed = partial(deliver, asyncio.get_running_loop(), self._transport_changed)
+        place = Place(
+            self.config, self.incarnation, self.memory, self.thread, changed, self._read_only
+        )
+        opening = partial(open_transport, name, place)
+        transport = self.transports[name] = await self.thread.call(opening)
         if await self.until_ready(transport, _START_S):
             return
         problem = transport.problem or f"not ready within {_START_S:.0f} s"
@@ -153,23 +153,6 @@ class TransferEndpoint:
         if is_last and not any(transport.ready for transport in self.transports.values()):
             raise ConfigurationError(problem)
         logger.warning("transport not available", extra={"transport": name, "error": problem})
-
-    async def _open_agent(self, name: Literal["nixl", "ucxx"]) -> Transport:
-        from kvtransfer.transports.child import ChildTransport  # these need numpy
-        from kvtransfer.transports.nixl import NixlTransport
-
-        shared = self.memory.shared_fd is not None
-        if name == "ucxx" and not shared:
-            raise ConfigurationError("ucxx needs a KV pool in shared host memory")
-        if name == "ucxx" and importlib.util.find_spec("ucxx") is None:
-            raise ConfigurationError("ucxx is not installed: pip install 'diptych[ucxx]'")
-        inside = name == "nixl" and (self.config.nixl_process == "inside" or not shared)
-        child = partial(ChildTransport, name, read_only=self._read_only)
-        opened = NixlTransport if inside else child
-        changed = partial(deliver, asyncio.get_running_loop(), self._transport_changed)
-        return await self.thread.call(
-            lambda: opened(self.config, self.incarnation, self.memory, self.thread, changed)
-        )
 
     def _serve(self, active: bool) -> None:
         for transport in self.transports.values():

@@ -18,7 +18,7 @@ class AgentSettings(NamedTuple):
     """What an agent is made with."""
 
     name: str  # of this life of it, never used again
-    ucx_tls: str
+    ucx_tls: str  # empty: it does without UCX
     ucx_net_devices: str
 
 

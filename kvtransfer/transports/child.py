@@ -21,6 +21,7 @@ from kvtransfer.memory import PoolMemory
 from kvtransfer.transports.agent_identity import AgentIdentity
 from kvtransfer.transports.agent_life import AgentLife, LifeState
 from kvtransfer.transports.agent_process import AgentProcess, SharedPool
+from kvtransfer.transports.lanes import LanesOf
 from kvtransfer.transports.thread import TransferThread
 
 logger = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ class ChildTransport:
     def __init__(
         self,
         name: str,
+        lanes_of: LanesOf,
         config: TransferConfig,
         incarnation: str,
         memory: PoolMemory,
@@ -48,7 +50,8 @@ class ChildTransport:
         *,
         read_only: bool = False,
     ) -> None:
-        """Start the process. ``name`` is the library's; ``memory`` must be shared.
+        """Start the process. ``name`` is the library's, as ``agents.main`` has it; ``memory``
+        must be shared.
 
         ``read_only``: no peer will be connected, so the process need not write the pool
         (with RDMA it has to be able to: devices register memory for writing).
@@ -66,7 +69,7 @@ class ChildTransport:
             memory.num_blocks,
             read_only and not config.uses_rdma,
         )
-        self._identity = AgentIdentity(name, config, incarnation, memory)
+        self._identity = AgentIdentity(name, lanes_of, config, incarnation, memory)
         self._serving: AgentLife | None = None
         self._starting: AgentLife | None = None
         self._retiring: set[AgentLife] = set()  # that were to end, and have not yet

@@ -3,7 +3,7 @@
 Here its agent lives inside the worker: for pools in GPU memory, which no child
 process maps; ``transports.child`` is the usual form. Transfer thread only.
 
-Facts that shape both: see ``transports.agent_identity``.
+Facts that shape both: see ``transports.lanes`` and ``transports.agent_identity``.
 """
 
 import logging
@@ -23,6 +23,7 @@ from kvtransfer.errors import AgentLostError, BrokenReadError, TransportError, U
 from kvtransfer.memory import PoolMemory
 from kvtransfer.transports.agent_identity import AgentIdentity
 from kvtransfer.transports.agent_life import DRAIN_S
+from kvtransfer.transports.lanes import nixl_lanes
 from kvtransfer.transports.thread import TransferThread
 
 logger = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class NixlTransport:
         self._memory = memory
         self._thread = thread
         self._on_change = on_change
-        self._identity = AgentIdentity("nixl", config, incarnation, memory)
+        self._identity = AgentIdentity("nixl", nixl_lanes, config, incarnation, memory)
         self._agent: NixlAgent | None = None
         self._wait_s = config.reconnect_min_s
         self._serving = False

@@ -13,6 +13,12 @@ from kvtransfer.digest import descriptor_digest
 from kvtransfer.errors import TransportError
 from kvtransfer.memory import HostMemory
 from kvtransfer.transports.agent_identity import AgentIdentity
+from kvtransfer.transports.lanes import Lanes, nixl_lanes, ucxx_lanes
+
+
+def other_lanes(config: TransferConfig, memory_kind: str) -> Lanes:
+    """Of a library without UCX."""
+    return Lanes()
 
 
 @pytest.mark.parametrize(
@@ -25,6 +31,7 @@ from kvtransfer.transports.agent_identity import AgentIdentity
         ("nixl", {"ucx_tls": ["tcp"], "allow_nixl_tcp": True}, False, False),
         ("nixl", {"ucx_tls": ["rc", "cma"]}, False, False),
         ("ucxx", {"ucx_tls": ["tcp"]}, False, False),
+        ("other", {"ucx_tls": ["tcp"]}, False, False),
     ],
 )
 def test_tcp_is_refused_where_it_is_forbidden(
@@ -35,8 +42,13 @@ def test_tcp_is_refused_where_it_is_forbidden(
 ) -> None:
     config = TransferConfig.model_validate_json(json.dumps({"allow_faults": True, **settings}))
     memory = HostMemory(np.zeros(8, np.uint8), 4)
-    identity = AgentIdentity(library, config, "me", memory)
-    expected = pytest.raises(TransportError, match="TCP") if is_refused else nullcontext()
+    lanes_of = {"nixl": nixl_lanes, "ucxx": ucxx_lanes, "other": other_lanes}[library]
+    identity = AgentIdentity(library, lanes_of, config, "me", memory)
+    expected = (
+        pytest.raises(TransportError, match=f"{library} would read over TCP")
+        if is_refused
+        else nullcontext()
+    )
     with expected:
         identity.check_lane(last_read_was_local)
 
@@ -55,7 +67,9 @@ def test_tcp_is_refused_where_it_is_forbidden(
 def test_a_source_that_is_not_sound_is_not_handed_to_the_library(
     wrong: dict[str, object], why: str
 ) -> None:
-    identity = AgentIdentity("nixl", TransferConfig(), "me", HostMemory(np.zeros(8, np.uint8), 4))
+    identity = AgentIdentity(
+        "nixl", nixl_lanes, TransferConfig(), "me", HostMemory(np.zeros(8, np.uint8), 4)
+    )
     good = {"base_address": 4096, "block_bytes": 4, "num_blocks": 2, "memory_kind": "DRAM"}
     for fields in (good, {**good, **wrong}):
         descriptor = kv_source_pb2.MemoryDescriptor(agent_metadata=b"x")

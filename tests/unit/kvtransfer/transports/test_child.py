@@ -17,6 +17,7 @@ from kvtransfer.memory import HostMemory
 from kvtransfer.transports import child
 from kvtransfer.transports.agent_process import AgentOwner
 from kvtransfer.transports.child import ChildCopy, ChildPeer, ChildTransport
+from kvtransfer.transports.lanes import nixl_lanes
 
 
 class Process:
@@ -79,7 +80,13 @@ class Rig:
         self.patch.setattr(child, "AgentProcess", self._start)
         memory = HostMemory(bytearray(64), 16, shared_fd=0)
         self.transport = ChildTransport(
-            "nixl", TransferConfig(), "reader", memory, cast(Any, self.thread), lambda: None
+            "nixl",
+            nixl_lanes,
+            TransferConfig(),
+            "reader",
+            memory,
+            cast(Any, self.thread),
+            lambda: None,
         )
 
     def _start(self, *arguments: Any) -> Process:

@@ -1,0 +1,85 @@
+"""From the names in the setting ``transports`` to transports. The one table of them."""
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from diptych.errors import ConfigurationError
+from kvtransfer.config import TransferConfig, TransportName
+from kvtransfer.memory import PoolMemory
+from kvtransfer.transports.base import Transport
+from kvtransfer.transports.inline import InlineTransport
+from kvtransfer.transports.lanes import LanesOf, nixl_lanes, ucxx_lanes
+from kvtransfer.transports.thread import TransferThread
+
+
+class Place(NamedTuple):
+    """Where a transport is to work."""
+
+    config: TransferConfig
+    incarnation: str  # the worker's
+    memory: PoolMemory
+    thread: TransferThread
+    on_change: Callable[[], None]  # called on the thread, when what the event loop may read changed
+    read_only: bool  # nothing is read into the memory: a source's
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether another process can map the memory."""
+        return self.memory.shared_fd is not None
+
+
+class Way(NamedTuple):
+    """One transport: how it is opened, and what it cannot do without."""
+
+    open: Callable[[Place], Transport]  # on the transfer thread
+    needs_shared_memory: bool = False
+    needs_module: str = ""  # and the extra of that name; only where it is not among ours
+
+
+def _open_inline(place: Place) -> Transport:
+    return InlineTransport(place.memory)
+
+
+def _open_nixl(place: Place) -> Transport:
+    """Inside the worker where that is asked for, and where no other process maps the pool."""
+    if place.is_shared and place.config.nixl_process == "child":
+        return _open_child("nixl", nixl_lanes, place)
+    from kvtransfer.transports.nixl import NixlTransport  # needs numpy
+
+    config, incarnation, memory, thread, on_change, _ = place
+    return NixlTransport(config, incarnation, memory, thread, on_change)
+
+
+def _open_ucxx(place: Place) -> Transport:
+    return _open_child("ucxx", ucxx_lanes, place)
+
+
+def _open_child(library: str, lanes_of: LanesOf, place: Place) -> Transport:
+    """``library``: as ``agents.main`` names it."""
+    from kvtransfer.transports.child import ChildTransport  # needs numpy
+
+    config, incarnation, memory, thread, on_change, read_only = place
+    return ChildTransport(
+        library, lanes_of, config, incarnation, memory, thread, on_change, read_only=read_only
+    )
+
+
+TRANSPORTS: Mapping[TransportName, Way] = {
+    "nixl": Way(_open_nixl),
+    "ucxx": Way(_open_ucxx, needs_shared_memory=True, needs_module="ucxx"),
+    "inline": Way(_open_inline),
+}
+
+
+def open_transport(name: TransportName, place: Place) -> Transport:
+    """Make one, on the transfer thread; it may take a while to get ready.
+
+    Raises ConfigurationError: it lacks what it needs here.
+    """
+    way = TRANSPORTS[name]
+    if way.needs_shared_memory and not place.is_shared:
+        raise ConfigurationError(f"{name} needs a KV pool in shared host memory")
+    if way.needs_module and importlib.util.find_spec(way.needs_module) is None:
+        raise ConfigurationError(f"{name} is not installed: pip install 'diptych[{name}]'")
+    return way.open(place)

@@ -1,0 +1,97 @@
+"""Each transport that the settings name is in the one table, which says what it needs."""
+
+import importlib.util
+from typing import Any, cast, get_args
+
+import pytest
+
+from diptych.errors import ConfigurationError
+from kvtransfer.agents.main import LIBRARIES
+from kvtransfer.config import TransferConfig, TransportName
+from kvtransfer.memory import HostMemory
+from kvtransfer.transports import child, nixl
+from kvtransfer.transports.base import Transport
+from kvtransfer.transports.choice import TRANSPORTS, Place, open_transport
+from kvtransfer.transports.inline import InlineTransport
+from kvtransfer.transports.lanes import nixl_lanes, ucxx_lanes
+
+
+def place(*, is_shared: bool, **settings: Any) -> Place:
+    memory = HostMemory(bytearray(64), 16, shared_fd=0 if is_shared else None)
+    config = TransferConfig(**settings)
+    return Place(config, "me", memory, cast(Any, None), lambda: None, read_only=True)
+
+
+class Opened:
+    """What stands in for a transport's class: says what it was opened with."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self.arguments, self.options = arguments, options
+
+
+@pytest.fixture(autouse=True)
+def _no_agents(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "ChildTransport", type("Child", (Opened,), {}))
+    monkeypatch.setattr(nixl, "NixlTransport", type("Inside", (Opened,), {}))
+
+
+def opened(transport: Transport) -> Opened:
+    assert isinstance(transport, Opened)
+    return transport
+
+
+def test_each_name_that_the_settings_know_is_in_the_table() -> None:
+    assert set(get_args(TransportName)) == TRANSPORTS.keys()
+
+
+def test_an_agents_process_knows_the_library_that_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    names = {
+        opened(open_transport(name, place(is_shared=True))).arguments[0]
+        for name in get_args(TransportName)
+        if name != "inline"
+    }
+    assert names == LIBRARIES.keys()
+
+
+def test_nixl_is_in_a_process_of_its_own_where_that_can_map_the_pool() -> None:
+    beside = opened(open_transport("nixl", place(is_shared=True)))
+    assert beside.arguments[:2] == ("nixl", nixl_lanes)
+    assert beside.options == {"read_only": True}
+    for where in (place(is_shared=False), place(is_shared=True, nixl_process="inside")):
+        assert type(open_transport("nixl", where)).__name__ == "Inside"
+
+
+def test_ucxx_needs_its_module_and_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    modules = {"ucxx": True}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: modules.get(name) or None)
+    transport = opened(open_transport("ucxx", place(is_shared=True)))
+    assert transport.arguments[:2] == ("ucxx", ucxx_lanes)
+    with pytest.raises(ConfigurationError, match="ucxx needs a KV pool in shared host memory"):
+        open_transport("ucxx", place(is_shared=False))
+    modules.clear()
+    with pytest.raises(ConfigurationError, match=r"pip install 'diptych\[ucxx\]'"):
+        open_transport("ucxx", place(is_shared=True))
+
+
+def test_inline_needs_nothing() -> None:
+    assert isinstance(open_transport("inline", place(is_shared=False)), InlineTransport)
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind", "of_nixl", "of_ucxx"),
+    [
+        ({}, "DRAM", "cma,tcp", "tcp"),
+        ({}, "VRAM", "cma,tcp,cuda_copy,cuda_ipc", "tcp"),
+        ({"ucx_net_devices": "mlx5_0:1"}, "DRAM", "cma,rc,dc,ud", "rc,dc,ud"),
+        ({"ucx_tls": ("rc",)}, "DRAM", "rc", "rc"),
+    ],
+)
+def test_ways(settings: dict[str, Any], kind: str, of_nixl: str, of_ucxx: str) -> None:
+    config = TransferConfig(**settings)
+    assert nixl_lanes(config, kind).ucx_tls == tuple(of_nixl.split(","))
+    assert ucxx_lanes(config, kind).ucx_tls == tuple(of_ucxx.split(","))
+    assert ucxx_lanes(config, kind).may_use_network
+    assert nixl_lanes(config, kind).may_use_network is ("tcp" not in of_nixl)

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import shlex
+import signal
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -185,8 +186,16 @@ class ServerProcess:
             tail = self._log.read_bytes()[-_TAIL_BYTES:].decode(errors="replace")
             raise ServerError(f"ended with code {self._process.returncode}; {self._log}:\n{tail}")
 
+    def signal(self, signum: signal.Signals) -> None:
+        """To it and to all that it started."""
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(self._process.pid)
+            for each in (process, *process.children(recursive=True)):
+                each.send_signal(signum)
+
     async def stop(self) -> None:
         """Ask it to end; then end what is left of it."""
+        self.signal(signal.SIGCONT)
         try:
             family = psutil.Process(self._process.pid).children(recursive=True)
         except psutil.NoSuchProcess:
@@ -203,6 +212,24 @@ class ServerProcess:
             with suppress(psutil.NoSuchProcess):
                 each.kill()
         await asyncio.to_thread(psutil.wait_procs, family, _STOP_TIMEOUT_S)
+
+
+class Running(NamedTuple):
+    """A server that answers; what was started here can stand still while others are asked."""
+
+    target: Target
+    process: ServerProcess | None  # None: it ran before
+
+    def pause(self) -> None:
+        """Let it and all that it started stand still."""
+        if self.process is not None:
+            self.process.signal(signal.SIGSTOP)
+
+    async def resume(self) -> None:
+        """Wait until it answers again. Raises ServerError."""
+        if self.process is not None:
+            self.process.signal(signal.SIGCONT)
+            await _ready(self.target, self.process)
 
 
 class Server(NamedTuple):
@@ -233,18 +260,18 @@ class Server(NamedTuple):
                 yield OpenAITarget(self.name, client, self.model_id, self.extra)
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[Target]:
+    async def running(self) -> AsyncIterator[Running]:
         """Answering until the context closes. Raises ServerError."""
         async with self.connected() as target:
             if self.command is None:
-                yield target
+                yield Running(target, None)
                 return
             if await _answers(target):
                 raise ServerError(f"{self.name}: {self.address} is taken: something answers there")
             process = await ServerProcess.start(self.command, self.log, self.environment)
             try:
                 await _ready(target, process)
-                yield target
+                yield Running(target, process)
             finally:
                 await process.stop()
 

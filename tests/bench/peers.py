@@ -6,7 +6,8 @@
 
 How the servers are started: ``tests/bench/peers.md``. In each round every server has its
 turn, in the opposite order every other round: it is started (unless it has no
-``--start``: then it runs already), warmed up, measured and ended. Each round asks every
+``--start``: then it runs already), warmed up, measured and ended. With ``--keep`` each is started
+once, and between its turns all of its processes are stopped (SIGSTOP). Each round asks every
 server the same texts, which no server has seen before. A text has the same number of
 tokens everywhere, because it is made of words that are one token each. What a server
 says it read and wrote is checked. A server that fails is left out from then on, and named.
@@ -28,7 +29,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,7 @@ from diptych.text.tokenizer import Tokenizer
 from tests.bench.environment import environment, without_matrix_unit
 from tests.bench.machine_use import MachineUse
 from tests.bench.peer_ratios import Scenario, line, ratios, table
-from tests.bench.peer_servers import EXACT, Server, ServerError, Target
+from tests.bench.peer_servers import EXACT, Running, Server, ServerError, Target
 from tests.golden import models
 
 _WARM_UP_TOKENS = 8
@@ -106,20 +108,29 @@ class Comparison:
     """Turns of all servers, in rounds. What was measured stays there if a round is cut short."""
 
     def __init__(
-        self, servers: Sequence[Server], scenarios: Sequence[Scenario], prompts: Prompts
+        self,
+        servers: Sequence[Server],
+        scenarios: Sequence[Scenario],
+        prompts: Prompts,
+        *,
+        keep: bool = False,
     ) -> None:
+        """``keep``: servers stand still between their turns, and are not started anew."""
         self.rows: list[dict[str, Any]] = []
         self.failures: dict[str, str] = {}  # by server
         self._servers, self._scenarios, self._prompts = servers, scenarios, prompts
+        self._keeps = keep
+        self._kept: dict[str, Running] = {}
+        self._until_the_end = AsyncExitStack()
 
     async def run(self, num_rounds: int) -> None:
         """All rounds; says how long they take."""
-        began_s = time.monotonic()
-        for number in range(num_rounds):
-            await self._round(number)
-            round_s = (time.monotonic() - began_s) / (number + 1)
-            left_s = round_s * (num_rounds - number - 1)
-            show(f"round {number + 1} of {num_rounds}: {round_s:.0f} s each, {left_s:.0f} s left")
+        async with self._until_the_end:
+            for number in range(num_rounds):
+                began_s = time.monotonic()
+                await self._round(number)
+                round_s = time.monotonic() - began_s
+                show(f"round {number + 1} of {num_rounds}: {round_s:.0f} s")
 
     async def _round(self, number: int) -> None:
         texts = {
@@ -139,12 +150,29 @@ class Comparison:
 
     async def _turn(self, server: Server, number: int, texts: dict[str, list[str]]) -> None:
         """Raises ServerError, alone or in groups."""
-        async with server.running() as target:
+        async with self._asked(server) as target:
             await self.warm_up(target)
             for scenario in self._scenarios:
                 row = await measure(target, scenario, texts[scenario.name])
                 self.rows.append({"round": number, **row})
                 show(line(row))
+
+    @asynccontextmanager
+    async def _asked(self, server: Server) -> AsyncIterator[Target]:
+        if not self._keeps:
+            async with server.running() as running:
+                yield running.target
+            return
+        kept = self._kept.get(server.name)
+        if kept is None:
+            kept = await self._until_the_end.enter_async_context(server.running())
+            self._kept[server.name] = kept
+        else:
+            await kept.resume()
+        try:
+            yield kept.target
+        finally:
+            kept.pause()
 
     async def warm_up(self, target: Target) -> None:
         """A prompt of each length that is measured, and short ones, as many as ever at a time."""
@@ -224,7 +252,7 @@ async def run(options: argparse.Namespace) -> int:
         scenarios.append(Scenario("long prompt", 1, options.long_prompt_tokens, 1))
     servers = servers_of(options, folder)
     prompts = Prompts(Tokenizer(folder), options.seed)
-    comparison = Comparison(servers, scenarios, prompts)
+    comparison = Comparison(servers, scenarios, prompts, keep=options.keep)
     try:
         await comparison.run(options.rounds)
     finally:
@@ -233,6 +261,7 @@ async def run(options: argparse.Namespace) -> int:
             "environment": environment(without_unit=options.without_matrix_unit),
             "versions": {name: output_of(command) for name, command in options.version},
             "num_rounds": options.rounds,
+            "kept": options.keep,
             "model": str(folder.name),
             "servers": {s.name: s.command for s in servers},
             "failures": comparison.failures,
@@ -261,6 +290,7 @@ def main() -> int:
     add("--long-prompt-tokens", type=int, default=2048, help="0: none")
     add("--version", type=named, action="append", default=[], help="NAME=COMMAND that says it")
     add("--rounds", type=int, default=5, help="fewer are not enough to be quoted")
+    add("--keep", action="store_true", help="start each server once; it waits stopped")
     add("--without-matrix-unit", action="store_true", help="for all that are started here")
     add("--seed", type=int, default=os.getpid(), help="of the texts; the same are cached")
     add("--out", type=Path, default=Path("bench-peers.json"), help="logs of servers go beside it")

@@ -11,7 +11,7 @@ import psutil
 
 from tests.bench.machine_use import MachineUse
 from tests.bench.peer_ratios import Scenario
-from tests.bench.peer_servers import Server
+from tests.bench.peer_servers import Server, Target
 from tests.bench.peers import Comparison, Prompts
 
 # Arguments: port, a file to which its child's id is added. Says first that it is loading; never
@@ -83,6 +83,31 @@ async def test_servers_take_turns_and_one_that_fails_is_left_out(tmp_path: Path)
     assert not comparison.failures
     children = [int(pid) for pid in pids.read_text().split()]
     assert len(children) == 4
+    assert not any(is_alive(pid) for pid in children)
+
+
+async def test_a_kept_server_is_started_once_and_stands_still_between_its_turns(
+    tmp_path: Path,
+) -> None:
+    ports, pids = [free_port(), free_port()], tmp_path / "pids"
+    servers = [
+        server(name, port, SERVER, str(port), str(pids), log=tmp_path / f"{name}.log")
+        for name, port in zip("ab", ports, strict=True)
+    ]
+    seen: list[tuple[bool, ...]] = []  # of each row: which children stood still
+
+    class Watched(Comparison):
+        async def warm_up(self, target: Target) -> None:
+            children = [psutil.Process(int(pid)) for pid in pids.read_text().split()]
+            seen.append(tuple(each.status() == psutil.STATUS_STOPPED for each in children))
+            await super().warm_up(target)
+
+    comparison = Watched(servers, SCENARIOS[:1], Words(), keep=True)
+    await comparison.run(2)
+    assert [row["target"] for row in comparison.rows] == ["a", "b", "b", "a"]
+    assert seen == [(False,), (True, False), (True, False), (False, True)]
+    children = [int(pid) for pid in pids.read_text().split()]
+    assert len(children) == 2
     assert not any(is_alive(pid) for pid in children)
 
 

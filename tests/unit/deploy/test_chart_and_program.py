@@ -118,6 +118,29 @@ def test_nobody_is_killed_while_it_drains(pod: Pod, tmp_path: Path) -> None:
     assert pod.spec["terminationGracePeriodSeconds"] >= drain_s + 10
 
 
+@pytest.mark.parametrize("pod", servers(), ids=lambda pod: pod.where)
+def test_what_kubernetes_says_of_services_changes_nothing(
+    pod: Pod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The chart turns such variables off; a release called diptych would have these."""
+    config = config_of(pod, tmp_path)
+    for service in ("router", "router_metrics", "prefill", "prefill_main", "decode"):
+        name = f"DIPTYCH_{service.upper()}"
+        address = "tcp://10.0.0.1:50051"
+        for end, value in (
+            ("SERVICE_HOST", "10.0.0.1"),
+            ("SERVICE_PORT", "50051"),
+            ("SERVICE_PORT_GRPC", "50051"),
+            ("PORT", address),
+            ("PORT_50051_TCP", address),
+            ("PORT_50051_TCP_PROTO", "tcp"),
+            ("PORT_50051_TCP_PORT", "50051"),
+            ("PORT_50051_TCP_ADDR", "10.0.0.1"),
+        ):
+            monkeypatch.setenv(f"{name}_{end}", value)
+    assert config_of(pod, tmp_path) == config
+
+
 def test_the_template_has_the_programs_defaults() -> None:
     """Where values say nothing of these timers, the grace period is reckoned with its own."""
     text = (CHART / "templates" / "_pods.tpl").read_text()

@@ -1,0 +1,129 @@
+"""Pods of a rendering as processes of this machine: the container's own command and environment.
+
+What a pod has of its own in a cluster is put in place: addresses become ports of the
+loopback address, mounted folders become folders here. All else stays as helm wrote it.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from diptych.models.source import DEFAULT_CACHE_DIR
+from tests.unit.deploy.chart import NAMESPACE, ROOT, Pod, pods, settings_text
+
+_PORTS = {"router": 50051, "prefill": 50061, "decode": 50061}
+
+
+@dataclass
+class Process:
+    """A serving pod's container, running."""
+
+    pod: Pod
+    address: str
+    child: subprocess.Popen[bytes]
+
+    def passes(self, probe: str) -> bool:
+        """Whether the container's probe of that name would pass now."""
+        service = self.pod.container[probe]["grpc"].get("service", "")
+        asked = ["health", f"--address={self.address}", f"--service={service}"]
+        return run(asked, {}, timeout_s=20).returncode == 0
+
+    def stop(self) -> int:
+        """End it as Kubernetes does; its exit code. Raises TimeoutExpired: it took too long."""
+        self.child.send_signal(signal.SIGTERM)
+        return self.child.wait(self.pod.spec["terminationGracePeriodSeconds"])
+
+
+class LocalPods:
+    """The pods of one rendering, each pool's first. A context manager; ends all that it started."""
+
+    def __init__(self, rendering: str, folder: Path) -> None:
+        self._folder = folder
+        self._pods = {pod.command: pod for pod in pods(rendering)}
+        self._addresses = {role: f"127.0.0.1:{_free_port()}" for role in _PORTS}
+        self.processes: dict[str, Process] = {}
+
+    def __enter__(self) -> Self:
+        for role in _PORTS:
+            self.processes[role] = self._start(self._pods[role])
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes.values():
+            process.child.kill()
+            process.child.wait()
+
+    def test(self) -> subprocess.CompletedProcess[str]:
+        """Run what `helm test` runs, as a new pod."""
+        pod, uid = self._pods["generate"], str(uuid.uuid4())
+        args = [str(arg).replace("$(POD_UID)", uid) for arg in pod.container["args"]]
+        return run([self._here(arg) for arg in args], {}, timeout_s=100)
+
+    def log(self, role: str) -> str:
+        """What the container wrote."""
+        return (self._folder / f"{role}.log").read_text()
+
+    def _start(self, pod: Pod) -> Process:
+        role = pod.command
+        mounted = self._folder / role
+        mounted.mkdir()
+        (mounted / "settings.yaml").write_text(self._here(settings_text(pod)))
+        args = []
+        for arg in pod.container["args"]:
+            if arg.startswith("--listen="):
+                arg = f"--listen={self._addresses[role]}"
+            elif arg.startswith("--metrics-port="):
+                arg = "--metrics-port=0"
+            arg = arg.replace("/etc/diptych", str(mounted))
+            args.append(arg.replace("=/cache", f"={DEFAULT_CACHE_DIR.expanduser()}"))
+        variables = {item["name"]: item.get("value", "here") for item in pod.container["env"]}
+        variables["NUMBA_CACHE_DIR"] = str(DEFAULT_CACHE_DIR.expanduser() / "kernels")
+        with (self._folder / f"{role}.log").open("wb") as log:
+            child = subprocess.Popen(_command(args), env=_env(variables), cwd=ROOT, stderr=log)
+        return Process(pod, self._addresses[role], child)
+
+    def _here(self, text: str) -> str:
+        """With addresses of the cluster as they are here."""
+        router = self._pods["router"].manifest["metadata"]["name"]
+        text = text.replace(f"{router}:{_PORTS['router']}", self._addresses["router"])
+        for role in ("prefill", "decode"):
+            name = self._pods[role].manifest["metadata"]["name"]
+            host = f"{name}-0.{name}.{NAMESPACE}.svc.cluster.local"
+            text = text.replace(f"{host}:{_PORTS[role]}", self._addresses[role])
+        return text
+
+
+def run(
+    args: Sequence[str], variables: Mapping[str, str], timeout_s: float
+) -> subprocess.CompletedProcess[str]:
+    """Run ``diptych`` to its end."""
+    return subprocess.run(
+        _command(args),
+        env=_env(variables),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+def _command(args: Sequence[str]) -> list[str]:
+    return [sys.executable, "-m", "diptych.cli", *args]
+
+
+def _env(variables: Mapping[str, str]) -> dict[str, str]:
+    return {"PATH": os.defpath, "HOME": "/nonexistent", **variables}
+
+
+def _free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])

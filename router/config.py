@@ -1,6 +1,7 @@
 """Settings of the router. Built once at start, see :mod:`diptych.settings`."""
 
 from collections.abc import Mapping
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -15,16 +16,43 @@ _MOST_BYTES = 2**30  # half as much again is still below gRPC's 2 GiB
 
 def _check_addresses(value: list[str]) -> list[str]:
     for address in value:
-        host, colon, port = address.rpartition(":")
-        if not (colon and host and port.isdigit() and 0 < int(port) < 65536):
+        if not _is_address(address):
             raise ValueError(f"expected host:port, found {address!r}")
     if len(set(value)) != len(value):
         raise ValueError("an address is listed twice")
     return value
 
 
+def _is_address(text: str) -> bool:
+    host, colon, port = text.rpartition(":")
+    return bool(colon and host and port.isdigit() and 0 < int(port) < 65536)
+
+
+def _check_names(value: list[str]) -> list[str]:
+    for name in value:
+        if ":" in name if name.startswith("_") else not _is_address(name):
+            raise ValueError(f"expected name:port, or _port._tcp.name, found {name!r}")
+    if len(set(value)) != len(value):
+        raise ValueError("a name is listed twice")
+    return value
+
+
+def _check_server(value: str | None) -> str | None:
+    if value is not None:
+        try:
+            ip_address(value.rpartition(":")[0].strip("[]"))
+        except ValueError:
+            raise ValueError("expected ip:port") from None
+        if not _is_address(value):
+            raise ValueError("expected ip:port")
+    return value
+
+
 Addresses = Annotated[list[str], AfterValidator(_check_addresses)]
 """Of workers, as host:port, each once."""
+
+DnsNames = Annotated[list[str], AfterValidator(_check_names)]
+"""``name:port`` or ``_port._tcp.name``, each once."""
 
 
 class _Source(BaseModel):
@@ -51,7 +79,24 @@ class FileSource(_Source):
     interval_s: float = Field(1.0, gt=0, description="Time between two looks at the file, s.")
 
 
-_SOURCES: Mapping[str, _Source] = {"file": FileSource()}
+class DnsSource(_Source):
+    """Of ``--discovery dns``."""
+
+    needs: ClassVar[str] = "decode"
+
+    prefill: DnsNames = Field([], description="As decode, of the prefill workers.")
+    decode: DnsNames = Field(
+        [],
+        description="name:port, asked for A records (else AAAA), or _port._tcp.name, asked for SRV "
+        "records, of the decode workers, such as a headless service's.",
+    )
+    interval_s: float = Field(5.0, gt=0, description="Time between two times of asking, s.")
+    server: Annotated[str | None, AfterValidator(_check_server)] = Field(
+        None, description="ip:port of the DNS server to ask. Unset: the system's."
+    )
+
+
+_SOURCES: Mapping[str, _Source] = {"file": FileSource(), "dns": DnsSource()}
 
 
 class RouterConfig(ProcessConfig):
@@ -71,15 +116,16 @@ class RouterConfig(ProcessConfig):
     cache_dir: Path | None = Field(
         None, description="Where models are imported and downloaded to. Unset: the user's cache."
     )
-    discovery: Literal["static", "file"] = Field(
+    discovery: Literal["static", "file", "dns"] = Field(
         "static",
-        description="Where workers are found: the lists --prefill and --decode, or a file.",
+        description="Where workers are found: the lists --prefill and --decode, a file, or DNS.",
     )
     prefill: Addresses = Field([], description="static: host:port of each prefill worker.")
     decode: Addresses = Field(
         [], description="static: host:port of each decode worker; at least one."
     )
     file: FileSource = FileSource()
+    dns: DnsSource = DnsSource()
 
     max_queue: int = Field(
         256,

@@ -1,6 +1,7 @@
 """Which source a router asks for its workers."""
 
 from router.config import RouterConfig
+from router.discovery.dns import DnsDiscovery, DnsLookup
 from router.discovery.file import FileDiscovery
 from router.discovery.source import Clock, Discovery, StaticDiscovery
 
@@ -13,3 +14,5 @@ def choose(config: RouterConfig, clock: Clock) -> Discovery:
         case "file":
             assert config.file.path is not None, "the settings were checked"
             return FileDiscovery(config.file.path, interval_s=config.file.interval_s, clock=clock)
+        case "dns":
+            return DnsDiscovery(config.dns, lookup=DnsLookup(config.dns.server), clock=clock)

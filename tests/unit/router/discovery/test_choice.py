@@ -6,6 +6,7 @@ from diptych import settings
 from diptych.errors import ConfigurationError
 from router.config import RouterConfig
 from router.discovery.choice import choose
+from router.discovery.dns import DnsDiscovery
 from router.discovery.file import FileDiscovery
 from router.discovery.source import StaticDiscovery
 
@@ -21,6 +22,7 @@ def load(*args: str) -> RouterConfig:
     [
         (["--decode", "a:1"], StaticDiscovery),
         (["--discovery", "file", "--file.path", "workers.yaml"], FileDiscovery),
+        (["--discovery", "dns", "--dns.decode", "_grpc._tcp.decode"], DnsDiscovery),
     ],
 )
 def test_the_source_that_is_named_is_made(args: list[str], source: type) -> None:
@@ -41,6 +43,21 @@ def test_the_source_that_is_named_is_made(args: list[str], source: type) -> None
             ["--decode", "a:1", "--file.interval-s", "3"],
             "--file.interval-s: belongs to --discovery file, but that is static",
         ),
+        (["--discovery", "dns"], "--dns.decode: is required by --discovery dns"),
+        (
+            ["--discovery", "dns", "--dns.decode", "decode"],
+            r"--dns.decode: expected name:port, or _port._tcp.name, found 'decode'",
+        ),
+        (["--discovery", "dns", "--dns.decode", "_g._tcp.d:1"], "--dns.decode: expected name.*"),
+        (
+            ["--discovery", "dns", "--dns.decode", "a:1", "--dns.decode", "a:1"],
+            "--dns.decode: a name is listed twice",
+        ),
+        (
+            ["--discovery", "dns", "--dns.decode", "a:1", "--dns.server", "dns.example:53"],
+            r"--dns.server: expected ip:port \(got 'dns.example:53'\)",
+        ),
+        (["--decode", "a:1", "--dns.server", "10.0.0.1"], r"--dns.server: expected ip:port.*"),
         (["--discovery", "guess"], r"--discovery: Input should be .*\(got 'guess'\)"),
     ],
 )

@@ -1,0 +1,88 @@
+"""Which addresses DNS names stand for, after each answer. Pure."""
+
+import logging
+from collections.abc import Sequence
+
+from router.discovery.source import Targets
+
+logger = logging.getLogger(__name__)
+
+_EMPTY_ANSWERS = 3  # in a row, before an empty answer is believed
+
+
+class _Name:
+    """What is known of one name. ``is_sure``: by its last answer."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.addresses: frozenset[str] = frozenset()
+        self.is_sure = False
+        self._num_empty = 0  # in a row
+        self._problem = ""  # which was told already
+
+    def answered(self, addresses: frozenset[str]) -> None:
+        self._num_empty = 0 if addresses else self._num_empty + 1
+        if self.addresses and 0 < self._num_empty < _EMPTY_ANSWERS:
+            self._doubt("the answer is empty")
+            return
+        self.addresses, self.is_sure, self._problem = addresses, True, ""
+
+    def failed(self, why: str) -> None:
+        self._num_empty = 0
+        self._doubt(why)
+
+    def _doubt(self, problem: str) -> None:
+        self.is_sure = False
+        if problem != self._problem:
+            self._problem = problem
+            logger.warning(
+                "a name of workers is in doubt: those known stay",
+                extra={"name_of_workers": self.name, "why": problem},
+            )
+
+
+class NameSet:
+    """The set that all names together stand for. Owned by the discovery.
+
+    No answer changes nothing, and an empty one only when it was repeated: a server that has
+    just started knows nobody.
+    """
+
+    def __init__(self, *, prefill: Sequence[str], decode: Sequence[str]) -> None:
+        self._prefill = {name: _Name(name) for name in prefill}
+        self._decode = {name: _Name(name) for name in decode}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """To ask for, each once."""
+        return tuple({**self._prefill, **self._decode})
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the last answer for every name was one, and was believed."""
+        return all(name.is_sure for name in self._all(self.names))
+
+    def answered(self, name: str, addresses: frozenset[str]) -> None:
+        """``name`` stands for these, as host:port; none if there is no such name."""
+        for each in self._all([name]):
+            each.answered(addresses)
+
+    def failed(self, name: str, why: str) -> None:
+        """Nobody could say what ``name`` stands for."""
+        for each in self._all([name]):
+            each.failed(why)
+
+    @property
+    def targets(self) -> Targets:
+        """The set as known now."""
+        prefill = (name.addresses for name in self._prefill.values())
+        decode = (name.addresses for name in self._decode.values())
+        return Targets(
+            prefill=frozenset().union(*prefill),
+            decode=frozenset().union(*decode),
+            has_prefill_pool=bool(self._prefill),
+        )
+
+    def _all(self, names: Sequence[str]) -> list[_Name]:
+        pools = (self._prefill, self._decode)
+        return [pool[name] for name in names for pool in pools if name in pool]

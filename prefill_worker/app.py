@@ -30,6 +30,7 @@ from prefill_worker import source_metrics
 from prefill_worker.config import PrefillWorkerConfig
 from prefill_worker.kv_source_gate import KVSourceGate
 from prefill_worker.servicer import PrefillServicer
+from prefill_worker.stream_resources import StreamDeps, StreamResources
 
 PREFILL = prefill_pb2.DESCRIPTOR.services_by_name["Prefill"].full_name
 KV_SOURCE = kv_source_pb2.DESCRIPTOR.services_by_name["KVSource"].full_name
@@ -87,7 +88,9 @@ class PrefillRole:
             self._gate.source = source
             source_metrics.register(self._host.metrics, source.counters, leases)
             lease_metrics = LeaseMetrics(self._host.metrics, lambda: self._servicer.num_leases)
-            self._servicer.attach(parts, leases, lease_metrics)
+            self._servicer.attach(
+                StreamResources(parts=parts, leases=leases, metrics=lease_metrics)
+            )
             self._status.describe = partial(self._describe, parts)
             async with asyncio.TaskGroup() as tasks:
                 running = []
@@ -129,7 +132,9 @@ async def serve(config: PrefillWorkerConfig, stop: asyncio.Event, ready: Ready) 
         confine_to(config.cpus)
     status = WorkerStatus(worker_pb2.WORKER_ROLE_PREFILL)
     async with ServiceHost(config, instance_id=status.incarnation) as host:
-        servicer = PrefillServicer(status, config.timers, host.tracing)
+        servicer = PrefillServicer(
+            StreamDeps(status=status, timers=config.timers, spans=host.tracing)
+        )
         prefill_pb2_grpc.add_PrefillServicer_to_server(servicer, host.server)
         worker_pb2_grpc.add_WorkerServicer_to_server(WatchServicer(status), host.server)
         gate = KVSourceGate()

@@ -68,7 +68,7 @@ class PrefillWorker(Worker):
 
 
 class LeaseSide:
-    """The server's side of one Prefill stream, as prefill_worker.servicer has it."""
+    """The server's side of one Prefill stream, as prefill_worker.stream has it."""
 
     def __init__(self, worker: PrefillWorker) -> None:
         self.worker = worker

@@ -84,7 +84,7 @@ class RouterSequences:
         return len(self._held)
 
     def phase_of(self, sequence_id: int) -> Phase | None:
-        """Where a sequence stands; None before Reserve and after Ended."""
+        """Where a sequence stands; None before Reserve and after Ended. For checks."""
         held = self._held.get(sequence_id)
         return None if held is None else held.phase
 

@@ -1,4 +1,9 @@
-"""The one table of timers (seconds). Every liveness bound of the cluster is here."""
+"""How long processes of the cluster wait for each other: the timers that can be set, in seconds.
+
+Not here: what the transfer waits for by itself (``kvtransfer.config``: agents, quarantine), how
+a router's clients are kept alive (``rpc.server.PublicEdge``), and fixed bounds, which stand
+beside what waits.
+"""
 
 from typing import Annotated
 

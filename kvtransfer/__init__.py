@@ -14,7 +14,8 @@ Both roles, on the event loop:
 - ``memory.PoolMemory``, which the worker implements over its pool (``HostMemory`` does for host
   memory): the transfer reads, writes and digests blocks by it alone, on the transfer thread.
   The worker keeps a block from every other writer while it is leased, being pulled into, or
-  quarantined; nothing here knows the pool's books.
+  quarantined; nothing here knows the pool's books. Where its device is lost, what was asked of
+  it fails like any other read, and ``lost`` says that the process has to end.
 - ``memory.ScratchBlocks``: blocks that no sequence has, for the probes of pairs.
 
 A source (a prefill worker), on the event loop; nothing of it waits:

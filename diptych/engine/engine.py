@@ -64,7 +64,6 @@ class StepEngine:
         """
         self.num_steps = 0  # completed
         self.last_step: StepRecord | None = None  # set before listeners are told; None: it failed
-        self.failed = False  # run() ended with an error
         self._scheduler = scheduler
         self._runner = runner
         self._pool: BlockPool = scheduler.pool
@@ -91,9 +90,6 @@ class StepEngine:
             own_thread = ThreadPoolExecutor(1, thread_name_prefix="model")
         try:
             await self._run_steps(self._model_thread or own_thread)
-        except Exception:
-            self.failed = True
-            raise
         finally:
             if own_thread is not None:
                 own_thread.shutdown(wait=False)  # idle by now

@@ -36,7 +36,7 @@ class Runner:
 
     @property
     def model(self) -> Decoder:
-        """What it runs."""
+        """What it runs; for checks."""
         return self._model
 
     def warm_up(self, progress: WarmUpProgress = lambda ratio: None) -> MeasuredStep:
@@ -84,7 +84,7 @@ class Runner:
     def logits(self, plan: StepPlan) -> Tensor:
         """Write the KV and return the logits after every token, in plan order.
 
-        For tests and scoring. Returns [plan.num_tokens, vocab_size] float32.
+        For checks: no worker asks for them. Returns [plan.num_tokens, vocab_size] float32.
         """
         inputs = build_inputs(plan, self._kv_cache.block_size, self._backend.device)
         lasts = zip(plan.chunks, inputs.last_rows, strict=True)

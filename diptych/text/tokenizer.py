@@ -112,10 +112,6 @@ class Tokenizer:
             raise InvalidRequestError("this model has no chat template", field="chat")
         return self.chat_template.render(messages, arguments)
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """Token ids of a chat prompt; the template itself writes the special tokens."""
-        return self.encode(self.render_chat(messages), add_special=False)
-
     def min_tokens(self, text: str) -> int:
         """A lower bound, without tokenising, of how many tokens ``text`` has.
 

@@ -18,7 +18,7 @@ class PoolScratch:
 
     @property
     def num_lent(self) -> int:
-        """Blocks that a probe holds, or a read that its probe gave up."""
+        """Blocks that a probe holds, or a read that its probe gave up; for checks."""
         return len(self._lent)
 
     def allocate(self, num_blocks: int) -> list[int]:

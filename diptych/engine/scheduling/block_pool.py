@@ -102,7 +102,7 @@ class BlockPool:
         return {owner: count for owner, count in counts.items() if count}
 
     def is_quarantined(self, block_id: int) -> bool:
-        """Whether a posted read may write it."""
+        """Whether a posted read may write it; for checks."""
         return self._holders[block_id] >= _QUARANTINE
 
     def key_of(self, block_id: int) -> BlockKey | None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from diptych.errors import (
+    RETRY_LATER_S,
     DeadlineExceededError,
     ModelNotFoundError,
     NoWorkerError,
@@ -28,7 +29,6 @@ _INLINE_BYTES = 4096  # larger requests are tokenised in a thread
 _MAX_TOKENIZING = 2  # at a time
 # A guess: what has to pass first (a worker's start, a prompt's tokenising, this router's end) has
 # no time of its own that is known. The waiting room, which knows how soon requests end, says more.
-_RETRY_AFTER_S = 1.0
 
 
 def most_open(config: RouterConfig) -> int:
@@ -110,7 +110,7 @@ class Admission:
     async def admit(self, request: GenerationRequest, deadline_s: float | None) -> ResolvedRequest:
         """Everything that can be done before a worker is asked. Raises DiptychError."""
         if self._is_draining:
-            raise WorkerDrainingError("the router shuts down", retry_after_s=_RETRY_AFTER_S)
+            raise WorkerDrainingError("the router shuts down", retry_after_s=RETRY_LATER_S)
         if deadline_s is not None and time.monotonic() >= deadline_s:
             raise DeadlineExceededError("the request's deadline passed")
         if request.model not in ("", self._model.name):
@@ -141,7 +141,7 @@ class Admission:
             raise QueueFullError(
                 f"requests of {self._num_open_bytes} bytes are open; with this one it would be "
                 f"more than {budget}",
-                retry_after_s=_RETRY_AFTER_S,
+                retry_after_s=RETRY_LATER_S,
             )
 
     def _resolve(self, request: GenerationRequest, prompt_ids: list[int]) -> ResolvedRequest:
@@ -156,7 +156,7 @@ class Admission:
         if self._num_untokenized >= self._config.max_queue + _MAX_TOKENIZING:
             raise QueueFullError(
                 f"{self._num_untokenized} long prompts wait to be tokenised",
-                retry_after_s=_RETRY_AFTER_S,
+                retry_after_s=RETRY_LATER_S,
             )
         self._num_untokenized += 1
         try:
@@ -171,7 +171,7 @@ class Admission:
         """No worker was ever heard of: wait for the first, within bounds."""
         if self._num_unfound >= self._config.max_queue:
             raise QueueFullError(
-                f"{self._num_unfound} requests wait already", retry_after_s=_RETRY_AFTER_S
+                f"{self._num_unfound} requests wait already", retry_after_s=RETRY_LATER_S
             )
         patience_s = self._config.timers.no_worker_s
         left_s = patience_s if deadline_s is None else deadline_s - time.monotonic()
@@ -182,6 +182,6 @@ class Admission:
         except TimeoutError:
             if left_s < patience_s:
                 raise DeadlineExceededError("the request's deadline passed") from None
-            raise NoWorkerError("no worker was found", retry_after_s=_RETRY_AFTER_S) from None
+            raise NoWorkerError("no worker was found", retry_after_s=RETRY_LATER_S) from None
         finally:
             self._num_unfound -= 1

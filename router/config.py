@@ -1,5 +1,6 @@
 """Settings of the router. Built once at start, see :mod:`diptych.settings`."""
 
+import re
 from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
@@ -12,6 +13,7 @@ from diptych.timers import GrpcSeconds
 
 _MOST_REQUESTS = 10**8  # gRPC's options have 31 bits, and some are sums of these
 _MOST_BYTES = 2**30  # half as much again is still below gRPC's 2 GiB
+_SERVICE = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
 def _check_addresses(value: list[str]) -> list[str]:
@@ -37,6 +39,15 @@ def _check_names(value: list[str]) -> list[str]:
     return value
 
 
+def _check_services(value: list[str]) -> list[str]:
+    for service in value:
+        if not _SERVICE.fullmatch(service):
+            raise ValueError(f"expected the name of a service, found {service!r}")
+    if len(set(value)) != len(value):
+        raise ValueError("a service is listed twice")
+    return value
+
+
 def _check_server(value: str | None) -> str | None:
     if value is not None:
         try:
@@ -50,6 +61,9 @@ def _check_server(value: str | None) -> str | None:
 
 Addresses = Annotated[list[str], AfterValidator(_check_addresses)]
 """Of workers, as host:port, each once."""
+
+Services = Annotated[list[str], AfterValidator(_check_services)]
+"""Names of Kubernetes services, each once."""
 
 DnsNames = Annotated[list[str], AfterValidator(_check_names)]
 """``name:port`` or ``_port._tcp.name``, each once."""
@@ -96,7 +110,32 @@ class DnsSource(_Source):
     )
 
 
-_SOURCES: Mapping[str, _Source] = {"file": FileSource(), "dns": DnsSource()}
+class KubernetesSource(_Source):
+    """Of ``--discovery kubernetes``."""
+
+    needs: ClassVar[str] = "decode"
+
+    prefill: Services = Field([], description="As decode, of the prefill workers.")
+    decode: Services = Field([], description="Service of the decode workers, by its name.")
+    namespace: str | None = Field(
+        None, description="Namespace of the services. Unset: the router's own, or the kubeconfig's."
+    )
+    port: str = Field("grpc", description="Name of the services' port; one without a name will do.")
+    relist_s: float = Field(
+        60.0, gt=0, description="All endpoints are listed anew each time this has passed, s."
+    )
+    kubeconfig: Path | None = Field(
+        None,
+        description="Where the API is and who asks. Unset: as the pod's service account, else "
+        "KUBECONFIG.",
+    )
+
+
+_SOURCES: Mapping[str, _Source] = {
+    "file": FileSource(),
+    "dns": DnsSource(),
+    "kubernetes": KubernetesSource(),
+}
 
 
 class RouterConfig(ProcessConfig):
@@ -116,9 +155,10 @@ class RouterConfig(ProcessConfig):
     cache_dir: Path | None = Field(
         None, description="Where models are imported and downloaded to. Unset: the user's cache."
     )
-    discovery: Literal["static", "file", "dns"] = Field(
+    discovery: Literal["static", "file", "dns", "kubernetes"] = Field(
         "static",
-        description="Where workers are found: the lists --prefill and --decode, a file, or DNS.",
+        description="Where workers are found: the lists --prefill and --decode, a file, DNS, or "
+        "Kubernetes' EndpointSlices.",
     )
     prefill: Addresses = Field([], description="static: host:port of each prefill worker.")
     decode: Addresses = Field(
@@ -126,6 +166,7 @@ class RouterConfig(ProcessConfig):
     )
     file: FileSource = FileSource()
     dns: DnsSource = DnsSource()
+    kubernetes: KubernetesSource = KubernetesSource()
 
     max_queue: int = Field(
         256,

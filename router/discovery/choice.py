@@ -1,6 +1,7 @@
 """Which source a router asks for its workers."""
 
-from router.config import RouterConfig
+from diptych.errors import ConfigurationError
+from router.config import KubernetesSource, RouterConfig
 from router.discovery.dns import DnsDiscovery, DnsLookup
 from router.discovery.file import FileDiscovery
 from router.discovery.source import Clock, Discovery, StaticDiscovery
@@ -16,3 +17,16 @@ def choose(config: RouterConfig, clock: Clock) -> Discovery:
             return FileDiscovery(config.file.path, interval_s=config.file.interval_s, clock=clock)
         case "dns":
             return DnsDiscovery(config.dns, lookup=DnsLookup(config.dns.server), clock=clock)
+        case "kubernetes":
+            return _kubernetes(config.kubernetes, clock)
+
+
+def _kubernetes(source: KubernetesSource, clock: Clock) -> Discovery:
+    """Its client is an extra, so it is imported where it is wanted."""
+    try:
+        from router.discovery.kubernetes import KubernetesApi, KubernetesDiscovery
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"--discovery: kubernetes needs the extra of that name: {error.name} is not installed"
+        ) from None
+    return KubernetesDiscovery(source, api=KubernetesApi(source), clock=clock)

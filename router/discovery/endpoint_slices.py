@@ -1,0 +1,80 @@
+"""Which workers the EndpointSlices of some services name, after each list and each event. Pure."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from router.discovery.source import Targets
+
+
+class Endpoint(NamedTuple):
+    """One pod of a service, as a slice says: of some services every pod is ready, always."""
+
+    address: str
+    is_ready: bool
+    is_terminating: bool
+
+
+class Slice(NamedTuple):
+    """What a slice says. A service may have several; an endpoint may be in two for a moment."""
+
+    name: str
+    service: str
+    port: int | None  # None: it has not the port that was asked for
+    endpoints: tuple[Endpoint, ...]
+
+
+class EndpointSet:
+    """The set that all slices together name. Owned by the discovery.
+
+    An endpoint that is not ready is not used; one that is used and terminates is, until it is
+    gone, so that it can end what it runs.
+    """
+
+    def __init__(self, *, prefill: Sequence[str], decode: Sequence[str]) -> None:
+        """The services of the two pools, by name."""
+        self._prefill, self._decode = frozenset(prefill), frozenset(decode)
+        self._slices: dict[str, Slice] = {}
+        self._targets = Targets(has_prefill_pool=bool(prefill))
+
+    @property
+    def targets(self) -> Targets:
+        """The set as known now."""
+        return self._targets
+
+    def listed(self, slices: Iterable[Slice]) -> None:
+        """These are all that there are."""
+        self._slices = {each.name: each for each in slices}
+        self._name()
+
+    def changed(self, known: Slice) -> None:
+        """It is there, new or not."""
+        self._slices[known.name] = known
+        self._name()
+
+    def deleted(self, name: str) -> None:
+        """It is there no more. Idempotent."""
+        self._slices.pop(name, None)
+        self._name()
+
+    def _name(self) -> None:
+        before = self._targets
+        self._targets = Targets(
+            prefill=self._used(self._prefill, before.prefill),
+            decode=self._used(self._decode, before.decode),
+            has_prefill_pool=before.has_prefill_pool,
+        )
+
+    def _used(self, services: frozenset[str], before: frozenset[str]) -> frozenset[str]:
+        used = set()
+        for known in self._slices.values():
+            if known.service not in services or known.port is None:
+                continue
+            for endpoint in known.endpoints:
+                address = _address(endpoint.address, known.port)
+                if endpoint.is_ready or (endpoint.is_terminating and address in before):
+                    used.add(address)
+        return frozenset(used)
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

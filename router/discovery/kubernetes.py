@@ -1,0 +1,211 @@
+"""Workers from Kubernetes: the EndpointSlices of headless services, listed and then watched.
+
+After any error, and each ``relist_s`` whatever was heard, all are listed anew: an event that was
+missed, or a watch that fell silent, is made good for then at the latest.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from typing import NamedTuple, Protocol
+
+from lightkube import AsyncClient, ConfigError, KubeConfig
+from lightkube.core.client import LabelSelector
+from lightkube.models.discovery_v1 import EndpointSlice as SliceModel
+from lightkube.resources.discovery_v1 import EndpointSlice
+
+from diptych.errors import ConfigurationError
+from router.config import KubernetesSource
+from router.discovery.endpoint_slices import Endpoint, EndpointSet, Slice
+from router.discovery.source import Clock, Freshness, Targets
+
+logger = logging.getLogger(__name__)
+
+_SERVICE_LABEL = "kubernetes.io/service-name"
+_LIST_S = 15.0
+_FIRST_PAUSE_S = 0.5
+_MAX_PAUSE_S = 10.0
+
+
+class Listed(NamedTuple):
+    """All slices of the services, as of a version that a watch can go on from."""
+
+    version: str
+    slices: tuple[Slice, ...]
+
+
+class Change(NamedTuple):
+    """What a watch says of one slice."""
+
+    slice: Slice
+    is_deleted: bool
+
+
+class SliceApi(Protocol):
+    """What is asked of Kubernetes. Either question raises whatever it likes."""
+
+    async def list(self) -> Listed:
+        """All that there are."""
+        ...
+
+    def watch(self, version: str) -> AsyncGenerator[Change, None]:
+        """What changes after that version; may end at any time, or fall silent."""
+        ...
+
+    async def close(self) -> None:
+        """Ask nothing more."""
+        ...
+
+
+class KubernetesApi:
+    """Asks by lightkube, as the pod's service account or as a kubeconfig says."""
+
+    def __init__(self, source: KubernetesSource) -> None:
+        """Raises ConfigurationError: nothing says where the API is."""
+        try:
+            path = source.kubeconfig
+            config = KubeConfig.from_env() if path is None else KubeConfig.from_file(path)
+            self._client = AsyncClient(config=config.get(), namespace=source.namespace)
+        except ConfigError as error:
+            raise ConfigurationError(f"--kubernetes.kubeconfig: {error}") from None
+        except Exception as error:  # noqa: BLE001 - its reader checks little of what it reads
+            why = " ".join(repr(error).split())
+            raise ConfigurationError(f"--kubernetes.kubeconfig: not a kubeconfig: {why}") from None
+        services = sorted({*source.prefill, *source.decode})
+        self._labels: LabelSelector = {_SERVICE_LABEL: services}
+        self._port = source.port
+
+    async def list(self) -> Listed:
+        """See :class:`SliceApi`."""
+        found = self._client.list(EndpointSlice, labels=self._labels)
+        slices = [_plain(each, self._port) async for each in found]
+        return Listed(found.resourceVersion, tuple(slices))
+
+    async def watch(self, version: str) -> AsyncGenerator[Change, None]:
+        """See :class:`SliceApi`."""
+        events = self._client.watch(EndpointSlice, labels=self._labels, resource_version=version)
+        async for kind, each in events:
+            yield Change(_plain(each, self._port), kind == "DELETED")
+
+    async def close(self) -> None:
+        """See :class:`SliceApi`."""
+        await self._client.close()
+
+
+class KubernetesDiscovery:
+    """Lists, watches, and lists again."""
+
+    def __init__(
+        self,
+        source: KubernetesSource,
+        *,
+        api: SliceApi,
+        clock: Clock,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
+        self._relist_s = source.relist_s
+        self._api = api
+        self._clock = clock
+        self._sleep = sleep
+        self._set = EndpointSet(prefill=source.prefill, decode=source.decode)
+        self._freshness = Freshness(clock)
+        self._watch: AsyncGenerator[Change, None] | None = None  # after a list
+        self._relist_at_s = 0.0
+        self._pause_s = _FIRST_PAUSE_S
+        self._problem = ""  # which was told already
+
+    @property
+    def age_s(self) -> float:
+        """Since a list or an event; see :class:`Discovery`."""
+        return self._freshness.age_s
+
+    async def targets(self) -> AsyncIterator[Targets]:
+        """See :class:`router.discovery.source.Discovery`."""
+        told: Targets | None = None
+        is_listed = False
+        try:
+            while True:
+                is_listed |= await self._list() if self._watch is None else await self._hear()
+                now = self._set.targets
+                if is_listed and now != told:
+                    told = now
+                    yield now
+        finally:
+            await self._end_watch()
+            await self._api.close()
+
+    async def _list(self) -> bool:
+        """Learn all anew; False, after a pause, if that failed."""
+        try:
+            async with asyncio.timeout(_LIST_S):
+                listed = await self._api.list()
+        except Exception as error:  # noqa: BLE001 - whatever it is, those known stay
+            await self._failed(error)
+            self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
+            return False
+        self._set.listed(listed.slices)
+        self._freshness.heard()
+        self._problem, self._pause_s = "", _FIRST_PAUSE_S
+        self._relist_at_s = self._clock() + self._relist_s
+        self._watch = self._api.watch(listed.version)
+        return True
+
+    async def _hear(self) -> bool:
+        """Learn what changed; without a watch afterwards if it is time to list again."""
+        assert self._watch is not None, "only after a list"
+        remaining_s = self._relist_at_s - self._clock()
+        if remaining_s <= 0:  # events kept coming
+            await self._end_watch()
+            return True
+        try:
+            async with asyncio.timeout(remaining_s):
+                change = await anext(self._watch, None)
+        except TimeoutError:
+            await self._end_watch()
+            return True
+        except Exception as error:  # noqa: BLE001 - 410, a cut line: all are listed again
+            await self._end_watch()
+            await self._failed(error)
+            return True
+        if change is None:
+            await self._end_watch()
+        elif change.is_deleted:
+            self._set.deleted(change.slice.name)
+        else:
+            self._set.changed(change.slice)
+        self._freshness.heard()
+        return True
+
+    async def _end_watch(self) -> None:
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            await watch.aclose()
+
+    async def _failed(self, error: Exception) -> None:
+        problem = " ".join(str(error).split()) or type(error).__name__
+        if problem != self._problem:
+            self._problem = problem
+            logger.warning(
+                "Kubernetes does not say where workers are: those known stay",
+                extra={"why": problem},
+            )
+        await self._sleep(self._pause_s)
+
+
+def _plain(model: SliceModel, port_name: str) -> Slice:
+    """What counts of a slice. Conditions that are not given are as good as true."""
+    metadata = model.metadata
+    assert metadata is not None, "the server names every object"
+    assert metadata.name is not None, "the server names every object"
+    ports = {port.name or "": port.port for port in model.ports or ()}
+    endpoints: list[Endpoint] = []
+    for each in model.endpoints or ():
+        conditions = each.conditions
+        is_ready = conditions is None or conditions.ready is not False
+        is_terminating = conditions is not None and conditions.terminating is True
+        endpoints.extend(
+            Endpoint(address, is_ready, is_terminating) for address in each.addresses[:1]
+        )
+    service = (metadata.labels or {}).get(_SERVICE_LABEL, "")
+    port = ports.get(port_name, ports.get("") if len(ports) == 1 else None)
+    return Slice(metadata.name, service, port, tuple(endpoints))

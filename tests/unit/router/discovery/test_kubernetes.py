@@ -1,0 +1,136 @@
+"""When slices are listed and watched, against an API that does as the test says. No sleeps."""
+
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
+
+import pytest
+
+from router.config import KubernetesSource
+from router.discovery.endpoint_slices import Endpoint, Slice
+from router.discovery.kubernetes import Change, KubernetesDiscovery, Listed
+from router.discovery.source import Targets
+
+Step = Listed | Exception | Sequence[Change | Exception]
+
+
+def decode(*hosts: str) -> Slice:
+    return Slice("d-1", "decode", 1, tuple(Endpoint(host, True, False) for host in hosts))
+
+
+def targets(*hosts: str) -> Targets:
+    return Targets(decode=frozenset(f"{host}:1" for host in hosts), has_prefill_pool=False)
+
+
+def listed(*hosts: str, version: str = "1") -> Listed:
+    return Listed(version, (decode(*hosts),))
+
+
+class ScriptIsOverError(BaseException):
+    """The test has seen enough."""
+
+
+class World:
+    """The script's steps answer in turn: a list, or what a watch says until it ends."""
+
+    def __init__(self, *script: Step) -> None:
+        self.script = list(script)
+        self.asked: list[str] = []
+        self.pauses: list[float] = []
+        self.now_s = 0.0
+        self.is_closed = False
+        self.discovery = KubernetesDiscovery(
+            KubernetesSource(decode=["decode"], relist_s=100.0),
+            api=self,
+            clock=lambda: self.now_s,
+            sleep=self._sleep,
+        )
+
+    async def list(self) -> Listed:
+        self.asked.append("list")
+        step = self._next()
+        if isinstance(step, Exception):
+            raise step
+        assert isinstance(step, Listed)
+        return step
+
+    async def watch(self, version: str) -> AsyncGenerator[Change, None]:
+        self.asked.append(f"watch {version}")
+        step = self._next()
+        assert not isinstance(step, Listed | Exception)
+        for each in step:
+            if isinstance(each, Exception):
+                raise each
+            yield each
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+    def _next(self) -> Step:
+        if not self.script:
+            raise ScriptIsOverError
+        return self.script.pop(0)
+
+    async def _sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now_s += seconds
+
+    async def told(self) -> Sequence[Targets]:
+        told: list[Targets] = []
+        try:
+            async for each in self.discovery.targets():
+                told.append(each)  # noqa: PERF401 - it ends with an error
+        except ScriptIsOverError:
+            assert self.is_closed
+            return told
+        raise AssertionError("it stopped by itself")
+
+
+def changed(*hosts: str) -> Change:
+    return Change(decode(*hosts), is_deleted=False)
+
+
+DELETED = Change(decode(), is_deleted=True)
+
+
+async def test_a_watch_goes_on_from_the_list_and_only_changes_are_told() -> None:
+    world = World(listed("a", version="7"), [changed("a"), changed("a", "b"), changed("b")])
+    assert await world.told() == [targets("a"), targets("a", "b"), targets("b")]
+    assert world.asked == ["list", "watch 7", "list"]
+
+
+async def test_nothing_is_told_before_a_list() -> None:
+    world = World(RuntimeError("403"), Listed("1", ()), [DELETED])
+    assert await world.told() == [targets()]
+    assert world.asked[:3] == ["list", "list", "watch 1"]
+
+
+@pytest.mark.parametrize("end", [[RuntimeError("410 Gone")], []], ids=["error", "end"])
+async def test_after_a_watch_that_ends_all_are_listed_anew(end: list[Exception]) -> None:
+    """With what was missed meanwhile."""
+    world = World(listed("a"), [changed("a", "b"), *end], listed("c", version="9"), [])
+    assert await world.told() == [targets("a"), targets("a", "b"), targets("c")]
+    assert world.asked[:4] == ["list", "watch 1", "list", "watch 9"]
+    assert world.pauses == [0.5] * len(end)
+
+
+async def test_ten_minutes_down_change_nothing_but_the_age(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    down = ConnectionError("refused")
+    world = World(listed("a"), [changed("a", "b"), down], *(62 * [down]))
+    assert await world.told() == [targets("a"), targets("a", "b")]
+    assert world.pauses[:6] == [0.5, 0.5, 1.0, 2.0, 4.0, 8.0]
+    assert set(world.pauses[6:]) == {10.0}
+    assert world.discovery.age_s == world.now_s > 570.0
+    assert [record.levelname for record in caplog.records] == ["WARNING"], "told of once"
+
+
+async def test_however_much_is_heard_all_are_listed_in_time() -> None:
+    world = World(listed("a"), [changed("b"), changed("not heard")], listed("c"), [])
+    told: list[Targets] = []
+    with contextlib.suppress(ScriptIsOverError):
+        async for each in world.discovery.targets():
+            told.append(each)
+            world.now_s += 50.0
+    assert told == [targets("a"), targets("b"), targets("c")]
+    assert world.asked[:3] == ["list", "watch 1", "list"]

@@ -132,8 +132,7 @@ OPTIONS: Final[Mapping[str, Option]] = {
 WORKER_NAMES: Final = tuple(item.name for item in fields(SamplingParams))
 """The parameters that workers know."""
 
-# Fields of the public message that nothing serves yet, with what changes nothing.
-_NEUTRAL: Final[Mapping[str, object]] = {
+NEUTRAL: Final[Mapping[str, object]] = {
     "min_p": 0.0,
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
@@ -141,6 +140,7 @@ _NEUTRAL: Final[Mapping[str, object]] = {
     "n": 1,
     "best_of": 1,
 }
+"""Parameters that clients know and nothing serves yet, with what changes nothing."""
 
 
 def options_from_proto(message: inference_pb2.SamplingOptions, path: str) -> SamplingOptions:
@@ -154,7 +154,7 @@ def options_from_proto(message: inference_pb2.SamplingOptions, path: str) -> Sam
     for item, value in message.ListFields():
         name, option = item.name, OPTIONS.get(item.name)
         if option is None:
-            if value != _NEUTRAL.get(name):
+            if value != NEUTRAL.get(name):
                 raise InvalidRequestError("is not supported yet", field=f"{path}.{name}")
         elif option.max_items:
             _check_length(name, len(value), option, path)

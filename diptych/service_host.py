@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
@@ -32,6 +32,7 @@ _SCRAPE_TIMEOUT_S = 5.0
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _STOP_GRACE_S = 0.5
+_NO_OTHERS: Mapping[str, int] = {}
 
 
 def standard_tracing(endpoint: str | None = None) -> StandardTracing:
@@ -77,7 +78,7 @@ class ServiceHost:
         ``public`` where clients connect, and not only processes of the cluster.
         """
         self._config = config
-        self._host = _split(config.listen)
+        self.host = _split(config.listen)
         self.registry = _LoopRegistry()
         self.metrics = Metrics(self.registry)
         self.tracing = Tracing(
@@ -104,20 +105,27 @@ class ServiceHost:
     @property
     def address(self) -> str:
         """host:port of the gRPC server, as a process on this machine reaches it."""
-        return f"{_reachable(self._host)}:{self.port}"
+        return f"{_reachable(self.host)}:{self.port}"
 
     @property
     def metrics_address(self) -> str | None:
         """host:port of the Prometheus endpoint; None when it is off."""
         if self.metrics_port is None:
             return None
-        return f"{_reachable(self._host)}:{self.metrics_port}"
+        return f"{_reachable(self.host)}:{self.metrics_port}"
 
-    async def start(self, services: Iterable[str]) -> None:
+    def reachable(self, port: int) -> str:
+        """host:port of another server of this process on the same host."""
+        return f"{_reachable(self.host)}:{port}"
+
+    async def start(
+        self, services: Iterable[str], other_ports: Mapping[str, int] = _NO_OTHERS
+    ) -> None:
         """Accept connections; ``services`` are NOT_SERVING until ``set_serving(True)``.
 
         They are the full names of the role's own services, for reflection and
-        health. Writes the port file last.
+        health. Writes the port file last; ``other_ports`` names what else this
+        process serves on the same host, for that file (``http``: ``http_address``).
 
         Raises:
             ConfigurationError: an address cannot be bound.
@@ -140,7 +148,7 @@ class ServiceHost:
         await self.server.start()
         if self._config.metrics_port is not None:
             self._start_metrics(self._config.metrics_port)
-        self._write_port_file()
+        self._write_port_file(other_ports)
 
     async def set_serving(self, serving: bool) -> None:
         """Tell health checkers whether the role's services take requests: readiness.
@@ -201,11 +209,11 @@ class ServiceHost:
     def _start_metrics(self, port: int) -> None:
         try:
             server, thread = prometheus_client.start_http_server(
-                port, self._host, registry=self.registry
+                port, self.host, registry=self.registry
             )
         except OSError as error:
             raise ConfigurationError(
-                f"--metrics-port: cannot bind {self._host}:{port}: {error.strerror}"
+                f"--metrics-port: cannot bind {self.host}:{port}: {error.strerror}"
             ) from None
         self.metrics_port = server.server_port
 
@@ -216,11 +224,13 @@ class ServiceHost:
 
         self._stack.push_async_callback(asyncio.to_thread, stop)
 
-    def _write_port_file(self) -> None:
+    def _write_port_file(self, other_ports: Mapping[str, int]) -> None:
         path = self._config.port_file
         if path is None:
             return
         ports = {"address": self.address, "metrics_address": self.metrics_address or ""}
+        for name, port in other_ports.items():
+            ports[f"{name}_address"] = self.reachable(port)
         partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
         try:
             partial.write_text(json.dumps(ports))

@@ -21,6 +21,10 @@ from router.discovery.choice import choose
 from router.frontend.admission import Admission, most_open
 from router.frontend.generator import Generator
 from router.frontend.grpc import SERVICE, InferenceServicer
+from router.frontend.http.exchange import BodyRoom
+from router.frontend.http.routes import make_app
+from router.frontend.http.server import HttpServer, bind
+from router.frontend.http.service import ServiceAnswers
 from router.frontend.served_model import ServedModel
 from router.placement.departures import Departures
 from router.placement.policy import LeastLoaded
@@ -93,9 +97,12 @@ async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None
             admission, generator, max_request_bytes=config.max_request_bytes
         )
         servicer.add_to(host.server)
+        http = _make_http(config, host, admission, generator, stop) if config.http else None
         # Not guarded: a router that lost sight of its workers must not look healthy.
         watching = tasks.create_task(cluster.run(discovery), name="cluster")
-        await host.start([SERVICE])
+        if http is not None:
+            tasks.create_task(http.serve(), name="http")
+        await host.start([SERVICE], {} if http is None else {"http": http.port})
         ready(host.port)
         telling = tasks.create_task(_tell_ready(host, cluster), name="readiness")
         await stop.wait()
@@ -105,7 +112,7 @@ async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None
         # Refused with a reason for as long again: a call that meets the closing door hears none.
         admission.drain()
         await asyncio.sleep(config.timers.lame_duck_s)
-        await _drain(host, admission, config.timers.drain_s)
+        await _drain(host, http, admission, config.timers.drain_s)
         background.stop()
         watching.cancel()
 
@@ -169,13 +176,34 @@ def _load_model(config: RouterConfig) -> ServedModel:
     return ServedModel.from_folder(config.served_model_name or source.name, source.folder)
 
 
-async def _drain(host: ServiceHost, admission: Admission, patience_s: float) -> None:
+def _make_http(
+    config: RouterConfig,
+    host: ServiceHost,
+    admission: Admission,
+    generator: Generator,
+    stop: asyncio.Event,
+) -> HttpServer:
+    """The HTTP API, whose port is taken now. Raises ConfigurationError."""
+    timers = config.timers
+    service = ServiceAnswers(admission, host.registry, lambda: not stop.is_set())
+    room = BodyRoom(config.max_request_bytes, config.max_open_bytes, timers.client_write_s)
+    bound = bind(host.host, config.http_port, timers)
+    server = HttpServer(make_app(admission, generator, service, room), bound)
+    logger.info("HTTP API", extra={"address": host.reachable(server.port)})
+    return server
+
+
+async def _drain(
+    host: ServiceHost, http: HttpServer | None, admission: Admission, patience_s: float
+) -> None:
     """Send clients elsewhere (GOAWAY) and let what runs finish; then cancel what is left.
 
     Nothing new is admitted any more.
     """
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(host.server.stop(patience_s), name="goaway")
+        if http is not None:
+            tasks.create_task(http.stop(patience_s), name="http-drain")
         try:
             async with asyncio.timeout(patience_s):
                 await admission.wait_idle()

@@ -168,6 +168,10 @@ class RouterConfig(ProcessConfig):
     dns: DnsSource = DnsSource()
     kubernetes: KubernetesSource = KubernetesSource()
 
+    http: bool = Field(
+        True, description="Serve the OpenAI-compatible HTTP API beside gRPC, on the same host."
+    )
+    http_port: int = Field(8000, ge=0, le=65535, description="Port of the HTTP API; 0 picks one.")
     max_queue: int = Field(
         256,
         ge=0,

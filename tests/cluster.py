@@ -49,6 +49,7 @@ class Process:
         self.log_path = work / f"{name}.log"
         self.address = ""
         self.metrics_address = ""
+        self.http_address = ""  # of a router
         self._started: Started | None = None
         self.was_ended = False  # by the test: it may be gone
 
@@ -56,6 +57,8 @@ class Process:
         self._port_file.unlink(missing_ok=True)
         self.was_ended = False
         args = ["--listen", listen, "--metrics-port", "0"]
+        if self.module == "router":
+            args += ["--http-port", "0"]
         args += ["--port-file", str(self._port_file), *self._args]
         with self.log_path.open("ab") as log:
             if not self._prefix:
@@ -76,6 +79,7 @@ class Process:
             time.sleep(0.02)
         ports = json.loads(self._port_file.read_text())
         self.address, self.metrics_address = ports["address"], ports["metrics_address"]
+        self.http_address = ports.get("http_address", "")
 
     @property
     def pid(self) -> int:

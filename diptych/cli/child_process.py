@@ -30,6 +30,8 @@ class Child:
         self.name = name
         self.address = ""
         self.metrics_address = ""
+        self.http_address = ""
+        """Of a router; empty where it serves gRPC alone."""
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._port_file = folder / f"{name}.json"
         self._command = [sys.executable, "-m", module, *args]
@@ -72,6 +74,7 @@ class Child:
             await asyncio.sleep(_POLL_S)
         ports = json.loads(self._port_file.read_text())
         self.address, self.metrics_address = ports["address"], ports["metrics_address"]
+        self.http_address = ports.get("http_address", "")
 
     async def stop(self, timeout_s: float) -> None:
         """Ask it to end; end it after ``timeout_s``."""

@@ -38,6 +38,7 @@ class ClusterPlan:
     num_decode: int = 1
     host: str = "127.0.0.1"
     port: int = 0
+    http_port: int = 0
     common_args: tuple[str, ...] = ()
     worker_args: tuple[str, ...] = ()
     router_args: tuple[str, ...] = ()
@@ -77,6 +78,12 @@ class LocalCluster:
         assert self.router is not None
         return self.router.address
 
+    @property
+    def http_address(self) -> str:
+        """host:port of the router's HTTP API; empty where it is off."""
+        assert self.router is not None
+        return self.router.http_address
+
     async def start(self, tasks: asyncio.TaskGroup) -> None:
         """Start the workers, learn their ports, start the router on them."""
         for child in self.workers:
@@ -86,6 +93,7 @@ class LocalCluster:
             tasks.create_task(self._show_loading(child), name=f"loading-{child.name}")
         plan = self._plan
         args = ["--listen", f"{plan.host}:{plan.port}", "--model", plan.model]
+        args += ["--http-port", str(plan.http_port)]
         for child in self.prefill:
             args += ["--prefill", child.address]
         for child in self.decode:
@@ -96,9 +104,10 @@ class LocalCluster:
         await self._start(self.router, tasks)
         await self.router.listening()
 
-    async def ready(self) -> None:
+    async def ready(self) -> str:
         """Wait until the router can place requests and every pair of workers is proven.
 
+        Returns the name of the model that is served.
         Pairs that are not proven 15 s after the first placement are reported
         and left: requests go elsewhere.
         """
@@ -106,15 +115,17 @@ class LocalCluster:
             stub = inference_pb2_grpc.InferenceStub(to_router)
             while True:
                 answer = await stub.ListModels(inference_pb2.ListModelsRequest(), timeout=5)
-                if any(model.ready for model in answer.models):
+                names = [model.name for model in answer.models if model.ready]
+                if names:
                     break
                 await asyncio.sleep(_POLL_S)
         deadline = time.monotonic() + PAIRS_PATIENCE_S
         while (proven := await self.num_proven_pairs()) < self._num_pairs:
             if time.monotonic() > deadline:
                 self._show("up", f"only {proven} of {self._num_pairs} pairs of workers are proven")
-                return
+                break
             await asyncio.sleep(_POLL_S)
+        return names[0]
 
     async def num_proven_pairs(self) -> int:
         """How many (prefill, decode) pairs the router may use, by its metric."""

@@ -1,6 +1,7 @@
 """``diptych up``: a local cluster in the foreground, until Ctrl-C."""
 
 import asyncio
+import json
 import os
 import shlex
 import signal
@@ -36,6 +37,9 @@ class UpConfig(BaseModel):
     decode: int = Field(1, ge=1, le=64, description="Decode workers.")
     host: str = Field("127.0.0.1", description="Address that all processes listen on.")
     port: int = Field(50051, ge=0, le=65535, description="The router's port; 0 picks one.")
+    http_port: int = Field(
+        8000, ge=0, le=65535, description="Port of the router's HTTP API; 0 picks one."
+    )
     quantization: Quantization = Field(
         "none", description="Linear layers of every worker as loaded (none), or in int8."
     )
@@ -61,6 +65,7 @@ class UpConfig(BaseModel):
             num_decode=self.decode,
             host=self.host,
             port=self.port,
+            http_port=self.http_port,
             common_args=tuple(common),
             worker_args=("--quantization", self.quantization, *shlex.split(self.worker_args)),
             router_args=tuple(shlex.split(self.router_args)),
@@ -79,12 +84,14 @@ async def _up(config: UpConfig) -> int:
 
     async def use(cluster: LocalCluster) -> None:
         say("up", f"router listens on {cluster.address}; waiting for the workers")
-        await cluster.ready()
+        model = await cluster.ready()
         for child in cluster.children:
             metrics = f"http://{child.metrics_address}/metrics"
             say("up", f"{child.name}: {child.address}, metrics {metrics}")
         say("up", f"ready after {time.monotonic() - began:.1f} s; try:")
         say("up", f"diptych generate --address {cluster.address} 'Hello!'")
+        if cluster.http_address:
+            say("up", curl_line(cluster.http_address, model))
         await asyncio.Event().wait()
 
     stopped = cancel_on_signals()
@@ -100,6 +107,13 @@ async def _up(config: UpConfig) -> int:
             say(error.name, line)
         return EXIT_CHILD_FAILED
     return 0
+
+
+def curl_line(address: str, model: str) -> str:
+    """A command that asks the HTTP API for a chat's answer, to paste into a shell."""
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello!"}]})
+    url = f"http://{address}/v1/chat/completions"
+    return f"curl {url} -H 'content-type: application/json' -d {shlex.quote(body)}"
 
 
 def say(name: str, line: str) -> None:

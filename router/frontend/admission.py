@@ -113,18 +113,25 @@ class Admission:
             raise WorkerDrainingError("the router shuts down", retry_after_s=RETRY_LATER_S)
         if deadline_s is not None and time.monotonic() >= deadline_s:
             raise DeadlineExceededError("the request's deadline passed")
+        prompt_ids = await self.tokenize(request)
+        resolved = self._resolve(request, prompt_ids)
+        if self._cluster.max_model_len is None:
+            await self._wait_found(deadline_s)
+            resolved = self._resolve(request, prompt_ids)
+        return resolved
+
+    async def tokenize(self, request: GenerationRequest) -> list[int]:
+        """The token ids of a request's prompt, once the request is checked. Raises DiptychError.
+
+        Within bounds: hopelessly long texts are refused, others wait for their turn.
+        """
         if request.model not in ("", self._model.name):
             raise ModelNotFoundError(
                 f"no model {request.model[:128]!r} here; there is {self._model.name!r}"
             )
         facts = self._facts()
         validation.check(request, facts)
-        prompt_ids = await self._tokenize(request, facts.max_model_len)
-        resolved = self._resolve(request, prompt_ids)
-        if self._cluster.max_model_len is None:
-            await self._wait_found(deadline_s)
-            resolved = self._resolve(request, prompt_ids)
-        return resolved
+        return await self._encode(request, facts.max_model_len)
 
     def _facts(self) -> ModelFacts:
         tokenizer = self._model.tokenizer
@@ -149,7 +156,7 @@ class Admission:
             request, prompt_ids, self._facts(), drawn_seed=secrets.randbits(63)
         )
 
-    async def _tokenize(self, request: GenerationRequest, max_model_len: int) -> list[int]:
+    async def _encode(self, request: GenerationRequest, max_model_len: int) -> list[int]:
         tokenizer = self._model.tokenizer
         if request.num_bytes <= _INLINE_BYTES or isinstance(request.prompt, TokenPrompt):
             return validation.tokenize(request, tokenizer, max_model_len)

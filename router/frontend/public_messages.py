@@ -14,7 +14,7 @@ from diptych.finish_reason import FinishReason
 from diptych.sampling_params import options_from_proto
 from diptych.text.chat_template import Message, ToolCall
 from diptych.v1 import common_pb2, inference_pb2
-from router.frontend.validation import MAX_TEMPLATE_ARGUMENT_BYTES, check_num_messages
+from router.frontend.validation import MAX_PARTS, MAX_TEMPLATE_ARGUMENT_BYTES, check_num_messages
 from router.generation.answer import (
     ChoiceFinished,
     Delta,
@@ -31,8 +31,6 @@ from router.generation.request import (
     TextPrompt,
     TokenPrompt,
 )
-
-MAX_PARTS = 16384  # content parts and tool calls of all messages
 
 
 def read_request(message: inference_pb2.GenerateRequest, num_bytes: int) -> GenerationRequest:

@@ -29,6 +29,7 @@ MAX_SALT_BYTES = 64
 MAX_TOOL_CALL_ID_CHARACTERS = 256
 MAX_ROLE_CHARACTERS = 64
 MAX_MESSAGES = 4096
+MAX_PARTS = 16384  # content parts and tool calls of all messages
 MAX_TEMPLATE_ARGUMENT_BYTES = 16384
 
 
@@ -48,7 +49,7 @@ def check(request: GenerationRequest, facts: ModelFacts) -> None:
         _check_text(stop, f"sampling.stop[{index}]")
     _check_ids(request.sampling.stop_token_ids, facts.vocab_size, "sampling.stop_token_ids")
     if request.request_id:
-        _check_request_id(request.request_id)
+        check_request_id(request.request_id)
     _check_salt(request.cache_salt)
     match request.prompt:
         case TextPrompt(text):
@@ -250,7 +251,8 @@ def _check_ids(token_ids: Sequence[int], vocab_size: int, field: str) -> None:
         )
 
 
-def _check_request_id(request_id: str) -> None:
+def check_request_id(request_id: str) -> None:
+    """Raise InvalidRequestError for an id that is too long or not one printable word."""
     is_short = len(request_id) <= MAX_REQUEST_ID_CHARACTERS
     if not (is_short and request_id.isprintable() and " " not in request_id):
         raise InvalidRequestError(

@@ -118,7 +118,7 @@ async def measure_router(num_streams: int, num_tokens: int) -> float:
         write_model(Path(folder) / "model")
         ports = Path(folder) / "ports.json"
         args = ["--model", f"{folder}/model", "--decode", decode.address, "--port-file", str(ports)]
-        args += ["--max-concurrent", str(num_streams), "--log-level", "warning"]
+        args += ["--max-concurrent", str(num_streams), "--log-level", "warning", "--no-http"]
         with child("-m", "router", *args) as process:
             address = await asyncio.to_thread(address_in, ports)
             await wait_ready(address)

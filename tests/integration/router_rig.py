@@ -97,6 +97,7 @@ async def running(
             "prefill": [worker.address for worker in prefill],
             "decode": [worker.address for worker in decode],
             "local_prefill_below_tokens": 0,
+            "http": False,
             "timers": TIMERS,
             **settings,
         }

@@ -124,7 +124,7 @@ async def test_router_is_ready_once_it_saw_a_worker(wide_model: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         decode.address = f"127.0.0.1:{taken.getsockname()[1]}"
-    config = RouterConfig(model=str(wide_model), decode=[decode.address], timers=TIMERS)
+    config = RouterConfig(model=str(wide_model), decode=[decode.address], timers=TIMERS, http=False)
     stop, port = asyncio.Event(), asyncio.get_running_loop().create_future()
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(serve(config, stop, port.set_result))

@@ -2,6 +2,7 @@
 
 import contextlib
 import queue
+import shlex
 import signal
 import socket
 import subprocess
@@ -11,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
@@ -25,7 +27,7 @@ class Up:
 
     def __init__(self, *args: str) -> None:
         self.process = subprocess.Popen(
-            [*DIPTYCH, "up", "--port", "0", WORKER_ARGS, *args],
+            [*DIPTYCH, "up", "--port", "0", "--http-port", "0", WORKER_ARGS, *args],
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
@@ -103,6 +105,11 @@ def test_it_serves_and_ends_cleanly(tiny_llama: Path) -> None:
     with up("--model", str(tiny_llama)) as cluster:
         address = cluster.wait_for("router listens on").split("listens on ")[1].split(";")[0]
         cluster.wait_for("diptych generate --address")
+        _, url, _, header, _, body = shlex.split(cluster.wait_for("curl http").partition("| ")[2])
+        name, _, value = header.partition(": ")
+        answer = httpx.post(url, content=body, headers={name: value}, timeout=60)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["choices"][0]["message"]["content"]
         command = [*DIPTYCH, "generate", "--address", address, "--prompt", "a b c"]
         done = subprocess.run(
             [*command, "--max-tokens", "4", "--ignore-eos", "--timing", "--seed", "1"],

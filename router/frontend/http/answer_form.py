@@ -1,0 +1,190 @@
+"""Answers as OpenAI's JSON: in one piece, or as the events of a stream. Pure."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from diptych.finish_reason import FinishReason
+from router.generation.answer import (
+    ChoiceFinished,
+    Delta,
+    GenerationEvent,
+    Started,
+    Summary,
+    Usage,
+)
+
+_encode: Final[Callable[[object], str]] = json.JSONEncoder(
+    ensure_ascii=False, separators=(",", ":")
+).encode
+
+_REASONS: Final[Mapping[FinishReason, str]] = {
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.TOOL_CALLS: "tool_calls",
+}
+STREAM_END: Final = b"data: [DONE]\n\n"
+
+
+class Form(NamedTuple):
+    """How one of the two kinds of answers is written."""
+
+    id_prefix: str
+    whole: str  # the name of an answer in one piece
+    chunk: str  # and of a piece of it
+    text_of: Callable[[str], Mapping[str, object]]
+    """The members of a choice that hold a whole text."""
+    begin_of: Callable[[str], Mapping[str, object]]
+    """Those of a stream's first piece."""
+    piece_of: Callable[[str], Mapping[str, object]]
+    """Those of any other."""
+
+
+COMPLETION: Final = Form(
+    id_prefix="cmpl-",
+    whole="text_completion",
+    chunk="text_completion",
+    text_of=lambda text: {"text": text},
+    begin_of=lambda text: {"text": text},
+    piece_of=lambda text: {"text": text},
+)
+CHAT: Final = Form(
+    id_prefix="chatcmpl-",
+    whole="chat.completion",
+    chunk="chat.completion.chunk",
+    text_of=lambda text: {"message": {"role": "assistant", "content": text, "refusal": None}},
+    begin_of=lambda text: {"delta": {"role": "assistant", "content": text}},
+    piece_of=lambda text: {"delta": {"content": text} if text else {}},
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heading:
+    """What every piece of one answer says alike."""
+
+    form: Form
+    request_id: str
+    model: str
+    created_s: int  # Unix time
+    stop_token_ids: frozenset[int] = frozenset()
+    """Those that the client named: that one of these came is news to it."""
+
+    def head(self, kind: str) -> dict[str, object]:
+        """The first members of an answer or of a piece of one."""
+        return {
+            "id": f"{self.form.id_prefix}{self.request_id}",
+            "object": kind,
+            "created": self.created_s,
+            "model": self.model,
+        }
+
+    def choice(
+        self, members: Mapping[str, object], finished: ChoiceFinished | None
+    ) -> dict[str, object]:
+        """A choice with its reason to end, which is null until it has one."""
+        made = {"index": 0, **members, "logprobs": None, "finish_reason": None, "stop_reason": None}
+        if finished is not None:
+            made["finish_reason"] = _REASONS[finished.reason]
+            made["stop_reason"] = self._stop_reason(finished.matched)
+        return made
+
+    def _stop_reason(self, matched: str | int | None) -> str | int | None:
+        """The stop string or token of the client's that ended it; null for the model's own end."""
+        is_asked = isinstance(matched, str) or matched in self.stop_token_ids
+        return matched if is_asked else None
+
+
+@dataclass(slots=True)
+class WholeAnswer:
+    """Collects the events of an answer that is sent in one piece."""
+
+    heading: Heading
+    _texts: list[str] = field(default_factory=list)
+    _finished: ChoiceFinished | None = None
+    _usage: Usage | None = None
+
+    def add(self, event: GenerationEvent) -> None:
+        """Take the next event."""
+        match event:
+            case Delta():
+                self._texts.append(event.text)
+            case ChoiceFinished():
+                self._finished = event
+            case Summary():
+                self._usage = event.usage
+            case Started():
+                pass
+
+    def content(self) -> Mapping[str, object]:
+        """The answer, once every event was taken."""
+        assert self._usage is not None
+        form = self.heading.form
+        members = form.text_of("".join(self._texts))
+        return {
+            **self.heading.head(form.whole),
+            "choices": [self.heading.choice(members, self._finished)],
+            "usage": usage_content(self._usage),
+        }
+
+
+@dataclass(slots=True)
+class StreamedAnswer:
+    """Turns each event of an answer into what is sent of it, in server-sent events.
+
+    The first piece comes with the first token. All that ends the stream goes out at
+    once, and the usage, where it is asked for, in a piece of its own without choices.
+    """
+
+    heading: Heading
+    includes_usage: bool
+    _is_begun: bool = False
+    _finished: ChoiceFinished | None = None
+
+    def send(self, event: GenerationEvent) -> bytes:
+        """What to send now; nothing for an event that says nothing alone."""
+        match event:
+            case Delta() if event.text or not self._is_begun:
+                return self._piece(event.text, None)
+            case ChoiceFinished():
+                self._finished = event
+            case Summary():
+                return self._end(event.usage)
+        return b""
+
+    def _end(self, usage: Usage) -> bytes:
+        end = self._piece("", self._finished)
+        if self.includes_usage:
+            head = self.heading.head(self.heading.form.chunk)
+            end += sse({**head, "choices": [], "usage": usage_content(usage)})
+        return end + STREAM_END
+
+    def _piece(self, text: str, finished: ChoiceFinished | None) -> bytes:
+        form = self.heading.form
+        members = (form.piece_of if self._is_begun else form.begin_of)(text)
+        self._is_begun = True
+        piece = {
+            **self.heading.head(form.chunk),
+            "choices": [self.heading.choice(members, finished)],
+        }
+        return sse({**piece, "usage": None} if self.includes_usage else piece)
+
+
+def sse(content: Mapping[str, object]) -> bytes:
+    """One server-sent event."""
+    return f"data: {_encode(content)}\n\n".encode()
+
+
+def to_json(content: Mapping[str, object]) -> bytes:
+    """A body."""
+    return _encode(content).encode()
+
+
+def usage_content(usage: Usage) -> Mapping[str, object]:
+    """The counts under OpenAI's names."""
+    return {
+        "prompt_tokens": usage.num_prompt_tokens,
+        "completion_tokens": usage.num_output_tokens,
+        "total_tokens": usage.num_prompt_tokens + usage.num_output_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.num_cached_tokens},
+    }

@@ -1,0 +1,70 @@
+"""What a body asks for: the request that the generator gets, and how its answer is to be sent."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from diptych.errors import InvalidRequestError
+from router.frontend.http import unserved
+from router.frontend.http.body import StrictModel
+from router.generation.request import GenerationRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Envelope:
+    """What is known of a request beside its body."""
+
+    request_id: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A body that was understood, but not checked against the model."""
+
+    request: GenerationRequest
+    is_stream: bool
+    includes_usage: bool
+    """Whether a stream ends with its usage; an answer in one piece always has it."""
+    names: Mapping[str, str]
+    """How to call the request's fields, see :func:`router.frontend.http.errors.renamed`."""
+
+
+class StreamOptions(StrictModel):
+    """How a stream is to be."""
+
+    include_usage: bool | None = None
+
+
+class GenerationBody(StrictModel):
+    """What completions and chats have in common, beside the sampling parameters."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    cache_salt: str | None = None
+
+
+COMMON_NAMES: Final[Mapping[str, str]] = {"sampling.": "", "request_id": "x-request-id"}
+"""Fields of a GenerationRequest that have other names here."""
+
+
+def check_stream_options(body: GenerationBody, content: Mapping[str, object]) -> None:
+    """Raise InvalidRequestError: they are given without a stream, or ask for too much."""
+    given = content.get("stream_options")
+    if not isinstance(given, dict):
+        return
+    if not body.stream:
+        raise InvalidRequestError("is only for streams", field="stream_options")
+    unserved.refuse(given, unserved.OF_STREAM_OPTIONS, "stream_options")
+
+
+def asked_of(body: GenerationBody, request: GenerationRequest, names: Mapping[str, str]) -> Asked:
+    """What follows from the members that all bodies have."""
+    options = body.stream_options
+    return Asked(
+        request=request,
+        is_stream=bool(body.stream),
+        includes_usage=options is not None and bool(options.include_usage),
+        names={**names, **COMMON_NAMES},
+    )

@@ -1,0 +1,65 @@
+"""A request's body: bytes to a JSON object, and the object to a checked model. Pure."""
+
+from collections.abc import Mapping
+from typing import Final, TypeVar
+
+import jiter
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from diptych.errors import InvalidRequestError
+
+FIELD: Final = "body"
+
+_REASONS: Final = {"missing": "is required"}
+
+
+class StrictModel(BaseModel):
+    """Part of a body. Types are not converted; fields that nobody knows are passed over."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False)
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def parse(data: bytes) -> Mapping[str, object]:
+    """The object that ``data`` says.
+
+    Raises:
+        InvalidRequestError: it is no JSON (so neither NaN nor half of a character is),
+            is nested too deeply, names a member twice, or is no object.
+    """
+    try:
+        content = jiter.from_json(data, allow_inf_nan=False, catch_duplicate_keys=True)
+    except ValueError as error:
+        raise InvalidRequestError(f"is not JSON: {error}", field=FIELD) from None
+    if not isinstance(content, dict):
+        raise InvalidRequestError("is not a JSON object", field=FIELD)
+    return content
+
+
+def validated(kind: type[M], content: Mapping[str, object]) -> M:
+    """``content`` as that model. Raises InvalidRequestError."""
+    try:
+        return kind.model_validate(content)
+    except ValidationError as error:
+        raise refusal(error) from None
+
+
+def refusal(error: ValidationError, within: str = "") -> InvalidRequestError:
+    """The first field that is wrong; ``within`` is where in the body the value lies."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    reason = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    reason = _REASONS.get(first["type"], reason)
+    return InvalidRequestError(reason, field=_path(first["loc"], within))
+
+
+def _path(location: tuple[int | str, ...], within: str) -> str:
+    """``messages[0].content``."""
+    path = within
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        else:
+            path += f".{part}" if path else part
+    return path or FIELD

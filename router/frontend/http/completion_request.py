@@ -1,0 +1,60 @@
+"""The body of ``/v1/completions`` as a request for the generator. Pure."""
+
+from collections.abc import Mapping
+from typing import Annotated, Final
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from diptych.errors import InvalidRequestError
+from router.frontend.http import unserved
+from router.frontend.http.asked import (
+    Asked,
+    Envelope,
+    GenerationBody,
+    asked_of,
+    check_stream_options,
+)
+from router.frontend.http.body import refusal, validated
+from router.frontend.http.sampling_fields import read_sampling
+from router.generation.request import GenerationRequest, TextPrompt, TokenPrompt
+
+DEFAULT_MAX_TOKENS: Final = 16  # as OpenAI's; a chat gets what the context leaves
+PROMPT_NAMES: Final = {"tokens.ids": "prompt", "tokens": "prompt", "text": "prompt"}
+
+_TOKEN_IDS: Final = TypeAdapter(list[Annotated[int, Field(strict=True, ge=0, le=2**32 - 1)]])
+
+
+def read_completion(content: Mapping[str, object], envelope: Envelope) -> Asked:
+    """What a client asks for. Raises InvalidRequestError."""
+    body = validated(GenerationBody, content)
+    unserved.refuse(content, unserved.OF_COMPLETION)
+    check_stream_options(body, content)
+    request = GenerationRequest(
+        prompt=read_prompt(content.get("prompt")),
+        sampling=read_sampling(content, max_tokens=DEFAULT_MAX_TOKENS),
+        model=body.model,
+        request_id=envelope.request_id,
+        cache_salt=body.cache_salt or "",
+        num_bytes=envelope.num_bytes,
+    )
+    return asked_of(body, request, PROMPT_NAMES)
+
+
+def read_prompt(value: object, field: str = "prompt") -> TextPrompt | TokenPrompt:
+    """One text or list of token ids, or a list of one of these.
+
+    ``field`` is its name in the body. Raises InvalidRequestError.
+    """
+    if isinstance(value, list) and value and isinstance(value[0], str | list):
+        if len(value) > 1:
+            raise InvalidRequestError("several prompts are not supported yet", field=field)
+        value = value[0]
+    if isinstance(value, str):
+        return TextPrompt(value)
+    if not isinstance(value, list):
+        wanted = "is required" if value is None else "should be a text or a list of token ids"
+        raise InvalidRequestError(wanted, field=field)
+    try:
+        return TokenPrompt(_TOKEN_IDS.validate_python(value))
+    except ValidationError as error:
+        raise refusal(error, field) from None

@@ -1,0 +1,112 @@
+"""What a failure is to a client of the HTTP API: a status and OpenAI's error object. Pure."""
+
+import math
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from diptych.errors import DiptychError, InvalidRequestError, ModelNotFoundError
+
+MAX_MESSAGE_CHARACTERS: Final = 1024
+
+_RETRY_STATUSES: Final = frozenset({429, 503})
+_LEAST_RETRY_S: Final = 1  # the header has whole seconds
+
+# Of each reason the status: what the caller should do, in HTTP's words.
+STATUSES: Final[Mapping[str, int]] = {
+    "REQUEST_INVALID": 400,
+    "MODEL_NOT_FOUND": 404,
+    "KV_BLOCKS_EXHAUSTED": 429,
+    "QUEUE_FULL": 429,
+    "QUEUE_TIMEOUT": 429,
+    "NO_WORKER": 503,
+    "WORKER_DRAINING": 503,
+    "ROUTER_LOST": 503,
+    "LEASE_EXPIRED": 503,
+    "KV_TRANSFER_INTERRUPTED": 503,
+    "KV_UNPROVEN": 503,
+    "CLIENT_TOO_SLOW": 408,
+    "DEADLINE_EXCEEDED": 504,
+    "KV_LAYOUT_MISMATCH": 500,
+    "CONFIGURATION_INVALID": 500,
+    "LOGITS_NOT_FINITE": 500,
+    "STEP_FAILED": 500,
+    "TICKET_INVALID": 500,
+    "INTERNAL": 500,
+}
+_TYPES: Final[Mapping[int, str]] = {
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+}
+
+
+class RefusedError(Exception):
+    """HTTP itself is used wrongly: a status that no request of the cluster's API ends with."""
+
+    def __init__(self, status: int, message: str, code: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
+
+
+class ErrorAnswer(NamedTuple):
+    """A failure as it is sent."""
+
+    status: int
+    content: Mapping[str, object]
+    retry_after_s: int | None = None
+
+
+def answer_to(error: DiptychError | RefusedError) -> ErrorAnswer:
+    """The answer to a request that was refused or failed."""
+    if isinstance(error, RefusedError):
+        return _answer(error.status, error.message, error.param, error.code)
+    status = STATUSES.get(error.reason, 500)
+    param = None
+    if isinstance(error, InvalidRequestError):
+        param = error.field
+    elif isinstance(error, ModelNotFoundError):
+        param = "model"
+    return _answer(status, error.message, param, error.reason.lower(), error.retry_after_s)
+
+
+def bug(request_id: str) -> ErrorAnswer:
+    """Of a bug the client learns under which id it was logged, and nothing else."""
+    return _answer(500, f"internal error in request {request_id}", None, "internal")
+
+
+def renamed(error: InvalidRequestError, names: Mapping[str, str]) -> InvalidRequestError:
+    """The error with its field as the client wrote it.
+
+    ``names`` maps the begin of a field's path in a GenerationRequest to what it is in
+    the body; the first that fits counts.
+    """
+    for ours, theirs in names.items():
+        rest = error.field.removeprefix(ours)
+        if error.field.startswith(ours) and (ours.endswith(".") or rest[:1] in ("", ".", "[")):
+            message = error.message.removeprefix(f"{error.field}: ")
+            return InvalidRequestError(message, field=theirs + rest)
+    return error
+
+
+def _answer(
+    status: int,
+    message: str,
+    param: str | None,
+    code: str,
+    retry_after_s: float | None = None,
+) -> ErrorAnswer:
+    content = {
+        "error": {
+            "message": message[:MAX_MESSAGE_CHARACTERS],
+            "type": _TYPES.get(status, "invalid_request_error"),
+            "param": None if param is None else param[:MAX_MESSAGE_CHARACTERS],
+            "code": code,
+        }
+    }
+    if status not in _RETRY_STATUSES:
+        return ErrorAnswer(status, content)
+    return ErrorAnswer(status, content, max(_LEAST_RETRY_S, math.ceil(retry_after_s or 0)))

@@ -1,0 +1,201 @@
+"""One HTTP request and its response, over ASGI: bounded reading, and writing that waits."""
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final
+
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from diptych.errors import RETRY_LATER_S, DiptychError, InvalidRequestError, QueueFullError
+from router.frontend.http.answer_form import sse, to_json
+from router.frontend.http.errors import ErrorAnswer, RefusedError, answer_to, bug
+from router.frontend.validation import check_request_id
+
+logger = logging.getLogger(__name__)
+
+REQUEST_ID_HEADER: Final = "x-request-id"
+TIMEOUT_HEADER: Final = "x-request-timeout"
+_TRACE_HEADERS: Final = ("traceparent", "tracestate")
+_STREAM_HEADERS: Final = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",  # a proxy would hold tokens back
+}
+
+
+class ClientGoneError(Exception):
+    """Nobody waits for the answer any more."""
+
+
+class BodyRoom:
+    """Bounds the bytes of the bodies that are being read. Event loop only.
+
+    Invariant: what ``reading`` counted in it counts out.
+    """
+
+    def __init__(self, max_bytes: int, max_all_bytes: int, patience_s: float) -> None:
+        """No body has more than ``max_bytes``, nor takes longer than ``patience_s`` to come."""
+        self.max_bytes = max_bytes
+        self.patience_s = patience_s
+        self._max_all_bytes = max_all_bytes
+        self._num_bytes = 0
+
+    def check(self, num_bytes: int) -> None:
+        """Raise RefusedError for a body of so many bytes."""
+        if num_bytes > self.max_bytes:
+            raise RefusedError(
+                413,
+                f"the body has {num_bytes} bytes or more, at most {self.max_bytes} are read",
+                "request_too_large",
+            )
+
+    @contextmanager
+    def reading(self, num_bytes: int) -> Iterator[None]:
+        """Count bytes that may be read. Raises QueueFullError."""
+        if self._num_bytes + num_bytes > self._max_all_bytes:
+            raise QueueFullError(
+                f"bodies of {self._num_bytes} bytes are being read", retry_after_s=RETRY_LATER_S
+            )
+        self._num_bytes += num_bytes
+        try:
+            yield
+        finally:
+            self._num_bytes -= num_bytes
+
+
+class Exchange:
+    """Owned by the task that answers the request; writing waits for the client."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.headers = Headers(scope=scope)
+        self.request_id = uuid.uuid4().hex
+        """Sent back in any case; the client's, once ``take_request_id`` found it good."""
+        self._receive = receive
+        self._send = send
+        self._is_begun = False
+
+    def take_request_id(self) -> None:
+        """Go by the client's own id, if it sent one. Raises InvalidRequestError."""
+        given = self.headers.get(REQUEST_ID_HEADER)
+        if given is None:
+            return
+        try:
+            check_request_id(given)
+        except InvalidRequestError as error:
+            message = error.message.partition(": ")[2]
+            raise InvalidRequestError(message, field=REQUEST_ID_HEADER) from None
+        self.request_id = given
+
+    def read_deadline_s(self) -> float | None:
+        """When the client wants no answer any more, on the monotonic clock.
+
+        Raises InvalidRequestError.
+        """
+        given = self.headers.get(TIMEOUT_HEADER)
+        if given is None:
+            return None
+        try:
+            timeout_s = float(given)
+        except ValueError:
+            timeout_s = -1.0
+        if not 0 < timeout_s < float("inf"):
+            raise InvalidRequestError("should be a number of seconds above 0", field=TIMEOUT_HEADER)
+        return time.monotonic() + timeout_s
+
+    @property
+    def trace_metadata(self) -> tuple[tuple[str, str], ...]:
+        """The client's W3C trace context."""
+        return tuple((name, self.headers[name]) for name in _TRACE_HEADERS if name in self.headers)
+
+    async def read_json_bytes(self, room: BodyRoom) -> bytes:
+        """The body, which has to be JSON by its type.
+
+        Raises:
+            RefusedError: it is of another type, too large or too slow.
+            QueueFullError: too many are being read.
+            ClientGoneError: it will not come.
+        """
+        kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":  # a browser sends others from any page, unasked
+            raise RefusedError(
+                415, "the body has to be of content-type application/json", "unsupported_media_type"
+            )
+        length = self.headers.get("content-length")
+        announced = None if length is None else int(length)  # its digits were checked
+        if announced is not None:
+            room.check(announced)
+        with room.reading(room.max_bytes if announced is None else announced):
+            try:
+                async with asyncio.timeout(room.patience_s):
+                    return await self._read(room)
+            except TimeoutError:
+                raise RefusedError(
+                    408, f"the body did not come within {room.patience_s:g} s", "request_timeout"
+                ) from None
+
+    async def gone(self) -> None:
+        """Return when the client has left, or has its answer. After the body was read."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def send_json(
+        self, content: Mapping[str, object], status: int = 200, retry_after_s: int | None = None
+    ) -> None:
+        """The whole response."""
+        body = to_json(content)
+        headers = {"content-type": "application/json", "content-length": str(len(body))}
+        if retry_after_s is not None:
+            headers["retry-after"] = str(retry_after_s)
+        await self._begin(status, headers)
+        await self._write(body, more_body=False)
+
+    async def send_piece(self, events: bytes) -> None:
+        """More of a stream of events, which begins with the first."""
+        if not self._is_begun:
+            await self._begin(200, _STREAM_HEADERS)
+        await self._write(events, more_body=True)
+
+    async def end_stream(self) -> None:
+        """No more events."""
+        await self._write(b"", more_body=False)
+
+    async def fail(self, error: Exception) -> None:
+        """Tell the client what went wrong: as the response, or as the stream's last event."""
+        if isinstance(error, DiptychError | RefusedError):
+            answer = answer_to(error)
+        else:
+            logger.error("request crashed", exc_info=error, extra={"request": self.request_id})
+            answer = bug(self.request_id)
+        if self._is_begun:
+            await self._write(sse(answer.content), more_body=False)
+        else:
+            await self.send_answer(answer)
+
+    async def send_answer(self, answer: ErrorAnswer) -> None:
+        """A refusal as the whole response."""
+        await self.send_json(answer.content, answer.status, answer.retry_after_s)
+
+    async def _read(self, room: BodyRoom) -> bytes:
+        data = bytearray()
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGoneError
+            data += message.get("body", b"")
+            room.check(len(data))
+            if not message.get("more_body", False):
+                return bytes(data)
+
+    async def _begin(self, status: int, headers: Mapping[str, str]) -> None:
+        self._is_begun = True
+        every = {**headers, REQUEST_ID_HEADER: self.request_id}
+        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in every.items()]
+        await self._send({"type": "http.response.start", "status": status, "headers": raw})
+
+    async def _write(self, body: bytes, *, more_body: bool) -> None:
+        await self._send({"type": "http.response.body", "body": body, "more_body": more_body})

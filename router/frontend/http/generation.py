@@ -1,0 +1,87 @@
+"""Completions and chats: a body in, the generator's events out as JSON or as a stream."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+
+from diptych.errors import DiptychError, InvalidRequestError
+from router.frontend.generator import Generator
+from router.frontend.http.answer_form import Form, Heading, StreamedAnswer, WholeAnswer
+from router.frontend.http.asked import Asked, Envelope
+from router.frontend.http.body import parse
+from router.frontend.http.errors import renamed
+from router.frontend.http.exchange import Exchange
+from router.generation.answer import GenerationEvent
+
+Read = Callable[[Mapping[str, object], Envelope], Asked]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationAnswers:
+    """Answers the requests of one route; ``read`` and ``form`` are what sets the two apart."""
+
+    generator: Generator
+    read: Read
+    form: Form
+    model: str
+
+    async def __call__(self, exchange: Exchange, data: bytes) -> None:
+        """Answer one request. Raises DiptychError."""
+        try:
+            envelope = Envelope(request_id=exchange.request_id, num_bytes=len(data))
+            asked = self.read(parse(data), envelope)
+            deadline_s = exchange.read_deadline_s()
+        except InvalidRequestError as error:
+            self.generator.refused(error, exchange.trace_metadata)
+            raise
+        heading = Heading(
+            form=self.form,
+            request_id=exchange.request_id,
+            model=self.model,
+            created_s=int(time.time()),
+            stop_token_ids=frozenset(asked.request.sampling.stop_token_ids),
+        )
+        patience = asyncio.timeout(None)  # over all writes; ends when one is given up
+
+        def give_up() -> None:
+            if not patience.expired():
+                patience.reschedule(asyncio.get_running_loop().time())
+
+        events = self.generator.generate(
+            asked.request,
+            deadline_s=deadline_s,
+            metadata=exchange.trace_metadata,
+            give_up=give_up,
+        )
+        async with aclosing(events):
+            try:
+                async with patience:
+                    await self._send(exchange, asked, heading, events)
+            except TimeoutError:  # the client takes nothing, so nothing can be told it
+                with suppress(DiptychError):  # the generator counts what it was
+                    async for _ in events:
+                        pass
+            except InvalidRequestError as error:
+                raise renamed(error, asked.names) from None
+
+    async def _send(
+        self,
+        exchange: Exchange,
+        asked: Asked,
+        heading: Heading,
+        events: AsyncGenerator[GenerationEvent, None],
+    ) -> None:
+        if asked.is_stream:
+            stream = StreamedAnswer(heading, asked.includes_usage)
+            async for event in events:
+                piece = stream.send(event)
+                if piece:
+                    await exchange.send_piece(piece)
+            await exchange.end_stream()
+        else:
+            whole = WholeAnswer(heading)
+            async for event in events:
+                whole.add(event)
+            await exchange.send_json(whole.content())

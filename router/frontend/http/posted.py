@@ -1,0 +1,59 @@
+"""A route that takes a JSON body: reads it, answers it, and stops when the client leaves."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from starlette.types import Receive, Scope, Send
+
+from diptych.errors import DiptychError
+from router.frontend.http.errors import RefusedError
+from router.frontend.http.exchange import BodyRoom, ClientGoneError, Exchange
+
+logger = logging.getLogger(__name__)
+
+Answer = Callable[[Exchange, bytes], Awaitable[None]]
+"""Answers one request; what it raises becomes the client's error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Posted:
+    """An ASGI application, one task per request.
+
+    The client is listened to for as long as its answer is made, so that one who leaves
+    ends the work at once, whether the answer is a stream or not.
+    """
+
+    answer: Answer
+    room: BodyRoom
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        exchange = Exchange(scope, receive, send)
+        try:
+            exchange.take_request_id()
+            data = await exchange.read_json_bytes(self.room)
+        except ClientGoneError:
+            return
+        except (DiptychError, RefusedError) as error:
+            await exchange.fail(error)
+            return
+        try:
+            await self._answer_while_heard(exchange, data)
+        except Exception:
+            logger.exception("response crashed", extra={"request": exchange.request_id})
+
+    async def _answer_while_heard(self, exchange: Exchange, data: bytes) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            working = tasks.create_task(self._work(exchange, data), name="http-answer")
+            listening = tasks.create_task(exchange.gone(), name="http-client")
+            await asyncio.wait((working, listening), return_when=asyncio.FIRST_COMPLETED)
+            working.cancel()
+            listening.cancel()
+
+    async def _work(self, exchange: Exchange, data: bytes) -> None:
+        try:
+            await self.answer(exchange, data)
+        except Exception as error:  # noqa: BLE001 - the boundary between requests
+            await exchange.fail(error)

@@ -1,0 +1,67 @@
+"""Which path is answered by what: the ASGI application."""
+
+import http
+import logging
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from router.frontend.admission import Admission
+from router.frontend.generator import Generator
+from router.frontend.http.answer_form import CHAT, COMPLETION
+from router.frontend.http.chat_request import read_chat
+from router.frontend.http.completion_request import read_completion
+from router.frontend.http.errors import RefusedError, answer_to, bug
+from router.frontend.http.exchange import BodyRoom
+from router.frontend.http.generation import GenerationAnswers
+from router.frontend.http.posted import Answer, Posted
+from router.frontend.http.service import ServiceAnswers, refusal
+from router.frontend.http.tokens import TokenAnswers
+
+logger = logging.getLogger(__name__)
+
+
+def make_app(
+    admission: Admission, generator: Generator, service: ServiceAnswers, room: BodyRoom
+) -> Starlette:
+    """The application; ``room`` bounds the bodies of all its requests together."""
+    model = admission.model.name
+    tokens = TokenAnswers(admission)
+    posted: dict[str, Answer] = {
+        "/v1/completions": GenerationAnswers(generator, read_completion, COMPLETION, model),
+        "/v1/chat/completions": GenerationAnswers(generator, read_chat, CHAT, model),
+        "/tokenize": tokens.tokenize,
+        "/detokenize": tokens.detokenize,
+    }
+    return Starlette(
+        routes=[
+            *(Route(path, Posted(each, room), methods=["POST"]) for path, each in posted.items()),
+            Route("/v1/models", service.models),
+            Route("/v1/models/{name:path}", service.model),
+            Route("/health", service.health),
+            Route("/metrics", service.metrics),
+        ],
+        exception_handlers={HTTPException: _unknown, Exception: _crashed},
+    )
+
+
+async def _unknown(request: Request, error: Exception) -> Response:
+    """No such path, or another method."""
+    assert isinstance(error, HTTPException)
+    phrase = http.HTTPStatus(error.status_code).phrase
+    refused = RefusedError(
+        error.status_code,
+        f"{request.method} {request.url.path}: {phrase}",
+        phrase.lower().replace(" ", "_"),
+    )
+    response = refusal(answer_to(refused))
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _crashed(request: Request, error: Exception) -> Response:
+    logger.error("response crashed", exc_info=error)
+    return refusal(bug("unknown"))

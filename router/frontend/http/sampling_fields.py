@@ -1,0 +1,58 @@
+"""The sampling parameters as members of a JSON body, made from their one declaration. Pure.
+
+What :mod:`diptych.sampling_params` declares a client may say over HTTP under the same
+name; a parameter that is added there is read here without a change. Types are checked
+here, ranges where gRPC's are, in the router's validation.
+"""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Annotated, Any, Final, get_args, get_type_hints
+
+from pydantic import BaseModel, Field, create_model
+
+from diptych.sampling_params import OPTIONS, Option, SamplingOptions
+from router.frontend.http.body import StrictModel, validated
+
+# An answer over HTTP has no place for them.
+_WITHOUT_ANSWER: Final = frozenset({"return_margins"})
+
+SERVED: Final = frozenset(OPTIONS) - _WITHOUT_ANSWER
+"""The names that a body may use."""
+
+
+def read_sampling(content: Mapping[str, object], **defaults: Any) -> SamplingOptions:
+    """What a body says of sampling; ``defaults`` where it leaves an option out.
+
+    ``stop`` may be one string. Raises InvalidRequestError.
+    """
+    if isinstance(content.get("stop"), str):
+        content = {**content, "stop": [content["stop"]]}
+    read = validated(_MODEL, content)
+    given = {name: value for name, value in read if value is not None}
+    lists = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
+    return SamplingOptions(**{**defaults, **given, **lists})
+
+
+def _field(hint: Any, option: Option) -> Any:
+    """The type of a member: null says no more than its absence."""
+    if not option.max_items:
+        return (hint | None, None)
+    item: Any = get_args(hint)[0]
+    if item is int:
+        item = Annotated[int, Field(ge=option.low, le=option.high)]
+    items = list.__class_getitem__(item)
+    return (Annotated[items, Field(max_length=option.max_items)] | None, None)
+
+
+def _make_model() -> type[BaseModel]:
+    hints = get_type_hints(SamplingOptions)
+    members: dict[str, Any] = {
+        item.name: _field(hints[item.name], OPTIONS[item.name])
+        for item in fields(SamplingOptions)
+        if item.name in SERVED
+    }
+    return create_model("SamplingFields", __base__=StrictModel, **members)
+
+
+_MODEL: Final = _make_model()

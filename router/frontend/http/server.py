@@ -1,0 +1,118 @@
+"""The HTTP server in the router's event loop: its socket, its start, its drain."""
+
+import asyncio
+import contextlib
+import math
+import socket
+from collections.abc import Iterator
+from typing import Final
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from diptych.errors import ConfigurationError
+from diptych.timers import Timers
+from router.frontend.http.protocol import BoundedHttpProtocol
+
+_KEEP_ALIVE_S: Final = 60
+_BACKLOG: Final = 1024
+_NUM_PROBES: Final = 3
+_UNSENT_BYTES: Final = 131_072  # of one client, in the system; by itself it keeps megabytes
+
+
+def bind(host: str, port: int, timers: Timers) -> socket.socket:
+    """A socket that takes connections, which wait until they are served.
+
+    A client that has vanished, or whose window stays closed for
+    ``timers.client_write_s``, loses its connection by the system.
+
+    Raises ConfigurationError.
+    """
+    listener: socket.socket | None = None
+    try:
+        flags = socket.AI_PASSIVE | socket.AI_NUMERICSERV
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+        family, kind, protocol, _, address = found[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        if listener is not None:
+            listener.close()
+        raise ConfigurationError(
+            f"--http-port: cannot bind {host}:{port}: {error.strerror}; "
+            "0 picks a free port, --no-http serves gRPC alone"
+        ) from None
+    _bound_clients(listener, timers)
+    return listener
+
+
+def _bound_clients(listener: socket.socket, timers: Timers) -> None:
+    """Set what the sockets of its connections inherit."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNSENT_BYTES)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    interval_s = math.ceil(timers.client_write_s / (_NUM_PROBES + 1))
+    options = {
+        "TCP_KEEPIDLE": interval_s,
+        "TCP_KEEPINTVL": interval_s,
+        "TCP_KEEPCNT": _NUM_PROBES,
+        "TCP_USER_TIMEOUT": math.ceil(timers.client_write_s * 1000),
+    }
+    for name, value in options.items():
+        if hasattr(socket, name):  # Linux has all of them
+            listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+class HttpServer:
+    """Serves an application on a bound socket. Used on the event loop's thread.
+
+    ``serve`` is a task of the owner's; ``stop`` ends it.
+    """
+
+    def __init__(self, app: ASGIApp, bound: socket.socket) -> None:
+        self._socket = bound
+        self._ended = asyncio.Event()
+        self._uvicorn = _Server(
+            uvicorn.Config(
+                app,
+                http=BoundedHttpProtocol,
+                ws="none",
+                lifespan="off",
+                interface="asgi3",
+                log_config=None,
+                log_level="critical",  # what goes wrong is logged where it does
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                backlog=_BACKLOG,
+                timeout_keep_alive=_KEEP_ALIVE_S,
+            )
+        )
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        port: int = self._socket.getsockname()[1]
+        return port
+
+    async def serve(self) -> None:
+        """Serve until ``stop``."""
+        try:
+            await self._uvicorn.serve(sockets=[self._socket])
+        finally:
+            self._socket.close()
+            self._ended.set()
+
+    async def stop(self, patience_s: float) -> None:
+        """Take no more connections, let answers end within ``patience_s``, cancel the rest."""
+        self._uvicorn.config.timeout_graceful_shutdown = math.ceil(patience_s)
+        self._uvicorn.should_exit = True
+        await self._ended.wait()
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """The process handles its signals."""
+        yield

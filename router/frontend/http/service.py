@@ -1,0 +1,67 @@
+"""What the HTTP API tells of the router itself: its model, its health, its metrics."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from diptych.errors import RETRY_LATER_S, ModelNotFoundError, NoWorkerError
+from router.frontend.admission import Admission
+from router.frontend.http.errors import ErrorAnswer, answer_to
+
+
+class ServiceAnswers:
+    """Answers of one router. Event loop only."""
+
+    def __init__(
+        self, admission: Admission, registry: CollectorRegistry, is_serving: Callable[[], bool]
+    ) -> None:
+        """``is_serving`` says whether clients should come here at all."""
+        self._admission = admission
+        self._registry = registry
+        self._is_serving = is_serving
+        self._created_s = int(time.time())
+
+    async def health(self, request: Request) -> Response:
+        """200 only where a request could be served now."""
+        if self._is_serving() and self._admission.is_ready:
+            return JSONResponse({"status": "ok"})
+        error = NoWorkerError("no request could be served now", retry_after_s=RETRY_LATER_S)
+        return refusal(answer_to(error))
+
+    async def models(self, request: Request) -> Response:
+        """The one model, as a list."""
+        return JSONResponse({"object": "list", "data": [self._model()]})
+
+    async def model(self, request: Request) -> Response:
+        """The model of that name."""
+        name, served = request.path_params["name"], self._admission.model.name
+        if name == served:
+            return JSONResponse(self._model())
+        missing = ModelNotFoundError(f"no model {name[:128]!r} here; there is {served!r}")
+        return refusal(answer_to(missing))
+
+    async def metrics(self, request: Request) -> Response:
+        """The same as the metrics port serves."""
+        encode, kind = choose_encoder(request.headers.get("accept", ""))
+        body = await asyncio.to_thread(encode, self._registry)
+        return Response(body, headers={"content-type": kind})
+
+    def _model(self) -> dict[str, object]:
+        return {
+            "id": self._admission.model.name,
+            "object": "model",
+            "created": self._created_s,
+            "owned_by": "diptych",
+            "max_model_len": self._admission.max_model_len,
+        }
+
+
+def refusal(answer: ErrorAnswer) -> Response:
+    """An error as a response of Starlette's."""
+    headers = {} if answer.retry_after_s is None else {"retry-after": str(answer.retry_after_s)}
+    return JSONResponse(answer.content, answer.status, headers)

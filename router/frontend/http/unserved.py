@@ -1,0 +1,105 @@
+"""What clients of other servers may say and nothing here serves yet: refused by name. Pure.
+
+A value that changes nothing is no refusal, null least of all. Members that are in no
+table are passed over, as everywhere: clients send them for servers that are not this one.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from diptych.errors import InvalidRequestError
+from diptych.sampling_params import NEUTRAL
+
+Unserved = Mapping[str, tuple[object, ...]]
+"""Of each member the values beside null that change nothing."""
+
+_ANY_BODY: Final[Unserved] = {
+    **{name: (value,) for name, value in NEUTRAL.items()},
+    "adapter": ("",),
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "grammar": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "include_stop_str_in_output": (False,),
+    "json_schema": (),
+    "kv_transfer_params": (),
+    "length_penalty": (1,),
+    "logit_bias": ({},),
+    "logits_processors": ([],),
+    "priority": (0,),
+    "prompt_logprobs": (),
+    "regex": (),
+    "response_format": ({"type": "text"},),
+    "return_margins": (False,),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "skip_special_tokens": (True,),
+    "structured_outputs": ({},),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+}
+
+OF_COMPLETION: Final[Unserved] = {
+    **_ANY_BODY,
+    "add_special_tokens": (True,),
+    "echo": (False,),
+    "logprobs": (),
+    "prompt_embeds": (),
+    "suffix": ("",),
+}
+
+OF_CHAT: Final[Unserved] = {
+    **_ANY_BODY,
+    "add_generation_prompt": (True,),
+    "add_special_tokens": (False,),
+    "audio": (),
+    "chat_template": (),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "echo": (False,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "logprobs": (False,),
+    "modalities": (["text"],),
+    "moderation": (),
+    "reasoning": (),
+    "reasoning_effort": (),
+    "store": (False,),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "top_logprobs": (0,),
+    "verbosity": (),
+    "web_search_options": (),
+}
+
+OF_MESSAGE: Final[Unserved] = {
+    "audio": (),
+    "function_call": (),
+    "name": ("",),
+    "prefix": (False,),
+    "reasoning": ("",),
+    "reasoning_content": ("",),
+    "refusal": ("",),
+    "tool_call_id": ("",),
+    "tool_calls": ([],),
+}
+
+OF_STREAM_OPTIONS: Final[Unserved] = {"continuous_usage_stats": (False,)}
+
+
+def refuse(content: Mapping[str, object], unserved: Unserved, within: str = "") -> None:
+    """Raise InvalidRequestError for the first member that asks for what is not served."""
+    for name, value in content.items():
+        if value is None or name not in unserved:
+            continue
+        if not any(_is_same(value, neutral) for neutral in unserved[name]):
+            path = f"{within}.{name}" if within else name
+            raise InvalidRequestError("is not supported yet", field=path)
+
+
+def _is_same(value: object, neutral: object) -> bool:
+    """As JSON tells values apart: true is not 1."""
+    return isinstance(value, bool) == isinstance(neutral, bool) and value == neutral

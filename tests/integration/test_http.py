@@ -1,0 +1,448 @@
+"""The OpenAI-compatible API through a real cluster: by OpenAI's own client, and raw.
+
+Tests named ``detail_N`` are of a list of twenty-five things that clients of such APIs trip over.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import pytest_asyncio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openai.types import Completion
+from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
+
+from diptych.client import SamplingOptions
+from router.frontend.http import unserved
+from router.frontend.http.sampling_fields import SERVED
+from tests.cluster import Cluster, running_cluster
+
+MAX_LEN = 600
+PROMPT = "The small river carries another letter, and then"
+MESSAGES: list[ChatCompletionMessageParam] = [
+    {"role": "system", "content": "What is the capital of France?"},
+    {"role": "user", "content": [{"type": "text", "text": "The quiet garden opens "}]},
+    {"role": "assistant", "content": "another number."},
+    {"role": "user", "content": "In 1900 the engine was bright."},
+]
+GO_ON = {"ignore_eos": True}  # a name of ours that OpenAI's client does not know
+WITHIN_S = 20.0
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.fixture(scope="module")
+def cluster(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running_cluster(
+        tmp_path_factory.mktemp("http"),
+        str(tiny_llama),
+        worker_flags={"num-blocks": "128", "max-model-len": str(MAX_LEN)},
+        router_flags={"local-prefill-below-tokens": "0", "max-request-bytes": "65536"},
+    ) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def model(tiny_llama: Path) -> str:
+    return tiny_llama.name
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def http(cluster: Cluster) -> AsyncIterator[httpx.AsyncClient]:
+    await cluster.wait_ready()
+    url = f"http://{cluster.router.http_address}"
+    async with httpx.AsyncClient(base_url=url, timeout=60) as opened:
+        yield opened
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(http: httpx.AsyncClient) -> AsyncIterator[openai.AsyncOpenAI]:
+    url = f"{http.base_url}/v1"
+    async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as opened:
+        yield opened
+
+
+async def by_grpc(cluster: Cluster, options: SamplingOptions, **prompt: Any) -> str:
+    async with cluster.client() as grpc:
+        return "".join([chunk.text async for chunk in grpc.generate(options=options, **prompt)])
+
+
+async def complete(client: openai.AsyncOpenAI, model: str, **settings: Any) -> Completion:
+    given = {"prompt": PROMPT, "temperature": 0, "extra_body": GO_ON, **settings}
+    made: Completion = await client.completions.create(model=model, **given)
+    return made
+
+
+async def chat(client: openai.AsyncOpenAI, model: str, **settings: Any) -> ChatCompletion:
+    given = {"messages": MESSAGES, "temperature": 0, "extra_body": GO_ON, **settings}
+    made: ChatCompletion = await client.chat.completions.create(model=model, **given)
+    return made
+
+
+async def events(http: httpx.AsyncClient, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The events of a stream as they are, less the last, which has to be [DONE]."""
+    async with http.stream("POST", path, json={**body, "stream": True}) as response:
+        assert response.status_code == 200
+        assert response.headers["content-type"].startswith("text/event-stream")
+        read = [line.removeprefix("data: ") async for line in response.aiter_lines() if line]
+    assert read[-1] == "[DONE]"
+    return [json.loads(event) for event in read[:-1]]
+
+
+def body_of(model: str, **settings: Any) -> dict[str, Any]:
+    return {"model": model, "prompt": PROMPT, "temperature": 0, "max_tokens": 12, **settings}
+
+
+async def refused(http: httpx.AsyncClient, content: bytes, path: str = "/v1/completions") -> Any:
+    """The error that answers a body."""
+    headers = {"content-type": "application/json"}
+    response = await http.post(path, content=content, headers=headers)
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return {"status": response.status_code, **error}
+
+
+async def test_models(client: openai.AsyncOpenAI, model: str) -> None:
+    (listed,) = (await client.models.list()).data
+    assert listed.id == model
+    assert (await client.models.retrieve(model)).id == model
+    with pytest.raises(openai.NotFoundError):
+        await client.models.retrieve("another/model")
+
+
+async def test_a_completion_is_what_grpc_answers(
+    client: openai.AsyncOpenAI, cluster: Cluster, model: str
+) -> None:
+    options = SamplingOptions(temperature=0, max_tokens=40, ignore_eos=True)
+    expected = await by_grpc(cluster, options, prompt=PROMPT)
+    whole = await complete(client, model, max_tokens=40)
+    assert whole.choices[0].text == expected
+    assert whole.choices[0].finish_reason == "length"
+    stream = await client.completions.create(
+        model=model, prompt=PROMPT, temperature=0, max_tokens=40, extra_body=GO_ON, stream=True
+    )
+    assert "".join([piece.choices[0].text async for piece in stream]) == expected
+
+
+async def test_a_chat_is_what_grpc_answers(
+    client: openai.AsyncOpenAI, cluster: Cluster, model: str
+) -> None:
+    turns = [
+        ("system", "What is the capital of France?"),
+        ("user", "The quiet garden opens "),
+        ("assistant", "another number."),
+        ("user", "In 1900 the engine was bright."),
+    ]
+    options = SamplingOptions(
+        temperature=0.9, top_p=0.9, top_k=40, seed=7, max_tokens=40, ignore_eos=True
+    )
+    expected = await by_grpc(cluster, options, messages=turns)
+    sampled = {
+        "temperature": 0.9,
+        "top_p": 0.9,
+        "seed": 7,
+        "max_completion_tokens": 40,
+        "extra_body": {**GO_ON, "top_k": 40},
+    }
+    whole = await chat(client, model, **sampled)
+    assert whole.choices[0].message.role == "assistant"
+    assert whole.choices[0].message.content == expected
+    stream: Any = await chat(client, model, **sampled, stream=True)
+    texts = [piece.choices[0].delta.content or "" async for piece in stream]
+    assert "".join(texts) == expected
+    other = await chat(client, model, **{**sampled, "seed": 8})
+    assert other.choices[0].message.content != expected
+
+
+async def test_token_ids_and_their_text(
+    client: openai.AsyncOpenAI, http: httpx.AsyncClient, cluster: Cluster, model: str
+) -> None:
+    read = (await http.post("/tokenize", json={"model": model, "prompt": PROMPT})).json()
+    assert read["count"] == len(read["tokens"])
+    assert read["max_model_len"] == MAX_LEN
+    said = (await http.post("/detokenize", json={"tokens": read["tokens"]})).json()
+    assert said == {"prompt": PROMPT}
+    by_ids = await complete(client, model, prompt=[read["tokens"]], max_tokens=8)
+    assert by_ids.choices[0].text == (await complete(client, model, max_tokens=8)).choices[0].text
+    assert by_ids.usage is not None
+    assert by_ids.usage.prompt_tokens == read["count"]
+    turns = (await http.post("/tokenize", json={"messages": MESSAGES})).json()
+    answer = await chat(client, model, max_tokens=1)
+    assert answer.usage is not None
+    assert turns["count"] == answer.usage.prompt_tokens
+
+
+async def test_detail_1_usage_of_a_stream_comes_only_on_request_and_last(
+    http: httpx.AsyncClient, model: str
+) -> None:
+    body = body_of(model, **GO_ON)
+    plain = await events(http, "/v1/completions", body)
+    assert all("usage" not in event for event in plain)
+    asked = {**body, "stream_options": {"include_usage": True}}
+    told = await events(http, "/v1/completions", asked)
+    assert all(event["usage"] is None and event["choices"] for event in told[:-1])
+    assert told[-1]["choices"] == []
+    assert told[-1]["usage"]["completion_tokens"] == 12
+
+
+async def test_detail_2_usage_sums_up_and_tells_what_was_cached(
+    client: openai.AsyncOpenAI, model: str
+) -> None:
+    prompt = " ".join(["bright"] * 40)
+    for is_cached in (False, True):
+        usage = (await complete(client, model, prompt=prompt, max_tokens=3)).usage
+        assert usage is not None
+        assert usage.completion_tokens == 3
+        assert usage.total_tokens == usage.prompt_tokens + 3
+        assert usage.prompt_tokens_details is not None
+        assert bool(usage.prompt_tokens_details.cached_tokens) == is_cached
+
+
+async def test_details_3_and_4_of_a_chat_stream(http: httpx.AsyncClient, model: str) -> None:
+    """The role comes with the first token; one piece alone has a reason to end."""
+    body = {"model": model, "messages": MESSAGES, "temperature": 0, "max_tokens": 12, **GO_ON}
+    read = await events(http, "/v1/chat/completions", body)
+    choices = [event["choices"][0] for event in read]
+    assert choices[0]["delta"]["role"] == "assistant"
+    assert choices[0]["delta"]["content"]
+    assert all("role" not in choice["delta"] for choice in choices[1:])
+    assert [choice["finish_reason"] for choice in choices[:-1]] == [None] * (len(choices) - 1)
+    assert choices[-1]["finish_reason"] == "length"
+    assert len({(event["id"], event["created"], event["model"]) for event in read}) == 1
+    assert {event["object"] for event in read} == {"chat.completion.chunk"}
+
+
+async def test_details_9_and_10_stop_strings_are_held_across_tokens(
+    client: openai.AsyncOpenAI, http: httpx.AsyncClient, model: str
+) -> None:
+    whole = (await complete(client, model, max_tokens=40)).choices[0].text
+    stop = whole[len(whole) // 2 :][:5]
+    expected = whole[: whole.index(stop)]
+    for stops in (stop, ["never said by it", stop]):
+        stopped = (await complete(client, model, max_tokens=40, stop=stops)).choices[0]
+        assert stopped.text == expected
+        assert stopped.finish_reason == "stop"
+    read = await events(http, "/v1/completions", body_of(model, max_tokens=40, stop=stop, **GO_ON))
+    assert "".join(event["choices"][0]["text"] for event in read) == expected
+    assert read[-1]["choices"][0]["stop_reason"] == stop
+
+
+async def test_detail_11_stop_tokens_end_and_do_not_show(
+    http: httpx.AsyncClient, cluster: Cluster, model: str
+) -> None:
+    """One that the client named is told of; the model's own is its own affair."""
+    async with cluster.client() as grpc:
+        options = SamplingOptions(temperature=0, max_tokens=20, ignore_eos=True)
+        chunks = [chunk async for chunk in grpc.generate(prompt=PROMPT, options=options)]
+    token_ids = [token_id for chunk in chunks for token_id in chunk.token_ids]
+    last = next(token_id for token_id in token_ids[5:] if token_ids.index(token_id) >= 5)
+    num_before = token_ids.index(last)
+    said = (await http.post("/detokenize", json={"tokens": token_ids[:num_before]})).json()
+    body = body_of(model, max_tokens=20, stop_token_ids=[last], **GO_ON)
+    choice = (await http.post("/v1/completions", json=body)).json()["choices"][0]
+    assert choice["text"] == said["prompt"]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", last)
+
+
+async def test_detail_15_how_many_tokens(
+    client: openai.AsyncOpenAI, http: httpx.AsyncClient, model: str
+) -> None:
+    completed = await complete(client, model)
+    assert completed.usage is not None
+    assert completed.usage.completion_tokens == 16
+    answered = await chat(client, model)
+    assert answered.usage is not None
+    assert answered.usage.total_tokens == MAX_LEN
+    short = await chat(client, model, max_tokens=9, max_completion_tokens=3)
+    assert short.usage is not None
+    assert short.usage.completion_tokens == 3
+    for name in ("max_tokens", "max_completion_tokens"):
+        with pytest.raises(openai.BadRequestError) as caught:
+            await chat(client, model, **{name: MAX_LEN})
+        assert caught.value.param == name
+        assert "exceed the context of 600" in str(caught.value)
+
+
+ERRORS = {
+    "no JSON": (b"{", 400, "body"),
+    "no object": (b"[1]", 400, "body"),
+    "empty": (b"", 400, "body"),
+    "not UTF-8": (b'{"model": "\xff"}', 400, "body"),
+    "half of a character": (b'{"model": "\\ud800"}', 400, "body"),
+    "deep": (b'{"a": ' + b"[" * 5000 + b"]" * 5000 + b"}", 400, "body"),
+    "a member twice": (b'{"model": "m", "model": "m"}', 400, "body"),
+    "NaN": (b'{"model": "MODEL", "prompt": "a", "temperature": NaN}', 400, "body"),
+    "no model": (b'{"prompt": "a"}', 400, "model"),
+    "another model": (b'{"model": "none", "prompt": "a"}', 404, "model"),
+    "no prompt": (b'{"model": "MODEL"}', 400, "prompt"),
+    "empty prompt": (b'{"model": "MODEL", "prompt": ""}', 400, "prompt"),
+    "empty tokens": (b'{"model": "MODEL", "prompt": []}', 400, "prompt"),
+    "a token too large": (b'{"model": "MODEL", "prompt": [5, 100000]}', 400, "prompt[1]"),
+    "a token below 0": (b'{"model": "MODEL", "prompt": [5, -1]}', 400, "prompt[1]"),
+    "two prompts": (b'{"model": "MODEL", "prompt": ["a", "b"]}', 400, "prompt"),
+    "too long": (b'{"model": "MODEL", "prompt": "' + b"bright " * 5000 + b'"}', 400, "prompt"),
+    "infinite": (b'{"model": "MODEL", "prompt": "a", "top_p": 1e999}', 400, "top_p"),
+    "range": (b'{"model": "MODEL", "prompt": "a", "temperature": -1}', 400, "temperature"),
+    "type": (b'{"model": "MODEL", "prompt": "a", "max_tokens": "5"}', 400, "max_tokens"),
+    "bool": (b'{"model": "MODEL", "prompt": "a", "seed": true}', 400, "seed"),
+    "stop": (b'{"model": "MODEL", "prompt": "a", "stop": ["a", ""]}', 400, "stop[1]"),
+    "unserved": (b'{"model": "MODEL", "prompt": "a", "n": 2}', 400, "n"),
+    "too large": (b'{"model": "' + b"m" * 70_000 + b'"}', 413, None),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+async def test_detail_18_errors_have_openais_shape(
+    http: httpx.AsyncClient, model: str, case: str
+) -> None:
+    content, status, param = ERRORS[case]
+    error = await refused(http, content.replace(b"MODEL", model.encode()))
+    assert (error["status"], error["param"]) == (status, param), error
+    assert error["type"] == "invalid_request_error"
+
+
+CHAT_ERRORS: dict[str, tuple[dict[str, Any], str]] = {
+    "long arguments": (
+        {"messages": MESSAGES, "chat_template_kwargs": {"a": "x" * 20_000}},
+        "chat_template_kwargs",
+    ),
+    "no messages": ({"messages": []}, "messages"),
+    "no list": ({"messages": "hello"}, "messages"),
+    "no role": ({"messages": [{"content": "a"}]}, "messages[0].role"),
+    "unknown role": ({"messages": [{"role": "king", "content": "a"}]}, "messages[0].role"),
+    "no content": ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    "an image": (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+        "messages[0].content[0].type",
+    ),
+    "tools": ({"messages": MESSAGES, "tools": [{"type": "function"}]}, "tools"),
+    "template": (
+        {"messages": MESSAGES, "chat_template_kwargs": {"tools": 1}},
+        "chat_template_kwargs.tools",
+    ),
+    "usage without stream": (
+        {"messages": MESSAGES, "stream_options": {"include_usage": True}},
+        "stream_options",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CHAT_ERRORS)
+async def test_detail_18_errors_of_chats_name_the_field(
+    http: httpx.AsyncClient, model: str, case: str
+) -> None:
+    body, param = CHAT_ERRORS[case]
+    content = json.dumps({"model": model, **body}).encode()
+    error = await refused(http, content, "/v1/chat/completions")
+    assert (error["status"], error["param"]) == (400, param), error
+
+
+async def test_detail_18_what_is_not_served_at_all(http: httpx.AsyncClient, model: str) -> None:
+    for method, path, status in (("GET", "/v1/nothing", 404), ("GET", "/v1/completions", 405)):
+        response = await http.request(method, path)
+        assert response.status_code == status
+        assert response.json()["error"]["type"] == "invalid_request_error"
+    form = await http.post("/v1/completions", content=b"{}", headers={"content-type": "text/plain"})
+    assert form.status_code == 415
+    chunked = await http.post(
+        "/v1/completions",
+        content=endless(),
+        headers={"content-type": "application/json"},
+    )
+    assert chunked.status_code == 413
+
+
+async def endless() -> AsyncIterator[bytes]:
+    for _ in range(100):
+        yield b" " * 4096
+
+
+async def test_detail_20_a_client_that_leaves_frees_everything(
+    cluster: Cluster, http: httpx.AsyncClient, model: str
+) -> None:
+    cancelled = 'diptych_requests_total{outcome="cancelled"}'
+    before = cluster.router.metrics()[cancelled]
+    body = body_of(model, max_tokens=500, **GO_ON)
+    async with http.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
+        await anext(response.aiter_bytes())
+    await cluster.wait_baseline(WITHIN_S)
+    assert cluster.router.metrics()[cancelled] == before + 1
+    async with asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(post(http, body))
+        while not await asyncio.to_thread(cluster.decode[0].metric, "diptych_sequences_running"):
+            await asyncio.sleep(0.01)
+        waiting.cancel()
+    await cluster.wait_baseline(WITHIN_S)
+    assert cluster.router.metrics()[cancelled] == before + 2
+
+
+async def post(http: httpx.AsyncClient, body: dict[str, Any]) -> None:
+    await http.post("/v1/completions", json=body)
+
+
+async def test_detail_21_a_request_id_goes_both_ways(http: httpx.AsyncClient, model: str) -> None:
+    body = body_of(model, max_tokens=1)
+    given = await http.post("/v1/completions", json=body, headers={"x-request-id": "mine-1"})
+    assert given.headers["x-request-id"] == "mine-1"
+    assert given.json()["id"] == "cmpl-mine-1"
+    made = await http.post("/v1/completions", json={})
+    assert made.status_code == 400
+    assert len(made.headers["x-request-id"]) == 32
+    wrong = await http.post("/v1/completions", json=body, headers={"x-request-id": "a b"})
+    assert wrong.status_code == 400
+    assert wrong.json()["error"]["param"] == "x-request-id"
+
+
+async def test_detail_23_unknown_members_are_passed_over(
+    client: openai.AsyncOpenAI, model: str
+) -> None:
+    void = {"user": "me", "metadata": {"a": "b"}, "store": False, "n": 1, "prediction": None}
+    answered = await chat(client, model, max_tokens=3, extra_body={**GO_ON, **void, "new": [1]})
+    assert answered.choices[0].finish_reason == "length"
+
+
+async def test_health_and_metrics(http: httpx.AsyncClient, cluster: Cluster) -> None:
+    assert (await http.get("/health")).status_code == 200
+    text = (await http.get("/metrics")).text
+    assert "diptych_requests_total" in text
+    assert "diptych_router_proven_pairs 1.0" in text
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
+    max_leaves=6,
+)
+NAMES = sorted({*SERVED, *unserved.OF_CHAT, "prompt", "messages", "stream", "stream_options"})
+BODIES = st.binary(max_size=40) | st.dictionaries(st.sampled_from(NAMES), JSON, max_size=4)
+
+
+@given(path=st.sampled_from(["/completions", "/chat/completions"]), body=BODIES)
+@settings(max_examples=60, deadline=None)
+async def test_no_body_is_a_servers_error(
+    http: httpx.AsyncClient, model: str, path: str, body: bytes | dict[str, Any]
+) -> None:
+    if not isinstance(body, bytes):
+        whole = {"model": model, "prompt": "a", "messages": MESSAGES[1:2], "max_tokens": 2, **body}
+        body = json.dumps(whole).encode()
+    headers = {"content-type": "application/json"}
+    response = await http.post(f"/v1{path}", content=body, headers=headers)
+    assert response.status_code in (200, 400), response.text
+    if response.status_code == 400:
+        assert response.json()["error"]["param"]
+
+
+async def test_and_the_router_is_well_after_it(http: httpx.AsyncClient, model: str) -> None:
+    assert (await http.get("/health")).status_code == 200
+    answered = await http.post("/v1/completions", json=body_of(model))
+    assert answered.status_code == 200

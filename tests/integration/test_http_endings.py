@@ -1,0 +1,202 @@
+"""How answers over HTTP end that do not go well: drains, failures, refusals, slow readers."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from diptych.errors import ConfigurationError
+from diptych.timers import Timers
+from router.app import serve
+from router.config import RouterConfig
+from router.frontend.http.protocol import MAX_HEAD_BYTES
+from tests import metrics
+from tests.integration.router_rig import PROMPT, TIMERS, Cluster, eventually, running
+
+COMPLETIONS = "/v1/completions"
+FOR_EVER = 900_000  # tokens
+
+
+@asynccontextmanager
+async def serving(
+    model: Path, folder: Path, timers: Timers = TIMERS, **settings: object
+) -> AsyncIterator[tuple[Cluster, httpx.AsyncClient]]:
+    """One worker of each kind behind a router with HTTP, and a client of it."""
+    ports = folder / "ports.json"
+    settings = {"http": True, "http_port": 0, "port_file": ports, "timers": timers, **settings}
+    async with running(model, 1, 1, **settings) as cluster:
+        url = f"http://{json.loads(ports.read_text())['http_address']}"
+        async with httpx.AsyncClient(base_url=url, timeout=20) as client:
+            yield cluster, client
+
+
+def body_of(model: Path, max_tokens: int = 6, **settings: object) -> dict[str, Any]:
+    common = {"model": model.name, "prompt": PROMPT, "max_tokens": max_tokens, "ignore_eos": True}
+    return {**common, **settings}
+
+
+async def outcome(client: httpx.AsyncClient, name: str) -> float:
+    text = (await client.get("/metrics")).text
+    return metrics.parse(text)[f'diptych_requests_total{{outcome="{name}"}}']
+
+
+async def test_a_drain_refuses_what_is_new_and_lets_streams_end(
+    wide_model: Path, tmp_path: Path
+) -> None:
+    timers = TIMERS.model_copy(update={"lame_duck_s": 0.2, "drain_s": 10.0})
+    async with serving(wide_model, tmp_path, timers) as (cluster, client):
+        asked = body_of(wide_model, 300, stream=True)
+        async with client.stream("POST", COMPLETIONS, json=asked) as stream:
+            lines = stream.aiter_lines()
+            read = [await anext(lines)]
+            cluster.stop.set()
+            healthy = await client.get("/health")
+            assert (healthy.status_code, healthy.headers["retry-after"]) == (503, "1")
+            async with asyncio.timeout(5):
+                while True:
+                    late = await client.post(COMPLETIONS, json=body_of(wide_model, 1))
+                    if late.status_code != 200:  # within the lame duck's time it is served
+                        break
+            assert (late.status_code, late.headers["retry-after"]) == (503, "1")
+            assert late.json()["error"]["code"] == "worker_draining"
+            read += [line async for line in lines if line]
+        assert read[-1] == "data: [DONE]"
+        assert '"finish_reason":"length"' in read[-2]
+        await asyncio.wait([cluster.served])
+
+
+async def test_what_outlasts_the_drain_is_cut_off(wide_model: Path, tmp_path: Path) -> None:
+    timers = TIMERS.model_copy(update={"lame_duck_s": 0.0, "drain_s": 0.1})
+    async with serving(wide_model, tmp_path, timers) as (cluster, client):
+        asked = body_of(wide_model, FOR_EVER, stream=True)
+        async with client.stream("POST", COMPLETIONS, json=asked) as stream:
+            lines = stream.aiter_lines()
+            await anext(lines)
+            cluster.stop.set()
+            with pytest.raises(httpx.RemoteProtocolError):
+                _ = [line async for line in lines]
+        await asyncio.wait([cluster.served])
+
+
+async def test_detail_19_a_failure_amid_a_stream_is_its_last_event(
+    wide_model: Path, tmp_path: Path
+) -> None:
+    async with serving(wide_model, tmp_path, max_attempts=1) as (cluster, client):
+        asked = body_of(wide_model, FOR_EVER, stream=True)
+        async with client.stream("POST", COMPLETIONS, json=asked) as stream:
+            lines = stream.aiter_lines()
+            await anext(lines)
+            await cluster.decode[0].kill()
+            read = [line async for line in lines if line]
+        last = json.loads(read[-1].removeprefix("data: "))
+        assert set(last) == {"error"}
+        assert last["error"]["code"] == "no_worker"
+        assert "data: [DONE]" not in read
+        refused = await client.post(COMPLETIONS, json=body_of(wide_model))
+        assert refused.status_code == 503
+        assert int(refused.headers["retry-after"]) >= 1
+        assert (await client.get("/health")).status_code == 503
+
+
+async def test_detail_21_a_full_router_says_when_to_come_back(
+    wide_model: Path, tmp_path: Path
+) -> None:
+    async with serving(wide_model, tmp_path, max_queue=0, max_concurrent=1) as (cluster, client):
+        asked = body_of(wide_model, FOR_EVER, stream=True)
+        async with client.stream("POST", COMPLETIONS, json=asked) as stream:
+            await anext(stream.aiter_lines())
+            refused = await client.post(COMPLETIONS, json=body_of(wide_model))
+            assert refused.status_code == 429
+            assert int(refused.headers["retry-after"]) >= 1
+            assert refused.json()["error"]["type"] == "rate_limit_error"
+        await cluster.wait_free()
+
+
+async def test_a_clients_own_deadline(wide_model: Path, tmp_path: Path) -> None:
+    async with serving(wide_model, tmp_path) as (cluster, client):
+        late = await client.post(
+            COMPLETIONS, json=body_of(wide_model, FOR_EVER), headers={"x-request-timeout": "0.3"}
+        )
+        assert late.status_code == 504
+        assert late.json()["error"]["code"] == "deadline_exceeded"
+        await cluster.wait_free()
+        wrong = await client.post(
+            COMPLETIONS, json=body_of(wide_model), headers={"x-request-timeout": "nan"}
+        )
+        assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "x-request-timeout")
+
+
+async def test_a_trace_goes_on(wide_model: Path, tmp_path: Path) -> None:
+    traceparent = f"00-{'ab' * 16}-{'cd' * 8}-01"
+    async with serving(wide_model, tmp_path) as (cluster, client):
+        headers = {"traceparent": traceparent}
+        await client.post(COMPLETIONS, json=body_of(wide_model), headers=headers)
+        assert cluster.prefill[0].traceparents == [traceparent]
+
+
+async def test_a_reader_that_takes_nothing_is_given_up(wide_model: Path, tmp_path: Path) -> None:
+    """Its tokens are held within the client's buffer; nobody else waits."""
+    async with serving(wide_model, tmp_path, client_buffer_messages=16) as (cluster, client):
+        behaviour = cluster.decode[0].behaviour
+        behaviour.step_s, behaviour.tokens_per_step = 0.001, 64
+        with raw_connection(client) as slow:
+            slow.sendall(raw_request(body_of(wide_model, FOR_EVER, stream=True)))
+            await eventually(lambda: bool(cluster.decode[0].reservations), "never placed")
+            await cluster.wait_free()
+            assert await outcome(client, "CLIENT_TOO_SLOW") == 1
+        behaviour.step_s, behaviour.tokens_per_step = 0.002, 1
+        answered = await client.post(COMPLETIONS, json=body_of(wide_model))
+        assert answered.status_code == 200
+
+
+async def test_a_body_that_does_not_come_and_a_head_without_end(
+    wide_model: Path, tmp_path: Path
+) -> None:
+    timers = TIMERS.model_copy(update={"client_write_s": 0.3})
+    async with serving(wide_model, tmp_path, timers) as (_, client):
+        with raw_connection(client) as slow, raw_connection(client) as long:
+            slow.sendall(raw_request(body_of(wide_model))[:-5])
+            long.sendall(b"GET /health HTTP/1.1\r\nx: " + b"x" * (MAX_HEAD_BYTES + 1))
+            for connection, status in ((slow, b"408"), (long, b"400")):
+                async with asyncio.timeout(5):
+                    answer = await asyncio.get_running_loop().sock_recv(connection, 4096)
+                assert answer.startswith(b"HTTP/1.1 " + status), answer
+        assert (await client.get("/health")).status_code == 200
+
+
+def raw_connection(client: httpx.AsyncClient) -> socket.socket:
+    """With a small window, from which nothing is read but by hand."""
+    made = socket.socket()
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    made.connect((client.base_url.host, client.base_url.port))
+    made.setblocking(False)
+    return made
+
+
+def raw_request(body: dict[str, Any]) -> bytes:
+    content = json.dumps(body).encode()
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+    return f"{head}content-length: {len(content)}\r\n\r\n".encode() + content
+
+
+async def test_a_taken_port_is_one_line_that_names_the_setting(wide_model: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        config = RouterConfig(model=str(wide_model), decode=["127.0.0.1:1"], http_port=port)
+        line = (
+            f"^--http-port: cannot bind 127.0.0.1:{port}: Address already in use; [^\n]*--no-http"
+        )
+        with pytest.RaisesGroup(pytest.RaisesExc(ConfigurationError, match=line)):
+            await serve(config, asyncio.Event(), lambda _: None)
+
+
+async def test_it_can_be_off(wide_model: Path, tmp_path: Path) -> None:
+    ports = tmp_path / "ports.json"
+    async with running(wide_model, 1, 1, port_file=ports):
+        assert "http_address" not in json.loads(ports.read_text())

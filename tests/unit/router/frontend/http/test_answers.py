@@ -1,0 +1,160 @@
+"""Events become OpenAI's JSON, whole or streamed, and failures its error object."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from diptych.errors import (
+    DiptychError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    NoWorkerError,
+    QueueFullError,
+    all_reasons,
+)
+from diptych.finish_reason import FinishReason
+from router.frontend.http.answer_form import (
+    CHAT,
+    COMPLETION,
+    STREAM_END,
+    Form,
+    Heading,
+    StreamedAnswer,
+    WholeAnswer,
+)
+from router.frontend.http.errors import STATUSES, RefusedError, answer_to, bug, renamed
+from router.generation.answer import (
+    ChoiceFinished,
+    Delta,
+    GenerationEvent,
+    Started,
+    Summary,
+    Timing,
+    Usage,
+)
+
+USAGE = Usage(num_prompt_tokens=5, num_output_tokens=3, num_cached_tokens=4)
+
+
+def heading(form: Form) -> Heading:
+    return Heading(
+        form=form, request_id="r", model="m", created_s=17, stop_token_ids=frozenset({9})
+    )
+
+
+def events_of(
+    texts: list[str],
+    reason: FinishReason = FinishReason.LENGTH,
+    matched: str | int | None = None,
+) -> list[GenerationEvent]:
+    deltas = [Delta(text, [1], position, []) for position, text in enumerate(texts)]
+    ends: list[GenerationEvent] = [ChoiceFinished(reason, matched), Summary(USAGE, Timing())]
+    return [Started("r", "m", 0, ()), *deltas, *ends]
+
+
+def streamed(
+    form: Form, events: list[GenerationEvent], *, includes_usage: bool = False
+) -> list[dict[str, Any]]:
+    stream = StreamedAnswer(heading(form), includes_usage)
+    data = b"".join(map(stream.send, events))
+    assert data.endswith(STREAM_END)
+    pieces = data.removesuffix(STREAM_END).decode().split("\n\n")
+    return [json.loads(piece.removeprefix("data: ")) for piece in pieces if piece]
+
+
+def whole(form: Form, events: list[GenerationEvent]) -> Any:
+    answer = WholeAnswer(heading(form))
+    for event in events:
+        answer.add(event)
+    return answer.content()
+
+
+@given(texts=st.lists(st.text(), max_size=5))
+def test_detail_9_a_stream_says_what_one_piece_says(texts: list[str]) -> None:
+    events = events_of(texts)
+    assert (
+        "".join(piece["choices"][0]["text"] for piece in streamed(COMPLETION, events))
+        == whole(COMPLETION, events)["choices"][0]["text"]
+    )
+    deltas = [piece["choices"][0]["delta"] for piece in streamed(CHAT, events)]
+    assert (
+        "".join(delta.get("content", "") for delta in deltas)
+        == whole(CHAT, events)["choices"][0]["message"]["content"]
+    )
+    assert [index for index, delta in enumerate(deltas) if "role" in delta] == [0]
+
+
+def test_details_1_and_4_the_end_of_a_stream() -> None:
+    read = streamed(CHAT, events_of(["a", "b"]), includes_usage=True)
+    reasons = [piece["choices"][0]["finish_reason"] for piece in read[:-1]]
+    assert reasons == [None, None, "length"]
+    assert [piece["usage"] for piece in read[:-1]] == [None] * 3
+    assert read[-1]["choices"] == []
+    assert read[-1]["usage"] == {
+        "prompt_tokens": 5,
+        "completion_tokens": 3,
+        "total_tokens": 8,
+        "prompt_tokens_details": {"cached_tokens": 4},
+    }
+    assert all("usage" not in piece for piece in streamed(CHAT, events_of(["a"])))
+
+
+def test_what_ends_a_stream_is_one_write() -> None:
+    stream = StreamedAnswer(heading(CHAT), includes_usage=True)
+    sent = [stream.send(event) for event in events_of(["a", "", "b"])]
+    assert [bool(piece) for piece in sent] == [False, True, False, True, False, True]
+    assert sent[-1].count(b"data: ") == 3
+
+
+@pytest.mark.parametrize(("matched", "told"), [("stop", "stop"), (9, 9), (2, None), (None, None)])
+def test_detail_11_only_what_the_client_named_is_a_stop_reason(
+    matched: str | int | None, told: str | int | None
+) -> None:
+    events = events_of(["a"], FinishReason.STOP, matched)
+    choice = whole(COMPLETION, events)["choices"][0]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", told)
+    assert streamed(COMPLETION, events)[-1]["choices"][0]["stop_reason"] == told
+
+
+def test_every_reason_has_a_status() -> None:
+    assert set(STATUSES) == set(all_reasons())
+
+
+def test_detail_18_errors() -> None:
+    cases: list[tuple[DiptychError | RefusedError, int, str, str | None, int | None]] = [
+        (InvalidRequestError("is wrong", field="top_p"), 400, "request_invalid", "top_p", None),
+        (ModelNotFoundError("no model"), 404, "model_not_found", "model", None),
+        (QueueFullError("full", retry_after_s=2.1), 429, "queue_full", None, 3),
+        (NoWorkerError("gone"), 503, "no_worker", None, 1),
+        (RefusedError(413, "large", "request_too_large"), 413, "request_too_large", None, None),
+        (DiptychError("x" * 5000), 500, "internal", None, None),
+    ]
+    for error, status, code, param, retry_after_s in cases:
+        answer = answer_to(error)
+        assert (answer.status, answer.retry_after_s) == (status, retry_after_s)
+        content: Any = answer.content
+        assert set(content["error"]) == {"message", "type", "param", "code"}
+        assert (content["error"]["code"], content["error"]["param"]) == (code, param)
+        assert len(content["error"]["message"]) <= 1024
+    told: Any = bug("r").content
+    assert told["error"]["message"] == "internal error in request r"
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ("sampling.top_p", "top_p"),
+        ("sampling.stop[1]", "stop[1]"),
+        ("tokens.ids[3]", "prompt[3]"),
+        ("tokens", "prompt"),
+        ("text", "prompt"),
+        ("texture", "texture"),
+    ],
+)
+def test_a_field_has_the_clients_name(ours: str, theirs: str) -> None:
+    names = {"tokens.ids": "prompt", "tokens": "prompt", "text": "prompt", "sampling.": ""}
+    error = renamed(InvalidRequestError("is wrong", field=ours), names)
+    assert (error.field, error.message) == (theirs, f"{theirs}: is wrong")

@@ -110,7 +110,7 @@ async def measure(kind: str, num_waiters: int, seconds: float) -> WaitCost:
             ports = Path(folder) / "ports.json"
             args = ["--model", f"{folder}/model", "--port-file", str(ports), "--metrics-port", "0"]
             args += ["--max-queue", str(num_waiters), "--timers.no-worker-s", str(_PATIENCE_S)]
-            args += ["--log-level", "error"]
+            args += ["--log-level", "error", "--no-http"]
             for worker in started:
                 pool = "--prefill" if isinstance(worker, FakePrefill) else "--decode"
                 args += [pool, worker.address]

@@ -83,6 +83,8 @@ class LocalPods:
                 arg = "--metrics-port=0"
             arg = arg.replace("/etc/diptych", str(mounted))
             args.append(arg.replace("=/cache", f"={DEFAULT_CACHE_DIR.expanduser()}"))
+        if role == "router":
+            args.append("--http-port=0")
         variables = {item["name"]: item.get("value", "here") for item in pod.container["env"]}
         variables["NUMBA_CACHE_DIR"] = str(DEFAULT_CACHE_DIR.expanduser() / "kernels")
         with (self._folder / f"{role}.log").open("wb") as log:

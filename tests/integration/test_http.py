@@ -407,7 +407,7 @@ async def test_detail_23_unknown_members_are_passed_over(
     assert answered.choices[0].finish_reason == "length"
 
 
-async def test_health_and_metrics(http: httpx.AsyncClient, cluster: Cluster) -> None:
+async def test_detail_22_health_and_metrics(http: httpx.AsyncClient, cluster: Cluster) -> None:
     assert (await http.get("/health")).status_code == 200
     text = (await http.get("/metrics")).text
     assert "diptych_requests_total" in text

@@ -98,10 +98,19 @@ async def test_detail_19_a_failure_amid_a_stream_is_its_last_event(
         assert set(last) == {"error"}
         assert last["error"]["code"] == "no_worker"
         assert "data: [DONE]" not in read
+
+
+async def test_detail_22_health_is_good_only_while_a_request_could_be_served(
+    wide_model: Path, tmp_path: Path
+) -> None:
+    async with serving(wide_model, tmp_path) as (cluster, client):
+        assert (await client.get("/health")).status_code == 200
+        await cluster.decode[0].kill()
         refused = await client.post(COMPLETIONS, json=body_of(wide_model))
         assert refused.status_code == 503
         assert int(refused.headers["retry-after"]) >= 1
-        assert (await client.get("/health")).status_code == 503
+        health = await client.get("/health")
+        assert (health.status_code, health.headers["retry-after"]) == (503, "1")
 
 
 async def test_detail_21_a_full_router_says_when_to_come_back(

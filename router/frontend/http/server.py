@@ -101,6 +101,8 @@ class HttpServer:
         try:
             await self._uvicorn.serve(sockets=[self._socket])
         finally:
+            for server in self._uvicorn.servers:
+                server.close()
             self._socket.close()
             self._ended.set()
 
@@ -112,6 +114,12 @@ class HttpServer:
 
 
 class _Server(uvicorn.Server):
+    """Leaves the process as it is."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.servers = []  # else there are none before the first
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """The process handles its signals."""

@@ -80,6 +80,12 @@ def test_a_completion() -> None:
         assert completion(prompt=given).request.prompt == expected
 
 
+def test_detail_16_what_is_not_said_is_left_to_the_models_makers() -> None:
+    """The router fills it in, from what it logged of generation_config.json at its start."""
+    assert chat().request.sampling == SamplingOptions()
+    assert chat(temperature=None, top_p=None).request.sampling == SamplingOptions()
+
+
 def test_a_chat() -> None:
     parts = [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}]
     asked = chat(

@@ -1,0 +1,154 @@
+"""A route's shell over plain ASGI: bounded reading, errors in their place, no work for nobody."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from diptych.errors import NoWorkerError, QueueFullError
+from router.frontend.http.exchange import BodyRoom, Exchange
+from router.frontend.http.posted import Answer, Posted
+
+ROOM = BodyRoom(max_bytes=100, max_all_bytes=150, patience_s=30.0)
+JSON = [(b"content-type", b"application/json; charset=utf-8")]
+
+
+class Call:
+    """One call of a route; ``pieces`` of its body come at once, then the client only listens."""
+
+    def __init__(
+        self, answer: Answer, pieces: Sequence[bytes], headers: Sequence[tuple[bytes, bytes]] = JSON
+    ) -> None:
+        self.sent: list[dict[str, Any]] = []
+        self.left = asyncio.Event()
+        self.num_read = 0
+        self._pieces = list(pieces)
+        self._route = Posted(answer, ROOM)
+        self._scope = {"type": "http", "headers": list(headers)}
+
+    async def run(self) -> None:
+        await self._route(self._scope, self._receive, self._send)  # type: ignore[arg-type]
+
+    @property
+    def status(self) -> int:
+        return int(self.sent[0]["status"])
+
+    @property
+    def headers(self) -> dict[bytes, bytes]:
+        return dict(self.sent[0]["headers"])
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(message["body"] for message in self.sent[1:])
+
+    @property
+    def is_whole(self) -> bool:
+        return not self.sent[-1]["more_body"]
+
+    async def _receive(self) -> dict[str, Any]:
+        if self._pieces:
+            self.num_read += 1
+            body = self._pieces.pop(0)
+            return {"type": "http.request", "body": body, "more_body": bool(self._pieces)}
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        self.sent.append(message)
+
+
+async def echo(exchange: Exchange, data: bytes) -> None:
+    await exchange.send_json({"said": data.decode()})
+
+
+async def test_an_answer() -> None:
+    call = Call(echo, [b"{", b"}"], [*JSON, (b"x-request-id", b"mine")])
+    await call.run()
+    assert (call.status, json.loads(call.body)) == (200, {"said": "{}"})
+    assert call.headers[b"content-length"] == str(len(call.body)).encode()
+    assert call.headers[b"x-request-id"] == b"mine"
+
+
+@pytest.mark.parametrize(
+    ("headers", "pieces", "status", "num_read"),
+    [
+        ([], [b"{}"], 415, 0),
+        ([(b"content-type", b"text/plain")], [b"{}"], 415, 0),
+        ([*JSON, (b"content-length", b"101")], [b"x" * 101], 413, 0),
+        (JSON, [b"x" * 60] * 9, 413, 2),
+        ([*JSON, (b"x-request-id", b"a b")], [b"{}"], 400, 0),
+    ],
+)
+async def test_what_is_refused_is_not_read_to_its_end(
+    headers: list[tuple[bytes, bytes]], pieces: list[bytes], status: int, num_read: int
+) -> None:
+    call = Call(echo, pieces, headers)
+    await call.run()
+    assert (call.status, call.num_read) == (status, num_read)
+    assert set(json.loads(call.body)) == {"error"}
+
+
+async def test_bodies_that_are_being_read_have_a_budget() -> None:
+    with ROOM.reading(100):
+        refused = Call(echo, [b"{}"])  # of no known length: it may become as long as any
+        await refused.run()
+        assert (refused.status, refused.headers[b"retry-after"]) == (429, b"1")
+        with ROOM.reading(50), pytest.raises(QueueFullError), ROOM.reading(1):
+            raise AssertionError("let in")
+    served = Call(echo, [b"{}"])
+    await served.run()
+    assert served.status == 200
+
+
+async def test_detail_20_the_work_ends_when_the_client_leaves() -> None:
+    was_cancelled = False
+
+    async def never(exchange: Exchange, data: bytes) -> None:
+        nonlocal was_cancelled
+        try:
+            call.left.set()
+            await asyncio.Event().wait()
+        finally:
+            was_cancelled = True
+
+    call = Call(never, [b"{}"])
+    await call.run()
+    assert was_cancelled
+    assert call.sent == []
+
+
+async def test_a_client_that_leaves_amid_its_body_is_forgotten() -> None:
+    call = Call(echo, [])
+    call.left.set()
+    await call.run()
+    assert call.sent == []
+
+
+async def test_of_a_bug_only_an_id_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    async def crash(exchange: Exchange, data: bytes) -> None:
+        raise KeyError("secret")
+
+    call = Call(crash, [b"{}"])
+    await call.run()
+    assert call.status == 500
+    assert b"secret" not in call.body
+    request_id = call.headers[b"x-request-id"].decode()
+    assert request_id in json.loads(call.body)["error"]["message"]
+    (record,) = caplog.records
+    assert record.exc_info is not None
+    assert vars(record)["request"] == request_id
+
+
+async def test_detail_19_a_failure_amid_a_stream_is_its_last_event() -> None:
+    async def fail(exchange: Exchange, data: bytes) -> None:
+        await exchange.send_piece(b"data: 1\n\n")
+        raise NoWorkerError("gone")
+
+    call = Call(fail, [b"{}"])
+    await call.run()
+    assert call.status == 200
+    first, last, rest = call.body.decode().split("\n\n")
+    assert (first, rest, call.is_whole) == ("data: 1", "", True)
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "no_worker"

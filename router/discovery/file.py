@@ -21,7 +21,7 @@ from router.discovery.source import Clock, Freshness, Targets
 
 logger = logging.getLogger(__name__)
 
-_MAX_BYTES = 2**20
+_MAX_BYTES = 2**18
 
 
 class _Pools(BaseModel):
@@ -42,7 +42,9 @@ def read_targets(data: bytes) -> Targets:
     if len(data) > _MAX_BYTES:
         raise ValueError(f"longer than {_MAX_BYTES} bytes")
     try:
-        pools = _Pools.model_validate(yaml.safe_load(data))
+        # With it all that is no list or mapping stays text: what a tag makes of it may raise
+        # anything. Its twin in C ends the process where lists are nested too deeply.
+        pools = _Pools.model_validate(yaml.load(data, Loader=yaml.BaseLoader))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join(map(str, first["loc"])) or "the file"
@@ -127,12 +129,16 @@ class FileDiscovery:
     async def targets(self) -> AsyncIterator[Targets]:
         """See :class:`router.discovery.source.Discovery`."""
         while True:
-            changed = self._set.look(await asyncio.to_thread(_read, self._path))
+            changed = await asyncio.to_thread(self._look)
             if self._set.is_right:
                 self._freshness.heard()
             if changed is not None:
                 yield changed
             await self._sleep(self._interval_s)
+
+    def _look(self) -> Targets | None:
+        """Off the event loop, as the disk may be slow and the file long."""
+        return self._set.look(_read(self._path))
 
 
 def _read(path: Path) -> bytes | OSError:

@@ -34,12 +34,16 @@ def test_yaml_and_json_say_the_same() -> None:
         (b"decode: d0:1", "decode: .*list"),
         (b"decode: [d0]", "decode: expected host:port, found 'd0'"),
         (b"decode: [d0:1, d0:1]", "decode: an address is listed twice"),
-        (b"decode: [d0:1, 7]", r"decode\.1: .*string"),
+        (b"decode: [d0:1, 7]", "decode: expected host:port, found '7'"),
+        (b"decode: [d0:1, [d1:1]]", r"decode\.1: .*string"),
+        (b"decode: !!timestamp soon", "decode: .*list"),
+        (b"decode: &all [*all]", "not YAML: .*recursive"),
+        (b"decode: [d0:1]\nprefill:", "prefill: .*list"),
         (b"{decode: [d0:1], decoder: []}", "decoder: Extra"),
         (b"decode: [d0:1", "not YAML: "),
         (b"\xff\xfe\x00", "not YAML: "),
         (b"[" * 100_000, "not YAML: "),
-        (b"#" * 2**21, "longer than 1048576 bytes"),
+        (b"#" * 2**21, "longer than 262144 bytes"),
     ],
 )
 def test_a_wrong_file_is_one_line_that_names_the_field(data: bytes, why: str) -> None:

@@ -1,9 +1,11 @@
 """Pods of a rendering as processes of this machine: the container's own command and environment.
 
 What a pod has of its own in a cluster is put in place: addresses become ports of the
-loopback address, mounted folders become folders here. All else stays as helm wrote it.
+loopback address, which a name server of its own tells for the pools' names; mounted
+folders become folders here. All else stays as helm wrote it.
 """
 
+import json
 import os
 import signal
 import socket
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import Self
 
 from diptych.models.source import DEFAULT_CACHE_DIR
+from tests.deploy.name_server import NameServer
 from tests.unit.deploy.chart import NAMESPACE, ROOT, Pod, pods, settings_text
 
 _PORTS = {"router": 50051, "prefill": 50061, "decode": 50061}
@@ -48,9 +51,13 @@ class LocalPods:
         self._folder = folder
         self._pods = {pod.command: pod for pod in pods(rendering)}
         self._addresses = {role: f"127.0.0.1:{_free_port()}" for role in _PORTS}
+        self._names = NameServer(
+            {self._service(role): self._addresses[role] for role in ("prefill", "decode")}
+        )
         self.processes: dict[str, Process] = {}
 
     def __enter__(self) -> Self:
+        self._names.start()
         for role in _PORTS:
             self.processes[role] = self._start(self._pods[role])
         return self
@@ -59,6 +66,7 @@ class LocalPods:
         for process in self.processes.values():
             process.child.kill()
             process.child.wait()
+        self._names.stop()
 
     def test(self) -> subprocess.CompletedProcess[str]:
         """Run what `helm test` runs, as a new pod."""
@@ -74,13 +82,16 @@ class LocalPods:
         role = pod.command
         mounted = self._folder / role
         mounted.mkdir()
-        (mounted / "settings.yaml").write_text(self._here(settings_text(pod)))
+        settings = json.loads(settings_text(pod))
+        if role == "router":
+            settings["dns"]["server"] = self._names.address
+        (mounted / "settings.yaml").write_text(json.dumps(settings))
         args = []
         for arg in pod.container["args"]:
             if arg.startswith("--listen="):
                 arg = f"--listen={self._addresses[role]}"
-            elif arg.startswith("--metrics-port="):
-                arg = "--metrics-port=0"
+            elif arg.startswith(("--metrics-port=", "--http-port=")):
+                arg = f"{arg.partition('=')[0]}=0"
             arg = arg.replace("/etc/diptych", str(mounted))
             args.append(arg.replace("=/cache", f"={DEFAULT_CACHE_DIR.expanduser()}"))
         if role == "router":
@@ -92,14 +103,14 @@ class LocalPods:
         return Process(pod, self._addresses[role], child)
 
     def _here(self, text: str) -> str:
-        """With addresses of the cluster as they are here."""
+        """With the router's address as it is here."""
         router = self._pods["router"].manifest["metadata"]["name"]
-        text = text.replace(f"{router}:{_PORTS['router']}", self._addresses["router"])
-        for role in ("prefill", "decode"):
-            name = self._pods[role].manifest["metadata"]["name"]
-            host = f"{name}-0.{name}.{NAMESPACE}.svc.cluster.local"
-            text = text.replace(f"{host}:{_PORTS[role]}", self._addresses[role])
-        return text
+        return text.replace(f"{router}:{_PORTS['router']}", self._addresses["router"])
+
+    def _service(self, role: str) -> str:
+        """The name that DNS has for the port of a pool's headless service."""
+        service = self._pods[role].manifest["spec"]["serviceName"]
+        return f"_grpc._tcp.{service}.{NAMESPACE}.svc.cluster.local."
 
 
 def run(

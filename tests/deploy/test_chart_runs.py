@@ -10,7 +10,9 @@ import pytest
 
 from tests.deploy.local_pods import LocalPods
 
-_READY_S = 90.0
+_READY_S = 180.0
+
+pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture(scope="module")

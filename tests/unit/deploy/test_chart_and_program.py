@@ -7,6 +7,7 @@ import hashlib
 import importlib.util
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ from diptych.timers import Timers
 from diptych.v1 import decode_pb2, inference_pb2, prefill_pb2
 from prefill_worker.config import PrefillWorkerConfig
 from router.config import RouterConfig
-from router.discovery.source import StaticDiscovery
+from router.discovery.choice import choose
+from router.discovery.dns import DnsDiscovery
 from tests.unit.deploy.chart import (
     CHART,
     DIGEST,
@@ -33,6 +35,7 @@ from tests.unit.deploy.chart import (
     Pod,
     all_pods,
     chart_digest,
+    named,
     pods,
     rendered,
     servers,
@@ -90,6 +93,8 @@ def test_the_program_takes_its_settings(pod: Pod, tmp_path: Path) -> None:
     ports = {port["name"]: port["containerPort"] for port in pod.container["ports"]}
     assert port_of(config.listen) == ports["grpc"]
     assert config.metrics_port == ports["metrics"]
+    if isinstance(config, RouterConfig):
+        assert (config.http_port if config.http else None) == ports.get("http")
     mounts = {mount["mountPath"] for mount in pod.container["volumeMounts"]}
     assert "/cache" in mounts
     assert getattr(config, "cache_dir") == Path("/cache")  # noqa: B009 - each role has its own
@@ -167,46 +172,38 @@ def test_variables_of_libraries_are_theirs() -> None:
         assert name in Path(spec.origin).read_text()
 
 
-def pods_with_names(rendering: str) -> dict[str, set[str]]:
-    """host:port of each worker that may run, by role, from the StatefulSets and their services."""
+def names_of_pools(rendering: str) -> dict[str, set[str]]:
+    """What DNS has for each pool, by role: a headless service's port, with the pods' names."""
     found: dict[str, set[str]] = {"prefill": set(), "decode": set()}
-    manifests = rendered(rendering)
-    limits = {
-        m["spec"]["scaleTargetRef"]["name"]: m["spec"]["maxReplicas"]
-        for m in manifests
-        if m["kind"] == "HorizontalPodAutoscaler"
-    }
-    headless = {
-        m["metadata"]["name"]: m["spec"]["ports"][0]["port"]
-        for m in manifests
-        if m["kind"] == "Service" and m["spec"].get("publishNotReadyAddresses")
-    }
     for pod in pods(rendering):
         if pod.manifest["kind"] != "StatefulSet":
             continue
-        name, service = pod.manifest["metadata"]["name"], pod.manifest["spec"]["serviceName"]
-        for index in range(limits.get(name, pod.manifest["spec"].get("replicas", 0))):
-            host = f"{name}-{index}.{service}.{NAMESPACE}.svc.cluster.local"
-            found[pod.command].add(f"{host}:{headless[service]}")
+        service = named(rendered(rendering), "Service", pod.manifest["spec"]["serviceName"])
+        (port,) = service["spec"]["ports"]
+        assert service["spec"]["clusterIP"] == "None"
+        assert service["spec"]["publishNotReadyAddresses"] is True, "a worker drains under its name"
+        assert service["spec"]["selector"].items() <= pod.labels.items()
+        assert {"name": "grpc", "containerPort": port["port"]} in pod.container["ports"]
+        domain = f"{service['metadata']['name']}.{NAMESPACE}.svc.cluster.local"
+        found[pod.command].add(f"_{port['name']}._tcp.{domain}")
     return found
 
 
 @pytest.mark.parametrize("name", VALUES)
-async def test_the_router_knows_every_worker_by_its_name(name: str, tmp_path: Path) -> None:
+def test_the_router_asks_for_every_pool(name: str, tmp_path: Path) -> None:
     (router,) = [pod for pod in pods(name) if pod.command == "router"]
     config = config_of(router, tmp_path)
     assert isinstance(config, RouterConfig)
-    discovery = StaticDiscovery(prefill=config.prefill, decode=config.decode)
-    targets = await anext(discovery.targets())
-    expected = pods_with_names(name)
-    assert targets.prefill == expected["prefill"]
-    assert targets.decode == expected["decode"]
-    assert targets.decode
+    assert isinstance(choose(config, time.monotonic), DnsDiscovery)
+    expected = names_of_pools(name)
+    assert set(config.dns.prefill) == expected["prefill"]
+    assert set(config.dns.decode) == expected["decode"]
+    assert config.dns.decode
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_another_set_of_workers_restarts_the_routers(name: str) -> None:
-    """The list is read at start: its checksum is part of the pod."""
+def test_other_settings_restart_what_reads_them(name: str) -> None:
+    """They are read at start: their checksum is part of the pod."""
     for pod in [pod for pod in servers() if pod.where.startswith(f"{name}:")]:
         annotations = pod.manifest["spec"]["template"]["metadata"]["annotations"]
         text = settings_text(pod).rstrip("\n")

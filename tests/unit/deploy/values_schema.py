@@ -24,6 +24,7 @@ ROLES: Mapping[str, type[BaseModel]] = {
 _NOT_OFFERED = {
     *("config", "listen", "metrics_port", "port_file", "otlp_endpoint", "stop_with_stdin"),
     *("model", "served_model_name", "cache_dir", "prefill", "decode"),
+    *("discovery", "file", "http", "http_port"),
     *("allow_faults", "faults", "allow_nixl_tcp"),
 }
 _CONSTRAINTS = (
@@ -42,6 +43,7 @@ ANY_LIST: Json = {"type": "array", "items": {"type": "object"}}
 PULL_POLICY: Json = {"enum": ["Always", "IfNotPresent", "Never"]}
 QUANTITY: Json = {"type": "string", "pattern": "^[0-9]+(\\.[0-9]+)?([KMGT]i?)?$"}
 SECONDS_OR_NONE: Json = {"type": ["integer", "null"], "minimum": 1}
+PORT: Json = {"type": "integer", "minimum": 1, "maximum": 65535}
 POOL_NAME = "^[a-z]([a-z0-9-]{0,12}[a-z0-9])?$"
 
 
@@ -171,13 +173,15 @@ def _router() -> Json:
             "service": closed(
                 {
                     "type": {"enum": ["ClusterIP", "NodePort", "LoadBalancer"]},
-                    "port": {"type": "integer", "minimum": 1, "maximum": 65535},
+                    "port": PORT,
                     "annotations": TEXTS,
                 }
             ),
+            "http": closed({"enabled": FLAG, "port": PORT}),
             "ingress": closed(
                 {
                     "enabled": FLAG,
+                    "port": {"enum": ["http", "grpc"]},
                     "className": TEXT,
                     "annotations": TEXTS,
                     "hosts": {"type": "array", "items": SOME_TEXT},

@@ -1,6 +1,6 @@
 {{/*
 What all pods of the chart have in common. Each takes (dict "root" $ "role" … "values" …), "values" being those of the
-router or of one pool. Ports: 50051 router, 50061 worker, 9100 metrics; paths: /etc/diptych, /model, /cache, /tmp.
+router or of one pool. Ports: 50051 router, 8000 its HTTP, 50061 worker, 9100 metrics; paths: /etc/diptych, /model, /cache, /tmp.
 */}}
 
 {{/* Flags that the chart sets: where to listen, the model, where traces go. The rest is in the file of settings. */}}
@@ -13,6 +13,9 @@ router or of one pool. Ports: 50051 router, 50061 worker, 9100 metrics; paths: /
 {{- end }}
 - --model={{ .root.Values.model.source }}
 - --cache-dir=/cache
+{{- if eq .role "router" }}
+- {{ .values.http.enabled | ternary "--http-port=8000" "--no-http" }}
+{{- end }}
 {{- if and (eq .role "router") .root.Values.model.servedName }}
 - --served-model-name={{ .root.Values.model.servedName }}
 {{- end }}
@@ -239,6 +242,10 @@ initContainers:
   ports:
     - name: grpc
       containerPort: {{ eq .role "router" | ternary 50051 50061 }}
+    {{- if and (eq .role "router") .values.http.enabled }}
+    - name: http
+      containerPort: 8000
+    {{- end }}
     {{- if .root.Values.metrics.enabled }}
     - name: metrics
       containerPort: 9100

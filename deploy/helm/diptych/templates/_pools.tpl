@@ -5,20 +5,22 @@
 {{- mustMergeOverwrite (deepCopy (omit $all "pools")) (deepCopy $own) | toJson -}}
 {{- end -}}
 
-{{/* host:port of every worker of a role, as a JSON list: each pod of a StatefulSet has a name of its own. */}}
-{{- define "diptych.addresses" -}}
-{{- $addresses := list -}}
+{{/* What DNS is asked for to find the workers of a role, as a JSON list: one name for each pool, whose records name its pods. */}}
+{{- define "diptych.names" -}}
+{{- $names := list -}}
 {{- range $pool := keys (index .root.Values .role "pools") | sortAlpha -}}
-{{- $at := dict "root" $.root "role" $.role "pool" $pool -}}
-{{- $values := include "diptych.poolValues" $at | fromJson -}}
-{{- $service := include "diptych.poolName" $at -}}
-{{- $count := $values.autoscaling.enabled | ternary $values.autoscaling.maxReplicas $values.replicas -}}
-{{- range $index := until (int $count) -}}
-{{- $host := printf "%s-%d.%s.%s.svc.%s" $service $index $service $.root.Release.Namespace $.root.Values.clusterDomain -}}
-{{- $addresses = append $addresses (printf "%s:50061" $host) -}}
+{{- $service := include "diptych.poolName" (dict "root" $.root "role" $.role "pool" $pool) -}}
+{{- $names = append $names (printf "_grpc._tcp.%s.%s.svc.%s" $service $.root.Release.Namespace $.root.Values.clusterDomain) -}}
 {{- end -}}
+{{- $names | toJson -}}
 {{- end -}}
-{{- $addresses | toJson -}}
+
+{{/* "true" if there is any worker of a role. */}}
+{{- define "diptych.hasWorkers" -}}
+{{- range $pool := keys (index .root.Values .role "pools") -}}
+{{- $values := include "diptych.poolValues" (dict "root" $.root "role" $.role "pool" $pool) | fromJson -}}
+{{- if or $values.autoscaling.enabled (gt (int $values.replicas) 0) -}}true{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{/* "true" if workers may move KV other than over their gRPC port: by a transport that has ports of its own. */}}
@@ -34,11 +36,11 @@
 
 {{/* The router's file of settings, as JSON, which is YAML that keeps whole numbers whole. */}}
 {{- define "diptych.routerSettings" -}}
-{{- $prefill := include "diptych.addresses" (dict "root" . "role" "prefill") | fromJsonArray -}}
-{{- $decode := include "diptych.addresses" (dict "root" . "role" "decode") | fromJsonArray -}}
-{{- if not $decode -}}
+{{- if not (include "diptych.hasWorkers" (dict "root" . "role" "decode")) -}}
 {{- fail "decode.pools: at least one decode worker is needed" -}}
 {{- end -}}
-{{- $own := dict "prefill" $prefill "decode" $decode -}}
+{{- $prefill := include "diptych.names" (dict "root" . "role" "prefill") | fromJsonArray -}}
+{{- $decode := include "diptych.names" (dict "root" . "role" "decode") | fromJsonArray -}}
+{{- $own := dict "discovery" "dns" "dns" (dict "prefill" $prefill "decode" $decode) -}}
 {{- mergeOverwrite (deepCopy .Values.router.settings) $own | toPrettyJson -}}
 {{- end -}}

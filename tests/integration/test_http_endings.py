@@ -49,9 +49,10 @@ async def outcome(client: httpx.AsyncClient, name: str) -> float:
 async def test_a_drain_refuses_what_is_new_and_lets_streams_end(
     wide_model: Path, tmp_path: Path
 ) -> None:
-    timers = TIMERS.model_copy(update={"lame_duck_s": 0.2, "drain_s": 10.0})
+    timers = TIMERS.model_copy(update={"lame_duck_s": 0.6, "drain_s": 15.0})
     async with serving(wide_model, tmp_path, timers) as (cluster, client):
-        asked = body_of(wide_model, 300, stream=True)
+        cluster.decode[0].behaviour.step_s = 0.01
+        asked = body_of(wide_model, 250, stream=True)  # longer than both of these
         async with client.stream("POST", COMPLETIONS, json=asked) as stream:
             lines = stream.aiter_lines()
             read = [await anext(lines)]
@@ -153,7 +154,7 @@ async def test_a_reader_that_takes_nothing_is_given_up(wide_model: Path, tmp_pat
     """Its tokens are held within the client's buffer; nobody else waits."""
     async with serving(wide_model, tmp_path, client_buffer_messages=16) as (cluster, client):
         behaviour = cluster.decode[0].behaviour
-        behaviour.step_s, behaviour.tokens_per_step = 0.001, 64
+        behaviour.step_s, behaviour.tokens_per_step = 0.001, 512
         with raw_connection(client) as slow:
             slow.sendall(raw_request(body_of(wide_model, FOR_EVER, stream=True)))
             await eventually(lambda: bool(cluster.decode[0].reservations), "never placed")

@@ -140,6 +140,11 @@ class StreamedAnswer:
     includes_usage: bool
     _is_begun: bool = False
     _finished: ChoiceFinished | None = None
+    _head: str = field(init=False)  # what all pieces begin with, written once
+
+    def __post_init__(self) -> None:
+        written = _encode(self.heading.head(self.heading.form.chunk))
+        self._head = f'data: {written[:-1]},"choices":['
 
     def send(self, event: GenerationEvent) -> bytes:
         """What to send now; nothing for an event that says nothing alone."""
@@ -155,19 +160,16 @@ class StreamedAnswer:
     def _end(self, usage: Usage) -> bytes:
         end = self._piece("", self._finished)
         if self.includes_usage:
-            head = self.heading.head(self.heading.form.chunk)
-            end += sse({**head, "choices": [], "usage": usage_content(usage)})
+            end += f'{self._head}],"usage":{_encode(usage_content(usage))}}}\n\n'.encode()
         return end + STREAM_END
 
     def _piece(self, text: str, finished: ChoiceFinished | None) -> bytes:
         form = self.heading.form
         members = (form.piece_of if self._is_begun else form.begin_of)(text)
         self._is_begun = True
-        piece = {
-            **self.heading.head(form.chunk),
-            "choices": [self.heading.choice(members, finished)],
-        }
-        return sse({**piece, "usage": None} if self.includes_usage else piece)
+        choice = _encode(self.heading.choice(members, finished))
+        rest = ',"usage":null}' if self.includes_usage else "}"
+        return f"{self._head}{choice}]{rest}\n\n".encode()
 
 
 def sse(content: Mapping[str, object]) -> bytes:

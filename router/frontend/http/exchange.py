@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 REQUEST_ID_HEADER: Final = "x-request-id"
 TIMEOUT_HEADER: Final = "x-request-timeout"
+_MAX_TIMEOUT_S: Final = 1_000_000
 _TRACE_HEADERS: Final = ("traceparent", "tracestate")
 _STREAM_HEADERS: Final = {
     "content-type": "text/event-stream; charset=utf-8",
@@ -103,8 +104,10 @@ class Exchange:
             timeout_s = float(given)
         except ValueError:
             timeout_s = -1.0
-        if not 0 < timeout_s < float("inf"):
-            raise InvalidRequestError("should be a number of seconds above 0", field=TIMEOUT_HEADER)
+        if not 0 < timeout_s <= _MAX_TIMEOUT_S:
+            raise InvalidRequestError(
+                f"should be seconds, above 0 and at most {_MAX_TIMEOUT_S}", field=TIMEOUT_HEADER
+            )
         return time.monotonic() + timeout_s
 
     @property

@@ -3,9 +3,8 @@
     python -m tests.bench.waiting [--waiters 256] [--seconds 10]
 
 A router in a process of its own watches 8 prefill and 8 decode workers that only pretend,
-and tell four times a second of a load that changes, as busy ones do. Once every decode worker
-runs as many sequences as it can (``full``), so that nothing may be placed; once they say
-that there is room and then refuse each reservation for lack of blocks (``refusing``).
+and tell four times a second of a load that changes, as busy ones do. Every decode worker
+runs as many sequences as it can, so that nothing may be placed.
 """
 
 import argparse
@@ -22,7 +21,6 @@ import grpc
 import psutil
 import uvloop
 
-from diptych.errors import BlocksExhaustedError
 from diptych.rpc.channel import open_channel
 from diptych.rpc.server import Context
 from diptych.v1 import common_pb2, inference_pb2_grpc, worker_pb2
@@ -36,7 +34,6 @@ _NUM_WORKERS = 8  # of each kind
 _MAX_NUM_SEQS = 64
 _PROMPT = 20 * list(range(30, 50))
 _PATIENCE_S = 600.0
-_SETTLE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,13 +82,12 @@ class ToldDecode(Told, FakeDecode):
 
 
 @asynccontextmanager
-async def workers(kind: str) -> AsyncIterator[list[FakeWorker]]:
-    """Prefill workers, then decode workers that are ``full`` or ``refusing``."""
+async def workers() -> AsyncIterator[list[FakeWorker]]:
+    """Prefill workers, then decode workers that are full."""
     started: list[FakeWorker] = [ToldPrefill() for _ in range(_NUM_WORKERS)]
     for _ in range(_NUM_WORKERS):
         decode = ToldDecode()
-        decode.num_running = _MAX_NUM_SEQS if kind == "full" else 0
-        decode.behaviour.refuse = BlocksExhaustedError("no blocks") if kind == "refusing" else None
+        decode.num_running = _MAX_NUM_SEQS
         started.append(decode)
     for worker in started:
         await worker.start()
@@ -102,9 +98,9 @@ async def workers(kind: str) -> AsyncIterator[list[FakeWorker]]:
             await worker.kill()
 
 
-async def measure(kind: str, num_waiters: int, seconds: float) -> WaitCost:
+async def measure(num_waiters: int, seconds: float) -> WaitCost:
     """Shares of a core without and with requests that wait."""
-    async with workers(kind) as started:
+    async with workers() as started:
         with tempfile.TemporaryDirectory() as folder:
             write_model(Path(folder) / "model")
             ports = Path(folder) / "ports.json"
@@ -144,15 +140,13 @@ async def _ask(channel: grpc.aio.Channel) -> None:
 
 
 async def wait_waiting(address: str, num_waiters: int) -> None:
-    """Until the router has all of them, in its queue or on their way to a refusal, for a while."""
-    kinds = ("waiting", "placed")
+    """Until the router has all of them in its queue."""
     async with asyncio.timeout(60):
-        num_there = 0.0
-        while num_there < num_waiters:
+        num_waiting = 0.0
+        while num_waiting < num_waiters:
             await asyncio.sleep(0.2)
             samples = await asyncio.to_thread(metrics.scrape, address)
-            num_there = sum(samples[f"diptych_router_requests_{kind}"] for kind in kinds)
-    await asyncio.sleep(_SETTLE_S)
+            num_waiting = samples["diptych_router_requests_waiting"]
 
 
 async def cpu_share(pid: int, seconds: float) -> float:
@@ -169,11 +163,8 @@ def main(args: Sequence[str] | None = None) -> None:
     parser.add_argument("--waiters", type=int, default=256)
     parser.add_argument("--seconds", type=float, default=10.0)
     given = parser.parse_args(args)
-    costs = {
-        kind: asdict(uvloop.run(measure(kind, given.waiters, given.seconds)))
-        for kind in ("full", "refusing")
-    }
-    json.dump(costs, sys.stdout, indent=2)
+    cost = uvloop.run(measure(given.waiters, given.seconds))
+    json.dump(asdict(cost), sys.stdout, indent=2)
     sys.stdout.write("\n")
 
 

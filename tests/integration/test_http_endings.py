@@ -3,6 +3,8 @@
 import asyncio
 import json
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,10 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from diptych.errors import ConfigurationError
 from diptych.timers import Timers
-from router.app import serve
-from router.config import RouterConfig
 from router.frontend.http.protocol import MAX_HEAD_BYTES
 from tests import metrics
 from tests.integration.router_rig import PROMPT, TIMERS, Cluster, eventually, running
@@ -195,15 +194,20 @@ def raw_request(body: dict[str, Any]) -> bytes:
     return f"{head}content-length: {len(content)}\r\n\r\n".encode() + content
 
 
-async def test_a_taken_port_is_one_line_that_names_the_setting(wide_model: Path) -> None:
+def test_a_taken_port_is_one_line_that_names_the_setting(wide_model: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        config = RouterConfig(model=str(wide_model), decode=["127.0.0.1:1"], http_port=port)
-        line = (
-            f"^--http-port: cannot bind 127.0.0.1:{port}: Address already in use; [^\n]*--no-http"
+        flags = ["--model", str(wide_model), "--decode", "127.0.0.1:1", "--http-port", str(port)]
+        done = subprocess.run(
+            [sys.executable, "-m", "router", *flags], capture_output=True, text=True, timeout=60
         )
-        with pytest.RaisesGroup(pytest.RaisesExc(ConfigurationError, match=line)):
-            await serve(config, asyncio.Event(), lambda _: None)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    said = [line for line in done.stderr.splitlines() if not line.startswith("{")]
+    assert said == [
+        f"diptych router: --http-port: cannot bind 127.0.0.1:{port}: Address already in use; "
+        "0 picks a free port, --no-http serves gRPC alone"
+    ]
 
 
 async def test_it_can_be_off(wide_model: Path, tmp_path: Path) -> None:

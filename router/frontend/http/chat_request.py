@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, FailFast, Field
 
 from diptych.errors import InvalidRequestError
 from diptych.text.chat_template import Message
@@ -52,13 +52,15 @@ def _as_parts(value: object) -> object:
 
 class _Turn(StrictModel):
     role: str
-    content: Annotated[list[_Part], BeforeValidator(_as_parts)]
+    content: Annotated[
+        list[_Part], FailFast(), Field(max_length=MAX_PARTS), BeforeValidator(_as_parts)
+    ]
 
 
 class ChatMessages(StrictModel):
     """The part of a chat's body that becomes the prompt."""
 
-    messages: Annotated[list[_Turn], Field(max_length=MAX_MESSAGES)]
+    messages: Annotated[list[_Turn], FailFast(), Field(max_length=MAX_MESSAGES)]
     chat_template_kwargs: dict[str, Any] | None = None
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Final
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import FailFast, Field, TypeAdapter, ValidationError
 
 from diptych.errors import InvalidRequestError
 from router.frontend.http import unserved
@@ -21,7 +21,9 @@ from router.generation.request import GenerationRequest, TextPrompt, TokenPrompt
 DEFAULT_MAX_TOKENS: Final = 16  # as OpenAI's; a chat gets what the context leaves
 PROMPT_NAMES: Final = {"tokens.ids": "prompt", "tokens": "prompt", "text": "prompt"}
 
-_TOKEN_IDS: Final = TypeAdapter(list[Annotated[int, Field(strict=True, ge=0, le=2**32 - 1)]])
+_TOKEN_IDS: Final = TypeAdapter(
+    Annotated[list[Annotated[int, Field(strict=True, ge=0, le=2**32 - 1)]], FailFast()]
+)
 
 
 def read_completion(content: Mapping[str, object], envelope: Envelope) -> Asked:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, get_args, get_type_hints
 
 from pydantic import BaseModel, Field, create_model
 
+from diptych.errors import InvalidRequestError
 from diptych.sampling_params import OPTIONS, Option, SamplingOptions
 from router.frontend.http.body import StrictModel, validated
 
@@ -28,10 +29,19 @@ def read_sampling(content: Mapping[str, object], **defaults: Any) -> SamplingOpt
     """
     if isinstance(content.get("stop"), str):
         content = {**content, "stop": [content["stop"]]}
+    _check_lengths(content)
     read = validated(_MODEL, content)
     given = {name: value for name, value in read if value is not None}
     lists = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
     return SamplingOptions(**{**defaults, **given, **lists})
+
+
+def _check_lengths(content: Mapping[str, object]) -> None:
+    """Before anything looks at the items."""
+    for name in SERVED:
+        value, most = content.get(name), OPTIONS[name].max_items
+        if most and isinstance(value, list) and len(value) > most:
+            raise InvalidRequestError(f"has {len(value)} items, more than {most}", field=name)
 
 
 def _field(hint: Any, option: Option) -> Any:
@@ -42,7 +52,7 @@ def _field(hint: Any, option: Option) -> Any:
     if item is int:
         item = Annotated[int, Field(ge=option.low, le=option.high)]
     items = list.__class_getitem__(item)
-    return (Annotated[items, Field(max_length=option.max_items)] | None, None)
+    return (items | None, None)
 
 
 def _make_model() -> type[BaseModel]:

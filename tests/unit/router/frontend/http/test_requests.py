@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from diptych.errors import InvalidRequestError
 from diptych.sampling_params import NEUTRAL, OPTIONS, SamplingOptions
@@ -150,6 +151,8 @@ def test_what_is_wrong_or_not_served_is_named(
     [
         ({"messages": [TURN] * (MAX_MESSAGES + 1)}, "messages"),
         ({"messages": [{**TURN, "content": [{"type": "text", "text": ""}] * (MAX_PARTS + 1)}]},
+         "messages[0].content"),
+        ({"messages": [{**TURN, "content": [{"type": "text", "text": ""}] * MAX_PARTS}, TURN]},
          "messages"),
         ({"messages": [TURN, {**TURN, "name": "x"}]}, "messages[1].name"),
         ({"messages": [{**TURN, "role": "tool"}]}, "messages[0].role"),
@@ -163,6 +166,23 @@ def test_what_is_wrong_or_not_served_is_named(
 )  # fmt: skip
 def test_what_is_wrong_with_a_chat_is_named(members: dict[str, Any], field: str) -> None:
     assert refusal({"model": "m", "messages": [TURN], **members}, is_chat=True).field == field
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"messages": [{"role": "user", "content": [{}] * 50}]},
+        {"messages": [5] * 50},
+        {"prompt": ["a", *[5] * 50]},
+        {"prompt": [5, *["a"] * 50]},
+        {"prompt": "p", "stop": [5] * 17},
+    ],
+)
+def test_no_work_is_spent_after_the_first_error(members: dict[str, Any]) -> None:
+    """A body of megabytes may be wrong in every part: the first is what is told."""
+    error = refusal({"model": "m", **members}, is_chat="messages" in members)
+    reasons = error.__context__
+    assert not isinstance(reasons, ValidationError) or reasons.error_count() == 1
 
 
 def test_detail_23_what_changes_nothing_is_no_refusal() -> None:

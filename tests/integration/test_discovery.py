@@ -19,6 +19,7 @@ from router.config import RouterConfig
 from router.discovery.dns import DnsLookup, NoAnswerError
 from tests.call import generate, token_request
 from tests.integration.fake_workers import FakeDecode
+from tests.integration.kube_api import kube_api
 from tests.integration.router_rig import EVENTUALLY_S, PROMPT, TIMERS, expected
 
 
@@ -130,6 +131,23 @@ async def test_names_that_stand_for_others_move_requests(wide_model: Path) -> No
             await answers_from(channel, first)
             server.is_broken = False
             server.records[name, "SRV"] = [f"0 0 {ports[1]} localhost."]
+            await answers_from(channel, second)
+
+
+async def test_endpoints_that_change_move_requests(wide_model: Path, tmp_path: Path) -> None:
+    async with two_workers() as (first, second), kube_api(tmp_path) as (api, config):
+        ports = [int(worker.address.rpartition(":")[2]) for worker in (first, second)]
+        await api.put("d-1", "decode", ports[0], "127.0.0.1")
+        source = {"decode": ["decode"], "kubeconfig": config}
+        async with serving(wide_model, discovery="kubernetes", kubernetes=source) as channel:
+            await answers_from(channel, first)
+            api.is_down = True
+            api.cut()
+            await asyncio.sleep(0.1)
+            first.specs.clear()
+            await answers_from(channel, first)
+            api.is_down = False
+            await api.put("d-1", "decode", ports[1], "127.0.0.1")
             await answers_from(channel, second)
 
 

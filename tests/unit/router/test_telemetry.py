@@ -42,7 +42,7 @@ def test_each_reason_of_an_error_is_an_outcome() -> None:
 
 def make_metrics(registry: CollectorRegistry) -> RouterMetrics:
     room = SimpleNamespace(num_waiting=0, num_placed=0)
-    return RouterMetrics(Metrics(registry), room, lambda: 0.0, lambda: (1, 1), lambda: 0.0)
+    return RouterMetrics(Metrics(registry), room, lambda: 0.0, lambda: (1, 1), lambda: 7.5)
 
 
 def make_observer(metrics: RouterMetrics) -> RequestObserver:
@@ -62,6 +62,12 @@ GEN_AI_LABELS = {
     "gen_ai_provider_name": "diptych",
     "gen_ai_request_model": "m",
 }
+
+
+def test_how_long_the_source_of_workers_was_silent_is_read_at_each_scrape() -> None:
+    registry = CollectorRegistry()
+    make_metrics(registry)
+    assert registry.get_sample_value("diptych_router_discovery_age_seconds") == 7.5
 
 
 def test_a_request_that_passes_every_stage_is_seen_in_every_label() -> None:

@@ -75,7 +75,10 @@ class Forked:
 
 
 class ForkServer:
-    """The process that has imported ``module``; it ends with the test run, however that ends."""
+    """The process that has imported ``module``.
+
+    However the test run ends, it ends too, and ends what is left of what it has forked.
+    """
 
     def __init__(self, module: str) -> None:
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -83,7 +86,7 @@ class ForkServer:
         with theirs:
             command = [sys.executable, "-m", __name__, module, str(theirs.fileno())]
             self._server = subprocess.Popen(command, pass_fds=[theirs.fileno()])
-        atexit.register(self._close)
+        atexit.register(self.close)
 
     @property
     def is_usable(self) -> bool:
@@ -98,7 +101,8 @@ class ForkServer:
             socket.send_fds(self._requests, [json.dumps([os.getcwd(), args]).encode()], fds)
         return Forked(ours)
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """End it. Idempotent."""
         self._requests.close()
         self._server.wait()
 
@@ -134,6 +138,7 @@ def _serve(module: str, requests: socket.socket) -> list[str]:
         if requests.fileno() in readable:
             message, fds, _, _ = socket.recv_fds(requests, _MAX_MESSAGE_BYTES, 2)
             if not message:
+                _end(answers)
                 sys.exit()
             log, answer = fds
             pid = os.fork()
@@ -149,9 +154,16 @@ def _serve(module: str, requests: socket.socket) -> list[str]:
             answers[pid].send(str(pid).encode())
 
 
-def _tell_ended(answers: dict[int, socket.socket]) -> None:
+def _end(answers: dict[int, socket.socket]) -> None:
+    """The test run is over, or was broken off: nothing outlives it."""
+    for pid in answers:
+        os.kill(pid, signal.SIGKILL)
+    _tell_ended(answers, wait=True)
+
+
+def _tell_ended(answers: dict[int, socket.socket], *, wait: bool = False) -> None:
     while answers:
-        pid, status = os.waitpid(-1, os.WNOHANG)
+        pid, status = os.waitpid(-1, 0 if wait else os.WNOHANG)
         if not pid:
             return
         with answers.pop(pid) as answer:

@@ -47,6 +47,15 @@ SMALL_POOL_BLOCKS = 26
 TEMPERATURE = 0.8
 IN_FLIGHT = 8
 
+# It may run beside tests that come first whenever they have something to do.
+PATIENT = {
+    f"timers.{name.replace('_', '-')}": "120"
+    for name in (
+        "lost_peer_s", "keepalive_answer_s", "accept_s", "read_progress_s", "confirm_s",
+        "unbound_lease_s", "sequence_progress_s", "unsent_s", "client_write_s", "drain_s",
+    )
+} | {"timers.no-worker-s": "600"}  # fmt: skip
+
 pytestmark = pytest.mark.timeout(1800)
 MODULE_LOOP = pytest.mark.asyncio(loop_scope="module")
 
@@ -94,10 +103,11 @@ def cluster_of(
         worker_flags={
             "max-model-len": str(MAX_LEN),
             "max-batched-tokens": str(CHUNK),
+            **PATIENT,
             **(flags or {}),
         },
         decode_flags=decode_flags,
-        router_flags={"local-prefill-below-tokens": "0", "timers.no-worker-s": "600"},
+        router_flags={"local-prefill-below-tokens": "0", **PATIENT},
     ) as cluster:
         yield cluster
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.fork_server import Forked, Started, start_role
+from tests.fork_server import Forked, ForkServer, Started, start_role
 from tests.waiting import until
 
 LISTEN = ["--listen", "127.0.0.1:0", "--prefill", "127.0.0.1:1", "--decode", "127.0.0.1:1"]
@@ -46,6 +46,14 @@ async def test_it_takes_signals_as_any_process(tmp_path: Path) -> None:
     assert killed.wait(60) == -signal.SIGKILL
     assert killed.poll() == -signal.SIGKILL
     assert not psutil.pid_exists(killed.pid)
+
+
+def test_nothing_outlives_the_test_run(tmp_path: Path) -> None:
+    server = ForkServer("router")
+    with (tmp_path / "log").open("ab") as log:
+        process = server.start(LISTEN, log)
+    server.close()
+    assert process.wait(60) == -signal.SIGKILL
 
 
 def test_another_environment_is_a_process_started_anew(

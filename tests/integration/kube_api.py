@@ -75,8 +75,9 @@ class KubeApi:
     def end(self, rest: bytes = b"") -> None:
         """Every watch ends, as a server does from time to time."""
         for writer in self._watches:
-            writer.write(rest)
-            writer.close()
+            if not writer.is_closing():
+                writer.write(rest)
+                writer.close()
 
     def cut(self) -> None:
         """Every watch breaks off in the middle of a line."""

@@ -184,11 +184,15 @@ async def test_detail_1_usage_of_a_stream_comes_only_on_request_and_last(
     body = body_of(model, **GO_ON)
     plain = await events(http, "/v1/completions", body)
     assert all("usage" not in event for event in plain)
-    asked = {**body, "stream_options": {"include_usage": True}}
+    asked: dict[str, Any] = {**body, "stream_options": {"include_usage": True}}
     told = await events(http, "/v1/completions", asked)
     assert all(event["usage"] is None and event["choices"] for event in told[:-1])
     assert told[-1]["choices"] == []
     assert told[-1]["usage"]["completion_tokens"] == 12
+    asked["stream_options"]["continuous_usage_stats"] = True
+    counted = [event["usage"] for event in await events(http, "/v1/completions", asked)]
+    assert {usage["prompt_tokens"] for usage in counted} == {told[-1]["usage"]["prompt_tokens"]}
+    assert [usage["completion_tokens"] for usage in counted[-2:]] == [12, 12]
 
 
 async def test_detail_2_usage_sums_up_and_tells_what_was_cached(

@@ -53,7 +53,9 @@ CHAT: Final = Form(
     id_prefix="chatcmpl-",
     whole="chat.completion",
     chunk="chat.completion.chunk",
-    text_of=lambda text: {"message": {"role": "assistant", "content": text, "refusal": None}},
+    text_of=lambda text: {
+        "message": {"role": "assistant", "content": text, "refusal": None, "annotations": []}
+    },
     begin_of=lambda text: {"delta": {"role": "assistant", "content": text}},
     piece_of=lambda text: {"delta": {"content": text} if text else {}},
 )
@@ -138,7 +140,11 @@ class StreamedAnswer:
 
     heading: Heading
     includes_usage: bool
+    counts_along: bool = False
+    """Whether each piece says how many tokens there are so far."""
     _is_begun: bool = False
+    _num_prompt_tokens: int = 0
+    _num_output_tokens: int = 0
     _finished: ChoiceFinished | None = None
     _head: str = field(init=False)  # what all pieces begin with, written once
 
@@ -149,8 +155,12 @@ class StreamedAnswer:
     def send(self, event: GenerationEvent) -> bytes:
         """What to send now; nothing for an event that says nothing alone."""
         match event:
-            case Delta() if event.text or not self._is_begun:
-                return self._piece(event.text, None)
+            case Started():
+                self._num_prompt_tokens = len(event.prompt_token_ids)
+            case Delta():
+                self._num_output_tokens = event.position + len(event.token_ids)
+                if event.text or not self._is_begun:
+                    return self._piece(event.text, None)
             case ChoiceFinished():
                 self._finished = event
             case Summary():
@@ -168,8 +178,16 @@ class StreamedAnswer:
         members = (form.piece_of if self._is_begun else form.begin_of)(text)
         self._is_begun = True
         choice = _encode(self.heading.choice(members, finished))
-        rest = ',"usage":null}' if self.includes_usage else "}"
-        return f"{self._head}{choice}]{rest}\n\n".encode()
+        return f"{self._head}{choice}]{self._count()}}}\n\n".encode()
+
+    def _count(self) -> str:
+        """The usage that a piece with a choice tells, as a further member."""
+        if not self.includes_usage:
+            return ""
+        if not self.counts_along:
+            return ',"usage":null'
+        so_far = _counts(self._num_prompt_tokens, self._num_output_tokens)
+        return f',"usage":{_encode(so_far)}'
 
 
 def sse(content: Mapping[str, object]) -> bytes:
@@ -185,8 +203,14 @@ def to_json(content: Mapping[str, object]) -> bytes:
 def usage_content(usage: Usage) -> Mapping[str, object]:
     """The counts under OpenAI's names."""
     return {
-        "prompt_tokens": usage.num_prompt_tokens,
-        "completion_tokens": usage.num_output_tokens,
-        "total_tokens": usage.num_prompt_tokens + usage.num_output_tokens,
+        **_counts(usage.num_prompt_tokens, usage.num_output_tokens),
         "prompt_tokens_details": {"cached_tokens": usage.num_cached_tokens},
+    }
+
+
+def _counts(num_prompt_tokens: int, num_output_tokens: int) -> Mapping[str, int]:
+    return {
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": num_output_tokens,
+        "total_tokens": num_prompt_tokens + num_output_tokens,
     }

@@ -1,11 +1,10 @@
 """What a body asks for: the request that the generator gets, and how its answer is to be sent."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from diptych.errors import InvalidRequestError
-from router.frontend.http import unserved
 from router.frontend.http.body import StrictModel
 from router.generation.request import GenerationRequest
 
@@ -26,6 +25,8 @@ class Asked:
     is_stream: bool
     includes_usage: bool
     """Whether a stream ends with its usage; an answer in one piece always has it."""
+    counts_along: bool
+    """Whether each piece of a stream with usage has the counts so far."""
     names: Mapping[str, str]
     """How to call the request's fields, see :func:`router.frontend.http.errors.renamed`."""
 
@@ -34,6 +35,7 @@ class StreamOptions(StrictModel):
     """How a stream is to be."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class GenerationBody(StrictModel):
@@ -49,22 +51,16 @@ COMMON_NAMES: Final[Mapping[str, str]] = {"sampling.": "", "request_id": "x-requ
 """Fields of a GenerationRequest that have other names here."""
 
 
-def check_stream_options(body: GenerationBody, content: Mapping[str, object]) -> None:
-    """Raise InvalidRequestError: they are given without a stream, or ask for too much."""
-    given = content.get("stream_options")
-    if not isinstance(given, dict):
-        return
-    if not body.stream:
-        raise InvalidRequestError("is only for streams", field="stream_options")
-    unserved.refuse(given, unserved.OF_STREAM_OPTIONS, "stream_options")
-
-
 def asked_of(body: GenerationBody, request: GenerationRequest, names: Mapping[str, str]) -> Asked:
-    """What follows from the members that all bodies have."""
-    options = body.stream_options
+    """What follows from the members that all bodies have. Raises InvalidRequestError."""
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequestError("is only for streams", field="stream_options")
+    options = body.stream_options or StreamOptions()
+    counts_along = bool(options.include_usage and options.continuous_usage_stats)
     return Asked(
-        request=request,
+        request=replace(request, return_prompt_token_ids=counts_along),
         is_stream=bool(body.stream),
-        includes_usage=options is not None and bool(options.include_usage),
+        includes_usage=bool(options.include_usage),
+        counts_along=counts_along,
         names={**names, **COMMON_NAMES},
     )

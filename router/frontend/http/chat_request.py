@@ -13,7 +13,6 @@ from router.frontend.http.asked import (
     Envelope,
     GenerationBody,
     asked_of,
-    check_stream_options,
 )
 from router.frontend.http.body import StrictModel, validated
 from router.frontend.http.sampling_fields import read_sampling
@@ -74,7 +73,6 @@ def read_chat(content: Mapping[str, object], envelope: Envelope) -> Asked:
     """What a client asks for. Raises InvalidRequestError."""
     body = validated(_ChatBody, content)
     unserved.refuse(content, unserved.OF_CHAT)
-    check_stream_options(body, content)
     names = dict(CHAT_NAMES)
     if body.max_completion_tokens is not None:  # the older name counts where it stands alone
         content = {**content, "max_tokens": body.max_completion_tokens}

@@ -12,7 +12,6 @@ from router.frontend.http.asked import (
     Envelope,
     GenerationBody,
     asked_of,
-    check_stream_options,
 )
 from router.frontend.http.body import refusal, validated
 from router.frontend.http.sampling_fields import read_sampling
@@ -30,7 +29,6 @@ def read_completion(content: Mapping[str, object], envelope: Envelope) -> Asked:
     """What a client asks for. Raises InvalidRequestError."""
     body = validated(GenerationBody, content)
     unserved.refuse(content, unserved.OF_COMPLETION)
-    check_stream_options(body, content)
     request = GenerationRequest(
         prompt=read_prompt(content.get("prompt")),
         sampling=read_sampling(content, max_tokens=DEFAULT_MAX_TOKENS),

@@ -74,7 +74,7 @@ class GenerationAnswers:
         events: AsyncGenerator[GenerationEvent, None],
     ) -> None:
         if asked.is_stream:
-            stream = StreamedAnswer(heading, asked.includes_usage)
+            stream = StreamedAnswer(heading, asked.includes_usage, asked.counts_along)
             async for event in events:
                 piece = stream.send(event)
                 if piece:

@@ -87,8 +87,6 @@ OF_MESSAGE: Final[Unserved] = {
     "tool_calls": ([],),
 }
 
-OF_STREAM_OPTIONS: Final[Unserved] = {"continuous_usage_stats": (False,)}
-
 
 def refuse(content: Mapping[str, object], unserved: Unserved, within: str = "") -> None:
     """Raise InvalidRequestError for the first member that asks for what is not served."""

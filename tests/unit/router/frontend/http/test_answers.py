@@ -56,9 +56,13 @@ def events_of(
 
 
 def streamed(
-    form: Form, events: list[GenerationEvent], *, includes_usage: bool = False
+    form: Form,
+    events: list[GenerationEvent],
+    *,
+    includes_usage: bool = False,
+    counts_along: bool = False,
 ) -> list[dict[str, Any]]:
-    stream = StreamedAnswer(heading(form), includes_usage)
+    stream = StreamedAnswer(heading(form), includes_usage, counts_along)
     data = b"".join(map(stream.send, events))
     assert data.endswith(STREAM_END)
     pieces = data.removesuffix(STREAM_END).decode().split("\n\n")
@@ -100,6 +104,15 @@ def test_details_1_and_4_the_end_of_a_stream() -> None:
         "prompt_tokens_details": {"cached_tokens": 4},
     }
     assert all("usage" not in piece for piece in streamed(CHAT, events_of(["a"])))
+
+
+def test_usage_may_come_along() -> None:
+    events = events_of(["a", "b"])
+    events[0] = Started("r", "m", 0, (1, 2, 3, 4, 5))
+    read = streamed(COMPLETION, events, includes_usage=True, counts_along=True)
+    assert [piece["usage"]["completion_tokens"] for piece in read] == [1, 2, 2, 3]
+    assert {piece["usage"]["prompt_tokens"] for piece in read} == {5}
+    assert [bool(piece["choices"]) for piece in read] == [True, True, True, False]
 
 
 def test_what_ends_a_stream_is_one_write() -> None:

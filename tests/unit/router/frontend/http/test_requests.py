@@ -117,8 +117,8 @@ def test_a_chat() -> None:
         ({"stream_options": []}, "stream_options"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         (
-            {"stream": True, "stream_options": {"continuous_usage_stats": True}},
-            "stream_options.continuous_usage_stats",
+            {"stream": True, "stream_options": {"include_usage": 1}},
+            "stream_options.include_usage",
         ),
         ({"max_tokens": 5.0}, "max_tokens"),
         ({"max_tokens": True}, "max_tokens"),

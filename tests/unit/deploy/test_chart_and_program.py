@@ -172,20 +172,20 @@ def test_variables_of_libraries_are_theirs() -> None:
         assert name in Path(spec.origin).read_text()
 
 
-def names_of_pools(rendering: str) -> dict[str, set[str]]:
-    """What DNS has for each pool, by role: a headless service's port, with the pods' names."""
+def services_of_pools(rendering: str) -> dict[str, set[str]]:
+    """The headless services that name the pods of each pool, by role."""
     found: dict[str, set[str]] = {"prefill": set(), "decode": set()}
     for pod in pods(rendering):
         if pod.manifest["kind"] != "StatefulSet":
             continue
         service = named(rendered(rendering), "Service", pod.manifest["spec"]["serviceName"])
         (port,) = service["spec"]["ports"]
+        assert port["name"] == "grpc"
         assert service["spec"]["clusterIP"] == "None"
         assert service["spec"]["publishNotReadyAddresses"] is True, "a worker drains under its name"
         assert service["spec"]["selector"].items() <= pod.labels.items()
         assert {"name": "grpc", "containerPort": port["port"]} in pod.container["ports"]
-        domain = f"{service['metadata']['name']}.{NAMESPACE}.svc.cluster.local"
-        found[pod.command].add(f"_{port['name']}._tcp.{domain}")
+        found[pod.command].add(service["metadata"]["name"])
     return found
 
 
@@ -194,11 +194,18 @@ def test_the_router_asks_for_every_pool(name: str, tmp_path: Path) -> None:
     (router,) = [pod for pod in pods(name) if pod.command == "router"]
     config = config_of(router, tmp_path)
     assert isinstance(config, RouterConfig)
-    assert isinstance(choose(config, time.monotonic), DnsDiscovery)
-    expected = names_of_pools(name)
-    assert set(config.dns.prefill) == expected["prefill"]
-    assert set(config.dns.decode) == expected["decode"]
-    assert config.dns.decode
+    expected = services_of_pools(name)
+    assert expected["decode"]
+    if name == "everything":
+        assert config.discovery == "kubernetes"
+        assert config.kubernetes.port == "grpc"
+        assert set(config.kubernetes.prefill) == expected["prefill"]
+        assert set(config.kubernetes.decode) == expected["decode"]
+    else:
+        assert isinstance(choose(config, time.monotonic), DnsDiscovery)
+        domain = f"{NAMESPACE}.svc.cluster.local"
+        for role, asked in (("prefill", config.dns.prefill), ("decode", config.dns.decode)):
+            assert set(asked) == {f"_grpc._tcp.{service}.{domain}" for service in expected[role]}
 
 
 @pytest.mark.parametrize("name", VALUES)

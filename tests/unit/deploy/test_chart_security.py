@@ -14,7 +14,8 @@ SEEN = all_pods()
 def test_a_pod_has_no_rights(pod: Pod) -> None:
     spec, container = pod.spec, pod.container
     assert spec["enableServiceLinks"] is False
-    assert spec["automountServiceAccountToken"] is False
+    asks_api = pod.where == "everything: Deployment d-router"  # for its workers' endpoints
+    assert spec["automountServiceAccountToken"] is asks_api
     assert not {"hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace"} & set(spec)
     assert spec["securityContext"]["runAsNonRoot"] is True
     assert spec["securityContext"]["runAsUser"] > 10000
@@ -87,3 +88,22 @@ def test_only_routers_reach_workers_and_only_decode_workers_their_sources(name: 
         assert allowed == pairs | {(source, "router") for source in by_role}
         assert not reaches(name, decode, prefill, 40000)
     assert not reaches(name, router, test, 50051)
+
+
+def test_a_token_reads_endpoints_and_nothing_else() -> None:
+    assert not [m for m in rendered("default") if m["kind"] in ("Role", "ClusterRole")]
+    manifests = rendered("everything")
+    (role,) = [m for m in manifests if m["kind"] == "Role"]
+    assert role["rules"] == [
+        {
+            "apiGroups": ["discovery.k8s.io"],
+            "resources": ["endpointslices"],
+            "verbs": ["get", "list", "watch"],
+        }
+    ]
+    (binding,) = [m for m in manifests if m["kind"] == "RoleBinding"]
+    (router,) = [pod for pod in pods("everything") if pod.command == "router"]
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    assert [subject["name"] for subject in binding["subjects"]] == [
+        router.spec["serviceAccountName"]
+    ]

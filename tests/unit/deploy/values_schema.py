@@ -177,6 +177,7 @@ def _router() -> Json:
                     "annotations": TEXTS,
                 }
             ),
+            "discovery": {"enum": ["dns", "kubernetes"]},
             "http": closed({"enabled": FLAG, "port": PORT}),
             "ingress": closed(
                 {

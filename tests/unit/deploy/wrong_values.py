@@ -46,6 +46,7 @@ WRONG = (
     _at("router.settings.timers.drain", 3),
     _at("router.probes.startup.failures", 3),
     _at("router.settings.discovery", "static"),
+    _at("router.discovery", "static"),
     _at("router.http.port", 70000),
     _at("router.ingress.port", "https"),
     _at("router.rdma", {"enabled": True}),

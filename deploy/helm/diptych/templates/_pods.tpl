@@ -188,7 +188,7 @@ capabilities:
 
 {{/* Where pods go, and all else that a pod's specification takes as it is. Takes "selector" as well. */}}
 {{- define "diptych.podCommon" -}}
-automountServiceAccountToken: false
+automountServiceAccountToken: {{ and (eq .role "router") (eq .root.Values.router.discovery "kubernetes") }}
 # Addresses of services as environment variables would look like settings.
 enableServiceLinks: false
 serviceAccountName: {{ include "diptych.serviceAccountName" .root }}

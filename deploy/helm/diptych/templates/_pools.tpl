@@ -5,12 +5,13 @@
 {{- mustMergeOverwrite (deepCopy (omit $all "pools")) (deepCopy $own) | toJson -}}
 {{- end -}}
 
-{{/* What DNS is asked for to find the workers of a role, as a JSON list: one name for each pool, whose records name its pods. */}}
+{{/* Where workers of a role are found, as a JSON list: for each pool its service's name, or what DNS has for its port. */}}
 {{- define "diptych.names" -}}
 {{- $names := list -}}
 {{- range $pool := keys (index .root.Values .role "pools") | sortAlpha -}}
 {{- $service := include "diptych.poolName" (dict "root" $.root "role" $.role "pool" $pool) -}}
-{{- $names = append $names (printf "_grpc._tcp.%s.%s.svc.%s" $service $.root.Release.Namespace $.root.Values.clusterDomain) -}}
+{{- $inDns := printf "_grpc._tcp.%s.%s.svc.%s" $service $.root.Release.Namespace $.root.Values.clusterDomain -}}
+{{- $names = append $names (eq $.root.Values.router.discovery "dns" | ternary $inDns $service) -}}
 {{- end -}}
 {{- $names | toJson -}}
 {{- end -}}
@@ -41,6 +42,7 @@
 {{- end -}}
 {{- $prefill := include "diptych.names" (dict "root" . "role" "prefill") | fromJsonArray -}}
 {{- $decode := include "diptych.names" (dict "root" . "role" "decode") | fromJsonArray -}}
-{{- $own := dict "discovery" "dns" "dns" (dict "prefill" $prefill "decode" $decode) -}}
+{{- $source := .Values.router.discovery -}}
+{{- $own := dict "discovery" $source $source (dict "prefill" $prefill "decode" $decode) -}}
 {{- mergeOverwrite (deepCopy .Values.router.settings) $own | toPrettyJson -}}
 {{- end -}}

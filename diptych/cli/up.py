@@ -111,7 +111,8 @@ async def _up(config: UpConfig) -> int:
 
 def curl_line(address: str, model: str) -> str:
     """A command that asks the HTTP API for a chat's answer, to paste into a shell."""
-    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello!"}]})
+    messages = [{"role": "user", "content": "Hello!"}]
+    body = json.dumps({"model": model, "messages": messages, "max_tokens": 64})
     url = f"http://{address}/v1/chat/completions"
     return f"curl {url} -H 'content-type: application/json' -d {shlex.quote(body)}"
 

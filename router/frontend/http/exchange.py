@@ -12,7 +12,7 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from diptych.errors import RETRY_LATER_S, DiptychError, InvalidRequestError, QueueFullError
-from router.frontend.http.answer_form import sse, to_json
+from router.frontend.http.answer_form import STREAM_END, sse, to_json
 from router.frontend.http.errors import ErrorAnswer, RefusedError, answer_to, bug
 from router.frontend.validation import check_request_id
 
@@ -168,14 +168,14 @@ class Exchange:
         await self._write(b"", more_body=False)
 
     async def fail(self, error: Exception) -> None:
-        """Tell the client what went wrong: as the response, or as the stream's last event."""
+        """Tell the client what went wrong: as the response, or as an event before the end."""
         if isinstance(error, DiptychError | RefusedError):
             answer = answer_to(error)
         else:
             logger.error("request crashed", exc_info=error, extra={"request": self.request_id})
             answer = bug(self.request_id)
         if self._is_begun:
-            await self._write(sse(answer.content), more_body=False)
+            await self._write(sse(answer.content) + STREAM_END, more_body=False)
         else:
             await self.send_answer(answer)
 

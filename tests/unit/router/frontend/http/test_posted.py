@@ -141,7 +141,7 @@ async def test_of_a_bug_only_an_id_is_told(caplog: pytest.LogCaptureFixture) -> 
     assert vars(record)["request"] == request_id
 
 
-async def test_detail_19_a_failure_amid_a_stream_is_its_last_event() -> None:
+async def test_detail_19_a_failure_amid_a_stream_is_an_event_before_its_end() -> None:
     async def fail(exchange: Exchange, data: bytes) -> None:
         await exchange.send_piece(b"data: 1\n\n")
         raise NoWorkerError("gone")
@@ -149,6 +149,6 @@ async def test_detail_19_a_failure_amid_a_stream_is_its_last_event() -> None:
     call = Call(fail, [b"{}"])
     await call.run()
     assert call.status == 200
-    first, last, rest = call.body.decode().split("\n\n")
-    assert (first, rest, call.is_whole) == ("data: 1", "", True)
-    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "no_worker"
+    first, told, last, rest = call.body.decode().split("\n\n")
+    assert (first, last, rest, call.is_whole) == ("data: 1", "data: [DONE]", "", True)
+    assert json.loads(told.removeprefix("data: "))["error"]["code"] == "no_worker"

@@ -3,7 +3,6 @@
 Tests named ``detail_N`` are of a list of twenty-five things that clients of such APIs trip over.
 """
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -32,7 +31,6 @@ MESSAGES: list[ChatCompletionMessageParam] = [
     {"role": "user", "content": "In 1900 the engine was bright."},
 ]
 GO_ON = {"ignore_eos": True}  # a name of ours that OpenAI's client does not know
-WITHIN_S = 20.0
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -365,29 +363,6 @@ async def test_detail_18_what_is_not_served_at_all(http: httpx.AsyncClient, mode
 async def endless() -> AsyncIterator[bytes]:
     for _ in range(100):
         yield b" " * 4096
-
-
-async def test_detail_20_a_client_that_leaves_frees_everything(
-    cluster: Cluster, http: httpx.AsyncClient, model: str
-) -> None:
-    cancelled = 'diptych_requests_total{outcome="cancelled"}'
-    before = cluster.router.metrics()[cancelled]
-    body = body_of(model, max_tokens=500, **GO_ON)
-    async with http.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
-        await anext(response.aiter_bytes())
-    await cluster.wait_baseline(WITHIN_S)
-    assert cluster.router.metrics()[cancelled] == before + 1
-    async with asyncio.TaskGroup() as tasks:
-        waiting = tasks.create_task(post(http, body))
-        while not await asyncio.to_thread(cluster.decode[0].metric, "diptych_sequences_running"):
-            await asyncio.sleep(0.01)
-        waiting.cancel()
-    await cluster.wait_baseline(WITHIN_S)
-    assert cluster.router.metrics()[cancelled] == before + 2
-
-
-async def post(http: httpx.AsyncClient, body: dict[str, Any]) -> None:
-    await http.post("/v1/completions", json=body)
 
 
 async def test_detail_21_a_request_id_goes_both_ways(http: httpx.AsyncClient, model: str) -> None:

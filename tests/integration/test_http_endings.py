@@ -100,6 +100,25 @@ async def test_detail_19_a_failure_amid_a_stream_is_an_event_before_its_end(
         assert last["error"]["code"] == "no_worker"
 
 
+async def test_detail_20_a_client_that_leaves_frees_everything(
+    wide_model: Path, tmp_path: Path
+) -> None:
+    """Amid a stream, and while a whole answer is made, of which nothing has come yet."""
+    async with serving(wide_model, tmp_path) as (cluster, client):
+        asked = body_of(wide_model, FOR_EVER, stream=True)
+        async with client.stream("POST", COMPLETIONS, json=asked) as stream:
+            await anext(stream.aiter_bytes())
+        await cluster.wait_free()
+        assert await outcome(client, "cancelled") == 1
+        async with asyncio.TaskGroup() as tasks:
+            whole = client.post(COMPLETIONS, json=body_of(wide_model, FOR_EVER))
+            waiting = tasks.create_task(whole)
+            await eventually(lambda: bool(cluster.decode[0].reservations), "never placed")
+            waiting.cancel()
+        await cluster.wait_free()
+        assert await outcome(client, "cancelled") == 2
+
+
 async def test_detail_22_health_is_good_only_while_a_request_could_be_served(
     wide_model: Path, tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
+from prometheus_client.registry import RestrictedRegistry
 
 from diptych import __version__, settings
 from diptych.errors import ConfigurationError
@@ -255,6 +256,26 @@ class _LoopRegistry(CollectorRegistry):
 
     async def _collect(self) -> list[Metric]:
         return list(super().collect())
+
+    def restricted_registry(self, names: Iterable[str]) -> RestrictedRegistry:
+        """What ``/metrics?name[]=`` asks for; the library's own would go past ``collect``."""
+        return _Restricted(names, self)
+
+
+class _Restricted(RestrictedRegistry):
+    """Some samples of a registry, collected as all of them are."""
+
+    def __init__(self, names: Iterable[str], registry: CollectorRegistry) -> None:
+        super().__init__(names, registry)
+        self._names, self._all = frozenset(names), registry
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._all.collect():
+            found = [sample for sample in metric.samples if sample.name in self._names]
+            if found:
+                some = Metric(metric.name, metric.documentation, metric.type, metric.unit)
+                some.samples = found
+                yield some
 
 
 def _num_tasks() -> float:

@@ -27,7 +27,9 @@ def _check_addresses(value: list[str]) -> list[str]:
 
 def _is_address(text: str) -> bool:
     host, colon, port = text.rpartition(":")
-    return bool(colon and host and port.isdigit() and 0 < int(port) < 65536)
+    is_host = bool(host) and host.isascii() and host.isprintable() and " " not in host
+    is_port = port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536
+    return bool(colon) and is_host and is_port
 
 
 def _check_names(value: list[str]) -> list[str]:

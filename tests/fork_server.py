@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import BinaryIO, NoReturn, Protocol
@@ -60,8 +61,10 @@ class Forked:
         return self._returncode
 
     def send_signal(self, sig: int, /) -> None:
+        """Nothing where it has ended: the server reaps it, and tells so a moment later."""
         if self.poll() is None:
-            os.kill(self.pid, sig)
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, sig)
 
     def terminate(self) -> None:
         self.send_signal(signal.SIGTERM)
@@ -151,7 +154,7 @@ def _serve(module: str, requests: socket.socket) -> list[str]:
                 return _become(log, *json.loads(message))
             os.close(log)
             answers[pid] = socket.socket(fileno=answer)
-            answers[pid].send(str(pid).encode())
+            _tell(answers[pid], pid)
 
 
 def _end(answers: dict[int, socket.socket]) -> None:
@@ -167,10 +170,12 @@ def _tell_ended(answers: dict[int, socket.socket], *, wait: bool = False) -> Non
         if not pid:
             return
         with answers.pop(pid) as answer:
-            try:
-                answer.send(str(os.waitstatus_to_exitcode(status)).encode())
-            except BrokenPipeError:  # nobody asks any more
-                continue
+            _tell(answer, os.waitstatus_to_exitcode(status))
+
+
+def _tell(answer: socket.socket, number: int) -> None:
+    with suppress(ConnectionError):  # nobody asks any more
+        answer.send(str(number).encode())
 
 
 def _become(log: int, folder: str, args: list[str]) -> list[str]:

@@ -2,7 +2,7 @@
 
 import urllib.request
 
-_TIMEOUT_S = 5.0
+_TIMEOUT_S = 60.0
 _BLOCKS = 'diptych_kv_blocks{owner="'
 
 

@@ -7,7 +7,7 @@ from router.discovery.source import Targets
 
 logger = logging.getLogger(__name__)
 
-_EMPTY_ANSWERS = 3  # in a row, before an empty answer is believed
+_ANSWERS_WITHOUT = 3  # in a row, before it is believed that an address is gone
 
 
 class _Name:
@@ -17,18 +17,22 @@ class _Name:
         self.name = name
         self.addresses: frozenset[str] = frozenset()
         self.is_sure = False
-        self._num_empty = 0  # in a row
+        self._num_missed: dict[str, int] = {}  # of each address, answers in a row without it
         self._problem = ""  # which was told already
 
     def answered(self, addresses: frozenset[str]) -> None:
-        self._num_empty = 0 if addresses else self._num_empty + 1
-        if self.addresses and 0 < self._num_empty < _EMPTY_ANSWERS:
+        missing = self.addresses - addresses
+        self._num_missed = {each: self._num_missed.get(each, 0) + 1 for each in missing}
+        doubted = {each for each in missing if self._num_missed[each] < _ANSWERS_WITHOUT}
+        self.addresses = addresses | doubted
+        self.is_sure = not doubted
+        if not addresses and doubted:
             self._doubt("the answer is empty")
-            return
-        self.addresses, self.is_sure, self._problem = addresses, True, ""
+        else:
+            self._problem = ""
 
     def failed(self, why: str) -> None:
-        self._num_empty = 0
+        self._num_missed.clear()
         self._doubt(why)
 
     def _doubt(self, problem: str) -> None:
@@ -44,8 +48,9 @@ class _Name:
 class NameSet:
     """The set that all names together stand for. Owned by the discovery.
 
-    No answer changes nothing, and an empty one only when it was repeated: a server that has
-    just started knows nobody.
+    No answer changes nothing, and an address is gone only when several answers in a row were
+    without it: a server that has just started knows nobody, and one that keeps old answers
+    tells them in turn with new ones. Where a pod is gone indeed, its Watch says so at once.
     """
 
     def __init__(self, *, prefill: Sequence[str], decode: Sequence[str]) -> None:

@@ -22,6 +22,11 @@ class Slice(NamedTuple):
     port: int | None  # None: it has not the port that was asked for
     endpoints: tuple[Endpoint, ...]
 
+    @property
+    def is_ipv6(self) -> bool:
+        """A slice has addresses of one family. Where it has none there is no answer."""
+        return ":" in self.endpoints[0].address
+
 
 class EndpointSet:
     """The set that all slices together name. Owned by the discovery.
@@ -52,9 +57,17 @@ class EndpointSet:
         self._name()
 
     def deleted(self, name: str) -> None:
-        """It is there no more. Idempotent."""
+        """It is there no more. Idempotent.
+
+        The last of a pool that is used counts until the next list: when a Service is made
+        anew its slices are gone for a moment, and its pods run on.
+        """
+        slices, before = dict(self._slices), self._targets
         self._slices.pop(name, None)
         self._name()
+        now = self._targets
+        if (before.prefill and not now.prefill) or (before.decode and not now.decode):
+            self._slices, self._targets = slices, before
 
     def _name(self) -> None:
         before = self._targets
@@ -66,8 +79,12 @@ class EndpointSet:
 
     def _used(self, services: frozenset[str], before: frozenset[str]) -> frozenset[str]:
         used = set()
-        for known in self._slices.values():
+        filled = [known for known in self._slices.values() if known.endpoints]
+        have_ipv4 = {known.service for known in filled if not known.is_ipv6}
+        for known in filled:
             if known.service not in services or known.port is None:
+                continue
+            if known.is_ipv6 and known.service in have_ipv4:  # the same pods once more
                 continue
             for endpoint in known.endpoints:
                 address = _address(endpoint.address, known.port)

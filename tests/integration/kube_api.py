@@ -30,6 +30,7 @@ class KubeApi:
         self.num_lists = 0
         self.num_watches = 0
         self.num_gone = 0  # watches that were answered 410
+        self.num_refused = 0  # what was answered 503
         self.is_down = False  # 503
         self.is_mute = False  # watches are not told of what happens
         self.selectors: set[str] = set()
@@ -106,6 +107,7 @@ class KubeApi:
         assert url.path == _PATH, url.path
         self.selectors.add(query["labelSelector"])
         if self.is_down:
+            self.num_refused += 1
             _write(writer, 503, _status(503))
         elif query.get("watch"):
             await self._watch(writer, int(query["resourceVersion"]))

@@ -20,13 +20,14 @@ from router.discovery.dns import DnsLookup, NoAnswerError
 from tests.call import generate, token_request
 from tests.integration.fake_workers import FakeDecode
 from tests.integration.kube_api import kube_api
-from tests.integration.router_rig import EVENTUALLY_S, PROMPT, TIMERS, expected
+from tests.integration.router_rig import EVENTUALLY_S, PROMPT, TIMERS, eventually, expected
 
 
 @asynccontextmanager
 async def serving(model: Path, **settings: object) -> AsyncIterator[grpc.aio.Channel]:
     """A router with these settings."""
-    config = RouterConfig.model_validate({"model": str(model), "timers": TIMERS, **settings})
+    given = {"model": str(model), "timers": TIMERS, "http": False, **settings}
+    config = RouterConfig.model_validate(given)
     stop, port = asyncio.Event(), asyncio.get_running_loop().create_future()
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(serve(config, stop, port.set_result))
@@ -143,7 +144,7 @@ async def test_endpoints_that_change_move_requests(wide_model: Path, tmp_path: P
             await answers_from(channel, first)
             api.is_down = True
             api.cut()
-            await asyncio.sleep(0.1)
+            await eventually(lambda: api.num_refused >= 1, "it was not asked")
             first.specs.clear()
             await answers_from(channel, first)
             api.is_down = False

@@ -104,6 +104,7 @@ def cluster_of(
             "max-model-len": str(MAX_LEN),
             "max-batched-tokens": str(CHUNK),
             **PATIENT,
+            "transfer.agent-answer-s": "120",
             **(flags or {}),
         },
         decode_flags=decode_flags,

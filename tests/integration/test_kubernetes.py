@@ -90,8 +90,8 @@ async def cut_while_something_happens(api: KubeApi) -> None:
 async def down_for_a_while(api: KubeApi) -> None:
     api.is_down = True
     api.cut()
-    await asyncio.sleep(0.2)
     await api.put("d-1", "decode", 50051, "10.0.0.2")
+    await eventually(lambda: api.num_refused >= 1, "it was not asked")
     api.is_down = False
 
 

@@ -194,7 +194,11 @@ class TestHost:
 
             host.metrics.read_gauge("example", "An example.", read)
             text = await asyncio.to_thread(_scrape, f"http://{host.metrics_address}/metrics")
+            some = f"http://{host.metrics_address}/metrics?name[]=diptych_example"
+            asked = await asyncio.to_thread(_scrape, some)
         assert "diptych_example 7.0" in text
+        samples = [line for line in asked.splitlines() if not line.startswith("#")]
+        assert samples == ["diptych_example 7.0"]
         assert "diptych_asyncio_tasks " in text
         assert "process_open_fds" in text
         assert 'diptych_build_info{role="process"' in text

@@ -1,6 +1,8 @@
 """What is forked ends, answers and is told apart as ``python -m`` would be."""
 
+import json
 import signal
+import socket
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +13,15 @@ import pytest
 from tests.fork_server import Forked, ForkServer, Started, start_role
 from tests.waiting import until
 
-LISTEN = ["--listen", "127.0.0.1:0", "--prefill", "127.0.0.1:1", "--decode", "127.0.0.1:1"]
+LISTEN = [
+    "--no-http",
+    "--listen",
+    "127.0.0.1:0",
+    "--prefill",
+    "127.0.0.1:1",
+    "--decode",
+    "127.0.0.1:1",
+]
 
 
 def start(work: Path, args: Sequence[str]) -> Started:
@@ -54,6 +64,25 @@ def test_nothing_outlives_the_test_run(tmp_path: Path) -> None:
         process = server.start(LISTEN, log)
     server.close()
     assert process.wait(60) == -signal.SIGKILL
+
+
+def test_who_breaks_off_a_start_leaves_nothing_behind(tmp_path: Path) -> None:
+    """The run was killed while it waited for the first answer."""
+    server = ForkServer("router")
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with (tmp_path / "log").open("ab") as log, theirs:
+        asked = json.dumps([str(tmp_path), LISTEN]).encode()
+        socket.send_fds(server._requests, [asked], [log.fileno(), theirs.fileno()])
+    ours.close()
+    with (tmp_path / "log").open("ab") as log:
+        process = server.start(LISTEN, log)
+    family = psutil.Process(process.pid).parent()
+    assert family is not None
+    children = family.children()
+    assert len(children) == 2
+    server.close()
+    assert process.wait(60) == -signal.SIGKILL
+    assert not psutil.wait_procs(children, timeout=60)[1]
 
 
 def test_another_environment_is_a_process_started_anew(

@@ -33,8 +33,8 @@ def test_the_set_is_what_all_names_stand_for() -> None:
     names.answered("d:1", addresses("10.0.0.2:1"))
     assert names.is_sure
     assert names.targets == targets("10.0.0.2:1", prefill=["10.0.0.1:1", "10.0.0.9:1"])
-    names.answered("p:1", addresses("10.0.0.7:1"))
-    assert names.targets.prefill == {"10.0.0.7:1", "10.0.0.9:1"}
+    names.answered("p:1", addresses("10.0.0.1:1", "10.0.0.7:1"))
+    assert names.targets.prefill == {"10.0.0.1:1", "10.0.0.7:1", "10.0.0.9:1"}
 
 
 def test_without_a_name_for_it_there_is_no_prefill_pool() -> None:
@@ -56,9 +56,24 @@ def test_a_failure_changes_nothing_however_often(caplog: pytest.LogCaptureFixtur
         assert not names.is_sure
     assert names.targets == before
     assert len(caplog.records) == 1
-    names.answered("d:1", addresses("10.0.0.4:1"))
+    names.answered("d:1", addresses("10.0.0.2:1", "10.0.0.3:1"))
     assert names.is_sure
-    assert names.targets.decode == {"10.0.0.4:1"}
+
+
+def test_an_address_is_gone_when_three_answers_in_a_row_are_without_it() -> None:
+    names, both = two_names(), addresses("10.0.0.2:1", "10.0.0.3:1")
+    one = addresses("10.0.0.2:1")
+    for answer in (one, one, both, one, one):
+        names.answered("d:1", answer)
+        assert names.targets.decode == both
+        assert names.is_sure == (answer == both)
+    names.failed("d:1", "timed out")
+    for answer in (one, one):
+        names.answered("d:1", answer)
+        assert names.targets.decode == both, "not in a row"
+    names.answered("d:1", addresses("10.0.0.2:1", "10.0.0.4:1"))
+    assert names.targets.decode == {"10.0.0.2:1", "10.0.0.4:1"}, "a new one counts at once"
+    assert names.is_sure
 
 
 def test_an_empty_answer_counts_when_it_comes_three_times_in_a_row() -> None:
@@ -129,12 +144,15 @@ async def test_only_changes_are_told() -> None:
         {"p:1": p, "d:1": one},
         {"p:1": p, "d:1": two},
         {"p:1": p, "d:1": moved},
+        {"p:1": p, "d:1": moved},
+        {"p:1": p, "d:1": moved},
         {"p:1": p, "d:1": None},
     )
     assert await script.told() == [
         targets(*one),
         targets(*one, prefill=p),
         targets(*two, prefill=p),
+        targets(*two, *moved, prefill=p),
         targets(*moved, prefill=p),
     ]
 

@@ -25,15 +25,23 @@ def test_slices_of_one_service_join_and_those_of_others_do_not_count() -> None:
     known.listed(
         [
             decode("d-1", "a", "b"),
-            decode("d-2", "b", "fd00::1"),
+            decode("d-2", "b", "d"),
             Slice("p-1", "prefill", 2, (endpoint("a"),)),
             Slice("x-1", "other", 3, (endpoint("c"),)),
             decode("d-3", "without", port=None),
         ]
     )
     assert known.targets == Targets(
-        prefill=frozenset({"a:2"}), decode=frozenset({"a:1", "b:1", "[fd00::1]:1"})
+        prefill=frozenset({"a:2"}), decode=frozenset({"a:1", "b:1", "d:1"})
     )
+
+
+def test_a_service_of_both_families_names_each_pod_once() -> None:
+    known = new_set()
+    known.changed(decode("d-6", "fd00::1"))
+    assert known.targets.decode == {"[fd00::1]:1"}
+    known.changed(decode("d-4", "a"))
+    assert known.targets.decode == {"a:1"}
 
 
 def test_events_come_repeated_and_late() -> None:
@@ -42,9 +50,25 @@ def test_events_come_repeated_and_late() -> None:
     for _ in range(2):
         known.changed(decode("d-1", "a", "b"))
         assert known.targets.decode == {"a:1", "b:1"}
+    known.changed(decode("d-2", "c"))
     for _ in range(2):
         known.deleted("d-1")
-        assert known.targets == Targets()
+        assert known.targets == Targets(decode=frozenset({"c:1"}))
+
+
+def test_a_pool_is_empty_by_a_list_not_by_an_event() -> None:
+    """A Service that is made anew has no slice for a moment."""
+    known = new_set()
+    known.listed([decode("d-1", "a")])
+    known.deleted("d-1")
+    assert known.targets.decode == {"a:1"}
+    known.changed(decode("d-2", "b"))
+    assert known.targets.decode == {"a:1", "b:1"}
+    known.deleted("d-1")
+    assert known.targets.decode == {"b:1"}
+    known.deleted("d-2")
+    known.listed([])
+    assert known.targets == Targets()
 
 
 def test_a_list_makes_good_what_was_missed() -> None:

@@ -23,7 +23,7 @@ from router.frontend.generator import Generator
 from router.frontend.grpc import SERVICE, InferenceServicer
 from router.frontend.http.exchange import BodyRoom
 from router.frontend.http.routes import make_app
-from router.frontend.http.server import HttpServer, bind
+from router.frontend.http.server import HttpServer, bind, bounds_of
 from router.frontend.http.service import ServiceAnswers
 from router.frontend.served_model import ServedModel
 from router.placement.departures import Departures
@@ -188,7 +188,8 @@ def _make_http(
     service = ServiceAnswers(admission, host.registry, lambda: not stop.is_set())
     room = BodyRoom(config.max_request_bytes, config.max_open_bytes, timers.client_write_s)
     bound = bind(host.host, config.http_port, timers)
-    server = HttpServer(make_app(admission, generator, service, room), bound)
+    bounds = bounds_of(config.max_request_bytes, timers.client_write_s)
+    server = HttpServer(make_app(admission, generator, service, room), bound, bounds)
     logger.info("HTTP API", extra={"address": host.reachable(server.port)})
     return server
 

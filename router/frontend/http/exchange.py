@@ -4,8 +4,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Final
 
 from starlette.datastructures import Headers
@@ -36,7 +35,8 @@ class ClientGoneError(Exception):
 class BodyRoom:
     """Bounds the bytes of the bodies that are being read. Event loop only.
 
-    Invariant: what ``reading`` counted in it counts out.
+    They count as they come: what a client only announces takes no room from others.
+    Invariant: what a body acquired it releases when it is read, or refused.
     """
 
     def __init__(self, max_bytes: int, max_all_bytes: int, patience_s: float) -> None:
@@ -55,18 +55,17 @@ class BodyRoom:
                 "request_too_large",
             )
 
-    @contextmanager
-    def reading(self, num_bytes: int) -> Iterator[None]:
-        """Count bytes that may be read. Raises QueueFullError."""
+    def acquire(self, num_bytes: int) -> None:
+        """Count bytes that have come. Raises QueueFullError: they are not counted."""
         if self._num_bytes + num_bytes > self._max_all_bytes:
             raise QueueFullError(
                 f"bodies of {self._num_bytes} bytes are being read", retry_after_s=RETRY_LATER_S
             )
         self._num_bytes += num_bytes
-        try:
-            yield
-        finally:
-            self._num_bytes -= num_bytes
+
+    def release(self, num_bytes: int) -> None:
+        """Forget bytes that were counted."""
+        self._num_bytes -= num_bytes
 
 
 class Exchange:
@@ -129,17 +128,15 @@ class Exchange:
                 415, "the body has to be of content-type application/json", "unsupported_media_type"
             )
         length = self.headers.get("content-length")
-        announced = None if length is None else int(length)  # its digits were checked
-        if announced is not None:
-            room.check(announced)
-        with room.reading(room.max_bytes if announced is None else announced):
-            try:
-                async with asyncio.timeout(room.patience_s):
-                    return await self._read(room)
-            except TimeoutError:
-                raise RefusedError(
-                    408, f"the body did not come within {room.patience_s:g} s", "request_timeout"
-                ) from None
+        if length is not None:
+            room.check(int(length))  # its digits were checked
+        try:
+            async with asyncio.timeout(room.patience_s):
+                return await self._read(room)
+        except TimeoutError:
+            raise RefusedError(
+                408, f"the body did not come within {room.patience_s:g} s", "request_timeout"
+            ) from None
 
     async def gone(self) -> None:
         """Return when the client has left, or has its answer. After the body was read."""
@@ -185,14 +182,19 @@ class Exchange:
 
     async def _read(self, room: BodyRoom) -> bytes:
         data = bytearray()
-        while True:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGoneError
-            data += message.get("body", b"")
-            room.check(len(data))
-            if not message.get("more_body", False):
-                return bytes(data)
+        try:
+            while True:
+                message = await self._receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGoneError
+                piece = message.get("body", b"")
+                room.check(len(data) + len(piece))
+                room.acquire(len(piece))
+                data += piece
+                if not message.get("more_body", False):
+                    return bytes(data)
+        finally:
+            room.release(len(data))
 
     async def _begin(self, status: int, headers: Mapping[str, str]) -> None:
         self._is_begun = True

@@ -1,60 +1,115 @@
-"""HTTP/1.1 of one connection, with a bound on what a client may send before its request begins."""
+"""HTTP/1.1 of one connection, with bounds on what a client may send and how long it may take."""
 
 import asyncio
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEAD_BYTES: Final = 65_536
-_HEAD_PATIENCE_S: Final = 30.0
+HEAD_PATIENCE_S: Final = 30.0
+
+
+class Bounds(NamedTuple):
+    """Of each connection of a server, and of their number."""
+
+    max_message_bytes: int
+    """Of one request with its head, as they come; what is refused is read that far."""
+    body_patience_s: float
+    """After the head; longer than a route waits, whose refusal tells the client why."""
+    max_connections: int
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """uvicorn's, which by itself keeps a request's line and headers however long they are.
+    """uvicorn's, which by itself keeps whatever a client sends, and waits for the rest.
 
-    A head that is too long is answered with 400, and a connection that has none for too
-    long is closed. Event loop only.
+    Invariant: as long as the client owes the rest of a request, a timer runs that ends
+    the connection; between requests it is uvicorn's for idle ones. A head that is too long
+    is answered with 400. What else breaks a bound ends the connection, and with it the
+    work on its answer, if one is under way: so does a request that comes before the one
+    before it is answered, which nobody's client sends. Event loop only.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, bounds: Bounds, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._num_head_bytes = 0
+        self._bounds = bounds
+        self._num_bytes = 0  # of the request
+        self._num_idle_bytes = 0  # since the last that were of a body: a head, or trailers
         self._is_in_head = True
-        self._head_timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See asyncio.Protocol."""
         super().connection_made(transport)
-        self._head_timer = self.loop.call_later(_HEAD_PATIENCE_S, transport.abort)
+        if len(self.connections) > self._bounds.max_connections:
+            transport.abort()
+        else:
+            self._wait_for(HEAD_PATIENCE_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.Protocol."""
-        self._end_head()
+        self._stop_waiting()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
+        if self._timer is None and not self._is_answering:
+            self._wait_for(HEAD_PATIENCE_S)  # even an empty line ends the time to be idle
+        self._num_bytes += len(data)
+        self._num_idle_bytes += len(data)
         super().data_received(data)
-        if self._is_in_head and not self.transport.is_closing():
-            self._num_head_bytes += len(data)
-            if self._num_head_bytes > MAX_HEAD_BYTES:
-                self.send_400_response("The request's head is too long.")
+        if self.transport.is_closing():
+            return
+        if self._num_idle_bytes > MAX_HEAD_BYTES and self._is_in_head:
+            self.send_400_response("The request's head is too long.")
+        elif (
+            self._num_idle_bytes > MAX_HEAD_BYTES
+            or self._num_bytes > self._bounds.max_message_bytes
+        ):
+            self.transport.abort()
+
+    def send_400_response(self, msg: str) -> None:
+        """See HttpToolsProtocol; it would do so in the middle of another answer."""
+        if self._is_answering:
+            self.transport.abort()
+        else:
+            super().send_400_response(msg)
 
     def on_message_begin(self) -> None:
         """See httptools."""
+        if self._is_answering:
+            raise ValueError("the answer before it is not complete")  # no more is parsed
         super().on_message_begin()
-        self._is_in_head = True
-        if self._head_timer is None:
-            self._head_timer = self.loop.call_later(_HEAD_PATIENCE_S, self.transport.abort)
+        if self._timer is None:
+            self._wait_for(HEAD_PATIENCE_S)
 
     def on_headers_complete(self) -> None:
         """See httptools."""
         super().on_headers_complete()
-        self._end_head()
-
-    def _end_head(self) -> None:
         self._is_in_head = False
-        self._num_head_bytes = 0
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+        self._num_idle_bytes = 0
+        self._wait_for(self._bounds.body_patience_s)
+
+    def on_body(self, body: bytes) -> None:
+        """See httptools."""
+        super().on_body(body)
+        self._num_idle_bytes = 0
+
+    def on_message_complete(self) -> None:
+        """See httptools."""
+        super().on_message_complete()
+        self._is_in_head = True
+        self._num_bytes = self._num_idle_bytes = 0
+        self._stop_waiting()
+
+    @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _wait_for(self, patience_s: float) -> None:
+        self._stop_waiting()
+        self._timer = self.loop.call_later(patience_s, self.transport.abort)
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import functools
 import math
+import resource
 import socket
 from collections.abc import Iterator
 from typing import Final
@@ -12,10 +14,13 @@ from starlette.types import ASGIApp
 
 from diptych.errors import ConfigurationError
 from diptych.timers import Timers
-from router.frontend.http.protocol import BoundedHttpProtocol
+from router.frontend.http.protocol import MAX_HEAD_BYTES, BoundedHttpProtocol, Bounds
 
 _KEEP_ALIVE_S: Final = 60
+_LAST_WORD_S: Final = 5.0
+_NUM_SWALLOWED: Final = 8  # bodies of the greatest size: cut off, a client may not see why
 _BACKLOG: Final = 1024
+_MOST_CONNECTIONS: Final = 2**20
 _NUM_PROBES: Final = 3
 _UNSENT_BYTES: Final = 131_072  # of one client, in the system; by itself it keeps megabytes
 
@@ -64,19 +69,34 @@ def _bound_clients(listener: socket.socket, timers: Timers) -> None:
             listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
+def bounds_of(max_body_bytes: int, body_patience_s: float) -> Bounds:
+    """What a client may do where a route reads so many bytes and waits for them so long.
+
+    Connections get half of the files that the process may have open: no client can take
+    those of gRPC and of the workers.
+    """
+    max_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    is_endless = max_files == resource.RLIM_INFINITY
+    return Bounds(
+        max_message_bytes=MAX_HEAD_BYTES + _NUM_SWALLOWED * max_body_bytes,
+        body_patience_s=body_patience_s + _LAST_WORD_S,
+        max_connections=_MOST_CONNECTIONS if is_endless else max_files // 2,
+    )
+
+
 class HttpServer:
     """Serves an application on a bound socket. Used on the event loop's thread.
 
     ``serve`` is a task of the owner's; ``stop`` ends it.
     """
 
-    def __init__(self, app: ASGIApp, bound: socket.socket) -> None:
+    def __init__(self, app: ASGIApp, bound: socket.socket, bounds: Bounds) -> None:
         self._socket = bound
         self._ended = asyncio.Event()
         self._uvicorn = _Server(
             uvicorn.Config(
                 app,
-                http=BoundedHttpProtocol,
+                http=functools.partial(BoundedHttpProtocol, bounds),  # type: ignore[arg-type]
                 ws="none",
                 lifespan="off",
                 interface="asgi3",

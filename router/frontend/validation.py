@@ -59,7 +59,7 @@ def check(request: GenerationRequest, facts: ModelFacts) -> None:
             _check_token_prompt(token_ids, facts)
         case ChatPrompt():
             _check_chat(request.prompt)
-    _check_room(len(request.emitted_token_ids), facts, "emitted_token_ids")
+    check_room(len(request.emitted_token_ids), facts.max_model_len, "emitted_token_ids")
     _check_ids(request.emitted_token_ids, facts.vocab_size, "emitted_token_ids")
 
 
@@ -93,7 +93,7 @@ def resolve(
     What the client did not say the model's makers do, then the defaults;
     ``drawn_seed`` is used if the client gave none. Raises InvalidRequestError.
     """
-    _check_room(len(prompt_ids), facts, request.prompt_field)
+    check_room(len(prompt_ids), facts.max_model_len, request.prompt_field)
     max_tokens = _max_tokens(request, len(prompt_ids), facts.max_model_len)
     given = request.sampling
     chosen = {name: _chosen(name, given, facts.recommended) for name in WORKER_NAMES}
@@ -166,7 +166,7 @@ def _check_goes_on(
 def _check_token_prompt(token_ids: Sequence[int], facts: ModelFacts) -> None:
     if not token_ids:
         raise InvalidRequestError("is empty", field="tokens")
-    _check_room(len(token_ids), facts, "tokens")
+    check_room(len(token_ids), facts.max_model_len, "tokens")
     _check_ids(token_ids, facts.vocab_size, "tokens.ids")
 
 
@@ -233,8 +233,9 @@ def _json_text(arguments: Mapping[str, object], field: str) -> bytes:
         ) from None
 
 
-def _check_room(num_tokens: int, facts: ModelFacts, field: str) -> None:
-    most = facts.max_model_len - 1
+def check_room(num_tokens: int, max_model_len: int, field: str) -> None:
+    """For front ends too, before they look at each token. Raises InvalidRequestError."""
+    most = max_model_len - 1
     if num_tokens > most:
         raise InvalidRequestError(
             f"has {num_tokens} tokens; at most {most} leave room for an answer", field=field

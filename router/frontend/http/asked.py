@@ -15,6 +15,7 @@ class Envelope:
 
     request_id: str
     num_bytes: int
+    max_model_len: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from router.frontend.http.asked import (
 )
 from router.frontend.http.body import refusal, validated
 from router.frontend.http.sampling_fields import read_sampling
+from router.frontend.validation import check_room
 from router.generation.request import GenerationRequest, TextPrompt, TokenPrompt
 
 DEFAULT_MAX_TOKENS: Final = 16  # as OpenAI's; a chat gets what the context leaves
@@ -30,7 +31,7 @@ def read_completion(content: Mapping[str, object], envelope: Envelope) -> Asked:
     body = validated(GenerationBody, content)
     unserved.refuse(content, unserved.OF_COMPLETION)
     request = GenerationRequest(
-        prompt=read_prompt(content.get("prompt")),
+        prompt=read_prompt(content.get("prompt"), envelope.max_model_len),
         sampling=read_sampling(content, max_tokens=DEFAULT_MAX_TOKENS),
         model=body.model,
         request_id=envelope.request_id,
@@ -40,10 +41,13 @@ def read_completion(content: Mapping[str, object], envelope: Envelope) -> Asked:
     return asked_of(body, request, PROMPT_NAMES)
 
 
-def read_prompt(value: object, field: str = "prompt") -> TextPrompt | TokenPrompt:
+def read_prompt(
+    value: object, max_model_len: int, field: str = "prompt"
+) -> TextPrompt | TokenPrompt:
     """One text or list of token ids, or a list of one of these.
 
-    ``field`` is its name in the body. Raises InvalidRequestError.
+    ``field`` is its name in the body. A list that is too long for the model is refused
+    before anything looks at its items. Raises InvalidRequestError.
     """
     if isinstance(value, list) and value and isinstance(value[0], str | list):
         if len(value) > 1:
@@ -54,6 +58,7 @@ def read_prompt(value: object, field: str = "prompt") -> TextPrompt | TokenPromp
     if not isinstance(value, list):
         wanted = "is required" if value is None else "should be a text or a list of token ids"
         raise InvalidRequestError(wanted, field=field)
+    check_room(len(value), max_model_len, field)
     try:
         return TokenPrompt(_TOKEN_IDS.validate_python(value))
     except ValidationError as error:

@@ -7,6 +7,7 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 
 from diptych.errors import DiptychError, InvalidRequestError
+from router.frontend.admission import Admission
 from router.frontend.generator import Generator
 from router.frontend.http.answer_form import Form, Heading, StreamedAnswer, WholeAnswer
 from router.frontend.http.asked import Asked, Envelope
@@ -22,16 +23,20 @@ Read = Callable[[Mapping[str, object], Envelope], Asked]
 class GenerationAnswers:
     """Answers the requests of one route; ``read`` and ``form`` are what sets the two apart."""
 
+    admission: Admission
     generator: Generator
     read: Read
     form: Form
-    model: str
 
     async def __call__(self, exchange: Exchange, data: bytes) -> None:
         """Answer one request. Raises DiptychError."""
         try:
-            envelope = Envelope(request_id=exchange.request_id, num_bytes=len(data))
-            asked = self.read(parse(data), envelope)
+            envelope = Envelope(
+                request_id=exchange.request_id,
+                num_bytes=len(data),
+                max_model_len=self.admission.max_model_len,
+            )
+            asked = self.read(parse(data, envelope.max_model_len), envelope)
             deadline_s = exchange.read_deadline_s()
         except InvalidRequestError as error:
             self.generator.refused(error, exchange.trace_metadata)
@@ -39,7 +44,7 @@ class GenerationAnswers:
         heading = Heading(
             form=self.form,
             request_id=exchange.request_id,
-            model=self.model,
+            model=self.admission.model.name,
             created_s=int(time.time()),
             stop_token_ids=frozenset(asked.request.sampling.stop_token_ids),
         )

@@ -28,11 +28,10 @@ def make_app(
     admission: Admission, generator: Generator, service: ServiceAnswers, room: BodyRoom
 ) -> Starlette:
     """The application; ``room`` bounds the bodies of all its requests together."""
-    model = admission.model.name
     tokens = TokenAnswers(admission)
     posted: dict[str, Answer] = {
-        "/v1/completions": GenerationAnswers(generator, read_completion, COMPLETION, model),
-        "/v1/chat/completions": GenerationAnswers(generator, read_chat, CHAT, model),
+        "/v1/completions": GenerationAnswers(admission, generator, read_completion, COMPLETION),
+        "/v1/chat/completions": GenerationAnswers(admission, generator, read_chat, CHAT),
         "/tokenize": tokens.tokenize,
         "/detokenize": tokens.detokenize,
     }

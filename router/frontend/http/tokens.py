@@ -33,14 +33,14 @@ class TokenAnswers:
 
     async def tokenize(self, exchange: Exchange, data: bytes) -> None:
         """The token ids of a text (``prompt``) or of a chat (``messages``). Raises DiptychError."""
-        content = parse(data)
+        content = parse(data, self.admission.max_model_len)
         prompt: Prompt
         if "messages" in content:
             unserved.refuse(content, unserved.OF_CHAT)
             prompt = read_messages(content)
         else:
             unserved.refuse(content, unserved.OF_COMPLETION)
-            prompt = read_prompt(content.get("prompt"))
+            prompt = read_prompt(content.get("prompt"), self.admission.max_model_len)
         token_ids = await self._tokenize(content, prompt, len(data), _NAMES)
         await exchange.send_json(
             {
@@ -52,8 +52,8 @@ class TokenAnswers:
 
     async def detokenize(self, exchange: Exchange, data: bytes) -> None:
         """The text of token ids, special tokens left out. Raises DiptychError."""
-        content = parse(data)
-        prompt = read_prompt(content.get("tokens"), "tokens")
+        content = parse(data, self.admission.max_model_len)
+        prompt = read_prompt(content.get("tokens"), self.admission.max_model_len, "tokens")
         if not isinstance(prompt, TokenPrompt):
             raise InvalidRequestError("should be a list of token ids", field="tokens")
         token_ids = await self._tokenize(content, prompt, len(data), _TOKENS_NAMES)

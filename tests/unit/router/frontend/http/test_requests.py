@@ -1,6 +1,6 @@
 """Bodies of the HTTP API become plain requests, or are refused by the name of a member."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -18,7 +18,8 @@ from router.frontend.http.sampling_fields import SERVED, read_sampling
 from router.frontend.validation import MAX_MESSAGES, MAX_PARTS
 from router.generation.request import ChatPrompt, TextPrompt, TokenPrompt
 
-ENVELOPE = Envelope(request_id="r", num_bytes=9)
+MAX_LEN = 100
+ENVELOPE = Envelope(request_id="r", num_bytes=9, max_model_len=MAX_LEN)
 TURN = {"role": "user", "content": "hi"}
 
 
@@ -53,6 +54,87 @@ def test_every_declared_parameter_is_read_under_its_name() -> None:
     expected = {**values, "stop": ("a", "b"), "stop_token_ids": (7, 8)}
     assert read_sampling(values) == SamplingOptions(**expected)
     assert read_sampling(dict.fromkeys(values)) == SamplingOptions()
+
+
+# The members of vLLM's and SGLang's bodies beside OpenAI's own: those that are refused where
+# they change an answer, and those that change none here, for the reason above them.
+OF_OTHERS = [
+    "add_special_tokens",
+    "allowed_token_ids",
+    "bad_words",
+    "best_of",
+    "custom_logit_processor",
+    "custom_params",
+    "ebnf",
+    "echo",
+    "include_stop_str_in_output",
+    "json_schema",
+    "kv_transfer_params",
+    "length_penalty",
+    "logits_processors",
+    "lora_path",
+    "min_p",
+    "no_stop_trim",
+    "priority",
+    "prompt_embeds",
+    "prompt_logprobs",
+    "regex",
+    "repetition_detection",
+    "repetition_penalty",
+    "return_cached_tokens_details",
+    "return_hidden_states",
+    "return_routed_experts",
+    "return_token_ids",
+    "return_tokens_as_token_ids",
+    "session_params",
+    "skip_special_tokens",
+    "stop_regex",
+    "structural_tag",
+    "structured_outputs",
+    "thinking_token_budget",
+    "truncate_prompt_tokens",
+    "use_beam_search",
+    "vllm_xargs",
+]
+OF_OTHER_CHATS = [
+    "add_generation_prompt",
+    "chat_template",
+    "continue_final_message",
+    "documents",
+    "input_ids",
+]
+
+
+@pytest.mark.parametrize("name", OF_OTHERS)
+def test_what_changes_an_answer_elsewhere_is_refused_here(name: str) -> None:
+    assert refusal({"model": "m", "prompt": "p", name: "asked"}).field == name
+    if name != "prompt_embeds":
+        content = {"model": "m", "messages": [TURN], name: "asked"}
+        assert refusal(content, is_chat=True).field == name
+
+
+@pytest.mark.parametrize("name", OF_OTHER_CHATS)
+def test_what_changes_a_chat_elsewhere_is_refused_here(name: str) -> None:
+    content = {"model": "m", "messages": [TURN], name: "asked"}
+    assert refusal(content, is_chat=True).field == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        # Ids, labels and the ways of their own clusters.
+        *("request_id", "rid", "user", "custom_labels", "extra_key", "data_parallel_rank"),
+        *("bootstrap_host", "bootstrap_port", "bootstrap_room"),
+        # How to read reasoning, tools, pictures and grammars, which are refused themselves.
+        *("include_reasoning", "separate_reasoning", "stream_reasoning", "parallel_tool_calls"),
+        *("mm_processor_kwargs", "media_io_kwargs", "guided_whitespace_pattern"),
+        # Between special tokens, which no text here has.
+        "spaces_between_special_tokens",
+    ],
+)
+def test_what_changes_nothing_here_is_passed_over(name: str) -> None:
+    assert completion(**{name: "asked"}) == completion()
+    assert chat(**{name: "asked"}) == chat()
 
 
 def test_nothing_is_served_and_refused() -> None:
@@ -185,6 +267,42 @@ def test_no_work_is_spent_after_the_first_error(members: dict[str, Any]) -> None
     assert not isinstance(reasons, ValidationError) or reasons.error_count() == 1
 
 
+@pytest.mark.parametrize("nest", [lambda ids: ids, lambda ids: [ids]])
+def test_a_prompt_that_is_too_long_is_refused_before_its_items_are_looked_at(
+    nest: Callable[[list[object]], list[object]],
+) -> None:
+    """Of such items each would be an error of its own, or take its time where it is none."""
+    error = refusal({"model": "m", "prompt": nest([-1.5] * MAX_LEN)})
+    assert error.message == "prompt: has 100 tokens; at most 99 leave room for an answer"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"[" + b"[]," * 200_000 + b"0]",
+        b"[" + b"{}," * 200_000 + b"0]",
+        b"[0" + b",0" * 200_000 + b"]",
+    ],
+)
+def test_more_values_than_any_request_needs_are_not_made(value: bytes) -> None:
+    """A member that nobody knows may not cost what no member that is known may."""
+    with pytest.raises(InvalidRequestError, match=r"has more than [0-9]* values"):
+        parse(b'{"new": ' + value + b"}", MAX_LEN)
+
+
+def test_a_text_is_one_value_whatever_it_says() -> None:
+    text = b'a,[{\\"' * 200_000 + b"\\\\"
+    assert (
+        len(str(parse(b'{"prompt": "' + text + b'", "b": ["c,"]}', MAX_LEN)["prompt"])) == 1_000_001
+    )
+
+
+def test_a_text_without_end_is_gone_through_once() -> None:
+    """As often as it has quotes would take hours."""
+    with pytest.raises(InvalidRequestError, match="is not JSON"):
+        parse(b'{"prompt": "' + b',\\"' * 1_000_000, MAX_LEN)
+
+
 def test_detail_23_what_changes_nothing_is_no_refusal() -> None:
     void = dict.fromkeys(unserved.OF_CHAT)
     assert chat(**void, user="u", metadata={"a": 1}, seed=None) == chat()
@@ -210,5 +328,5 @@ def test_detail_23_what_changes_nothing_is_no_refusal() -> None:
 )
 def test_what_is_no_json_object_is_refused(data: bytes) -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        parse(data)
+        parse(data, MAX_LEN)
     assert caught.value.field == "body"

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from diptych.timers import Timers
 from router.frontend.http.protocol import MAX_HEAD_BYTES
@@ -71,16 +70,24 @@ async def test_a_drain_refuses_what_is_new_and_lets_streams_end(
         await asyncio.wait([cluster.served])
 
 
-async def test_what_outlasts_the_drain_is_cut_off(wide_model: Path, tmp_path: Path) -> None:
+async def test_what_outlasts_the_drain_is_cut_off_and_told_so(
+    wide_model: Path, tmp_path: Path
+) -> None:
     timers = TIMERS.model_copy(update={"lame_duck_s": 0.0, "drain_s": 0.1})
-    async with serving(wide_model, tmp_path, timers) as (cluster, client):
-        asked = body_of(wide_model, FOR_EVER, stream=True)
-        async with client.stream("POST", COMPLETIONS, json=asked) as stream:
+    async with serving(wide_model, tmp_path, timers) as (cluster, client), asyncio.TaskGroup() as t:
+        asked = body_of(wide_model, FOR_EVER)
+        whole = t.create_task(client.post(COMPLETIONS, json=asked))
+        await eventually(lambda: bool(cluster.decode[0].reservations), "never placed")
+        async with client.stream("POST", COMPLETIONS, json={**asked, "stream": True}) as stream:
             lines = stream.aiter_lines()
             await anext(lines)
             cluster.stop.set()
-            with pytest.raises(httpx.RemoteProtocolError):
-                _ = [line async for line in lines]
+            *_, told, end = [line async for line in lines if line]
+        assert json.loads(told.removeprefix("data: "))["error"]["code"] == "worker_draining"
+        assert end == "data: [DONE]"
+        refused = await whole
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert refused.json()["error"]["code"] == "worker_draining"
         await asyncio.wait([cluster.served])
 
 

@@ -1,6 +1,7 @@
 """One HTTP request and its response, over ASGI: bounded reading, and writing that waits."""
 
 import asyncio
+import enum
 import logging
 import time
 import uuid
@@ -26,6 +27,15 @@ _STREAM_HEADERS: Final = {
     "cache-control": "no-cache",
     "x-accel-buffering": "no",  # a proxy would hold tokens back
 }
+
+
+class _Sent(enum.Enum):
+    """How much of a response the client was sent."""
+
+    NOTHING = enum.auto()
+    HEAD = enum.auto()  # of a whole answer
+    EVENTS = enum.auto()
+    ALL = enum.auto()
 
 
 class ClientGoneError(Exception):
@@ -77,7 +87,7 @@ class Exchange:
         """Sent back in any case; the client's, once ``take_request_id`` found it good."""
         self._receive = receive
         self._send = send
-        self._is_begun = False
+        self._sent = _Sent.NOTHING
 
     def take_request_id(self) -> None:
         """Go by the client's own id, if it sent one. Raises InvalidRequestError."""
@@ -151,13 +161,13 @@ class Exchange:
         headers = {"content-type": "application/json", "content-length": str(len(body))}
         if retry_after_s is not None:
             headers["retry-after"] = str(retry_after_s)
-        await self._begin(status, headers)
+        await self._begin(status, headers, _Sent.HEAD)
         await self._write(body, more_body=False)
 
     async def send_piece(self, events: bytes) -> None:
         """More of a stream of events, which begins with the first."""
-        if not self._is_begun:
-            await self._begin(200, _STREAM_HEADERS)
+        if self._sent is _Sent.NOTHING:
+            await self._begin(200, _STREAM_HEADERS, _Sent.EVENTS)
         await self._write(events, more_body=True)
 
     async def end_stream(self) -> None:
@@ -165,16 +175,19 @@ class Exchange:
         await self._write(b"", more_body=False)
 
     async def fail(self, error: Exception) -> None:
-        """Tell the client what went wrong: as the response, or as an event before the end."""
+        """Tell the client what went wrong: as the response, or as an event before the end.
+
+        A response that is complete stays so; a whole one that is not is no place for it.
+        """
         if isinstance(error, DiptychError | RefusedError):
             answer = answer_to(error)
         else:
             logger.error("request crashed", exc_info=error, extra={"request": self.request_id})
             answer = bug(self.request_id)
-        if self._is_begun:
-            await self._write(sse(answer.content) + STREAM_END, more_body=False)
-        else:
+        if self._sent is _Sent.NOTHING:
             await self.send_answer(answer)
+        elif self._sent is _Sent.EVENTS:
+            await self._write(sse(answer.content) + STREAM_END, more_body=False)
 
     async def send_answer(self, answer: ErrorAnswer) -> None:
         """A refusal as the whole response."""
@@ -196,11 +209,13 @@ class Exchange:
         finally:
             room.release(len(data))
 
-    async def _begin(self, status: int, headers: Mapping[str, str]) -> None:
-        self._is_begun = True
+    async def _begin(self, status: int, headers: Mapping[str, str], sent: _Sent) -> None:
         every = {**headers, REQUEST_ID_HEADER: self.request_id}
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in every.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
+        self._sent = sent  # not before: one who gives up waiting has sent nothing
 
     async def _write(self, body: bytes, *, more_body: bool) -> None:
         await self._send({"type": "http.response.body", "body": body, "more_body": more_body})
+        if not more_body:
+            self._sent = _Sent.ALL

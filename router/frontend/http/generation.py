@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 
-from diptych.errors import DiptychError, InvalidRequestError
+from diptych.errors import InvalidRequestError, SlowClientError
 from router.frontend.admission import Admission
 from router.frontend.generator import Generator
 from router.frontend.http.answer_form import Form, Heading, StreamedAnswer, WholeAnswer
@@ -64,8 +64,8 @@ class GenerationAnswers:
             try:
                 async with patience:
                     await self._send(exchange, asked, heading, events)
-            except TimeoutError:  # the client takes nothing, so nothing can be told it
-                with suppress(DiptychError):  # the generator counts what it was
+            except TimeoutError:  # a write was given up: the generator knows why, and counts it
+                with suppress(SlowClientError):  # who takes nothing can be told nothing
                     async for _ in events:
                         pass
             except InvalidRequestError as error:

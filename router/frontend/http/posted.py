@@ -3,11 +3,12 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from starlette.types import Receive, Scope, Send
 
-from diptych.errors import DiptychError
+from diptych.errors import RETRY_LATER_S, DiptychError, WorkerDrainingError
 from router.frontend.http.errors import RefusedError
 from router.frontend.http.exchange import BodyRoom, ClientGoneError, Exchange
 
@@ -22,7 +23,8 @@ class Posted:
     """An ASGI application, one task per request.
 
     The client is listened to for as long as its answer is made, so that one who leaves
-    ends the work at once, whether the answer is a stream or not.
+    ends the work at once, whether the answer is a stream or not. One whose answer the
+    server cuts off is told so.
     """
 
     answer: Answer
@@ -32,12 +34,20 @@ class Posted:
         """See ASGI."""
         exchange = Exchange(scope, receive, send)
         try:
+            await self._respond(exchange)
+        except asyncio.CancelledError:  # by the server, whose time to drain is over
+            error = WorkerDrainingError("the router shuts down", retry_after_s=RETRY_LATER_S)
+            await self._fail(exchange, error)
+            raise
+
+    async def _respond(self, exchange: Exchange) -> None:
+        try:
             exchange.take_request_id()
             data = await exchange.read_json_bytes(self.room)
         except ClientGoneError:
             return
         except (DiptychError, RefusedError) as error:
-            await exchange.fail(error)
+            await self._fail(exchange, error)
             return
         try:
             await self._answer_while_heard(exchange, data)
@@ -56,4 +66,10 @@ class Posted:
         try:
             await self.answer(exchange, data)
         except Exception as error:  # noqa: BLE001 - the boundary between requests
-            await exchange.fail(error)
+            await self._fail(exchange, error)
+
+    async def _fail(self, exchange: Exchange, error: Exception) -> None:
+        """Tell the client, unless it takes nothing."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.room.patience_s):
+                await exchange.fail(error)

@@ -150,6 +150,48 @@ async def test_a_client_that_leaves_amid_its_body_is_forgotten() -> None:
     assert call.sent == []
 
 
+async def test_who_is_cut_off_by_a_drain_is_told_so() -> None:
+    async def never(exchange: Exchange, data: bytes) -> None:
+        await asyncio.Event().wait()
+
+    call = Call(never, [b"{}"])
+    await cut_off(call)
+    assert (call.status, call.headers[b"retry-after"], call.is_whole) == (503, b"1", True)
+    assert json.loads(call.body)["error"]["code"] == "worker_draining"
+
+
+async def test_a_stream_that_is_cut_off_by_a_drain_ends_with_an_event() -> None:
+    async def stream(exchange: Exchange, data: bytes) -> None:
+        await exchange.send_piece(b"data: 1\n\n")
+        await asyncio.Event().wait()
+
+    call = Call(stream, [b"{}"])
+    await cut_off(call)
+    _, told, last, _ = call.body.decode().split("\n\n")
+    assert json.loads(told.removeprefix("data: "))["error"]["code"] == "worker_draining"
+    assert (last, call.is_whole) == ("data: [DONE]", True)
+
+
+async def test_a_drain_adds_nothing_to_an_answer_that_is_complete() -> None:
+    async def answer(exchange: Exchange, data: bytes) -> None:
+        await exchange.send_json({})
+        await asyncio.Event().wait()
+
+    call = Call(answer, [b"{}"])
+    await cut_off(call)
+    assert (call.status, call.body) == (200, b"{}")
+
+
+async def cut_off(call: Call) -> None:
+    """Cancel the call, as the server does, once its answer is under way."""
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(call.run())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        running.cancel()
+    assert running.cancelled()
+
+
 async def test_of_a_bug_only_an_id_is_told(caplog: pytest.LogCaptureFixture) -> None:
     async def crash(exchange: Exchange, data: bytes) -> None:
         raise KeyError("secret")

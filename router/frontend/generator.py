@@ -82,9 +82,14 @@ class Generator:
             answer.watch.end()
             await session.next_event()  # raises if the client did not take the last ones
 
-    def refused(self, error: InvalidRequestError, metadata: Metadata) -> None:
-        """Leave the record of a request that its front end could not read."""
-        self._observe("", _COMPLETION, metadata).ended(error.reason)
+    def refused(
+        self, reason: str, metadata: Metadata, *, request_id: str = "", operation: str = _COMPLETION
+    ) -> None:
+        """Leave the record of a request that its front end could not read.
+
+        ``operation`` is as GenAI names it.
+        """
+        self._observe(request_id, operation, metadata).ended(reason)
 
     def _observe(self, request_id: str, operation: str, metadata: Metadata) -> RequestObserver:
         request_id = request_id or uuid.uuid4().hex

@@ -75,7 +75,7 @@ class InferenceServicer:
         try:
             read = self._read(request)
         except InvalidRequestError as error:
-            self._generator.refused(error, metadata)
+            self._generator.refused(error.reason, metadata)
             raise
         await self._answer(read, deadline_s, metadata, context)
         return

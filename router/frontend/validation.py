@@ -253,8 +253,8 @@ def _check_ids(token_ids: Sequence[int], vocab_size: int, field: str) -> None:
 
 
 def check_request_id(request_id: str) -> None:
-    """Raise InvalidRequestError for an id that is too long or not one printable word."""
-    is_short = len(request_id) <= MAX_REQUEST_ID_CHARACTERS
+    """Raise InvalidRequestError for an id that is empty, too long or not one printable word."""
+    is_short = 1 <= len(request_id) <= MAX_REQUEST_ID_CHARACTERS
     if not (is_short and request_id.isprintable() and " " not in request_id):
         raise InvalidRequestError(
             f"must be 1 to {MAX_REQUEST_ID_CHARACTERS} printable characters without spaces",

@@ -350,6 +350,7 @@ async def test_detail_18_what_is_not_served_at_all(http: httpx.AsyncClient, mode
         response = await http.request(method, path)
         assert response.status_code == status
         assert response.json()["error"]["type"] == "invalid_request_error"
+        assert len(response.headers["x-request-id"]) == 32
     form = await http.post("/v1/completions", content=b"{}", headers={"content-type": "text/plain"})
     assert form.status_code == 415
     chunked = await http.post(

@@ -15,9 +15,10 @@ from router.generation.answer import (
     Usage,
 )
 
-_encode: Final[Callable[[object], str]] = json.JSONEncoder(
+_to_text: Final[Callable[[object], str]] = json.JSONEncoder(
     ensure_ascii=False, separators=(",", ":")
 ).encode
+_LINE_ENDS: Final = {end: f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
 
 _REASONS: Final[Mapping[FinishReason, str]] = {
     FinishReason.STOP: "stop",
@@ -30,6 +31,7 @@ STREAM_END: Final = b"data: [DONE]\n\n"
 class Form(NamedTuple):
     """How one of the two kinds of answers is written."""
 
+    operation: str  # as GenAI names it
     id_prefix: str
     whole: str  # the name of an answer in one piece
     chunk: str  # and of a piece of it
@@ -42,6 +44,7 @@ class Form(NamedTuple):
 
 
 COMPLETION: Final = Form(
+    operation="text_completion",
     id_prefix="cmpl-",
     whole="text_completion",
     chunk="text_completion",
@@ -50,6 +53,7 @@ COMPLETION: Final = Form(
     piece_of=lambda text: {"text": text},
 )
 CHAT: Final = Form(
+    operation="chat",
     id_prefix="chatcmpl-",
     whole="chat.completion",
     chunk="chat.completion.chunk",
@@ -188,6 +192,15 @@ class StreamedAnswer:
             return ',"usage":null'
         so_far = _counts(self._num_prompt_tokens, self._num_output_tokens)
         return f',"usage":{_encode(so_far)}'
+
+
+def _encode(content: object) -> str:
+    """JSON in one line, for those too who take more for a line's end than JSON does."""
+    text = _to_text(content)
+    if not text.isascii():
+        for end, escaped in _LINE_ENDS.items():
+            text = text.replace(end, escaped)
+    return text
 
 
 def sse(content: Mapping[str, object]) -> bytes:

@@ -73,6 +73,13 @@ def answer_to(error: DiptychError | RefusedError) -> ErrorAnswer:
     return _answer(status, error.message, param, error.reason.lower(), error.retry_after_s)
 
 
+def reason_of(error: DiptychError | RefusedError) -> str:
+    """The outcome that is counted: of HTTP's own refusals that of a like one over gRPC."""
+    if isinstance(error, DiptychError):
+        return error.reason
+    return "CLIENT_TOO_SLOW" if error.status == 408 else "REQUEST_INVALID"
+
+
 def bug(request_id: str) -> ErrorAnswer:
     """Of a bug the client learns under which id it was logged, and nothing else."""
     return _answer(500, f"internal error in request {request_id}", None, "internal")

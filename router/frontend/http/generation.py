@@ -6,13 +6,13 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 
-from diptych.errors import InvalidRequestError, SlowClientError
+from diptych.errors import DiptychError, InvalidRequestError, SlowClientError
 from router.frontend.admission import Admission
 from router.frontend.generator import Generator
 from router.frontend.http.answer_form import Form, Heading, StreamedAnswer, WholeAnswer
 from router.frontend.http.asked import Asked, Envelope
 from router.frontend.http.body import parse
-from router.frontend.http.errors import renamed
+from router.frontend.http.errors import RefusedError, reason_of, renamed
 from router.frontend.http.exchange import Exchange
 from router.generation.answer import GenerationEvent
 
@@ -39,7 +39,7 @@ class GenerationAnswers:
             asked = self.read(parse(data, envelope.max_model_len), envelope)
             deadline_s = exchange.read_deadline_s()
         except InvalidRequestError as error:
-            self.generator.refused(error, exchange.trace_metadata)
+            self.refused(exchange, error)
             raise
         heading = Heading(
             form=self.form,
@@ -70,6 +70,15 @@ class GenerationAnswers:
                         pass
             except InvalidRequestError as error:
                 raise renamed(error, asked.names) from None
+
+    def refused(self, exchange: Exchange, error: DiptychError | RefusedError) -> None:
+        """Leave the record of a request that could not be read."""
+        self.generator.refused(
+            reason_of(error),
+            exchange.trace_metadata,
+            request_id=exchange.request_id,
+            operation=self.form.operation,
+        )
 
     async def _send(
         self,

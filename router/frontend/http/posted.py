@@ -18,6 +18,14 @@ Answer = Callable[[Exchange, bytes], Awaitable[None]]
 """Answers one request; what it raises becomes the client's error."""
 
 
+Record = Callable[[Exchange, DiptychError | RefusedError], None]
+"""Told of each request that was refused before its body was read."""
+
+
+def unrecorded(exchange: Exchange, error: DiptychError | RefusedError) -> None:
+    """For routes whose requests leave no record."""
+
+
 @dataclass(frozen=True, slots=True)
 class Posted:
     """An ASGI application, one task per request.
@@ -29,6 +37,7 @@ class Posted:
 
     answer: Answer
     room: BodyRoom
+    record: Record = unrecorded
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
@@ -47,6 +56,7 @@ class Posted:
         except ClientGoneError:
             return
         except (DiptychError, RefusedError) as error:
+            self.record(exchange, error)
             await self._fail(exchange, error)
             return
         try:

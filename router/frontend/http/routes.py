@@ -8,6 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from router.frontend.admission import Admission
 from router.frontend.generator import Generator
@@ -17,7 +18,8 @@ from router.frontend.http.completion_request import read_completion
 from router.frontend.http.errors import RefusedError, answer_to, bug
 from router.frontend.http.exchange import BodyRoom
 from router.frontend.http.generation import GenerationAnswers
-from router.frontend.http.posted import Answer, Posted
+from router.frontend.http.identified import Identified
+from router.frontend.http.posted import Posted
 from router.frontend.http.service import ServiceAnswers, refusal
 from router.frontend.http.tokens import TokenAnswers
 
@@ -26,18 +28,20 @@ logger = logging.getLogger(__name__)
 
 def make_app(
     admission: Admission, generator: Generator, service: ServiceAnswers, room: BodyRoom
-) -> Starlette:
+) -> ASGIApp:
     """The application; ``room`` bounds the bodies of all its requests together."""
     tokens = TokenAnswers(admission)
-    posted: dict[str, Answer] = {
-        "/v1/completions": GenerationAnswers(admission, generator, read_completion, COMPLETION),
-        "/v1/chat/completions": GenerationAnswers(admission, generator, read_chat, CHAT),
-        "/tokenize": tokens.tokenize,
-        "/detokenize": tokens.detokenize,
+    completions = GenerationAnswers(admission, generator, read_completion, COMPLETION)
+    chats = GenerationAnswers(admission, generator, read_chat, CHAT)
+    posted = {
+        "/v1/completions": Posted(completions, room, completions.refused),
+        "/v1/chat/completions": Posted(chats, room, chats.refused),
+        "/tokenize": Posted(tokens.tokenize, room),
+        "/detokenize": Posted(tokens.detokenize, room),
     }
-    return Starlette(
+    app = Starlette(
         routes=[
-            *(Route(path, Posted(each, room), methods=["POST"]) for path, each in posted.items()),
+            *(Route(path, each, methods=["POST"]) for path, each in posted.items()),
             Route("/v1/models", service.models),
             Route("/v1/models/{name:path}", service.model),
             Route("/health", service.health),
@@ -45,6 +49,7 @@ def make_app(
         ],
         exception_handlers={HTTPException: _unknown, Exception: _crashed},
     )
+    return Identified(app)
 
 
 async def _unknown(request: Request, error: Exception) -> Response:

@@ -39,6 +39,19 @@ from router.generation.answer import (
 USAGE = Usage(num_prompt_tokens=5, num_output_tokens=3, num_cached_tokens=4)
 
 
+@pytest.mark.parametrize("form", [CHAT, COMPLETION])
+def test_a_piece_is_one_line_to_every_reader(form: Form) -> None:
+    """Some split at each character that Unicode calls a line's end."""
+    ends = [chr(code) for code in range(0x3000) if len(f"a{chr(code)}b".splitlines()) > 1]
+    assert "\u2028" in ends
+    text = "".join(ends)
+    stream = StreamedAnswer(heading(form), includes_usage=False)
+    piece = stream.send(Delta(text, [1], 0, [])).decode()
+    assert piece.splitlines() == [piece.removesuffix("\n\n"), ""]
+    (choice,) = json.loads(piece.removeprefix("data: "))["choices"]
+    assert text in (choice.get("text"), choice.get("delta", {}).get("content"))
+
+
 def heading(form: Form) -> Heading:
     return Heading(
         form=form, request_id="r", model="m", created_s=17, stop_token_ids=frozenset({9})

@@ -1,4 +1,4 @@
-"""How the answer to a generation ends when it fails while the client is being written to."""
+"""How a generation ends that cannot be read, or fails while the client is being written to."""
 
 import asyncio
 import json
@@ -6,17 +6,22 @@ from collections.abc import AsyncGenerator, Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from diptych.errors import DiptychError, NoWorkerError, SlowClientError
 from router.frontend.admission import Admission
 from router.frontend.generator import Generator
-from router.frontend.http.answer_form import COMPLETION
+from router.frontend.http.answer_form import CHAT, COMPLETION, Form
+from router.frontend.http.chat_request import read_chat
 from router.frontend.http.completion_request import read_completion
 from router.frontend.http.exchange import BodyRoom
-from router.frontend.http.generation import GenerationAnswers
+from router.frontend.http.generation import GenerationAnswers, Read
 from router.frontend.http.posted import Posted
 from router.generation.answer import Delta, GenerationEvent
 
 ADMISSION = SimpleNamespace(model=SimpleNamespace(name="m"), max_model_len=100)
+JSON = [(b"content-type", b"application/json")]
+ROOM = BodyRoom(max_bytes=100, max_all_bytes=100, patience_s=30.0)
 
 
 class Failing:
@@ -37,10 +42,10 @@ class Failing:
 class Behind:
     """A client that takes no more after the first piece, until its answer was given up."""
 
-    def __init__(self) -> None:
+    def __init__(self, body: bytes | None) -> None:
         self.sent: list[dict[str, Any]] = []
         self.num_given_up = 0
-        self._body = [{"type": "http.request", "body": b'{"model":"m","prompt":"p","stream":true}'}]
+        self._body = [] if body is None else [{"type": "http.request", "body": body}]
 
     async def receive(self) -> dict[str, Any]:
         if not self._body:
@@ -56,14 +61,54 @@ class Behind:
         self.sent.append(message)
 
 
+class Recording:
+    """Takes what was refused."""
+
+    def __init__(self) -> None:
+        self.refusals: list[tuple[str, dict[str, str]]] = []
+
+    def refused(self, reason: str, metadata: object, **rest: str) -> None:
+        self.refusals.append((reason, rest))
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "room", "reason"),
+    [
+        (b"{}", JSON, ROOM, "REQUEST_INVALID"),
+        (b"{}", [], ROOM, "REQUEST_INVALID"),
+        (b"{" * 101, JSON, ROOM, "REQUEST_INVALID"),
+        (b"{}", JSON, BodyRoom(100, 1, 30.0), "QUEUE_FULL"),
+        (None, JSON, BodyRoom(100, 100, 0.0), "CLIENT_TOO_SLOW"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("read", "form", "operation"),
+    [(read_completion, COMPLETION, "text_completion"), (read_chat, CHAT, "chat")],
+)
+async def test_every_refusal_leaves_a_record_under_its_id(
+    body: bytes | None,
+    headers: list[tuple[bytes, bytes]],
+    room: BodyRoom,
+    reason: str,
+    read: Read,
+    form: Form,
+    operation: str,
+) -> None:
+    generator = Recording()
+    answers = GenerationAnswers(cast(Admission, ADMISSION), cast(Generator, generator), read, form)
+    client = Behind(body)
+    scope = {"type": "http", "headers": [*headers, (b"x-request-id", b"mine")]}
+    await Posted(answers, room, answers.refused)(scope, client.receive, client.send)  # type: ignore[arg-type]
+    assert generator.refusals == [(reason, {"request_id": "mine", "operation": operation})]
+
+
 async def answered(error: DiptychError) -> Behind:
     answers = GenerationAnswers(
         cast(Admission, ADMISSION), cast(Generator, Failing(error)), read_completion, COMPLETION
     )
-    client = Behind()
-    scope = {"type": "http", "headers": [(b"content-type", b"application/json")]}
-    route = Posted(answers, BodyRoom(100, 100, 30.0))
-    await route(scope, client.receive, client.send)  # type: ignore[arg-type]
+    client = Behind(b'{"model":"m","prompt":"p","stream":true}')
+    scope = {"type": "http", "headers": JSON}
+    await Posted(answers, ROOM)(scope, client.receive, client.send)  # type: ignore[arg-type]
     assert client.num_given_up == 1
     return client
 

@@ -85,6 +85,7 @@ async def test_an_answer() -> None:
         ([*JSON, (b"content-length", b"101")], [b"x" * 101], 413, 0),
         (JSON, [b"x" * 60] * 9, 413, 2),
         ([*JSON, (b"x-request-id", b"a b")], [b"{}"], 400, 0),
+        ([*JSON, (b"x-request-id", b"")], [b"{}"], 400, 0),
     ],
 )
 async def test_what_is_refused_is_not_read_to_its_end(

@@ -185,7 +185,8 @@ def _make_http(
 ) -> HttpServer:
     """The HTTP API, whose port is taken now. Raises ConfigurationError."""
     timers = config.timers
-    service = ServiceAnswers(admission, host.registry, lambda: not stop.is_set())
+    registry = host.registry if config.http_metrics else None
+    service = ServiceAnswers(admission, registry, lambda: not stop.is_set())
     room = BodyRoom(config.max_request_bytes, config.max_open_bytes, timers.client_write_s)
     bound = bind(host.host, config.http_port, timers)
     bounds = bounds_of(config.max_request_bytes, timers.client_write_s)

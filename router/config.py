@@ -174,6 +174,10 @@ class RouterConfig(ProcessConfig):
         True, description="Serve the OpenAI-compatible HTTP API beside gRPC, on the same host."
     )
     http_port: int = Field(8000, ge=0, le=65535, description="Port of the HTTP API; 0 picks one.")
+    http_metrics: bool = Field(
+        True,
+        description="Tell the metrics on the HTTP API's port too, to all who reach it.",
+    )
     max_queue: int = Field(
         256,
         ge=0,

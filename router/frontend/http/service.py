@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -18,12 +19,19 @@ class ServiceAnswers:
     """Answers of one router. Event loop only."""
 
     def __init__(
-        self, admission: Admission, registry: CollectorRegistry, is_serving: Callable[[], bool]
+        self,
+        admission: Admission,
+        registry: CollectorRegistry | None,
+        is_serving: Callable[[], bool],
     ) -> None:
-        """``is_serving`` says whether clients should come here at all."""
+        """``is_serving`` says whether clients should come here at all.
+
+        Without a ``registry`` no metrics are told.
+        """
         self._admission = admission
         self._registry = registry
         self._is_serving = is_serving
+        self._scraping = asyncio.Lock()
         self._created_s = int(time.time())
 
     async def health(self, request: Request) -> Response:
@@ -46,9 +54,12 @@ class ServiceAnswers:
         return refusal(answer_to(missing))
 
     async def metrics(self, request: Request) -> Response:
-        """The same as the metrics port serves."""
+        """The same as the metrics port serves; one after the other, as threads are few."""
+        if self._registry is None:
+            raise HTTPException(404)
         encode, kind = choose_encoder(request.headers.get("accept", ""))
-        body = await asyncio.to_thread(encode, self._registry)
+        async with self._scraping:
+            body = await asyncio.to_thread(encode, self._registry)
         return Response(body, headers={"content-type": kind})
 
     def _model(self) -> dict[str, object]:

@@ -24,7 +24,7 @@ ROLES: Mapping[str, type[BaseModel]] = {
 _NOT_OFFERED = {
     *("config", "listen", "metrics_port", "port_file", "otlp_endpoint", "stop_with_stdin"),
     *("model", "served_model_name", "cache_dir", "prefill", "decode"),
-    *("discovery", "file", "kubernetes", "http", "http_port"),
+    *("discovery", "file", "kubernetes", "http", "http_port", "http_metrics"),
     *("allow_faults", "faults", "allow_nixl_tcp"),
 }
 _CONSTRAINTS = (

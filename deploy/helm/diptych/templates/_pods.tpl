@@ -15,6 +15,7 @@ router or of one pool. Ports: 50051 router, 8000 its HTTP, 50061 worker, 9100 me
 - --cache-dir=/cache
 {{- if eq .role "router" }}
 - {{ .values.http.enabled | ternary "--http-port=8000" "--no-http" }}
+- --no-http-metrics
 {{- end }}
 {{- if and (eq .role "router") .root.Values.model.servedName }}
 - --served-model-name={{ .root.Values.model.servedName }}

@@ -5,6 +5,7 @@ import json
 import os
 import shlex
 import signal
+import socket
 import sys
 import time
 from typing import Literal
@@ -15,6 +16,7 @@ from diptych import settings
 from diptych.cli.child_process import ChildFailedError
 from diptych.cli.local_cluster import ClusterPlan, LocalCluster, run_cluster
 from diptych.cli.model import fetch_with_progress
+from diptych.errors import ConfigurationError
 from diptych.formats import Quantization
 
 EXIT_CHILD_FAILED = 1
@@ -75,8 +77,27 @@ class UpConfig(BaseModel):
 def run(args: list[str]) -> int:
     """Run until a signal; 0 then, 1 if a child ended by itself."""
     config = settings.load(UpConfig, args, prog="diptych up", env_prefix="DIPTYCH_UP_")
+    _check_ports(config)
     fetch_with_progress(config.model)
     return asyncio.run(_up(config))
+
+
+def _check_ports(config: UpConfig) -> None:
+    """Before any worker starts: the router would only find out after them.
+
+    Raises ConfigurationError.
+    """
+    ports = {"--port": config.port}
+    if "--no-http" not in shlex.split(config.router_args):
+        ports["--http-port"] = config.http_port
+    for flag, port in ports.items():
+        try:
+            family, *_, address = socket.getaddrinfo(config.host, port, type=socket.SOCK_STREAM)[0]
+            socket.create_server(address[:2], family=family).close()
+        except OSError as error:
+            raise ConfigurationError(
+                f"{flag}: cannot bind {config.host}:{port}: {error.strerror}; 0 picks a free port"
+            ) from None
 
 
 async def _up(config: UpConfig) -> int:

@@ -1,5 +1,8 @@
 """The pure parts of a local cluster, and of what the command line shows."""
 
+import errno
+import socket
+
 import pytest
 
 from diptych.cli.breakdown import breakdown
@@ -90,6 +93,25 @@ def test_an_unknown_command_is_one_line(capsys: pytest.CaptureFixture[str]) -> N
     message = capsys.readouterr().err
     assert message.startswith("diptych: no command 'upp'; there are up, generate")
     assert message.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("flag", "other"), [("--port", ["--http-port", "0"]), ("--http-port", ["--port", "0"])]
+)
+def test_a_taken_port_is_told_before_any_worker_starts(
+    flag: str, other: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def taken(address: tuple[str, int], **_: object) -> socket.socket:
+        if address[1] == 4711:
+            raise OSError(errno.EADDRINUSE, "Address already in use")
+        return socket.socket()
+
+    monkeypatch.setattr(socket, "create_server", taken)
+    assert main(["up", flag, "4711", *other]) == 2
+    assert capsys.readouterr().err == (
+        f"diptych up: {flag}: cannot bind 127.0.0.1:4711: Address already in use; "
+        "0 picks a free port\n"
+    )
 
 
 @pytest.mark.parametrize(

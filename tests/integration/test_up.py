@@ -204,17 +204,25 @@ def test_nothing_outlives_it_when_it_is_killed(tiny_llama: Path) -> None:
         assert psutil.wait_procs(children, timeout=15)[1] == []
 
 
-@pytest.mark.parametrize("case", ["port", "setting"])
-def test_what_cannot_start_says_why(tiny_llama: Path, case: str) -> None:
+def test_what_cannot_start_says_why(tiny_llama: Path) -> None:
+    with up("--model", str(tiny_llama), "--prefill", "0", "--router-args=--nope 1") as cluster:
+        code, output = cluster.wait()
+    assert code == 1
+    assert "router exited with code 2; its last lines:" in output
+    assert "unrecognized arguments: --nope" in output.splitlines()[-1]
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize("flag", ["--port", "--http-port"])
+def test_a_taken_port_is_one_line(tiny_llama: Path, flag: str) -> None:
+    """Told before a worker starts, which would have shown a line."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        args = ["--port", port] if case == "port" else ["--router-args=--nope 1"]
-        with up("--model", str(tiny_llama), "--prefill", "0", *args) as cluster:
+        with up("--model", str(tiny_llama), "--prefill", "0", flag, port) as cluster:
             code, output = cluster.wait()
-    assert code == 1
-    assert "router exited with code 2; its last lines:" in output
-    reason = f"cannot bind 127.0.0.1:{port}" if case == "port" else "unrecognized arguments: --nope"
-    assert reason in output.splitlines()[-1]
-    assert "Traceback" not in output
+    assert code == 2
+    (line,) = output.splitlines()
+    assert line.startswith(f"diptych up: {flag}: cannot bind 127.0.0.1:{port}: Address already")
+    assert line.endswith("; 0 picks a free port")

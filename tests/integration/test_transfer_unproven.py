@@ -18,6 +18,7 @@ from tests.integration.transfer_rig import (
     BLOCKS,
     LOCAL,
     NUM_TOKENS,
+    TIMERS,
     Reader,
     Source,
     config,
@@ -27,6 +28,8 @@ from tests.integration.transfer_rig import (
     until_digested,
 )
 from tests.transports import AGENTS
+
+PATIENT = TIMERS.model_copy(update={"read_progress_s": 20.0})
 
 
 async def test_bad_tickets_are_refused(source: Source, reader: Reader) -> None:
@@ -127,7 +130,8 @@ async def leased(
     """A source with a lease that a reader behind ``switch`` may pull; nothing is announced."""
     async with (
         open_source(transfer) as source,
-        open_reader(transfer, interceptor=switch) as reader,
+        # A second pull waits for the first one's reads; how long the machine takes is no matter.
+        open_reader(transfer, interceptor=switch, timers=PATIENT) as reader,
     ):
         await reader.connect(source)
         source.fill(BLOCKS)

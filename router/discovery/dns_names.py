@@ -1,11 +1,8 @@
 """Which addresses DNS names stand for, after each answer. Pure."""
 
-import logging
 from collections.abc import Sequence
 
-from router.discovery.source import Targets
-
-logger = logging.getLogger(__name__)
+from router.discovery.source import Doubt, Targets
 
 _ANSWERS_WITHOUT = 3  # in a row, before it is believed that an address is gone
 
@@ -14,11 +11,10 @@ class _Name:
     """What is known of one name. ``is_sure``: by its last answer."""
 
     def __init__(self, name: str) -> None:
-        self.name = name
         self.addresses: frozenset[str] = frozenset()
         self.is_sure = False
         self._num_missed: dict[str, int] = {}  # of each address, answers in a row without it
-        self._problem = ""  # which was told already
+        self._doubt = Doubt("a name of workers is in doubt: those known stay", name_of_workers=name)
 
     def answered(self, addresses: frozenset[str]) -> None:
         missing = self.addresses - addresses
@@ -27,22 +23,14 @@ class _Name:
         self.addresses = addresses | doubted
         self.is_sure = not doubted
         if not addresses and doubted:
-            self._doubt("the answer is empty")
+            self._doubt.because("the answer is empty")
         else:
-            self._problem = ""
+            self._doubt.over()
 
     def failed(self, why: str) -> None:
         self._num_missed.clear()
-        self._doubt(why)
-
-    def _doubt(self, problem: str) -> None:
         self.is_sure = False
-        if problem != self._problem:
-            self._problem = problem
-            logger.warning(
-                "a name of workers is in doubt: those known stay",
-                extra={"name_of_workers": self.name, "why": problem},
-            )
+        self._doubt.because(why)
 
 
 class NameSet:

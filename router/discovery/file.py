@@ -8,7 +8,6 @@ Kubernetes does with a mounted ConfigMap. Whoever writes it replaces it whole.
 """
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -17,9 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from diptych.errors import ConfigurationError
 from router.config import Addresses
-from router.discovery.source import Clock, Freshness, Targets
-
-logger = logging.getLogger(__name__)
+from router.discovery.source import Clock, Doubt, Freshness, Targets
 
 _MAX_BYTES = 2**18
 
@@ -65,12 +62,12 @@ class FileSet:
         self._path = path
         self._data: bytes | None = None  # of the last file that was right
         self._targets: Targets | None = None  # what it said
-        self._problem: str | None = None  # which was told already
+        self._doubt = Doubt("the file of workers is wrong: those known stay", path=path)
 
     @property
     def is_right(self) -> bool:
         """Whether the file was right when it was last looked at."""
-        return self._problem is None
+        return not self._doubt
 
     def look(self, found: bytes | OSError) -> Targets | None:
         """Take what was read; the set, if it is another than before.
@@ -82,26 +79,22 @@ class FileSet:
             self._complain(found.strerror or str(found))
             return None
         if found == self._data:
-            self._problem = None
+            self._doubt.over()
             return None
         try:
             targets = read_targets(found)
         except ValueError as error:
             self._complain(str(error))
             return None
-        self._data, self._problem = found, None
+        self._data = found
+        self._doubt.over()
         before, self._targets = self._targets, targets
         return None if targets == before else targets
 
     def _complain(self, problem: str) -> None:
         if self._data is None:
             raise ConfigurationError(f"--file.path: {self._path}: {problem}")
-        if problem != self._problem:
-            self._problem = problem
-            logger.warning(
-                "the file of workers is wrong: those known stay",
-                extra={"path": self._path, "why": problem},
-            )
+        self._doubt.because(problem)
 
 
 class FileDiscovery:

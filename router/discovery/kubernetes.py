@@ -5,7 +5,6 @@ missed, or a watch that fell silent, is made good for then at the latest.
 """
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import NamedTuple, Protocol
 
@@ -17,9 +16,7 @@ from lightkube.resources.discovery_v1 import EndpointSlice
 from diptych.errors import ConfigurationError
 from router.config import KubernetesSource
 from router.discovery.endpoint_slices import Endpoint, EndpointSet, Slice
-from router.discovery.source import Clock, Freshness, Targets
-
-logger = logging.getLogger(__name__)
+from router.discovery.source import Clock, Doubt, Freshness, Targets
 
 _SERVICE_LABEL = "kubernetes.io/service-name"
 _LIST_S = 15.0
@@ -112,7 +109,7 @@ class KubernetesDiscovery:
         self._watch: AsyncGenerator[Change, None] | None = None  # after a list
         self._relist_at_s = 0.0
         self._pause_s = _FIRST_PAUSE_S
-        self._problem = ""  # which was told already
+        self._doubt = Doubt("Kubernetes does not say where workers are: those known stay")
 
     @property
     def age_s(self) -> float:
@@ -145,7 +142,8 @@ class KubernetesDiscovery:
             return False
         self._set.listed(listed.slices)
         self._freshness.heard()
-        self._problem, self._pause_s = "", _FIRST_PAUSE_S
+        self._doubt.over()
+        self._pause_s = _FIRST_PAUSE_S
         self._relist_at_s = self._clock() + self._relist_s
         self._watch = self._api.watch(listed.version)
         return True
@@ -182,13 +180,7 @@ class KubernetesDiscovery:
             await watch.aclose()
 
     async def _failed(self, error: Exception) -> None:
-        problem = " ".join(str(error).split()) or type(error).__name__
-        if problem != self._problem:
-            self._problem = problem
-            logger.warning(
-                "Kubernetes does not say where workers are: those known stay",
-                extra={"why": problem},
-            )
+        self._doubt.because(" ".join(str(error).split()) or type(error).__name__)
         await self._sleep(self._pause_s)
 
 

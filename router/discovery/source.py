@@ -1,10 +1,13 @@
 """What a source of workers is: it tells, over and over, the whole set of addresses."""
 
+import logging
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
 from diptych.errors import ConfigurationError
+
+logger = logging.getLogger(__name__)
 
 Clock = Callable[[], float]
 """Monotonic, s."""
@@ -56,6 +59,29 @@ class Freshness:
     def age_s(self) -> float:
         """See :class:`Discovery`."""
         return self._clock() - self._heard_s
+
+
+class Doubt:
+    """Why what a source says is not believed: told once, until it is another reason, or none."""
+
+    def __init__(self, warning: str, **about: object) -> None:
+        """``about`` says in the log which source it is."""
+        self._warning = warning
+        self._about = about
+        self._why = ""
+
+    def __bool__(self) -> bool:
+        return bool(self._why)
+
+    def because(self, why: str) -> None:
+        """Those known stay."""
+        if why != self._why:
+            self._why = why
+            logger.warning(self._warning, extra={**self._about, "why": why})
+
+    def over(self) -> None:
+        """What it says makes sense again."""
+        self._why = ""
 
 
 class StaticDiscovery:

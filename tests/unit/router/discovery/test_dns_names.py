@@ -8,6 +8,7 @@ from router.config import DnsSource
 from router.discovery.dns import DnsDiscovery, NoAnswerError
 from router.discovery.dns_names import NameSet
 from router.discovery.source import Targets
+from tests.unit.router.discovery.scripted import ScriptIsOverError, told_by
 
 
 def addresses(*given: str) -> frozenset[str]:
@@ -117,20 +118,10 @@ class Script:
         self.now_s += seconds
         del self.rounds[0]
         if not self.rounds:
-            raise NoMoreRoundsError
+            raise ScriptIsOverError
 
     async def told(self) -> list[Targets]:
-        told: list[Targets] = []
-        try:
-            async for each in self.discovery.targets():
-                told.append(each)  # noqa: PERF401 - it ends with an error
-        except NoMoreRoundsError:
-            return told
-        raise AssertionError("it stopped asking by itself")
-
-
-class NoMoreRoundsError(Exception):
-    """The script is over."""
+        return await told_by(self.discovery)
 
 
 async def test_only_changes_are_told() -> None:

@@ -9,6 +9,7 @@ import pytest
 from diptych.errors import ConfigurationError
 from router.discovery.file import FileDiscovery, FileSet, read_targets
 from router.discovery.source import Targets
+from tests.unit.router.discovery.scripted import ScriptIsOverError, told_by
 
 FIRST = b'{"prefill": ["p0:1"], "decode": ["d0:1"]}'
 SECOND = b"prefill: [p0:1]\ndecode: [d0:1, d1:1]\n"
@@ -95,21 +96,11 @@ class Looks:
     async def _sleep(self, seconds: float) -> None:
         self.now_s += seconds
         if not self.between:
-            raise StopLookingError
+            raise ScriptIsOverError
         self.between.pop(0)()
 
     async def told(self) -> list[Targets]:
-        told: list[Targets] = []
-        try:
-            async for each in self.discovery.targets():
-                told.append(each)  # noqa: PERF401 - it ends with an error
-        except StopLookingError:
-            return told
-        raise AssertionError("it stopped looking by itself")
-
-
-class StopLookingError(Exception):
-    """The test has seen enough."""
+        return await told_by(self.discovery)
 
 
 async def test_a_file_that_is_replaced_is_followed(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from router.config import KubernetesSource
 from router.discovery.endpoint_slices import Endpoint, Slice
 from router.discovery.kubernetes import Change, KubernetesDiscovery, Listed
 from router.discovery.source import Targets
+from tests.unit.router.discovery.scripted import ScriptIsOverError, told_by
 
 Step = Listed | Exception | Sequence[Change | Exception]
 
@@ -23,10 +24,6 @@ def targets(*hosts: str) -> Targets:
 
 def listed(*hosts: str, version: str = "1") -> Listed:
     return Listed(version, (decode(*hosts),))
-
-
-class ScriptIsOverError(BaseException):
-    """The test has seen enough."""
 
 
 class World:
@@ -75,14 +72,9 @@ class World:
         self.now_s += seconds
 
     async def told(self) -> Sequence[Targets]:
-        told: list[Targets] = []
-        try:
-            async for each in self.discovery.targets():
-                told.append(each)  # noqa: PERF401 - it ends with an error
-        except ScriptIsOverError:
-            assert self.is_closed
-            return told
-        raise AssertionError("it stopped by itself")
+        told = await told_by(self.discovery)
+        assert self.is_closed
+        return told
 
 
 def changed(*hosts: str) -> Change:

@@ -29,6 +29,7 @@ from tests.torch_threads import torch_threads
 BLOCK_SIZE = 8
 NUM_BLOCKS = 120
 TOLERANCE = 1e-4
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 GREEDY = SampleSpec(params=SamplingParams(temperature=0.0, return_margins=True), allow_stop=True)
 
 
@@ -326,8 +327,13 @@ def test_the_text_part_of_a_model_with_images(tmp_path: Path, prefix: str) -> No
             "high_freq_factor": 4.0,
             "original_max_position_embeddings": 64,
         },
+        YARN,
+        YARN | {"beta_fast": 6, "beta_slow": 0.5, "truncate": False, "attention_factor": 0.9},
+        YARN | {"mscale": 0.7, "mscale_all_dim": 1.3},
+        YARN | {"mscale": 0.7},
+        YARN | {"factor": None, "attention_factor": None},
     ],
-    ids=lambda scaling: str(scaling["rope_type"]),
+    ids=lambda scaling: "-".join([str(scaling["rope_type"]), *list(scaling)[3:]]),
 )
 @pytest.mark.parametrize("spelling", ["rope_scaling", "rope_parameters"])
 def test_scaled_rope(tmp_path: Path, scaling: dict[str, object], spelling: str) -> None:

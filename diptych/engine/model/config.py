@@ -6,6 +6,7 @@ is not understood here is refused by name. Immutable; no torch.
 
 import enum
 import json
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ class RopeType(enum.Enum):
     DEFAULT = "default"
     LINEAR = "linear"
     LLAMA3 = "llama3"
+    YARN = "yarn"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,12 @@ class RopeConfig:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position: int = 8192
+    # YaRN: waves of more turns than beta_fast in the original context are kept, those of
+    # fewer than beta_slow stretched; truncate: at whole numbers of dimensions.
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float = 1.0  # of cosines and sines
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +140,7 @@ class ModelConfig:
             if config.get(key):
                 raise ConfigurationError(f"config.json: {key}={config[key]!r} is not supported")
         reader = _Reader(config)
+        layers = reader.layers(family)
         gemma = model_type == "gemma3_text"
         num_heads = reader.count("num_attention_heads", family.num_heads)
         num_kv_heads = reader.count("num_key_value_heads", family.num_kv_heads or num_heads)
@@ -152,7 +161,7 @@ class ModelConfig:
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
-            max_position=reader.count("max_position_embeddings", family.max_position),
+            max_position=max(reader.max_position(family), *map(_yarn_context, layers)),
             rms_norm_eps=reader.number("rms_norm_eps", 1e-6),
             activation=reader.activation(
                 "hidden_activation" if gemma else "hidden_act",
@@ -168,7 +177,7 @@ class ModelConfig:
             norm_offset=1.0 if gemma else 0.0,
             post_norms=gemma,
             logit_softcap=softcap or None,
-            layers=reader.layers(family),
+            layers=layers,
             checkpoint_dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
             is_text_part=is_text_part,
         )
@@ -328,23 +337,78 @@ class _Reader:
         try:
             rope_type = RopeType(name)
         except ValueError:
-            raise ConfigurationError(f"config.json: rope type {name!r} is not supported") from None
+            raise ConfigurationError(f"config.json: rope_type={name!r} is not supported") from None
         if parameters.get("partial_rotary_factor", 1.0) != 1.0:
             raise ConfigurationError("config.json: partial_rotary_factor is not supported")
         if rope_type is RopeType.DEFAULT:
             return RopeConfig(theta=theta)
         if rope_type is RopeType.LINEAR:
             return RopeConfig(theta, rope_type, scaling.number("factor"))
+        original = self._original_max_position(family, scaling)
+        if rope_type is RopeType.YARN:
+            return scaling.yarn(theta, original, self.max_position(family))
         return RopeConfig(
             theta,
             rope_type,
             scaling.number("factor"),
             scaling.number("low_freq_factor"),
             scaling.number("high_freq_factor"),
-            scaling.count(
-                "original_max_position_embeddings", self.count("max_position_embeddings")
-            ),
+            original,
         )
+
+    def max_position(self, family: _Family) -> int:
+        return self.count("max_position_embeddings", family.max_position)
+
+    def _original_max_position(self, family: _Family, scaling: "_Reader") -> int:
+        """The context before it was stretched; what the model says of it goes first."""
+        key = "original_max_position_embeddings"
+        said_by = self if self._config.get(key) is not None else scaling
+        return said_by.count(key, self.max_position(family))
+
+    def yarn(self, theta: float, original: int, max_position: int) -> RopeConfig:
+        """The section of a YaRN scaling. original, max_position: contexts in tokens."""
+        # A factor of null, which some models have, is that of their contexts.
+        factor = self.number(
+            "factor", max_position / original if "factor" in self._config else None
+        )
+        beta_fast, beta_slow = self.number("beta_fast", 32.0), self.number("beta_slow", 1.0)
+        for wrong, what in (
+            (factor * original > _MAX_COUNT, f"factor={factor!r} stretches the context too far"),
+            (beta_fast <= beta_slow, f"beta_fast={beta_fast!r} is not above {beta_slow=}"),
+            (theta <= 1, f"rope_theta must be more than 1, is {theta!r}"),
+        ):
+            if wrong:
+                raise ConfigurationError(f"config.json: {what}")
+        mscale = self.number("mscale", 0.0, zero_allowed=True)
+        mscale_all_dim = self.number("mscale_all_dim", 0.0, zero_allowed=True)
+        attention_factor = _yarn_attention(factor, 1.0)
+        if mscale and mscale_all_dim:
+            attention_factor = _yarn_attention(factor, mscale)
+            attention_factor /= _yarn_attention(factor, mscale_all_dim)
+        truncate = self._config.get("truncate", True)
+        if not isinstance(truncate, bool):
+            raise ConfigurationError(f"config.json: truncate must be a boolean, is {truncate!r}")
+        return RopeConfig(
+            theta,
+            RopeType.YARN,
+            factor,
+            original_max_position=original,
+            beta_fast=beta_fast,
+            beta_slow=beta_slow,
+            truncate=truncate,
+            attention_factor=self.number("attention_factor", attention_factor),
+        )
+
+
+def _yarn_attention(factor: float, weight: float) -> float:
+    """What YaRN multiplies cosines and sines by, so that attention stays as sharp."""
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def _yarn_context(layer: LayerConfig) -> int:
+    """Tokens that a layer's YaRN stretches the context to, whatever the model's own key says."""
+    rope = layer.rope
+    return int(rope.factor * rope.original_max_position) if rope.rope_type is RopeType.YARN else 0
 
 
 def _section(config: Mapping[str, Any], key: str) -> dict[str, Any]:

@@ -10,9 +10,10 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from diptych.engine.inputs import StepInputs
-from diptych.engine.model.config import ModelConfig, RopeConfig, RopeType
+from diptych.engine.model.config import ModelConfig, RopeConfig
 from diptych.engine.model.layers import LayerBuffers, run_layers
 from diptych.engine.model.parts import Attention, LayerOps, Rotation, Rows
+from diptych.engine.model.rope import rope_frequencies
 from diptych.engine.model.weights import DecoderWeights
 
 
@@ -59,7 +60,7 @@ class Decoder:
     def rotations(self, positions: Tensor) -> dict[RopeConfig, Rotation]:
         """Those of all layers. positions: [N]."""
         return {
-            rope: Rotation.at(positions, frequencies)
+            rope: Rotation.at(positions, frequencies, rope.attention_factor)
             for rope, frequencies in self._frequencies.items()
         }
 
@@ -81,19 +82,3 @@ class EagerPass:
 
     def __call__(self, inputs: StepInputs, rows: Rows) -> Tensor:
         return self._model.forward(inputs, self._attention, rows)
-
-
-def rope_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
-    """Angle per position of each pair of dimensions: [head_dim / 2] float32."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-    frequencies: Tensor = 1.0 / rope.theta**exponents
-    if rope.rope_type is RopeType.LINEAR:
-        return frequencies / rope.factor
-    if rope.rope_type is RopeType.LLAMA3:
-        # Long waves are stretched by the factor, short ones kept, those between blended
-        # (Llama 3.1's rule).
-        turns = rope.original_max_position * frequencies / (2 * torch.pi)
-        span = rope.high_freq_factor - rope.low_freq_factor
-        kept = ((turns - rope.low_freq_factor) / span).clamp(0, 1)
-        return frequencies * kept + frequencies / rope.factor * (1 - kept)
-    return frequencies

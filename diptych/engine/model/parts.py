@@ -70,10 +70,15 @@ class Rotation(NamedTuple):
     sin: Tensor
 
     @classmethod
-    def at(cls, positions: Tensor, frequencies: Tensor) -> "Rotation":
-        """positions: [N]; frequencies: [head_dim / 2] float32, angle per position."""
+    def at(cls, positions: Tensor, frequencies: Tensor, factor: float = 1.0) -> "Rotation":
+        """positions: [N]; frequencies: [head_dim / 2] float32, angle per position.
+
+        factor: of both, so that products of queries and keys have its square.
+        """
         angles = positions.float()[:, None] * frequencies
-        return cls(angles.cos(), angles.sin())
+        if factor == 1.0:
+            return cls(angles.cos(), angles.sin())
+        return cls(angles.cos().mul_(factor), angles.sin().mul_(factor))
 
 
 class LayerOps(Protocol):

@@ -37,6 +37,11 @@ GEMMA: dict[str, Any] = {
     "sliding_window": 512,
     "query_pre_attn_scalar": 64,
 }
+YARN: dict[str, Any] = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 32768,
+}
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
@@ -121,6 +126,20 @@ def test_llama3_rope_in_both_spellings() -> None:
         assert ModelConfig.from_hf(LLAMA | spelling).layers[0].rope == want
 
 
+def test_yarn() -> None:
+    """As the makers of Qwen have it added to their config, whose context it leaves as it was."""
+    config = ModelConfig.from_hf(LLAMA | {"rope_scaling": YARN, "max_position_embeddings": 40960})
+    rope = config.layers[0].rope
+    assert (rope.rope_type, rope.factor, rope.original_max_position) == (RopeType.YARN, 4.0, 32768)
+    assert (rope.beta_fast, rope.beta_slow, rope.truncate) == (32.0, 1.0, True)
+    assert rope.attention_factor == pytest.approx(0.1 * math.log(4) + 1)
+    assert config.max_position == 131072
+    longer = LLAMA | {"rope_scaling": YARN, "max_position_embeddings": 200_000}
+    assert ModelConfig.from_hf(longer).max_position == 200_000
+    of_model = LLAMA | {"rope_scaling": YARN, "original_max_position_embeddings": 4096}
+    assert ModelConfig.from_hf(of_model).layers[0].rope.original_max_position == 4096
+
+
 def test_windows_of_mistral_and_qwen() -> None:
     mistral = LLAMA | {"model_type": "mistral"}
     assert windows(ModelConfig.from_hf(mistral)) == [4096] * 3
@@ -178,7 +197,15 @@ def test_the_text_part_of_a_model_with_images() -> None:
     [
         ({"model_type": "mamba"}, "mamba"),
         ({"model_type": None}, "None"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "yarn"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type='dynamic'"),
+        ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "rope_type='longrope'"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "factor"),
+        ({"rope_scaling": YARN | {"factor": 1e300}}, "factor=1e.300"),
+        ({"rope_scaling": YARN | {"truncate": "no"}}, "truncate"),
+        ({"rope_scaling": YARN | {"beta_fast": 1}}, "beta_fast=1"),
+        ({"rope_scaling": YARN | {"attention_factor": -1}}, "attention_factor"),
+        ({"rope_scaling": YARN | {"original_max_position_embeddings": 0}}, "original_max"),
+        ({"rope_scaling": YARN, "rope_theta": 1}, "rope_theta"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({"hidden_act": "relu"}, "relu"),

@@ -4,11 +4,12 @@ PIP_ARGS ?=
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
 GENERATED := diptych/v1
+PUBLISHED := proto/published.txtpb
 GOLDEN := tests/integration/test_golden.py
 CHART_TOOLS := .cache/chart/tools
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test golden chaos chaos-long lint proto bench chart manifests
+.PHONY: help setup demo test golden chaos chaos-long lint proto published bench chart manifests
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,11 +44,13 @@ chaos-long: .venv/ready  ## The same with ten times the cases, again with SmolLM
 	  tests/chaos/test_kill.py --chaos-long --chaos-model demo
 	$(PYTEST) tests/protocol --hypothesis-profile long
 
-lint: .venv/ready  ## ruff, mypy, import rules, generated code up to date
+lint: .venv/ready  ## ruff, mypy, import rules, contracts that only grow, generated code up to date
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	.venv/bin/lint-imports
+	.venv/bin/buf lint proto
+	.venv/bin/buf breaking proto --against $(PUBLISHED)
 	@rm -rf .cache/proto && mkdir -p .cache/proto
 	$(call generate,.cache/proto)
 	@diff -r -x __init__.py -x __pycache__ .cache/proto/$(GENERATED) $(GENERATED) \
@@ -55,6 +58,9 @@ lint: .venv/ready  ## ruff, mypy, import rules, generated code up to date
 
 proto: .venv/ready  ## Regenerate diptych/v1 from proto/
 	$(call generate,.)
+
+published: .venv/ready  ## Hold what proto/ has now to the rules of evolution, from here on
+	.venv/bin/buf build proto --exclude-source-info -o $(PUBLISHED)
 
 bench: .venv/ready  ## Measure the hand-off; nothing else should run (JSON in bench-handoff.json)
 	$(PY) -m tests.bench.handoff --out bench-handoff.json

@@ -54,6 +54,13 @@ class InvalidRequestError(DiptychError):
         self.field = field
 
 
+class NotServedError(DiptychError):
+    """This router has no such method, or not yet."""
+
+    code = grpc.StatusCode.UNIMPLEMENTED
+    reason = "NOT_SERVED"
+
+
 class ModelNotFoundError(DiptychError):
     """No such model here; the message lists those there are."""
 

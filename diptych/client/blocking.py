@@ -59,6 +59,21 @@ class BlockingClient:
         assert self._client is not None, "use it as a context manager"
         return self._runner.run(self._client.models())
 
+    def tokenize(
+        self,
+        text: str | None = None,
+        *,
+        messages: Sequence[ChatMessage | tuple[str, str]] | None = None,
+    ) -> list[int]:
+        """Token ids of a text or a chat, see :meth:`DiptychClient.tokenize`."""
+        assert self._client is not None, "use it as a context manager"
+        return self._runner.run(self._client.tokenize(text, messages=messages))
+
+    def detokenize(self, token_ids: Sequence[int]) -> str:
+        """What token ids say, see :meth:`DiptychClient.detokenize`."""
+        assert self._client is not None, "use it as a context manager"
+        return self._runner.run(self._client.detokenize(token_ids))
+
 
 async def _open(address: str) -> DiptychClient:
     return DiptychClient(address)

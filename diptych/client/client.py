@@ -1,19 +1,22 @@
 """The asynchronous client."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 
 from diptych.client.chunk import Chunk, ChunkReader
-from diptych.client.request import ChatMessage, build_request
+from diptych.client.request import ChatMessage, build_request, build_tokenize_request
 from diptych.rpc.channel import open_channel
 from diptych.rpc.status import from_rpc_error
 from diptych.sampling_params import NOTHING_SAID, SamplingOptions
 from diptych.v1 import inference_pb2, inference_pb2_grpc
 
-_LIST_TIMEOUT_S = 10.0
+_SHORT_TIMEOUT_S = 10.0
+
+_Response = TypeVar("_Response", bound=Message)
 
 
 class DiptychClient:
@@ -78,12 +81,32 @@ class DiptychClient:
         finally:
             call.cancel()
 
-    async def models(self, timeout_s: float = _LIST_TIMEOUT_S) -> list[inference_pb2.Model]:
+    async def models(self, timeout_s: float = _SHORT_TIMEOUT_S) -> list[inference_pb2.Model]:
         """Which models the router serves. Raises DiptychError."""
-        try:
-            response = await self._stub.ListModels(
-                inference_pb2.ListModelsRequest(), timeout=timeout_s
-            )
-        except grpc.RpcError as error:
-            raise from_rpc_error(error) from None
-        return list(response.models)
+        request = inference_pb2.ListModelsRequest()
+        return list((await _answer(self._stub.ListModels(request, timeout=timeout_s))).models)
+
+    async def tokenize(
+        self,
+        text: str | None = None,
+        *,
+        messages: Sequence[ChatMessage | tuple[str, str]] | None = None,
+        timeout_s: float = _SHORT_TIMEOUT_S,
+    ) -> list[int]:
+        """The token ids that ``generate`` would make of a text or a chat. Raises DiptychError."""
+        request = build_tokenize_request(text, messages=messages)
+        return list((await _answer(self._stub.Tokenize(request, timeout=timeout_s))).token_ids)
+
+    async def detokenize(
+        self, token_ids: Sequence[int], timeout_s: float = _SHORT_TIMEOUT_S
+    ) -> str:
+        """What token ids say, without special tokens. Raises DiptychError."""
+        request = inference_pb2.DetokenizeRequest(token_ids=token_ids)
+        return (await _answer(self._stub.Detokenize(request, timeout=timeout_s))).text
+
+
+async def _answer(call: Awaitable[_Response]) -> _Response:
+    try:
+        return await call
+    except grpc.RpcError as error:
+        raise from_rpc_error(error) from None

@@ -47,12 +47,28 @@ def build_request(
     if prompt is not None:
         request.text = prompt
     elif messages is not None:
-        request.chat.SetInParent()
-        for role, content in messages:
-            request.chat.messages.add(role=role).content.add(text=content)
+        request.chat.CopyFrom(_chat(messages))
         if template_arguments:
             request.chat.template_arguments.update(dict(template_arguments))
     elif token_ids is not None:
         request.tokens.SetInParent()
         request.tokens.ids.extend(token_ids)
     return request
+
+
+def build_tokenize_request(
+    text: str | None = None, *, messages: Sequence[ChatMessage | tuple[str, str]] | None = None
+) -> inference_pb2.TokenizeRequest:
+    """Make a request from exactly one of ``text`` and ``messages``."""
+    if text is not None and messages is None:
+        return inference_pb2.TokenizeRequest(text=text)
+    if text is None and messages is not None:
+        return inference_pb2.TokenizeRequest(chat=_chat(messages))
+    raise ValueError("give exactly one of text and messages")
+
+
+def _chat(messages: Sequence[ChatMessage | tuple[str, str]]) -> inference_pb2.ChatPrompt:
+    chat = inference_pb2.ChatPrompt()
+    for role, content in messages:
+        chat.messages.add(role=role).content.add(text=content)
+    return chat

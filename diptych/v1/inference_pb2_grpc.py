@@ -44,6 +44,26 @@ class InferenceStub:
                 request_serializer=diptych_dot_v1_dot_inference__pb2.ListModelsRequest.SerializeToString,
                 response_deserializer=diptych_dot_v1_dot_inference__pb2.ListModelsResponse.FromString,
                 _registered_method=True)
+        self.Tokenize = channel.unary_unary(
+                '/diptych.v1.Inference/Tokenize',
+                request_serializer=diptych_dot_v1_dot_inference__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=diptych_dot_v1_dot_inference__pb2.TokenizeResponse.FromString,
+                _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/diptych.v1.Inference/Detokenize',
+                request_serializer=diptych_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=diptych_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
+                _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/diptych.v1.Inference/Embed',
+                request_serializer=diptych_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=diptych_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
+                _registered_method=True)
+        self.Score = channel.unary_unary(
+                '/diptych.v1.Inference/Score',
+                request_serializer=diptych_dot_v1_dot_inference__pb2.ScoreRequest.SerializeToString,
+                response_deserializer=diptych_dot_v1_dot_inference__pb2.ScoreResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServicer:
@@ -77,6 +97,36 @@ class InferenceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Tokenize(self, request, context):
+        """Tokenize tells which token ids Generate would make of a text or a chat.
+        Errors as Generate's.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detokenize(self, request, context):
+        """Detokenize tells what token ids say.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Embed(self, request, context):
+        """Embed makes vectors of texts. Not served yet: UNIMPLEMENTED/NOT_SERVED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Score(self, request, context):
+        """Score tells how likely given continuations of a prompt are. Not served yet:
+        UNIMPLEMENTED/NOT_SERVED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -89,6 +139,26 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.ListModels,
                     request_deserializer=diptych_dot_v1_dot_inference__pb2.ListModelsRequest.FromString,
                     response_serializer=diptych_dot_v1_dot_inference__pb2.ListModelsResponse.SerializeToString,
+            ),
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=diptych_dot_v1_dot_inference__pb2.TokenizeRequest.FromString,
+                    response_serializer=diptych_dot_v1_dot_inference__pb2.TokenizeResponse.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=diptych_dot_v1_dot_inference__pb2.DetokenizeRequest.FromString,
+                    response_serializer=diptych_dot_v1_dot_inference__pb2.DetokenizeResponse.SerializeToString,
+            ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=diptych_dot_v1_dot_inference__pb2.EmbedRequest.FromString,
+                    response_serializer=diptych_dot_v1_dot_inference__pb2.EmbedResponse.SerializeToString,
+            ),
+            'Score': grpc.unary_unary_rpc_method_handler(
+                    servicer.Score,
+                    request_deserializer=diptych_dot_v1_dot_inference__pb2.ScoreRequest.FromString,
+                    response_serializer=diptych_dot_v1_dot_inference__pb2.ScoreResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -145,6 +215,114 @@ class Inference:
             '/diptych.v1.Inference/ListModels',
             diptych_dot_v1_dot_inference__pb2.ListModelsRequest.SerializeToString,
             diptych_dot_v1_dot_inference__pb2.ListModelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/diptych.v1.Inference/Tokenize',
+            diptych_dot_v1_dot_inference__pb2.TokenizeRequest.SerializeToString,
+            diptych_dot_v1_dot_inference__pb2.TokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/diptych.v1.Inference/Detokenize',
+            diptych_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
+            diptych_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/diptych.v1.Inference/Embed',
+            diptych_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
+            diptych_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Score(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/diptych.v1.Inference/Score',
+            diptych_dot_v1_dot_inference__pb2.ScoreRequest.SerializeToString,
+            diptych_dot_v1_dot_inference__pb2.ScoreResponse.FromString,
             options,
             channel_credentials,
             insecure,

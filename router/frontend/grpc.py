@@ -4,19 +4,29 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from typing import NoReturn, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 
-from diptych.errors import InvalidRequestError
+from diptych.errors import InvalidRequestError, NotServedError
 from diptych.rpc.decoding import decode
 from diptych.rpc.server import Context
 from diptych.v1 import inference_pb2
 from router.frontend import public_messages
 from router.frontend.admission import Admission
+from router.frontend.field_names import renamed
 from router.frontend.generator import Generator, Metadata
-from router.generation.request import GenerationRequest
+from router.generation.request import GenerationRequest, TokenPrompt
 
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
+_DETOKENIZE_NAMES = {"tokens.ids": "token_ids", "tokens": "token_ids"}
+
+M = TypeVar("M", bound=Message)
+
+
+def _serialize(message: Message) -> bytes:
+    return message.SerializeToString()
 
 
 class InferenceServicer:
@@ -33,25 +43,28 @@ class InferenceServicer:
     def add_to(self, server: grpc.aio.Server) -> None:
         """Serve the methods.
 
-        Generate gets its request as bytes, so that an oversized one costs nothing.
+        They get their requests as bytes, so that an oversized one costs nothing.
         """
-        handlers = {
-            "ListModels": grpc.unary_unary_rpc_method_handler(
-                self.ListModels,
-                request_deserializer=inference_pb2.ListModelsRequest.FromString,
-                response_serializer=inference_pb2.ListModelsResponse.SerializeToString,
-            ),
-            "Generate": grpc.unary_stream_rpc_method_handler(
-                self.Generate,
-                response_serializer=inference_pb2.GenerateResponse.SerializeToString,
-            ),
+        unary = {
+            "ListModels": self.ListModels,
+            "Tokenize": self.Tokenize,
+            "Detokenize": self.Detokenize,
+            "Embed": self.Embed,
+            "Score": self.Score,
         }
+        handlers = {
+            name: grpc.unary_unary_rpc_method_handler(method, response_serializer=_serialize)
+            for name, method in unary.items()
+        }
+        handlers["Generate"] = grpc.unary_stream_rpc_method_handler(
+            self.Generate, response_serializer=inference_pb2.GenerateResponse.SerializeToString
+        )
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
     async def ListModels(
-        self, request: inference_pb2.ListModelsRequest, context: Context
+        self, request: bytes, context: Context
     ) -> inference_pb2.ListModelsResponse:
-        """See inference.proto."""
+        """See inference.proto; so the next ones."""
         model = self._admission.model
         return inference_pb2.ListModelsResponse(
             models=[
@@ -65,10 +78,36 @@ class InferenceServicer:
             ]
         )
 
+    async def Tokenize(self, request: bytes, context: Context) -> inference_pb2.TokenizeResponse:
+        message = self._decode(inference_pb2.TokenizeRequest, request)
+        prompt = public_messages.read_prompt(message)
+        token_ids = await self._tokenize(
+            GenerationRequest(prompt=prompt, model=message.model, num_bytes=len(request))
+        )
+        return inference_pb2.TokenizeResponse(token_ids=token_ids)
+
+    async def Detokenize(
+        self, request: bytes, context: Context
+    ) -> inference_pb2.DetokenizeResponse:
+        message = self._decode(inference_pb2.DetokenizeRequest, request)
+        prompt = TokenPrompt(message.token_ids)
+        asked = GenerationRequest(prompt=prompt, model=message.model, num_bytes=len(request))
+        try:
+            token_ids = await self._tokenize(asked)
+        except InvalidRequestError as error:
+            raise renamed(error, _DETOKENIZE_NAMES) from None
+        text = self._admission.model.tokenizer.decode(token_ids)
+        return inference_pb2.DetokenizeResponse(text=text)
+
+    async def Embed(self, request: bytes, context: Context) -> NoReturn:
+        raise NotServedError("Embed is not served yet")
+
+    async def Score(self, request: bytes, context: Context) -> NoReturn:
+        raise NotServedError("Score is not served yet")
+
     async def Generate(
         self, request: bytes, context: Context
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        """See inference.proto."""
         remaining_s = context.time_remaining()
         deadline_s = None if remaining_s is None else time.monotonic() + remaining_s
         metadata = tuple(context.invocation_metadata() or ())
@@ -111,10 +150,17 @@ class InferenceServicer:
             except grpc.aio.BaseError:  # the call is over: the client is gone
                 raise asyncio.CancelledError from None
 
+    async def _tokenize(self, request: GenerationRequest) -> list[int]:
+        with self._admission.hold(request.num_bytes):
+            return await self._admission.tokenize(request)
+
     def _read(self, data: bytes) -> GenerationRequest:
+        message = self._decode(inference_pb2.GenerateRequest, data)
+        return public_messages.read_request(message, len(data))
+
+    def _decode(self, message_type: type[M], data: bytes) -> M:
         if len(data) > self._max_request_bytes:
             raise InvalidRequestError(
                 f"has {len(data)} bytes, more than {self._max_request_bytes}", field="request"
             )
-        message = decode(inference_pb2.GenerateRequest, data)
-        return public_messages.read_request(message, len(data))
+        return decode(message_type, data)

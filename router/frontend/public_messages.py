@@ -44,7 +44,7 @@ def read_request(message: inference_pb2.GenerateRequest, num_bytes: int) -> Gene
     if message.priority:
         raise InvalidRequestError("is not supported yet", field="priority")
     return GenerationRequest(
-        prompt=_read_prompt(message),
+        prompt=read_prompt(message),
         sampling=options_from_proto(message.sampling, "sampling"),
         model=message.model,
         request_id=message.request_id,
@@ -53,6 +53,21 @@ def read_request(message: inference_pb2.GenerateRequest, num_bytes: int) -> Gene
         return_prompt_token_ids=message.return_prompt_token_ids,
         num_bytes=num_bytes,
     )
+
+
+def read_prompt(
+    message: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest,
+) -> Prompt:
+    """Its ``prompt``. Raises InvalidRequestError."""
+    kind = message.WhichOneof("prompt")
+    if kind == "text":
+        return TextPrompt(message.text)
+    if kind == "chat":
+        return _read_chat(message.chat)
+    if isinstance(message, inference_pb2.GenerateRequest) and kind == "tokens":
+        return TokenPrompt(message.tokens.ids)
+    members = [field.name for field in message.DESCRIPTOR.oneofs_by_name["prompt"].fields]
+    raise InvalidRequestError(f"give one of {', '.join(members)}", field="prompt")
 
 
 def write_event(event: GenerationEvent) -> inference_pb2.GenerateResponse:
@@ -80,17 +95,6 @@ def write_event(event: GenerationEvent) -> inference_pb2.GenerateResponse:
             response.summary.usage.CopyFrom(_write_usage(event.usage))
             response.summary.timing.CopyFrom(_write_timing(event.timing))
     return response
-
-
-def _read_prompt(message: inference_pb2.GenerateRequest) -> Prompt:
-    kind = message.WhichOneof("prompt")
-    if kind == "text":
-        return TextPrompt(message.text)
-    if kind == "tokens":
-        return TokenPrompt(message.tokens.ids)
-    if kind == "chat":
-        return _read_chat(message.chat)
-    raise InvalidRequestError("give one of text, chat and tokens", field="prompt")
 
 
 def _read_chat(chat: inference_pb2.ChatPrompt) -> ChatPrompt:

@@ -26,6 +26,7 @@ import uvloop
 from diptych.rpc.channel import open_channel
 from diptych.rpc.server import Context
 from diptych.v1 import inference_pb2, inference_pb2_grpc
+from router.frontend.grpc import SERVICE
 from tests.call import token_request
 from tests.integration.fake_workers import FakeDecode, token_at
 from tests.text_models import byte_level_tokenizer, write_folder
@@ -35,35 +36,32 @@ _STEP_S = 0.05
 _START_TIMEOUT_S = 60.0
 
 
-class BareServicer(inference_pb2_grpc.InferenceServicer):
-    """Sends Deltas of one token at the pace of the pretended workers, and nothing else."""
-
-    async def ListModels(
-        self, request: inference_pb2.ListModelsRequest, context: Context
-    ) -> inference_pb2.ListModelsResponse:
-        """There are none."""
-        return inference_pb2.ListModelsResponse()
-
-    async def Generate(
-        self, request: inference_pb2.GenerateRequest, context: Context
-    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        loop = asyncio.get_running_loop()
-        due_s = loop.time()
-        for position in range(request.sampling.max_tokens):
-            delta = inference_pb2.Delta(
-                text="ab", token_ids=[token_at(position)], position=position
-            )
-            await context.write(inference_pb2.GenerateResponse(delta=delta))
-            due_s += _STEP_S
-            await asyncio.sleep(due_s - loop.time())
-        return
-        yield  # a generator without items, as the router's is
+async def generate_bare(
+    request: inference_pb2.GenerateRequest, context: Context
+) -> AsyncIterator[inference_pb2.GenerateResponse]:
+    """Send Deltas of one token at the pace of the pretended workers, and nothing else."""
+    loop = asyncio.get_running_loop()
+    due_s = loop.time()
+    for position in range(request.sampling.max_tokens):
+        delta = inference_pb2.Delta(text="ab", token_ids=[token_at(position)], position=position)
+        await context.write(inference_pb2.GenerateResponse(delta=delta))
+        due_s += _STEP_S
+        await asyncio.sleep(due_s - loop.time())
+    return
+    yield  # a generator without items, as the router's is
 
 
 async def serve_bare() -> None:
     """Serve until killed; prints the port."""
     server = grpc.aio.server()
-    inference_pb2_grpc.add_InferenceServicer_to_server(BareServicer(), server)
+    handler = grpc.unary_stream_rpc_method_handler(
+        generate_bare,
+        request_deserializer=inference_pb2.GenerateRequest.FromString,
+        response_serializer=inference_pb2.GenerateResponse.SerializeToString,
+    )
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(SERVICE, {"Generate": handler}),)
+    )
     print(server.add_insecure_port("127.0.0.1:0"), flush=True)  # noqa: T201
     await server.start()
     await server.wait_for_termination()

@@ -29,7 +29,7 @@ class Asked:
     counts_along: bool
     """Whether each piece of a stream with usage has the counts so far."""
     names: Mapping[str, str]
-    """How to call the request's fields, see :func:`router.frontend.http.errors.renamed`."""
+    """How to call the request's fields, see :func:`router.frontend.field_names.renamed`."""
 
 
 class StreamOptions(StrictModel):

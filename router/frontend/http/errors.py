@@ -15,6 +15,7 @@ _LEAST_RETRY_S: Final = 1  # the header has whole seconds
 STATUSES: Final[Mapping[str, int]] = {
     "REQUEST_INVALID": 400,
     "MODEL_NOT_FOUND": 404,
+    "NOT_SERVED": 501,
     "KV_BLOCKS_EXHAUSTED": 429,
     "QUEUE_FULL": 429,
     "QUEUE_TIMEOUT": 429,
@@ -83,20 +84,6 @@ def reason_of(error: DiptychError | RefusedError) -> str:
 def bug(request_id: str) -> ErrorAnswer:
     """Of a bug the client learns under which id it was logged, and nothing else."""
     return _answer(500, f"internal error in request {request_id}", None, "internal")
-
-
-def renamed(error: InvalidRequestError, names: Mapping[str, str]) -> InvalidRequestError:
-    """The error with its field as the client wrote it.
-
-    ``names`` maps the begin of a field's path in a GenerationRequest to what it is in
-    the body; the first that fits counts.
-    """
-    for ours, theirs in names.items():
-        rest = error.field.removeprefix(ours)
-        if error.field.startswith(ours) and (ours.endswith(".") or rest[:1] in ("", ".", "[")):
-            message = error.message.removeprefix(f"{error.field}: ")
-            return InvalidRequestError(message, field=theirs + rest)
-    return error
 
 
 def _answer(

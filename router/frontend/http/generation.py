@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 from diptych.errors import DiptychError, InvalidRequestError, SlowClientError
 from router.frontend.admission import Admission
+from router.frontend.field_names import renamed
 from router.frontend.generator import Generator
 from router.frontend.http.answer_form import Form, Heading, StreamedAnswer, WholeAnswer
 from router.frontend.http.asked import Asked, Envelope
 from router.frontend.http.body import parse
-from router.frontend.http.errors import RefusedError, reason_of, renamed
+from router.frontend.http.errors import RefusedError, reason_of
 from router.frontend.http.exchange import Exchange
 from router.generation.answer import GenerationEvent
 

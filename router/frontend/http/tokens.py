@@ -6,12 +6,12 @@ from typing import Final
 
 from diptych.errors import InvalidRequestError
 from router.frontend.admission import Admission
+from router.frontend.field_names import renamed
 from router.frontend.http import unserved
 from router.frontend.http.asked import COMMON_NAMES
 from router.frontend.http.body import StrictModel, parse, validated
 from router.frontend.http.chat_request import CHAT_NAMES, read_messages
 from router.frontend.http.completion_request import PROMPT_NAMES, read_prompt
-from router.frontend.http.errors import renamed
 from router.frontend.http.exchange import Exchange
 from router.generation.request import GenerationRequest, Prompt, TokenPrompt
 

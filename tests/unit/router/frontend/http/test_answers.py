@@ -25,7 +25,7 @@ from router.frontend.http.answer_form import (
     StreamedAnswer,
     WholeAnswer,
 )
-from router.frontend.http.errors import STATUSES, RefusedError, answer_to, bug, renamed
+from router.frontend.http.errors import STATUSES, RefusedError, answer_to, bug
 from router.generation.answer import (
     ChoiceFinished,
     Delta,
@@ -167,20 +167,3 @@ def test_detail_18_errors() -> None:
         assert len(content["error"]["message"]) <= 1024
     told: Any = bug("r").content
     assert told["error"]["message"] == "internal error in request r"
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs"),
-    [
-        ("sampling.top_p", "top_p"),
-        ("sampling.stop[1]", "stop[1]"),
-        ("tokens.ids[3]", "prompt[3]"),
-        ("tokens", "prompt"),
-        ("text", "prompt"),
-        ("texture", "texture"),
-    ],
-)
-def test_a_field_has_the_clients_name(ours: str, theirs: str) -> None:
-    names = {"tokens.ids": "prompt", "tokens": "prompt", "text": "prompt", "sampling.": ""}
-    error = renamed(InvalidRequestError("is wrong", field=ours), names)
-    assert (error.field, error.message) == (theirs, f"{theirs}: is wrong")

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 
+from google.protobuf.message import Message
+
 from diptych.errors import ConfigurationError, LayoutMismatchError
 from diptych.v1 import common_pb2
 from kvtransfer.config import TransferConfig, TransportName
@@ -168,12 +170,27 @@ def compare_layouts(reader: common_pb2.KVLayout, source: common_pb2.KVLayout) ->
 
     Raises LayoutMismatchError: names the first field that differs and both values.
     """
-    for field in common_pb2.KVLayout.DESCRIPTOR.fields:
+    for name, ours, theirs in _differences(reader, source):
+        raise LayoutMismatchError(
+            f"{name}: the reader has {ours!r}, the source has {theirs!r}",
+            field=name,
+            reader=str(ours),
+            source=str(theirs),
+        )
+
+
+def _differences(
+    reader: Message, source: Message, path: str = ""
+) -> Iterator[tuple[str, object, object]]:
+    """Name and both values of each field that differs; of lists of messages, their lengths."""
+    for field in reader.DESCRIPTOR.fields:
+        name = path + field.name
         ours, theirs = getattr(reader, field.name), getattr(source, field.name)
-        if ours != theirs:
-            raise LayoutMismatchError(
-                f"{field.name}: the reader has {ours!r}, the source has {theirs!r}",
-                field=field.name,
-                reader=str(ours),
-                source=str(theirs),
-            )
+        if field.message_type is None:
+            if ours != theirs:
+                yield name, ours, theirs
+        elif len(ours) != len(theirs):
+            yield name, len(ours), len(theirs)
+        else:
+            for index, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+                yield from _differences(one, other, f"{name}[{index}].")

@@ -13,10 +13,23 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_STOP: _ClassVar[FinishReason]
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
     FINISH_REASON_TOOL_CALLS: _ClassVar[FinishReason]
+
+class KVKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    KV_KIND_UNSPECIFIED: _ClassVar[KVKind]
+    KV_KIND_FULL: _ClassVar[KVKind]
+    KV_KIND_SLIDING: _ClassVar[KVKind]
+    KV_KIND_LATENT: _ClassVar[KVKind]
+    KV_KIND_RECURRENT: _ClassVar[KVKind]
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_TOOL_CALLS: FinishReason
+KV_KIND_UNSPECIFIED: KVKind
+KV_KIND_FULL: KVKind
+KV_KIND_SLIDING: KVKind
+KV_KIND_LATENT: KVKind
+KV_KIND_RECURRENT: KVKind
 
 class SamplingParams(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "seed", "max_tokens", "min_tokens", "stop_token_ids", "return_margins")
@@ -87,8 +100,26 @@ class Heartbeat(_message.Message):
     progress: EngineProgress
     def __init__(self, progress: _Optional[_Union[EngineProgress, _Mapping]] = ...) -> None: ...
 
+class KVGroup(_message.Message):
+    __slots__ = ("kind", "window", "layers", "num_kv_heads", "head_dim", "dtype", "block_bytes")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    NUM_KV_HEADS_FIELD_NUMBER: _ClassVar[int]
+    HEAD_DIM_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    kind: KVKind
+    window: int
+    layers: _containers.RepeatedScalarFieldContainer[int]
+    num_kv_heads: int
+    head_dim: int
+    dtype: str
+    block_bytes: int
+    def __init__(self, kind: _Optional[_Union[KVKind, str]] = ..., window: _Optional[int] = ..., layers: _Optional[_Iterable[int]] = ..., num_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., dtype: _Optional[str] = ..., block_bytes: _Optional[int] = ...) -> None: ...
+
 class KVLayout(_message.Message):
-    __slots__ = ("format_version", "model_digest", "dtype", "block_size", "num_layers", "num_kv_heads", "head_dim", "tensor_parallel_rank", "tensor_parallel_size", "block_bytes", "digest_level", "quantization", "compute_dtype")
+    __slots__ = ("format_version", "model_digest", "dtype", "block_size", "num_layers", "num_kv_heads", "head_dim", "tensor_parallel_rank", "tensor_parallel_size", "block_bytes", "digest_level", "quantization", "compute_dtype", "groups")
     FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +133,7 @@ class KVLayout(_message.Message):
     DIGEST_LEVEL_FIELD_NUMBER: _ClassVar[int]
     QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
     format_version: int
     model_digest: str
     dtype: str
@@ -115,7 +147,8 @@ class KVLayout(_message.Message):
     digest_level: str
     quantization: str
     compute_dtype: str
-    def __init__(self, format_version: _Optional[int] = ..., model_digest: _Optional[str] = ..., dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., tensor_parallel_rank: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., digest_level: _Optional[str] = ..., quantization: _Optional[str] = ..., compute_dtype: _Optional[str] = ...) -> None: ...
+    groups: _containers.RepeatedCompositeFieldContainer[KVGroup]
+    def __init__(self, format_version: _Optional[int] = ..., model_digest: _Optional[str] = ..., dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., tensor_parallel_rank: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., digest_level: _Optional[str] = ..., quantization: _Optional[str] = ..., compute_dtype: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[KVGroup, _Mapping]]] = ...) -> None: ...
 
 class TransferStats(_message.Message):
     __slots__ = ("transport", "num_bytes", "num_tokens", "read_s", "exposed_s", "total_s", "digest_s")

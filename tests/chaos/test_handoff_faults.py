@@ -323,6 +323,8 @@ async def test_each_difference_of_layouts_is_refused_and_counted(
             )
             if field == "transports":
                 request.transports[:] = ["pigeon"]
+            elif field == "groups":
+                request.layout.groups.add()
             else:
                 value = getattr(true_layout, field)
                 changed = value + "x" if isinstance(value, str) else value + 1

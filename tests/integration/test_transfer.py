@@ -315,6 +315,8 @@ async def test_layouts_that_differ_make_the_pair_unplaceable(field: str) -> None
         theirs.digest_level = settings["digest_level"] = "off"
     elif field == "block_bytes":
         theirs.block_bytes = block_bytes = 8192
+    elif field == "groups":
+        theirs.groups.add()
     elif isinstance(getattr(theirs, field), str):
         setattr(theirs, field, "other")
     else:
@@ -328,7 +330,8 @@ async def test_layouts_that_differ_make_the_pair_unplaceable(field: str) -> None
         reader.pairs.set_peers("router", [source.key])
         pair = await reader.wait_for(source.key, worker_pb2.PAIR_STATE_FAILED)
     assert pair.message.startswith(f"{field}: the reader has ")
-    assert repr(getattr(theirs, field)) in pair.message
+    told = len(theirs.groups) if field == "groups" else getattr(theirs, field)
+    assert repr(told) in pair.message
 
 
 async def test_no_common_transport_is_named() -> None:

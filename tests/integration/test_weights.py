@@ -13,6 +13,7 @@ from diptych.engine.kv.fingerprint import kv_layout, model_digest
 from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.weights import load_weights, resolve_dtype
 from diptych.errors import ConfigurationError, LayoutMismatchError
+from diptych.v1 import common_pb2
 from kvtransfer.endpoint import compare_layouts
 from tests.engines import CPU
 from tests.tiny_model import write_tiny_model
@@ -142,6 +143,19 @@ def test_layout(folder: Path) -> None:
         config, cache, "abc", torch.float32, tensor_parallel_rank=1, tensor_parallel_size=2
     )
     assert (split.tensor_parallel_rank, split.tensor_parallel_size) == (1, 2)
+
+
+def test_layout_of_groups(tmp_path: Path) -> None:
+    """Two sliding layers before a full one, which lies first in a block."""
+    config = ModelConfig.from_folder(write_tiny_model(tmp_path, "gemma3", sliding_window=20))
+    cache = KVCache(config, 2, block_size=4, dtype=torch.int8)
+    layout = kv_layout(config, cache, "abc", torch.float32)
+    full, sliding = layout.groups
+    assert (full.kind, full.window) == (common_pb2.KV_KIND_FULL, 0)
+    assert (sliding.kind, sliding.window) == (common_pb2.KV_KIND_SLIDING, 20)
+    assert [list(group.layers) for group in layout.groups] == [[2], [0, 1]]
+    assert {(g.num_kv_heads, g.head_dim, g.dtype) for g in layout.groups} == {(2, 32, "int8")}
+    assert full.block_bytes * 3 == sliding.block_bytes * 3 // 2 == cache.block_bytes
 
 
 def test_workers_that_compute_otherwise_are_no_pair(folder: Path) -> None:

@@ -33,7 +33,7 @@ TIMERS = Timers(heartbeat_s=0.1, lost_peer_s=0.8, read_progress_s=2.0, confirm_s
 
 def layout(block_bytes: int, digest_level: str = "full") -> common_pb2.KVLayout:
     return common_pb2.KVLayout(
-        format_version=1,
+        format_version=2,
         model_digest="m",
         dtype="float32",
         block_size=BLOCK_SIZE,

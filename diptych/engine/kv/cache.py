@@ -2,13 +2,14 @@
 
 Owns the bytes, knows nothing of who uses which block (the block pool does) nor
 when (the scheduler does). A block is ``[num_layers, 2, num_kv_heads]`` runs, keys
-and values; a run holds one head of the block's tokens::
+and values, layers that need more of the past before those that need less
+(:mod:`diptych.engine.model.kv_groups`); a run holds one head of the block's tokens::
 
     float32, bfloat16   [block_size, head_dim] elements
     int8                [block_size, head_dim] int8, padded to 4 bytes,
                         then [block_size] float32: the scale of each token
 
-so a block, a range of its layers and a head of it are contiguous, scales included,
+so a block, a group of its layers and a head of it are contiguous, scales included,
 and nothing outside a block says what is in it. An int8 element stands for itself
 times its token's scale; zeros everywhere are valid and mean zeros.
 
@@ -25,6 +26,7 @@ import torch
 
 from diptych.engine.kv.memory import HostKVMemory, KVMemory
 from diptych.engine.model.config import ModelConfig
+from diptych.engine.model.kv_groups import KVGroup
 from diptych.errors import ConfigurationError
 from diptych.formats import KVDtypeName
 
@@ -43,12 +45,24 @@ class KVBlockLayout:
 
     dtype: torch.dtype  # of the elements: float32, bfloat16 or int8
     block_size: int  # tokens
-    head_dim: int  # elements
-    num_runs: int  # of a block: num_layers * 2 * num_kv_heads
+    head_dim: int  # elements; one for all groups, so that all runs are of one size
+    groups: tuple[KVGroup, ...]  # one after another, whatever their layers' numbers
+    first_runs: tuple[int, ...]  # of each layer of the model: where its runs begin in a block
 
     @classmethod
     def of(cls, config: ModelConfig, block_size: int, dtype: torch.dtype) -> Self:
-        return cls(dtype, block_size, config.head_dim, config.num_layers * 2 * config.num_kv_heads)
+        groups = config.kv_groups
+        first_runs, num_runs = [0] * config.num_layers, 0
+        for group in groups:
+            for layer in group.layers:
+                first_runs[layer] = num_runs
+                num_runs += 2 * group.num_kv_heads
+        return cls(dtype, block_size, config.head_dim, groups, tuple(first_runs))
+
+    @property
+    def num_runs(self) -> int:
+        """Of a block."""
+        return sum(map(_num_runs, self.groups))
 
     @property
     def has_scales(self) -> bool:
@@ -72,12 +86,21 @@ class KVBlockLayout:
         """All layers, keys and values."""
         return self.num_runs * self.run_bytes
 
+    def group_bytes(self, group: KVGroup) -> int:
+        """A group's part of a block."""
+        return _num_runs(group) * self.run_bytes
+
+
+def _num_runs(group: KVGroup) -> int:
+    return len(group.layers) * 2 * group.num_kv_heads
+
 
 class KVCache:
     """All blocks of one worker, zeroed. Sizes in bytes; lives as long as the worker.
 
     ``tensor``: [num_blocks, num_layers, 2, num_kv_heads] runs, each [block_size,
     head_dim] where the elements are floats, [run_bytes] int8 where they have scales.
+    Layers are in the layout's order: ``of_layer`` finds one.
     """
 
     def __init__(
@@ -118,6 +141,10 @@ class KVCache:
     @property
     def num_bytes(self) -> int:
         return self.num_blocks * self.block_bytes
+
+    def of_layer(self, layer: int) -> torch.Tensor:
+        """A layer of the model in all blocks, in place: [num_blocks, 2, num_kv_heads] runs."""
+        return self.tensor[:, self.layout.first_runs[layer] // (2 * self.tensor.shape[3])]
 
 
 def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:

@@ -12,15 +12,24 @@ from pathlib import Path
 import torch
 import xxhash
 
-from diptych.engine.kv.cache import KVCache
+from diptych.engine.kv.cache import KVBlockLayout, KVCache
 from diptych.engine.model.checkpoint import TensorLocation, tensor_index
 from diptych.engine.model.config import ModelConfig
+from diptych.engine.model.kv_groups import KVKind
 from diptych.text.identity import canonical, read_config
 from diptych.v1 import common_pb2
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # of blocks: 2 has its layers in groups
 
+_DIGEST_VERSION = 1
 _NUM_PIECES, _PIECE_BYTES = 64, 4096
+
+_KINDS: Mapping[KVKind, common_pb2.KVKind] = {
+    KVKind.FULL: common_pb2.KV_KIND_FULL,
+    KVKind.SLIDING: common_pb2.KV_KIND_SLIDING,
+    KVKind.LATENT: common_pb2.KV_KIND_LATENT,
+    KVKind.RECURRENT: common_pb2.KV_KIND_RECURRENT,
+}
 
 
 def model_digest(folder: Path | str) -> str:
@@ -34,7 +43,7 @@ def model_digest(folder: Path | str) -> str:
         ConfigurationError: a file is missing or malformed.
     """
     folder = Path(folder)
-    digest = xxhash.xxh3_128(f"diptych model {FORMAT_VERSION}\n".encode())
+    digest = xxhash.xxh3_128(f"diptych model {_DIGEST_VERSION}\n".encode())
     digest.update(canonical(read_config(folder / "config.json")))
     index = tensor_index(folder)
     for name, location in sorted(index.items()):
@@ -73,7 +82,21 @@ def kv_layout(
         digest_level=digest_level,
         quantization=quantization,
         compute_dtype=_name(compute_dtype),
+        groups=_groups(kv_cache.layout),
     )
+
+
+def _groups(layout: KVBlockLayout) -> Iterator[common_pb2.KVGroup]:
+    for group in layout.groups:
+        yield common_pb2.KVGroup(
+            kind=_KINDS[group.kind],
+            window=group.window or 0,
+            layers=group.layers,
+            num_kv_heads=group.num_kv_heads,
+            head_dim=group.head_dim,
+            dtype=_name(layout.dtype),
+            block_bytes=layout.group_bytes(group),
+        )
 
 
 def _name(dtype: torch.dtype) -> str:

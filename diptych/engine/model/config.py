@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from diptych.engine.model.kv_groups import KVGroup, group_layers, refuse_other_kinds
 from diptych.errors import ConfigurationError
 
 # Keys that switch on mathematics this decoder does not have; fine when falsy.
@@ -105,6 +106,12 @@ class ModelConfig:
     def num_layers(self) -> int:
         return len(self.layers)
 
+    @property
+    def kv_groups(self) -> tuple[KVGroup, ...]:
+        """All layers, by what they keep of the past; in their order within a KV block."""
+        windows = [layer.sliding_window for layer in self.layers]
+        return group_layers(windows, self.num_kv_heads, self.head_dim)
+
     @classmethod
     def from_folder(cls, folder: Path | str) -> "ModelConfig":
         """Read ``config.json`` in ``folder``.
@@ -131,6 +138,7 @@ class ModelConfig:
         is_text_part = config.get("model_type") in _TEXT_TYPES
         if is_text_part:
             config = _text_part(config)
+        refuse_other_kinds(config)
         model_type = config.get("model_type")
         if not isinstance(model_type, str) or model_type not in _FAMILIES:
             names = ", ".join(sorted({*_FAMILIES, *_TEXT_TYPES}))

@@ -51,6 +51,7 @@ class PagedDecode:
             layout.run_bytes,
             layout.scales_offset,
         )
+        self._runs_per_block, self._first_runs = layout.num_runs, layout.first_runs
         self._runs_ahead = -(-_BYTES_AHEAD // layout.run_bytes)
         num_rows, num_heads = len(self._context_lens), config.num_heads
         # Of each row and head, max_pieces times head_dim sums and their state.
@@ -80,8 +81,8 @@ class PagedDecode:
             config.num_kv_heads,
             config.head_dim,
             *self._layout,
-            config.num_layers * 2 * config.num_kv_heads,
-            layer * 2 * config.num_kv_heads,
+            self._runs_per_block,
+            self._first_runs[layer],
             self._runs_ahead,
             window or _NO_WINDOW,
             queries,

@@ -22,7 +22,7 @@ class KVAccess:
         """dtype: the model's, of what is written and read; the cache may have another."""
         self.block_size = kv_cache.block_size
         self._dtype = dtype
-        self._layout = kv_cache.layout
+        self._cache, self._layout = kv_cache, kv_cache.layout
         self.head_dim = config.head_dim
         self._rows_per_layer = 2 * config.num_kv_heads
         self._rows_per_block = self._layout.num_runs
@@ -45,7 +45,7 @@ class KVAccess:
         return self._runs
 
     def slot_rows(self, slots: Tensor) -> Tensor:
-        """Where layer 0 of these slots goes. slots: [N] -> [N * 2 * num_kv_heads]."""
+        """Where a block's first layer is written. slots: [N] -> [N * 2 * num_kv_heads]."""
         block_ids, offsets = slots // self.block_size, slots % self.block_size
         rows = block_ids[:, None] * self._rows_per_block + self._row_of_head
         return (rows * self.block_size + offsets[:, None]).view(-1)
@@ -68,7 +68,7 @@ class KVAccess:
         scales[rows, offsets] = quantised.scales
 
     def block_rows(self, block_ids: Tensor) -> Tensor:
-        """Where layer 0 of these blocks is. block_ids: [n] -> [2 * num_kv_heads * n]."""
+        """Where the first layer of these blocks is. block_ids: [n] -> [2 * num_kv_heads * n]."""
         return (block_ids * self._rows_per_block + self._row_of_head[:, None]).view(-1)
 
     def blocks(self, layer: int) -> Tensor:
@@ -76,14 +76,11 @@ class KVAccess:
 
         [num_blocks, 2, num_kv_heads, block_size, head_dim], strided.
         """
-        num_layers = self._rows_per_block // self._rows_per_layer
-        num_kv_heads = self._rows_per_layer // 2
-        shape = (num_layers, 2, num_kv_heads, self.block_size, self.head_dim)
-        return self._runs.view(-1, *shape)[:, layer]
+        return self._cache.of_layer(layer)
 
     def read(self, layer: int, block_rows: Tensor) -> Tensor:
         """A copy: [2, num_kv_heads, n * block_size, head_dim]."""
-        runs = self._runs.index_select(0, block_rows + layer * self._rows_per_layer)
+        runs = self._runs.index_select(0, block_rows + self._layout.first_runs[layer])
         if self._layout.has_scales:
             values, scales = self._parts(runs)
             runs = values * scales[:, :, None]
@@ -91,7 +88,7 @@ class KVAccess:
 
     def first_slot(self, layer: int) -> int:
         """What a layer adds to the numbers of :meth:`slot_rows`."""
-        return layer * self._rows_per_layer * self.block_size
+        return self._layout.first_runs[layer] * self.block_size
 
     def _parts(self, runs: Tensor) -> tuple[Tensor, Tensor]:
         """Views of int8 runs: [n, block_size, head_dim] int8, [n, block_size] float32."""

@@ -21,11 +21,11 @@ def writer_of(access: KVAccess) -> KVWriter:
 @pytest.mark.parametrize("head_dim", [5, 24, 64])
 def test_int8_blocks(block_size: int, head_dim: int) -> None:
     """Scales lie behind their own run's elements, at multiples of 4 bytes."""
-    layout = KVBlockLayout(torch.int8, block_size, head_dim, num_runs=6)
+    layout = KVBlockLayout.of(config_of(4, 2, head_dim, None), block_size, torch.int8)
     assert 0 <= layout.scales_offset - block_size * head_dim < 4
     assert layout.scales_offset % 4 == layout.run_bytes % 4 == 0
     assert layout.run_bytes == layout.scales_offset + 4 * block_size
-    assert layout.block_bytes == 6 * layout.run_bytes
+    assert layout.block_bytes == 8 * layout.run_bytes
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 16])

@@ -23,6 +23,7 @@ from diptych.v1 import common_pb2, inference_pb2
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKEN_IDS = 1024
+MAX_BIASED_TOKEN_IDS = 1024
 
 _UINT32 = 2**32 - 1
 _UINT64 = 2**64 - 1
@@ -34,8 +35,8 @@ class Option:
 
     ``default`` applies where neither the client nor the model's makers say anything;
     None where something else decides (the router draws the seed). Numbers lie within
-    ``low`` and ``high``, of lists ``max_items`` bounds the length, of each string in
-    them ``max_characters``.
+    ``low`` and ``high``, those of a map too; of lists and maps ``max_items`` bounds the
+    length, of each string in them ``max_characters``.
     """
 
     help: str
@@ -54,6 +55,11 @@ def _option(help_text: str, unset: object = None, **declared: Any) -> Any:
     return field(default=unset, metadata={"option": Option(help=help_text, **declared)})
 
 
+def _map_option(help_text: str, **declared: Any) -> Any:
+    """Declare a field with a number for each key; the client says nothing with an empty one."""
+    return field(default_factory=dict, metadata={"option": Option(help=help_text, **declared)})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingOptions:
     """How a client wants its tokens drawn. None: as the model's makers recommend, or default."""
@@ -70,6 +76,18 @@ class SamplingOptions:
         high=1,
         is_low_excluded=True,
         from_model=True,
+    )
+    min_p: float | None = _option(
+        "Draw from tokens at least this likely beside the likeliest; 0: from all.",
+        default=0.0,
+        high=1,
+        from_model=True,
+    )
+    logit_bias: Mapping[int, float] = _map_option(
+        "What to add to the logit of a token id.",
+        low=-100,
+        high=100,
+        max_items=MAX_BIASED_TOKEN_IDS,
     )
     seed: int | None = _option(
         "The same seed gives the same answer; unset: a new one.", high=_UINT64
@@ -104,6 +122,8 @@ class SamplingParams:
     temperature: float = 1.0
     top_k: int = 0  # 0: all
     top_p: float = 1.0
+    min_p: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int = 0  # 64 bits
     max_tokens: int = 16
     min_tokens: int = 0
@@ -115,6 +135,7 @@ class SamplingParams:
         """Read a resolved message (the router validated it)."""
         given = {item.name: value for item, value in message.ListFields()}
         given["stop_token_ids"] = frozenset(message.stop_token_ids)
+        given["logit_bias"] = dict(message.logit_bias)
         return cls(**given)
 
     def to_proto(self) -> common_pb2.SamplingParams:
@@ -133,7 +154,6 @@ WORKER_NAMES: Final = tuple(item.name for item in fields(SamplingParams))
 """The parameters that workers know."""
 
 NEUTRAL: Final[Mapping[str, object]] = {
-    "min_p": 0.0,
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
     "repetition_penalty": 1.0,
@@ -158,7 +178,7 @@ def options_from_proto(message: inference_pb2.SamplingOptions, path: str) -> Sam
                 raise InvalidRequestError("is not supported yet", field=f"{path}.{name}")
         elif option.max_items:
             _check_length(name, len(value), option, path)
-            given[name] = tuple(value)
+            given[name] = dict(value) if isinstance(value, Mapping) else tuple(value)
         else:
             given[name] = value
     return SamplingOptions(**given)
@@ -186,6 +206,10 @@ def _check(name: str, value: Any, option: Option, path: str) -> None:
         _check_length(name, len(value), option, path)
         if option.max_characters:
             _check_strings(name, value, option, path)
+    elif isinstance(value, Mapping):
+        _check_length(name, len(value), option, path)
+        for key, number in value.items():
+            _check(f"{name}[{key}]", number, option, path)
     elif isinstance(value, int | float) and not _is_within(value, option):
         low = f"above {option.low:g}" if option.is_low_excluded else f"at least {option.low:g}"
         high = "" if option.high > _UINT32 else f" and at most {option.high:g}"

@@ -3,7 +3,7 @@
 import asyncio
 import sys
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Any, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
@@ -83,7 +83,7 @@ _FLAGS: Final = tuple(item.name for item in fields(SamplingOptions) if OPTIONS[i
 
 
 def _sampling_fields() -> dict[str, Any]:
-    """One setting for each sampling option; lists are repeatable flags."""
+    """One setting for each sampling option; lists and maps are repeatable flags."""
     made = {}
     for item in fields(SamplingOptions):
         if item.name not in _FLAGS:
@@ -91,6 +91,8 @@ def _sampling_fields() -> dict[str, Any]:
         kind, default = item.type, item.default
         if isinstance(default, tuple):
             kind, default = (list[int] if kind == tuple[int, ...] else list[str]), []
+        elif default is MISSING:
+            kind, default = dict[int, float], {}
         made[item.name] = (kind, Field(default, description=_flag(OPTIONS[item.name])))
     return made
 

@@ -66,3 +66,8 @@ def _check_sampling(
     check_token_ids(
         sampling.stop_token_ids, vocab_size=vocab_size, field="spec.sampling.stop_token_ids"
     )
+    for token_id in params.logit_bias:
+        if token_id >= vocab_size:
+            raise InvalidRequestError(
+                f"is not below {vocab_size}", field=f"spec.sampling.logit_bias[{token_id}]"
+            )

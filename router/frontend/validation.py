@@ -48,6 +48,7 @@ def check(request: GenerationRequest, facts: ModelFacts) -> None:
     for index, stop in enumerate(request.sampling.stop):
         _check_text(stop, f"sampling.stop[{index}]")
     _check_ids(request.sampling.stop_token_ids, facts.vocab_size, "sampling.stop_token_ids")
+    _check_keys(request.sampling.logit_bias, facts.vocab_size, "sampling.logit_bias")
     if request.request_id:
         check_request_id(request.request_id)
     _check_salt(request.cache_salt)
@@ -250,6 +251,15 @@ def _check_ids(token_ids: Sequence[int], vocab_size: int, field: str) -> None:
             f"{token_ids[index]} is not from 0 to {vocab_size - 1}, the vocabulary",
             field=f"{field}[{index}]",
         )
+
+
+def _check_keys(by_token_id: Mapping[int, float], vocab_size: int, field: str) -> None:
+    for token_id in by_token_id:
+        if not 0 <= token_id < vocab_size:
+            raise InvalidRequestError(
+                f"{token_id} is not from 0 to {vocab_size - 1}, the vocabulary",
+                field=f"{field}[{token_id}]",
+            )
 
 
 def check_request_id(request_id: str) -> None:

@@ -158,6 +158,32 @@ async def test_a_chat_is_what_grpc_answers(
     assert other.choices[0].message.content != expected
 
 
+async def test_a_bias_decides_on_both_workers(
+    client: openai.AsyncOpenAI, http: httpx.AsyncClient, model: str
+) -> None:
+    """The first token is the prefill worker's, the others are the decode worker's."""
+    read = (await http.post("/tokenize", json={"model": model, "prompt": PROMPT})).json()["tokens"]
+    wanted = read[-1]
+    said = (await http.post("/detokenize", json={"tokens": [wanted] * 6})).json()["prompt"]
+    for sampled in ({"temperature": 0}, {"temperature": 1.5, "seed": 3}):
+        forced = await complete(
+            client, model, max_tokens=6, logit_bias={str(wanted): 100}, **sampled
+        )
+        assert forced.choices[0].text == said
+    with pytest.raises(openai.BadRequestError) as caught:
+        await complete(client, model, logit_bias={"100000": 1})
+    assert caught.value.param == "logit_bias[100000]"
+
+
+async def test_min_p_decides_on_both_workers(client: openai.AsyncOpenAI, model: str) -> None:
+    """With 1 nothing is left to draw but the likeliest."""
+    expected = (await complete(client, model, max_tokens=8)).choices[0].text
+    sampled: dict[str, Any] = {"temperature": 50, "seed": 5, "max_tokens": 8}
+    for min_p, is_same in ((1, True), (0, False)):
+        drawn = await complete(client, model, **sampled, extra_body={**GO_ON, "min_p": min_p})
+        assert (drawn.choices[0].text == expected) == is_same
+
+
 async def test_token_ids_and_their_text(
     client: openai.AsyncOpenAI, http: httpx.AsyncClient, cluster: Cluster, model: str
 ) -> None:

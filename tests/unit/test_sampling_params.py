@@ -21,12 +21,13 @@ from diptych.v1 import common_pb2, inference_pb2
 
 # In the public message, and refused as long as no code serves it.
 NOT_SERVED = {
-    "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
+    "presence_penalty", "frequency_penalty", "repetition_penalty",
     "logprobs", "prompt_logprobs", "constraint", "n", "best_of",
 }  # fmt: skip
 
 EVERYTHING = SamplingOptions(
-    temperature=0.5, top_k=3, top_p=0.25, seed=2**64 - 1, max_tokens=9, min_tokens=2,
+    temperature=0.5, top_k=3, top_p=0.25, min_p=0.125, logit_bias={7: -0.5, 8: 100.0},
+    seed=2**64 - 1, max_tokens=9, min_tokens=2,
     stop=("a", "b"), stop_token_ids=(4, 5), ignore_eos=True, return_margins=True,
 )  # fmt: skip
 
@@ -57,16 +58,18 @@ def test_what_is_unset_is_absent_on_the_wire_exactly_where_it_can_be_asked_for()
 
 def test_defaults_are_told_once() -> None:
     resolved = SamplingParams()
-    for name in ("temperature", "top_k", "top_p"):
-        assert getattr(resolved, name) == OPTIONS[name].default
+    for name in WORKER_NAMES:
+        default = OPTIONS[name].default
+        assert default is None or getattr(resolved, name) == default, name
 
 
 def test_everything_crosses_the_wire_and_comes_back() -> None:
     for item in fields(SamplingOptions):
-        assert getattr(EVERYTHING, item.name) != item.default, item.name
+        assert getattr(EVERYTHING, item.name) != getattr(NOTHING_SAID, item.name), item.name
     assert options_from_proto(options_to_proto(EVERYTHING), "sampling") == EVERYTHING
     resolved = SamplingParams(
-        temperature=0.5, top_k=3, top_p=0.25, seed=2**64 - 1, max_tokens=9, min_tokens=2,
+        temperature=0.5, top_k=3, top_p=0.25, min_p=0.125, logit_bias={7: -0.5},
+        seed=2**64 - 1, max_tokens=9, min_tokens=2,
         stop_token_ids=frozenset({4, 5}), return_margins=True,
     )  # fmt: skip
     assert SamplingParams.from_proto(resolved.to_proto()) == resolved
@@ -86,6 +89,11 @@ def test_everything_crosses_the_wire_and_comes_back() -> None:
         (SamplingOptions(top_k=2**32), "top_k"),
         (SamplingOptions(max_tokens=0), "max_tokens"),
         (SamplingOptions(stop=("a", "")), "stop[1]"),
+        (SamplingOptions(min_p=-0.01), "min_p"),
+        (SamplingOptions(min_p=1.01), "min_p"),
+        (SamplingOptions(logit_bias={3: 0.0, 4: 100.5}), "logit_bias[4]"),
+        (SamplingOptions(logit_bias={3: math.nan}), "logit_bias[3]"),
+        (SamplingOptions(logit_bias=dict.fromkeys(range(1025), 1.0)), "logit_bias"),
     ],
 )
 def test_ranges_are_those_declared(options: SamplingOptions, field: str) -> None:
@@ -104,3 +112,7 @@ def test_a_list_that_is_too_long_is_not_copied() -> None:
     with pytest.raises(InvalidRequestError) as caught:
         options_from_proto(message, "sampling")
     assert caught.value.field == "sampling.stop_token_ids"
+    message = inference_pb2.SamplingOptions(logit_bias=dict.fromkeys(range(1025), 1.0))
+    with pytest.raises(InvalidRequestError) as caught:
+        options_from_proto(message, "sampling")
+    assert caught.value.field == "sampling.logit_bias"

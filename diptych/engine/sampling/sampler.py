@@ -7,11 +7,14 @@ token at position ``p`` of a sequence with seed ``s``::
     weights = exp((logits - max) / temperature)   # of the tokens that pass the filters
     token = first id whose cumulative weight, in order of ids, exceeds u * total
 
-Filters, in this order: stop tokens before ``min_tokens``; ``top_k`` keeps the k
-most likely; ``top_p`` keeps, of those, the shortest run of the most likely whose
-share of the weight reaches p. Equal logits rank by lower id. Temperature 0 (or
-below 1e-5) is greedy: the lowest id of the largest logit. Rows do not influence
-each other. Runs on the model thread.
+In this order, which is that of vLLM and transformers: ``logit_bias`` is added; stop
+tokens before ``min_tokens`` are masked; temperature; ``top_k`` keeps the k most
+likely; ``top_p`` keeps, of those, the shortest run of the most likely whose share of
+the weight reaches p; ``min_p`` keeps, of those, the tokens with at least that part of
+the likeliest one's weight (as in transformers: vLLM asks for it before top_k and
+top_p). Equal logits rank by lower id. Temperature 0 (or below 1e-5) is greedy: the
+lowest id of the largest logit. Rows do not influence each other. Runs on the model
+thread.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,6 +26,7 @@ import torch.nn.functional as F  # noqa: N812
 from numpy.typing import NDArray
 from torch import Tensor
 
+from diptych.engine.sampling.logit_edits import edit_logits
 from diptych.engine.scheduling.step import SampledToken, SampleSpec
 from diptych.errors import LogitsError
 
@@ -67,7 +71,7 @@ def sample(
         positions: of each token to draw, counted from the prompt's first.
         find_largest: how that is found fastest where the logits are.
     """
-    _mask_stop_tokens(logits, specs)
+    edit_logits(logits, specs)
     token_ids, best = find_largest(logits)
     broken = np.flatnonzero(~torch.isfinite(best[:, 0]).cpu().numpy())
     logits[broken], best[broken] = 0.0, 0.0  # to be drawn from, in vain
@@ -115,21 +119,6 @@ def _finalise(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return x ^ (x >> np.uint64(31))
 
 
-def _mask_stop_tokens(logits: Tensor, specs: Sequence[SampleSpec]) -> None:
-    rows: list[int] = []
-    columns: list[int] = []
-    for row, spec in enumerate(specs):
-        if spec.allow_stop or not spec.params.stop_token_ids:
-            continue
-        ids = [i for i in spec.params.stop_token_ids if 0 <= i < logits.shape[1]]
-        if len(ids) < logits.shape[1]:  # with nothing else to draw, a stop token it is
-            rows += [row] * len(ids)
-            columns += ids
-    if rows:
-        index = torch.tensor([rows, columns], device=logits.device)
-        logits[index[0], index[1]] = float("-inf")
-
-
 class _Batch(NamedTuple):
     """Rows and their parameters, in arrays of one entry per row."""
 
@@ -138,6 +127,7 @@ class _Batch(NamedTuple):
     temperatures: _Floats
     top_ks: _Ints  # vocab_size where all
     top_ps: _Floats
+    min_ps: _Floats
     uniforms: _Floats
     wants_margin: NDArray[np.bool_]
 
@@ -153,6 +143,7 @@ class _Batch(NamedTuple):
             temperatures=np.array([p.temperature for p in params]),
             top_ks=np.array([min(p.top_k or vocab_size, vocab_size) for p in params]),
             top_ps=np.array([p.top_p for p in params]),
+            min_ps=np.array([p.min_p for p in params]),
             uniforms=mix([p.seed for p in params], positions),
             wants_margin=np.array([p.return_margins for p in params]),
         )
@@ -163,7 +154,8 @@ class _Batch(NamedTuple):
 
     @property
     def filtered(self) -> NDArray[np.bool_]:
-        return (self.top_ks < self.logits.shape[1]) | (self.top_ps < 1.0)
+        is_cut = (self.top_ks < self.logits.shape[1]) | (self.top_ps < 1.0)
+        return is_cut | (self.min_ps > 0.0)
 
     def take(self, rows: _Ints) -> "_Batch":
         if len(rows) == len(self.uniforms):
@@ -175,6 +167,7 @@ class _Batch(NamedTuple):
             self.temperatures[rows],
             self.top_ks[rows],
             self.top_ps[rows],
+            self.min_ps[rows],
             self.uniforms[rows],
             self.wants_margin[rows],
         )
@@ -208,9 +201,9 @@ def _draw_wide(batch: _Batch) -> _Draw:
     """Inverse CDF over what the filters leave, however much that is."""
     weights = batch.weights()
     for row, (values, everything) in enumerate(zip(batch.logits, weights, strict=True)):
-        kept = _kept(
-            values.cpu().numpy(), everything.cpu().numpy(), batch.top_ks[row], batch.top_ps[row]
-        )
+        weighed = everything.cpu().numpy()
+        kept = _kept(values.cpu().numpy(), weighed, batch.top_ks[row], batch.top_ps[row])
+        kept &= weighed >= batch.min_ps[row]
         everything.masked_fill_(torch.from_numpy(~kept).to(everything.device), 0.0)
     return _invert_all(weights, batch.uniforms)
 
@@ -218,7 +211,7 @@ def _draw_wide(batch: _Batch) -> _Draw:
 def _kept(
     values: NDArray[np.float32], weights: NDArray[np.float32], top_k: int, top_p: float
 ) -> NDArray[np.bool_]:
-    """Which tokens pass the filters. Sorts only those near an edge of what is kept."""
+    """Which tokens pass top_k and top_p. Sorts only those near an edge of what is kept."""
     bits = (values + np.float32(0.0)).view(np.int32)  # -0.0 and 0.0 are equal
     # The upper half of the bits that a value has: rises with it.
     bins = ((bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> 16) + 0x8000
@@ -237,11 +230,11 @@ def _kept(
         return kept
 
     shares = weights.astype(np.float64)
-    if top_k == len(values):
-        return shortest_run(shares, top_p * shares.sum())
-    kept = shortest_run(np.ones(len(values)), top_k)
-    if top_p < 1.0:
+    kept = np.ones(len(values), np.bool_)
+    if top_k < len(values):
+        kept = shortest_run(np.ones(len(values)), top_k)
         shares[~kept] = 0.0
+    if top_p < 1.0:
         kept &= shortest_run(shares, top_p * shares.sum())
     return kept
 
@@ -262,7 +255,7 @@ def _invert_all(weights: Tensor, uniforms: _Floats) -> _Draw:
 
 
 def _draw_narrow(batch: _Batch) -> tuple[_Draw, NDArray[np.bool_]]:
-    """Inverse CDF over what top_k and top_p leave, looking at the most likely tokens only.
+    """Inverse CDF over what the filters leave, looking at the most likely tokens only.
 
     The second result says for which rows that was enough.
     """
@@ -277,9 +270,10 @@ def _draw_narrow(batch: _Batch) -> tuple[_Draw, NDArray[np.bool_]]:
     if num_candidates < vocab_size and (batch.top_ks > num_candidates).any():
         everything = batch.weights().sum(-1, dtype=torch.float64).cpu().numpy()
         totals = np.where(batch.top_ks > num_candidates, everything, totals)
-    wanted = np.minimum(batch.top_ps, 1.0) * totals
+    wanted = np.where(batch.top_ps < 1.0, batch.top_ps * totals, np.inf)
     num_kept = np.maximum((ends - weights < wanted[:, None]).sum(1), 1)
     num_kept = np.minimum(num_kept, batch.top_ks)
+    num_kept = np.minimum(num_kept, (weights >= batch.min_ps[:, None]).sum(1))
     # Equal logits beyond the candidates may rank before those kept, and top_p's share is
     # of what top_k keeps, which may reach beyond the candidates without being everything.
     edge = values[np.arange(len(values)), num_kept - 1]

@@ -7,9 +7,9 @@ here, ranges where gRPC's are, in the router's validation.
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Annotated, Any, Final, get_args, get_type_hints
+from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel, Field, create_model
+from pydantic import BaseModel, BeforeValidator, Field, create_model
 
 from diptych.errors import InvalidRequestError
 from diptych.sampling_params import OPTIONS, Option, SamplingOptions
@@ -40,12 +40,14 @@ def _check_lengths(content: Mapping[str, object]) -> None:
     """Before anything looks at the items."""
     for name in SERVED:
         value, most = content.get(name), OPTIONS[name].max_items
-        if most and isinstance(value, list) and len(value) > most:
+        if most and isinstance(value, list | dict) and len(value) > most:
             raise InvalidRequestError(f"has {len(value)} items, more than {most}", field=name)
 
 
 def _field(hint: Any, option: Option) -> Any:
     """The type of a member: null says no more than its absence."""
+    if get_origin(hint) is Mapping:
+        return (_BY_TOKEN_ID | None, None)
     if not option.max_items:
         return (hint | None, None)
     item: Any = get_args(hint)[0]
@@ -53,6 +55,19 @@ def _field(hint: Any, option: Option) -> Any:
         item = Annotated[int, Field(ge=option.low, le=option.high)]
     items = list.__class_getitem__(item)
     return (items | None, None)
+
+
+def _by_token_id(value: object) -> object:
+    """The names of JSON's members are texts; an id has one that is right."""
+    if not isinstance(value, dict):
+        raise ValueError("should be an object with a number for each token id")
+    for name in value:
+        if not (name.isascii() and name.isdecimal() and str(int(name)) == name):
+            raise ValueError(f"{name!r} is not a token id")
+    return {int(name): number for name, number in value.items()}
+
+
+_BY_TOKEN_ID: Final = Annotated[dict[int, float], BeforeValidator(_by_token_id)]
 
 
 def _make_model() -> type[BaseModel]:

@@ -30,7 +30,6 @@ _ANY_BODY: Final[Unserved] = {
     "json_schema": (),
     "kv_transfer_params": (),
     "length_penalty": (1,),
-    "logit_bias": ({},),
     "logits_processors": ([],),
     "lora_path": ("",),
     "no_stop_trim": (False,),

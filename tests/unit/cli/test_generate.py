@@ -34,9 +34,11 @@ def test_without_a_chat_template_it_is_continued() -> None:
 def test_flags_become_options() -> None:
     asked = request(
         "Hello", "--temperature", "0.5", "--stop", "a", "--stop", "b", "--stop-token-ids", "7",
-        "--seed", "3", "--ignore-eos",
+        "--seed", "3", "--ignore-eos", "--min-p", "0.5", "--logit-bias", "7=1.5",
+        "--logit-bias", "8=-2",
     ).sampling  # fmt: skip
     assert (asked.temperature, asked.seed, asked.ignore_eos) == (0.5, 3, True)
+    assert (asked.min_p, dict(asked.logit_bias)) == (0.5, {7: 1.5, 8: -2.0})
     assert (list(asked.stop), list(asked.stop_token_ids)) == (["a", "b"], [7])
 
 

@@ -21,10 +21,10 @@ def test_nothing_is_recommended_without_the_file(tmp_path: Path) -> None:
 
 
 def test_what_is_served_is_taken_and_what_is_not_is_told(tmp_path: Path) -> None:
-    said = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.1, "min_p": 0.0}
+    said = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.1, "typical_p": 0.9}
     recommended = read_recommended(folder_with(tmp_path, said))
-    assert recommended.options == SamplingOptions(temperature=0.6, top_k=20, top_p=0.95)
-    assert recommended.ignored == ("repetition_penalty",)
+    assert recommended.options == SamplingOptions(temperature=0.6, top_k=20, top_p=0.95, min_p=0.1)
+    assert recommended.ignored == ("typical_p",)
 
 
 def test_a_whole_number_may_be_written_with_a_point(tmp_path: Path) -> None:

@@ -33,6 +33,9 @@ def test_a_resolved_spec_passes() -> None:
     ("sampling", "field"),
     [
         ({"temperature": -1}, "temperature"),
+        ({"min_p": 2}, "min_p"),
+        ({"logit_bias": {3: 101}}, "logit_bias[3]"),
+        ({"logit_bias": {3: 1, 10: 1}}, "logit_bias[10]"),
         ({"temperature": math.nan}, "temperature"),
         ({"temperature": 101}, "temperature"),
         ({"top_p": 0}, "top_p"),

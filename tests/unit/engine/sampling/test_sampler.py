@@ -1,7 +1,7 @@
 """The sampler equals a naive one, row by row, whatever the batch."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import hypothesis.strategies as st
 import numpy as np
@@ -17,12 +17,16 @@ from diptych.errors import LogitsError
 from diptych.sampling_params import SamplingParams
 from tests.engines import CPU, PLAIN
 
+NO_BIAS: Mapping[int, float] = {}
+
 
 def spec(
     *,
     temperature: float = 1.0,
     top_k: int = 0,
     top_p: float = 1.0,
+    min_p: float = 0.0,
+    bias: Mapping[int, float] = NO_BIAS,
     seed: int = 0,
     stop: Sequence[int] = (),
     allow_stop: bool = True,
@@ -32,6 +36,8 @@ def spec(
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
+            min_p=min_p,
+            logit_bias=bias,
             seed=seed,
             stop_token_ids=frozenset(stop),
             return_margins=True,
@@ -59,7 +65,10 @@ class Naive:
 
     def __init__(self, logits: NDArray[np.float32], spec: SampleSpec, position: int) -> None:
         params = spec.params
-        values = logits.astype(np.float64)
+        values = logits.copy()
+        for token_id, bias in params.logit_bias.items():
+            values[token_id] += np.float32(bias)
+        values = values.astype(np.float64)
         if not spec.allow_stop:
             values[[i for i in params.stop_token_ids if i < len(values)]] = -np.inf
         ranked = sorted(range(len(values)), key=lambda i: (-values[i], i))
@@ -70,6 +79,7 @@ class Naive:
             scaled = np.exp((values - values.max()) / params.temperature)
             kept = ranked[: params.top_k or len(ranked)]
             total = math.fsum(scaled[kept])
+            least = params.min_p * scaled.max()
             reached = 0.0
             # How near the set of kept tokens is to being another one.
             self.filter_slack = math.inf
@@ -79,8 +89,11 @@ class Naive:
                     self.filter_slack = min(self.filter_slack, slack)
                 if reached >= params.top_p * total and params.top_p < 1:
                     break
-                self.weights[token_id] = scaled[token_id]
                 reached += scaled[token_id]
+                if params.min_p > 0 and scaled[token_id] < scaled.max():
+                    self.filter_slack = min(self.filter_slack, abs(scaled[token_id] - least))
+                if scaled[token_id] >= least:
+                    self.weights[token_id] = scaled[token_id]
         self.ends = np.cumsum(self.weights) / self.weights.sum()
         u = naive_mix(params.seed, position)
         self.token_id = int(np.argmax(self.ends > u))
@@ -120,15 +133,15 @@ def test_mix_is_uniform_in_positions_and_in_seeds() -> None:
 
 
 _SPECS = st.builds(
-    lambda temperature, top_k, top_p, seed, stop, allow: spec(
-        temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, stop=stop, allow_stop=allow
-    ),
+    spec,
     temperature=st.sampled_from((0.0, 0.05, 0.5, 1.0, 1.7, 10.0)),
     top_k=st.sampled_from((0, 1, 2, 40, 1023, 1024, 1500, 10**6)),
     top_p=st.sampled_from((1.0, 0.999, 0.9, 0.5, 1e-6)),
+    min_p=st.sampled_from((0.0, 0.0, 1e-4, 0.05, 0.6, 1.0)),
+    bias=st.sampled_from((NO_BIAS, NO_BIAS, {5: 3.0, 100: -100.0}, {7: 100.0}, {0: 0.25, 1: -1})),
     seed=st.integers(0, 2**64 - 1),
     stop=st.sampled_from(((), (1,), (0, 3, 10**9), tuple(range(100)))),
-    allow=st.booleans(),
+    allow_stop=st.booleans(),
 )
 
 
@@ -189,14 +202,18 @@ def test_equal_logits_rank_by_id(levels: list[int], top_k: int, top_p: float, se
         spec(top_k=5),
         spec(top_p=0.8),
         spec(top_k=12, top_p=0.9),
+        spec(min_p=0.2),
+        spec(temperature=1.4, top_k=20, top_p=0.95, min_p=0.1),
+        spec(bias={3: 2.5, 4: -3.0, 8: -100.0}),
+        spec(temperature=0.6, bias={3: 1.5}, min_p=0.05),
     ],
-    ids=["plain", "temperature", "top_k", "top_p", "both"],
+    ids=["plain", "temperature", "top_k", "top_p", "both", "min_p", "all", "bias", "biased min_p"],
 )
 def test_frequencies(wanted: SampleSpec) -> None:
     logits = random_logits(1, 1, 30, 1.5)
     weights = Naive(logits[0].numpy(), wanted, 0).weights
     expected = weights / weights.sum()
-    count = 6000
+    count = 20_000
     drawn = draw(logits.expand(count, -1), [wanted] * count, list(range(count)))
     seen = np.bincount([token.token_id for token in drawn], minlength=30)
     assert not seen[expected == 0].any()
@@ -246,7 +263,7 @@ def test_masked_tokens_are_never_drawn() -> None:
     logits = torch.full((1, 1300), float("-inf"))
     logits[0, 600:603] = 0.0
     count = 300
-    for wanted in (spec(), spec(top_k=1200), spec(top_p=0.99), spec(top_k=2)):
+    for wanted in (spec(), spec(top_k=1200), spec(top_p=0.99), spec(top_k=2), spec(min_p=1e-9)):
         drawn = draw(logits.expand(count, -1), [wanted] * count, list(range(count)))
         assert {token.token_id for token in drawn} <= {600, 601, 602}
 

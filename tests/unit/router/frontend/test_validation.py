@@ -102,11 +102,12 @@ def resumed(emitted: list[int], **sampling: object) -> inference_pb2.GenerateReq
         (tokens(5, stop=["a" * 1025]), "sampling.stop[0]"),
         (tokens(5, stop=["a"] * 17), "sampling.stop"),
         (tokens(5, stop_token_ids=[1] * 1025), "sampling.stop_token_ids"),
-        (tokens(5, min_p=0.1), "sampling.min_p"),
+        (tokens(5, min_p=1.1), "sampling.min_p"),
         (tokens(5, presence_penalty=0.1), "sampling.presence_penalty"),
         (tokens(5, frequency_penalty=0.1), "sampling.frequency_penalty"),
         (tokens(5, repetition_penalty=1.1), "sampling.repetition_penalty"),
-        (tokens(5, logit_bias={5: 1.0}), "sampling.logit_bias"),
+        (tokens(5, logit_bias={5: 101.0}), "sampling.logit_bias[5]"),
+        (tokens(5, logit_bias={5: 1.0, 512: 1.0}), "sampling.logit_bias[512]"),
         (tokens(5, logprobs=0), "sampling.logprobs"),
         (tokens(5, prompt_logprobs=0), "sampling.prompt_logprobs"),
         (tokens(5, constraint={"regex": "a"}), "sampling.constraint"),
@@ -170,12 +171,14 @@ def test_nothing_given_is_filled_in() -> None:
 def test_what_is_given_is_kept() -> None:
     resolved = resolve(
         tokens(
-            5, temperature=0.0, top_p=0.5, top_k=7, seed=0, max_tokens=63, min_tokens=63,
+            5, temperature=0.0, top_p=0.5, top_k=7, min_p=0.5, logit_bias={9: -2.0}, seed=0,
+            max_tokens=63, min_tokens=63,
             stop_token_ids=[9, 9], stop=["x"], ignore_eos=True, return_margins=True,
         )
     )  # fmt: skip
     sampling = resolved.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.0, 0.5, 7)
+    assert (sampling.min_p, sampling.logit_bias) == (0.5, {9: -2.0})
     assert sampling.seed == 0
     assert resolved.shape.stop_token_ids == {9}
     assert resolved.stop == ("x",)
@@ -183,11 +186,13 @@ def test_what_is_given_is_kept() -> None:
 
 
 def test_the_models_makers_are_asked_before_the_defaults() -> None:
-    known = facts(recommended=SamplingOptions(temperature=0.25, top_p=0.5, top_k=7))
+    known = facts(recommended=SamplingOptions(temperature=0.25, top_p=0.5, top_k=7, min_p=0.5))
     sampling = resolve(tokens(5), known).sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.25, 0.5, 7)
-    sampling = resolve(tokens(5, temperature=1.0, top_p=1.0, top_k=0), known).sampling
+    assert sampling.min_p == 0.5
+    sampling = resolve(tokens(5, temperature=1.0, top_p=1.0, top_k=0, min_p=0), known).sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (1.0, 1.0, 0)
+    assert sampling.min_p == 0
 
 
 def test_a_value_that_changes_nothing_is_no_refusal() -> None:
@@ -293,6 +298,7 @@ def test_every_parameter_of_the_workers_is_the_clients() -> None:
     given: dict[str, Any] = {
         "temperature": 0.5, "top_k": 3, "top_p": 0.25, "seed": 7, "max_tokens": 9,
         "min_tokens": 2, "stop_token_ids": (4, 5), "return_margins": True,
+        "min_p": 0.125, "logit_bias": {4: -1.5},
     }  # fmt: skip
     assert set(given) == set(WORKER_NAMES)
     sampling = resolve(tokens(5, **given)).sampling

@@ -43,6 +43,8 @@ def test_every_declared_parameter_is_read_under_its_name() -> None:
         "temperature": 0.5,
         "top_k": 3,
         "top_p": 0.9,
+        "min_p": 0.1,
+        "logit_bias": {"5": -100, "6": 0.5},
         "seed": 2**64 - 1,
         "max_tokens": 5,
         "min_tokens": 2,
@@ -51,7 +53,12 @@ def test_every_declared_parameter_is_read_under_its_name() -> None:
         "ignore_eos": True,
     }
     assert set(values) == SERVED, "a parameter was added: say here what it is over HTTP"
-    expected = {**values, "stop": ("a", "b"), "stop_token_ids": (7, 8)}
+    expected = {
+        **values,
+        "logit_bias": {5: -100.0, 6: 0.5},
+        "stop": ("a", "b"),
+        "stop_token_ids": (7, 8),
+    }
     assert read_sampling(values) == SamplingOptions(**expected)
     assert read_sampling(dict.fromkeys(values)) == SamplingOptions()
 
@@ -73,7 +80,6 @@ OF_OTHERS = [
     "length_penalty",
     "logits_processors",
     "lora_path",
-    "min_p",
     "no_stop_trim",
     "priority",
     "prompt_embeds",
@@ -213,7 +219,12 @@ def test_a_chat() -> None:
         ({"ignore_eos": 1}, "ignore_eos"),
         ({"n": 2}, "n"),
         ({"n": True}, "n"),
-        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"logit_bias": [5]}, "logit_bias"),
+        ({"logit_bias": {"five": 1}}, "logit_bias"),
+        ({"logit_bias": {"05": 1}}, "logit_bias"),
+        ({"logit_bias": {"-5": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": "1"}}, "logit_bias[5]"),
+        ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
         ({"return_margins": True}, "return_margins"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
     ],

@@ -86,7 +86,7 @@ def _own_rate(rows: int, inner: int, num_threads: int, for_s: float) -> float:
 
 def read_rate(num_elements: int, for_s: float) -> float:
     """float32 elements; far more than a cache holds, unless quick."""
-    values = HugePages().place(torch.ones(num_elements))
+    values = HugePages().empty(4 * num_elements).view(torch.float32).fill_(1)
     columns = 4096
     matrix, vector = values.view(-1, columns), torch.ones(columns)
     ways: list[Callable[[], object]] = [

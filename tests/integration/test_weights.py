@@ -1,13 +1,20 @@
 """Loading a folder: sharded or not, what is refused, digests, KV memory."""
 
 import json
+import mmap
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file, save_file
+from safetensors.torch import load_file as load_tensors
+from safetensors.torch import save_file as save_tensors
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from diptych.engine.backends.base import Backend
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.kv.fingerprint import kv_layout, model_digest
 from diptych.engine.model.config import ModelConfig
@@ -15,7 +22,7 @@ from diptych.engine.model.weights import load_weights, resolve_dtype
 from diptych.errors import ConfigurationError, LayoutMismatchError
 from diptych.v1 import common_pb2
 from kvtransfer.endpoint import compare_layouts
-from tests.engines import CPU
+from tests.engines import CPU, PLAIN
 from tests.tiny_model import write_tiny_model
 
 STORE = CPU.weights(torch.float32, "none")
@@ -61,6 +68,81 @@ def test_progress_and_shards(folder: Path) -> None:
     assert torch.equal(again.layers[1].qkv(x), weights.layers[1].qkv(x))
     assert torch.equal(again.embedding, weights.embedding)
     assert model_digest(folder) == digest
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the memory that torch's operations made and that is still held; files aside."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._held: dict[int, tuple[Any, int]] = {}  # storages that it does not keep, and sizes
+        self.most = 0
+
+    @property
+    def now(self) -> int:
+        return sum(num_bytes for storage, num_bytes in self._held.values() if not storage.expired())
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        given = {t.untyped_storage().data_ptr() for t in args if isinstance(t, torch.Tensor)}
+        if isinstance(out, torch.Tensor):
+            storage = out.untyped_storage()
+            if storage.data_ptr() not in given:
+                reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+                self._held[storage.data_ptr()] = reference, storage.nbytes()
+                self.most = max(self.most, self.now)
+        return out
+
+
+@pytest.mark.parametrize("stored", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("backend", "dtype", "num_layers_beside"),
+    [(PLAIN, torch.float32, 0), (PLAIN, torch.bfloat16, 0), (CPU, torch.bfloat16, 1)],
+    ids=["plain", "plain bfloat16", "packed"],
+)
+def test_a_tensor_goes_straight_to_where_it_stays(
+    folder: Path, stored: str, backend: Backend, dtype: torch.dtype, num_layers_beside: int
+) -> None:
+    """Beside the weights lies one layer's where it is packed, and no second copy of anything."""
+    path = folder / "model.safetensors"
+    if stored == "bfloat16":
+        save_tensors({n: t.bfloat16() for n, t in load_tensors(path).items()}, path)
+    config = ModelConfig.from_folder(folder)
+    store = backend.weights(dtype, "none")
+    with LiveBytes() as live:
+        weights = load_weights(folder, config, store)
+    largest = weights.layers[0].gate_up.out_features * config.hidden_size * dtype.itemsize
+    smallest = min(linear.in_features * linear.out_features for linear in weights.linears)
+    assert live.now >= weights.embedding.nbytes
+    beside = live.most - live.now - num_layers_beside * largest
+    assert beside < smallest * dtype.itemsize / 2
+
+
+class RecordedPages(mmap.mmap):
+    """A mapped file that tells what was advised of its pages."""
+
+    advised: ClassVar[list[tuple[int, int, int]]] = []  # advice, first byte, bytes
+
+    def madvise(self, option: int, start: int = 0, length: int = 0) -> None:
+        self.advised.append((option, start, length))
+        super().madvise(option, start, length)
+
+
+def test_pages_of_the_file_are_given_back_as_it_is_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What lies in the system's cache is no memory of this process."""
+    monkeypatch.setattr("mmap.mmap", RecordedPages)
+    load_weights(folder, ModelConfig.from_folder(folder), PLAIN.weights(torch.float32, "none"))
+    wanted, dropped = RecordedPages.advised[::2], RecordedPages.advised[1::2]
+    assert {option for option, *_ in wanted} == {mmap.MADV_WILLNEED}
+    assert {option for option, *_ in dropped} == {mmap.MADV_DONTNEED}
+    assert [pages[1:] for pages in wanted] == [pages[1:] for pages in dropped]
+    assert (
+        sum(length for *_, length in dropped) > 0.9 * (folder / "model.safetensors").stat().st_size
+    )
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,10 @@ import torch
 import xxhash
 
 from diptych.engine.kv.cache import KVBlockLayout, KVCache
-from diptych.engine.model.checkpoint import TensorLocation, tensor_index
+from diptych.engine.model.checkpoint import tensor_index
 from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.kv_groups import KVKind
+from diptych.engine.model.shard import TensorLocation
 from diptych.text.identity import canonical, read_config
 from diptych.v1 import common_pb2
 

@@ -5,14 +5,13 @@ tensors mean is the decoder's business. Only files that the index names are open
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from diptych.engine.model.shard import DTYPES, MappedShard, TensorLocation, read_header
 from diptych.errors import ConfigurationError
 
 LoadProgress = Callable[[float], None]  # done ratio, 0 to 1, by bytes
@@ -26,17 +25,6 @@ _TEXT_PREFIXES = {
     "language_model.lm_head.": "lm_head.",
 }
 _OTHER_PARTS = ("vision_tower.", "multi_modal_projector.")
-
-
-class TensorLocation(NamedTuple):
-    """Where a checkpoint keeps one tensor. Offsets and sizes in bytes."""
-
-    path: Path
-    name: str  # in that file
-    dtype: str  # as safetensors spells it
-    shape: tuple[int, ...]
-    offset: int  # of its first byte in the file
-    num_bytes: int
 
 
 class CheckpointReader:
@@ -65,14 +53,20 @@ class CheckpointReader:
         self._left = _of_text_part(index) if text_part else index
         paths = {location.path for location in self._left.values()}
         try:
-            self._files: dict[Path, Any] = {path: safe_open(path, "pt") for path in paths}
-        except SafetensorError as error:
+            self._shards = {path: MappedShard(path) for path in paths}
+        except (OSError, ValueError) as error:
             raise ConfigurationError(f"cannot read the weights in {folder}: {error}") from error
         self._num_bytes = sum(location.num_bytes for location in self._left.values())
         self._num_bytes_done = 0
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """A tensor of this shape; it may lie on the file's own pages.
+        """A tensor of this shape, as memory of its own. Raises as ``fill``."""
+        out = torch.empty(shape, dtype=self._dtype, device=self._device)
+        self.fill(name, out)
+        return out
+
+    def fill(self, name: str, out: Tensor) -> None:
+        """Write a tensor into ``out``, which has its shape, straight from the file's pages.
 
         Raises:
             ConfigurationError: it is missing, of another shape, or no float.
@@ -80,15 +74,16 @@ class CheckpointReader:
         location = self._left.get(name)
         if location is None:
             raise ConfigurationError(f"{self._folder} lacks the tensor {name}")
-        if location.shape != shape:
+        if location.shape != out.shape:
             raise ConfigurationError(
-                f"{name} in {self._folder} is {list(location.shape)}, expected {list(shape)}"
+                f"{name} in {self._folder} is {list(location.shape)}, expected {list(out.shape)}"
             )
-        if location.dtype not in {"F32", "F16", "BF16"}:
+        if location.dtype not in DTYPES:
             raise ConfigurationError(f"{name} in {self._folder} is {location.dtype}, not a float")
-        tensor: Tensor = self._files[location.path].get_tensor(location.name)
+        shard = self._shards[location.path]
+        out.copy_(shard.tensor(location))
+        shard.drop(location)
         self.skip(name)
-        return tensor.to(device=self._device, dtype=self._dtype)
 
     def skip(self, name: str) -> None:
         """Leave out a tensor that may be there and is not needed."""
@@ -120,7 +115,7 @@ def tensor_index(folder: Path) -> dict[str, TensorLocation]:
             names = [_SINGLE_NAME]
         index: dict[str, TensorLocation] = {}
         for name in names:
-            index.update(_read_header(folder / name))
+            index.update(read_header(folder / name))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigurationError(f"cannot read the weights in {folder}: {error}") from error
     return index
@@ -136,25 +131,3 @@ def _of_text_part(index: Mapping[str, TensorLocation]) -> dict[str, TensorLocati
         elif not name.removeprefix("model.").startswith(_OTHER_PARTS):
             part[name] = location
     return part
-
-
-def _read_header(path: Path) -> Iterator[tuple[str, TensorLocation]]:
-    with path.open("rb") as file:
-        num_header_bytes = int.from_bytes(file.read(8), "little")
-        if num_header_bytes > path.stat().st_size:
-            raise ValueError(f"{path.name} is not a safetensors file")
-        header = json.loads(file.read(num_header_bytes))
-    for name, entry in header.items():
-        if name != "__metadata__":
-            begin, end = entry["data_offsets"]
-            yield (
-                name,
-                TensorLocation(
-                    path,
-                    name,
-                    entry["dtype"],
-                    tuple(entry["shape"]),
-                    8 + num_header_bytes + begin,
-                    end - begin,
-                ),
-            )

@@ -46,12 +46,12 @@ class WeightStore(Protocol):
         """Where tensors are to be when they come."""
         ...
 
-    def embedding(self, weight: Tensor) -> Tensor:
-        """A copy that stays. weight: [vocab_size, hidden_size], which may be a mapped file."""
+    def allocate(self, num_rows: int, num_columns: int) -> Tensor:
+        """Memory for an embedding or a layer's weight, to be filled by the caller: it stays."""
         ...
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        """Of a weight that nobody else uses. weight: [out_features, in_features].
+        """Of what :meth:`allocate` gave, kept as it is or packed. [out_features, in_features].
 
         Raises:
             ConfigurationError: it cannot be quantised.
@@ -59,7 +59,7 @@ class WeightStore(Protocol):
         ...
 
     def tied_head(self, embedding: Tensor) -> Linear:
-        """Of what :meth:`embedding` gave; not copied where it can be used as it is."""
+        """Of an embedding; not copied where it can be used as it is."""
         ...
 
 

@@ -75,7 +75,9 @@ def load_weights(
     store: WeightStore,
     progress: LoadProgress = lambda ratio: None,
 ) -> DecoderWeights:
-    """Read, convert and keep in the store. Peak memory is the model and one layer more.
+    """Read, convert and keep in the store, each tensor straight into the memory where it stays.
+
+    Beside that there is one layer's weight where the store packs it, and nothing else.
 
     Raises:
         ConfigurationError: a tensor is missing, unexpected, of another shape, or one that
@@ -85,13 +87,16 @@ def load_weights(
         Path(folder), store.dtype, store.device, progress, text_part=config.is_text_part
     )
     vocab_size, hidden_size = config.vocab_size, config.hidden_size
-    embedding = store.embedding(reader.take("model.embed_tokens.weight", vocab_size, hidden_size))
+    embedding = store.allocate(vocab_size, hidden_size)
+    reader.fill("model.embed_tokens.weight", embedding)
     layers = tuple(_layer(reader, config, index, store) for index in range(config.num_layers))
     if config.tied_embeddings:
         reader.skip("lm_head.weight")
         head = store.tied_head(embedding)
     else:
-        head = store.linear(reader.take("lm_head.weight", vocab_size, hidden_size), None)
+        weight = store.allocate(vocab_size, hidden_size)
+        reader.fill("lm_head.weight", weight)
+        head = store.linear(weight, None)
     weights = DecoderWeights(
         embedding=embedding,
         layers=layers,
@@ -112,9 +117,11 @@ def _layer(
     reader.skip(prefix + "self_attn.rotary_emb.inv_freq")
 
     def linear(rows: dict[str, int], columns: int, has_bias: bool) -> Linear:
-        weight = [reader.take(f"{prefix}{n}.weight", size, columns) for n, size in rows.items()]
+        weight = store.allocate(sum(rows.values()), columns)
+        for name, part in zip(rows, torch.split(weight, list(rows.values())), strict=True):
+            reader.fill(f"{prefix}{name}.weight", part)
         bias = [reader.take(f"{prefix}{n}.bias", size) for n, size in rows.items() if has_bias]
-        return store.linear(torch.cat(weight), torch.cat(bias) if has_bias else None)
+        return store.linear(weight, torch.cat(bias) if has_bias else None)
 
     def norm(name: str, size: int, present: bool = True) -> Tensor | None:
         return _norm(reader, config, f"{prefix}{name}.weight", size) if present else None

@@ -95,11 +95,12 @@ class _HugePageStore:
     def __init__(self) -> None:
         self._pages = HugePages()
 
-    def embedding(self, weight: Tensor) -> Tensor:
-        return self._pages.place(weight)
+    def allocate(self, num_rows: int, num_columns: int) -> Tensor:
+        space = self._pages.empty(num_rows * num_columns * self.dtype.itemsize)
+        return space.view(self.dtype).view(num_rows, num_columns)
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        return make_linear(self._pages.place(weight), bias)
+        return make_linear(weight, bias)
 
     def tied_head(self, embedding: Tensor) -> Linear:
         return make_linear(embedding, None)
@@ -113,8 +114,8 @@ class _PackedStore:
     def __init__(self, dtype: torch.dtype, pack: Callable[[Tensor, Tensor | None], Linear]) -> None:
         self.dtype, self._pack = dtype, pack
 
-    def embedding(self, weight: Tensor) -> Tensor:
-        return weight.clone()
+    def allocate(self, num_rows: int, num_columns: int) -> Tensor:
+        return torch.empty(num_rows, num_columns, dtype=self.dtype)
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         return self._pack(weight, bias)

@@ -20,11 +20,6 @@ class HugePages:
     def __init__(self) -> None:
         self._chunk = torch.empty(0, dtype=torch.uint8)  # what is left of the newest one
 
-    def place(self, tensor: Tensor) -> Tensor:
-        """A contiguous copy of a tensor of the host."""
-        space = self.empty(tensor.numel() * tensor.element_size())
-        return space.view(tensor.dtype).view(tensor.shape).copy_(tensor)
-
     def empty(self, num_bytes: int) -> Tensor:
         """[num_bytes] uint8, on a cache line; on no page yet before it is written."""
         if num_bytes > len(self._chunk):

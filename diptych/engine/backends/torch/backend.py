@@ -74,13 +74,13 @@ class _PlainStore:
     ) -> None:
         self.device, self.dtype, self._quantization = device, dtype, quantization
 
-    def embedding(self, weight: Tensor) -> Tensor:
-        return weight.clone()
+    def allocate(self, num_rows: int, num_columns: int) -> Tensor:
+        return torch.empty(num_rows, num_columns, dtype=self.dtype, device=self.device)
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         if self._quantization == "int8":
             return PlainInt8Linear(quantise_weight(weight), bias)
-        return PlainLinear(weight.clone(), bias)  # off the file's pages
+        return PlainLinear(weight, bias)
 
     def tied_head(self, embedding: Tensor) -> Linear:
         return (

@@ -1,0 +1,91 @@
+"""One safetensors file: what lies where in it, and its tensors on the file's own pages."""
+
+import json
+import math
+import mmap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+# By the names that safetensors has for them.
+DTYPES: Mapping[str, torch.dtype] = {
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+
+
+class TensorLocation(NamedTuple):
+    """Where a checkpoint keeps one tensor. Offsets and sizes in bytes."""
+
+    path: Path
+    name: str  # in that file
+    dtype: str  # as safetensors spells it
+    shape: tuple[int, ...]
+    offset: int  # of its first byte in the file
+    num_bytes: int
+
+
+class MappedShard:
+    """A file as memory: what is read of it comes from the disk, and is the system's to drop.
+
+    Unmapped with the last tensor on it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError or ValueError: it cannot be mapped."""
+        with path.open("rb") as file:
+            # Private, as torch takes no memory that it might not write to; nobody does.
+            self._pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+
+    def tensor(self, location: TensorLocation) -> Tensor:
+        """It lies on the file's pages, which are asked for at once, and is to be read only."""
+        self._advise(location, mmap.MADV_WILLNEED)
+        flat = torch.frombuffer(
+            self._pages,
+            dtype=DTYPES[location.dtype],
+            count=math.prod(location.shape),
+            offset=location.offset,
+        )
+        return flat.view(location.shape)
+
+    def drop(self, location: TensorLocation) -> None:
+        """Its pages no longer count as this process's memory; whoever reads it again may."""
+        self._advise(location, mmap.MADV_DONTNEED)
+
+    def _advise(self, location: TensorLocation, advice: int) -> None:
+        begin = location.offset - location.offset % mmap.PAGESIZE
+        self._pages.madvise(advice, begin, location.offset + location.num_bytes - begin)
+
+
+def read_header(path: Path) -> Iterator[tuple[str, TensorLocation]]:
+    """Every tensor of a file.
+
+    Raises:
+        OSError, ValueError, KeyError, TypeError, AttributeError: it is malformed.
+    """
+    num_file_bytes = path.stat().st_size
+    with path.open("rb") as file:
+        num_header_bytes = int.from_bytes(file.read(8), "little")
+        if num_header_bytes > num_file_bytes:
+            raise ValueError(f"{path.name} is not a safetensors file")
+        header = json.loads(file.read(num_header_bytes))
+    first = 8 + num_header_bytes
+    for name, entry in header.items():
+        if name != "__metadata__":
+            begin, end = entry["data_offsets"]
+            location = TensorLocation(
+                path, name, entry["dtype"], tuple(entry["shape"]), first + begin, end - begin
+            )
+            if not 0 <= begin <= end <= num_file_bytes - first or not _is_filled(location):
+                raise ValueError(f"{path.name} is cut short, or {name} in it is")
+            yield name, location
+
+
+def _is_filled(location: TensorLocation) -> bool:
+    """Whether it has the bytes that its shape needs; not asked of types that nobody reads."""
+    dtype = DTYPES.get(location.dtype)
+    return dtype is None or location.num_bytes == math.prod(location.shape) * dtype.itemsize

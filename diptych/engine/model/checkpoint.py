@@ -11,7 +11,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from diptych.engine.model.shard import DTYPES, MappedShard, TensorLocation, read_header
+from diptych.engine.model.fp8 import widen
+from diptych.engine.model.shard import DTYPES, FP8, MappedShard, TensorLocation, read_header
+from diptych.engine.model.stored_format import Fp8Storage
 from diptych.errors import ConfigurationError
 
 LoadProgress = Callable[[float], None]  # done ratio, 0 to 1, by bytes
@@ -24,6 +26,10 @@ _TEXT_PREFIXES = {
     "model.language_model.": "model.",
     "language_model.lm_head.": "lm_head.",
 }
+# What lies beside a weight in 8-bit floats: what to multiply it by, under either name; and
+# how inputs are scaled where they are rounded as well, which ours are not.
+_SCALES = ("weight_scale", "weight_scale_inv")
+_INPUT_SCALES = ("input_scale", "activation_scale")
 _OTHER_PARTS = ("vision_tower.", "multi_modal_projector.")
 
 
@@ -38,9 +44,11 @@ class CheckpointReader:
         progress: LoadProgress,
         *,
         text_part: bool = False,
+        fp8: Fp8Storage | None = None,
     ) -> None:
         """Tensors are handed out as ``dtype`` on ``device``.
 
+        fp8: how those in 8-bit floats are stored, which are widened; None: there are none.
         text_part: names are those of the text part of a larger model, whose other
         parts are left out.
 
@@ -48,7 +56,7 @@ class CheckpointReader:
             ConfigurationError: a file is missing or malformed.
         """
         self._folder, self._dtype, self._device = folder, dtype, device
-        self._progress = progress
+        self._progress, self._fp8 = progress, fp8
         index = tensor_index(folder)
         self._left = _of_text_part(index) if text_part else index
         paths = {location.path for location in self._left.values()}
@@ -81,9 +89,29 @@ class CheckpointReader:
         if location.dtype not in DTYPES:
             raise ConfigurationError(f"{name} in {self._folder} is {location.dtype}, not a float")
         shard = self._shards[location.path]
-        out.copy_(shard.tensor(location))
+        if location.dtype == FP8:
+            self._widen(name, shard.tensor(location), out)
+        else:
+            out.copy_(shard.tensor(location))
         shard.drop(location)
         self.skip(name)
+
+    def _widen(self, name: str, stored: Tensor, out: Tensor) -> None:
+        stem = name.removesuffix("weight")
+        scale_name = next((stem + s for s in _SCALES if stem + s in self._left), None)
+        if self._fp8 is None or scale_name is None or stored.dim() != 2:
+            raise ConfigurationError(
+                f"{name} in {self._folder} is {FP8}, without a scale or a quantization_config"
+            )
+        location = self._left[scale_name]
+        scale = torch.empty(location.shape)
+        self.fill(scale_name, scale)
+        try:
+            widen(stored, scale, self._fp8.block, out)
+        except ValueError as error:
+            raise ConfigurationError(f"{name} in {self._folder}: {error}") from None
+        for scale_name in _INPUT_SCALES:
+            self.skip(stem + scale_name)
 
     def skip(self, name: str) -> None:
         """Leave out a tensor that may be there and is not needed."""

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from diptych.engine.model.kv_groups import KVGroup, group_layers, refuse_other_kinds
+from diptych.engine.model.stored_format import Fp8Storage, read_storage
 from diptych.errors import ConfigurationError
 
 # Keys that switch on mathematics this decoder does not have; fine when falsy.
 _UNSUPPORTED_SWITCHES = (
     "attn_logit_softcapping",
     "use_bidirectional_attention",
-    "quantization_config",
     "embedding_multiplier",
     "residual_multiplier",
     "logits_scaling",
@@ -100,6 +100,7 @@ class ModelConfig:
     logit_softcap: float | None
     layers: tuple[LayerConfig, ...]
     checkpoint_dtype: str  # element type of the stored weights, float32 if unsaid
+    fp8: Fp8Storage | None  # linear layers are stored so; None: all weights are of that type
     is_text_part: bool  # the checkpoint has other parts as well, such as a vision tower
 
     @property
@@ -187,6 +188,7 @@ class ModelConfig:
             logit_softcap=softcap or None,
             layers=layers,
             checkpoint_dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
+            fp8=read_storage(config),
             is_text_part=is_text_part,
         )
 

@@ -10,11 +10,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+FP8 = "F8_E4M3"  # means nothing without a scale
 # By the names that safetensors has for them.
 DTYPES: Mapping[str, torch.dtype] = {
     "F32": torch.float32,
     "F16": torch.float16,
     "BF16": torch.bfloat16,
+    FP8: torch.float8_e4m3fn,
 }
 
 

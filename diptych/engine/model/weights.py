@@ -5,6 +5,7 @@ checkpoint is used, or the checkpoint is refused: an ignored bias would be a dif
 model. Called once per worker, off the event loop.
 """
 
+import logging
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -17,6 +18,17 @@ from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.parts import Linear, WeightStore
 from diptych.errors import ConfigurationError
 
+logger = logging.getLogger(__name__)
+
+# How an 8-bit cache of keys and values would be scaled, which ours is not.
+_KV_SCALES = (
+    "k_scale",
+    "v_scale",
+    "k_proj.k_scale",
+    "v_proj.v_scale",
+    "k_proj.output_scale",
+    "v_proj.output_scale",
+)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -83,8 +95,15 @@ def load_weights(
         ConfigurationError: a tensor is missing, unexpected, of another shape, or one that
             the store does not take.
     """
+    if config.fp8 is not None:
+        logger.info("weights in 8-bit floats are widened", extra={"dtype": str(store.dtype)})
     reader = CheckpointReader(
-        Path(folder), store.dtype, store.device, progress, text_part=config.is_text_part
+        Path(folder),
+        store.dtype,
+        store.device,
+        progress,
+        text_part=config.is_text_part,
+        fp8=config.fp8,
     )
     vocab_size, hidden_size = config.vocab_size, config.hidden_size
     embedding = store.allocate(vocab_size, hidden_size)
@@ -115,6 +134,9 @@ def _layer(
     hidden, inner = config.hidden_size, config.intermediate_size
     q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     reader.skip(prefix + "self_attn.rotary_emb.inv_freq")
+    if config.fp8 is not None:
+        for name in _KV_SCALES:
+            reader.skip(f"{prefix}self_attn.{name}")
 
     def linear(rows: dict[str, int], columns: int, has_bias: bool) -> Linear:
         weight = store.allocate(sum(rows.values()), columns)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from diptych.block_hash import BlockKey
+from diptych.block_needs import BlockNeeds
 from diptych.engine.scheduling.free_runs import FreeRuns
 from diptych.engine.scheduling.prefix_cache import PrefixCache
 from diptych.errors import RETRY_SOON_S, BlocksExhaustedError
@@ -51,19 +52,20 @@ _QUARANTINE = 1 << (_BITS * len(Owner))
 class BlockPool:
     """All blocks of one KV cache. Invariant: see the module."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        """Raises ValueError unless both are positive."""
+    def __init__(self, num_blocks: int, block_size: int, needs: BlockNeeds | None = None) -> None:
+        """needs: of its blocks; without it, all of each. Raises ValueError unless positive."""
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"need positive sizes, got {num_blocks=} {block_size=}")
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.needs = needs or BlockNeeds.whole(block_size)
         self.on_handed_out: Callable[[Sequence[int]], None] | None = None
         """Told of free blocks before their next holder may write; for who watches them."""
         self._holders = [0] * num_blocks
         self._generation = [0] * num_blocks
         self._num_of_class = [num_blocks] + [0] * (len(Owner) + 1)  # [0]: held by nobody
         self._free = FreeRuns(num_blocks)
-        self._cache = PrefixCache()
+        self._cache = PrefixCache(self.needs)
 
     @property
     def num_available_blocks(self) -> int:
@@ -189,9 +191,9 @@ class BlockPool:
             if holders >= _QUARANTINE:
                 self._set_holders(block_id, holders - _QUARANTINE)
 
-    def lookup(self, keys: Sequence[BlockKey]) -> list[int]:
-        """The cached blocks of the longest prefix of ``keys``. Holds nothing, see ``hold``."""
-        return self._cache.lookup(keys)
+    def lookup(self, keys: Sequence[BlockKey], *, step_back: bool = False) -> list[int]:
+        """See the prefix cache. Holds nothing, see ``hold``."""
+        return self._cache.lookup(keys, step_back=step_back)
 
     def hold(self, block_ids: Sequence[int], owner: Owner) -> None:
         """Add one holder to each cached block, so that it stays."""
@@ -199,13 +201,22 @@ class BlockPool:
             assert block_id in self._cache, f"block {block_id} is not shared"
             self._set_holders(block_id, self._holders[block_id] + _UNIT[owner])
 
-    def insert(self, block_id: int, key: BlockKey, parent: BlockKey | None) -> bool:
-        """Enter a held, completely written block into the prefix cache.
+    def insert(
+        self, block_id: int, key: BlockKey, parent: BlockKey | None, num_groups: int | None = None
+    ) -> bool:
+        """Enter a held block, of which so many groups are completely written; without: all.
 
-        False if another block has that key: it stays, this one remains private.
+        False if another block has that key: it stays, this one remains private. One that holds
+        fewer groups gives the key up instead, and stays with its holders.
         """
         assert self.is_writable(block_id), f"block {block_id} is not its holder's to enter"
-        return self._cache.insert(block_id, key, parent)
+        num_groups = self.needs.num_groups if num_groups is None else num_groups
+        replaced = self._cache.replaced_by(key, num_groups)
+        if replaced is not None:
+            self._cache.remove(replaced)
+            if not self._holders[replaced]:
+                self._free.add(replaced)
+        return self._cache.insert(block_id, key, parent, num_groups)
 
     def forget(self, block_ids: Iterable[int]) -> set[int]:
         """Let nobody share these blocks, nor any computed from them, that does not already.

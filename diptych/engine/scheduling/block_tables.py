@@ -6,6 +6,7 @@ and nothing else of them. Pure.
 """
 
 from array import array
+from collections.abc import Callable
 
 from diptych.block_hash import BlockKey, extend_block_keys
 from diptych.engine.scheduling.block_pool import BlockPool, Owner
@@ -38,7 +39,8 @@ class BlockTables:
         """
         assert not seq.block_table, "the sequence has blocks"
         pool = self._pool
-        hits = pool.lookup(self._keys(seq)[: max_cached_tokens // pool.block_size])
+        keys = self._keys(seq)[: max_cached_tokens // pool.block_size]
+        hits = pool.lookup(keys, step_back=len(keys) * pool.block_size == seq.num_tokens)
         num_fresh = self.num_wanted_blocks(seq) - len(hits)
         pool.check_available(num_fresh, hits, keep)
         pool.hold(hits, owner)
@@ -99,14 +101,22 @@ class BlockTables:
 
     def enter_computed(self, seq: Sequence, first_token: int, end_token: int) -> None:
         """Enter the blocks that tokens from ``first_token`` to ``end_token`` completed."""
-        block_size = self._pool.block_size
-        first, end = first_token // block_size, end_token // block_size
-        if first == end or seq.is_private:
-            return
-        keys = self._keys(seq)
-        for index in range(first, end):
-            parent = keys[index - 1] if index else None
-            self._pool.insert(seq.block_table[index], keys[index], parent)
+        num_groups = self._pool.needs.num_groups
+        self._enter(seq, first_token, end_token, lambda index: num_groups)
+
+    def enter_pulled(self, seq: Sequence) -> None:
+        """Enter the whole blocks behind ``num_computed_tokens``, all of which were pulled.
+
+        Of each came what the sequence needs of it; where that is not all, the rest is a hole.
+        """
+        last_block = (seq.num_tokens - 1) // self._pool.block_size
+        num_groups_of = self._pool.needs.num_groups_of
+        self._enter(
+            seq,
+            seq.num_computed_tokens,
+            seq.num_tokens,
+            lambda index: num_groups_of(index, last_block),
+        )
 
     def missing_blocks(self, seq: Sequence) -> range:
         """Whole blocks that are still to be computed and that others could share.
@@ -136,6 +146,19 @@ class BlockTables:
             packed = packed + array("q", table[len(packed) :])
         seq.packed_table = packed
         return packed
+
+    def _enter(
+        self, seq: Sequence, first_token: int, end_token: int, num_groups: Callable[[int], int]
+    ) -> None:
+        """num_groups: that a block holds, by its index in the sequence."""
+        block_size = self._pool.block_size
+        first, end = first_token // block_size, end_token // block_size
+        if first == end or seq.is_private:
+            return
+        keys = self._keys(seq)
+        for index in range(first, end):
+            parent = keys[index - 1] if index else None
+            self._pool.insert(seq.block_table[index], keys[index], parent, num_groups(index))
 
     def _keys(self, seq: Sequence) -> list[BlockKey]:
         extend_block_keys(seq.block_keys, seq.token_ids, self._pool.block_size, seq.cache_salt)

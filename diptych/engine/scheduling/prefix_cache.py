@@ -10,12 +10,15 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from diptych.block_hash import BlockKey
+from diptych.block_needs import BlockNeeds
 
 
 class PrefixCache:
     """A one-to-one map of keys and block ids, with an order of eviction."""
 
-    def __init__(self) -> None:
+    def __init__(self, needs: BlockNeeds) -> None:
+        self._needs = needs
+        self._num_groups_of: dict[int, int] = {}  # of each block, the first ones; others are holes
         self._block_of: dict[BlockKey, int] = {}
         self._key_of: dict[int, BlockKey] = {}
         self._parent_of: dict[int, BlockKey] = {}
@@ -33,27 +36,51 @@ class PrefixCache:
         """The key of a cached block."""
         return self._key_of.get(block_id)
 
-    def lookup(self, keys: Sequence[BlockKey]) -> list[int]:
-        """Blocks of the longest cached prefix of ``keys``."""
+    def lookup(self, keys: Sequence[BlockKey], *, step_back: bool = False) -> list[int]:
+        """Blocks of the longest cached prefix of ``keys`` behind which a sequence can go on.
+
+        With the next block's tokens; ``step_back``: where all of them are found, with those of
+        the last one, too, for it may be computed once more.
+        """
         found = []
         for key in keys:
             block_id = self._block_of.get(key)
             if block_id is None:
                 break
             found.append(block_id)
-        return found
+        if not self._needs.reaches:
+            return found
+        return found[: self._num_usable(found, step_back=step_back and len(found) == len(keys))]
 
-    def insert(self, block_id: int, key: BlockKey, parent: BlockKey | None) -> bool:
-        """Enter a block that somebody holds; False if the key is taken."""
+    def replaced_by(self, key: BlockKey, num_groups: int) -> int | None:
+        """The block that has the key now, if it holds less than so many groups."""
+        block_id = self._block_of.get(key)
+        if block_id is None or self._num_groups_of[block_id] >= num_groups:
+            return None
+        return block_id
+
+    def insert(
+        self, block_id: int, key: BlockKey, parent: BlockKey | None, num_groups: int
+    ) -> bool:
+        """Enter a block that somebody holds, and that holds so many groups.
+
+        False if the key is taken.
+        """
         assert block_id not in self._key_of, "a cached block was written"
         if key in self._block_of:
             return False
         self._block_of[key] = block_id
         self._key_of[block_id] = key
+        self._num_groups_of[block_id] = num_groups
         if parent is not None:
             self._parent_of[block_id] = parent
             self._num_children[parent] = self._num_children.get(parent, 0) + 1
         return True
+
+    def remove(self, block_id: int) -> None:
+        """Take a block's key, and of no other; if it was idle, it is nobody's now."""
+        self._idle.pop(block_id, None)
+        self._forget(block_id)
 
     def forget(self, block_ids: Iterable[int]) -> set[int]:
         """Take the keys of these blocks, and of all that were computed from them.
@@ -72,8 +99,7 @@ class PrefixCache:
             for key in keys:
                 block_id = self._block_of[key]
                 forgotten.add(block_id)
-                self._idle.pop(block_id, None)
-                self._forget(block_id)
+                self.remove(block_id)
             keys = children - keys
         return forgotten
 
@@ -100,8 +126,24 @@ class PrefixCache:
         self._forget(block_id)
         return block_id
 
+    def _num_usable(self, block_ids: Sequence[int], *, step_back: bool) -> int:
+        """How many of the first blocks of a sequence it may use: see ``lookup``."""
+        reaches, num_full = self._needs.reaches, self._needs.num_full_groups
+        whole = [0] * len(reaches)  # blocks in a row, up to here, that have the group
+        num_usable = 0
+        for num_blocks, block_id in enumerate(block_ids, 1):
+            num_sliding = self._num_groups_of[block_id] - num_full
+            whole = [num + 1 if i < num_sliding else 0 for i, num in enumerate(whole)]
+            more = step_back and num_blocks == len(block_ids)
+            if all(
+                num >= min(num_blocks, reach + more)
+                for num, reach in zip(whole, reaches, strict=True)
+            ):
+                num_usable = num_blocks
+        return num_usable
+
     def _forget(self, block_id: int) -> None:
-        del self._block_of[self._key_of.pop(block_id)]
+        del self._block_of[self._key_of.pop(block_id)], self._num_groups_of[block_id]
         parent = self._parent_of.pop(block_id, None)
         if parent is not None:
             self._num_children[parent] -= 1

@@ -161,10 +161,10 @@ class Scheduler:
         self._queues.add_reserved(seq)
 
     def mark_proven(self, seq: Sequence) -> None:
-        """The KV of all of a RESERVED sequence's tokens is in its blocks and proven."""
+        """What a RESERVED sequence needs of the KV of all of its tokens is there and proven."""
         assert seq in self._queues.held, "proven, but not reserved here"
         assert seq.state is SequenceState.RESERVED, f"proven while {seq.state.name}"
-        self._tables.enter_computed(seq, seq.num_computed_tokens, seq.num_tokens)
+        self._tables.enter_pulled(seq)
         seq.num_computed_tokens = seq.num_tokens
 
     def start(self, seq: Sequence, emitted: list[int], compute_missing: bool) -> None:

@@ -2,18 +2,20 @@
 
 The model is replaced by one whose KV and tokens are hashes of everything before
 them, and the KV cache by a store of slots, so that any block that is reused,
-shared or read at the wrong time shows as a wrong token or a wrong slot.
+shared or read at the wrong time shows as a wrong token or a wrong slot. Its layers may
+have windows: then what is pulled has holes, and a step that sees into one shows as well.
 """
 
-import math
 from collections.abc import Sequence as Table
 from dataclasses import dataclass, field
+from itertools import product
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from diptych.block_needs import BlockNeeds, GroupExtent
 from diptych.engine.scheduling.block_pool import BlockPool
 from diptych.engine.scheduling.scheduler import Scheduler, SchedulerConfig
 from diptych.engine.scheduling.sequence import Sequence, SequenceKey, SequenceState
@@ -27,6 +29,8 @@ from diptych.sampling_params import SamplingParams
 
 VOCAB_SIZE = 3
 GARBAGE = -1
+NAN = float("nan")
+WINDOWS = st.lists(st.sampled_from([1, 2, 3, 5, 8]), max_size=2, unique=True)
 
 
 def kv_after(kv: int, token_id: int) -> int:
@@ -65,24 +69,41 @@ def continuation(seq: Sequence, max_model_len: int) -> tuple[list[int], FinishRe
 
 
 class SlotStore:
-    """The KV cache: one number per slot."""
+    """The KV cache: one number per slot and group of layers."""
 
-    def __init__(self, pool: BlockPool) -> None:
+    def __init__(self, pool: BlockPool, windows: list[int | None]) -> None:
         self.pool = pool
-        self.slots: dict[tuple[int, int], int] = {}
+        self.windows = windows  # of each group
+        self.slots: dict[tuple[int, int, int], int] = {}
 
-    def write(self, table: Table[int], position: int, kv: int) -> None:
+    def write(
+        self, table: Table[int], position: int, kv: int, num_groups: int | None = None
+    ) -> None:
+        """The first so many groups, or all; whatever was in the others is spoilt."""
         index, offset = divmod(position, self.pool.block_size)
         assert self.pool.is_writable(table[index]), "wrote into a shared or foreign block"
-        self.slots[table[index], offset] = kv
+        for group in range(len(self.windows)):
+            is_hole = num_groups is not None and group >= num_groups
+            self.slots[table[index], offset, group] = GARBAGE if is_hole else kv
 
-    def read(self, table: Table[int], num_tokens: int) -> list[int]:
-        places = (divmod(position, self.pool.block_size) for position in range(num_tokens))
-        return [self.slots[table[index], offset] for index, offset in places]
+    def read(self, table: Table[int], group: int, positions: range) -> list[int]:
+        places = (divmod(position, self.pool.block_size) for position in positions)
+        return [self.slots[table[index], offset, group] for index, offset in places]
+
+    def check_seen(self, table: Table[int], start: int, kvs: list[int]) -> None:
+        """What tokens from ``start`` on see of those before them, and of themselves."""
+        for group, window in enumerate(self.windows):
+            first = 0 if window is None else max(0, start - window + 1)
+            assert self.read(table, group, range(first, len(kvs))) == kvs[first:]
+
+    def check_held(self, block_id: int, num_groups: int, kvs: list[int]) -> None:
+        """The first slots of a block, in the first groups."""
+        for group in range(num_groups):
+            assert self.read([block_id], group, range(len(kvs))) == kvs
 
 
 class HashRunner:
-    """Runs plans on a slot store as a model would: reads the past, writes the chunk."""
+    """Runs plans on a slot store as a model would: sees the past, writes the chunk."""
 
     def __init__(self, store: SlotStore, scheduler: Scheduler) -> None:
         self.store = store
@@ -94,16 +115,13 @@ class HashRunner:
         return StepOutput(tokens=tuple(tokens), duration_s=0.01)
 
     def _run(self, chunk: Chunk, seq: Sequence) -> SampledToken | None:
-        past = self.store.read(chunk.block_table, chunk.start)
-        kv = past[-1] if past else len(seq.cache_salt)
-        for position, token_id in enumerate(chunk.token_ids, chunk.start):
-            kv = kv_after(kv, token_id)
-            self.store.write(chunk.block_table, position, kv)
-        expected = kv_of(seq.token_ids[: chunk.end], seq.cache_salt)
-        assert self.store.read(chunk.block_table, chunk.end) == expected
+        kvs = kv_of(seq.token_ids[: chunk.end], seq.cache_salt)
+        for position in range(chunk.start, chunk.end):
+            self.store.write(chunk.block_table, position, kvs[position])
+        self.store.check_seen(chunk.block_table, chunk.start, kvs)
         if chunk.sample is None:
             return None
-        return SampledToken(sampled(kv, chunk.sample.params, chunk.sample.allow_stop), math.nan)
+        return SampledToken(sampled(kvs[-1], chunk.sample.params, chunk.sample.allow_stop), NAN)
 
 
 @dataclass(eq=False)
@@ -129,8 +147,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             decode_headroom_blocks=data.draw(st.integers(0, 2), "headroom"),
             max_model_len=data.draw(st.integers(2, num_blocks * block_size + 1), "max_len"),
         )
-        self.pool = BlockPool(num_blocks, block_size)
-        self.store = SlotStore(self.pool)
+        windows = self.draw_windows(data)
+        needs = BlockNeeds(block_size, [GroupExtent(window, 1) for window in windows])
+        self.pool = BlockPool(num_blocks, block_size, needs)
+        self.store = SlotStore(self.pool, windows)
         self.scheduler = Scheduler(config, self.pool)
         self.runner = HashRunner(self.store, self.scheduler)
         self.config = config
@@ -140,6 +160,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.quarantined: set[int] = set()
         self.num_made = 0
         self.idle = False  # schedule() found nothing and nobody called in since
+
+    def draw_windows(self, data: st.DataObject) -> list[int | None]:
+        """Of the groups of layers, in their order within a block."""
+        windows: list[int | None] = [*sorted(data.draw(WINDOWS, "windows"), reverse=True)]
+        if not windows or data.draw(st.booleans(), "has full layers"):
+            windows.insert(0, None)
+        return windows
 
     def clients_in(self, *states: SequenceState) -> list[Client]:
         return [client for client in self.clients if client.seq.state in states]
@@ -159,6 +186,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         if bool(self.clients) and data.draw(st.booleans(), "twin"):
             twin = data.draw(st.sampled_from(self.clients)).seq
             prompt, salt = twin.token_ids[: twin.num_prompt_tokens], twin.cache_salt
+            num_whole = len(prompt) - len(prompt) % self.pool.block_size
+            prompt = prompt[: data.draw(st.sampled_from([num_whole, len(prompt)]))] or prompt
         max_tokens = data.draw(st.sampled_from([1, 2, 20]), "max_tokens")
         params = SamplingParams(
             seed=seed,
@@ -225,9 +254,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.pull_all(client.seq)
 
     def pull_all(self, seq: Sequence) -> None:
+        """Of each block what the sequence needs, and nothing else."""
+        last_block = (seq.num_tokens - 1) // self.pool.block_size
         for position, kv in enumerate(kv_of(seq.token_ids, seq.cache_salt)):
             if position >= seq.num_computed_tokens:
-                self.store.write(seq.block_table, position, kv)
+                index = position // self.pool.block_size
+                num_groups = self.pool.needs.num_groups_of(index, last_block)
+                self.store.write(seq.block_table, position, kv, num_groups)
         self.scheduler.mark_proven(seq)
 
     @rule(data=st.data())
@@ -249,8 +282,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     def late_reads(self, data: st.DataObject, ended: bool) -> None:
         blocks = data.draw(st.sets(st.sampled_from(sorted(self.quarantined))), "blocks")
         for block in blocks:
-            for offset in range(self.pool.block_size):
-                self.store.slots[block, offset] = GARBAGE
+            slots = product(range(self.pool.block_size), range(self.pool.needs.num_groups))
+            for offset, group in slots:
+                self.store.slots[block, offset, group] = GARBAGE
         if ended:
             self.pool.end_quarantine(blocks)
             self.quarantined -= blocks
@@ -363,8 +397,17 @@ class SchedulerMachine(RuleBasedStateMachine):
             is_waiting = seq.state is SequenceState.WAITING
             num_fixed = seq.num_computed_tokens // self.pool.block_size if is_waiting else len(now)
             client.fixed = now[:num_fixed]
-            kvs = kv_of(seq.token_ids, seq.cache_salt)[: seq.num_computed_tokens]
-            assert self.store.read(seq.block_table, seq.num_computed_tokens) == kvs
+            self.check_lease(seq)
+
+    def check_lease(self, seq: Sequence) -> None:
+        """What its readers need of what was computed is there."""
+        kvs = kv_of(seq.token_ids, seq.cache_salt)[: seq.num_computed_tokens]
+        num_tokens = seq.num_tokens - (seq.state is SequenceState.LEASED)  # the one it drew
+        size, last_block = self.pool.block_size, (num_tokens - 1) // self.pool.block_size
+        for index in range(self.pool.num_blocks_for(len(kvs))):
+            num_groups = self.pool.needs.num_groups_of(index, last_block)
+            held = kvs[index * size : (index + 1) * size]
+            self.store.check_held(seq.block_table[index], num_groups, held)
 
     @invariant()
     def only_the_living_hold_blocks(self) -> None:

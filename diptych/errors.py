@@ -186,3 +186,10 @@ class DeviceLostError(Exception):
     Raised by whoever waits for the device, on the model thread or the transfer's. No caller can
     act on it, so it has no reason on the wire.
     """
+
+
+class DeviceMemoryError(Exception):
+    """A step needed more memory than the device has left: its sequences end, nothing else does.
+
+    Not of the wire either: clients are told that the step failed.
+    """

@@ -19,11 +19,12 @@ from diptych.engine.scheduling.scheduler import Scheduler
 from diptych.engine.scheduling.sequence import Sequence
 from diptych.engine.scheduling.step import SequenceUpdate, StepOutput, StepPlan
 from diptych.engine.scheduling.step_timing import MeasuredStep, StepTiming
-from diptych.errors import DeviceLostError, StepFailedError
+from diptych.errors import DeviceLostError, DeviceMemoryError, StepFailedError
 
 logger = logging.getLogger(__name__)
 
 MAX_FAILED_STEPS = 3  # in a row: then it is not the sequences
+MAX_STEPS_OUT_OF_MEMORY = 16  # in a row: then it is not their size; a smaller one would have passed
 
 
 class StepRunner(Protocol):
@@ -36,8 +37,8 @@ class StepRunner(Protocol):
         nothing of the step still reads or writes any block, whether it drew tokens or not: what
         it computed is announced, cached and freed on the return alone.
 
-        Raises DeviceLostError; any other error is of this step's sequences. It, too, is
-        raised only when nothing of the step is still at work.
+        Raises DeviceLostError; any other error is of this step's sequences (DeviceMemoryError:
+        of their number and size). It, too, is raised only when nothing of the step is at work.
         """
         ...
 
@@ -73,15 +74,17 @@ class StepEngine:
         self._awake = asyncio.Event()
         self._abandoned: asyncio.Future[None] | None = None  # of a run under way
         self._num_tokens_in_step = 0
-        self._num_failed = 0  # steps in a row
+        self._num_failed = 0  # steps in a row, for whatever reason but this:
+        self._num_out_of_memory = 0
         self._in_step = False
         self._timing = StepTiming(measured)
 
     async def run(self) -> None:
         """Run steps until cancelled; sleeps when nothing can run.
 
-        An error of a step ends that step's sequences. After several in a row, or one of the
-        device, it ends with it, as with any of a listener: the process must go down.
+        An error of a step ends that step's sequences. After several in a row (more where only
+        memory was short), or one of the device, it ends with it, as with any of a listener: the
+        process must go down.
         On cancellation it waits for the step in flight, whose memory it uses, or for ``abandon``.
         """
         self._abandoned = asyncio.get_running_loop().create_future()
@@ -195,7 +198,7 @@ class StepEngine:
             except Exception as error:  # noqa: BLE001 - whatever it is, it is of one step
                 updates = self._fail(plan, error)
             else:
-                self._num_failed = 0
+                self._num_failed = self._num_out_of_memory = 0
                 updates = self._scheduler.update(plan, output)
                 self._record(plan, output, began_s, started_s)
             self.num_steps += 1
@@ -203,11 +206,19 @@ class StepEngine:
                 listener(updates)
 
     def _fail(self, plan: StepPlan, error: Exception) -> list[SequenceUpdate]:
-        self._num_failed += 1
-        if isinstance(error, DeviceLostError) or self._num_failed >= MAX_FAILED_STEPS:
+        if isinstance(error, DeviceMemoryError):
+            self._num_out_of_memory += 1
+        else:
+            self._num_failed += 1
+        if (
+            isinstance(error, DeviceLostError)
+            or self._num_failed >= MAX_FAILED_STEPS
+            or self._num_out_of_memory >= MAX_STEPS_OUT_OF_MEMORY
+        ):
             raise error
         error_id = uuid.uuid4().hex
-        logger.error("a step failed", exc_info=error, extra={"error_id": error_id})
+        size = {"num_chunks": len(plan.chunks), "num_tokens": plan.num_tokens}
+        logger.error("a step failed", exc_info=error, extra={"error_id": error_id, **size})
         self.last_step = None
         return self._scheduler.fail(plan, StepFailedError(f"a model step failed: {error_id}"))
 

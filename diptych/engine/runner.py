@@ -18,7 +18,7 @@ from diptych.engine.kv.cache import KVCache
 from diptych.engine.model.decoder import Decoder
 from diptych.engine.scheduling.step import Chunk, SampledToken, SampleSpec, StepOutput, StepPlan
 from diptych.engine.scheduling.step_timing import MeasuredStep
-from diptych.errors import LogitsError
+from diptych.errors import DeviceMemoryError, LogitsError
 from diptych.sampling_params import SamplingParams
 
 WarmUpProgress = Callable[[float], None]  # done ratio, 0 to 1
@@ -70,15 +70,20 @@ class Runner:
 
         Returns or raises once the device has done all that it was given. Raises:
             ValueError: the plan is malformed (a bug of the caller's).
+            DeviceMemoryError: the step needs more memory than there is; other steps may not.
             DeviceLostError: the device cannot be used again.
         """
         begin = time.perf_counter()
         try:
-            inputs = build_inputs(plan, self._kv_cache.block_size, self._backend.device)
-            tokens = self._run(plan.chunks, inputs)
-        finally:  # whatever broke off: what came before it may still write blocks
-            self._backend.synchronise()
-        return StepOutput(tokens=tokens, duration_s=time.perf_counter() - begin)
+            tokens = self._complete(plan)
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            lacked = str(error)
+        else:
+            return StepOutput(tokens=tokens, duration_s=time.perf_counter() - begin)
+        # Not before the error is gone, whose traceback has the step's tensors.
+        if self._backend.memory is not None:
+            self._backend.memory.release_unused()
+        raise DeviceMemoryError(lacked)
 
     @torch.inference_mode()
     def logits(self, plan: StepPlan) -> Tensor:
@@ -90,6 +95,13 @@ class Runner:
         lasts = zip(plan.chunks, inputs.last_rows, strict=True)
         rows = [np.arange(last + 1 - len(chunk.token_ids), last + 1) for chunk, last in lasts]
         return self._model.logits(self._forward(inputs, np.concatenate(rows)))
+
+    def _complete(self, plan: StepPlan) -> tuple[SampledToken | LogitsError | None, ...]:
+        try:
+            inputs = build_inputs(plan, self._kv_cache.block_size, self._backend.device)
+            return self._run(plan.chunks, inputs)
+        finally:  # whatever broke off: what came before it may still write blocks
+            self._backend.synchronise()
 
     def _run(
         self, chunks: Sequence[Chunk], inputs: StepInputs

@@ -1,5 +1,6 @@
 """What the runner gives back, a result or an error, comes when the device has done the step."""
 
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from diptych.engine.model.decoder import Decoder
 from diptych.engine.model.parts import Rows
 from diptych.engine.runner import Runner
 from diptych.engine.scheduling.step import Chunk, SampledToken, SampleSpec, StepPlan
-from diptych.errors import LogitsError
+from diptych.errors import DeviceMemoryError, LogitsError
 from diptych.sampling_params import SamplingParams
 from tests.engines import load_decoder
 from tests.tiny_model import write_tiny_model
@@ -60,7 +61,7 @@ class LateBackend(TorchBackend):
         return super().sample(logits, specs, positions)
 
 
-def runner_on(backend: LateBackend, folder: Path) -> Runner:
+def runner_on(backend: TorchBackend, folder: Path) -> Runner:
     write_tiny_model(folder)
     decoder = load_decoder(folder)
     return Runner(decoder, KVCache(decoder.config, 8, 16), backend)
@@ -94,3 +95,41 @@ def test_a_step_that_fails_ends_when_the_device_has_done_what_it_began(
     with pytest.raises(BrokenError):
         runner.execute(plan_of((SPEC,)))
     assert not backend.is_behind
+
+
+class FullBackend(TorchBackend):
+    """A device without room for steps of many rows; it keeps what was freed."""
+
+    def __init__(self, max_rows: int, error: type[Exception]) -> None:
+        super().__init__(torch.device("cpu"))
+        self.memory = self
+        self._max_rows, self._error = max_rows, error
+        self.made: list[weakref.ref[Tensor]] = []
+        self.num_held: list[int] = []  # tensors of the step, whenever unused ones are given back
+
+    def release_unused(self) -> None:
+        self.num_held.append(sum(made() is not None for made in self.made))
+
+    def forward_pass(self, model: Decoder, kv_cache: KVCache) -> ForwardPass:
+        made = super().forward_pass(model, kv_cache)
+
+        def forward(inputs: StepInputs, rows: Rows) -> Tensor:
+            hidden = made(inputs, rows)
+            self.made.append(weakref.ref(hidden))
+            if len(inputs.token_ids) > self._max_rows:
+                raise self._error("tried to allocate 20 GiB")
+            return hidden
+
+        return forward
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError])
+def test_a_step_without_memory_leaves_none_behind(tmp_path: Path, error: type[Exception]) -> None:
+    """What it had is free when the device is asked to give back what nobody uses."""
+    backend = FullBackend(3, error)
+    runner = runner_on(backend, tmp_path)
+    with pytest.raises(DeviceMemoryError, match="20 GiB"):
+        runner.execute(plan_of((SPEC, SPEC)))
+    assert backend.num_held == [0]
+    assert runner.execute(plan_of((SPEC,))).tokens[0] is not None
+    assert backend.num_held == [0]

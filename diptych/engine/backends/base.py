@@ -33,11 +33,24 @@ class ForwardPass(Protocol):
         ...
 
 
+class DeviceMemory(Protocol):
+    """Memory of a device that is not the host's."""
+
+    def release_unused(self) -> None:
+        """Give back what was freed and is kept for later."""
+        ...
+
+
 class Backend(Protocol):
     """A device, and the parts of an engine that are made for it."""
 
     @property
     def device(self) -> torch.device: ...
+
+    @property
+    def memory(self) -> DeviceMemory | None:
+        """None: it is the host's, which others share out."""
+        ...
 
     def weights(self, dtype: torch.dtype, quantization: Quantization) -> WeightStore:
         """Raises ConfigurationError: no such combination on this device."""

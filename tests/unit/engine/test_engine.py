@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from diptych.engine.engine import MAX_FAILED_STEPS, StepEngine
+from diptych.engine.engine import MAX_FAILED_STEPS, MAX_STEPS_OUT_OF_MEMORY, StepEngine
 from diptych.engine.scheduling.block_pool import BlockPool, Owner
 from diptych.engine.scheduling.scheduler import Scheduler, SchedulerConfig
 from diptych.engine.scheduling.sequence import Sequence, SequenceKey, SequenceState
 from diptych.engine.scheduling.step import SampledToken, SequenceUpdate, StepOutput, StepPlan
 from diptych.engine.scheduling.step_timing import MeasuredStep, StepTiming
-from diptych.errors import DeviceLostError, StepFailedError
+from diptych.errors import DeviceLostError, DeviceMemoryError, StepFailedError
 from diptych.finish_reason import FinishReason
 from diptych.sampling_params import SamplingParams
 
@@ -191,6 +191,33 @@ async def test_errors_of_steps_in_a_row_end_the_loop() -> None:
         rig.start(3, max_tokens=9)
         await loop_task
     assert len(rig.runner.plans) == MAX_FAILED_STEPS
+
+
+async def test_a_worker_outlives_steps_that_are_too_large() -> None:
+    """Any number of them while a smaller one passes now and then, many that come in a row."""
+    rig = Rig()
+    async with rig.running():
+        for num_too_large in (1, MAX_FAILED_STEPS, MAX_STEPS_OUT_OF_MEMORY - 1):
+            rig.runner.error = DeviceMemoryError("tried to allocate 20 GiB")
+            for _ in range(num_too_large):
+                await rig.until_finished(rig.start(3, max_tokens=9))
+                assert isinstance(rig.updates[-1].error, StepFailedError)
+            rig.runner.error = None
+            await rig.until_finished(rig.start(4, max_tokens=2))
+            assert rig.updates[-1].finish_reason is FinishReason.LENGTH
+    assert rig.pool.counts().running == 0
+
+
+async def test_no_memory_for_any_step_ends_the_loop() -> None:
+    def start_another(updates: list[SequenceUpdate]) -> None:
+        rig.start(3, max_tokens=9)
+
+    rig = Rig(on_step=start_another)
+    rig.runner.error = DeviceMemoryError("tried to allocate 20 GiB")
+    rig.start(3, max_tokens=9)
+    with pytest.raises(DeviceMemoryError):
+        await rig.engine.run()
+    assert len(rig.runner.plans) == MAX_STEPS_OUT_OF_MEMORY
 
 
 async def test_cancelling_waits_for_the_step_and_frees_what_was_released() -> None:

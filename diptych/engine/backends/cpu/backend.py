@@ -26,6 +26,8 @@ from diptych.formats import Quantization
 class CpuBackend:
     """Implements ``Backend``. Compiled parts are imported when they are made: numba is optional."""
 
+    memory = None
+
     def __init__(self) -> None:
         self._torch = TorchBackend(torch.device("cpu"))
 

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from diptych.engine.backends.base import ForwardPass
+from diptych.engine.backends.base import DeviceMemory, ForwardPass
 from diptych.engine.backends.torch.attention import TorchAttention
 from diptych.engine.backends.torch.int8_linear import PlainInt8Linear, quantise_weight
 from diptych.engine.backends.torch.layer_ops import TorchLayerOps
 from diptych.engine.backends.torch.linear import PlainLinear
+from diptych.engine.backends.torch.memory import TorchDeviceMemory
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.kv.memory import DeviceKVMemory, HostKVMemory, KVMemory, wait_for
 from diptych.engine.model.config import ModelConfig
@@ -26,6 +27,9 @@ class TorchBackend:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self.memory: DeviceMemory | None = None
+        if device.type not in ("cpu", "meta"):
+            self.memory = TorchDeviceMemory(torch.get_device_module(device))
 
     @property
     def device(self) -> torch.device:

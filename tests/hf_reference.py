@@ -43,6 +43,7 @@ def write_gemma3_with_images(folder: Path) -> None:
         "max_position_embeddings": 640,
         "query_pre_attn_scalar": 24,
         "sliding_window": 32,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},  # of full layers
         "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
         "initializer_range": 0.3,
     }

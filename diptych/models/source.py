@@ -23,6 +23,7 @@ DEFAULT_CACHE_DIR = Path("~/.cache/diptych")
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_FILES = ["*.json", "*.jinja", "LICENSE*", "NOTICE*"]
+_NOT_OURS = ["*/*", "*.bin.index.json"]  # of other formats of the same weights
 _INDEX_NAME, _SINGLE_NAME = "model.safetensors.index.json", "model.safetensors"
 
 
@@ -90,7 +91,7 @@ def _hub_folder(model: str, cache_dir: Path, progress: Progress) -> Path:
     progress(stage, 0.0)
     fetch = partial(snapshot_download, model, cache_dir=cache_dir.expanduser() / "hub")
     try:
-        folder = Path(fetch(allow_patterns=_HUB_FILES))
+        folder = Path(fetch(allow_patterns=_HUB_FILES, ignore_patterns=_NOT_OURS))
         # The same revision, though the hub may have a newer one by now.
         fetch(allow_patterns=_weight_files(folder), revision=folder.name)
     except Exception as error:  # noqa: BLE001 - whatever the hub's client and its HTTP raise

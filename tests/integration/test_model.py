@@ -303,8 +303,18 @@ def test_bfloat16_is_as_near_as_transformers(
 
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
 def test_the_text_part_of_a_model_with_images(tmp_path: Path, prefix: str) -> None:
-    """A folder as the larger Gemma 3 have it: other tensors beside the decoder's."""
+    """A folder as the larger Gemma 3 have it: other tensors beside the decoder's.
+
+    Full layers' rotary frequencies are scaled, in the spelling of either transformers.
+    """
     hf_reference.write_gemma3_with_images(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    ropes = config["text_config"]["rope_parameters"]
+    assert ropes["full_attention"]["factor"] == 8.0
+    if prefix == "language_model.model.":
+        del config["text_config"]["rope_parameters"]
+        config["text_config"]["rope_scaling"] = {"factor": 8.0, "rope_type": "linear"}
+        (tmp_path / "config.json").write_text(json.dumps(config))
     path = tmp_path / "model.safetensors"
     tensors = load_file(path)
     renamed = {name.replace("language_model.model.", prefix): t for name, t in tensors.items()}

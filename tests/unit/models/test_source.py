@@ -83,6 +83,20 @@ def test_the_hubs_failure_is_one_line(tmp_path: Path, monkeypatch: pytest.Monkey
         resolve("org/name", tmp_path)
 
 
+_OTHER_FORMATS = (
+    "consolidated.safetensors",
+    "consolidated.00.pth",
+    "original/consolidated.safetensors",
+    "original/params.json",
+    "pytorch_model-00001-of-00002.bin",
+    "pytorch_model.bin.index.json",
+    "model.fp16.safetensors",
+    "model-Q4_K_M.gguf",
+    "onnx/config.json",
+    "tf_model.h5",
+)
+
+
 @pytest.mark.parametrize("is_sharded", [True, False])
 def test_the_hub_is_asked_for_the_weights_that_are_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_sharded: bool
@@ -91,30 +105,43 @@ def test_the_hub_is_asked_for_the_weights_that_are_used(
     import huggingface_hub
 
     shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
-    remote = {"config.json": "{}", "consolidated.safetensors": "", "original/a.safetensors": ""}
+    used = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
+    used |= {"chat_template.jinja", "LICENSE"}
+    remote = dict.fromkeys([*used, *_OTHER_FORMATS], "{}")
     if is_sharded:
         weight_map = {"a": shards[0], "b": shards[1], "c": shards[0]}
-        remote |= dict.fromkeys(shards, "")
+        remote |= dict.fromkeys([*shards, "model-00003-of-00003.safetensors"], "")
         remote["model.safetensors.index.json"] = json.dumps({"weight_map": weight_map})
+        used |= {*shards, "model.safetensors.index.json"}
     else:
+        used.add("model.safetensors")
         remote["model.safetensors"] = ""
     snapshot = tmp_path / "0123abcd"
 
+    def matches(file: str, patterns: list[str]) -> bool:
+        return any(fnmatch.fnmatch(file, pattern) for pattern in patterns)
+
     def fetch(
-        name: str, *, cache_dir: Path, allow_patterns: list[str], revision: str | None = None
+        name: str,
+        *,
+        cache_dir: Path,
+        allow_patterns: list[str],
+        ignore_patterns: list[str] | None = None,
+        revision: str | None = None,
     ) -> str:
         assert name == "org/name"
         assert revision in (None, snapshot.name)
         snapshot.mkdir(exist_ok=True)
         for file, content in remote.items():
-            if any(fnmatch.fnmatch(file, pattern) for pattern in allow_patterns):
+            if matches(file, allow_patterns) and not matches(file, ignore_patterns or []):
+                (snapshot / file).parent.mkdir(exist_ok=True)
                 (snapshot / file).write_text(content)
         return str(snapshot)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
     assert resolve("org/name", tmp_path).folder == snapshot
-    weights = {path.name for path in snapshot.iterdir() if path.suffix == ".safetensors"}
-    assert weights == set(shards if is_sharded else ["model.safetensors"])
+    fetched = {str(p.relative_to(snapshot)) for p in snapshot.rglob("*") if p.is_file()}
+    assert fetched == used
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": 3}'])

@@ -12,6 +12,8 @@ from decode_worker.stream_resources import StreamDeps, StreamResources
 from decode_worker.worker_limits import WorkerLimits
 from diptych.errors import DiptychError
 from diptych.process import Ready
+from diptych.rpc.identity import Identity
+from diptych.rpc.peer_channel import Dialer
 from diptych.service_host import ServiceHost
 from diptych.telemetry.families import TransferMetrics
 from diptych.v1 import decode_pb2, decode_pb2_grpc, worker_pb2, worker_pb2_grpc
@@ -69,7 +71,7 @@ class DecodeRole:
         pairs = PairTable(
             endpoint,
             scratch=parts.scratch,
-            timers=self._config.timers,
+            dialer=Dialer(self._config.timers, self._host.identity),
             on_change=self._status.changed,
             on_quarantine=parts.engine.quarantine,
             on_quarantine_end=parts.engine.end_quarantine,
@@ -150,7 +152,8 @@ async def serve(config: DecodeWorkerConfig, stop: asyncio.Event, ready: Ready) -
     if config.cpus is not None:
         confine_to(config.cpus)
     status = WorkerStatus(worker_pb2.WORKER_ROLE_DECODE)
-    async with ServiceHost(config, instance_id=status.incarnation) as host:
+    identity = Identity.of(config.tls)
+    async with ServiceHost(config, instance_id=status.incarnation, identity=identity) as host:
         deps = StreamDeps(
             status=status,
             timers=config.timers,

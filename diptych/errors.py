@@ -68,6 +68,13 @@ class ModelNotFoundError(DiptychError):
     reason = "MODEL_NOT_FOUND"
 
 
+class PeerNotAllowedError(DiptychError):
+    """The caller's certificate is of no role that may call this."""
+
+    code = grpc.StatusCode.PERMISSION_DENIED
+    reason = "PEER_NOT_ALLOWED"
+
+
 class TicketInvalidError(DiptychError):
     """Unknown, revoked or somebody else's ticket. The router grants a new one."""
 

@@ -36,6 +36,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from diptych import settings
 from diptych.errors import ConfigurationError
+from diptych.rpc.identity import TlsFiles
 from diptych.telemetry import logs
 from diptych.timers import Timers
 
@@ -92,6 +93,7 @@ class ProcessConfig(BaseModel):
         False, description="Stop when standard input ends, so as not to outlive the parent."
     )
     timers: Timers = Field(Timers(), description="Liveness and patience, s.")
+    tls: TlsFiles = TlsFiles()
 
 
 P_contra = TypeVar("P_contra", bound=ProcessConfig, contravariant=True)

@@ -19,6 +19,7 @@ from prometheus_client.registry import RestrictedRegistry
 from diptych import __version__, settings
 from diptych.errors import ConfigurationError
 from diptych.process import ProcessConfig
+from diptych.rpc.identity import Identity
 from diptych.rpc.server import PublicEdge, make_server
 from diptych.telemetry import logs
 from diptych.telemetry.metrics import Metrics
@@ -73,12 +74,15 @@ class ServiceHost:
         *,
         instance_id: str = "",
         public: PublicEdge | None = None,
+        identity: Identity | None = None,
     ) -> None:
         """``instance_id`` is the process's incarnation, for the trace's resource.
 
-        ``public`` where clients connect, and not only processes of the cluster.
+        ``public`` where clients connect, and not only processes of the cluster; ``identity``
+        where those, and nobody else, prove who they are.
         """
         self._config = config
+        self.identity = identity
         self.host = _split(config.listen)
         self.registry = _LoopRegistry()
         self.metrics = Metrics(self.registry)
@@ -90,7 +94,7 @@ class ServiceHost:
             standard=standard_tracing(config.otlp_endpoint),
             instance_id=instance_id,
         )
-        self.server = make_server(config.timers, public)
+        self.server = make_server(config.timers, public, identity)
         self.port = 0
         self.metrics_port: int | None = None
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined] # absent in the stubs
@@ -138,7 +142,7 @@ class ServiceHost:
         await self._set_health([""], serving=True)
         await self.set_serving(False)
         try:
-            self.port = self.server.add_insecure_port(self._config.listen)
+            self.port = self._add_port(self._config.listen)
         except RuntimeError:
             self.port = 0
         if self.port == 0:
@@ -150,6 +154,11 @@ class ServiceHost:
         if self._config.metrics_port is not None:
             self._start_metrics(self._config.metrics_port)
         self._write_port_file(other_ports)
+
+    def _add_port(self, address: str) -> int:
+        if self.identity is None:
+            return self.server.add_insecure_port(address)
+        return self.server.add_secure_port(address, self.identity.of_server())
 
     async def set_serving(self, serving: bool) -> None:
         """Tell health checkers whether the role's services take requests: readiness.

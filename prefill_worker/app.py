@@ -7,6 +7,7 @@ from functools import partial
 
 from diptych.errors import DiptychError
 from diptych.process import Ready
+from diptych.rpc.identity import Identity
 from diptych.service_host import ServiceHost
 from diptych.telemetry.families import LeaseMetrics
 from diptych.v1 import (
@@ -131,7 +132,8 @@ async def serve(config: PrefillWorkerConfig, stop: asyncio.Event, ready: Ready) 
     if config.cpus is not None:
         confine_to(config.cpus)
     status = WorkerStatus(worker_pb2.WORKER_ROLE_PREFILL)
-    async with ServiceHost(config, instance_id=status.incarnation) as host:
+    identity = Identity.of(config.tls)
+    async with ServiceHost(config, instance_id=status.incarnation, identity=identity) as host:
         servicer = PrefillServicer(
             StreamDeps(status=status, timers=config.timers, spans=host.tracing)
         )

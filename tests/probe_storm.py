@@ -8,12 +8,14 @@ import asyncio
 from collections.abc import Callable, Sequence
 from itertools import count
 from random import Random
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, NamedTuple, cast
 
 import grpc
 import pytest
 
 from diptych.errors import DiptychError
+from diptych.rpc import peer_channel
+from diptych.rpc.peer_channel import Dialer
 from diptych.rpc.server import Context
 from diptych.timers import Timers
 from diptych.v1 import common_pb2, worker_pb2
@@ -28,7 +30,7 @@ from diptych.worker.scratch import PoolScratch
 from kvtransfer.config import TransferConfig
 from kvtransfer.endpoint import TransferEndpoint
 from kvtransfer.memory import HostMemory
-from kvtransfer.reader import pair, pairs
+from kvtransfer.reader import pairs
 from kvtransfer.reader.pairs import PairTable, PeerKey
 from kvtransfer.source.lease_table import LeaseTable
 from kvtransfer.source.servicer import KVSourceServicer
@@ -125,7 +127,7 @@ class Reader(Process):
         self.pairs = PairTable(
             self.endpoint,
             scratch=self.scratch,
-            timers=Timers(),
+            dialer=Dialer(Timers()),
             on_change=lambda: None,
             on_quarantine=lambda _: None,
             on_quarantine_end=lambda _: None,
@@ -210,10 +212,7 @@ class Channel:
         self._source = source
         self._handlers = handlers
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *error: object) -> None: ...
+    async def close(self, grace: float | None) -> None: ...
 
     def unary_unary(self, method: str, **_: object) -> Any:
         return self._source.connect
@@ -295,7 +294,9 @@ async def _storm(num_readers: int, num_sources: int, job_s: float, up_at: float)
         patch.setattr(pairs, "Random", lambda: Random(next(seeds)))
         async with asyncio.timeout(_PATIENCE_S), asyncio.TaskGroup() as handlers:
             patch.setattr(
-                pair, "open_channel", lambda address, _: Channel(by_address[address], handlers)
+                peer_channel,
+                "open_channel",
+                lambda address, _: Channel(by_address[address], handlers),
             )
             readers = [Reader(number, job_s, sources) for number in range(num_readers)]
             async with asyncio.TaskGroup() as tasks:

@@ -7,6 +7,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from pydantic import BaseModel, ConfigDict, Field
 
 from diptych import settings
+from diptych.rpc.identity import Identity, PeerRole, TlsFiles
 
 EXIT_NOT_SERVING = 1
 
@@ -23,6 +24,10 @@ class HealthConfig(BaseModel):
         "requests. Unset: whether the process lives.",
     )
     timeout_s: float = Field(2.0, gt=0, description="Give up after this, s.")
+    role: PeerRole = Field(
+        "prefill", description="With --tls: what the process's certificate has to say that it is."
+    )
+    tls: TlsFiles = TlsFiles()
 
 
 def run(args: list[str]) -> int:
@@ -36,9 +41,17 @@ def run(args: list[str]) -> int:
 def _ask(config: HealthConfig) -> str:
     """What the process says of itself; why it could not be asked, if so."""
     request = health_pb2.HealthCheckRequest(service=config.service)
-    with grpc.insecure_channel(config.address) as channel:
+    with _open(config) as channel:
         try:
             answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=config.timeout_s)
         except grpc.RpcError as error:
             return str(error.code().name)
     return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
+
+
+def _open(config: HealthConfig) -> grpc.Channel:
+    identity = Identity.of(config.tls)
+    if identity is None:
+        return grpc.insecure_channel(config.address)
+    options = [("grpc.ssl_target_name_override", identity.name(config.role))]
+    return grpc.secure_channel(config.address, identity.to_peer(), options)

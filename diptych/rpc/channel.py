@@ -14,6 +14,9 @@ from diptych.timers import Timers
 
 ChannelOptions: TypeAlias = list[tuple[str, int]]
 
+Lock: TypeAlias = tuple[grpc.ChannelCredentials, str]
+"""What opens a peer's lock, and the name that the peer's certificate has to have."""
+
 MAX_MESSAGE_BYTES = 16 * 2**20
 
 _TIMERS = Timers()
@@ -23,9 +26,11 @@ SIZE_OPTIONS: ChannelOptions = [
 ]
 
 
-def open_channel(address: str, timers: Timers = _TIMERS) -> grpc.aio.Channel:
+def open_channel(
+    address: str, timers: Timers = _TIMERS, lock: Lock | None = None
+) -> grpc.aio.Channel:
     """Open a channel to a peer process of the cluster. The caller closes it."""
-    options = [
+    options: list[tuple[str, int | str]] = [
         *keepalive_options(timers.keepalive_s, timers.keepalive_answer_s),
         *SIZE_OPTIONS,
         # how long an attempt to connect may take: a peer on a busy machine answers late
@@ -36,7 +41,11 @@ def open_channel(address: str, timers: Timers = _TIMERS) -> grpc.aio.Channel:
         ("grpc.dns_min_time_between_resolutions_ms", 1000),
         ("grpc.use_local_subchannel_pool", 1),
     ]
-    return grpc.aio.insecure_channel(address, options=options)
+    if lock is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    credentials, name = lock
+    options.append(("grpc.ssl_target_name_override", name))
+    return grpc.aio.secure_channel(address, credentials, options=options)
 
 
 def keepalive_options(interval_s: float, answer_s: float) -> ChannelOptions:

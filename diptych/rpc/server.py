@@ -14,6 +14,7 @@ from grpc_status import rpc_status
 from diptych.errors import DiptychError, InvalidRequestError
 from diptych.rpc.channel import MAX_MESSAGE_BYTES, SIZE_OPTIONS, ChannelOptions, keepalive_options
 from diptych.rpc.decoding import decode
+from diptych.rpc.identity import Identity
 from diptych.rpc.status import to_status
 from diptych.timers import Timers
 
@@ -45,10 +46,15 @@ class PublicEdge:
     keepalive_answer_s: float = 20.0
 
 
-def make_server(timers: Timers = _TIMERS, public: PublicEdge | None = None) -> grpc.aio.Server:
+def make_server(
+    timers: Timers = _TIMERS,
+    public: PublicEdge | None = None,
+    identity: Identity | None = None,
+) -> grpc.aio.Server:
     """Make a server whose handlers may raise DiptychError. The caller starts it.
 
-    ``public``: for clients; None: for the cluster's own processes, judged by ``timers``.
+    ``public``: for clients; None: for the cluster's own processes, judged by ``timers``. With an
+    ``identity``, the certificate of who calls decides which services are for them.
     """
     options = [
         *(_cluster_options(timers) if public is None else _public_options(public)),
@@ -57,7 +63,7 @@ def make_server(timers: Timers = _TIMERS, public: PublicEdge | None = None) -> g
         ("grpc.so_reuseport", 0),
     ]
     return grpc.aio.server(
-        interceptors=[ErrorInterceptor()],
+        interceptors=[ErrorInterceptor(identity)],
         options=options,
         maximum_concurrent_rpcs=None if public is None else public.max_concurrent_rpcs,
     )
@@ -85,6 +91,10 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     field if the reason is a string that is not UTF-8.
     """
 
+    def __init__(self, identity: Identity | None = None) -> None:
+        """With an ``identity``, a caller whose role may not call is refused first of all."""
+        self._identity = identity
+
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
@@ -99,6 +109,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
             async def stream(request: Any, context: Context) -> AsyncIterator[Message]:
                 try:
+                    self._check(handler_call_details.method, context)
                     check_decoded(request)
                     async for response in inner_stream(request, context):
                         yield response
@@ -115,6 +126,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
         async def unary(request: Any, context: Context) -> Message:
             try:
+                self._check(handler_call_details.method, context)
                 check_decoded(request)
                 response: Message = await inner_unary(request, context)
             except (asyncio.CancelledError, grpc.RpcError):
@@ -126,6 +138,10 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         if handler.request_streaming:
             return grpc.stream_unary_rpc_method_handler(unary, *codec)
         return grpc.unary_unary_rpc_method_handler(unary, *codec)
+
+    def _check(self, method: str, context: Context) -> None:
+        if self._identity is not None:
+            self._identity.check_caller(method, context.auth_context())
 
 
 class _Undecodable:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import grpc
 
 from diptych.errors import DiptychError, LayoutMismatchError
-from diptych.rpc.channel import open_channel
+from diptych.rpc.peer_channel import PeerChannel
 from diptych.v1 import common_pb2, decode_pb2, kv_source_pb2, worker_pb2
 from kvtransfer.first_done import first_to_end
 from kvtransfer.reader.pair_machine import PairMachine, PairState
@@ -106,21 +106,20 @@ class SourcePair:
     async def keep(self) -> None:
         """Keep the pair proven until cancelled."""
         pause = RetryPause(self._kit.endpoint.config, self._kit.random)
-        async with open_channel(self.key.address, self._kit.timers) as channel:
-            prover = LinkProver(self._kit, self.key.incarnation, channel)
-            try:
-                while self._machine.state is not PairState.REFUSED:
-                    if self._machine.state is PairState.FAILED:
-                        await asyncio.sleep(pause.next_s())
-                    await self._keep_once(prover, channel, pause)
-                await asyncio.Event().wait()  # nothing but a new process can heal this
-            finally:
-                self.leave()
+        peer = PeerChannel(self._kit.dialer, self.key.address, "prefill")
+        try:
+            while self._machine.state is not PairState.REFUSED:
+                if self._machine.state is PairState.FAILED:
+                    await asyncio.sleep(pause.next_s())
+                await self._keep_once(await peer.renewed(), pause)
+            await asyncio.Event().wait()  # nothing but a new process can heal this
+        finally:
+            self.leave()
+            await peer.close()
 
-    async def _keep_once(
-        self, prover: LinkProver, channel: grpc.aio.Channel, pause: RetryPause
-    ) -> None:
+    async def _keep_once(self, channel: grpc.aio.Channel, pause: RetryPause) -> None:
         """Prove it; return when it has failed, or was lost."""
+        prover = LinkProver(self._kit, self.key.incarnation, channel)
         try:
             await self._prove(prover)
             pause.reset()

@@ -10,7 +10,7 @@ from functools import partial
 from random import Random
 from typing import Protocol
 
-from diptych.timers import Timers
+from diptych.rpc.peer_channel import Dialer
 from diptych.v1 import decode_pb2, kv_source_pb2, worker_pb2
 from kvtransfer.config import PROBES_AT_ONCE
 from kvtransfer.endpoint import TransferEndpoint
@@ -74,7 +74,7 @@ class PairTable:
         endpoint: TransferEndpoint,
         *,
         scratch: ScratchBlocks,
-        timers: Timers,
+        dialer: Dialer,
         on_change: Callable[[], None],
         on_quarantine: Callable[[frozenset[int]], None],
         on_quarantine_end: Callable[[frozenset[int]], None],
@@ -82,7 +82,7 @@ class PairTable:
     ) -> None:
         self.counters = ReaderCounters()
         self._endpoint = endpoint
-        self._timers = timers
+        self._timers = dialer.timers
         self._interceptor = interceptor
         self._on_change = on_change
         self._quarantine = Quarantine(on_quarantine, on_quarantine_end)
@@ -91,7 +91,7 @@ class PairTable:
             endpoint,
             scratch,
             scratch_quarantine,
-            timers,
+            dialer,
             asyncio.Semaphore(PROBES_AT_ONCE),
             Random(),
         )

@@ -14,6 +14,7 @@ from diptych.errors import (
     LayoutMismatchError,
     TransferInterruptedError,
 )
+from diptych.rpc.peer_channel import Dialer
 from diptych.rpc.status import from_rpc_error
 from diptych.timers import Timers
 from diptych.v1 import common_pb2, decode_pb2, kv_source_pb2
@@ -37,9 +38,13 @@ class ProbeKit(NamedTuple):
     endpoint: TransferEndpoint
     scratch: ScratchBlocks
     quarantine: Quarantine  # of scratch blocks: they are freed when it ends
-    timers: Timers
+    dialer: Dialer
     turns: asyncio.Semaphore  # of probes at once: there are scratch blocks for so many
     random: Random  # spreads what would else be tried at the same moment by all readers
+
+    @property
+    def timers(self) -> Timers:
+        return self.dialer.timers
 
 
 class LinkProver:

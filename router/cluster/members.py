@@ -4,6 +4,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 
+from diptych.rpc.identity import Identity
+from diptych.rpc.peer_channel import Dialer
 from diptych.v1 import worker_pb2
 from router.cluster.decode_link import DecodeLink
 from router.cluster.member import DecodeMember, Gate, PrefillMember, gate_of
@@ -40,6 +42,7 @@ class Cluster:
         """``text_digest`` is of the router's own tokenizer and config."""
         self.prefill_backlog = PrefillBacklog(self._backlog_changed)
         self._config = config
+        self._dialer = Dialer(config.timers, Identity.of(config.tls))
         self._policy = policy
         self._incarnation = incarnation
         self._model = ModelChoice(text_digest)
@@ -263,7 +266,7 @@ class Cluster:
             address,
             role,
             router_incarnation=self._incarnation,
-            timers=self._config.timers,
+            dialer=self._dialer,
             on_change=self._watched,
         )
 

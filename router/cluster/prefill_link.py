@@ -45,7 +45,8 @@ class PrefillLink:
         timers: Timers,
         metadata: Sequence[tuple[str, str]] = (),
     ) -> None:
-        self._channel = channel
+        # Made at once: gRPC crashes where one is made on a channel that was closed meanwhile.
+        self._stub: prefill_pb2_grpc.PrefillAsyncStub = prefill_pb2_grpc.PrefillStub(channel)
         self._sequence_id = start.sequence_id
         self._listener = listener
         self._worker = worker
@@ -78,11 +79,12 @@ class PrefillLink:
 
     async def _hold(self) -> DiptychError:
         """Run the stream to its end; why it ended."""
-        stub = prefill_pb2_grpc.PrefillStub(self._channel)
-        call = stub.Prefill(self._outbox.commands(), metadata=self._metadata)
-        stream = ClientStream(call, self._timers, progress=_progress, stuck=self._stuck)
         try:
+            call = self._stub.Prefill(self._outbox.commands(), metadata=self._metadata)
+            stream = ClientStream(call, self._timers, progress=_progress, stuck=self._stuck)
             return await stream.run(self._on_event)
+        except grpc.aio.UsageError:  # the channel is closed
+            return NoWorkerError("the router left it")
         finally:
             self._outbox.end()
 

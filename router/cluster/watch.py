@@ -1,21 +1,26 @@
 """What one worker says about itself, as long as it says it."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 
 import grpc
 from google.protobuf.descriptor import EnumDescriptor
 
-from diptych.rpc.channel import open_channel
+from diptych.errors import DiptychError
 from diptych.rpc.client_stream import ClientStream, keep_open
-from diptych.timers import Timers
+from diptych.rpc.identity import PeerRole
+from diptych.rpc.peer_channel import Dialer, PeerChannel
 from diptych.v1 import worker_pb2, worker_pb2_grpc
 from router.placement.types import WorkerId
 
 logger = logging.getLogger(__name__)
 
 _progress = attrgetter("progress")
+_PEER_ROLES: Mapping[int, PeerRole] = {
+    worker_pb2.WORKER_ROLE_PREFILL: "prefill",
+    worker_pb2.WORKER_ROLE_DECODE: "decode",
+}
 
 
 class WorkerWatch:
@@ -32,24 +37,25 @@ class WorkerWatch:
         role: worker_pb2.WorkerRole,
         *,
         router_incarnation: str,
-        timers: Timers,
+        dialer: Dialer,
         on_change: Callable[["WorkerWatch"], None],
     ) -> None:
         self.address = address
-        self._channel: grpc.aio.Channel | None = None  # opened by ``run``: it may never begin
+        self._peer = PeerChannel(dialer, address, _PEER_ROLES[role])
         self.state: worker_pb2.WorkerState | None = None
         self._role = role
         self._wrong = ""  # incarnation of a process of another role at the address
         self._is_foreign = False  # what is at the address has no Watch; it was said
         self._router_incarnation = router_incarnation
-        self._timers = timers
+        self._timers = dialer.timers
+        self._is_locked = dialer.identity is not None
+        self._refusal = ""  # why no lock opened, as it was said last
         self._on_change = on_change
 
     @property
     def channel(self) -> grpc.aio.Channel:
         """To the worker, which was heard on it."""
-        assert self._channel is not None, "nothing was heard yet"
-        return self._channel
+        return self._peer.channel
 
     @property
     def worker(self) -> WorkerId | None:
@@ -76,15 +82,14 @@ class WorkerWatch:
 
     async def run(self) -> None:
         """Watch until cancelled; the channel is closed then."""
-        self._channel = open_channel(self.address, self._timers)
         try:
             await keep_open(self._watch)
         finally:
-            await self._channel.close(None)
+            await self._peer.close()
 
     async def _watch(self) -> bool:
         """Run one stream to its end; True if anything came."""
-        stub = worker_pb2_grpc.WorkerStub(self.channel)
+        stub = worker_pb2_grpc.WorkerStub(await self._peer.renewed())
         call = stub.Watch(worker_pb2.WatchRequest(router_incarnation=self._router_incarnation))
         ended = await ClientStream(call, self._timers, progress=_progress).run(self._update)
         seen = self.state is not None
@@ -94,10 +99,14 @@ class WorkerWatch:
             self._is_foreign = True
             extra = {"worker": self.address, "why": ended.message}
             logger.error("no worker of this protocol: not used", extra=extra)
+        elif self._is_locked and ended.message != self._refusal and not _is_absent(ended):
+            self._refusal = ended.message
+            extra = {"worker": self.address, "why": ended.message}
+            logger.warning("worker not reached", extra=extra)
         return seen
 
     def _update(self, state: worker_pb2.WorkerState) -> None:
-        self._is_foreign = False
+        self._is_foreign, self._refusal = False, ""
         if state.role != self._role:
             if state.incarnation != self._wrong:  # once for each process, not for each message
                 self._wrong = state.incarnation
@@ -119,6 +128,11 @@ class WorkerWatch:
         logger.warning("worker lost", extra={"worker": self.address, "why": why})
         self.state = None
         self._on_change(self)
+
+
+def _is_absent(error: DiptychError) -> bool:
+    """Nobody listens there, or not yet."""
+    return "Connection refused" in error.message
 
 
 def _name(enum: EnumDescriptor, value: int) -> str:

@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from diptych.cli.health import run
+from diptych.rpc.identity import Identity
+from tests.authority import Authority, flags
 
 
 @pytest.fixture(scope="module")
@@ -43,3 +46,23 @@ def test_it_tells_the_process_from_what_it_serves(
 def test_nobody_there_is_not_well(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--address", "127.0.0.1:1"]) == 1
     assert capsys.readouterr().err.strip() == "UNAVAILABLE"
+
+
+def test_a_locked_process_is_asked_with_its_own_certificate(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Authority(tmp_path).issue("decode")
+    identity = Identity(
+        folder / "certificate.pem", folder / "key.pem", folder / "ca.pem", "diptych"
+    )
+    server = grpc.server(ThreadPoolExecutor(1))
+    health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), server)
+    port = server.add_secure_port("127.0.0.1:0", identity.of_server())
+    server.start()
+    args = ["--address", f"127.0.0.1:{port}"]
+    files = [part for name, value in flags(folder).items() for part in (f"--{name}", value)]
+    assert run([*args, "--role", "decode", *files]) == 0
+    assert run([*args, "--role", "prefill", *files]) == 1
+    assert run(args) == 1
+    assert capsys.readouterr().out.split() == ["SERVING"]
+    server.stop(None).wait()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from diptych.engine.kv.shared_bytes import SharedBytes
+from diptych.rpc.peer_channel import Dialer
 from diptych.rpc.server import make_server
 from diptych.timers import Timers
 from diptych.v1 import common_pb2, worker_pb2
@@ -207,7 +208,7 @@ async def open_reader(
     pairs = PairTable(
         endpoint,
         scratch=scratch,
-        timers=timers,
+        dialer=Dialer(timers),
         on_change=lambda: None,
         on_quarantine=begin,
         on_quarantine_end=end,

@@ -32,6 +32,7 @@ STATUSES: Final[Mapping[str, int]] = {
     "LOGITS_NOT_FINITE": 500,
     "STEP_FAILED": 500,
     "TICKET_INVALID": 500,
+    "PEER_NOT_ALLOWED": 500,
     "INTERNAL": 500,
 }
 _TYPES: Final[Mapping[int, str]] = {

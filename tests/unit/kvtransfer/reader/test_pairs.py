@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
+from diptych.rpc.peer_channel import Dialer
 from diptych.timers import Timers
 from diptych.v1 import common_pb2
 from kvtransfer.config import TransferConfig
@@ -31,7 +32,7 @@ def make_table() -> PairTable:
     return PairTable(
         TransferEndpoint(TransferConfig(), "reader", common_pb2.KVLayout(), memory),
         scratch=NoScratch(),
-        timers=Timers(),
+        dialer=Dialer(Timers()),
         on_change=lambda: None,
         on_quarantine=lambda _: None,
         on_quarantine_end=lambda _: None,

@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from diptych.errors import BlocksExhaustedError, TransferInterruptedError
+from diptych.rpc.peer_channel import Dialer
 from diptych.timers import Timers
 from diptych.v1 import common_pb2
 from diptych.worker.scratch import PoolScratch
@@ -59,7 +60,7 @@ def prover() -> tuple[LinkProver, PoolScratch]:
     endpoint = SimpleNamespace(config=CONFIG, layout=layout, incarnation="reader")
     quarantine = Quarantine(lambda _: None, lambda _: None)
     turns = asyncio.Semaphore(PROBES_AT_ONCE)
-    kit = ProbeKit(cast(Any, endpoint), scratch, quarantine, Timers(), turns, Random(1))
+    kit = ProbeKit(cast(Any, endpoint), scratch, quarantine, Dialer(Timers()), turns, Random(1))
     channel = SimpleNamespace(
         unary_unary=lambda *_, **__: None, stream_stream=lambda *_, **__: None
     )

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import pytest
 
 from diptych.errors import ConfigurationError, DiptychError
+from diptych.rpc import peer_channel
 from diptych.timers import Timers
 from diptych.v1 import common_pb2, decode_pb2, worker_pb2
-from router.cluster import watch as watch_module
 from router.cluster.decode_link import DecodeLink
 from router.cluster.member import DecodeMember
 from router.cluster.members import Cluster
@@ -117,7 +117,7 @@ def proven(source: str) -> worker_pb2.Pair:
 
 @pytest.fixture(autouse=True)
 def _no_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch_module, "open_channel", lambda address, timers: FakeChannel())
+    monkeypatch.setattr(peer_channel, "open_channel", lambda address, timers: FakeChannel())
 
 
 def placeable(world: World) -> tuple[set[str], set[str]]:
@@ -138,7 +138,7 @@ async def test_one_that_comes_and_goes_before_it_is_watched_leaves_no_channel(
         opened.append(address)
         return FakeChannel()
 
-    monkeypatch.setattr(watch_module, "open_channel", open_channel)
+    monkeypatch.setattr(peer_channel, "open_channel", open_channel)
     world = World()
     world.cluster.set_members(targets(["p0:1"], ["d0:1"]))
     world.cluster.set_members(targets([], []))

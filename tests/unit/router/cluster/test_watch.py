@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 
+from diptych.rpc.peer_channel import Dialer
 from diptych.timers import Timers
 from diptych.v1 import worker_pb2, worker_pb2_grpc
 from router.cluster.watch import WorkerWatch
@@ -50,13 +51,15 @@ async def watched(
 
     seen: list[int | None] = []
     monkeypatch.setattr(worker_pb2_grpc, "WorkerStub", FakeStub)
-    monkeypatch.setattr("router.cluster.watch.open_channel", lambda address, timers: FakeChannel())
+    monkeypatch.setattr(
+        "diptych.rpc.peer_channel.open_channel", lambda address, timers: FakeChannel()
+    )
     monkeypatch.setattr(asyncio, "sleep", enough)
     watch = WorkerWatch(
         "decode:1",
         worker_pb2.WORKER_ROLE_DECODE,
         router_incarnation="r1",
-        timers=Timers(),
+        dialer=Dialer(Timers()),
         on_change=lambda w: seen.append(None if w.state is None else w.state.state),
     )
     with pytest.raises(DoneError):

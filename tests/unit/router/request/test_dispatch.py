@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from diptych.errors import BlocksExhaustedError, DiptychError
+from diptych.rpc import peer_channel
 from diptych.sampling_params import SamplingParams
 from diptych.v1 import decode_pb2, prefill_pb2, worker_pb2
-from router.cluster import watch as watch_module
 from router.cluster.members import Cluster
+from router.cluster.watch import WorkerWatch
 from router.config import RouterConfig
 from router.discovery.source import Targets
 from router.placement.policy import LeastLoaded
@@ -30,6 +31,9 @@ PREFILL, DECODE = WorkerId("p:1", "p-1"), WorkerId("d:1", "d-1")
 
 class FakeChannel:
     """Never used: no task runs."""
+
+    def stream_stream(self, method: str, **serializers: object) -> None:
+        """A stub takes it and calls nothing."""
 
 
 class Deaf:
@@ -76,8 +80,8 @@ class World:
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr(watch_module, "open_channel", lambda address, timers: FakeChannel())
-    monkeypatch.setattr(watch_module.WorkerWatch, "channel", FakeChannel())
+    monkeypatch.setattr(peer_channel, "open_channel", lambda address, timers: FakeChannel())
+    monkeypatch.setattr(WorkerWatch, "channel", FakeChannel())
     config, memory = RouterConfig(model="m"), PrefixMemory(100)
     policy = LeastLoaded(memory, local_below_tokens=0, allow_local=True, allow_recompute=True)
     cluster = Cluster(config, policy, incarnation="r", text_digest="", on_change=lambda: None)

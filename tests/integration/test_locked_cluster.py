@@ -1,0 +1,154 @@
+"""A cluster whose ports are locked: who gets in, who does not, and certificates that change."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import grpc
+import pytest
+
+from diptych.errors import DiptychError, PeerNotAllowedError
+from diptych.rpc.channel import open_channel
+from diptych.rpc.identity import Identity, PeerRole
+from diptych.rpc.peer_channel import Dialer
+from diptych.rpc.status import from_rpc_error
+from diptych.timers import Timers
+from diptych.v1 import (
+    inference_pb2,
+    prefill_pb2,
+    prefill_pb2_grpc,
+    worker_pb2,
+    worker_pb2_grpc,
+)
+from tests.authority import Authority, flags
+from tests.call import generate, token_request
+from tests.cluster import Cluster, running_cluster
+
+REQUEST = token_request(range(3, 67), max_tokens=40)
+
+
+class Locked(NamedTuple):
+    cluster: Cluster
+    folders: Mapping[str, Path]  # by role: where its processes have their certificate
+    work: Path
+
+
+@pytest.fixture
+def locked(tiny_llama: Path, tmp_path: Path) -> Iterator[Locked]:
+    authority = Authority(tmp_path / "tls")
+    folders = {role: authority.issue(role) for role in ("router", "prefill", "decode")}
+    with running_cluster(
+        tmp_path,
+        str(tiny_llama),
+        worker_flags={"num-blocks": "128", "max-model-len": "512"},
+        prefill_flags=flags(folders["prefill"]),
+        decode_flags=flags(folders["decode"]),
+        router_flags={"local-prefill-below-tokens": "0", **flags(folders["router"])},
+    ) as cluster:
+        yield Locked(cluster, folders, tmp_path / "tls")
+
+
+async def answered(cluster: Cluster) -> list[int]:
+    """The tokens of an answer whose KV was handed over."""
+    async with open_channel(cluster.router.address) as channel:
+        answer = await generate(channel, REQUEST)
+    assert answer.error is None, answer.error
+    assert answer.timing.kv_path == inference_pb2.KV_PATH_DISAGGREGATED
+    return answer.token_ids
+
+
+@asynccontextmanager
+async def dialled(folder: Path, address: str, role: PeerRole) -> AsyncIterator[grpc.aio.Channel]:
+    """What somebody with that certificate gets of a process."""
+    identity = Identity(
+        folder / "certificate.pem", folder / "key.pem", folder / "ca.pem", "diptych"
+    )
+    async with Dialer(Timers(), identity).open(address, role) as channel:
+        yield channel
+
+
+async def refusal_of_prefill(channel: grpc.aio.Channel) -> DiptychError:
+    """How a stream that nobody may open ends."""
+    call = prefill_pb2_grpc.PrefillStub(channel).Prefill(iter([prefill_pb2.PrefillCommand()]))
+    with pytest.raises(grpc.RpcError) as caught:
+        async for _ in call:
+            pass
+    return from_rpc_error(caught.value)
+
+
+async def first_state(channel: grpc.aio.Channel) -> worker_pb2.WorkerState:
+    """What Watch tells. Raises DiptychError."""
+    call = worker_pb2_grpc.WorkerStub(channel).Watch(worker_pb2.WatchRequest(), timeout=10)
+    try:
+        async for state in call:
+            return state
+    except grpc.RpcError as error:
+        raise from_rpc_error(error) from None
+    raise AssertionError("nothing came")
+
+
+async def test_only_who_has_a_role_gets_in(locked: Locked) -> None:
+    cluster, authority = locked.cluster, Authority(locked.work / "theirs")
+    await cluster.wait_ready()
+    await answered(cluster)
+    prefill = cluster.prefill[0].address
+    async with dialled(locked.folders["decode"], prefill, "prefill") as channel:
+        assert isinstance(await refusal_of_prefill(channel), PeerNotAllowedError)
+        with pytest.raises(PeerNotAllowedError):
+            await first_state(channel)
+    async with dialled(locked.folders["router"], prefill, "prefill") as channel:
+        assert (await first_state(channel)).role == worker_pb2.WORKER_ROLE_PREFILL
+    stranger = authority.issue("router")
+    (stranger / "ca.pem").write_bytes((locked.folders["router"] / "ca.pem").read_bytes())
+    async with dialled(stranger, prefill, "prefill") as channel:
+        with pytest.raises(DiptychError):
+            await first_state(channel)
+    async with open_channel(prefill) as channel:  # a client's, without a certificate
+        with pytest.raises(DiptychError):
+            await first_state(channel)
+    log = cluster.prefill[0].log_path.read_text()
+    assert "caller refused" in log
+    assert "diptych.v1.Prefill is for router.diptych" in log
+    assert "CERTIFICATE_VERIFY_FAILED" in log
+    await answered(cluster)
+
+
+async def test_new_certificates_under_load_drop_nothing(locked: Locked) -> None:
+    """Every file is another authority's, and a process that is new after it is let in by them."""
+    cluster = locked.cluster
+    await cluster.wait_ready()
+    expected = await answered(cluster)
+    stop = asyncio.Event()
+
+    async def ask() -> int:
+        num_answers = 0
+        while not stop.is_set():
+            assert await answered(cluster) == expected
+            num_answers += 1
+        return num_answers
+
+    async with asyncio.TaskGroup() as tasks:
+        asking = [tasks.create_task(ask()) for _ in range(2)]
+        await asyncio.sleep(0.5)
+        successor = Authority(locked.work)
+        for role in locked.folders:
+            successor.issue(role)
+        await asyncio.sleep(0.5)
+        stop.set()
+    assert all(task.result() > 0 for task in asking)
+
+    for worker in cluster.workers:  # whoever comes back is met with the new ones alone
+        address = worker.address
+        worker.kill()
+        worker.start(address)
+        worker.wait_listening()
+        await cluster.eventually(
+            lambda: cluster.num_proven_pairs() == 0, within_s=10, what="the pair is lost"
+        )
+        await cluster.eventually(
+            lambda: cluster.num_proven_pairs() == 1, within_s=30, what="the pair is proven again"
+        )
+    assert await answered(cluster) == expected
+    await cluster.wait_baseline(within_s=5)

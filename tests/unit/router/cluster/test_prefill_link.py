@@ -1,0 +1,38 @@
+"""The stream of one lease, where there is no more channel for it."""
+
+from diptych.errors import DiptychError, NoWorkerError
+from diptych.rpc.channel import open_channel
+from diptych.timers import Timers
+from diptych.v1 import prefill_pb2
+from router.cluster.prefill_link import PrefillLink
+from router.placement.types import WorkerId
+
+
+class Ended:
+    """Hears how the lease ended."""
+
+    def __init__(self) -> None:
+        self.errors: list[tuple[int, DiptychError]] = []
+
+    def on_prefill_event(self, sequence_id: int, event: prefill_pb2.PrefillEvent) -> None:
+        raise AssertionError(event)
+
+    def on_lease_ended(self, sequence_id: int, error: DiptychError) -> None:
+        self.errors.append((sequence_id, error))
+
+
+async def test_a_worker_that_was_left_before_its_stream_began() -> None:
+    """gRPC crashes the process where a stub is made on a closed channel."""
+    channel, heard = open_channel("127.0.0.1:1"), Ended()
+    link = PrefillLink(
+        channel,
+        prefill_pb2.PrefillStart(sequence_id=7),
+        heard,
+        worker=WorkerId("127.0.0.1:1", "w"),
+        timers=Timers(),
+    )
+    await channel.close(None)
+    await link.run()
+    ((sequence_id, error),) = heard.errors
+    assert sequence_id == 7
+    assert isinstance(error, NoWorkerError)

@@ -21,9 +21,9 @@ class WorkerConfig(ProcessConfig):
     )
     device: DeviceName = Field("cpu", description="Where the model runs.")
     dtype: DtypeName = Field(
-        "float32",
-        description="Element type of weights and arithmetic; auto: the model's own. Both workers "
-        "of a pair need the same.",
+        "auto",
+        description="Element type of weights and arithmetic; auto: float32 on a CPU, elsewhere the "
+        "model's own, where that is bfloat16. Both workers of a pair need the same.",
     )
     quantization: Quantization = Field(
         "none",

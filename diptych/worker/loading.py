@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from diptych.engine.backends.base import Backend
 from diptych.engine.backends.choice import make_backend
 from diptych.engine.kv.cache import KV_DTYPES, KVCache, block_bytes
 from diptych.engine.kv.fingerprint import kv_layout, model_digest
@@ -74,7 +75,8 @@ def load_model(
     source = model_source.resolve(config.model, cache_dir, report)
     model_config = ModelConfig.from_folder(source.folder)
     backend = make_backend(config.device)
-    dtype = resolve_dtype(config.dtype, model_config)
+    dtype = resolve_dtype(config.dtype, model_config, backend.auto_dtype)
+    _log_model(source.name, model_config, backend, dtype)
     store = backend.weights(dtype, config.quantization)
     kv_dtype = dtype if config.kv_cache_dtype == "auto" else KV_DTYPES[config.kv_cache_dtype]
     size = _pool_size(config, model_config, kv_dtype, num_scratch_blocks)
@@ -108,6 +110,19 @@ def load_model(
         layout=layout,
         text_digest=text_digest(source.folder),
         max_model_len=size.max_model_len,
+    )
+
+
+def _log_model(name: str, config: ModelConfig, backend: Backend, dtype: torch.dtype) -> None:
+    logger.info(
+        "model",
+        extra={
+            "model": name,
+            "family": config.model_type,
+            "stored_dtype": config.checkpoint_dtype if config.fp8 is None else "8-bit floats",
+            "dtype": str(dtype).removeprefix("torch."),
+            "device": str(backend.device),
+        },
     )
 
 

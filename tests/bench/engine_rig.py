@@ -186,7 +186,9 @@ class Rig:
 
 def weight_type(config: DecodeWorkerConfig) -> str:
     """Element type of the linears' weights: float32, bfloat16 or int8."""
-    return "int8" if config.model_dump().get("quantization") == "int8" else config.dtype
+    if config.model_dump().get("quantization") == "int8":
+        return "int8"
+    return "float32" if config.dtype == "auto" else config.dtype  # as on any CPU
 
 
 @contextmanager

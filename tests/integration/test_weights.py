@@ -2,6 +2,7 @@
 
 import json
 import mmap
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,6 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from diptych.engine.backends.base import Backend
+from diptych.engine.backends.torch.backend import TorchBackend
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.kv.fingerprint import kv_layout, model_digest
 from diptych.engine.model.config import ModelConfig
@@ -176,10 +178,24 @@ def test_unreadable_files(folder: Path) -> None:
 
 def test_resolve_dtype(folder: Path) -> None:
     config = ModelConfig.from_folder(folder)
-    assert resolve_dtype("auto", config) is torch.float32
-    assert resolve_dtype("bfloat16", config) is torch.bfloat16
+    assert resolve_dtype("auto", config, CPU.auto_dtype) is torch.float32
+    assert resolve_dtype("bfloat16", config, CPU.auto_dtype) is torch.bfloat16
     with pytest.raises(ConfigurationError, match="float8"):
-        resolve_dtype("float8", config)
+        resolve_dtype("float8", config, CPU.auto_dtype)
+
+
+@pytest.mark.parametrize(
+    ("stored", "on_a_device"),
+    [("bfloat16", torch.bfloat16), ("float16", torch.float32), ("float32", torch.float32)],
+)
+def test_auto_is_the_models_own_where_the_device_computes_in_it(
+    folder: Path, stored: str, on_a_device: torch.dtype
+) -> None:
+    config = replace(ModelConfig.from_folder(folder), checkpoint_dtype=stored)
+    device = TorchBackend(torch.device("meta"))
+    assert resolve_dtype("auto", config, device.auto_dtype) is on_a_device
+    assert resolve_dtype("auto", config, CPU.auto_dtype) is torch.float32
+    assert resolve_dtype("float32", config, device.auto_dtype) is torch.float32
 
 
 def test_digest_tells_models_apart(folder: Path, tmp_path: Path) -> None:

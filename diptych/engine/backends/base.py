@@ -52,6 +52,10 @@ class Backend(Protocol):
         """None: it is the host's, which others share out."""
         ...
 
+    def auto_dtype(self, stored: torch.dtype) -> torch.dtype:
+        """What to compute in where nobody says; stored: the checkpoint's own element type."""
+        ...
+
     def weights(self, dtype: torch.dtype, quantization: Quantization) -> WeightStore:
         """Raises ConfigurationError: no such combination on this device."""
         ...

@@ -6,6 +6,7 @@ model. Called once per worker, off the event loop.
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -30,6 +31,7 @@ _KV_SCALES = (
     "v_proj.output_scale",
 )
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_STORED = _DTYPES | {"float16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,14 +70,18 @@ class DecoderWeights:
         return [*chain.from_iterable(layers), self.head]
 
 
-def resolve_dtype(name: str, config: ModelConfig) -> torch.dtype:
-    """The element type for a setting: float32, bfloat16, or auto (the checkpoint's own).
+def resolve_dtype(
+    name: str, config: ModelConfig, auto: Callable[[torch.dtype], torch.dtype]
+) -> torch.dtype:
+    """The element type of weights and arithmetic for a setting: float32, bfloat16, or auto.
+
+    auto: what a device computes in for a checkpoint of this element type.
 
     Raises:
         ConfigurationError: another name.
     """
-    if name == "auto":  # half precision is not computed with: widen it
-        return _DTYPES.get(config.checkpoint_dtype, torch.float32)
+    if name == "auto":
+        return auto(_STORED.get(config.checkpoint_dtype, torch.float32))
     if name not in _DTYPES:
         raise ConfigurationError(f"dtype {name!r} is not one of auto, {', '.join(_DTYPES)}")
     return _DTYPES[name]

@@ -35,6 +35,9 @@ class CpuBackend:
     def device(self) -> torch.device:
         return self._torch.device
 
+    def auto_dtype(self, stored: torch.dtype) -> torch.dtype:
+        return self._torch.auto_dtype(stored)
+
     def weights(self, dtype: torch.dtype, quantization: Quantization) -> WeightStore:
         check_quantization(quantization, dtype)
         if quantization == "int8":

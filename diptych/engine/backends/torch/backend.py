@@ -35,6 +35,11 @@ class TorchBackend:
     def device(self) -> torch.device:
         return self._device
 
+    def auto_dtype(self, stored: torch.dtype) -> torch.dtype:
+        # Half precision is not computed with; bfloat16 would round it, float32 has it exactly.
+        is_host = self._device.type == "cpu"
+        return stored if stored is torch.bfloat16 and not is_host else torch.float32
+
     def weights(self, dtype: torch.dtype, quantization: Quantization) -> WeightStore:
         check_quantization(quantization, dtype)
         return _PlainStore(self._device, dtype, quantization)

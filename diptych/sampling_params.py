@@ -83,6 +83,25 @@ class SamplingOptions:
         high=1,
         from_model=True,
     )
+    presence_penalty: float | None = _option(
+        "What to take from the logit of each token that the output has.",
+        default=0.0,
+        low=-2,
+        high=2,
+    )
+    frequency_penalty: float | None = _option(
+        "What to take from the logit of a token as often as the output has it.",
+        default=0.0,
+        low=-2,
+        high=2,
+    )
+    repetition_penalty: float | None = _option(
+        "Divides the logit of each token that prompt or output has; a negative one is multiplied.",
+        default=1.0,
+        low=0.01,
+        high=100,
+        from_model=True,
+    )
     logit_bias: Mapping[int, float] = _map_option(
         "What to add to the logit of a token id.",
         low=-100,
@@ -123,12 +142,22 @@ class SamplingParams:
     top_k: int = 0  # 0: all
     top_p: float = 1.0
     min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int = 0  # 64 bits
     max_tokens: int = 16
     min_tokens: int = 0
     stop_token_ids: frozenset[int] = frozenset()  # the model's own among them
     return_margins: bool = False
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether the tokens so far change how the next one is drawn."""
+        return bool(
+            self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0
+        )
 
     @classmethod
     def from_proto(cls, message: common_pb2.SamplingParams) -> "SamplingParams":
@@ -154,9 +183,6 @@ WORKER_NAMES: Final = tuple(item.name for item in fields(SamplingParams))
 """The parameters that workers know."""
 
 NEUTRAL: Final[Mapping[str, object]] = {
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "repetition_penalty": 1.0,
     "n": 1,
     "best_of": 1,
 }

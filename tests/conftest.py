@@ -5,9 +5,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests import notes
 from tests.golden import models
+
+# ``--hypothesis-profile long``: searches take hours instead of seconds.
+settings.register_profile("long", deadline=None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

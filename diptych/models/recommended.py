@@ -13,7 +13,7 @@ _FILE = "generation_config.json"
 _WHOLE = {item.name for item in fields(SamplingOptions) if item.type == int | None}
 
 # What the file may say that would change an answer, were it served, with what changes nothing.
-_NOT_SERVED = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "typical_p": 1.0}
+_NOT_SERVED = {"no_repeat_ngram_size": 0, "typical_p": 1.0}
 
 
 class Recommended(NamedTuple):

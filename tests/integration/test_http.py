@@ -5,6 +5,7 @@ Tests named ``detail_N`` are of a list of twenty-five things that clients of suc
 
 import json
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,33 @@ async def test_min_p_decides_on_both_workers(client: openai.AsyncOpenAI, model: 
     for min_p, is_same in ((1, True), (0, False)):
         drawn = await complete(client, model, **sampled, extra_body={**GO_ON, "min_p": min_p})
         assert (drawn.choices[0].text == expected) == is_same
+
+
+@pytest.mark.parametrize(
+    "penalty",
+    [{"presence_penalty": 2.0}, {"frequency_penalty": 1.0}, {"repetition_penalty": 1.5}],
+    ids=lambda penalty: next(iter(penalty)),
+)
+async def test_a_penalty_is_what_grpc_answers(
+    client: openai.AsyncOpenAI, cluster: Cluster, model: str, penalty: dict[str, float]
+) -> None:
+    """Eight tokens that are all but certain come otherwise than without it."""
+    bias = dict.fromkeys(range(8, 16), 60.0)
+    plain = SamplingOptions(temperature=3, seed=5, max_tokens=30, ignore_eos=True, logit_bias=bias)
+    without = await by_grpc(cluster, plain, prompt=PROMPT)
+    options: dict[str, Any] = dict(penalty)
+    expected = await by_grpc(cluster, replace(plain, **options), prompt=PROMPT)
+    assert expected != without
+    answered = await complete(
+        client,
+        model,
+        temperature=3,
+        seed=5,
+        max_tokens=30,
+        logit_bias={str(token_id): value for token_id, value in bias.items()},
+        extra_body={**GO_ON, **penalty},
+    )
+    assert answered.choices[0].text == expected
 
 
 async def test_token_ids_and_their_text(

@@ -6,9 +6,7 @@
 import secrets
 
 import pytest
-from hypothesis import settings
 
-settings.register_profile("long", deadline=None)
 _SEED = pytest.StashKey[int]()
 
 

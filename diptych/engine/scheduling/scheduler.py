@@ -15,6 +15,7 @@ Ideas: Orca (continuous batching), Sarathi (chunked prefill), vLLM (paging).
 """
 
 import itertools
+from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple, Self
 
@@ -27,6 +28,7 @@ from diptych.engine.scheduling.queues import Queues
 from diptych.engine.scheduling.sequence import Sequence, SequenceState
 from diptych.engine.scheduling.step import (
     Chunk,
+    History,
     SampledToken,
     SampleSpec,
     SequenceUpdate,
@@ -400,7 +402,9 @@ class Scheduler:
         if end == seq.num_tokens:
             params = seq.sampling
             sample = SampleSpec(
-                params=params, allow_stop=seq.num_output_tokens >= params.min_tokens
+                params=params,
+                allow_stop=seq.num_output_tokens >= params.min_tokens,
+                history=_history(seq) if params.needs_history else None,
             )
         return Chunk(
             token_ids=tuple(seq.token_ids[start:end]),
@@ -408,6 +412,15 @@ class Scheduler:
             block_table=self._tables.packed(seq),
             sample=sample,
         )
+
+
+def _history(seq: Sequence) -> History:
+    """Token ids pass through Python once each; a step copies them as one piece of memory."""
+    packed = seq.packed_tokens
+    if packed is None:
+        packed = seq.packed_tokens = array("q")
+    packed.extend(seq.token_ids[len(packed) :])
+    return History(packed[:], seq.num_prompt_tokens)
 
 
 def _num_pending(seq: Sequence) -> int:

@@ -58,6 +58,7 @@ class Sequence:
     block_keys: list[bytes] = field(default_factory=list)  # of whole blocks, chained; lazily
     arrival: int = 0  # order of becoming runnable: first come, first served
     packed_table: "array[int] | None" = None  # block_table for plans; never changed, replaced
+    packed_tokens: "array[int] | None" = None  # the first of token_ids, for plans that need them
     is_private: bool = False  # its KV came of tokens with a step without numbers: nobody shares it
 
     @property

@@ -6,6 +6,7 @@ plan can be sent to several processes.
 """
 
 import collections.abc
+from array import array
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -35,12 +36,20 @@ class Chunk:
         return self.start + len(self.token_ids)
 
 
+class History(NamedTuple):
+    """The tokens before the one to draw: a copy that nobody changes."""
+
+    token_ids: "array[int]"  # "q": prompt, then output
+    num_prompt_tokens: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleSpec:
     """How to draw the token at position ``Chunk.end``."""
 
     params: SamplingParams
     allow_stop: bool  # False before min_tokens: stop tokens are masked out
+    history: History | None = None  # None where ``params.needs_history`` is False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,6 +34,9 @@ def test_a_resolved_spec_passes() -> None:
     [
         ({"temperature": -1}, "temperature"),
         ({"min_p": 2}, "min_p"),
+        ({"presence_penalty": 3}, "presence_penalty"),
+        ({"frequency_penalty": math.nan}, "frequency_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
         ({"logit_bias": {3: 101}}, "logit_bias[3]"),
         ({"logit_bias": {3: 1, 10: 1}}, "logit_bias[10]"),
         ({"temperature": math.nan}, "temperature"),

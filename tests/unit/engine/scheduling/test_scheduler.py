@@ -329,6 +329,20 @@ def test_a_table_is_packed_once_and_grows_by_its_new_ids() -> None:
     assert list(tables[-1]) == seq.block_table
 
 
+def test_who_asks_for_a_penalty_takes_along_what_came_before_and_nobody_else() -> None:
+    scheduler = make_scheduler()
+    asking, silent = make_sequence([1, 2, 3]), make_sequence([4, 5])
+    asking.sampling = SamplingParams(presence_penalty=0.5)
+    start_local(scheduler, asking)
+    start_local(scheduler, silent)
+    plans = [step(scheduler)[0] for _ in range(3)]
+    samples = [chunk.sample for plan in plans for chunk in plan.chunks]
+    histories = [sample.history for sample in samples if sample is not None]
+    taken = [(list(one.token_ids), one.num_prompt_tokens) for one in histories if one is not None]
+    assert taken == [([1, 2, 3], 3), ([1, 2, 3, 7], 3), ([1, 2, 3, 7, 7], 3)]
+    assert histories.count(None) == 3
+
+
 def spoil(scheduler: Scheduler) -> None:
     """One step whose logits are not numbers."""
     plan = scheduler.schedule()

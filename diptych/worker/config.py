@@ -36,11 +36,19 @@ class WorkerConfig(ProcessConfig):
         "for each token and head. Both workers of a pair need the same.",
     )
     block_size: int = Field(16, ge=1, le=256, description="Tokens per KV block.")
-    kv_cache_memory: ByteSize = Field(
-        ByteSize(2**30),
+    kv_cache_memory: ByteSize | None = Field(
+        None,
         gt=0,
         description="Memory of the KV pool and the scratch blocks behind it at the most, such as "
-        "1GiB. Ignored with num_blocks.",
+        "1GiB, which it is on a CPU if unset. Ignored with num_blocks.",
+    )
+    gpu_memory_utilization: float = Field(
+        0.9,
+        gt=0,
+        le=1,
+        description="Share of a device's own memory that this worker takes: the KV pool gets what "
+        "weights and the largest step leave of it. Ignored with num_blocks or kv_cache_memory, "
+        "and on a CPU.",
     )
     num_blocks: int | None = Field(
         None, ge=2, description="KV blocks of the pool, instead of by memory."

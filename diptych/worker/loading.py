@@ -8,7 +8,9 @@ import logging
 import os
 import threading
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -20,17 +22,19 @@ from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.decoder import Decoder
 from diptych.engine.model.weights import load_weights, resolve_dtype
 from diptych.engine.runner import Runner
+from diptych.engine.scheduling.largest_step import largest_step
 from diptych.engine.scheduling.step_timing import MeasuredStep
-from diptych.errors import ConfigurationError
+from diptych.errors import ConfigurationError, DeviceMemoryError
 from diptych.models import source as model_source
 from diptych.progress import Progress
 from diptych.text.identity import text_digest
 from diptych.v1 import common_pb2
 from diptych.worker.config import WorkerConfig, parse_cpus
-from diptych.worker.pool_size import PoolSize, pool_size
+from diptych.worker.pool_size import PoolSize, device_share, pool_size
 
 logger = logging.getLogger(__name__)
 
+_HOST_POOL_BYTES = 2**30  # where nothing says how many
 _CPU_MAX = Path("/sys/fs/cgroup/cpu.max")  # quota and period of this container, microseconds
 
 
@@ -79,18 +83,18 @@ def load_model(
     _log_model(source.name, model_config, backend, dtype)
     store = backend.weights(dtype, config.quantization)
     kv_dtype = dtype if config.kv_cache_dtype == "auto" else KV_DTYPES[config.kv_cache_dtype]
-    size = _pool_size(config, model_config, kv_dtype, num_scratch_blocks)
-    kv_cache = KVCache(
-        model_config,
-        size.num_blocks + num_scratch_blocks,
-        config.block_size,
-        kv_dtype,
-        backend.kv_memory,
-    )
+    allocate = partial(_allocate, config, model_config, kv_dtype, num_scratch_blocks, backend)
+    is_measured = backend.memory is not None and _is_unsaid(config)
+    # First where it can be: what does not fit fails before the weights are read.
+    pool = None if is_measured else allocate(config.kv_cache_memory or _HOST_POOL_BYTES)
     weights = load_weights(
         source.folder, model_config, store, lambda ratio: report("loading weights", ratio)
     )
     decoder = Decoder(model_config, weights, backend.layer_ops(model_config, dtype))
+    if pool is None:
+        left_bytes = _bytes_left_by_steps(config, decoder, kv_dtype, backend)
+        pool = allocate(left_bytes, memory_setting="gpu_memory_utilization")
+    kv_cache, size = pool
     runner = Runner(decoder, kv_cache, backend)
     measured = runner.warm_up(lambda ratio: report("warming up", ratio))
     layout = kv_layout(
@@ -157,33 +161,82 @@ def confine_to(cpus: str) -> None:
         raise ConfigurationError(f"cpus: {cpus}: {error.strerror}; usable: {usable}") from None
 
 
-def _pool_size(
-    config: WorkerConfig, model_config: ModelConfig, kv_dtype: torch.dtype, num_scratch_blocks: int
-) -> PoolSize:
+class _Pool(NamedTuple):
+    cache: KVCache  # of the pool and the scratch blocks
+    size: PoolSize
+
+
+def _is_unsaid(config: WorkerConfig) -> bool:
+    """Whether no setting says how large the pool is."""
+    return config.num_blocks is None and config.kv_cache_memory is None
+
+
+def _bytes_left_by_steps(
+    config: WorkerConfig, decoder: Decoder, kv_dtype: torch.dtype, backend: Backend
+) -> int:
+    """What the largest step leaves of this worker's share of the device; it is run for that."""
+    memory = backend.memory
+    assert memory is not None, "the host's memory is not shared out"
+    plan = largest_step(
+        max_batched_tokens=config.max_batched_tokens,
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=min(
+            config.max_model_len or decoder.config.max_position, decoder.config.max_position
+        ),
+        block_size=config.block_size,
+    )
+    memory.release_unused()
+    try:
+        cache = KVCache(decoder.config, 1, config.block_size, kv_dtype, backend.kv_memory)
+        Runner(decoder, cache, backend).execute(plan)
+    except DeviceMemoryError as error:
+        raise ConfigurationError(
+            f"max_batched_tokens: no memory for a step of {plan.num_tokens} tokens: {error}"
+        ) from None
+    peak_bytes = memory.usage().peak_bytes
+    del cache
+    memory.release_unused()
+    usage = memory.usage()._replace(peak_bytes=peak_bytes)
+    logger.info("device memory", extra=usage._asdict())
+    return device_share(config.gpu_memory_utilization, **usage._asdict())
+
+
+def _allocate(
+    config: WorkerConfig,
+    model_config: ModelConfig,
+    kv_dtype: torch.dtype,
+    num_scratch_blocks: int,
+    backend: Backend,
+    memory_bytes: int,
+    memory_setting: str = "kv_cache_memory",
+) -> _Pool:
     bytes_of_block = block_bytes(model_config, config.block_size, kv_dtype)
     size = pool_size(
         num_blocks=config.num_blocks,
-        memory_bytes=config.kv_cache_memory,
+        memory_bytes=memory_bytes,
         block_bytes=bytes_of_block,
         block_size=config.block_size,
         context_len=model_config.max_position,
         max_model_len=config.max_model_len,
         max_num_seqs=config.max_num_seqs,
         num_scratch_blocks=num_scratch_blocks,
+        memory_setting=memory_setting,
     )
     if size.clipped:
         logger.warning(
             "the KV pool cannot hold the longest sequence: sequences are limited",
             extra={"max_model_len": size.max_model_len, "num_blocks": size.num_blocks},
         )
+    num_blocks = size.num_blocks + num_scratch_blocks
     logger.info(
         "KV pool",
         extra={
             "num_blocks": size.num_blocks,
             "num_scratch_blocks": num_scratch_blocks,
-            "num_bytes": (size.num_blocks + num_scratch_blocks) * bytes_of_block,
+            "num_bytes": num_blocks * bytes_of_block,
             "dtype": str(kv_dtype).removeprefix("torch."),
             "max_model_len": size.max_model_len,
         },
     )
-    return size
+    cache = KVCache(model_config, num_blocks, config.block_size, kv_dtype, backend.kv_memory)
+    return _Pool(cache, size)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from diptych.engine.backends.base import ForwardPass
+from diptych.engine.backends.base import DeviceMemory, ForwardPass, MemoryUsage
 from diptych.engine.backends.torch.backend import TorchBackend
 from diptych.engine.inputs import StepInputs
 from diptych.engine.kv.cache import KVCache
@@ -102,13 +102,16 @@ class FullBackend(TorchBackend):
 
     def __init__(self, max_rows: int, error: type[Exception]) -> None:
         super().__init__(torch.device("cpu"))
-        self.memory = self
+        self.memory: DeviceMemory | None = self
         self._max_rows, self._error = max_rows, error
         self.made: list[weakref.ref[Tensor]] = []
         self.num_held: list[int] = []  # tensors of the step, whenever unused ones are given back
 
     def release_unused(self) -> None:
         self.num_held.append(sum(made() is not None for made in self.made))
+
+    def usage(self) -> MemoryUsage:
+        raise NotImplementedError
 
     def forward_pass(self, model: Decoder, kv_cache: KVCache) -> ForwardPass:
         made = super().forward_pass(model, kv_cache)

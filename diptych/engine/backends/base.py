@@ -6,7 +6,7 @@ memory for keys and values, and a sampler. Everything is called on the model thr
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -33,12 +33,23 @@ class ForwardPass(Protocol):
         ...
 
 
+class MemoryUsage(NamedTuple):
+    """Of one device, bytes."""
+
+    total_bytes: int
+    free_bytes: int  # whoever has the rest
+    held_bytes: int  # by this process
+    peak_bytes: int  # the most that it held since it last gave back what was unused
+
+
 class DeviceMemory(Protocol):
-    """Memory of a device that is not the host's."""
+    """Memory of a device that is not the host's, as this process has it."""
 
     def release_unused(self) -> None:
         """Give back what was freed and is kept for later."""
         ...
+
+    def usage(self) -> MemoryUsage: ...
 
 
 class Backend(Protocol):

@@ -3,7 +3,7 @@
 import pytest
 
 from diptych.errors import ConfigurationError
-from diptych.worker.pool_size import PoolSize, pool_size
+from diptych.worker.pool_size import PoolSize, device_share, pool_size
 
 
 def size(
@@ -60,3 +60,53 @@ def test_what_the_pool_cannot_hold_is_clipped() -> None:
 def test_what_cannot_be_is_refused(arguments: dict[str, int], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         size(**arguments)
+
+
+def test_the_setting_that_the_memory_is_from_is_named() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"^gpu_memory_utilization: 199 bytes hold 1 blocks"
+    ):
+        pool_size(
+            num_blocks=None,
+            memory_bytes=199,
+            block_bytes=100,
+            block_size=16,
+            context_len=1600,
+            max_model_len=None,
+            max_num_seqs=64,
+            num_scratch_blocks=0,
+            memory_setting="gpu_memory_utilization",
+        )
+
+
+def share(utilization: float, *, free_bytes: int = 800, peak_bytes: int = 300) -> int:
+    """Of a device of 1,000 bytes with weights of 200."""
+    return device_share(
+        utilization,
+        total_bytes=1000,
+        free_bytes=free_bytes,
+        held_bytes=200,
+        peak_bytes=peak_bytes,
+    )
+
+
+def test_the_pool_gets_what_the_largest_step_leaves() -> None:
+    assert share(0.9) == 600
+    assert share(1.0) == 700
+    assert share(0.5, free_bytes=300) == 200, "another process has 500"
+    assert share(0.301) == 1
+
+
+@pytest.mark.parametrize(
+    ("utilization", "free_bytes", "says"),
+    [
+        (0.3, 800, "0.3 of the device's 1000 bytes is no more than the 300"),
+        (0.1, 800, "no more than the 300"),
+        (0.9, 699, "needs 700 more, but only 699 are free: others"),
+    ],
+)
+def test_a_share_that_is_too_small_or_not_there(
+    utilization: float, free_bytes: int, says: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=f"^gpu_memory_utilization: .*{says}"):
+        share(utilization, free_bytes=free_bytes)

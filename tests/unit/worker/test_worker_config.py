@@ -29,7 +29,7 @@ def test_flags() -> None:
 def test_defaults() -> None:
     config = PrefillWorkerConfig(model="demo")
     assert (config.block_size, config.num_blocks, config.cpus) == (16, None, None)
-    assert config.kv_cache_memory == 2**30
+    assert (config.kv_cache_memory, config.gpu_memory_utilization) == (None, 0.9)
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,8 @@ def test_defaults() -> None:
     [
         ((), "--model"),
         (("--model", "demo", "--max-batched-tokens", "8"), "max_num_seqs"),
+        (("--model", "demo", "--gpu-memory-utilization", "0"), "gpu-memory-utilization"),
+        (("--model", "demo", "--gpu-memory-utilization", "1.1"), "gpu-memory-utilization"),
         (("--model", "demo", "--cpus", "3-1"), "counts down"),
         (("--model", "demo", "--cpus", "a"), "expected cores"),
         (("--model", "demo", "--blocks", "8"), "blocks"),

@@ -29,7 +29,7 @@ class TorchBackend:
         self._device = device
         self.memory: DeviceMemory | None = None
         if device.type not in ("cpu", "meta"):
-            self.memory = TorchDeviceMemory(torch.get_device_module(device))
+            self.memory = TorchDeviceMemory(device, torch.get_device_module(device))
 
     @property
     def device(self) -> torch.device:

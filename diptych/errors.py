@@ -68,6 +68,13 @@ class ModelNotFoundError(DiptychError):
     reason = "MODEL_NOT_FOUND"
 
 
+class InvalidApiKeyError(DiptychError):
+    """The caller gave no key, or one that is not known, or not any more."""
+
+    code = grpc.StatusCode.UNAUTHENTICATED
+    reason = "INVALID_API_KEY"
+
+
 class PeerNotAllowedError(DiptychError):
     """The caller's certificate is of no role that may call this."""
 

@@ -83,6 +83,7 @@ class ServiceHost:
         """
         self._config = config
         self.identity = identity
+        self._certificate = identity if public is None else public.certificate
         self.host = _split(config.listen)
         self.registry = _LoopRegistry()
         self.metrics = Metrics(self.registry)
@@ -156,9 +157,9 @@ class ServiceHost:
         self._write_port_file(other_ports)
 
     def _add_port(self, address: str) -> int:
-        if self.identity is None:
+        if self._certificate is None:
             return self.server.add_insecure_port(address)
-        return self.server.add_secure_port(address, self.identity.of_server())
+        return self.server.add_secure_port(address, self._certificate.of_server())
 
     async def set_serving(self, serving: bool) -> None:
         """Tell health checkers whether the role's services take requests: readiness.

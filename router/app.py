@@ -8,17 +8,19 @@ import secrets
 import time
 from collections.abc import Coroutine
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from diptych.models import source as model_source
 from diptych.process import Ready
 from diptych.progress import ConsoleProgress
+from diptych.rpc.identity import Certificate
 from diptych.rpc.server import PublicEdge
 from diptych.service_host import ServiceHost
 from router.cluster.members import Cluster
-from router.config import RouterConfig
+from router.config import PublicTls, RouterConfig
 from router.discovery.choice import choose
 from router.frontend.admission import Admission, most_open
+from router.frontend.callers import Callers, callers_of
 from router.frontend.generator import Generator
 from router.frontend.grpc import SERVICE, InferenceServicer
 from router.frontend.http.exchange import BodyRoom
@@ -45,6 +47,8 @@ async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None
     Raises ConfigurationError.
     """
     discovery = choose(config, time.monotonic)
+    callers = callers_of(config.api_keys)
+    edge = public_edge(config)
     model = await asyncio.to_thread(_load_model, config)
     incarnation = secrets.token_hex(8)
     policy = LeastLoaded(
@@ -71,7 +75,7 @@ async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None
         on_change=room.pump_soon,
     )
     async with (
-        ServiceHost(config, instance_id=incarnation, public=public_edge(config)) as host,
+        ServiceHost(config, instance_id=incarnation, public=edge) as host,
         asyncio.TaskGroup() as tasks,
     ):
         background = _Background(tasks)
@@ -94,10 +98,13 @@ async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None
         admission = Admission(model, cluster, config)
         generator = Generator(admission, services, metrics, host.tracing)
         servicer = InferenceServicer(
-            admission, generator, max_request_bytes=config.max_request_bytes
+            admission, generator, callers, max_request_bytes=config.max_request_bytes
         )
         servicer.add_to(host.server)
-        http = _make_http(config, host, admission, generator, stop) if config.http else None
+        http = None
+        if config.http:
+            front = _HttpFront(admission, generator, callers, edge.certificate)
+            http = _make_http(config, host, front, stop)
         # Not guarded: a router that lost sight of its workers must not look healthy.
         watching = tasks.create_task(cluster.run(discovery), name="cluster")
         if http is not None:
@@ -129,7 +136,15 @@ def public_edge(config: RouterConfig) -> PublicEdge:
         max_receive_bytes=config.max_request_bytes + config.max_request_bytes // 2,
         max_connection_age_s=config.max_connection_age_s,
         max_connection_grace_s=config.max_connection_grace_s,
+        certificate=_certificate(config.public_tls),
     )
+
+
+def _certificate(files: PublicTls) -> Certificate | None:
+    """Raises ConfigurationError."""
+    if files.certificate is None or files.key is None:
+        return None
+    return Certificate("public-tls", files.certificate, files.key)
 
 
 async def _tell_ready(host: ServiceHost, cluster: Cluster) -> None:
@@ -176,21 +191,27 @@ def _load_model(config: RouterConfig) -> ServedModel:
     return ServedModel.from_folder(config.served_model_name or source.name, source.folder)
 
 
+class _HttpFront(NamedTuple):
+    """What the HTTP API stands on, as gRPC does."""
+
+    admission: Admission
+    generator: Generator
+    callers: Callers
+    certificate: Certificate | None
+
+
 def _make_http(
-    config: RouterConfig,
-    host: ServiceHost,
-    admission: Admission,
-    generator: Generator,
-    stop: asyncio.Event,
+    config: RouterConfig, host: ServiceHost, front: _HttpFront, stop: asyncio.Event
 ) -> HttpServer:
     """The HTTP API, whose port is taken now. Raises ConfigurationError."""
     timers = config.timers
     registry = host.registry if config.http_metrics else None
-    service = ServiceAnswers(admission, registry, lambda: not stop.is_set())
+    service = ServiceAnswers(front.admission, registry, lambda: not stop.is_set())
     room = BodyRoom(config.max_request_bytes, config.max_open_bytes, timers.client_write_s)
     bound = bind(host.host, config.http_port, timers)
     bounds = bounds_of(config.max_request_bytes, timers.client_write_s)
-    server = HttpServer(make_app(admission, generator, service, room), bound, bounds)
+    app = make_app(front.admission, front.generator, service, room, front.callers)
+    server = HttpServer(app, bound, bounds, front.certificate)
     logger.info("HTTP API", extra={"address": host.reachable(server.port)})
     return server
 

@@ -133,6 +133,26 @@ class KubernetesSource(_Source):
     )
 
 
+class PublicTls(BaseModel):
+    """What clients are shown; both files, or none: then they speak plain gRPC and HTTP."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    certificate: Path | None = Field(
+        None,
+        description="PEM file of the router's certificate for clients, and those up to the "
+        "authority, of gRPC and HTTP. Unset, with key: no TLS.",
+    )
+    key: Path | None = Field(None, description="PEM file of the certificate's private key.")
+
+    @model_validator(mode="after")
+    def _check_both(self) -> Self:
+        for missing, given in (("certificate", "key"), ("key", "certificate")):
+            if getattr(self, missing) is None and getattr(self, given) is not None:
+                raise ValueError(f"--public-tls.{missing}: is required by --public-tls.{given}")
+        return self
+
+
 _SOURCES: Mapping[str, _Source] = {
     "file": FileSource(),
     "dns": DnsSource(),
@@ -177,6 +197,13 @@ class RouterConfig(ProcessConfig):
     http_metrics: bool = Field(
         True,
         description="Tell the metrics on the HTTP API's port too, to all who reach it.",
+    )
+    public_tls: PublicTls = PublicTls()
+    api_keys: Path | None = Field(
+        None,
+        description="File of the keys that clients have to send (authorization: Bearer KEY): a "
+        "line for each, its tenant and SHA-256, as diptych key makes it. Looked at again each "
+        "second. Unset: anybody may call.",
     )
     max_queue: int = Field(
         256,

@@ -19,11 +19,15 @@ class Authority:
 
     def issue(self, role: str, *, folder: str = "", domain: str = DOMAIN, days: int = 1) -> Path:
         """A folder with a new certificate of that role; ``days`` is when it ends, from now."""
-        to = self._work / (folder or role)
+        return self.issue_name(f"{role}.{domain}", folder or role, days=days)
+
+    def issue_name(self, name: str, folder: str, *, days: int = 1) -> Path:
+        """As ``issue``, of a name or an address."""
+        to = self._work / folder
         to.mkdir(parents=True, exist_ok=True)
         ends = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
         begins = ends - datetime.timedelta(days=365)
-        issued = self._ca.issue_cert(f"{role}.{domain}", not_before=begins, not_after=ends)
+        issued = self._ca.issue_cert(name, not_before=begins, not_after=ends)
         (to / "key.pem").write_bytes(issued.private_key_pem.bytes())
         chain = b"".join(pem.bytes() for pem in issued.cert_chain_pems)
         (to / "certificate.pem").write_bytes(chain)

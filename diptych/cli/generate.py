@@ -4,6 +4,7 @@ import asyncio
 import sys
 from collections.abc import Callable
 from dataclasses import MISSING, fields
+from pathlib import Path
 from typing import Any, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
@@ -12,7 +13,7 @@ from pydantic_settings import CliPositionalArg
 from diptych import settings
 from diptych.cli.breakdown import breakdown, kv_path, kv_was_handed_off
 from diptych.client import ChatMessage, Chunk, DiptychClient, build_request
-from diptych.errors import DiptychError
+from diptych.errors import ConfigurationError, DiptychError
 from diptych.sampling_params import OPTIONS, Option, SamplingOptions, check_options
 from diptych.v1 import inference_pb2
 
@@ -41,6 +42,13 @@ class _GenerateConfig(BaseModel):
         "Routers do not ship short prompts.",
     )
     timeout_s: float | None = Field(None, gt=0, description="Give up after this, s.")
+    api_key_file: Path | None = Field(
+        None, description="File with the key that the router asks for, and nothing else."
+    )
+    tls: bool = Field(False, description="Speak TLS; the system's authorities are believed.")
+    ca: Path | None = Field(
+        None, description="Speak TLS; the authorities of this PEM file are believed."
+    )
 
     @model_validator(mode="after")
     def _one_prompt(self) -> Self:
@@ -49,6 +57,18 @@ class _GenerateConfig(BaseModel):
         if self.system is not None and self.prompt is not None:
             raise ValueError("--system goes with a message")
         return self
+
+    def client(self) -> DiptychClient:
+        """Raises ConfigurationError: a file cannot be read."""
+        key = ""
+        if self.api_key_file is not None:
+            try:
+                key = self.api_key_file.read_text().strip()
+            except OSError as error:
+                raise ConfigurationError(
+                    f"--api-key-file: {self.api_key_file}: {error.strerror}"
+                ) from None
+        return DiptychClient(self.address, api_key=key, tls=self.ca or self.tls)
 
     def options(self) -> SamplingOptions:
         """How to sample. Raises InvalidRequestError."""
@@ -112,6 +132,8 @@ def run(args: list[str]) -> int:
     )
     try:
         last = asyncio.run(_generate(config))
+    except ConfigurationError:
+        raise
     except DiptychError as error:
         print(f"\ndiptych generate: {error.reason}: {error.message}", file=sys.stderr)  # noqa: T201
         return EXIT_REFUSED
@@ -148,7 +170,7 @@ async def stream(
 
 
 async def _generate(config: _GenerateConfig) -> Chunk:
-    async with DiptychClient(config.address) as client:
+    async with config.client() as client:
         has_template = config.message is not None and await _has_chat_template(client, config.model)
         request = config.request(has_chat_template=has_template)
         return await _stream(client, request, _write, config.timeout_s)

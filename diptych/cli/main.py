@@ -24,6 +24,7 @@ COMMANDS = (
     Command("up", "start a local cluster: a router and its workers as child processes", "up"),
     Command("generate", "stream one answer from a router", "generate"),
     Command("health", "ask a router or a worker for its health", "health"),
+    Command("key", "make a client's key", "key"),
     Command("model", "fetch a model, or import a GGUF file, ahead of time", "model"),
     Command("router", "run a router", "router", is_role=True),
     Command("prefill", "run a prefill worker", "prefill_worker", is_role=True),

@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
+from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -15,14 +17,15 @@ from diptych.v1 import inference_pb2
 class BlockingClient:
     """DiptychClient for code without an event loop. A context manager; not for use in one."""
 
-    def __init__(self, address: str) -> None:
-        self._address = address
+    def __init__(self, address: str, *, api_key: str = "", tls: bool | Path = False) -> None:
+        """As DiptychClient."""
+        self._open = partial(_open, address, api_key, tls)
         self._runner = asyncio.Runner()
         self._client: DiptychClient | None = None
 
     def __enter__(self) -> Self:
         self._runner.__enter__()
-        self._client = self._runner.run(_open(self._address))
+        self._client = self._runner.run(self._open())
         return self
 
     def __exit__(
@@ -75,8 +78,8 @@ class BlockingClient:
         return self._runner.run(self._client.detokenize(token_ids))
 
 
-async def _open(address: str) -> DiptychClient:
-    return DiptychClient(address)
+async def _open(address: str, api_key: str, tls: bool | Path) -> DiptychClient:
+    return DiptychClient(address, api_key=api_key, tls=tls)
 
 
 async def _next(chunks: AsyncGenerator[Chunk, None]) -> Chunk | None:

@@ -15,7 +15,8 @@ from diptych.timers import Timers
 ChannelOptions: TypeAlias = list[tuple[str, int]]
 
 Lock: TypeAlias = tuple[grpc.ChannelCredentials, str]
-"""What opens a peer's lock, and the name that the peer's certificate has to have."""
+"""What opens a peer's lock, and the name that the peer's certificate has to have; empty: its own
+address."""
 
 MAX_MESSAGE_BYTES = 16 * 2**20
 
@@ -44,7 +45,8 @@ def open_channel(
     if lock is None:
         return grpc.aio.insecure_channel(address, options=options)
     credentials, name = lock
-    options.append(("grpc.ssl_target_name_override", name))
+    if name:
+        options.append(("grpc.ssl_target_name_override", name))
     return grpc.aio.secure_channel(address, credentials, options=options)
 
 

@@ -72,40 +72,35 @@ class TlsFiles(BaseModel):
 class _Pems(NamedTuple):
     certificate: bytes
     key: bytes
-    ca: bytes
+    ca: bytes | None
 
 
-class Identity:
-    """One process's certificate and whom it trusts, as its files say now. Any thread."""
+class Certificate:
+    """A server's certificate as its files say now, and whom it asks for theirs. Any thread."""
 
-    def __init__(self, certificate: Path, key: Path, ca: Path, domain: str) -> None:
-        """Raises ConfigurationError: a file is missing, or they do not fit together."""
-        self._paths = {"certificate": certificate, "key": key, "ca": ca}
-        self._domain = domain
+    def __init__(self, setting: str, certificate: Path, key: Path, ca: Path | None = None) -> None:
+        """``setting`` is what the files are called by, such as ``tls``; without ``ca`` nobody
+        who connects is asked for a certificate.
+
+        Raises ConfigurationError: a file is missing, or they do not fit together.
+        """
+        self._setting = setting
+        self._paths = {"certificate": certificate, "key": key}
+        if ca is not None:
+            self._paths["ca"] = ca
         self._pems: _Pems | None = None
         self._pems = self._read()
         self._refused = ""  # why the files were no use when they were read last
-
-    @classmethod
-    def of(cls, files: TlsFiles) -> Self | None:
-        """That of these settings; None without. Raises ConfigurationError."""
-        if files.certificate is None or files.key is None or files.ca is None:
-            return None
-        return cls(files.certificate, files.key, files.ca, files.domain)
 
     @property
     def pems(self) -> object:
         """Something that differs once the files do. Reads them."""
         return self._current()
 
-    def name(self, role: PeerRole) -> str:
-        """What a certificate of that role says."""
-        return f"{role}.{self._domain}"
-
-    def to_peer(self) -> grpc.ChannelCredentials:
-        """For a channel that is opened now."""
-        pems = self._current()
-        return grpc.ssl_channel_credentials(pems.ca, pems.key, pems.certificate)
+    @property
+    def paths(self) -> tuple[Path, Path]:
+        """Of the certificate and of its key."""
+        return self._paths["certificate"], self._paths["key"]
 
     def of_server(self) -> grpc.ServerCredentials:
         """For a port: each connection is judged by the files as they are when it comes."""
@@ -118,23 +113,8 @@ class Identity:
 
         fetch: Any = changed  # the stubs do not know that None says: as before
         return grpc.dynamic_ssl_server_credentials(
-            _of_server(served), fetch, require_client_authentication=True
+            _of_server(served), fetch, require_client_authentication="ca" in self._paths
         )
-
-    def check_caller(self, method: str, auth_context: Mapping[str, Iterable[bytes]]) -> None:
-        """Raises PeerNotAllowedError: the caller's certificate is of no role that may do this.
-
-        ``method`` is /package.Service/Method.
-        """
-        service = method.strip("/").partition("/")[0]
-        allowed = {self.name(role) for role in _ALLOWED.get(service, ())}
-        names = {name.decode(errors="replace") for name in auth_context.get(_SAN, ())}
-        if not allowed & names:
-            error = PeerNotAllowedError(
-                f"{service} is for {_listed(allowed)}; the certificate is of {_listed(names)}"
-            )
-            logger.warning("caller refused", extra={"method": method, "why": error.message})
-            raise error
 
     def _current(self) -> _Pems:
         """What the files hold; what they held, while one of them is missing or does not fit."""
@@ -152,14 +132,16 @@ class Identity:
         if contents == self._pems:
             return contents
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        if contents.ca is not None:
+            try:
+                context.load_verify_locations(cadata=contents.ca.decode())
+            except (ssl.SSLError, ValueError) as error:
+                raise self._wrong("ca", f"no certificate in PEM form: {error}") from None
         try:
-            context.load_verify_locations(cadata=contents.ca.decode())
-        except (ssl.SSLError, ValueError) as error:
-            raise self._wrong("ca", f"no certificate in PEM form: {error}") from None
-        try:
-            context.load_cert_chain(self._paths["certificate"], self._paths["key"], _no_password)
+            context.load_cert_chain(*self.paths, _no_password)
         except (ssl.SSLError, OSError, ValueError) as error:
-            raise self._wrong("certificate", f"does not fit --tls.key: {error}") from None
+            why = f"does not fit --{self._setting}.key: {error}"
+            raise self._wrong("certificate", why) from None
         if self._contents() != contents:
             raise self._wrong("certificate", "is being replaced")
         return contents
@@ -171,10 +153,50 @@ class Identity:
                 read[name] = path.read_bytes()
             except OSError as error:
                 raise self._wrong(name, error.strerror or str(error)) from None
-        return _Pems(**read)
+        return _Pems(read["certificate"], read["key"], read.get("ca"))
 
     def _wrong(self, name: str, why: str) -> ConfigurationError:
-        return ConfigurationError(f"--tls.{name}: {self._paths[name]}: {why}")
+        return ConfigurationError(f"--{self._setting}.{name}: {self._paths[name]}: {why}")
+
+
+class Identity(Certificate):
+    """Who one process is to the others of its cluster, and whom of them it believes."""
+
+    def __init__(self, certificate: Path, key: Path, ca: Path, domain: str) -> None:
+        """Raises ConfigurationError: a file is missing, or they do not fit together."""
+        super().__init__("tls", certificate, key, ca)
+        self._domain = domain
+
+    @classmethod
+    def of(cls, files: TlsFiles) -> Self | None:
+        """That of these settings; None without. Raises ConfigurationError."""
+        if files.certificate is None or files.key is None or files.ca is None:
+            return None
+        return cls(files.certificate, files.key, files.ca, files.domain)
+
+    def name(self, role: PeerRole) -> str:
+        """What a certificate of that role says."""
+        return f"{role}.{self._domain}"
+
+    def to_peer(self) -> grpc.ChannelCredentials:
+        """For a channel that is opened now."""
+        pems = self._current()
+        return grpc.ssl_channel_credentials(pems.ca, pems.key, pems.certificate)
+
+    def check_caller(self, method: str, auth_context: Mapping[str, Iterable[bytes]]) -> None:
+        """Raises PeerNotAllowedError: the caller's certificate is of no role that may do this.
+
+        ``method`` is /package.Service/Method.
+        """
+        service = method.strip("/").partition("/")[0]
+        allowed = {self.name(role) for role in _ALLOWED.get(service, ())}
+        names = {name.decode(errors="replace") for name in auth_context.get(_SAN, ())}
+        if not allowed & names:
+            error = PeerNotAllowedError(
+                f"{service} is for {_listed(allowed)}; the certificate is of {_listed(names)}"
+            )
+            logger.warning("caller refused", extra={"method": method, "why": error.message})
+            raise error
 
 
 def _of_server(pems: _Pems) -> grpc.ServerCertificateConfiguration:

@@ -14,7 +14,7 @@ from grpc_status import rpc_status
 from diptych.errors import DiptychError, InvalidRequestError
 from diptych.rpc.channel import MAX_MESSAGE_BYTES, SIZE_OPTIONS, ChannelOptions, keepalive_options
 from diptych.rpc.decoding import decode
-from diptych.rpc.identity import Identity
+from diptych.rpc.identity import Certificate, Identity
 from diptych.rpc.status import to_status
 from diptych.timers import Timers
 
@@ -44,6 +44,7 @@ class PublicEdge:
     max_connection_grace_s: float
     keepalive_s: float = 30.0
     keepalive_answer_s: float = 20.0
+    certificate: Certificate | None = None  # clients speak TLS
 
 
 def make_server(

@@ -39,8 +39,9 @@ class InferenceStub:
     token: a request that no worker took ends with an error and nothing before.
     Errors carry google.rpc.ErrorInfo with a reason:
     INVALID_ARGUMENT/REQUEST_INVALID (with BadRequest field violations),
-    NOT_FOUND/MODEL_NOT_FOUND, RESOURCE_EXHAUSTED/QUEUE_FULL, QUEUE_TIMEOUT or
-    KV_BLOCKS_EXHAUSTED (with RetryInfo), UNAVAILABLE/NO_WORKER or
+    UNAUTHENTICATED/INVALID_API_KEY, NOT_FOUND/MODEL_NOT_FOUND,
+    RESOURCE_EXHAUSTED/QUEUE_FULL, QUEUE_TIMEOUT or KV_BLOCKS_EXHAUSTED (with
+    RetryInfo), UNAVAILABLE/NO_WORKER or
     WORKER_DRAINING, DEADLINE_EXCEEDED/DEADLINE_EXCEEDED,
     ABORTED/KV_TRANSFER_INTERRUPTED or CLIENT_TOO_SLOW,
     INTERNAL/LOGITS_NOT_FINITE or STEP_FAILED (of the last attempt), or
@@ -74,8 +75,9 @@ class InferenceAsyncStub(InferenceStub):
     token: a request that no worker took ends with an error and nothing before.
     Errors carry google.rpc.ErrorInfo with a reason:
     INVALID_ARGUMENT/REQUEST_INVALID (with BadRequest field violations),
-    NOT_FOUND/MODEL_NOT_FOUND, RESOURCE_EXHAUSTED/QUEUE_FULL, QUEUE_TIMEOUT or
-    KV_BLOCKS_EXHAUSTED (with RetryInfo), UNAVAILABLE/NO_WORKER or
+    UNAUTHENTICATED/INVALID_API_KEY, NOT_FOUND/MODEL_NOT_FOUND,
+    RESOURCE_EXHAUSTED/QUEUE_FULL, QUEUE_TIMEOUT or KV_BLOCKS_EXHAUSTED (with
+    RetryInfo), UNAVAILABLE/NO_WORKER or
     WORKER_DRAINING, DEADLINE_EXCEEDED/DEADLINE_EXCEEDED,
     ABORTED/KV_TRANSFER_INTERRUPTED or CLIENT_TOO_SLOW,
     INTERNAL/LOGITS_NOT_FINITE or STEP_FAILED (of the last attempt), or
@@ -112,8 +114,9 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         token: a request that no worker took ends with an error and nothing before.
         Errors carry google.rpc.ErrorInfo with a reason:
         INVALID_ARGUMENT/REQUEST_INVALID (with BadRequest field violations),
-        NOT_FOUND/MODEL_NOT_FOUND, RESOURCE_EXHAUSTED/QUEUE_FULL, QUEUE_TIMEOUT or
-        KV_BLOCKS_EXHAUSTED (with RetryInfo), UNAVAILABLE/NO_WORKER or
+        UNAUTHENTICATED/INVALID_API_KEY, NOT_FOUND/MODEL_NOT_FOUND,
+        RESOURCE_EXHAUSTED/QUEUE_FULL, QUEUE_TIMEOUT or KV_BLOCKS_EXHAUSTED (with
+        RetryInfo), UNAVAILABLE/NO_WORKER or
         WORKER_DRAINING, DEADLINE_EXCEEDED/DEADLINE_EXCEEDED,
         ABORTED/KV_TRANSFER_INTERRUPTED or CLIENT_TOO_SLOW,
         INTERNAL/LOGITS_NOT_FINITE or STEP_FAILED (of the last attempt), or

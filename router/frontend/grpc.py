@@ -4,17 +4,19 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import NoReturn, TypeVar
 
 import grpc
 from google.protobuf.message import Message
 
-from diptych.errors import InvalidRequestError, NotServedError
+from diptych.errors import InvalidApiKeyError, InvalidRequestError, NotServedError
 from diptych.rpc.decoding import decode
 from diptych.rpc.server import Context
 from diptych.v1 import inference_pb2
 from router.frontend import public_messages
 from router.frontend.admission import Admission
+from router.frontend.callers import Callers
 from router.frontend.field_names import renamed
 from router.frontend.generator import Generator, Metadata
 from router.generation.request import GenerationRequest, TokenPrompt
@@ -33,11 +35,17 @@ class InferenceServicer:
     """Inference: one handler task per request."""
 
     def __init__(
-        self, admission: Admission, generator: Generator, *, max_request_bytes: int
+        self,
+        admission: Admission,
+        generator: Generator,
+        callers: Callers,
+        *,
+        max_request_bytes: int,
     ) -> None:
         """Requests over ``max_request_bytes`` are refused without being parsed."""
         self._admission = admission
         self._generator = generator
+        self._callers = callers
         self._max_request_bytes = max_request_bytes
 
     def add_to(self, server: grpc.aio.Server) -> None:
@@ -65,6 +73,7 @@ class InferenceServicer:
         self, request: bytes, context: Context
     ) -> inference_pb2.ListModelsResponse:
         """See inference.proto; so the next ones."""
+        self._tenant(context)
         model = self._admission.model
         return inference_pb2.ListModelsResponse(
             models=[
@@ -79,6 +88,7 @@ class InferenceServicer:
         )
 
     async def Tokenize(self, request: bytes, context: Context) -> inference_pb2.TokenizeResponse:
+        self._tenant(context)
         message = self._decode(inference_pb2.TokenizeRequest, request)
         prompt = public_messages.read_prompt(message)
         token_ids = await self._tokenize(
@@ -89,6 +99,7 @@ class InferenceServicer:
     async def Detokenize(
         self, request: bytes, context: Context
     ) -> inference_pb2.DetokenizeResponse:
+        self._tenant(context)
         message = self._decode(inference_pb2.DetokenizeRequest, request)
         prompt = TokenPrompt(message.token_ids)
         asked = GenerationRequest(prompt=prompt, model=message.model, num_bytes=len(request))
@@ -100,9 +111,11 @@ class InferenceServicer:
         return inference_pb2.DetokenizeResponse(text=text)
 
     async def Embed(self, request: bytes, context: Context) -> NoReturn:
+        self._tenant(context)
         raise NotServedError("Embed is not served yet")
 
     async def Score(self, request: bytes, context: Context) -> NoReturn:
+        self._tenant(context)
         raise NotServedError("Score is not served yet")
 
     async def Generate(
@@ -112,8 +125,9 @@ class InferenceServicer:
         deadline_s = None if remaining_s is None else time.monotonic() + remaining_s
         metadata = tuple(context.invocation_metadata() or ())
         try:
-            read = self._read(request)
-        except InvalidRequestError as error:
+            tenant = self._tenant(context)
+            read = replace(self._read(request), tenant=tenant)
+        except (InvalidApiKeyError, InvalidRequestError) as error:
             self._generator.refused(error.reason, metadata)
             raise
         await self._answer(read, deadline_s, metadata, context)
@@ -149,6 +163,13 @@ class InferenceServicer:
                     pass
             except grpc.aio.BaseError:  # the call is over: the client is gone
                 raise asyncio.CancelledError from None
+
+    def _tenant(self, context: Context) -> str:
+        """Whose call it is. Raises InvalidApiKeyError."""
+        for name, value in context.invocation_metadata() or ():
+            if name == "authorization":
+                return self._callers.tenant(str(value))
+        return self._callers.tenant(None)
 
     async def _tokenize(self, request: GenerationRequest) -> list[int]:
         with self._admission.hold(request.num_bytes):

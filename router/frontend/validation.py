@@ -6,6 +6,7 @@ next to nothing until it is known to fit; ``tokenize`` may take long and may run
 a thread; ``resolve`` needs the context length that the workers have.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -117,7 +118,7 @@ def resolve(
         ),
         sampling=SamplingParams(**chosen),
         stop=given.stop,
-        cache_salt=request.cache_salt.encode(),
+        cache_salt=_salt(request),
         emitted_token_ids=tuple(request.emitted_token_ids),
     )
 
@@ -169,6 +170,14 @@ def _check_token_prompt(token_ids: Sequence[int], facts: ModelFacts) -> None:
         raise InvalidRequestError("is empty", field="tokens")
     check_room(len(token_ids), facts.max_model_len, "tokens")
     _check_ids(token_ids, facts.vocab_size, "tokens.ids")
+
+
+def _salt(request: GenerationRequest) -> bytes:
+    """Tenants share no cached KV, whichever salts they give."""
+    salt = request.cache_salt.encode()
+    if not request.tenant:
+        return salt
+    return hashlib.sha256(request.tenant.encode() + b"\0" + salt).digest()
 
 
 def _check_salt(cache_salt: str) -> None:

@@ -44,6 +44,8 @@ class GenerationRequest:
     model: str = ""
     request_id: str = ""
     cache_salt: str = ""
+    tenant: str = ""
+    """Whose it is, by the caller's key; never by what the request says."""
     emitted_token_ids: Sequence[int] = ()  # as TokenPrompt.token_ids
     return_prompt_token_ids: bool = False
     num_bytes: int

@@ -2,10 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -25,6 +26,7 @@ TIMERS = Timers(
     heartbeat_s=0.1, lost_peer_s=0.6, accept_s=0.25, no_worker_s=1.5, unsent_s=2.0, drain_s=2.0
 )
 EVENTUALLY_S = 5.0
+NOTHING: Mapping[str, Any] = {}
 
 
 @dataclass
@@ -82,9 +84,17 @@ async def eventually(condition: Callable[[], bool], what: str) -> None:
 
 @asynccontextmanager
 async def running(
-    model: Path, num_prefill: int = 2, num_decode: int = 2, **settings: object
+    model: Path,
+    num_prefill: int = 2,
+    num_decode: int = 2,
+    *,
+    client: Mapping[str, Any] = NOTHING,
+    **settings: object,
 ) -> AsyncIterator[Cluster]:
-    """Everything up and every pair proven; at the end nothing may be held."""
+    """Everything up and every pair proven; at the end nothing may be held.
+
+    ``client``: how a DiptychClient is let in.
+    """
     prefill = [FakePrefill() for _ in range(num_prefill)]
     decode = [FakeDecode() for _ in range(num_decode)]
     workers: Sequence[FakeWorker] = [*prefill, *decode]
@@ -108,8 +118,8 @@ async def running(
         address = f"127.0.0.1:{await port}"
         async with open_channel(address) as channel:
             cluster = Cluster(address, prefill, decode, stop, channel, served)
-            async with DiptychClient(address) as client:
-                await wait_ready(client, cluster)
+            async with DiptychClient(address, **client) as watcher:
+                await wait_ready(watcher, cluster)
             yield cluster
             await cluster.wait_free()
         stop.set()

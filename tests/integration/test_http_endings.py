@@ -23,7 +23,7 @@ FOR_EVER = 900_000  # tokens
 
 @asynccontextmanager
 async def serving(
-    model: Path, folder: Path, timers: Timers = TIMERS, **settings: object
+    model: Path, folder: Path, timers: Timers = TIMERS, **settings: Any
 ) -> AsyncIterator[tuple[Cluster, httpx.AsyncClient]]:
     """One worker of each kind behind a router with HTTP, and a client of it."""
     ports = folder / "ports.json"

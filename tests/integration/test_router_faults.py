@@ -5,6 +5,7 @@ import json
 import logging
 import time
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -146,6 +147,7 @@ async def test_failed_pull_is_bound_again_then_prefilled_elsewhere(wide_model: P
 
 async def test_pulls_that_keep_failing_are_a_typed_error(wide_model: Path, tmp_path: Path) -> None:
     ports = tmp_path / "ports.json"
+    settings: dict[str, Any]
     settings = {"allow_recompute": False, "metrics_port": 0, "port_file": ports}
     async with running(wide_model, 1, 1, **settings) as cluster:
         cluster.decode[0].behaviour.pull_failures = 100

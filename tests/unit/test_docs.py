@@ -51,7 +51,7 @@ def settings_of(config: type[BaseModel], prefix: str = "") -> set[str]:
         flags.add("--" + prefix + name.replace("_", "-"))
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
-            flags |= settings_of(kind, f"{prefix}{name}.")
+            flags |= settings_of(kind, f"{prefix}{name.replace('_', '-')}.")
     return flags
 
 

@@ -14,6 +14,7 @@ _LEAST_RETRY_S: Final = 1  # the header has whole seconds
 # Of each reason the status: what the caller should do, in HTTP's words.
 STATUSES: Final[Mapping[str, int]] = {
     "REQUEST_INVALID": 400,
+    "INVALID_API_KEY": 401,
     "MODEL_NOT_FOUND": 404,
     "NOT_SERVED": 501,
     "KV_BLOCKS_EXHAUSTED": 429,
@@ -36,6 +37,7 @@ STATUSES: Final[Mapping[str, int]] = {
     "INTERNAL": 500,
 }
 _TYPES: Final[Mapping[int, str]] = {
+    401: "authentication_error",
     429: "rate_limit_error",
     500: "server_error",
     503: "service_unavailable_error",

@@ -19,6 +19,7 @@ from router.frontend.validation import check_request_id
 logger = logging.getLogger(__name__)
 
 REQUEST_ID_HEADER: Final = "x-request-id"
+TENANT: Final = "diptych.tenant"  # in the scope, where callers are known
 TIMEOUT_HEADER: Final = "x-request-timeout"
 _MAX_TIMEOUT_S: Final = 1_000_000
 _TRACE_HEADERS: Final = ("traceparent", "tracestate")
@@ -85,6 +86,7 @@ class Exchange:
         self.headers = Headers(scope=scope)
         self.request_id = uuid.uuid4().hex
         """Sent back in any case; the client's, once ``take_request_id`` found it good."""
+        self.tenant: str = scope.get(TENANT, "")
         self._receive = receive
         self._send = send
         self._sent = _Sent.NOTHING

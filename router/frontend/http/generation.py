@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from diptych.errors import DiptychError, InvalidRequestError, SlowClientError
 from router.frontend.admission import Admission
@@ -56,7 +56,7 @@ class GenerationAnswers:
                 patience.reschedule(asyncio.get_running_loop().time())
 
         events = self.generator.generate(
-            asked.request,
+            replace(asked.request, tenant=exchange.tenant),
             deadline_s=deadline_s,
             metadata=exchange.trace_metadata,
             give_up=give_up,

@@ -10,13 +10,16 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from diptych.errors import InvalidApiKeyError
 from router.frontend.admission import Admission
+from router.frontend.callers import Callers
 from router.frontend.generator import Generator
 from router.frontend.http.answer_form import CHAT, COMPLETION
+from router.frontend.http.authenticated import Authenticated
 from router.frontend.http.chat_request import read_chat
 from router.frontend.http.completion_request import read_completion
 from router.frontend.http.errors import RefusedError, answer_to, bug
-from router.frontend.http.exchange import BodyRoom
+from router.frontend.http.exchange import BodyRoom, Exchange
 from router.frontend.http.generation import GenerationAnswers
 from router.frontend.http.identified import Identified
 from router.frontend.http.posted import Posted
@@ -27,7 +30,11 @@ logger = logging.getLogger(__name__)
 
 
 def make_app(
-    admission: Admission, generator: Generator, service: ServiceAnswers, room: BodyRoom
+    admission: Admission,
+    generator: Generator,
+    service: ServiceAnswers,
+    room: BodyRoom,
+    callers: Callers,
 ) -> ASGIApp:
     """The application; ``room`` bounds the bodies of all its requests together."""
     tokens = TokenAnswers(admission)
@@ -49,7 +56,13 @@ def make_app(
         ],
         exception_handlers={HTTPException: _unknown, Exception: _crashed},
     )
-    return Identified(app)
+
+    def record(path: str, exchange: Exchange, error: InvalidApiKeyError) -> None:
+        route = posted.get(path)
+        if route is not None:
+            route.record(exchange, error)
+
+    return Identified(Authenticated(app, callers, record))
 
 
 async def _unknown(request: Request, error: Exception) -> Response:

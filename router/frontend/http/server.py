@@ -7,12 +7,13 @@ import math
 import resource
 import socket
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from diptych.errors import ConfigurationError
+from diptych.rpc.identity import Certificate
 from diptych.timers import Timers
 from router.frontend.http.protocol import MAX_HEAD_BYTES, BoundedHttpProtocol, Bounds
 
@@ -20,6 +21,7 @@ _KEEP_ALIVE_S: Final = 60
 _LAST_WORD_S: Final = 5.0
 _NUM_SWALLOWED: Final = 8  # bodies of the greatest size: cut off, a client may not see why
 _BACKLOG: Final = 1024
+_RENEW_EVERY_S: Final = 1.0
 _MOST_CONNECTIONS: Final = 2**20
 _NUM_PROBES: Final = 3
 _UNSENT_BYTES: Final = 131_072  # of one client, in the system; by itself it keeps megabytes
@@ -90,8 +92,16 @@ class HttpServer:
     ``serve`` is a task of the owner's; ``stop`` ends it.
     """
 
-    def __init__(self, app: ASGIApp, bound: socket.socket, bounds: Bounds) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        bound: socket.socket,
+        bounds: Bounds,
+        certificate: Certificate | None = None,
+    ) -> None:
+        """With a ``certificate`` clients speak TLS; its files may change."""
         self._socket = bound
+        self._certificate = certificate
         self._ended = asyncio.Event()
         self._uvicorn = _Server(
             uvicorn.Config(
@@ -107,6 +117,7 @@ class HttpServer:
                 proxy_headers=False,
                 backlog=_BACKLOG,
                 timeout_keep_alive=_KEEP_ALIVE_S,
+                **_ssl_options(certificate),
             )
         )
 
@@ -119,18 +130,40 @@ class HttpServer:
     async def serve(self) -> None:
         """Serve until ``stop``."""
         try:
-            await self._uvicorn.serve(sockets=[self._socket])
+            async with asyncio.TaskGroup() as tasks:
+                renewing = tasks.create_task(self._renew(), name="http-certificate")
+                await self._uvicorn.serve(sockets=[self._socket])
+                renewing.cancel()
         finally:
             for server in self._uvicorn.servers:
                 server.close()
             self._socket.close()
             self._ended.set()
 
+    async def _renew(self) -> None:
+        """Have what is in the certificate's files count from the next connection on."""
+        if self._certificate is None:
+            return
+        used = self._certificate.pems
+        while True:
+            await asyncio.sleep(_RENEW_EVERY_S)
+            found, context = self._certificate.pems, self._uvicorn.config.ssl
+            if found != used and context is not None:
+                context.load_cert_chain(*self._certificate.paths)
+                used = found
+
     async def stop(self, patience_s: float) -> None:
         """Take no more connections, let answers end within ``patience_s``, cancel the rest."""
         self._uvicorn.config.timeout_graceful_shutdown = math.ceil(patience_s)
         self._uvicorn.should_exit = True
         await self._ended.wait()
+
+
+def _ssl_options(certificate: Certificate | None) -> dict[str, Any]:
+    if certificate is None:
+        return {}
+    path, key = certificate.paths
+    return {"ssl_certfile": path, "ssl_keyfile": key}
 
 
 class _Server(uvicorn.Server):

@@ -1,0 +1,224 @@
+"""Clients of a router that speaks TLS and asks for keys, over gRPC and HTTP."""
+
+import asyncio
+import json
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+import openai
+import pytest
+import pytest_asyncio
+
+from diptych.api_keys import digest
+from diptych.cli.generate import run
+from diptych.client import DiptychClient, SamplingOptions
+from diptych.errors import ConfigurationError, DiptychError, InvalidApiKeyError
+from tests.authority import Authority, replaced
+from tests.integration.router_rig import PROMPT, Cluster, expected, running
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+OPTIONS = SamplingOptions(max_tokens=4, ignore_eos=True)
+BODY = {"model": "m", "prompt": PROMPT, "max_tokens": 4, "ignore_eos": True}
+
+
+class Locked(NamedTuple):
+    cluster: Cluster
+    folder: Path  # of the router's certificate
+    keys: Path
+    http_address: str
+
+    @property
+    def ca(self) -> Path:
+        return self.folder / "ca.pem"
+
+    def client(self, key: str = "one") -> DiptychClient:
+        return DiptychClient(self.cluster.address, api_key=key, tls=self.ca)
+
+    def openai(self, key: str) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(
+            base_url=f"https://{self.http_address}/v1",
+            api_key=key,
+            max_retries=0,
+            http_client=openai.DefaultAsyncHttpxClient(verify=self.trust()),
+        )
+
+    def trust(self) -> ssl.SSLContext:
+        """Whom a client believes that knows the router's authority."""
+        return ssl.create_default_context(cafile=self.ca)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def locked(
+    wide_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Locked]:
+    work = tmp_path_factory.mktemp("locks")
+    folder = Authority(work).issue_name("127.0.0.1", "router")
+    keys, ports = work / "keys", work / "ports"
+    keys.write_text(f"alice {digest('one')}\nbob {digest('two')}\n")
+    tls = {"certificate": folder / "certificate.pem", "key": folder / "key.pem"}
+    async with running(
+        wide_model,
+        1,
+        1,
+        client={"api_key": "one", "tls": folder / "ca.pem"},
+        public_tls=tls,
+        api_keys=keys,
+        http=True,
+        http_port=0,
+        port_file=ports,
+        served_model_name="m",
+    ) as cluster:
+        http_address = json.loads(ports.read_text())["http_address"]
+        yield Locked(cluster, folder, keys, http_address)
+
+
+async def tokens(client: DiptychClient) -> list[int]:
+    chunks = client.generate(token_ids=PROMPT, options=OPTIONS)
+    return [token_id async for chunk in chunks for token_id in chunk.token_ids]
+
+
+async def test_a_known_client_is_served_over_both(locked: Locked) -> None:
+    async with locked.client() as client:
+        assert await tokens(client) == expected(4)
+        assert (await client.models())[0].ready
+        assert await client.detokenize(await client.tokenize("hello")) == "hello"
+    async with locked.openai("two") as client:
+        answer = await client.completions.create(
+            model="m", prompt=PROMPT, max_tokens=4, extra_body={"ignore_eos": True}
+        )
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens == 4
+        assert [model.id async for model in client.models.list()] == ["m"]
+
+
+async def test_a_key_that_is_not_known_opens_nothing(locked: Locked) -> None:
+    async with locked.client("three") as client:
+        for call in (tokens(client), client.models(), client.tokenize("a"), client.detokenize([5])):
+            with pytest.raises(InvalidApiKeyError):
+                await call
+    async with locked.openai("three") as client:
+        with pytest.raises(openai.AuthenticationError) as caught:
+            await client.completions.create(model="m", prompt=PROMPT)
+        assert caught.value.code == "invalid_api_key"
+        with pytest.raises(openai.AuthenticationError):
+            await client.models.list()
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/v1/models", "/tokenize", "/detokenize", "/metrics", "/nowhere"]
+)
+async def test_nothing_but_health_is_told_without_a_key(locked: Locked, path: str) -> None:
+    async with httpx.AsyncClient(
+        base_url=f"https://{locked.http_address}", verify=locked.trust()
+    ) as client:
+        answer = await client.post(path, content=b"not even JSON")
+        assert answer.status_code == 401
+        assert answer.headers["www-authenticate"] == "Bearer"
+        assert (await client.get("/health")).status_code == 200
+
+
+async def test_tenants_share_no_cached_kv(locked: Locked) -> None:
+    def salts() -> list[bytes]:
+        return [spec.cache_salt for spec in locked.cluster.prefill[0].specs]
+
+    before = len(salts())
+    for key in ("one", "one", "two"):
+        async with locked.client(key) as client:
+            await tokens(client)
+    first, second, other = salts()[before:]
+    assert first == second != other
+    assert b"" not in (first, other)
+
+
+async def test_refusals_are_counted(locked: Locked) -> None:
+    async with httpx.AsyncClient(verify=locked.trust()) as client:
+        headers = {"authorization": "Bearer one"}
+        url = f"https://{locked.http_address}"
+
+        async def refused() -> float:
+            text = (await client.get(f"{url}/metrics", headers=headers)).text
+            lines = [line for line in text.splitlines() if 'outcome="INVALID_API_KEY"' in line]
+            return sum(float(line.rpartition(" ")[2]) for line in lines if "_total" in line)
+
+        before = await refused()
+        await client.post(f"{url}/v1/completions", json=BODY)
+        async with locked.client("three") as stranger:
+            with pytest.raises(InvalidApiKeyError):
+                await tokens(stranger)
+        assert await refused() == before + 2
+
+
+async def is_known(locked: Locked, key: str) -> bool:
+    async with locked.client(key) as client:
+        try:
+            await client.tokenize("a")
+        except InvalidApiKeyError:
+            return False
+    return True
+
+
+async def test_a_key_taken_away_is_refused_soon(locked: Locked) -> None:
+    text = locked.keys.read_text()
+    locked.keys.write_text(f"bob {digest('two')}\n")
+    async with asyncio.timeout(5):
+        while await is_known(locked, "one"):
+            await asyncio.sleep(0.05)
+    locked.keys.write_text(text + f"carol {digest('new')}\n")
+    async with asyncio.timeout(5):
+        while not await is_known(locked, "new"):
+            await asyncio.sleep(0.05)
+
+
+async def test_who_speaks_no_tls_or_believes_others_reaches_nothing(
+    locked: Locked, tmp_path: Path
+) -> None:
+    async with DiptychClient(locked.cluster.address, api_key="one") as client:
+        with pytest.raises(DiptychError):
+            await client.models()
+    stranger = Authority(tmp_path).issue("x")
+    address = locked.cluster.address
+    async with DiptychClient(address, api_key="one", tls=stranger / "ca.pem") as client:
+        with pytest.raises(DiptychError):
+            await client.models()
+    with pytest.raises(httpx.HTTPError):
+        async with httpx.AsyncClient() as plain:
+            await plain.get(f"http://{locked.http_address}/health")
+
+
+async def test_a_certificate_that_changed_counts_for_new_connections(
+    locked: Locked, tmp_path: Path
+) -> None:
+    async with locked.client() as before:
+        await before.models()
+        successor = Authority(tmp_path).issue_name("127.0.0.1", "router")
+        with replaced(locked.folder, successor):
+            assert (await before.models())[0].ready
+            async with locked.client() as after:  # believes the successor alone
+                assert (await after.models())[0].ready
+            async with asyncio.timeout(10):
+                while True:
+                    try:
+                        async with httpx.AsyncClient(verify=locked.trust()) as client:
+                            url = f"https://{locked.http_address}/health"
+                            assert (await client.get(url)).status_code == 200
+                            break
+                    except httpx.ConnectError:
+                        await asyncio.sleep(0.1)
+
+
+async def test_the_command_sends_a_key(
+    locked: Locked, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = tmp_path / "key"
+    key.write_text("one\n")
+    args = ["--address", locked.cluster.address, "--ca", str(locked.ca), "--prompt", "hello"]
+    args += ["--max-tokens", "2"]
+    assert await asyncio.to_thread(run, [*args, "--api-key-file", str(key)]) == 0
+    assert await asyncio.to_thread(run, args) == 1
+    assert "INVALID_API_KEY" in capsys.readouterr().err
+    with pytest.raises(ConfigurationError, match=r"--api-key-file: .*No such file"):
+        await asyncio.to_thread(run, [*args, "--api-key-file", str(tmp_path / "none")])

@@ -1,0 +1,114 @@
+"""Whose a request is, by a file of keys that changes."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from diptych.api_keys import digest
+from diptych.errors import ConfigurationError, InvalidApiKeyError
+from router.frontend.callers import Anybody, ApiKeys, callers_of
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class World:
+    """A file of keys, and who reads it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "keys"
+        self.clock = Clock()
+        self._version = 0
+        self.write(f"alice {digest('one')}\nbob {digest('two')}\n")
+        self.keys = ApiKeys(self.path, self.clock)
+
+    def write(self, text: str) -> None:
+        self.path.write_text(text)
+        self._version += 1  # a system's clock may be coarse
+        os.utime(self.path, ns=(self._version, self._version))
+
+    def knows(self, key: str) -> bool:
+        try:
+            self.keys.tenant(f"Bearer {key}")
+        except InvalidApiKeyError:
+            return False
+        return True
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+@pytest.mark.parametrize("scheme", ["Bearer ", "bearer ", "BEARER  "])
+def test_a_key_names_its_tenant(world: World, scheme: str) -> None:
+    assert world.keys.tenant(f"{scheme}one") == "alice"
+    assert world.keys.tenant(f"{scheme}two") == "bob"
+
+
+@pytest.mark.parametrize(
+    "given", [None, "", "one", "Basic one", "Bearer", "Bearer ", "Bearer three", "Bearer \ud800"]
+)
+def test_others_are_refused(world: World, given: str | None) -> None:
+    with pytest.raises(InvalidApiKeyError) as caught:
+        world.keys.tenant(given)
+    assert "three" not in caught.value.message
+
+
+def test_a_hash_is_no_key(world: World) -> None:
+    assert not world.knows(digest("one"))
+
+
+def test_a_key_that_was_taken_away_is_refused_a_second_later(world: World) -> None:
+    world.write(f"bob {digest('two')}\ncarol {digest('new')}\n")
+    assert world.knows("one")  # not looked at yet
+    world.clock.now_s += 1.0
+    assert not world.knows("one")
+    assert world.knows("two")
+    assert world.knows("new")
+
+
+@pytest.mark.parametrize("broken", ["nonsense", None, "x" * (2**22 + 1)])
+def test_a_file_that_makes_no_sense_changes_nothing_and_is_told_once(
+    world: World, caplog: pytest.LogCaptureFixture, broken: str | None
+) -> None:
+    if broken is None:
+        world.path.unlink()
+    else:
+        world.write(broken)
+    for _ in range(3):
+        world.clock.now_s += 1.0
+        assert world.knows("one")
+    assert [record.message for record in caplog.records] == ["keys not taken over"]
+    world.write(f"bob {digest('two')}\n")
+    world.clock.now_s += 1.0
+    assert not world.knows("one")
+
+
+def test_a_file_is_read_no_more_often_than_it_changes(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[Path] = []
+    monkeypatch.setattr(Path, "read_text", reads.append)
+    for _ in range(10):
+        world.clock.now_s += 1.0
+        assert world.knows("one")
+    assert not reads
+
+
+def test_at_the_start_it_has_to_make_sense(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"--api-keys: .*No such file"):
+        callers_of(tmp_path / "keys")
+    (tmp_path / "keys").write_text("nonsense")
+    with pytest.raises(ConfigurationError, match=r"--api-keys: .*line 1"):
+        callers_of(tmp_path / "keys")
+
+
+def test_without_a_file_anybody_may_call() -> None:
+    assert isinstance(callers_of(None), Anybody)
+    assert Anybody().tenant(None) == ""

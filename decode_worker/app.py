@@ -17,8 +17,8 @@ from diptych.rpc.peer_channel import Dialer
 from diptych.service_host import ServiceHost
 from diptych.telemetry.families import TransferMetrics
 from diptych.v1 import decode_pb2, decode_pb2_grpc, worker_pb2, worker_pb2_grpc
+from diptych.worker.cores import confine_to
 from diptych.worker.engine_parts import EngineParts
-from diptych.worker.loading import confine_to
 from diptych.worker.status import WatchServicer, WorkerStatus
 from diptych.worker.step_metrics import StepMetrics
 from diptych.worker.worker import WorkerLife

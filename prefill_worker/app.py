@@ -18,8 +18,8 @@ from diptych.v1 import (
     worker_pb2,
     worker_pb2_grpc,
 )
+from diptych.worker.cores import confine_to
 from diptych.worker.engine_parts import EngineParts
-from diptych.worker.loading import confine_to
 from diptych.worker.status import WatchServicer, WorkerStatus
 from diptych.worker.step_metrics import StepMetrics
 from diptych.worker.worker import WorkerLife

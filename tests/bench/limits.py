@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 from decode_worker.config import DecodeWorkerConfig
 from diptych import settings
 from diptych.engine.scheduling.step import StepPlan
-from diptych.worker.loading import num_usable_cores
+from diptych.worker.cores import num_usable_cores
 from tests.bench import ceilings, engine_rig, roofline
 from tests.bench.ceilings import AS_PARTS, Machine
 from tests.bench.engine_rig import Overhead, Rig, loaded, model_thread

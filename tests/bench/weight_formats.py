@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from typing import NamedTuple
 
 from diptych.engine.scheduling.step import StepPlan
-from diptych.worker.loading import num_usable_cores
+from diptych.worker.cores import num_usable_cores
 from tests.bench.engine_rig import Rig, loaded, model_thread
 from tests.bench.limits import Workload, worker_config
 

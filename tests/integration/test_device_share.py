@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
@@ -120,3 +121,17 @@ def test_a_device_that_is_too_small_is_told_by_the_setting(
 ) -> None:
     with pytest.raises(ConfigurationError, match=says):
         load(CountedBackend(max_rows), tmp_path, gpu_memory_utilization=utilization)
+
+
+def test_no_room_for_weights_or_steps_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigurationError, match=r"^kv_cache_memory or gpu_memory.*20 GiB"):
+        load(CountedBackend(max_rows=3), tmp_path, num_blocks=20)
+
+    def full(*asked: object) -> NoReturn:
+        raise torch.OutOfMemoryError("tried to allocate 16 GiB")
+
+    monkeypatch.setattr(loading, "load_weights", full)
+    with pytest.raises(ConfigurationError, match=rf"^model: .* {tmp_path.name}: .*16 GiB"):
+        load(CountedBackend(), tmp_path)

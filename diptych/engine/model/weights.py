@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 # How an 8-bit cache of keys and values would be scaled, which ours is not.
 _KV_SCALES = (
+    "kv_scale",
     "k_scale",
     "v_scale",
     "k_proj.k_scale",

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from diptych.worker.loading import num_usable_cores
+from diptych.worker.cores import num_usable_cores
 
 
 @pytest.mark.parametrize(

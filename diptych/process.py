@@ -68,6 +68,13 @@ class ProcessConfig(BaseModel):
         le=65535,
         description="Port of the Prometheus endpoint on the same host; 0 picks one, unset is off.",
     )
+    health_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="Port of the health service alone, without TLS, on the same host, for probes "
+        "that speak none; 0 picks one, unset is off.",
+    )
     port_file: Path | None = Field(
         None, description="Write the addresses here as JSON once connections are accepted."
     )

@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
+import grpc
 import prometheus_client
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
@@ -85,6 +86,7 @@ class ServiceHost:
         self.identity = identity
         self._certificate = identity if public is None else public.certificate
         self.host = _split(config.listen)
+        self._listen_host = config.listen.rpartition(":")[0]
         self.registry = _LoopRegistry()
         self.metrics = Metrics(self.registry)
         self.tracing = Tracing(
@@ -154,7 +156,22 @@ class ServiceHost:
         await self.server.start()
         if self._config.metrics_port is not None:
             self._start_metrics(self._config.metrics_port)
+        if self._config.health_port is not None:
+            other_ports = {**other_ports, "health": await self._start_health()}
         self._write_port_file(other_ports)
+
+    async def _start_health(self) -> int:
+        """Serve health, and nothing else, to anybody; the port."""
+        server = grpc.aio.server()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        address = f"{self._listen_host}:{self._config.health_port}"
+        try:
+            port = server.add_insecure_port(address)
+        except RuntimeError:
+            raise ConfigurationError(f"--health-port: cannot bind {address}") from None
+        await server.start()
+        self._stack.push_async_callback(server.stop, None)
+        return port
 
     def _add_port(self, address: str) -> int:
         if self._certificate is None:

@@ -11,7 +11,8 @@ from tests.deploy.helm import HELM_3, HELM_4, helm_binary, template
 from tests.unit.deploy.chart import CHART, RENDERED, ROOT, VALUES, parsed
 
 VERSIONS = [f"1.{minor}" for minor in range(29, 38)]
-CUSTOM = {"PodMonitor", "PrometheusRule", "GRPCRoute"}  # their schemas are not Kubernetes'
+# Their schemas are not Kubernetes'.
+CUSTOM = {"PodMonitor", "PrometheusRule", "GRPCRoute", "Certificate"}
 DEPLOY = ROOT / "deploy"
 
 

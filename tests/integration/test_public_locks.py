@@ -7,15 +7,19 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import NamedTuple
 
+import grpc
 import httpx
 import openai
 import pytest
 import pytest_asyncio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from diptych.api_keys import digest
 from diptych.cli.generate import run
 from diptych.client import DiptychClient, SamplingOptions
 from diptych.errors import ConfigurationError, DiptychError, InvalidApiKeyError
+from diptych.rpc.channel import open_channel
+from router.frontend.grpc import SERVICE
 from tests.authority import Authority, replaced
 from tests.integration.router_rig import PROMPT, Cluster, expected, running
 
@@ -30,6 +34,7 @@ class Locked(NamedTuple):
     folder: Path  # of the router's certificate
     keys: Path
     http_address: str
+    health_address: str
 
     @property
     def ca(self) -> Path:
@@ -70,10 +75,11 @@ async def locked(
         http=True,
         http_port=0,
         port_file=ports,
+        health_port=0,
         served_model_name="m",
     ) as cluster:
-        http_address = json.loads(ports.read_text())["http_address"]
-        yield Locked(cluster, folder, keys, http_address)
+        told = json.loads(ports.read_text())
+        yield Locked(cluster, folder, keys, told["http_address"], told["health_address"])
 
 
 async def tokens(client: DiptychClient) -> list[int]:
@@ -222,3 +228,14 @@ async def test_the_command_sends_a_key(
     assert "INVALID_API_KEY" in capsys.readouterr().err
     with pytest.raises(ConfigurationError, match=r"--api-key-file: .*No such file"):
         await asyncio.to_thread(run, [*args, "--api-key-file", str(tmp_path / "none")])
+
+
+async def test_probes_that_speak_no_tls_hear_of_health_and_nothing_else(locked: Locked) -> None:
+    async with open_channel(locked.health_address) as channel:
+        request = health_pb2.HealthCheckRequest(service=SERVICE)
+        answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=5)
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    async with DiptychClient(locked.health_address, api_key="one") as client:
+        with pytest.raises(DiptychError) as caught:
+            await client.models()
+        assert caught.value.code is grpc.StatusCode.UNIMPLEMENTED

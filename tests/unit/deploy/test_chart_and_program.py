@@ -98,14 +98,62 @@ def test_the_program_takes_its_settings(pod: Pod, tmp_path: Path) -> None:
     mounts = {mount["mountPath"] for mount in pod.container["volumeMounts"]}
     assert "/cache" in mounts
     assert getattr(config, "cache_dir") == Path("/cache")  # noqa: B009 - each role has its own
-    assert mounts <= {"/etc/diptych", "/cache", "/tmp", "/model", "/dev/shm", "/extra"}
+    secrets = {"/etc/tls", "/etc/public-tls", "/etc/api-keys"}
+    assert mounts - secrets <= {"/etc/diptych", "/cache", "/tmp", "/model", "/dev/shm", "/extra"}
+
+
+def secret_files(config: ProcessConfig) -> set[Path]:
+    """What a process reads of its secrets."""
+    found = [config.tls.certificate, config.tls.key, config.tls.ca]
+    if isinstance(config, RouterConfig):
+        found += [config.public_tls.certificate, config.public_tls.key, config.api_keys]
+    return {path for path in found if path is not None}
+
+
+@pytest.mark.parametrize("pod", servers(), ids=lambda pod: pod.where)
+def test_secrets_are_files_that_are_mounted(pod: Pod, tmp_path: Path) -> None:
+    """All of them or none; as files, whole, so that what is renewed arrives."""
+    config = config_of(pod, tmp_path)
+    mounts = {mount["mountPath"]: mount for mount in pod.container["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in pod.spec["volumes"]}
+    is_locked = pod.where.startswith("everything")
+    num_files = (6 if isinstance(config, RouterConfig) else 3) if is_locked else 0
+    files = secret_files(config)
+    assert len(files) == num_files
+    for path in files:
+        mount = mounts[str(path.parent)]
+        assert "subPath" not in mount
+        assert mount["readOnly"] is True
+        secret = volumes[mount["name"]]["secret"]
+        items = secret.get("items")
+        names = {"tls.crt", "tls.key", "ca.crt"} if items is None else {i["path"] for i in items}
+        assert path.name in names
+    ports = {port["name"]: port["containerPort"] for port in pod.container["ports"]}
+    assert config.health_port == ports.get("health")
+    assert (config.health_port is not None) is is_locked
+
+
+def test_each_role_has_a_certificate_of_its_own_name(tmp_path: Path) -> None:
+    made = {
+        m["spec"]["secretName"]: m["spec"]
+        for m in rendered("everything")
+        if m["kind"] == "Certificate"
+    }
+    for pod in [pod for pod in servers() if pod.where.startswith("everything")]:
+        config = config_of(pod, tmp_path)
+        (volume,) = [v for v in pod.spec["volumes"] if v["name"] == "tls"]
+        spec = made[volume["secret"]["secretName"]]
+        assert spec["dnsNames"] == [f"{pod.command}.{config.tls.domain}"]
+        assert {"server auth", "client auth"} <= set(spec["usages"])
+    assert len(made) == len(CONFIGS)
 
 
 @pytest.mark.parametrize("pod", servers(), ids=lambda pod: pod.where)
 def test_probes_ask_for_what_the_program_serves(pod: Pod) -> None:
     """Liveness and the start ask for the process, readiness for its service: two names."""
     container = pod.container
-    (port,) = [p["containerPort"] for p in container["ports"] if p["name"] == "grpc"]
+    ports = {p["name"]: p["containerPort"] for p in container["ports"]}
+    port = ports.get("health", ports["grpc"])  # probes speak no TLS
     assert container["readinessProbe"]["grpc"] == {"port": port, "service": SERVICES[pod.command]}
     for probe in ("livenessProbe", "startupProbe"):
         assert container[probe]["grpc"] == {"port": port}
@@ -227,6 +275,10 @@ def test_the_test_asks_the_router_for_a_handoff(name: str) -> None:
         env_prefix="DIPTYCH_GENERATE_",
     )
     assert config.expect_handoff
+    mounts = {mount["mountPath"] for mount in test.container.get("volumeMounts", [])}
+    files = [path for path in (config.ca, config.api_key_file) if path is not None]
+    assert {str(path.parent) for path in files} == mounts
+    assert len(files) == (2 if name == "everything" else 0)
     message = config.message or ""
     assert message.startswith("Run $(POD_UID)."), "nothing of it is cached"
     # At least a token for each word: the router would not ship a shorter prompt.

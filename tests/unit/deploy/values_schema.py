@@ -25,6 +25,7 @@ _NOT_OFFERED = {
     *("config", "listen", "metrics_port", "port_file", "otlp_endpoint", "stop_with_stdin"),
     *("model", "served_model_name", "cache_dir", "prefill", "decode"),
     *("discovery", "file", "kubernetes", "http", "http_port", "http_metrics"),
+    *("tls", "public_tls", "api_keys", "health_port"),
     *("allow_faults", "faults", "allow_nixl_tcp"),
 }
 _CONSTRAINTS = (
@@ -84,11 +85,34 @@ def values_schema() -> dict[str, Json]:
                     "alerts": closed({"enabled": FLAG, "labels": TEXTS}),
                 }
             ),
+            "tls": closed(
+                {
+                    "enabled": FLAG,
+                    "domain": {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"},
+                    "secrets": closed(dict.fromkeys(ROLES, TEXT)),
+                    "certManager": closed(
+                        {
+                            "enabled": FLAG,
+                            "issuerRef": closed(
+                                {"name": TEXT, "kind": SOME_TEXT, "group": SOME_TEXT}
+                            ),
+                            "duration": SOME_TEXT,
+                            "renewBefore": SOME_TEXT,
+                        }
+                    ),
+                }
+            ),
             "networkPolicy": closed({"enabled": FLAG, "clients": ANY_LIST, "metrics": ANY_LIST}),
             "router": _router(),
             "prefill": _workers("prefill"),
             "decode": _workers("decode"),
-            "tests": closed({"enabled": FLAG, "resources": _resources()}),
+            "tests": closed(
+                {
+                    "enabled": FLAG,
+                    "resources": _resources(),
+                    "apiKey": closed({"secretName": TEXT, "key": SOME_TEXT}),
+                }
+            ),
         }
     )
     definitions: dict[str, Json] = {
@@ -179,6 +203,8 @@ def _router() -> Json:
             ),
             "discovery": {"enum": ["dns", "kubernetes"]},
             "http": closed({"enabled": FLAG, "port": PORT}),
+            "publicTls": closed({"secretName": TEXT}),
+            "apiKeys": closed({"secretName": TEXT, "key": SOME_TEXT}),
             "ingress": closed(
                 {
                     "enabled": FLAG,

@@ -54,3 +54,8 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- end -}}
 {{- end -}}
 {{- end -}}
+
+{{/* The secret with a role's certificate. Of (dict "root" $ "role" …). */}}
+{{- define "diptych.tlsSecret" -}}
+{{- default (printf "%s-%s-tls" (include "diptych.fullname" .root) .role) (index .root.Values.tls.secrets .role) -}}
+{{- end -}}

@@ -1,7 +1,19 @@
 {{/*
 What all pods of the chart have in common. Each takes (dict "root" $ "role" … "values" …), "values" being those of the
-router or of one pool. Ports: 50051 router, 8000 its HTTP, 50061 worker, 9100 metrics; paths: /etc/diptych, /model, /cache, /tmp.
+router or of one pool. Ports: 50051 router, 8000 its HTTP, 50061 worker, 9100 metrics; 50071 health alone, where the other ports speak TLS;
+paths: /etc/diptych, /etc/tls, /etc/public-tls, /etc/api-keys, /model, /cache, /tmp.
 */}}
+
+{{/* "true" where gRPC speaks TLS, which probes do not. */}}
+{{- define "diptych.isLocked" -}}
+{{- if ne .role "router" -}}
+{{- if .root.Values.tls.enabled -}}true{{- end -}}
+{{- else if .values.publicTls.secretName -}}true{{- end -}}
+{{- end -}}
+
+{{- define "diptych.probePort" -}}
+{{- if include "diptych.isLocked" . -}}50071{{- else -}}{{ eq .role "router" | ternary 50051 50061 }}{{- end -}}
+{{- end -}}
 
 {{/* Flags that the chart sets: where to listen, the model, where traces go. The rest is in the file of settings. */}}
 {{- define "diptych.args" -}}
@@ -22,6 +34,24 @@ router or of one pool. Ports: 50051 router, 8000 its HTTP, 50061 worker, 9100 me
 {{- end }}
 {{- with .root.Values.tracing.endpoint }}
 - --otlp-endpoint={{ . }}
+{{- end }}
+{{- if include "diptych.isLocked" . }}
+- --health-port=50071
+{{- end }}
+{{- if .root.Values.tls.enabled }}
+- --tls.certificate=/etc/tls/tls.crt
+- --tls.key=/etc/tls/tls.key
+- --tls.ca=/etc/tls/ca.crt
+- --tls.domain={{ .root.Values.tls.domain }}
+{{- end }}
+{{- if eq .role "router" }}
+{{- if .values.publicTls.secretName }}
+- --public-tls.certificate=/etc/public-tls/tls.crt
+- --public-tls.key=/etc/public-tls/tls.key
+{{- end }}
+{{- if .values.apiKeys.secretName }}
+- --api-keys=/etc/api-keys/keys
+{{- end }}
 {{- end }}
 {{- end -}}
 
@@ -58,15 +88,15 @@ router or of one pool. Ports: 50051 router, 8000 its HTTP, 50061 worker, 9100 me
 {{- define "diptych.probes" -}}
 startupProbe:
   grpc:
-    port: {{ eq .role "router" | ternary 50051 50061 }}
+    port: {{ include "diptych.probePort" . }}
   {{- toYaml .values.probes.startup | nindent 2 }}
 livenessProbe:
   grpc:
-    port: {{ eq .role "router" | ternary 50051 50061 }}
+    port: {{ include "diptych.probePort" . }}
   {{- toYaml .values.probes.liveness | nindent 2 }}
 readinessProbe:
   grpc:
-    port: {{ eq .role "router" | ternary 50051 50061 }}
+    port: {{ include "diptych.probePort" . }}
     service: {{ get (dict "router" "diptych.v1.Inference" "prefill" "diptych.v1.Prefill" "decode" "diptych.v1.Decode") .role }}
   {{- toYaml .values.probes.readiness | nindent 2 }}
 {{- end -}}
@@ -118,6 +148,23 @@ capabilities:
 - name: shm
   mountPath: /dev/shm
 {{- end }}
+{{- if .root.Values.tls.enabled }}
+- name: tls
+  mountPath: /etc/tls
+  readOnly: true
+{{- end }}
+{{- if eq .role "router" }}
+{{- if .values.publicTls.secretName }}
+- name: public-tls
+  mountPath: /etc/public-tls
+  readOnly: true
+{{- end }}
+{{- if .values.apiKeys.secretName }}
+- name: api-keys
+  mountPath: /etc/api-keys
+  readOnly: true
+{{- end }}
+{{- end }}
 {{- with .values.extraVolumeMounts }}
 {{ toYaml . }}
 {{- end }}
@@ -147,6 +194,29 @@ capabilities:
   emptyDir:
     medium: Memory
     sizeLimit: {{ .values.shmSize }}
+{{- end }}
+{{- if .root.Values.tls.enabled }}
+- name: tls
+  secret:
+    secretName: {{ include "diptych.tlsSecret" (dict "root" .root "role" .role) }}
+    defaultMode: 0440
+{{- end }}
+{{- if eq .role "router" }}
+{{- with .values.publicTls.secretName }}
+- name: public-tls
+  secret:
+    secretName: {{ . }}
+    defaultMode: 0440
+{{- end }}
+{{- if .values.apiKeys.secretName }}
+- name: api-keys
+  secret:
+    secretName: {{ .values.apiKeys.secretName }}
+    defaultMode: 0440
+    items:
+      - key: {{ .values.apiKeys.key }}
+        path: keys
+{{- end }}
 {{- end }}
 {{- with .values.extraVolumes }}
 {{ toYaml . }}
@@ -250,6 +320,10 @@ initContainers:
     {{- if .root.Values.metrics.enabled }}
     - name: metrics
       containerPort: 9100
+    {{- end }}
+    {{- if include "diptych.isLocked" . }}
+    - name: health
+      containerPort: 50071
     {{- end }}
   {{- include "diptych.probes" . | nindent 2 }}
   {{- with .values.preStopSeconds }}

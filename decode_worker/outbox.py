@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from diptych.errors import SlowClientError
+from diptych.token_logprobs import TokenLogprobs
 from diptych.v1 import common_pb2, decode_pb2
 
 
@@ -15,6 +16,7 @@ class NewToken(NamedTuple):
     position: int  # in the sequence
     token_id: int
     margin: float | None  # None unless asked for
+    logprobs: TokenLogprobs | None = None  # None unless asked for
 
 
 class Outbox:
@@ -58,6 +60,8 @@ class Outbox:
             entry.token_ids.append(token.token_id)
             if token.margin is not None:
                 entry.margins.append(token.margin)
+            if token.logprobs is not None:
+                entry.logprobs.append(token.logprobs.to_proto())
 
     def put_heartbeat(self, progress: common_pb2.EngineProgress | None) -> None:
         """Add a heartbeat, or bring the unsent one up to date. None: no engine yet."""

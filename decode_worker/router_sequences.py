@@ -210,9 +210,9 @@ class RouterSequences:
                 continue
             held.book(update)
             if update.token is not None and update.position is not None:
-                token_id, margin = update.token
+                token_id, margin, logprobs = update.token
                 known = None if math.isnan(margin) else margin
-                tokens.append(NewToken(sequence_id, update.position, token_id, known))
+                tokens.append(NewToken(sequence_id, update.position, token_id, known, logprobs))
             if update.finish_reason is not None or update.error is not None:
                 ended += self._end(
                     sequence_id, finish_reason=update.finish_reason, error=update.error

@@ -24,6 +24,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKEN_IDS = 1024
 MAX_BIASED_TOKEN_IDS = 1024
+MAX_LOGPROBS = 20
 
 _UINT32 = 2**32 - 1
 _UINT64 = 2**64 - 1
@@ -108,6 +109,11 @@ class SamplingOptions:
         high=100,
         max_items=MAX_BIASED_TOKEN_IDS,
     )
+    logprobs: int | None = _option(
+        "Report log probabilities: of each token and of so many likeliest ones.",
+        high=MAX_LOGPROBS,
+        is_flag=False,
+    )
     seed: int | None = _option(
         "The same seed gives the same answer; unset: a new one.", high=_UINT64
     )
@@ -151,6 +157,7 @@ class SamplingParams:
     min_tokens: int = 0
     stop_token_ids: frozenset[int] = frozenset()  # the model's own among them
     return_margins: bool = False
+    logprobs: int | None = None  # of how many likeliest tokens; None: not even of the drawn one
 
     @property
     def needs_history(self) -> bool:

@@ -187,6 +187,8 @@ class LeaseSession:
         token = prefill_pb2.FirstToken(token_id=update.token.token_id, position=self._num_tokens)
         if self.sequence.sampling.return_margins:
             token.margin = update.token.margin
+        if update.token.logprobs is not None:
+            token.logprobs.CopyFrom(update.token.logprobs.to_proto())
         if update.finish_reason is not None:
             token.finish_reason = cast(common_pb2.FinishReason, int(update.finish_reason))
         return token

@@ -9,7 +9,7 @@ import grpc
 
 from diptych.errors import DiptychError
 from diptych.rpc.status import from_rpc_error
-from diptych.v1 import inference_pb2, inference_pb2_grpc
+from diptych.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 
 
 @dataclass
@@ -18,6 +18,7 @@ class Answer:
 
     token_ids: list[int] = field(default_factory=list)
     margins: list[float] = field(default_factory=list)
+    logprobs: list[common_pb2.TokenLogprobs] = field(default_factory=list)
     text: str = ""
     times: list[float] = field(default_factory=list)
     sent_at: float = 0.0
@@ -124,6 +125,7 @@ def _collect(answer: Answer, response: inference_pb2.GenerateResponse, num_befor
                 assert delta.position == at, "tokens skipped or repeated"
                 answer.token_ids += delta.token_ids
                 answer.margins += delta.margins
+                answer.logprobs += delta.logprobs
                 answer.times.append(time.monotonic())
         case "choice_finished":
             answer.finished = response.choice_finished

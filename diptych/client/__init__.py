@@ -15,6 +15,7 @@ from diptych.client.client import DiptychClient
 from diptych.client.request import ChatMessage, build_request
 from diptych.finish_reason import FinishReason
 from diptych.sampling_params import SamplingOptions
+from diptych.token_logprobs import TokenLogprobs
 
 __all__ = [
     "BlockingClient",
@@ -23,5 +24,6 @@ __all__ = [
     "DiptychClient",
     "FinishReason",
     "SamplingOptions",
+    "TokenLogprobs",
     "build_request",
 ]

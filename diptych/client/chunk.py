@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from diptych.finish_reason import FinishReason
+from diptych.token_logprobs import TokenLogprobs
 from diptych.v1 import inference_pb2
 
 
@@ -22,6 +23,7 @@ class Chunk:
     token_ids: tuple[int, ...] = ()
     position: int = 0  # in the output, of token_ids[0]
     margins: tuple[float, ...] = ()  # if return_margins
+    logprobs: tuple[TokenLogprobs, ...] = ()  # if logprobs
     prompt_token_ids: tuple[int, ...] = ()  # if return_prompt_token_ids
     finish_reason: FinishReason | None = None
     stop_match: str = ""
@@ -63,6 +65,7 @@ class ChunkReader:
             token_ids=tuple(delta.token_ids),
             position=delta.position,
             margins=tuple(delta.margins),
+            logprobs=tuple(map(TokenLogprobs.from_proto, delta.logprobs)),
         )
 
     def _last(self, summary: inference_pb2.Summary) -> Chunk:

@@ -71,6 +71,13 @@ class TokenText:
             piece = self._pieces[token_id] = self._make_piece(token_id)
         return piece
 
+    def spelling(self, token_id: int) -> bytes:
+        """The token's bytes; a special one's are those of its name, where it has no text."""
+        piece = self.piece(token_id)
+        if not piece:
+            piece = self._tokenizer.id_to_token(token_id) or ""
+        return piece.encode() if isinstance(piece, str) else piece
+
     def _make_piece(self, token_id: int) -> str | bytes:
         token = self._tokenizer.id_to_token(token_id)
         if token is None or token_id in self._special_ids:

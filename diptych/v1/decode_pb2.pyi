@@ -175,16 +175,18 @@ class StepTokens(_message.Message):
     def __init__(self, sequences: _Optional[_Iterable[_Union[SequenceTokens, _Mapping]]] = ...) -> None: ...
 
 class SequenceTokens(_message.Message):
-    __slots__ = ("sequence_id", "position", "token_ids", "margins")
+    __slots__ = ("sequence_id", "position", "token_ids", "margins", "logprobs")
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     MARGINS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     sequence_id: int
     position: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     margins: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, sequence_id: _Optional[int] = ..., position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., margins: _Optional[_Iterable[float]] = ...) -> None: ...
+    logprobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]
+    def __init__(self, sequence_id: _Optional[int] = ..., position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., margins: _Optional[_Iterable[float]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class Ended(_message.Message):
     __slots__ = ("sequence_id", "finish_reason", "failure", "num_preemptions", "num_computed_tokens")

@@ -61,16 +61,18 @@ class PrefillAccepted(_message.Message):
     def __init__(self, incarnation: _Optional[str] = ..., num_cached_tokens: _Optional[int] = ...) -> None: ...
 
 class FirstToken(_message.Message):
-    __slots__ = ("token_id", "position", "margin", "finish_reason")
+    __slots__ = ("token_id", "position", "margin", "finish_reason", "logprobs")
     TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     MARGIN_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     token_id: int
     position: int
     margin: float
     finish_reason: _common_pb2.FinishReason
-    def __init__(self, token_id: _Optional[int] = ..., position: _Optional[int] = ..., margin: _Optional[float] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ...) -> None: ...
+    logprobs: _common_pb2.TokenLogprobs
+    def __init__(self, token_id: _Optional[int] = ..., position: _Optional[int] = ..., margin: _Optional[float] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., logprobs: _Optional[_Union[_common_pb2.TokenLogprobs, _Mapping]] = ...) -> None: ...
 
 class Granted(_message.Message):
     __slots__ = ("grant_id",)

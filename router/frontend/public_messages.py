@@ -84,6 +84,8 @@ def write_event(event: GenerationEvent) -> inference_pb2.GenerateResponse:
                 delta.choice = event.choice
             if event.margins:
                 delta.margins.extend(event.margins)
+            if event.logprobs:
+                delta.logprobs.extend([found.to_proto() for found in event.logprobs])
         case Started():
             response.started.request_id = event.request_id
             response.started.model = event.model

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from diptych.finish_reason import FinishReason
+from diptych.token_logprobs import TokenLogprobs
 
 
 class KVPath(enum.IntEnum):
@@ -88,6 +89,7 @@ class Delta(NamedTuple):
     token_ids: list[int]
     position: int  # in the output, of token_ids[0]
     margins: list[float]  # one per token, or none
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one per token, or none
     choice: int = 0
 
 

@@ -3,10 +3,12 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from diptych.token_logprobs import TokenLogprobs
 from diptych.v1 import common_pb2
 
-# Takes new tokens and their margins; True: a stop string ended the text within them.
-TokenSink = Callable[[Sequence[int], Sequence[float]], bool]
+# Takes new tokens, their margins and log probabilities (as many, or none of these); True: a
+# stop string ended the text within them.
+TokenSink = Callable[[Sequence[int], Sequence[float], Sequence[TokenLogprobs]], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +45,13 @@ class EmittedTokens:
         """Whether tokens before ``position`` are missing."""
         return position > self.num_sequence_tokens
 
-    def accept(self, position: int, token_ids: Sequence[int], margins: Sequence[float]) -> bool:
+    def accept(
+        self,
+        position: int,
+        token_ids: Sequence[int],
+        margins: Sequence[float],
+        logprobs: Sequence[TokenLogprobs] = (),
+    ) -> bool:
         """Emit those tokens that are next; those that were emitted before are ignored.
 
         ``position`` is that of the first, from the prompt's start. False if tokens
@@ -57,9 +65,10 @@ class EmittedTokens:
             return True
         if known or end < len(token_ids):
             token_ids, margins = token_ids[known:end], margins[known:end]
+            logprobs = logprobs[known:end]
         self.token_ids.extend(token_ids)
         self.num_sequence_tokens += len(token_ids)
-        self.stop_matched = self._sink(token_ids, margins)
+        self.stop_matched = self._sink(token_ids, margins, logprobs)
         self.complete_reason = self._reason()
         return True
 

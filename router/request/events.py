@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from diptych.errors import DiptychError
+from diptych.token_logprobs import TokenLogprobs
 from diptych.v1 import common_pb2
 
 
@@ -58,6 +59,7 @@ class FirstToken(NamedTuple):
     position: int
     margin: float | None
     finish_reason: int  # common_pb2.FinishReason; 0: the sequence goes on
+    logprobs: TokenLogprobs | None = None
 
 
 class Granted(NamedTuple):
@@ -105,6 +107,7 @@ class Tokens(NamedTuple):
     position: int
     token_ids: Sequence[int]
     margins: Sequence[float]  # as many as tokens, or none
+    logprobs: Sequence[TokenLogprobs] = ()  # as many as tokens, or none
 
 
 class Ended(NamedTuple):

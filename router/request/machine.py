@@ -94,7 +94,7 @@ class RequestMachine:
             held is not None
             and held.sequence_id == event.sequence_id
             and held.state is ReservationState.RUNNING
-            and self._output.accept(event.position, event.token_ids, event.margins)
+            and self._output.accept(event.position, event.token_ids, event.margins, event.logprobs)
             and not self._output.complete_reason
         )
 
@@ -185,7 +185,8 @@ class RequestMachine:
         if lease is None or not lease.move(PrefillLeaseEvent.FIRST_TOKEN):
             return
         margins = () if event.margin is None else (event.margin,)
-        if not self._output.accept(event.position, (event.token_id,), margins):
+        logprobs = () if event.logprobs is None else (event.logprobs,)
+        if not self._output.accept(event.position, (event.token_id,), margins, logprobs):
             self._follow(self._fail_over.lease_broken("it skipped a token"))
         elif self._output.complete_reason or event.finish_reason:
             self._finish(self._output.complete_reason or event.finish_reason)

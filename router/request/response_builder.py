@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from diptych.errors import InvalidRequestError
 from diptych.finish_reason import FinishReason
 from diptych.text.detokenizer import Detokenizer
+from diptych.token_logprobs import TokenLogprobs
 from router.generation.answer import ChoiceFinished, Delta, Timing
 from router.request.emitted_tokens import RequestShape
 
@@ -76,7 +77,12 @@ class ResponseBuilder:
         if self.moments.placed_s is None:
             self.moments.placed_s = self._clock()
 
-    def sink(self, token_ids: Sequence[int], margins: Sequence[float]) -> bool:
+    def sink(
+        self,
+        token_ids: Sequence[int],
+        margins: Sequence[float],
+        logprobs: Sequence[TokenLogprobs] = (),
+    ) -> bool:
         """See :data:`router.request.emitted_tokens.TokenSink`."""
         position, used = self.num_output_tokens, len(token_ids)
         shape, shown = self._shape, token_ids
@@ -88,7 +94,8 @@ class ResponseBuilder:
         self._last_token_id = token_ids[used - 1]
         self.num_output_tokens = position + used
         if position >= self._num_resumed:
-            self._emit(Delta(delta.text, list(token_ids[:used]), position, list(margins[:used])))
+            used_ids, used_margins = list(token_ids[:used]), list(margins[:used])
+            self._emit(Delta(delta.text, used_ids, position, used_margins, tuple(logprobs[:used])))
         return delta.stop_match is not None
 
     def check_resumed(self) -> None:
@@ -168,6 +175,7 @@ class ResponseBuilder:
         if unsent is not None:
             unsent.token_ids.extend(delta.token_ids)
             unsent.margins.extend(delta.margins)
-            delta = unsent._replace(text=unsent.text + delta.text)
+            logprobs = (*unsent.logprobs, *delta.logprobs)
+            delta = unsent._replace(text=unsent.text + delta.text, logprobs=logprobs)
         self._unsent = delta
         self._num_unsent += 1

@@ -1,6 +1,7 @@
 """Wire messages as events, and actions as wire messages: what a machine's shells share. Pure."""
 
 from diptych.rpc.status import from_failure
+from diptych.token_logprobs import TokenLogprobs
 from diptych.v1 import common_pb2, decode_pb2, prefill_pb2
 from router.generation.answer import Transfer
 from router.request import actions, events
@@ -15,8 +16,11 @@ def prefill_event(sequence_id: int, message: prefill_pb2.PrefillEvent) -> Event 
         case "first_token":
             first = message.first_token
             margin = first.margin if first.HasField("margin") else None
+            logprobs = (
+                TokenLogprobs.from_proto(first.logprobs) if first.HasField("logprobs") else None
+            )
             return events.FirstToken(
-                sequence_id, first.token_id, first.position, margin, first.finish_reason
+                sequence_id, first.token_id, first.position, margin, first.finish_reason, logprobs
             )
         case "granted":
             return events.Granted(sequence_id, message.granted.grant_id)
@@ -50,7 +54,14 @@ def decode_event(message: decode_pb2.DecodeEvent) -> Event | None:
 
 def tokens(message: decode_pb2.SequenceTokens) -> events.Tokens:
     """New tokens of one sequence, out of a step's message."""
-    return events.Tokens(message.sequence_id, message.position, message.token_ids, message.margins)
+    logprobs = message.logprobs
+    return events.Tokens(
+        message.sequence_id,
+        message.position,
+        message.token_ids,
+        message.margins,
+        tuple(map(TokenLogprobs.from_proto, logprobs)) if logprobs else (),
+    )
 
 
 def transfer(stats: common_pb2.TransferStats) -> Transfer:

@@ -16,21 +16,16 @@ import pytest_asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types import Completion
-from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
+from openai.types.chat import ChatCompletion
 
 from diptych.client import SamplingOptions
 from router.frontend.http import unserved
 from router.frontend.http.sampling_fields import SERVED
 from tests.cluster import Cluster, running_cluster
+from tests.integration.http_bodies import CHAT_ERRORS, ERRORS, MESSAGES
 
 MAX_LEN = 600
 PROMPT = "The small river carries another letter, and then"
-MESSAGES: list[ChatCompletionMessageParam] = [
-    {"role": "system", "content": "What is the capital of France?"},
-    {"role": "user", "content": [{"type": "text", "text": "The quiet garden opens "}]},
-    {"role": "assistant", "content": "another number."},
-    {"role": "user", "content": "In 1900 the engine was bright."},
-]
 GO_ON = {"ignore_eos": True}  # a name of ours that OpenAI's client does not know
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -212,6 +207,35 @@ async def test_a_penalty_is_what_grpc_answers(
     assert answered.choices[0].text == expected
 
 
+async def test_detail_12_log_probabilities_come_with_each_token(
+    client: openai.AsyncOpenAI, http: httpx.AsyncClient, cluster: Cluster, model: str
+) -> None:
+    """Those that gRPC tells, in each API's own form; of a stop string's tokens too."""
+    options = SamplingOptions(temperature=0, max_tokens=12, ignore_eos=True, logprobs=3)
+    async with cluster.client() as grpc:
+        chunks = [chunk async for chunk in grpc.generate(prompt=PROMPT, options=options)]
+    expected = [found.logprob for chunk in chunks for found in chunk.logprobs]
+    choice = (await complete(client, model, max_tokens=12, logprobs=3)).choices[0]
+    assert choice.logprobs is not None
+    assert choice.logprobs.token_logprobs == pytest.approx(expected, abs=1e-5)
+    assert "".join(choice.logprobs.tokens or []) == choice.text
+    tops = zip(choice.logprobs.tokens or [], choice.logprobs.top_logprobs or [], strict=True)
+    assert all(max(top, key=lambda name: top[name]) == token for token, top in tops)
+    stop = choice.text[4:9]
+    body = body_of(model, logprobs=0, stop=stop, **GO_ON)
+    told = [event["choices"][0] for event in await events(http, "/v1/completions", body)]
+    tokens = [token for piece in told if piece["logprobs"] for token in piece["logprobs"]["tokens"]]
+    assert stop in "".join(tokens)
+    asked = {"max_tokens": 5, "logprobs": True, "top_logprobs": 2}
+    said = (await chat(client, model, **asked)).choices[0]
+    assert said.logprobs is not None
+    entries = said.logprobs.content or []
+    spoken = [entry.token for entry in entries if entry.token != "<end>"]  # ignored, and no text
+    assert "".join(spoken) == said.message.content
+    assert [len(entry.top_logprobs) for entry in entries] == [2] * 5
+    assert all(entry.top_logprobs[0].logprob == entry.logprob for entry in entries)
+
+
 async def test_token_ids_and_their_text(
     client: openai.AsyncOpenAI, http: httpx.AsyncClient, cluster: Cluster, model: str
 ) -> None:
@@ -325,34 +349,6 @@ async def test_detail_15_how_many_tokens(
         assert "exceed the context of 600" in str(caught.value)
 
 
-ERRORS = {
-    "no JSON": (b"{", 400, "body"),
-    "no object": (b"[1]", 400, "body"),
-    "empty": (b"", 400, "body"),
-    "not UTF-8": (b'{"model": "\xff"}', 400, "body"),
-    "half of a character": (b'{"model": "\\ud800"}', 400, "body"),
-    "deep": (b'{"a": ' + b"[" * 5000 + b"]" * 5000 + b"}", 400, "body"),
-    "a member twice": (b'{"model": "m", "model": "m"}', 400, "body"),
-    "NaN": (b'{"model": "MODEL", "prompt": "a", "temperature": NaN}', 400, "body"),
-    "no model": (b'{"prompt": "a"}', 400, "model"),
-    "another model": (b'{"model": "none", "prompt": "a"}', 404, "model"),
-    "no prompt": (b'{"model": "MODEL"}', 400, "prompt"),
-    "empty prompt": (b'{"model": "MODEL", "prompt": ""}', 400, "prompt"),
-    "empty tokens": (b'{"model": "MODEL", "prompt": []}', 400, "prompt"),
-    "a token too large": (b'{"model": "MODEL", "prompt": [5, 100000]}', 400, "prompt[1]"),
-    "a token below 0": (b'{"model": "MODEL", "prompt": [5, -1]}', 400, "prompt[1]"),
-    "two prompts": (b'{"model": "MODEL", "prompt": ["a", "b"]}', 400, "prompt"),
-    "too long": (b'{"model": "MODEL", "prompt": "' + b"bright " * 5000 + b'"}', 400, "prompt"),
-    "infinite": (b'{"model": "MODEL", "prompt": "a", "top_p": 1e999}', 400, "top_p"),
-    "range": (b'{"model": "MODEL", "prompt": "a", "temperature": -1}', 400, "temperature"),
-    "type": (b'{"model": "MODEL", "prompt": "a", "max_tokens": "5"}', 400, "max_tokens"),
-    "bool": (b'{"model": "MODEL", "prompt": "a", "seed": true}', 400, "seed"),
-    "stop": (b'{"model": "MODEL", "prompt": "a", "stop": ["a", ""]}', 400, "stop[1]"),
-    "unserved": (b'{"model": "MODEL", "prompt": "a", "n": 2}', 400, "n"),
-    "too large": (b'{"model": "' + b"m" * 70_000 + b'"}', 413, None),
-}
-
-
 @pytest.mark.parametrize("case", ERRORS)
 async def test_detail_18_errors_have_openais_shape(
     http: httpx.AsyncClient, model: str, case: str
@@ -361,32 +357,6 @@ async def test_detail_18_errors_have_openais_shape(
     error = await refused(http, content.replace(b"MODEL", model.encode()))
     assert (error["status"], error["param"]) == (status, param), error
     assert error["type"] == "invalid_request_error"
-
-
-CHAT_ERRORS: dict[str, tuple[dict[str, Any], str]] = {
-    "long arguments": (
-        {"messages": MESSAGES, "chat_template_kwargs": {"a": "x" * 20_000}},
-        "chat_template_kwargs",
-    ),
-    "no messages": ({"messages": []}, "messages"),
-    "no list": ({"messages": "hello"}, "messages"),
-    "no role": ({"messages": [{"content": "a"}]}, "messages[0].role"),
-    "unknown role": ({"messages": [{"role": "king", "content": "a"}]}, "messages[0].role"),
-    "no content": ({"messages": [{"role": "user"}]}, "messages[0].content"),
-    "an image": (
-        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-        "messages[0].content[0].type",
-    ),
-    "tools": ({"messages": MESSAGES, "tools": [{"type": "function"}]}, "tools"),
-    "template": (
-        {"messages": MESSAGES, "chat_template_kwargs": {"tools": 1}},
-        "chat_template_kwargs.tools",
-    ),
-    "usage without stream": (
-        {"messages": MESSAGES, "stream_options": {"include_usage": True}},
-        "stream_options",
-    ),
-}
 
 
 @pytest.mark.parametrize("case", CHAT_ERRORS)

@@ -6,6 +6,7 @@ from pathlib import Path
 import grpc
 import pytest
 import pytest_asyncio
+import torch
 
 from diptych.client import DiptychClient
 from diptych.errors import InvalidRequestError, ModelNotFoundError
@@ -76,7 +77,8 @@ REFUSED = {
     "stop token": (altered(sampling(stop_token_ids=[1 << 20])), "sampling.stop_token_ids[0]"),
     "request id": (token_request([5], request_id="a b"), "request_id"),
     "seed to resume": (token_request([5], temperature=1.0, emitted=[6]), "sampling.seed"),
-    "not served": (altered(sampling(logprobs=1)), "sampling.logprobs"),
+    "not served": (altered(sampling(prompt_logprobs=1)), "sampling.prompt_logprobs"),
+    "logprobs": (altered(sampling(logprobs=21)), "sampling.logprobs"),
     "adapter": (altered(inference_pb2.GenerateRequest(adapter="a")), "adapter"),
     "salt": (token_request([5], salt="s" * 65), "cache_salt"),
 }
@@ -270,3 +272,33 @@ async def test_an_oversized_request_is_refused_unread(channel: grpc.aio.Channel)
 
 async def test_nothing_is_held_afterwards(cluster: Cluster, channel: grpc.aio.Channel) -> None:
     await cluster.wait_baseline(within_s=2)
+
+
+async def test_log_probabilities_are_the_models_own(
+    channel: grpc.aio.Channel, tiny_llama: Path
+) -> None:
+    """Of each worker's tokens, whatever sampling made of them; resumed answers go on with them."""
+    request = token_request(PROMPT, max_tokens=10, temperature=1.5, seed=4)
+    request.sampling.MergeFrom(
+        inference_pb2.SamplingOptions(
+            logprobs=5, top_k=40, repetition_penalty=1.5, logit_bias={9: 6.0, 44: 6.0}
+        )
+    )
+    answer = await generate(channel, request)
+    assert answer.error is None
+    token_ids = answer.token_ids
+    logits = hf_reference.logits(tiny_llama, [*PROMPT, *token_ids])[len(PROMPT) - 1 : -1]
+    expected = torch.log_softmax(logits.double(), 1)
+    assert len(answer.logprobs) == len(token_ids) == 10
+    for row, token_id, found in zip(expected, token_ids, answer.logprobs, strict=True):
+        assert found.logprob == pytest.approx(float(row[token_id]), abs=1e-4)
+        top = torch.topk(row, 5).values.tolist()
+        assert list(found.top_logprobs) == pytest.approx(top, abs=1e-4)
+        named = [float(row[i]) for i in found.top_token_ids]
+        assert named == pytest.approx(top, abs=1e-4)
+    request.emitted_token_ids.extend(token_ids[:4])
+    resumed = await generate(channel, request)
+    assert resumed.token_ids == token_ids[4:]
+    assert [found.logprob for found in resumed.logprobs] == pytest.approx(
+        [found.logprob for found in answer.logprobs[4:]], abs=1e-5
+    )

@@ -267,7 +267,7 @@ class Request:
         query = replace(query, block_keys=self._keys, block_size=BLOCK_SIZE)
         return self.router.policy.place(query, self.router.snapshot())
 
-    def _sink(self, token_ids: Sequence[int], margins: object) -> bool:
+    def _sink(self, token_ids: Sequence[int], margins: object, logprobs: object) -> bool:
         watch = self.router.cluster.setting.watch
         if self.is_over:
             watch.broken(Invariant.OUTCOME, "a token after the end")

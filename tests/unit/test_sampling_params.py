@@ -21,12 +21,12 @@ from diptych.v1 import common_pb2, inference_pb2
 
 # In the public message, and refused as long as no code serves it.
 NOT_SERVED = {
-    "logprobs", "prompt_logprobs", "constraint", "n", "best_of",
+    "prompt_logprobs", "constraint", "n", "best_of",
 }  # fmt: skip
 
 EVERYTHING = SamplingOptions(
     temperature=0.5, top_k=3, top_p=0.25, min_p=0.125, logit_bias={7: -0.5, 8: 100.0},
-    presence_penalty=0.5, frequency_penalty=-2.0, repetition_penalty=1.25,
+    presence_penalty=0.5, frequency_penalty=-2.0, repetition_penalty=1.25, logprobs=3,
     seed=2**64 - 1, max_tokens=9, min_tokens=2,
     stop=("a", "b"), stop_token_ids=(4, 5), ignore_eos=True, return_margins=True,
 )  # fmt: skip
@@ -69,7 +69,7 @@ def test_everything_crosses_the_wire_and_comes_back() -> None:
     assert options_from_proto(options_to_proto(EVERYTHING), "sampling") == EVERYTHING
     resolved = SamplingParams(
         temperature=0.5, top_k=3, top_p=0.25, min_p=0.125, logit_bias={7: -0.5},
-        presence_penalty=0.5, frequency_penalty=-2.0, repetition_penalty=1.25,
+        presence_penalty=0.5, frequency_penalty=-2.0, repetition_penalty=1.25, logprobs=0,
         seed=2**64 - 1, max_tokens=9, min_tokens=2,
         stop_token_ids=frozenset({4, 5}), return_margins=True,
     )  # fmt: skip
@@ -92,6 +92,7 @@ def test_everything_crosses_the_wire_and_comes_back() -> None:
         (SamplingOptions(stop=("a", "")), "stop[1]"),
         (SamplingOptions(min_p=-0.01), "min_p"),
         (SamplingOptions(min_p=1.01), "min_p"),
+        (SamplingOptions(logprobs=21), "logprobs"),
         (SamplingOptions(presence_penalty=2.5), "presence_penalty"),
         (SamplingOptions(frequency_penalty=-2.5), "frequency_penalty"),
         (SamplingOptions(repetition_penalty=0.0), "repetition_penalty"),

@@ -14,7 +14,8 @@ the k most likely; ``top_p`` keeps, of those, the shortest run of the most likel
 share of the weight reaches p; ``min_p`` keeps, of those, the tokens with at least that
 part of the likeliest one's weight (as in transformers: vLLM asks for it before top_k
 and top_p). Equal logits rank by lower id. Temperature 0 (or below 1e-5) is greedy: the
-lowest id of the largest logit. Rows do not influence each other. Runs on the model
+lowest id of the largest logit. Log probabilities, where asked for, are of the logits
+before all that: vLLM's raw ones. Rows do not influence each other. Runs on the model
 thread.
 """
 
@@ -28,6 +29,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diptych.engine.sampling.logit_edits import edit_logits
+from diptych.engine.sampling.ranking import ranked
+from diptych.engine.sampling.raw_logprobs import RawLogits
 from diptych.engine.scheduling.step import SampledToken, SampleSpec
 from diptych.errors import LogitsError
 
@@ -72,6 +75,7 @@ def sample(
         positions: of each token to draw, counted from the prompt's first.
         find_largest: how that is found fastest where the logits are.
     """
+    raw = RawLogits.of(logits, specs)
     edit_logits(logits, specs)
     token_ids, best = find_largest(logits)
     broken = np.flatnonzero(~torch.isfinite(best[:, 0]).cpu().numpy())
@@ -94,8 +98,10 @@ def sample(
             token_ids[wide], margins[wide] = _draw_wide(batch.take(wide))
 
     margins[~batch.wants_margin] = np.nan
-    drawn: list[SampledToken | LogitsError]
-    drawn = list(map(SampledToken, token_ids.tolist(), margins.tolist()))
+    tokens = list(map(SampledToken, token_ids.tolist(), margins.tolist()))
+    if raw is not None:
+        raw.add_to(tokens)
+    drawn: list[SampledToken | LogitsError] = list(tokens)
     for row in broken:
         drawn[row] = LogitsError("the model's logits for this sequence are not numbers")
     return drawn
@@ -262,7 +268,7 @@ def _draw_narrow(batch: _Batch) -> tuple[_Draw, NDArray[np.bool_]]:
     """
     vocab_size = batch.logits.shape[1]
     num_candidates = min(_NUM_CANDIDATES, vocab_size)
-    values, ids = _ranked(batch.logits, num_candidates)
+    values, ids = ranked(batch.logits, num_candidates)
     weights = np.exp((values - values[:, :1]) / batch.temperatures[:, None])
     ranks = np.arange(num_candidates)
     weights[ranks >= batch.top_ks[:, None]] = 0.0
@@ -288,19 +294,6 @@ def _draw_narrow(batch: _Batch) -> tuple[_Draw, NDArray[np.bool_]]:
     weights = np.take_along_axis(weights[:, :width], order, 1)
     draw = _invert(weights, batch.uniforms * weights.sum(1), first=0, last=width - 1)
     return _Draw(np.take_along_axis(ids, draw.token_ids[:, None], 1)[:, 0], draw.margins), decided
-
-
-def _ranked(logits: Tensor, count: int) -> tuple[_Floats, _Ints]:
-    """The largest logits, falling, and their ids; equal ones by rising id."""
-    if count == logits.shape[1]:
-        every = torch.sort(logits, dim=-1, descending=True, stable=True)
-        return every.values.double().cpu().numpy(), every.indices.cpu().numpy()
-    top = torch.topk(logits, count)
-    values, ids = top.values.double().cpu().numpy(), top.indices.cpu().numpy()
-    if (values[:, 1:] == values[:, :-1]).any():
-        order = np.lexsort((ids, -values), axis=-1)
-        values, ids = np.take_along_axis(values, order, 1), np.take_along_axis(ids, order, 1)
-    return values, ids
 
 
 def _invert(weights: _Floats, targets: _Floats, *, first: int, last: int) -> _Draw:

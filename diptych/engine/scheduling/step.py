@@ -14,6 +14,7 @@ from diptych.engine.scheduling.sequence import Sequence
 from diptych.errors import DiptychError, LogitsError
 from diptych.finish_reason import FinishReason
 from diptych.sampling_params import SamplingParams
+from diptych.token_logprobs import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +75,7 @@ class SampledToken(NamedTuple):
 
     token_id: int
     margin: float
+    logprobs: TokenLogprobs | None = None  # if the parameters ask for them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from diptych.finish_reason import FinishReason
+from diptych.text.token_text import TokenText
+from router.frontend.http.logprob_form import ChatLogprobs, CompletionLogprobs, LogprobWriter
 from router.generation.answer import (
     ChoiceFinished,
     Delta,
@@ -41,6 +43,8 @@ class Form(NamedTuple):
     """Those of a stream's first piece."""
     piece_of: Callable[[str], Mapping[str, object]]
     """Those of any other."""
+    logprobs_of: Callable[[TokenText], LogprobWriter]
+    """What writes the log probabilities of one answer."""
 
 
 COMPLETION: Final = Form(
@@ -51,6 +55,7 @@ COMPLETION: Final = Form(
     text_of=lambda text: {"text": text},
     begin_of=lambda text: {"text": text},
     piece_of=lambda text: {"text": text},
+    logprobs_of=CompletionLogprobs,
 )
 CHAT: Final = Form(
     operation="chat",
@@ -62,6 +67,7 @@ CHAT: Final = Form(
     },
     begin_of=lambda text: {"delta": {"role": "assistant", "content": text}},
     piece_of=lambda text: {"delta": {"content": text} if text else {}},
+    logprobs_of=ChatLogprobs,
 )
 
 
@@ -86,10 +92,14 @@ class Heading:
         }
 
     def choice(
-        self, members: Mapping[str, object], finished: ChoiceFinished | None
+        self,
+        members: Mapping[str, object],
+        finished: ChoiceFinished | None,
+        logprobs: LogprobWriter | None,
     ) -> dict[str, object]:
         """A choice with its reason to end, which is null until it has one."""
-        made = {"index": 0, **members, "logprobs": None, "finish_reason": None, "stop_reason": None}
+        told = None if logprobs is None else logprobs.take()
+        made = {"index": 0, **members, "logprobs": told, "finish_reason": None, "stop_reason": None}
         if finished is not None:
             made["finish_reason"] = _REASONS[finished.reason]
             made["stop_reason"] = self._stop_reason(finished.matched)
@@ -106,6 +116,8 @@ class WholeAnswer:
     """Collects the events of an answer that is sent in one piece."""
 
     heading: Heading
+    logprobs: LogprobWriter | None = None
+    """None where nobody asks for log probabilities."""
     _texts: list[str] = field(default_factory=list)
     _finished: ChoiceFinished | None = None
     _usage: Usage | None = None
@@ -115,6 +127,8 @@ class WholeAnswer:
         match event:
             case Delta():
                 self._texts.append(event.text)
+                if self.logprobs is not None:
+                    self.logprobs.add(event.token_ids, event.logprobs)
             case ChoiceFinished():
                 self._finished = event
             case Summary():
@@ -129,7 +143,7 @@ class WholeAnswer:
         members = form.text_of("".join(self._texts))
         return {
             **self.heading.head(form.whole),
-            "choices": [self.heading.choice(members, self._finished)],
+            "choices": [self.heading.choice(members, self._finished, self.logprobs)],
             "usage": usage_content(self._usage),
         }
 
@@ -146,6 +160,9 @@ class StreamedAnswer:
     includes_usage: bool
     counts_along: bool = False
     """Whether each piece says how many tokens there are so far."""
+    logprobs: LogprobWriter | None = None
+    """None where nobody asks for log probabilities; those of tokens without a piece of their own
+    come with the next one."""
     _is_begun: bool = False
     _num_prompt_tokens: int = 0
     _num_output_tokens: int = 0
@@ -163,6 +180,8 @@ class StreamedAnswer:
                 self._num_prompt_tokens = len(event.prompt_token_ids)
             case Delta():
                 self._num_output_tokens = event.position + len(event.token_ids)
+                if self.logprobs is not None:
+                    self.logprobs.add(event.token_ids, event.logprobs)
                 if event.text or not self._is_begun:
                     return self._piece(event.text, None)
             case ChoiceFinished():
@@ -181,7 +200,7 @@ class StreamedAnswer:
         form = self.heading.form
         members = (form.piece_of if self._is_begun else form.begin_of)(text)
         self._is_begun = True
-        choice = _encode(self.heading.choice(members, finished))
+        choice = _encode(self.heading.choice(members, finished, self.logprobs))
         return f"{self._head}{choice}]{self._count()}}}\n\n".encode()
 
     def _count(self) -> str:

@@ -67,16 +67,19 @@ class _ChatBody(GenerationBody):
     """A chat's other members of its own."""
 
     max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
 
 
 def read_chat(content: Mapping[str, object], envelope: Envelope) -> Asked:
     """What a client asks for. Raises InvalidRequestError."""
     body = validated(_ChatBody, content)
     unserved.refuse(content, unserved.OF_CHAT)
-    names = dict(CHAT_NAMES)
+    names = {**CHAT_NAMES, "sampling.logprobs": "top_logprobs"}
     if body.max_completion_tokens is not None:  # the older name counts where it stands alone
         content = {**content, "max_tokens": body.max_completion_tokens}
         names["sampling.max_tokens"] = "max_completion_tokens"
+    content = {**content, "logprobs": _num_logprobs(body)}
     request = GenerationRequest(
         prompt=read_messages(content),
         sampling=read_sampling(content),
@@ -86,6 +89,15 @@ def read_chat(content: Mapping[str, object], envelope: Envelope) -> Asked:
         num_bytes=envelope.num_bytes,
     )
     return asked_of(body, request, names)
+
+
+def _num_logprobs(body: _ChatBody) -> int | None:
+    """Of how many likeliest tokens, as the one parameter that says what a chat says with two."""
+    if body.logprobs:
+        return body.top_logprobs or 0
+    if body.top_logprobs:
+        raise InvalidRequestError("needs logprobs to be true", field="top_logprobs")
+    return None
 
 
 def read_messages(content: Mapping[str, object]) -> ChatPrompt:

@@ -88,15 +88,18 @@ class GenerationAnswers:
         heading: Heading,
         events: AsyncGenerator[GenerationEvent, None],
     ) -> None:
+        logprobs = None
+        if asked.request.sampling.logprobs is not None:
+            logprobs = self.form.logprobs_of(self.admission.model.tokenizer.text)
         if asked.is_stream:
-            stream = StreamedAnswer(heading, asked.includes_usage, asked.counts_along)
+            stream = StreamedAnswer(heading, asked.includes_usage, asked.counts_along, logprobs)
             async for event in events:
                 piece = stream.send(event)
                 if piece:
                     await exchange.send_piece(piece)
             await exchange.end_stream()
         else:
-            whole = WholeAnswer(heading)
+            whole = WholeAnswer(heading, logprobs)
             async for event in events:
                 whole.add(event)
             await exchange.send_json(whole.content())

@@ -59,7 +59,6 @@ OF_COMPLETION: Final[Unserved] = {
     **_ANY_BODY,
     "add_special_tokens": (True,),
     "echo": (False,),
-    "logprobs": (),
     "prompt_embeds": (),
     "suffix": ("",),
 }
@@ -76,7 +75,6 @@ OF_CHAT: Final[Unserved] = {
     "function_call": ("none", "auto"),
     "functions": ([],),
     "input_ids": (),
-    "logprobs": (False,),
     "modalities": (["text"],),
     "moderation": (),
     "reasoning": (),
@@ -84,7 +82,6 @@ OF_CHAT: Final[Unserved] = {
     "store": (False,),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    "top_logprobs": (0,),
     "verbosity": (),
     "web_search_options": (),
 }

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from decode_worker.outbox import NewToken, Outbox
 from diptych.errors import SlowClientError
+from diptych.token_logprobs import TokenLogprobs
 from diptych.v1 import common_pb2, decode_pb2
 
 
@@ -35,6 +36,17 @@ def test_tokens_of_unsent_steps_are_one_message() -> None:
     assert list(second.token_ids) == [6, 8]
     assert not second.margins
     assert end == ended(1)
+
+
+def test_log_probabilities_go_with_their_tokens() -> None:
+    outbox = Outbox(8)
+    found = [TokenLogprobs(-0.5, (5,), (-0.5,)), TokenLogprobs(-2.0, (), ())]
+    outbox.put_tokens([NewToken(1, 10, 5, None, found[0]), NewToken(2, 4, 6, None)])
+    outbox.put_tokens([NewToken(1, 11, 7, None, found[1])])
+    (step,) = drain(outbox)
+    asked, silent = step.step.sequences
+    assert [TokenLogprobs.from_proto(one) for one in asked.logprobs] == found
+    assert not silent.logprobs
 
 
 def test_a_sent_step_is_not_touched_again() -> None:

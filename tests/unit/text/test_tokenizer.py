@@ -36,6 +36,16 @@ def test_what_the_folder_says(byte_level: Tokenizer) -> None:
     assert byte_level.special_token_ids == {0, 1}
 
 
+@pytest.mark.parametrize("kind", ["byte_level", "sentencepiece"])
+def test_every_token_can_be_spelt(kind: str, request: pytest.FixtureRequest) -> None:
+    tokenizer: Tokenizer = request.getfixturevalue(kind)
+    text = "hello 😀"
+    spelt = b"".join(map(tokenizer.text.spelling, tokenizer.encode(text, add_special=False)))
+    assert spelt.decode().strip() == text
+    assert "</s>" in {tokenizer.text.spelling(i).decode() for i in tokenizer.special_token_ids}
+    assert tokenizer.text.spelling(10**6) == b""
+
+
 def test_end_tokens_are_those_of_all_files(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
     tokenizer = write_folder(tmp_path, byte_level_tokenizer())

@@ -34,6 +34,7 @@ def test_a_resolved_spec_passes() -> None:
     [
         ({"temperature": -1}, "temperature"),
         ({"min_p": 2}, "min_p"),
+        ({"logprobs": 21}, "logprobs"),
         ({"presence_penalty": 3}, "presence_penalty"),
         ({"frequency_penalty": math.nan}, "frequency_penalty"),
         ({"repetition_penalty": 0}, "repetition_penalty"),

@@ -3,6 +3,7 @@
 import math
 from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import hypothesis.strategies as st
@@ -255,6 +256,46 @@ def processors(wanted: SampleSpec) -> list[Any]:
     if params.min_p > 0.0:
         made.append(logits_process.MinPLogitsWarper(params.min_p))
     return made
+
+
+@pytest.mark.parametrize("backend", [CPU, PLAIN])
+def test_log_probabilities_are_those_before_anything_changed_them(backend: Backend) -> None:
+    logits = random_logits(3, 4, 700, 3.0)
+    logits[1, 30] = logits[1, 20] = logits[1].max() + 1
+    expected = torch.log_softmax(logits.double(), 1)
+    changed = spec(temperature=2.0, top_k=5, bias={4: 100.0}, repetition=2.0, output=[1, 2])
+    plain = SampleSpec(params=SamplingParams(temperature=0.0), allow_stop=True)
+    specs = [
+        replace(one, params=replace(one.params, logprobs=count))
+        for one, count in ((changed, 20), (plain, 2), (changed, None), (plain, 0))
+    ]
+    drawn = backend.sample(logits.clone(), specs, [5] * 4)
+    silent_specs = [replace(one, params=replace(one.params, logprobs=None)) for one in specs]
+    unasked = backend.sample(logits.clone(), silent_specs, [5] * 4)
+    for row, (token, silent) in enumerate(zip(drawn, unasked, strict=True)):
+        assert isinstance(token, SampledToken)
+        assert isinstance(silent, SampledToken)
+        assert (token.token_id, silent.logprobs) == (silent.token_id, None)
+        count = specs[row].params.logprobs
+        if count is None:
+            assert token.logprobs is None
+            continue
+        found = token.logprobs
+        assert found is not None
+        assert found.logprob == pytest.approx(float(expected[row, token.token_id]), abs=1e-6)
+        values = expected[row].tolist()
+        ranked = sorted(range(700), key=lambda i: (-values[i], i))[:count]
+        assert list(found.top_token_ids) == ranked
+        assert found.top_logprobs == pytest.approx([values[i] for i in ranked], abs=1e-6)
+    assert isinstance(drawn[0], SampledToken)
+    assert drawn[0].token_id == 4, "the bias decides, and changes no log probability"
+
+
+def test_log_probabilities_of_a_tiny_vocabulary_are_all_there_are() -> None:
+    wanted = SampleSpec(params=SamplingParams(temperature=0.0, logprobs=20), allow_stop=True)
+    (token,) = draw(torch.tensor([[0.0, 1.0, 2.0]]), [wanted], [0])
+    assert token.logprobs is not None
+    assert token.logprobs.top_token_ids == (2, 1, 0)
 
 
 def test_margins() -> None:

@@ -5,6 +5,7 @@ from dataclasses import fields
 import pytest
 
 from diptych.finish_reason import FinishReason
+from diptych.token_logprobs import TokenLogprobs
 from diptych.v1 import common_pb2, inference_pb2
 from router.frontend.public_messages import write_event
 from router.generation.answer import (
@@ -89,3 +90,7 @@ def test_the_begin_and_a_part_of_an_answer() -> None:
     delta = write_event(Delta("hi", [3, 4], 6, [0.5, 0.25], choice=1)).delta
     assert (delta.text, list(delta.token_ids), delta.position) == ("hi", [3, 4], 6)
     assert (list(delta.margins), delta.choice) == ([0.5, 0.25], 1)
+    assert not delta.logprobs
+    found = (TokenLogprobs(-0.5, (3, 9), (-0.5, -1.0)), TokenLogprobs(-2.0, (), ()))
+    delta = write_event(Delta("hi", [3, 4], 6, [], found)).delta
+    assert tuple(map(TokenLogprobs.from_proto, delta.logprobs)) == found

@@ -108,7 +108,7 @@ def resumed(emitted: list[int], **sampling: object) -> inference_pb2.GenerateReq
         (tokens(5, repetition_penalty=0.0), "sampling.repetition_penalty"),
         (tokens(5, logit_bias={5: 101.0}), "sampling.logit_bias[5]"),
         (tokens(5, logit_bias={5: 1.0, 512: 1.0}), "sampling.logit_bias[512]"),
-        (tokens(5, logprobs=0), "sampling.logprobs"),
+        (tokens(5, logprobs=21), "sampling.logprobs"),
         (tokens(5, prompt_logprobs=0), "sampling.prompt_logprobs"),
         (tokens(5, constraint={"regex": "a"}), "sampling.constraint"),
         (tokens(5, n=2), "sampling.n"),
@@ -299,7 +299,7 @@ def test_every_parameter_of_the_workers_is_the_clients() -> None:
         "temperature": 0.5, "top_k": 3, "top_p": 0.25, "seed": 7, "max_tokens": 9,
         "min_tokens": 2, "stop_token_ids": (4, 5), "return_margins": True,
         "min_p": 0.125, "logit_bias": {4: -1.5}, "presence_penalty": 0.5,
-        "frequency_penalty": -0.5, "repetition_penalty": 1.5,
+        "frequency_penalty": -0.5, "repetition_penalty": 1.5, "logprobs": 0,
     }  # fmt: skip
     assert set(given) == set(WORKER_NAMES)
     sampling = resolve(tokens(5, **given)).sampling

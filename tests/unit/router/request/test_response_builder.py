@@ -8,6 +8,7 @@ from diptych.errors import InvalidRequestError
 from diptych.finish_reason import FinishReason
 from diptych.text.detokenizer import Detokenizer
 from diptych.text.tokenizer import Tokenizer
+from diptych.token_logprobs import TokenLogprobs
 from diptych.v1 import common_pb2
 from router.generation.answer import ChoiceFinished, Delta
 from router.request.emitted_tokens import EmittedTokens, RequestShape
@@ -103,6 +104,33 @@ def test_stop_string_within_a_batch_cuts_the_tokens_too(tokenizer: Tokenizer) ->
     assert answer.finish(FinishReason.STOP) == (None, ChoiceFinished(FinishReason.STOP, "two"))
     assert output.stop_matched
     assert output.complete_reason == common_pb2.FINISH_REASON_STOP
+
+
+def logprobs_of(token_ids: list[int]) -> list[TokenLogprobs]:
+    """Which tell their tokens apart."""
+    return [TokenLogprobs(-float(token_id), (token_id,), (-0.5,)) for token_id in token_ids]
+
+
+def test_log_probabilities_go_with_their_tokens(tokenizer: Tokenizer) -> None:
+    """What was sent before and comes again after a fail-over, and what a stop string cuts off."""
+    answer, output, _ = make(tokenizer, stop=("two",))
+    ids = [t for c in "one two three" for t in tokenizer.encode(c, add_special=False)]
+    assert output.accept(len(PROMPT), ids[:2], (), logprobs_of(ids[:2]))
+    assert output.accept(len(PROMPT), ids[:4], (), logprobs_of(ids[:4]))
+    assert output.accept(len(PROMPT) + 1, ids[1:], (), logprobs_of(ids[1:]))
+    response = answer.take()
+    assert response is not None
+    assert response.token_ids == ids[: len("one two")]
+    assert list(response.logprobs) == logprobs_of(response.token_ids)
+
+
+def test_of_what_is_resumed_there_are_no_log_probabilities(tokenizer: Tokenizer) -> None:
+    answer, output, _ = make(tokenizer, num_resumed=2)
+    assert output.accept(len(PROMPT), [70, 71], ())
+    assert output.accept(len(PROMPT) + 2, [72], (), logprobs_of([72]))
+    response = answer.take()
+    assert response is not None
+    assert (response.position, list(response.logprobs)) == (2, logprobs_of([72]))
 
 
 def test_broken_characters_at_the_end_may_complete_a_stop_string(tokenizer: Tokenizer) -> None:

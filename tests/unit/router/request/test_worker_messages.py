@@ -2,6 +2,7 @@
 
 from diptych.errors import BlocksExhaustedError
 from diptych.rpc.status import to_failure
+from diptych.token_logprobs import TokenLogprobs
 from diptych.v1 import common_pb2, decode_pb2, prefill_pb2
 from router.placement.types import WorkerId
 from router.request import actions, events, worker_messages
@@ -34,6 +35,17 @@ def test_a_margin_of_nought_is_one() -> None:
     first = prefill_pb2.FirstToken(token_id=7, position=5, margin=0.0)
     event = worker_messages.prefill_event(1, prefill_pb2.PrefillEvent(first_token=first))
     assert event == events.FirstToken(1, 7, 5, 0.0, 0)
+
+
+def test_log_probabilities_are_read_of_both_workers() -> None:
+    found = TokenLogprobs(-0.5, (7, 8), (-0.5, -1.0))
+    first = prefill_pb2.FirstToken(token_id=7, position=5, logprobs=found.to_proto())
+    event = worker_messages.prefill_event(1, prefill_pb2.PrefillEvent(first_token=first))
+    assert event == events.FirstToken(1, 7, 5, None, 0, found)
+    said = decode_pb2.SequenceTokens(
+        sequence_id=1, position=6, token_ids=[8, 9], logprobs=[found.to_proto()] * 2
+    )
+    assert worker_messages.tokens(said).logprobs == (found, found)
 
 
 def test_every_decode_event() -> None:

@@ -141,7 +141,7 @@ class World:
         now = snapshot(tuple(self.prefills), tuple(self.decodes), local_prefill=self.local_prefill)
         return self.policy.place(query, now)
 
-    def sink(self, token_ids: Sequence[int], margins: object) -> bool:
+    def sink(self, token_ids: Sequence[int], margins: object, logprobs: object) -> bool:
         assert self.outcome is None
         self.emitted.extend(token_ids)
         return self.stop_at is not None and len(self.emitted) >= self.stop_at

@@ -1,10 +1,11 @@
 """Events become OpenAI's JSON, whole or streamed, and failures its error object."""
 
 import json
+import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diptych.errors import (
@@ -16,6 +17,8 @@ from diptych.errors import (
     all_reasons,
 )
 from diptych.finish_reason import FinishReason
+from diptych.text.tokenizer import Tokenizer
+from diptych.token_logprobs import TokenLogprobs
 from router.frontend.http.answer_form import (
     CHAT,
     COMPLETION,
@@ -35,6 +38,7 @@ from router.generation.answer import (
     Timing,
     Usage,
 )
+from tests.text_models import byte_level_tokenizer, write_folder
 
 USAGE = Usage(num_prompt_tokens=5, num_output_tokens=3, num_cached_tokens=4)
 
@@ -89,6 +93,7 @@ def whole(form: Form, events: list[GenerationEvent]) -> Any:
     return answer.content()
 
 
+@settings(deadline=None)
 @given(texts=st.lists(st.text(), max_size=5))
 def test_detail_9_a_stream_says_what_one_piece_says(texts: list[str]) -> None:
     events = events_of(texts)
@@ -117,6 +122,92 @@ def test_details_1_and_4_the_end_of_a_stream() -> None:
         "prompt_tokens_details": {"cached_tokens": 4},
     }
     assert all("usage" not in piece for piece in streamed(CHAT, events_of(["a"])))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return write_folder(tmp_path_factory.mktemp("byte-level"), byte_level_tokenizer())
+
+
+def found(token_id: int, *top: int) -> TokenLogprobs:
+    """A log probability that tells the token, and its place those of the likeliest."""
+    return TokenLogprobs(-float(token_id), top, tuple(-0.5 * place for place in range(len(top))))
+
+
+def joined(parts: list[list[Any]]) -> list[Any]:
+    return [item for part in parts for item in part]
+
+
+def with_logprobs(form: Form, tokenizer: Tokenizer, deltas: list[Delta]) -> tuple[Any, list[Any]]:
+    """The choices: of a whole answer, and of each piece of a stream."""
+    events: list[GenerationEvent] = [*deltas]
+    events += [ChoiceFinished(FinishReason.LENGTH), Summary(USAGE, Timing())]
+    answer = WholeAnswer(heading(form), form.logprobs_of(tokenizer.text))
+    stream = StreamedAnswer(
+        heading(form), includes_usage=False, logprobs=form.logprobs_of(tokenizer.text)
+    )
+    data = b""
+    for event in events:
+        answer.add(event)
+        data += stream.send(event)
+    pieces = data.removesuffix(STREAM_END).decode().split("\n\n")
+    read = [json.loads(piece.removeprefix("data: "))["choices"][0] for piece in pieces if piece]
+    content: Any = answer.content()
+    return content["choices"][0], read
+
+
+def test_details_12_and_13_log_probabilities_of_a_chat(tokenizer: Tokenizer) -> None:
+    (smile,) = "😀"
+    ids = tokenizer.encode(f"a{smile}", add_special=False)
+    end = min(tokenizer.special_token_ids)
+    deltas = [
+        Delta("a", ids[:1], 0, [], (found(ids[0], ids[0], end),)),
+        Delta("", ids[1:2], 1, [], (found(ids[1]),)),
+        Delta(smile, [*ids[2:], end], 2, [], tuple(map(found, [*ids[2:], end]))),
+    ]
+    whole, pieces = with_logprobs(CHAT, tokenizer, deltas)
+    told = whole["logprobs"]["content"]
+    assert [entry["logprob"] for entry in told] == [-float(i) for i in [*ids, end]]
+    assert bytes(joined([entry["bytes"] for entry in told[:-1]])).decode() == f"a{smile}"
+    assert [entry["token"] for entry in (told[0], told[1], told[-1])] == ["a", "\ufffd", "<s>"]
+    assert told[0]["top_logprobs"] == [
+        {"token": "a", "logprob": 0.0, "bytes": [97]},
+        {"token": "<s>", "logprob": -0.5, "bytes": list(b"<s>")},
+    ]
+    assert told[1]["top_logprobs"] == []
+    streamed_told = [piece["logprobs"]["content"] for piece in pieces if piece["logprobs"]]
+    assert joined(streamed_told) == told
+    assert [piece["logprobs"] is None for piece in pieces] == [False, False, True]
+
+
+def test_details_12_and_13_log_probabilities_of_a_completion(tokenizer: Tokenizer) -> None:
+    (smile,) = "😀"
+    ids = tokenizer.encode(f"a{smile}bc", add_special=False)
+    deltas = [
+        Delta("a", ids[:1], 0, [], (found(ids[0], ids[0], ids[-1]),)),
+        Delta(f"{smile}bc", ids[1:], 1, [], tuple(found(i, 0) for i in ids[1:])),
+    ]
+    whole, pieces = with_logprobs(COMPLETION, tokenizer, deltas)
+    told = whole["logprobs"]
+    assert told["token_logprobs"] == [-float(i) for i in ids]
+    assert told["tokens"][0] == "a"
+    assert told["tokens"][-1] == tokenizer.decode(ids[-1:])
+    assert told["top_logprobs"][0] == {"a": 0.0, told["tokens"][-1]: -0.5}
+    assert told["top_logprobs"][-1] == {told["tokens"][-1]: -float(ids[-1]), "<s>": 0.0}
+    assert told["text_offset"] == sorted(told["text_offset"])
+    for offset, token in zip(told["text_offset"], told["tokens"], strict=True):
+        assert token == "\ufffd" or whole["text"][offset:].startswith(token)
+    members = [piece["logprobs"] for piece in pieces if piece["logprobs"]]
+    assert {name: joined([one[name] for one in members]) for name in told} == told
+
+
+def test_a_log_probability_of_nought_is_a_number(tokenizer: Tokenizer) -> None:
+    """JSON knows no infinity."""
+    never = TokenLogprobs(-math.inf, (5,), (-math.inf,))
+    for form in (CHAT, COMPLETION):
+        writer = form.logprobs_of(tokenizer.text)
+        writer.add([5], [never])
+        assert "-9999.0" in json.dumps(writer.take(), allow_nan=False)
 
 
 def test_usage_may_come_along() -> None:

@@ -47,6 +47,7 @@ def test_every_declared_parameter_is_read_under_its_name() -> None:
         "presence_penalty": -0.5,
         "frequency_penalty": 2,
         "repetition_penalty": 1.1,
+        "logprobs": 4,
         "logit_bias": {"5": -100, "6": 0.5},
         "seed": 2**64 - 1,
         "max_tokens": 5,
@@ -177,6 +178,15 @@ def test_detail_16_what_is_not_said_is_left_to_the_models_makers() -> None:
     assert chat(temperature=None, top_p=None).request.sampling == SamplingOptions()
 
 
+def test_detail_12_a_chat_asks_otherwise_for_log_probabilities() -> None:
+    assert chat(logprobs=True, top_logprobs=4).request.sampling.logprobs == 4
+    assert chat(logprobs=True).request.sampling.logprobs == 0
+    assert chat(logprobs=False, top_logprobs=0).request.sampling.logprobs is None
+    assert chat(logprobs=True).names["sampling.logprobs"] == "top_logprobs"
+    assert completion(logprobs=0).request.sampling.logprobs == 0
+    assert refusal({"model": "m", "prompt": "p", "logprobs": True}).field == "logprobs"
+
+
 def test_a_chat() -> None:
     parts = [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}]
     asked = chat(
@@ -255,7 +265,10 @@ def test_what_is_wrong_or_not_served_is_named(
         ({"messages": [{**TURN, "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
         ({"messages": [5]}, "messages[0]"),
         ({"chat_template_kwargs": [1]}, "chat_template_kwargs"),
-        ({"logprobs": True}, "logprobs"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"logprobs": True, "top_logprobs": "3"}, "top_logprobs"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"logprobs": False, "top_logprobs": 3}, "top_logprobs"),
         ({"tools": [{}]}, "tools"),
     ],
 )  # fmt: skip

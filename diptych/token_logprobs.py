@@ -1,0 +1,26 @@
+"""How likely the model found a token: plain data, from the sampler to the client. Pure."""
+
+from typing import NamedTuple
+
+from diptych.v1 import common_pb2
+
+
+class TokenLogprobs(NamedTuple):
+    """Natural logarithms, of the distribution before any sampling parameter changed it."""
+
+    logprob: float  # of the token itself
+    top_token_ids: tuple[int, ...]  # the likeliest, falling; as many as were asked for
+    top_logprobs: tuple[float, ...]  # one for each of them
+
+    @classmethod
+    def from_proto(cls, message: common_pb2.TokenLogprobs) -> "TokenLogprobs":
+        """As a worker sent it."""
+        return cls(message.logprob, tuple(message.top_token_ids), tuple(message.top_logprobs))
+
+    def to_proto(self) -> common_pb2.TokenLogprobs:
+        """As it goes on the wire."""
+        return common_pb2.TokenLogprobs(
+            logprob=self.logprob,
+            top_token_ids=self.top_token_ids,
+            top_logprobs=self.top_logprobs,
+        )

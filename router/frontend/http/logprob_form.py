@@ -1,0 +1,100 @@
+"""Log probabilities as OpenAI's two APIs write them. Pure.
+
+Chats have one object for each token, completions four lists side by side. Both name a
+token by its text, which is not always whole characters (U+FFFD stands in then); a special
+token by its name. A chat tells its bytes too.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol
+
+from diptych.text.token_text import TokenText
+from diptych.token_logprobs import TokenLogprobs
+
+_LEAST: Final = -9999.0  # JSON has no infinity; other servers say this too
+
+
+class LogprobWriter(Protocol):
+    """Those of one choice, in order; what was taken is told."""
+
+    def add(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> None:
+        """The next tokens, and as many log probabilities."""
+        ...
+
+    def take(self) -> Mapping[str, object] | None:
+        """The member ``logprobs`` for all tokens since it was last taken; None without any."""
+        ...
+
+
+class ChatLogprobs:
+    """Implements ``LogprobWriter`` for chats."""
+
+    def __init__(self, text: TokenText) -> None:
+        self._text = text
+        self._entries: list[Mapping[str, object]] = []
+
+    def add(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> None:
+        for token_id, found in zip(token_ids, logprobs, strict=True):
+            top = zip(found.top_token_ids, found.top_logprobs, strict=True)
+            likeliest = [self._entry(*each) for each in top]
+            self._entries.append(
+                {**self._entry(token_id, found.logprob), "top_logprobs": likeliest}
+            )
+
+    def take(self) -> Mapping[str, object] | None:
+        taken, self._entries = self._entries, []
+        return {"content": taken, "refusal": None} if taken else None
+
+    def _entry(self, token_id: int, logprob: float) -> Mapping[str, object]:
+        spelt = self._text.spelling(token_id)
+        return {
+            "token": spelt.decode(errors="replace"),
+            "logprob": max(logprob, _LEAST),
+            "bytes": list(spelt),
+        }
+
+
+class CompletionLogprobs:
+    """Implements ``LogprobWriter`` for completions.
+
+    ``text_offset`` is where in the answer's text a token's own begins; the drawn token is
+    among its ``top_logprobs`` whether or not it is one of the likeliest.
+    """
+
+    def __init__(self, text: TokenText) -> None:
+        self._text = text
+        self._assembler = text.assembler()
+        self._offset = 0
+        self._clear()
+
+    def add(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> None:
+        for token_id, found in zip(token_ids, logprobs, strict=True):
+            named: dict[str, float] = {}
+            top = zip(found.top_token_ids, found.top_logprobs, strict=True)
+            for each, logprob in ((token_id, found.logprob), *top):
+                name = self._name(each)
+                named[name] = max(logprob, named.get(name, _LEAST))  # two may read alike
+            self._tokens.append(self._name(token_id))
+            self._logprobs.append(max(found.logprob, _LEAST))
+            self._tops.append(named)
+            self._offsets.append(self._offset)
+            self._offset += len(self._assembler.push(token_id))
+
+    def take(self) -> Mapping[str, object] | None:
+        taken = {
+            "text_offset": self._offsets,
+            "token_logprobs": self._logprobs,
+            "tokens": self._tokens,
+            "top_logprobs": self._tops,
+        }
+        self._clear()
+        return taken if taken["tokens"] else None
+
+    def _clear(self) -> None:
+        self._offsets: list[int] = []
+        self._logprobs: list[float] = []
+        self._tokens: list[str] = []
+        self._tops: list[Mapping[str, float]] = []
+
+    def _name(self, token_id: int) -> str:
+        return self._text.spelling(token_id).decode(errors="replace")

@@ -34,6 +34,8 @@ A reader (a decode worker), on the event loop:
   that is, the source confirmed after the reads that its lease never lapsed and none of its
   blocks was reused, and coverage, the prompt and the digests agree; or raises ``PullError``.
   Cancelling the task, or ``abandon`` (synchronous), ends it at any moment.
+- Of each block only its first bytes are written: what the sequence needs of it to go on
+  (``diptych.block_needs``, from the groups of layers in the layout). The worker must know.
 - ``on_quarantine(block_ids)`` comes before a pull that has ended is over for the caller, for
   blocks that posted reads may still write; ``on_quarantine_end`` exactly once for each of them,
   when the read is over or its agent is gone, however long that takes. Only then may the

@@ -3,11 +3,13 @@
 xxh3_128 finds every accident (truncation, reuse, a flipped bit) and no attack:
 whoever can forge bytes here can read the peer's memory anyway.
 
-What a digest covers is the level's choice. ``full``: every byte, so any difference is
-found. ``sampled``: one line of 64 bytes out of each *stratum* of 32 consecutive ones
-(3 % of the bytes). The seed is drawn by the source for each range, after its KV was
-complete, so no stale copy can happen to agree where it matters; which line of a stratum
-also turns with the block's place in the sequence. Found with probability, per block:
+Of a block only what its sequence needs is shipped (:mod:`diptych.block_needs`), so a
+digest is of these first bytes alone. What it covers of them is the level's choice.
+``full``: every byte, so any difference is found. ``sampled``: one line of 64 bytes out of
+each *stratum* of 32 consecutive ones (3 % of the bytes). The seed is drawn by the source
+for each range, after its KV was complete, so no stale copy can happen to agree where it
+matters; which line of a stratum also turns with the block's place in the sequence. Found
+with probability, per block:
 
 - the whole block stale, or any run of 4032 bytes or more (a torn page): 1;
 - a run of n whole lines, n < 32: n / 32, at the least;
@@ -17,7 +19,7 @@ also turns with the block's place in the sequence. Found with probability, per b
 ``off``: nothing; coverage, lease and generations are checked all the same.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -40,25 +42,32 @@ class Coverage(NamedTuple):
 
     seed: int = 0  # 0: all of them; else what the source drew for the range
     place: int = 0  # index of the block in its sequence
+    num_bytes: int | None = None  # no others than the first so many; None: all of the block
 
 
 WHOLE = Coverage()
 
 
-def coverages(num_blocks: int, seed: int = 0, first_place: int = 0) -> tuple[Coverage, ...]:
-    """Of blocks that follow each other in a sequence, from its ``first_place``-th block on."""
-    return tuple(Coverage(seed, first_place + index) for index in range(num_blocks))
+def coverages(
+    num_bytes: Sequence[int], seed: int = 0, first_place: int = 0
+) -> tuple[Coverage, ...]:
+    """Of blocks that follow each other in a sequence, from its ``first_place``-th block on.
+
+    num_bytes: of each, from its beginning on.
+    """
+    return tuple(Coverage(seed, place, num) for place, num in enumerate(num_bytes, first_place))
 
 
 def block_digest(block: bytes | bytearray | memoryview, coverage: Coverage = WHOLE) -> bytes:
     """Digest of one block, unused slots included, as far as ``coverage`` goes."""
-    if not coverage.seed:
+    block = memoryview(block)[: coverage.num_bytes]
+    if not coverage.seed or not block:
         return xxhash.xxh3_128_digest(block)
     num_lines, num_rest_bytes = divmod(len(block), LINE_BYTES)
     lines = np.frombuffer(block, dtype=_LINE, count=num_lines)
     digest = xxhash.xxh3_128(lines.take(sampled_lines(coverage, num_lines)).data)
     if num_rest_bytes:
-        digest.update(memoryview(block)[-num_rest_bytes:])
+        digest.update(block[-num_rest_bytes:])
     return digest.digest()
 
 

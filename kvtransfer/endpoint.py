@@ -8,6 +8,7 @@ from functools import partial
 
 from google.protobuf.message import Message
 
+from diptych.block_needs import BlockNeeds
 from diptych.errors import ConfigurationError, LayoutMismatchError
 from diptych.v1 import common_pb2
 from kvtransfer.config import TransferConfig, TransportName
@@ -43,6 +44,7 @@ class TransferEndpoint:
         self.config = config
         self.incarnation = incarnation
         self.layout = layout
+        self.needs = BlockNeeds.of(layout)  # what of a block is shipped
         self.memory = memory
         self.thread = TransferThread()
         self.transports: dict[str, Transport] = {}  # as configured, most wanted first

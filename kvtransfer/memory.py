@@ -46,15 +46,20 @@ class PoolMemory(Protocol):
         """
         ...
 
-    def read(self, block_ids: Sequence[int], begin: int, end: int) -> bytes:
+    def read(
+        self, block_ids: Sequence[int], begin: int, end: int, num_bytes: int | None = None
+    ) -> bytes:
         """A copy of bytes ``begin`` to ``end`` of these blocks, laid one after another.
 
-        On the transfer thread, like the two below. All raise IndexError beyond the pool, and
+        num_bytes: of each block no others than the first so many; here and in ``write``. On the
+        transfer thread, like the two below. All raise IndexError beyond the pool, and
         DeviceLostError.
         """
         ...
 
-    def write(self, block_ids: Sequence[int], offset: int, payload: bytes) -> None:
+    def write(
+        self, block_ids: Sequence[int], offset: int, payload: bytes, num_bytes: int | None = None
+    ) -> None:
         """Put ``payload`` into these blocks, from ``offset`` in the first of them on.
 
         The bytes are there for every later reader, the device's too, when it returns.
@@ -116,18 +121,25 @@ class HostMemory:
         start = block_id * self.block_bytes
         return self._bytes[start : start + self.block_bytes]
 
-    def read(self, block_ids: Sequence[int], begin: int, end: int) -> bytes:
+    def read(
+        self, block_ids: Sequence[int], begin: int, end: int, num_bytes: int | None = None
+    ) -> bytes:
+        size = num_bytes or self.block_bytes
         parts = []
-        for index in range(begin // self.block_bytes, -(-end // self.block_bytes)):
-            start = index * self.block_bytes
-            parts.append(self.block(block_ids[index])[max(begin - start, 0) : end - start])
+        for index in range(begin // size, -(-end // size)):
+            start = index * size
+            block = self.block(block_ids[index])[:size]
+            parts.append(block[max(begin - start, 0) : end - start])
         return b"".join(parts)
 
-    def write(self, block_ids: Sequence[int], offset: int, payload: bytes) -> None:
+    def write(
+        self, block_ids: Sequence[int], offset: int, payload: bytes, num_bytes: int | None = None
+    ) -> None:
+        size = num_bytes or self.block_bytes
         rest = memoryview(payload)
         for block_id in block_ids:
             block = self.block(block_id)
-            part = rest[: self.block_bytes - offset]
+            part = rest[: size - offset]
             block[offset : offset + len(part)] = part
             rest, offset = rest[len(part) :], 0
         if rest:

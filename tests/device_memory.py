@@ -23,11 +23,15 @@ class DeviceMemory:
         self.block_bytes = block_bytes
         self.num_blocks = self._bytes.num_blocks
 
-    def read(self, block_ids: Sequence[int], begin: int, end: int) -> bytes:
-        return self._bytes.read(block_ids, begin, end)
+    def read(
+        self, block_ids: Sequence[int], begin: int, end: int, num_bytes: int | None = None
+    ) -> bytes:
+        return self._bytes.read(block_ids, begin, end, num_bytes)
 
-    def write(self, block_ids: Sequence[int], offset: int, payload: bytes) -> None:
-        self._bytes.write(block_ids, offset, payload)
+    def write(
+        self, block_ids: Sequence[int], offset: int, payload: bytes, num_bytes: int | None = None
+    ) -> None:
+        self._bytes.write(block_ids, offset, payload, num_bytes)
 
     def digests(self, block_ids: Sequence[int], coverages: Sequence[Coverage]) -> tuple[bytes, ...]:
         return self._bytes.digests(block_ids, coverages)

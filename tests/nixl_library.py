@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from kvtransfer.agents import nixl as nixl_agent
 
@@ -14,8 +16,9 @@ class DisconnectError(Exception):
 class Handle:
     """Of a prepared list, or of a read; keeps its agent alive."""
 
-    def __init__(self, agent: "RawAgent") -> None:
+    def __init__(self, agent: "RawAgent", number: int = 0) -> None:
         self.agent = agent
+        self.number = number  # of a prepared list
         self.is_released = False
         self.state: str | Exception = "PROC"
 
@@ -29,6 +32,8 @@ class RawAgent:
     def __init__(self, name: str, config: object) -> None:
         self.name = name
         self.reads: list[Handle] = []
+        self.rows: list[NDArray[np.uint64]] = []  # of each list that was prepared
+        self.asked: list[tuple[int, int]] = []  # of each read: numbers of the lists, from 1 on
         self.known: list[str] = []  # sources: added, not removed
 
     def create_backend(self, name: str, options: object) -> None: ...
@@ -45,10 +50,14 @@ class RawAgent:
     def remove_remote_agent(self, name: bytes) -> None:
         self.known.remove(name.decode())
 
-    def prep_xfer_dlist(self, name: str, rows: object, kind: str) -> Handle:
-        return Handle(self)
+    def prep_xfer_dlist(self, name: str, rows: NDArray[np.uint64], kind: str) -> Handle:
+        self.rows.append(rows)
+        return Handle(self, len(self.rows))
 
-    def make_prepped_xfer(self, *arguments: object) -> Handle:
+    def make_prepped_xfer(
+        self, how: str, local: Handle, local_ids: object, remote: Handle, remote_ids: object
+    ) -> Handle:
+        self.asked.append((local.number, remote.number))
         self.reads.append(Handle(self))
         return self.reads[-1]
 

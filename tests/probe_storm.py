@@ -176,10 +176,22 @@ class CopyPeer:
         self._memory = memory
         self._source = source
 
-    def read(self, source_block_ids: tuple[int, ...], local_block_ids: tuple[int, ...]) -> "_Copy":
+    def read(
+        self,
+        source_block_ids: tuple[int, ...],
+        local_block_ids: tuple[int, ...],
+        num_bytes: int | None = None,
+    ) -> "_Copy":
+        assert num_bytes == BLOCK_BYTES, "a probe is of whole blocks"
         return _Copy(lambda: self._move(source_block_ids, local_block_ids))
 
-    def write(self, local_block_ids: tuple[int, ...], offset: int, payload: bytes) -> "_Copy":
+    def write(
+        self,
+        local_block_ids: tuple[int, ...],
+        offset: int,
+        payload: bytes,
+        num_bytes: int | None = None,
+    ) -> "_Copy":
         raise AssertionError("a source of this transport sends nothing")
 
     def check_lane(self) -> None: ...

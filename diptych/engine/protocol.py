@@ -76,7 +76,11 @@ class Engine(Protocol):
         ...
 
     def mark_proven(self, seq: Sequence) -> None:
-        """All KV of a reserved sequence lies in its blocks, and is what it must be."""
+        """All KV that a reserved sequence needs lies in its blocks, and is what it must be.
+
+        What else is in the blocks that it was not given as a hit may be anything
+        (:mod:`diptych.block_needs`).
+        """
         ...
 
     def start(self, seq: Sequence, emitted: list[int], compute_missing: bool) -> None:

@@ -8,6 +8,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from diptych.block_needs import BlockNeeds
 from diptych.engine.engine import StepEngine
 from diptych.engine.protocol import Engine
 from diptych.engine.scheduling.block_pool import BlockPool
@@ -46,7 +47,7 @@ class EngineParts:
         cls, config: WorkerConfig, model: LoadedModel, model_thread: Executor
     ) -> "EngineParts":
         """Our engine over a loaded model; the caller runs ``engine.run()``."""
-        pool = BlockPool(model.num_blocks, config.block_size)
+        pool = BlockPool(model.num_blocks, config.block_size, BlockNeeds.of(model.layout))
         limits = SchedulerConfig(
             max_num_seqs=config.max_num_seqs,
             max_batched_tokens=config.max_batched_tokens,

@@ -37,20 +37,26 @@ class DevicePool:
         self.device_id = cache.memory.device_id
         self.lost: DeviceLostError | None = None
 
-    def read(self, block_ids: Sequence[int], begin: int, end: int) -> bytes:
-        first = begin // self.block_bytes
-        wanted = self._checked(block_ids[first : -(-end // self.block_bytes)])
+    def read(
+        self, block_ids: Sequence[int], begin: int, end: int, num_bytes: int | None = None
+    ) -> bytes:
+        size = num_bytes or self.block_bytes
+        first = begin // size
+        wanted = self._checked(block_ids[first : -(-end // size)])
         with self._used():
             self._memory.synchronise()  # what lands from elsewhere is not torch's to wait for
-            run = self._blocks[wanted].view(-1)
-            start = first * self.block_bytes
+            run = self._blocks[wanted, :size].view(-1)
+            start = first * size
             return run[begin - start : end - start].cpu().numpy().tobytes()
 
-    def write(self, block_ids: Sequence[int], offset: int, payload: bytes) -> None:
+    def write(
+        self, block_ids: Sequence[int], offset: int, payload: bytes, num_bytes: int | None = None
+    ) -> None:
+        size = num_bytes or self.block_bytes
         rest = torch.from_numpy(np.frombuffer(payload, np.uint8).copy())
         with self._used():
             for block_id in self._checked(block_ids):
-                part = rest[: self.block_bytes - offset]
+                part = rest[: size - offset]
                 self._blocks[block_id, offset : offset + len(part)] = part.to(self._blocks.device)
                 rest, offset = rest[len(part) :], 0
             self._memory.synchronise()

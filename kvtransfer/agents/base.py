@@ -38,12 +38,12 @@ class Region(NamedTuple):
                 f"block {max(block_ids)} was announced, the source has {self.num_blocks} blocks"
             )
 
-    def rows(self) -> NDArray[np.uint64]:
-        """Descriptors of all blocks: [num_blocks, 3] of (address, bytes, device)."""
+    def rows(self, num_bytes: int) -> NDArray[np.uint64]:
+        """Descriptors of all blocks' first bytes: [num_blocks, 3] of (address, bytes, device)."""
         rows = np.empty((self.num_blocks, 3), dtype=np.uint64)
         offsets = np.arange(self.num_blocks, dtype=np.uint64) * np.uint64(self.block_bytes)
         rows[:, 0] = np.uint64(self.base_address) + offsets
-        rows[:, 1] = self.block_bytes
+        rows[:, 1] = num_bytes
         rows[:, 2] = self.device_id
         return rows
 
@@ -69,9 +69,12 @@ class AgentPeer(Protocol):
     """One source's pool. Useless once its agent has ended."""
 
     def read(
-        self, source_block_ids: NDArray[np.int32], local_block_ids: NDArray[np.int32]
+        self,
+        source_block_ids: NDArray[np.int32],
+        local_block_ids: NDArray[np.int32],
+        num_bytes: int,
     ) -> AgentCopy:
-        """A read to post. Block ids: [n] each."""
+        """A read to post, of the first bytes of each block. Block ids: [n] each."""
         ...
 
     def close(self) -> None:

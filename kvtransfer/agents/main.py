@@ -119,7 +119,7 @@ class AgentLoop:
             raise TransportError(f"the agent does not know the source: it has {MAX_PEERS} others")
         if isinstance(peer, TransportError):
             raise peer
-        return peer.read(command.source_block_ids, command.local_block_ids)
+        return peer.read(command.source_block_ids, command.local_block_ids, command.num_bytes)
 
     def _advance(self, read_id: int, step: Callable[[], bool], how: bytes) -> bool:
         """One step of a read; True if it is over, or can only be ended by our own end."""

@@ -90,7 +90,8 @@ class NixlAgent:
         except ImportError as error:
             raise TransportError(f"the nixl transport needs nixl: {error}") from error
         self.raw: Any = None  # None once closed
-        self.local_blocks: Any = None  # prepared descriptors of our own blocks
+        self._region = region
+        self._local_blocks: dict[int, Any] = {}  # prepared descriptors of our own, by their bytes
         self.dependents: set[Dependent] = set()  # connected peers, unfinished copies
         self.num_reads = 0  # begun, neither ended nor broken
         self.is_gone = False  # destroyed, and its reads with it
@@ -107,10 +108,8 @@ class NixlAgent:
         pool = (region.base_address, region.num_blocks * region.block_bytes, region.device_id, "")
         raw.register_memory([pool], region.memory_kind)
         self.metadata: bytes = raw.get_agent_metadata()  # after registering, not before
-        self.local_blocks = raw.prep_xfer_dlist(
-            "NIXL_INIT_AGENT", region.rows(), region.memory_kind
-        )
         self.raw = raw
+        self.local_blocks(region.block_bytes)
 
     @property
     def files(self) -> list[int]:
@@ -127,6 +126,19 @@ class NixlAgent:
 
     def sleep_s(self, active: bool, pause_s: float) -> float | None:
         return pause_s if active else None
+
+    def local_blocks(self, num_bytes: int) -> Any:
+        """Our blocks' first bytes, prepared once for each number. Raises what the library does."""
+        prepared = self._local_blocks.get(num_bytes)
+        if prepared is None:
+            prepared = self._local_blocks[num_bytes] = self.prepared(
+                "NIXL_INIT_AGENT", self._region, num_bytes
+            )
+        return prepared
+
+    def prepared(self, name: Any, region: Region, num_bytes: int) -> Any:
+        """The first bytes of each block of an agent's pool. Raises what the library does."""
+        return self.raw.prep_xfer_dlist(name, region.rows(num_bytes), region.memory_kind)
 
     def add_peer(self, metadata: bytes) -> Any:
         """Hand a source's metadata to the library; the name that it has there.
@@ -152,7 +164,7 @@ class NixlAgent:
         """
         for dependent in list(self.dependents):
             dependent.drop_handles()
-        self.local_blocks = None
+        self._local_blocks.clear()
         raw, self.raw = self.raw, None
         if raw is None:
             return

@@ -26,12 +26,12 @@ class NixlPeer:
         self.agent = agent
         self.num_live_copies = 0
         self._closing = False
+        self._region = region
+        self._blocks: dict[int, Any] = {}  # prepared, by their bytes; empty once dropped
         try:
             self._name = agent.add_peer(metadata)
             try:
-                self.blocks: Any = agent.raw.prep_xfer_dlist(
-                    self._name, region.rows(), region.memory_kind
-                )
+                self.blocks(region.block_bytes)
             except Exception:
                 agent.remove_peer(self._name)
                 raise
@@ -41,12 +41,23 @@ class NixlPeer:
 
     @property
     def usable(self) -> bool:
-        return not self._closing and self.agent.raw is not None and self.blocks is not None
+        return not self._closing and self.agent.raw is not None and bool(self._blocks)
+
+    def blocks(self, num_bytes: int) -> Any:
+        """Its blocks' first bytes, prepared once for each number. Raises what the library does."""
+        prepared = self._blocks.get(num_bytes)
+        if prepared is None:
+            prepared = self.agent.prepared(self._name, self._region, num_bytes)
+            self._blocks[num_bytes] = prepared
+        return prepared
 
     def read(
-        self, source_block_ids: NDArray[np.int32], local_block_ids: NDArray[np.int32]
+        self,
+        source_block_ids: NDArray[np.int32],
+        local_block_ids: NDArray[np.int32],
+        num_bytes: int,
     ) -> "NixlCopy":
-        return NixlCopy(self, source_block_ids, local_block_ids)
+        return NixlCopy(self, source_block_ids, local_block_ids, num_bytes)
 
     def close(self) -> None:
         self._closing = True
@@ -54,7 +65,7 @@ class NixlPeer:
 
     def close_if_idle(self) -> None:
         """Once closing, forget the peer when its last copy has ended: reads under way need it."""
-        if not self._closing or self.num_live_copies or self.blocks is None:
+        if not self._closing or self.num_live_copies or not self._blocks:
             return
         try:
             self.agent.remove_peer(self._name)
@@ -64,9 +75,10 @@ class NixlPeer:
 
     def drop_handles(self) -> None:
         """Also called while the agent is being destroyed."""
-        blocks, self.blocks = self.blocks, None
+        blocks, self._blocks = self._blocks, {}
         self._closing = True
-        _release(blocks)
+        for prepared in blocks.values():
+            _release(prepared)
         self.agent.dependents.discard(self)
 
 
@@ -81,8 +93,10 @@ class NixlCopy:
         peer: NixlPeer,
         source_block_ids: NDArray[np.int32],
         local_block_ids: NDArray[np.int32],
+        num_bytes: int,
     ) -> None:
         self._peer = peer
+        self._num_bytes = num_bytes  # of each block
         self._handle: Any = None
         order = np.argsort(source_block_ids, kind="stable")  # neighbours merge into one descriptor
         self._source_block_ids = source_block_ids[order]
@@ -99,9 +113,9 @@ class NixlCopy:
         try:
             self._handle = agent.raw.make_prepped_xfer(
                 "READ",
-                agent.local_blocks,
+                agent.local_blocks(self._num_bytes),
                 self._local_block_ids,
-                peer.blocks,
+                peer.blocks(self._num_bytes),
                 self._source_block_ids,
             )
         except Exception as error:

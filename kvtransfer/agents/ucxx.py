@@ -27,7 +27,8 @@ from kvtransfer.agents.base import AgentSettings, Region
 from kvtransfer.errors import BrokenReadError, SourceLostError, TransportError
 
 _ASK = 1 << 63  # the tag of requests; the reader draws those of data from 1 on
-_ASK_HEADER = struct.Struct("<QH")  # tag of the first run, bytes of the reader's address
+# Tag of the first run, bytes of each block, bytes of the reader's address.
+_ASK_HEADER = struct.Struct("<QQH")
 
 
 class _Library(NamedTuple):
@@ -128,10 +129,15 @@ class UcxxAgent:
         except Exception as error:
             raise TransportError(f"ucxx cannot connect: {_describe(error)}") from error
 
-    def blocks(self, block_id: int, num_blocks: int) -> Any:
-        """A run of our own pool."""
+    def blocks(self, block_id: int, num_blocks: int, num_bytes: int) -> Any:
+        """A run of our own pool; of its last block no others than the first so many bytes."""
         size = self._region.block_bytes
-        return self.library.array(self._pool[block_id * size : (block_id + num_blocks) * size])
+        begin = block_id * size
+        return self.library.array(self._pool[begin : begin + (num_blocks - 1) * size + num_bytes])
+
+    def is_whole(self, num_bytes: int) -> bool:
+        """Whether so many bytes are a block."""
+        return num_bytes == self._region.block_bytes
 
     def tag(self, value: int) -> Any:
         return self.library.api.UCXXTag(value)
@@ -145,8 +151,8 @@ class UcxxAgent:
         Raises TransportError: the reader cannot be reached.
         """
         try:
-            first_tag, num_bytes = _ASK_HEADER.unpack_from(ask)
-            begin = _ASK_HEADER.size + num_bytes
+            first_tag, num_bytes, address_bytes = _ASK_HEADER.unpack_from(ask)
+            begin = _ASK_HEADER.size + address_bytes
             address = bytes(ask[_ASK_HEADER.size : begin])
             runs = np.frombuffer(ask, dtype="<i4", offset=begin).reshape(-1, 2).astype(np.int64)
         except (struct.error, ValueError):
@@ -154,14 +160,17 @@ class UcxxAgent:
         first, num = runs[:, 0], runs[:, 1]
         if not ((first >= 0) & (num > 0) & (first + num <= self._region.num_blocks)).all():
             return
+        is_part = 0 < num_bytes < self._region.block_bytes and (num == 1).all()
+        if not (is_part or self.is_whole(num_bytes)):
+            return
         endpoint = self._readers.get(address)
         if endpoint is None:
             self._readers = {each: known for each, known in self._readers.items() if known.alive}
             endpoint = self._readers[address] = self.connect(self._worker, address)
         if endpoint.alive:
             self._sent += [
-                endpoint.tag_send(self.blocks(*run), self.tag(tag))
-                for tag, run in enumerate(runs.tolist(), first_tag)
+                endpoint.tag_send(self.blocks(block_id, num_blocks, num_bytes), self.tag(tag))
+                for tag, (block_id, num_blocks) in enumerate(runs.tolist(), first_tag)
             ]
 
 
@@ -186,15 +195,19 @@ class UcxxPeer:
         agent.peers.add(self)
 
     def read(
-        self, source_block_ids: NDArray[np.int32], local_block_ids: NDArray[np.int32]
+        self,
+        source_block_ids: NDArray[np.int32],
+        local_block_ids: NDArray[np.int32],
+        num_bytes: int,
     ) -> "UcxxCopy":
-        return UcxxCopy(self, runs_of(source_block_ids, local_block_ids))
+        merge = self._agent.is_whole(num_bytes)  # else there is something between neighbours
+        return UcxxCopy(self, runs_of(source_block_ids, local_block_ids, merge=merge), num_bytes)
 
-    def begin(self, runs: NDArray[np.int32]) -> list[_Pending]:
+    def begin(self, runs: NDArray[np.int32], num_bytes: int) -> list[_Pending]:
         """Ask for ``runs``, [n, 3] of source's first block, our first, number.
 
-        All that this returns has to complete: then ``ended``. Raises TransportError:
-        nothing was begun.
+        num_bytes: of each block; runs are of one block where that is not all of it. All that
+        this returns has to complete: then ``ended``. Raises TransportError: nothing was begun.
         """
         if self._closing:
             raise TransportError("the connection to the source was closed")
@@ -206,9 +219,9 @@ class UcxxPeer:
         self._next_tag += len(runs)
         pending = []
         for tag, (_, local, num) in enumerate(runs.tolist(), first_tag):
-            blocks = agent.blocks(local, num)
+            blocks = agent.blocks(local, num, num_bytes)
             pending.append(_Pending(self._endpoint.tag_recv(blocks, agent.tag(tag)), blocks))
-        header = _ASK_HEADER.pack(first_tag, len(self._address))
+        header = _ASK_HEADER.pack(first_tag, num_bytes, len(self._address))
         wanted = np.ascontiguousarray(runs[:, [0, 2]], dtype="<i4").tobytes()
         ask = agent.library.array(header + self._address + wanted)
         pending.append(_Pending(self._endpoint.tag_send(ask, agent.tag(_ASK)), ask))
@@ -240,14 +253,15 @@ class UcxxPeer:
 class UcxxCopy:
     """One read: receives into local blocks, and the request for what lands there."""
 
-    def __init__(self, peer: UcxxPeer, runs: NDArray[np.int32]) -> None:
+    def __init__(self, peer: UcxxPeer, runs: NDArray[np.int32], num_bytes: int) -> None:
         self._peer = peer
         self._runs = runs
+        self._num_bytes = num_bytes  # of each block
         self._pending: list[_Pending] = []  # not seen to have ended
         self._error: Exception | None = None  # the first
 
     def post(self) -> bool:
-        self._pending = self._peer.begin(self._runs)
+        self._pending = self._peer.begin(self._runs, self._num_bytes)
         return False
 
     def poll(self) -> bool:
@@ -261,11 +275,16 @@ class UcxxCopy:
 
 
 def runs_of(
-    source_block_ids: NDArray[np.int32], local_block_ids: NDArray[np.int32]
+    source_block_ids: NDArray[np.int32], local_block_ids: NDArray[np.int32], *, merge: bool = True
 ) -> NDArray[np.int32]:
-    """Blocks that are neighbours on both sides: [n, 3] of source's first, local first, number."""
+    """Blocks that are neighbours on both sides: [n, 3] of source's first, local first, number.
+
+    Without ``merge`` each block is a run of its own.
+    """
     order = np.argsort(source_block_ids, kind="stable")
     source, local = source_block_ids[order], local_block_ids[order]
+    if not merge:
+        return np.stack((source, local, np.ones_like(source)), axis=1).astype(np.int32)
     begins = np.flatnonzero((np.diff(source, prepend=-2) != 1) | (np.diff(local, prepend=-2) != 1))
     num = np.diff(begins, append=len(source))
     return np.stack((source[begins], local[begins], num), axis=1).astype(np.int32)

@@ -18,6 +18,7 @@ from kvtransfer.errors import SourceLostError, TransportError
 
 _HEADER = struct.Struct("<IBQ")
 _REGION = struct.Struct("<QQQ4sI")
+_READ = struct.Struct("<QQ")  # peer, bytes of each block
 _RECEIVE_BYTES = 1 << 16
 
 
@@ -102,21 +103,22 @@ class ReadCommand(NamedTuple):
     """Payload of READ. Block ids: [n] int32 each."""
 
     peer_id: int
+    num_bytes: int  # of each block, from its beginning on
     source_block_ids: NDArray[np.int32]
     local_block_ids: NDArray[np.int32]
 
     def packed(self) -> bytes:
         return (
-            struct.pack("<Q", self.peer_id)
+            _READ.pack(self.peer_id, self.num_bytes)
             + self.source_block_ids.tobytes()
             + self.local_block_ids.tobytes()
         )
 
     @classmethod
     def unpacked(cls, payload: bytes) -> "ReadCommand":
-        (peer_id,) = struct.unpack_from("<Q", payload)
-        source, local = np.frombuffer(payload, dtype=np.int32, offset=8).reshape(2, -1)
-        return cls(peer_id, source, local)
+        peer_id, num_bytes = _READ.unpack_from(payload)
+        source, local = np.frombuffer(payload, dtype=np.int32, offset=_READ.size).reshape(2, -1)
+        return cls(peer_id, num_bytes, source, local)
 
 
 def pack_peer(region: Region, metadata: bytes) -> bytes:

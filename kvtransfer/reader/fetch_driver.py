@@ -22,6 +22,7 @@ from kvtransfer.reader.proven_link import Link
 from kvtransfer.reader.pull_clock import PullClock
 from kvtransfer.reader.pull_machine import (
     DigestChecks,
+    PlannedRead,
     PullError,
     PullMachine,
     PullResult,
@@ -105,7 +106,7 @@ class Pull:
             prompt_digest=self._plan.prompt_digest,
             local_block_ids=self._plan.local_block_ids,
             block_size=self._endpoint.layout.block_size,
-            block_bytes=self._endpoint.memory.block_bytes,
+            num_bytes_of=self._num_bytes_of,
             checks=DigestChecks.of(
                 self._endpoint.layout.digest_level,
                 inline=self._link.transport == "inline",
@@ -124,8 +125,14 @@ class Pull:
             call.cancel()
             self._failure = None  # the same as in _receive
         num_tokens = self._plan.end_token - self._plan.open.first_token
-        num_bytes = machine.num_blocks * self._endpoint.memory.block_bytes
-        return PullResult(stats=self._clock.stats(self._link.transport, num_bytes, num_tokens))
+        stats = self._clock.stats(self._link.transport, machine.num_bytes, num_tokens)
+        return PullResult(stats=stats)
+
+    def _num_bytes_of(self, block_index: int) -> int:
+        """What comes of a block: what its sequence needs, of a probe all."""
+        if self._plan.is_probe:
+            return self._endpoint.memory.block_bytes
+        return self._endpoint.needs.num_bytes_of(block_index, self._plan.end_token)
 
     async def _wait_for_blocks(self, machine: PullMachine) -> None:
         while not machine.begin(self._quarantine.block_ids):
@@ -234,13 +241,17 @@ class Pull:
 
     def _on_range(self, machine: PullMachine, link: Link, announced: kv_source_pb2.Range) -> None:
         self._clock.announced(time.monotonic(), idle=not machine.num_unlanded_blocks)
-        planned = machine.announced(announced)
-        step = max(1, self._endpoint.config.max_read_bytes // self._endpoint.memory.block_bytes)
+        for planned in machine.announced(announced):
+            self._read(link, planned)
+
+    def _read(self, link: Link, planned: PlannedRead) -> None:
+        """Post it in pieces; over inline its bytes come by themselves."""
+        step = max(1, self._endpoint.config.max_read_bytes // planned.num_bytes)
         for begin in range(0, len(planned.local_block_ids), step):
             local_block_ids = planned.local_block_ids[begin : begin + step]
             source_block_ids = planned.source_block_ids[begin : begin + step]
             try:
-                copy = link.peer.read(source_block_ids, local_block_ids)
+                copy = link.peer.read(source_block_ids, local_block_ids, planned.num_bytes)
             except TransportError as error:
                 raise PullError(decode_pb2.PULL_FAILURE_UNPROVEN, str(error)) from error
             if copy is not None:
@@ -255,7 +266,9 @@ class Pull:
     def _on_data(self, machine: PullMachine, link: Link, data: kv_source_pb2.Data) -> None:
         planned = machine.received(data)
         try:
-            copy = link.peer.write(planned.local_block_ids, planned.offset, data.payload)
+            copy = link.peer.write(
+                planned.local_block_ids, planned.offset, data.payload, planned.num_bytes
+            )
         except TransportError as error:
             raise PullError(decode_pb2.PULL_FAILURE_UNPROVEN, str(error)) from error
         self._reads.start(

@@ -1,14 +1,22 @@
 """One pull as its reader sees it: a pure state machine from Open to proven."""
 
 import enum
-from collections.abc import Set
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import NamedTuple, NoReturn
 
 from diptych.errors import DiptychError
 from diptych.transitions import Transitions
 from diptych.v1 import common_pb2, decode_pb2, kv_source_pb2
-from kvtransfer.digest import DIGEST_BYTES, Coverage, combined_digest, coverages
+from kvtransfer.digest import (
+    DIGEST_BYTES,
+    Coverage,
+    block_digest,
+    combined_digest,
+    coverages,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,11 +125,12 @@ class DigestChecks(NamedTuple):
 
 
 class PlannedRead(NamedTuple):
-    """Blocks to copy: ``source_block_ids[i]`` to ``local_block_ids[i]``."""
+    """Blocks to copy: the first bytes of ``source_block_ids[i]`` to ``local_block_ids[i]``."""
 
     first_block: int  # index in the pull of the first of them
     source_block_ids: tuple[int, ...]
     local_block_ids: tuple[int, ...]
+    num_bytes: int  # of each of them, at least one
     to_digest: tuple[Coverage, ...]  # of each of them, where checked
 
 
@@ -131,6 +140,7 @@ class PlannedWrite(NamedTuple):
     first_block: int  # index in the pull of the first block touched
     local_block_ids: tuple[int, ...]  # all that are touched
     offset: int  # of the bytes, in the first of them
+    num_bytes: int  # that each of them gets in all
     num_completed: int  # of them, from the first on, are whole afterwards
     to_digest: tuple[Coverage, ...]  # of each completed one, where checked
 
@@ -152,15 +162,16 @@ class PullMachine:
         prompt_digest: bytes,
         local_block_ids: tuple[int, ...],
         block_size: int,
-        block_bytes: int,
+        num_bytes_of: Callable[[int], int],
         checks: DigestChecks,
     ) -> None:
+        """num_bytes_of: how much comes of a block, by its index in the sequence."""
         self.state = PullState.WAITING
         self._first_token = first_token
         self._end_token = end_token
         self._prompt_digest = prompt_digest
         self._block_size = block_size
-        self._block_bytes = block_bytes
+        self._num_bytes_of = num_bytes_of
         self._checks = checks
         self._announced_tokens = first_token
         self._num_received_bytes = 0
@@ -169,6 +180,7 @@ class PullMachine:
         self._coverages: list[Coverage] = []
         self._num_events = 0
         self._landed: list[bool] = []  # per announced block
+        self._ends: list[int] = []  # of each one's bytes, in the pull
         self._num_landed = 0
         if first_token % block_size or not 0 <= first_token < end_token:
             self._fail(f"nothing to pull from token {first_token} to {end_token}")
@@ -176,6 +188,11 @@ class PullMachine:
         self.local_block_ids = local_block_ids[: self.num_blocks]
         if len(set(self.local_block_ids)) != self.num_blocks:
             self._fail(f"{self.num_blocks} blocks needed, {len(set(local_block_ids))} given")
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all that was announced."""
+        return self._ends[-1] if self._ends else 0
 
     @property
     def num_unlanded_blocks(self) -> int:
@@ -208,41 +225,34 @@ class PullMachine:
             self._fail("the lease is another sequence's")
         self._move(PullEvent.OPENED)
 
-    def announced(self, announced: kv_source_pb2.Range) -> PlannedRead:
-        """The next range became readable."""
+    def announced(self, announced: kv_source_pb2.Range) -> list[PlannedRead]:
+        """The next range became readable. Blocks of which nothing is needed lie there already."""
         self._expect(PullEvent.RANGE)
-        first, end = announced.first_token, announced.first_token + announced.num_tokens
-        if first != self._announced_tokens or announced.num_tokens < 1 or end > self._end_token:
-            self._fail(f"announced {first} to {end} after {self._announced_tokens}")
-        if announced.last != (end == self._end_token) or (
-            end % self._block_size and not announced.last
-        ):
-            self._fail(f"announced {first} to {end} of {self._end_token}, last={announced.last}")
-        source_ids = tuple(announced.block_ids)
-        num_blocks = -(-announced.num_tokens // self._block_size)
-        if len(source_ids) != num_blocks or len(announced.generations) != num_blocks:
-            self._fail(f"{num_blocks} blocks announced, {len(source_ids)} named")
+        self._check_range(announced)
+        first_place = announced.first_token // self._block_size
+        num_blocks = len(announced.block_ids)
+        num_bytes = [self._num_bytes_of(first_place + index) for index in range(num_blocks)]
         if self._checks.each_block:
-            digests = list(announced.digests)
-            if len(digests) != num_blocks or any(len(d) != DIGEST_BYTES for d in digests):
-                self._fail("announced without a digest of each block")
-            self._digests += digests
-            first_place = first // self._block_size
-            self._coverages += coverages(num_blocks, announced.sample_seed, first_place)
-        known = len(self._source_block_ids)
-        self._source_block_ids.update(source_ids)
-        if len(self._source_block_ids) != known + num_blocks:
-            self._fail("a block was announced twice")
+            self._digests += announced.digests
+            self._coverages += coverages(num_bytes, announced.sample_seed, first_place)
         first_block = len(self._landed)
         self._landed += [False] * num_blocks
-        self._announced_tokens = end
-        blocks = slice(first_block, first_block + num_blocks)
-        return PlannedRead(
-            first_block,
-            source_ids,
-            self.local_block_ids[blocks],
-            tuple(self._coverages[blocks]),
-        )
+        for each in num_bytes:
+            self._ends.append(self.num_bytes + each)
+        self._announced_tokens += announced.num_tokens
+        planned = []
+        for size, run in groupby(enumerate(announced.block_ids), lambda each: num_bytes[each[0]]):
+            indices, source_ids = zip(*run, strict=True)
+            begin = first_block + indices[0]
+            blocks = slice(begin, begin + len(indices))
+            if size:
+                local_ids, to_digest = self.local_block_ids[blocks], self._coverages[blocks]
+                planned.append(PlannedRead(begin, source_ids, local_ids, size, tuple(to_digest)))
+            else:
+                nothing = tuple(block_digest(b"") for _ in self._coverages[blocks])
+                confirm = self.landed(begin, len(indices), nothing)
+                assert confirm is None, "a sequence needs nothing of its last block"
+        return planned
 
     def received(self, data: kv_source_pb2.Data) -> PlannedWrite:
         """inline: the next bytes came."""
@@ -250,15 +260,20 @@ class PullMachine:
         begin, end = data.offset, data.offset + len(data.payload)
         if begin != self._num_received_bytes or not data.payload:
             self._fail(f"bytes {begin} to {end} came after {self._num_received_bytes}")
-        if end > len(self._landed) * self._block_bytes:
+        if end > self.num_bytes:
             self._fail(f"bytes up to {end} came, {len(self._landed)} blocks were announced")
         self._num_received_bytes = end
-        first_block, offset = divmod(begin, self._block_bytes)
-        past_block, past_whole = -(-end // self._block_bytes), end // self._block_bytes
+        first_block, past_whole = bisect_right(self._ends, begin), bisect_right(self._ends, end)
+        past_block = bisect_left(self._ends, end) + 1
+        before = self._ends[first_block - 1] if first_block else 0
+        num_bytes = self._ends[first_block] - before
+        if self._ends[past_block - 1] != before + num_bytes * (past_block - first_block):
+            self._fail(f"bytes {begin} to {end} came of blocks that need more and that need less")
         return PlannedWrite(
             first_block=first_block,
             local_block_ids=self.local_block_ids[first_block:past_block],
-            offset=offset,
+            offset=begin - before,
+            num_bytes=num_bytes,
             num_completed=past_whole - first_block,
             to_digest=tuple(self._coverages[first_block:past_whole]),
         )
@@ -294,6 +309,29 @@ class PullMachine:
     def failed(self) -> None:
         """The shell gave up (cancel, lost source, timer). Idempotent; PROVEN stays."""
         self._move(PullEvent.FAIL)
+
+    def _check_range(self, announced: kv_source_pb2.Range) -> None:
+        """Whether it is the next one, and says all that it has to."""
+        first, end = announced.first_token, announced.first_token + announced.num_tokens
+        if first != self._announced_tokens or announced.num_tokens < 1 or end > self._end_token:
+            self._fail(f"announced {first} to {end} after {self._announced_tokens}")
+        if announced.last != (end == self._end_token) or (
+            end % self._block_size and not announced.last
+        ):
+            self._fail(f"announced {first} to {end} of {self._end_token}, last={announced.last}")
+        num_blocks = -(-announced.num_tokens // self._block_size)
+        num_named = len(announced.block_ids)
+        if num_named != num_blocks or len(announced.generations) != num_blocks:
+            self._fail(f"{num_blocks} blocks announced, {num_named} named")
+        digests = announced.digests
+        if self._checks.each_block and (
+            len(digests) != num_blocks or any(len(digest) != DIGEST_BYTES for digest in digests)
+        ):
+            self._fail("announced without a digest of each block")
+        known = len(self._source_block_ids)
+        self._source_block_ids.update(announced.block_ids)
+        if len(self._source_block_ids) != known + num_blocks:
+            self._fail("a block was announced twice")
 
     def _expect(self, event: PullEvent) -> None:
         if not PULL_TRANSITIONS.allows(self.state, event):

@@ -4,11 +4,12 @@ import asyncio
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from diptych.block_needs import NeededRun
 from diptych.errors import (
     DiptychError,
     InvalidRequestError,
@@ -23,7 +24,7 @@ from diptych.timers import Timers
 from diptych.v1 import common_pb2, kv_source_pb2
 from diptych.v1.kv_source_pb2 import FetchEvent
 from kvtransfer.config import MAX_PROBE_BLOCKS
-from kvtransfer.digest import combined_digest, coverages
+from kvtransfer.digest import WHOLE, combined_digest, coverages
 from kvtransfer.endpoint import TransferEndpoint
 from kvtransfer.first_done import first_to_end
 from kvtransfer.source.fetch_machine import FetchMachine
@@ -161,12 +162,12 @@ class FetchSession:
 
         def fill() -> tuple[bytes, ...]:
             memory.write(block_ids, 0, os.urandom(num_blocks * memory.block_bytes))
-            return memory.digests(block_ids, coverages(num_blocks))
+            return memory.digests(block_ids, [WHOLE] * num_blocks)
 
         try:
             digests = await self._endpoint.thread.call(fill)
             self._probe = AnnouncedRange(0, num_tokens, block_ids, (0,) * num_blocks, digests, True)
-            await self._send(self._probe)
+            await self._send(self._probe, [NeededRun(range(num_blocks), memory.block_bytes)])
             await asyncio.Event().wait()  # the reader ends it
         finally:
             # Behind anything the thread may still do to them.
@@ -177,7 +178,10 @@ class FetchSession:
         while True:
             self._changes.of_ranges.clear()
             for ready in self._machine.take_ready():
-                await self._send(ready)
+                first = ready.first_token // self._endpoint.layout.block_size
+                places = range(first, first + len(ready.block_ids))
+                needed = self._endpoint.needs.runs(places, opened.end_token)
+                await self._send(ready, list(needed))
             await self._changes.of_ranges.wait()
 
     async def _guard(self) -> None:
@@ -209,14 +213,18 @@ class FetchSession:
             if stuck_s > timers.read_progress_s:
                 raise TransferInterruptedError(f"the transfer thread is stuck for {stuck_s:.1f} s")
 
-    async def _send(self, ready: AnnouncedRange) -> None:
-        """Announce a range; over inline its bytes follow."""
+    async def _send(self, ready: AnnouncedRange, needed: Sequence[NeededRun]) -> None:
+        """Announce a range; over inline its bytes follow.
+
+        needed: the range's blocks, in order, and how much of each.
+        """
         inline = self._open.transport == "inline"
         digests, block_ids = ready.digests or (), ready.block_ids
         memory = self._endpoint.memory
         if inline and not digests:  # inline is checked at every level
+            num_bytes = [run.num_bytes for run in needed for _ in run.blocks]
             digests = await self._endpoint.thread.call(
-                lambda: memory.digests(block_ids, coverages(len(block_ids)))
+                lambda: memory.digests(block_ids, coverages(num_bytes))
             )
         await self._write(
             FetchEvent(
@@ -231,19 +239,27 @@ class FetchSession:
                 )
             )
         )
-        if inline:
-            await self._send_bytes(block_ids)
+        if not inline:
+            return
+        for run in needed:  # a message is of one run
+            if run.num_bytes:
+                await self._send_bytes(block_ids[: len(run.blocks)], run.num_bytes)
+            block_ids = block_ids[len(run.blocks) :]
 
-    async def _send_bytes(self, block_ids: tuple[int, ...]) -> None:
-        """Copy and send; the next message is copied while one is being sent."""
-        memory, thread = self._endpoint.memory, self._endpoint.thread
-        size, step = len(block_ids) * memory.block_bytes, self._endpoint.config.inline_message_bytes
-        copying = thread.begin(partial(memory.read, block_ids, 0, min(step, size)))
+    async def _send_bytes(self, block_ids: tuple[int, ...], num_bytes: int) -> None:
+        """Copy and send the first bytes of each; one message is copied while another is sent."""
+        thread = self._endpoint.thread
+        size, step = len(block_ids) * num_bytes, self._endpoint.config.inline_message_bytes
+
+        def read(begin: int, end: int) -> bytes:
+            return self._endpoint.memory.read(block_ids, begin, end, num_bytes)
+
+        copying = thread.begin(partial(read, 0, min(step, size)))
         for begin in range(step, size + step, step):
             payload = await copying
             if begin < size:
                 end = min(begin + step, size)
-                copying = thread.begin(partial(memory.read, block_ids, begin, end))
+                copying = thread.begin(partial(read, begin, end))
             data = kv_source_pb2.Data(offset=self._num_sent_bytes, payload=payload)
             await self._write(FetchEvent(data=data))
             self._num_sent_bytes += len(payload)

@@ -6,7 +6,7 @@ import time
 from functools import partial
 from typing import NamedTuple
 
-from kvtransfer.digest import coverages
+from kvtransfer.digest import Coverage, coverages
 from kvtransfer.endpoint import TransferEndpoint
 from kvtransfer.memory import PoolMemory
 from kvtransfer.source.fetch_session import SourceCounters
@@ -38,7 +38,11 @@ class RangeDigests:
             self._leases.add_digests(lease, index, ())
             return
         block_ids = lease.ranges[index].block_ids
-        first_place = lease.ranges[index].first_token // self._leases.block_size
+        first = lease.ranges[index].first_token // self._leases.block_size
+        num_bytes = [
+            self._endpoint.needs.num_bytes_of(place, lease.num_tokens)
+            for place in range(first, first + len(block_ids))
+        ]
         seed = 1 + secrets.randbelow(2**64 - 1) if level == "sampled" else 0
 
         def done(taken: _Taken | None, error: Exception | None) -> None:
@@ -49,12 +53,14 @@ class RangeDigests:
             self._counters.digest_s += taken.digest_s
             self._leases.add_digests(lease, index, taken.digests, seed)
 
-        memory = self._endpoint.memory
-        self._endpoint.thread.submit(partial(_taken, memory, block_ids, seed, first_place), done)
+        wanted = coverages(num_bytes, seed, first)
+        self._endpoint.thread.submit(
+            partial(_taken, self._endpoint.memory, block_ids, wanted), done
+        )
 
 
-def _taken(memory: PoolMemory, block_ids: tuple[int, ...], seed: int, first_place: int) -> _Taken:
+def _taken(memory: PoolMemory, block_ids: tuple[int, ...], wanted: tuple[Coverage, ...]) -> _Taken:
     """On the transfer thread."""
     started_s = time.monotonic()
-    digests = memory.digests(block_ids, coverages(len(block_ids), seed, first_place))
+    digests = memory.digests(block_ids, wanted)
     return _Taken(digests, time.monotonic() - started_s)

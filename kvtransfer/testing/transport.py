@@ -11,6 +11,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, cast
 
 from diptych.errors import DiptychError
@@ -213,20 +214,26 @@ class FaultyPeer:
         return self._peer.usable
 
     def read(
-        self, source_block_ids: tuple[int, ...], local_block_ids: tuple[int, ...]
+        self,
+        source_block_ids: tuple[int, ...],
+        local_block_ids: tuple[int, ...],
+        num_bytes: int | None = None,
     ) -> Copy | None:
-        copy = self._peer.read(source_block_ids, local_block_ids)
+        again = partial(self._peer.read, source_block_ids, local_block_ids, num_bytes)
+        copy = again()
         if copy is None:  # its bytes come as Data
             return None
-        return self._wrapped(
-            copy, local_block_ids, lambda: self._peer.read(source_block_ids, local_block_ids)
-        )
+        return self._wrapped(copy, local_block_ids, num_bytes, again)
 
-    def write(self, local_block_ids: tuple[int, ...], offset: int, payload: bytes) -> Copy:
-        copy = self._peer.write(local_block_ids, offset, payload)
-        return self._wrapped(
-            copy, local_block_ids, lambda: self._peer.write(local_block_ids, offset, payload)
-        )
+    def write(
+        self,
+        local_block_ids: tuple[int, ...],
+        offset: int,
+        payload: bytes,
+        num_bytes: int | None = None,
+    ) -> Copy:
+        again = partial(self._peer.write, local_block_ids, offset, payload, num_bytes)
+        return self._wrapped(again(), local_block_ids, num_bytes, again)
 
     def check_lane(self) -> None:
         self._peer.check_lane()
@@ -235,13 +242,19 @@ class FaultyPeer:
         self._peer.close()
 
     def _wrapped(
-        self, copy: Copy, local_block_ids: tuple[int, ...], again: Callable[[], Copy | None]
+        self,
+        copy: Copy,
+        local_block_ids: tuple[int, ...],
+        num_bytes: int | None,
+        again: Callable[[], Copy | None],
     ) -> Copy:
         fault = self._faults.at("read")
         if fault is None:
             return copy
         twice = again() if fault.do == "duplicate" else None
-        return FaultyCopy(self._switch, fault, self._transport, copy, local_block_ids, twice)
+        return FaultyCopy(
+            self._switch, fault, self._transport, copy, local_block_ids, num_bytes, twice
+        )
 
 
 class FaultyCopy:
@@ -256,15 +269,17 @@ class FaultyCopy:
         transport: str,
         copy: Copy,
         local_block_ids: tuple[int, ...],
+        num_bytes: int | None,
         twice: Copy | None,
     ) -> None:
+        """num_bytes: of each block that it writes; nothing else of them is damaged."""
         assert switch.memory is not None
         self.transport = transport
         self.is_torn_down = False
         self._switch = switch
         self._fault = fault
         self._copies = [copy] if twice is None else [copy, twice]
-        self._blocks = [switch.memory.block(block_id) for block_id in local_block_ids]
+        self._blocks = [switch.memory.block(block_id)[:num_bytes] for block_id in local_block_ids]
         self._generations = [(b, switch.generation_of(b)) for b in local_block_ids]
         self._posted: Copy | None = None
         self._due_s = 0.0  # of a delayed post, or of a lingering end

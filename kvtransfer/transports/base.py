@@ -31,15 +31,25 @@ class Peer(Protocol):
         ...
 
     def read(
-        self, source_block_ids: tuple[int, ...], local_block_ids: tuple[int, ...]
+        self,
+        source_block_ids: tuple[int, ...],
+        local_block_ids: tuple[int, ...],
+        num_bytes: int | None = None,
     ) -> Copy | None:
         """A copy to post, or None where the source sends Data instead.
 
-        Raises TransportError where the source has no such block.
+        num_bytes: of each block no others than the first so many, at least one; here and in
+        ``write``. Raises TransportError where the source has no such block.
         """
         ...
 
-    def write(self, local_block_ids: tuple[int, ...], offset: int, payload: bytes) -> Copy:
+    def write(
+        self,
+        local_block_ids: tuple[int, ...],
+        offset: int,
+        payload: bytes,
+        num_bytes: int | None = None,
+    ) -> Copy:
         """A copy of bytes that the source sent, from ``offset`` in the first block on.
 
         Raises TransportError where the source has none to send.

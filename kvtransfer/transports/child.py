@@ -235,17 +235,27 @@ class ChildPeer:
         return not self._closed and self._life.state is LifeState.SERVING
 
     def read(
-        self, source_block_ids: tuple[int, ...], local_block_ids: tuple[int, ...]
+        self,
+        source_block_ids: tuple[int, ...],
+        local_block_ids: tuple[int, ...],
+        num_bytes: int | None = None,
     ) -> "ChildCopy":
         self._region.check_blocks(source_block_ids)
         command = ReadCommand(
             self.id,
+            num_bytes or self._region.block_bytes,
             np.asarray(source_block_ids, dtype=np.int32),
             np.asarray(local_block_ids, dtype=np.int32),
         )
         return ChildCopy(self._life, self, command)
 
-    def write(self, local_block_ids: tuple[int, ...], offset: int, payload: bytes) -> NoReturn:
+    def write(
+        self,
+        local_block_ids: tuple[int, ...],
+        offset: int,
+        payload: bytes,
+        num_bytes: int | None = None,
+    ) -> NoReturn:
         raise TransportError("the source sent bytes that are read from its memory")
 
     def check_lane(self) -> None:

@@ -10,16 +10,22 @@ class InlineWrite:
     wakes = False
 
     def __init__(
-        self, memory: PoolMemory, local_block_ids: tuple[int, ...], offset: int, payload: bytes
+        self,
+        memory: PoolMemory,
+        local_block_ids: tuple[int, ...],
+        offset: int,
+        payload: bytes,
+        num_bytes: int | None,
     ) -> None:
         self._memory = memory
+        self._num_bytes = num_bytes  # of each block
         self._local_block_ids = local_block_ids
         self._offset = offset  # in the first block
         self._payload = payload
 
     def post(self) -> bool:
         """Copy; terminal when it returns."""
-        self._memory.write(self._local_block_ids, self._offset, self._payload)
+        self._memory.write(self._local_block_ids, self._offset, self._payload, self._num_bytes)
         return True
 
     def poll(self) -> bool:
@@ -34,11 +40,22 @@ class InlinePeer:
     def __init__(self, memory: PoolMemory) -> None:
         self._memory = memory
 
-    def read(self, source_block_ids: tuple[int, ...], local_block_ids: tuple[int, ...]) -> None:
+    def read(
+        self,
+        source_block_ids: tuple[int, ...],
+        local_block_ids: tuple[int, ...],
+        num_bytes: int | None = None,
+    ) -> None:
         """Nothing to post: the source sends Data."""
 
-    def write(self, local_block_ids: tuple[int, ...], offset: int, payload: bytes) -> InlineWrite:
-        return InlineWrite(self._memory, local_block_ids, offset, payload)
+    def write(
+        self,
+        local_block_ids: tuple[int, ...],
+        offset: int,
+        payload: bytes,
+        num_bytes: int | None = None,
+    ) -> InlineWrite:
+        return InlineWrite(self._memory, local_block_ids, offset, payload, num_bytes)
 
     def check_lane(self) -> None:
         """The gRPC channel is the lane."""

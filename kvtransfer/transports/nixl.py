@@ -182,16 +182,31 @@ class InsidePeer:
         return self._peer.usable and self._transport.serves(self._peer.agent)
 
     def read(
-        self, source_block_ids: tuple[int, ...], local_block_ids: tuple[int, ...]
+        self,
+        source_block_ids: tuple[int, ...],
+        local_block_ids: tuple[int, ...],
+        num_bytes: int | None = None,
     ) -> "InsideCopy":
         self._region.check_blocks(source_block_ids)
-        return InsideCopy(self, self._peer, source_block_ids, local_block_ids)
+        copy = NixlCopy(
+            self._peer,
+            np.asarray(source_block_ids, dtype=np.int32),
+            np.asarray(local_block_ids, dtype=np.int32),
+            num_bytes or self._region.block_bytes,
+        )
+        return InsideCopy(self, self._peer.agent, copy)
 
     def broke(self, error: TransportError) -> None:
         """A read of it met ``error`` and is ended by its agent's end only."""
         self._transport.broke(self._peer.agent, error)
 
-    def write(self, local_block_ids: tuple[int, ...], offset: int, payload: bytes) -> NoReturn:
+    def write(
+        self,
+        local_block_ids: tuple[int, ...],
+        offset: int,
+        payload: bytes,
+        num_bytes: int | None = None,
+    ) -> NoReturn:
         raise TransportError("the source sent bytes that are read from its memory")
 
     def check_lane(self) -> None:
@@ -207,21 +222,11 @@ class InsideCopy:
 
     wakes = False
 
-    def __init__(
-        self,
-        peer: InsidePeer,
-        library_peer: NixlPeer,
-        source_block_ids: tuple[int, ...],
-        local_block_ids: tuple[int, ...],
-    ) -> None:
+    def __init__(self, peer: InsidePeer, agent: NixlAgent, copy: NixlCopy) -> None:
         self._peer = peer
-        self._agent = library_peer.agent
+        self._agent = agent
         self._broken: TransportError | None = None  # ended by the agent's end only
-        self._copy = NixlCopy(
-            library_peer,
-            np.asarray(source_block_ids, dtype=np.int32),
-            np.asarray(local_block_ids, dtype=np.int32),
-        )
+        self._copy = copy
 
     def post(self) -> bool:
         if not self._peer.usable:

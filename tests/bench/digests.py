@@ -83,7 +83,7 @@ def costs(repeats: int = 7) -> Costs:
 
     def digest(seed: int) -> None:
         for _ in ("source", "reader"):
-            memory.digests(blocks(), coverages(NUM_BLOCKS, seed))
+            memory.digests(blocks(), coverages([BLOCK_BYTES] * NUM_BLOCKS, seed))
 
     kinds: dict[str, Callable[[], None]] = {
         "memcpy_us": memcpy,
@@ -119,7 +119,7 @@ def book() -> None:
         prompt_digest=prompt_digest(list(range(num_tokens))),
         local_block_ids=tuple(range(100, 100 + NUM_BLOCKS)),
         block_size=BLOCK_SIZE,
-        block_bytes=BLOCK_BYTES,
+        num_bytes_of=lambda index: BLOCK_BYTES,
         checks=DigestChecks(each_block=True, in_confirm=True),
     )
     machine.begin(frozenset())
@@ -130,7 +130,7 @@ def book() -> None:
         digests = (b"0" * 16,) * (NUM_BLOCKS // NUM_RANGES)
         leases.add_digests(grant.lease, number, digests)
         ready = leases.ready_ranges(grant, number * num_tokens // NUM_RANGES)[0]
-        planned = machine.announced(
+        (planned,) = machine.announced(
             kv_source_pb2.Range(
                 first_token=ready.first_token,
                 num_tokens=ready.num_tokens,

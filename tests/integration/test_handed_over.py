@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from diptych.formats import KVDtypeName
+from diptych.v1 import common_pb2
 from kvtransfer.config import TransferConfig
 from tests.engines import load_decoder
 from tests.integration.one_process import MAX_BATCHED_TOKENS, NUM_BLOCKS, OneProcess
@@ -22,8 +23,18 @@ from tests.integration.worker_rig import (
 from tests.prompts import prompt
 from tests.tiny_model import write_tiny_model
 
-LENGTHS = (17, 70)  # Mistral's and Gemma 3's windows are 32 tokens
+LENGTHS = (17, 48, 70, 130)  # Mistral's and Gemma 3's windows are 32 tokens
+NUM_SEEN = 3  # blocks that hold such a window, wherever in the last one a token is
 NUM_TOKENS = 8
+
+
+def needed_bytes(layout: common_pb2.KVLayout, num_tokens: int) -> int:
+    """Every block of full layers, and of those with a window the last ones."""
+    num_blocks = -(-num_tokens // BLOCK_SIZE)
+    return sum(
+        group.block_bytes * (min(num_blocks, NUM_SEEN) if group.window else num_blocks)
+        for group in layout.groups
+    )
 
 
 @pytest.mark.parametrize(
@@ -35,6 +46,7 @@ NUM_TOKENS = 8
         ("qwen3", "nixl", "int8"),
         ("qwen3", "inline", "float32"),
         ("gemma3", "nixl", "float32"),
+        ("gemma3", "inline", "int8"),
     ],
 )
 async def test_equals_one_process(
@@ -59,6 +71,7 @@ async def test_equals_one_process(
         router, source = Router(decode), await peer_of(prefill)
         await router.open([source])
         await until_proven(decode)
+        layout = (await prefill.state()).layout
         for token_ids, tokens in zip(prompts, want, strict=True):
             sequence_id, num_cached = await router.reserve(token_ids, max_tokens=NUM_TOKENS)
             lease, ticket, first = await leased(prefill, token_ids, router.worker_incarnation)
@@ -66,6 +79,7 @@ async def test_equals_one_process(
             proven = (await router.next("proven")).proven
             assert proven.stats.transport == transport
             assert proven.stats.num_tokens == len(token_ids)
+            assert proven.stats.num_bytes == needed_bytes(layout, len(token_ids))
             await lease.close()
             await router.start(sequence_id, [first])
             (said,) = await router.until_ended(sequence_id)

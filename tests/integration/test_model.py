@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -14,8 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from diptych.block_needs import BlockNeeds
 from diptych.engine.inputs import build_inputs
 from diptych.engine.kv.cache import KVCache
+from diptych.engine.kv.fingerprint import kv_layout
 from diptych.engine.model.decoder import Decoder
 from diptych.engine.runner import Runner
 from diptych.engine.scheduling.step import Chunk, SampledToken, SampleSpec, StepPlan
@@ -221,6 +223,42 @@ def test_any_way_of_cutting(case: Case, data: st.DataObject) -> None:
             done[i] = ends[i]
     for i in range(3):
         assert_close(torch.cat(rows[i]), case.expected(ids[i]))
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8], ids=str)
+@pytest.mark.parametrize("length", [33, 40, 47, 48, 49, 72])
+def test_what_is_not_needed_of_a_block_reaches_no_result(
+    case: Case, length: int, dtype: torch.dtype, compiled: bool
+) -> None:
+    """The windows are 32 tokens, so 40, 48 and 72 have blocks with holes; here, full of NaN.
+
+    One goes on behind the last token, with a chunk or token by token; or from the first token
+    of the last block on, as where that is computed once more.
+    """
+    ids, table = tokens_of(80 + length, 90), scattered_table(length, 90)
+    backend, model = (CPU, case.model) if compiled else (PLAIN, case.plain)
+    whole, holed = (KVCache(case.config, 30, BLOCK_SIZE, dtype) for _ in range(2))
+    runners = [Runner(model, kv_cache, backend) for kv_cache in (whole, holed)]
+    runners[0].logits(plan_of(chunk(ids, 0, length, table)))
+    layout = kv_layout(case.config, whole, "", torch.float32)
+    needs, holes = BlockNeeds.of(layout), 0
+    blocks = [kv_cache.memory.bytes.view(30, -1) for kv_cache in (whole, holed)]
+    last_block = (length - 1) // BLOCK_SIZE
+    again = last_block * BLOCK_SIZE
+    for ends in ([length, 90], [*range(length, length + 9)], [again, length], [again, again + 1]):
+        blocks[1].fill_(0xFF)  # NaN in every type, and int8's scales
+        for index in range(last_block + 1):
+            num_bytes = needs.num_bytes_of(index, length)
+            blocks[1][table[index], :num_bytes] = blocks[0][table[index], :num_bytes]
+            holes += num_bytes < whole.block_bytes
+        for start, end in pairwise(ends):
+            plan = plan_of(chunk(ids, start, end, table))
+            want, got = (runner.logits(plan) for runner in runners)
+            assert torch.isfinite(got).all()
+            assert torch.equal(got, want)
+    slides = any(layer.sliding_window for layer in case.config.layers)
+    assert bool(holes) == (slides and length > 32 + BLOCK_SIZE)
 
 
 def test_execute_draws_what_is_asked_for(case: Case) -> None:

@@ -47,7 +47,7 @@ def test_closing_a_peer_leaves_another_of_the_same_agent_alone() -> None:
     older, newer = (NixlPeer(reader, source.metadata, regions[0]) for _ in range(2))
     older.close()
     block_ids = np.array([1], dtype=np.int32)
-    copy = NixlCopy(newer, block_ids, block_ids)
+    copy = NixlCopy(newer, block_ids, block_ids, 4096)
     is_done = copy.post()
     while not is_done:
         source.serve()

@@ -70,14 +70,16 @@ def _check_holders(worker: Worker) -> None:
 
 
 def _check_cached(worker: Worker, slots: dict[bytes, list[bytes]]) -> None:
-    """A cached block holds what its key says."""
+    """A cached block holds what its key says, in the groups of layers that it is said to hold."""
     for block_id in range(worker.pool.num_blocks):
         key = worker.pool.key_of(block_id)
         if key is None:
             continue
-        found = [worker.memory.slot(block_id, offset) for offset in range(BLOCK_SIZE)]
-        if found != slots.get(key):
-            worker.setting.watch.broken(Invariant.CACHED, f"block {block_id} holds something else")
+        for group in range(worker.pool.num_groups_of(block_id)):
+            found = [worker.memory.slot(block_id, offset, group) for offset in range(BLOCK_SIZE)]
+            if found != slots.get(key):
+                what = f"block {block_id} holds something else"
+                worker.setting.watch.broken(Invariant.CACHED, what)
 
 
 def _check_writers(worker: Worker) -> None:

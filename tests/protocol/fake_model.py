@@ -1,12 +1,15 @@
 """A model whose KV is checkable: each slot holds a hash of all tokens up to its own.
 
-A token is read off the slot before it, so wrong KV gives a wrong token.
+It has two groups of layers, of which the second sees the last WINDOW tokens alone; a block
+holds its tokens' slots once for each. A token is read off the slot before it, so wrong KV
+gives a wrong token.
 """
 
 from collections.abc import Collection, Sequence
 from functools import cache
 from hashlib import blake2b
 
+from diptych.block_needs import BlockNeeds, GroupExtent
 from diptych.engine.scheduling.sequence import Sequence as EngineSequence
 from diptych.engine.scheduling.step import SampledToken, StepOutput, StepPlan
 from diptych.v1 import common_pb2
@@ -15,6 +18,8 @@ from tests.protocol.invariants import Invariant, Watch
 VOCAB = 8
 STOP_TOKEN = 5
 SLOT_BYTES = 8
+WINDOW = 3
+WINDOWS = (None, WINDOW)
 _ROOT = bytes(SLOT_BYTES)
 _POISON = b"\xee" * SLOT_BYTES
 
@@ -50,10 +55,12 @@ class Memory:
     def __init__(self, num_blocks: int, block_size: int, watch: Watch) -> None:
         self._watch = watch
         self.block_size = block_size
-        self.blocks = [bytearray(block_size * SLOT_BYTES) for _ in range(num_blocks)]
+        group = block_size * SLOT_BYTES
+        self.needs = BlockNeeds(block_size, [GroupExtent(window, group) for window in WINDOWS])
+        self.blocks = [bytearray(len(WINDOWS) * group) for _ in range(num_blocks)]
 
-    def slot(self, block_id: int, offset: int) -> bytes:
-        begin = offset * SLOT_BYTES
+    def slot(self, block_id: int, offset: int, group: int = 0) -> bytes:
+        begin = (group * self.block_size + offset) * SLOT_BYTES
         return bytes(self.blocks[block_id][begin : begin + SLOT_BYTES])
 
     def written_by(self, plan: StepPlan) -> list[int]:
@@ -91,21 +98,29 @@ class Memory:
 
     def _check_attended(self, plan: StepPlan, sequences: Collection[EngineSequence]) -> None:
         for seq, chunk in zip(sequences, plan.chunks, strict=True):
-            for position, slot in enumerate(slots_of(seq.token_ids[: chunk.start])):
-                found = self._read(chunk.block_table, position)
-                if found != slot:
-                    self._watch.broken(Invariant.ATTENDED, f"wrong KV at {position} of {seq.key}")
+            slots = slots_of(seq.token_ids[: chunk.start])
+            for group, window in enumerate(WINDOWS):
+                first = 0 if window is None else max(0, chunk.start - window + 1)
+                for position in range(first, chunk.start):
+                    if self._read(chunk.block_table, position, group) != slots[position]:
+                        what = f"wrong KV at {position} of {seq.key}"
+                        self._watch.broken(Invariant.ATTENDED, what)
 
     def holds(self, table: Sequence[int], token_ids: Sequence[int], first: int) -> bool:
-        """Whether the slots of these tokens, from the ``first`` on, are as they must be."""
-        slots = slots_of(token_ids)
-        return all(self._read(table, at) == slots[at] for at in range(first, len(slots)))
+        """Whether what a sequence of these tokens needs, from the ``first`` on, is right."""
+        slots, last_block = slots_of(token_ids), (len(token_ids) - 1) // self.block_size
+        return all(
+            self._read(table, at, group) == slots[at]
+            for at in range(first, len(slots))
+            for group in range(self.needs.num_groups_of(at // self.block_size, last_block))
+        )
 
-    def _read(self, table: Sequence[int], position: int) -> bytes:
+    def _read(self, table: Sequence[int], position: int, group: int = 0) -> bytes:
         index, offset = divmod(position, self.block_size)
-        return self.slot(table[index], offset)
+        return self.slot(table[index], offset, group)
 
     def _write(self, table: Sequence[int], position: int, slot: bytes) -> None:
         index, offset = divmod(position, self.block_size)
-        begin = offset * SLOT_BYTES
-        self.blocks[table[index]][begin : begin + SLOT_BYTES] = slot
+        for group in range(len(WINDOWS)):
+            begin = (group * self.block_size + offset) * SLOT_BYTES
+            self.blocks[table[index]][begin : begin + SLOT_BYTES] = slot

@@ -15,8 +15,13 @@ class Invariant(enum.Enum):
         "A block has one writer at the most (a step or the reads of one pull), is held or "
         "quarantined while it has one, and then neither shared nor cached."
     )
-    CACHED = "A cached block holds the KV that its key names."
-    PROVEN = "When a pull is proven, its blocks hold the KV of exactly its sequence's tokens."
+    CACHED = (
+        "A cached block holds the KV that its key names, but for the hole that it is known to have."
+    )
+    PROVEN = (
+        "When a pull is proven, its blocks hold what its sequence needs of the KV of exactly its "
+        "tokens."
+    )
     ATTENDED = "A step attends only to KV of exactly its tokens."
     HOLDERS = (
         "Each holder of a block is a sequence of an open stream, and the gauges sum to the pool."

@@ -49,8 +49,12 @@ class PrefillWorker(Worker):
         announced = lease.ranges[index]
         seed = SAMPLE_SEED if self.setting.digest_level == "sampled" else 0
         first_place = announced.first_token // BLOCK_SIZE
+        needs, num_tokens = self.memory.needs, lease.num_tokens
         digests = tuple(
-            block_digest(bytes(self.memory.blocks[block_id]), Coverage(seed, place))
+            block_digest(
+                bytes(self.memory.blocks[block_id]),
+                Coverage(seed, place, needs.num_bytes_of(place, num_tokens)),
+            )
             for place, block_id in enumerate(announced.block_ids, first_place)
         )
         self.leases.add_digests(lease, index, digests, seed)

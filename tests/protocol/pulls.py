@@ -1,5 +1,6 @@
 """Simulated pulls and their reads: the production machines, without tasks."""
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from google.protobuf.message import Message
@@ -48,10 +49,12 @@ class FakeRead:
         source_ids: tuple[int, ...],
         local_ids: tuple[int, ...],
         first_block: int,
+        num_bytes: int,
         to_digest: tuple[Coverage, ...],
     ) -> None:
         self.pull = pull
         self.local_ids = local_ids
+        self._num_bytes = num_bytes  # of each block
         self._to_digest = to_digest
         self.stuck = False
         self._source = source
@@ -63,14 +66,15 @@ class FakeRead:
     def write(self, damage: str = "") -> None:
         """Bytes arrive; whose, is the fault's choice."""
         for source_id, local_id in zip(self._source_ids, self.local_ids, strict=True):
-            data = bytearray(self._source.memory.blocks[source_id])
+            data = bytearray(self._source.memory.blocks[source_id][: self._num_bytes])
+            local = self.pull.worker.memory.blocks[local_id]
             if damage == "flip":
                 data[0] ^= 1
             elif damage == "truncate":
-                data[SLOT_BYTES:] = self.pull.worker.memory.blocks[local_id][SLOT_BYTES:]
+                data[SLOT_BYTES:] = local[SLOT_BYTES : self._num_bytes]
             elif damage == "tear":
                 data = bytearray(b"\xaa" * len(data))
-            self.pull.worker.memory.blocks[local_id][:] = data
+            local[: self._num_bytes] = data
 
     def land(self, damage: str = "") -> None:
         self.write(damage)
@@ -231,7 +235,9 @@ class FakePull:
             prompt_digest=request.prompt_digest,
             local_block_ids=request.local_block_ids,
             block_size=BLOCK_SIZE,
-            block_bytes=BLOCK_SIZE * SLOT_BYTES,
+            num_bytes_of=partial(
+                self.worker.memory.needs.num_bytes_of, num_tokens=request.num_tokens
+            ),
             checks=DigestChecks.of(level, inline=False, is_probe=False),
         )
 
@@ -261,20 +267,21 @@ class FakePull:
     def _post(self, announced: kv_source_pb2.Range) -> None:
         assert self.machine is not None
         assert self._source is not None
-        planned = self.machine.announced(announced)
-        for index, (source_id, local_id) in enumerate(
-            zip(planned.source_block_ids, planned.local_block_ids, strict=True)
-        ):
-            read = FakeRead(
-                self,
-                self._source,
-                (source_id,),
-                (local_id,),
-                planned.first_block + index,
-                planned.to_digest[index : index + 1],
-            )
-            self.worker.reads.append(read)
-        self._num_posted += len(planned.local_block_ids)
+        for planned in self.machine.announced(announced):
+            for index, (source_id, local_id) in enumerate(
+                zip(planned.source_block_ids, planned.local_block_ids, strict=True)
+            ):
+                read = FakeRead(
+                    self,
+                    self._source,
+                    (source_id,),
+                    (local_id,),
+                    planned.first_block + index,
+                    planned.num_bytes,
+                    planned.to_digest[index : index + 1],
+                )
+                self.worker.reads.append(read)
+            self._num_posted += len(planned.local_block_ids)
 
     def _proven(self) -> None:
         assert self._side is not None

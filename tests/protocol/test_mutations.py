@@ -10,7 +10,9 @@ from hypothesis.stateful import run_state_machine_as_test
 from decode_worker.outbox import Outbox
 from decode_worker.router_sequences import RouterSequences
 from decode_worker.worker_limits import WorkerLimits
+from diptych.block_needs import BlockNeeds
 from diptych.engine.scheduling.block_pool import BlockPool
+from diptych.engine.scheduling.prefix_cache import PrefixCache
 from diptych.engine.scheduling.scheduler import Scheduler
 from diptych.errors import InvalidRequestError
 from diptych.v1 import kv_source_pb2
@@ -198,6 +200,24 @@ def refuse_a_repeated_grant(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LeaseSession, "grant", grant)
 
 
+def ship_less_than_is_needed(patch: pytest.MonkeyPatch) -> None:
+    original = BlockNeeds.num_bytes_of
+
+    def fewer(self: BlockNeeds, block_index: int, num_tokens: int) -> int:
+        return original(self, block_index, num_tokens + self.block_size)
+
+    patch.setattr(BlockNeeds, "num_bytes_of", fewer)
+
+
+def use_a_cached_block_whatever_hole_it_has(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PrefixCache, "_num_usable", lambda self, block_ids, step_back: len(block_ids))
+
+
+def forget_which_blocks_have_holes(patch: pytest.MonkeyPatch) -> None:
+    original = BlockPool.insert
+    patch.setattr(BlockPool, "insert", lambda self, *named: original(self, *named[:3]))
+
+
 class Bug(NamedTuple):
     """A change of the code that is wrong, and the invariant that has to say so."""
 
@@ -228,6 +248,9 @@ BUGS = (
     Bug(forget_the_reservation_when_the_lease_is_lost, Invariant.RECLAIMED, ProtocolMachine),
     Bug(never_give_up_waiting, Invariant.ENDS),
     Bug(refuse_a_repeated_grant, Invariant.OUTCOME),
+    Bug(ship_less_than_is_needed, Invariant.PROVEN),
+    Bug(use_a_cached_block_whatever_hole_it_has, Invariant.ATTENDED),
+    Bug(forget_which_blocks_have_holes, Invariant.CACHED),
 )
 
 

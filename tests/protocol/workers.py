@@ -35,10 +35,10 @@ class Worker:
         self.setting = setting
         self.clock = setting.clock
         self.alive = True
-        self.pool = BlockPool(NUM_BLOCKS, BLOCK_SIZE)
+        self.memory = Memory(NUM_BLOCKS, BLOCK_SIZE, setting.watch)
+        self.pool = BlockPool(NUM_BLOCKS, BLOCK_SIZE, self.memory.needs)
         config = SchedulerConfig(max_num_seqs=3, max_batched_tokens=4, max_model_len=MAX_LEN)
         self.scheduler = Scheduler(config, self.pool)
-        self.memory = Memory(NUM_BLOCKS, BLOCK_SIZE, setting.watch)
         self.plan: StepPlan | None = None
         self.waits = False  # for blocks: no step can be made before something else happens
 

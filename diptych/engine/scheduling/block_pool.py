@@ -111,6 +111,10 @@ class BlockPool:
         """The key under which it is cached, if it is."""
         return self._cache.key_of(block_id)
 
+    def num_groups_of(self, block_id: int) -> int:
+        """How many groups of layers a cached block holds, the first ones; for checks."""
+        return self._cache.num_groups_of(block_id)
+
     def is_writable(self, block_id: int) -> bool:
         """Whether its one holder may write into it."""
         holders = self._holders[block_id]

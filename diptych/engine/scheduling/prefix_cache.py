@@ -4,6 +4,9 @@ A block enters under its key (:mod:`diptych.block_hash`) once its KV is complete
 and stays until it is evicted. *Idle* blocks are those that nobody holds: only
 they are evicted, leaves before their parents, least recently used first. Knows
 no holders; the block pool, its owner, tells it. Pure.
+
+A block that was pulled may hold its first groups of layers alone, where its sequence needed
+no more (:mod:`diptych.block_needs`): the rest is a hole, of any content.
 """
 
 from collections import OrderedDict
@@ -35,6 +38,10 @@ class PrefixCache:
     def key_of(self, block_id: int) -> BlockKey | None:
         """The key of a cached block."""
         return self._key_of.get(block_id)
+
+    def num_groups_of(self, block_id: int) -> int:
+        """How many groups of layers a cached block holds, the first ones."""
+        return self._num_groups_of[block_id]
 
     def lookup(self, keys: Sequence[BlockKey], *, step_back: bool = False) -> list[int]:
         """Blocks of the longest cached prefix of ``keys`` behind which a sequence can go on.

@@ -137,3 +137,15 @@ def test_a_descriptors_digest_covers_every_field() -> None:
     moved = kv_source_pb2.MemoryDescriptor(agent_metadata=b"abcD", memory_kind="RAM")
     digests.add(descriptor_digest(moved))
     assert len(digests) == len(fields) + 2
+
+
+@pytest.mark.parametrize("seed", [0, 11])
+@pytest.mark.parametrize("num_bytes", [0, 1, 64, 100, 4096, len(BLOCK) - 1])
+def test_a_digest_of_a_part_is_that_of_its_bytes_alone(seed: int, num_bytes: int) -> None:
+    other = BLOCK[:num_bytes] + bytes(len(BLOCK) - num_bytes)
+    part = Coverage(seed, 3, num_bytes)
+    want = block_digest(BLOCK[:num_bytes], Coverage(seed, 3))
+    assert block_digest(BLOCK, part) == block_digest(other, part) == want
+    if num_bytes:
+        longer = block_digest(BLOCK, Coverage(seed, 3, num_bytes + 1))
+        assert longer != want

@@ -33,7 +33,9 @@ def test_digests_are_of_the_bytes_that_are_covered(
         expected = [
             block_digest(content, Coverage(seed, 5 + i)) for i, content in enumerate(contents)
         ]
-        assert list(memory.digests((1, 0), coverages(2, seed, first_place=5))) == expected
+        assert (
+            list(memory.digests((1, 0), coverages([4100, 4100], seed, first_place=5))) == expected
+        )
 
 
 def test_memory_is_whole_blocks_and_bounded() -> None:
@@ -49,6 +51,22 @@ def test_memory_is_whole_blocks_and_bounded() -> None:
     with pytest.raises(IndexError):
         memory.read((0, 2), 0, 8)
     with pytest.raises(IndexError):
-        memory.digests((2,), coverages(1))
+        memory.digests((2,), coverages([8]))
     with pytest.raises(IndexError, match="2 bytes too many"):
         memory.write((0,), 2, b"1234")
+
+
+@pytest.mark.parametrize("num_bytes", [1, 5, 8])
+def test_parts_of_blocks_are_laid_one_after_another(num_bytes: int) -> None:
+    memory = HostMemory(bytearray(range(32)), 8)
+    block_ids = (2, 0, 3)
+    parts = b"".join(bytes(memory.block(block_id)[:num_bytes]) for block_id in block_ids)
+    for begin in range(len(parts)):
+        for end in range(begin + 1, len(parts) + 1):
+            assert memory.read(block_ids, begin, end, num_bytes) == parts[begin:end]
+    before = bytes(memory.block(0))
+    memory.write((0, 3), num_bytes - 1, b"ab"[:2], num_bytes)
+    assert bytes(memory.block(0)) == before[: num_bytes - 1] + b"a" + before[num_bytes:]
+    assert bytes(memory.block(3))[:1] == b"b"
+    with pytest.raises(IndexError):
+        memory.write((0,), 0, bytes(num_bytes + 1), num_bytes)

@@ -47,7 +47,7 @@ def test_a_digest_looks_at_each_byte_once_or_at_few(
 ) -> None:
     assert BLOCK_BYTES % (LINE_BYTES * STRATUM_LINES) == 0
     memory = HostMemory(bytearray(NUM_BYTES), BLOCK_BYTES)
-    memory.digests(range(NUM_BLOCKS), coverages(NUM_BLOCKS, seed))
+    memory.digests(range(NUM_BLOCKS), coverages([BLOCK_BYTES] * NUM_BLOCKS, seed))
     assert hashing.num_bytes == num_expected
 
 

@@ -17,6 +17,7 @@ from kvtransfer.agents.wire import Channel, Kind, Message, ReadCommand, pack_pee
 from kvtransfer.errors import BrokenReadError, SourceLostError, TransportError
 
 REGION = Region(base_address=4096, block_bytes=16, num_blocks=4)
+NUM_BYTES = 12  # of each block, that are read
 
 
 class Copy:
@@ -47,7 +48,8 @@ class Peer:
             raise MemoryError("rows")
         self.how = metadata
 
-    def read(self, source: NDArray[np.int32], local: NDArray[np.int32]) -> Copy:
+    def read(self, source: NDArray[np.int32], local: NDArray[np.int32], num_bytes: int) -> Copy:
+        assert num_bytes == NUM_BYTES
         return Copy(self.how)
 
     def close(self) -> None: ...
@@ -85,7 +87,7 @@ class Process:
 
     def read(self, peer_id: int, read_id: int = 7) -> Message:
         block_id = np.array([1], dtype=np.int32)
-        command = ReadCommand(peer_id, block_id, block_id)
+        command = ReadCommand(peer_id, NUM_BYTES, block_id, block_id)
         (answer,) = self.told(Message(Kind.READ, read_id, command.packed()))
         assert answer.id == read_id
         return answer

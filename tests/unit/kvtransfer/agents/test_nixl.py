@@ -28,7 +28,7 @@ def ids(*values: int) -> NDArray[np.int32]:
 
 
 def posted(agent: NixlAgent, peer: NixlPeer, block_id: int = 0) -> tuple[NixlCopy, Handle]:
-    copy = NixlCopy(peer, ids(block_id), ids(block_id))
+    copy = NixlCopy(peer, ids(block_id), ids(block_id), 16)
     assert not copy.post()
     return copy, agent.raw.reads[-1]
 
@@ -70,6 +70,23 @@ def test_an_error_of_the_library_is_no_end_of_a_read(
     assert agent.num_reads == 0, "nobody can wait for it"
     peer.close()
     assert agent.raw.known == ["source.1"], "the read may still be under way"
+
+
+def test_parts_of_blocks_are_prepared_once_for_each_size(agent: NixlAgent) -> None:
+    peer = NixlPeer(agent, b"source.1", REGION)
+    whole = [16, 16]  # bytes of each block, of our list and of the peer's
+    assert [rows[0, 1] for rows in agent.raw.rows] == whole
+    for num_bytes in (12, 16, 12):
+        copy = peer.read(ids(2, 1), ids(0, 3), num_bytes)
+        assert not copy.post()
+        agent.raw.reads[-1].state = "DONE"
+        assert copy.poll()
+    assert [rows[0, 1] for rows in agent.raw.rows] == [*whole, 12, 12]
+    assert agent.raw.rows[-1][:, 0].tolist() == [4096, 4112, 4128, 4144]
+    assert agent.raw.asked == [(3, 4), (1, 2), (3, 4)]
+    lists = [peer.blocks(16), peer.blocks(12)]
+    peer.close()
+    assert all(prepared.is_released for prepared in lists)
 
 
 def test_an_agent_that_outlives_its_teardown_ends_no_read(agent: NixlAgent) -> None:

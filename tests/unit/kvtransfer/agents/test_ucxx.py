@@ -119,8 +119,8 @@ def ids(*values: int) -> NDArray[np.int32]:
     return np.array(values, dtype=np.int32)
 
 
-def ask(address: bytes, *runs: int, tag: int = 5) -> bytes:
-    return struct.pack("<QH", tag, len(address)) + address + ids(*runs).tobytes()
+def ask(address: bytes, *runs: int, tag: int = 5, num_bytes: int = BLOCK_BYTES) -> bytes:
+    return struct.pack("<QQH", tag, num_bytes, len(address)) + address + ids(*runs).tobytes()
 
 
 def answered(agent: UcxxAgent, *asks: bytes) -> list[Endpoint]:
@@ -165,7 +165,7 @@ def test_what_a_reader_asks_for_is_what_the_source_sends_into_its_receives(
 ) -> None:
     peer, endpoint = connected(agent)
     for source, local in ((ids(6, 2, 3), ids(1, 4, 5)), (ids(0), ids(7))):
-        assert not peer.read(source, local).post()
+        assert not peer.read(source, local, BLOCK_BYTES).post()
     assert [bytes(receive.buffer) for receive in endpoint.received] == [
         pool[16:24].tobytes(),
         pool[4:8].tobytes(),
@@ -182,6 +182,20 @@ def test_what_a_reader_asks_for_is_what_the_source_sends_into_its_receives(
     assert {send.tag for send in endpoint.sent} == {ASK}
 
 
+def test_parts_of_blocks_are_sent_each_by_itself(agent: UcxxAgent, pool: NDArray[np.uint8]) -> None:
+    peer, endpoint = connected(agent)
+    assert not peer.read(ids(2, 3), ids(4, 5), 3).post()
+    assert [bytes(receive.buffer) for receive in endpoint.received] == [
+        pool[16:19].tobytes(),
+        pool[20:23].tobytes(),
+    ]
+    (back,) = answered(agent, *(send.buffer for send in endpoint.sent))
+    assert [bytes(send.buffer) for send in back.sent] == [
+        pool[8:11].tobytes(),
+        pool[12:15].tobytes(),
+    ]
+
+
 @pytest.mark.parametrize(
     "unsound",
     [
@@ -194,9 +208,13 @@ def test_what_a_reader_asks_for_is_what_the_source_sends_into_its_receives(
         ask(b"reader", 0, 0),
         ask(b"reader", 2, -1),
         ask(b"reader", 1, 2**31 - 1),
+        ask(b"reader", 0, 1, num_bytes=0),
+        ask(b"reader", 0, 1, num_bytes=BLOCK_BYTES + 1),
+        ask(b"reader", 0, 1, num_bytes=2**63),
+        ask(b"reader", 3, 1, 0, 2, num_bytes=3),
     ],
 )
-def test_only_whole_blocks_of_the_pool_are_sent_and_the_next_reader_is_served(
+def test_only_blocks_of_the_pool_are_sent_and_the_next_reader_is_served(
     agent: UcxxAgent, unsound: bytes
 ) -> None:
     (back,) = answered(agent, unsound, ask(b"other", 0, 1))
@@ -215,7 +233,7 @@ def test_a_read_is_looked_at_when_its_last_receive_is_over_however_the_others_en
     agent: UcxxAgent,
 ) -> None:
     peer, endpoint = connected(agent)
-    copy = peer.read(ids(1, 3), ids(1, 3))
+    copy = peer.read(ids(1, 3), ids(1, 3), BLOCK_BYTES)
     assert not copy.post()
     peer.close()
     first, last = endpoint.received
@@ -230,16 +248,16 @@ def test_a_read_is_looked_at_when_its_last_receive_is_over_however_the_others_en
     assert isinstance(caught.value.error, SourceLostError)
     assert not endpoint.closed, "only the agent's end is the end of a read that met an error"
     with pytest.raises(TransportError, match="closed"):
-        peer.read(ids(1), ids(1)).post()
+        peer.read(ids(1), ids(1), BLOCK_BYTES).post()
 
 
 def test_nothing_is_posted_to_a_source_that_is_gone_or_has_no_such_block(agent: UcxxAgent) -> None:
     peer, endpoint = connected(agent)
     with pytest.raises(TransportError, match="no such block"):
-        peer.read(ids(NUM_BLOCKS), ids(0)).post()
+        peer.read(ids(NUM_BLOCKS), ids(0), BLOCK_BYTES).post()
     endpoint.alive = False
     with pytest.raises(SourceLostError):
-        peer.read(ids(0), ids(0)).post()
+        peer.read(ids(0), ids(0), BLOCK_BYTES).post()
     assert not endpoint.received
     peer.close()
     assert endpoint.closed

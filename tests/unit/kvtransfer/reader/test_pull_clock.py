@@ -22,7 +22,7 @@ class Case:
             prompt_digest=b"",
             local_block_ids=(1, 2),
             block_size=BLOCK,
-            block_bytes=16,
+            num_bytes_of=lambda index: 16,
             checks=DigestChecks(each_block=False, in_confirm=False),
         )
 

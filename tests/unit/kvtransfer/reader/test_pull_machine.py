@@ -1,12 +1,14 @@
 """PullMachine proves a pull only after every block was announced, landed, and confirmed."""
 
+from itertools import accumulate
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from diptych.v1 import decode_pb2, kv_source_pb2
-from kvtransfer.digest import WHOLE, Coverage, block_digest, combined_digest
+from kvtransfer.digest import Coverage, block_digest, combined_digest
 from kvtransfer.reader.pull_machine import DigestChecks, PullError, PullMachine, PullState
 
 BLOCK_SIZE = 4
@@ -27,7 +29,7 @@ def machine(first: int = 0, end: int = 11, check_digests: bool = True) -> PullMa
         prompt_digest=PROMPT,
         local_block_ids=LOCAL,
         block_size=BLOCK_SIZE,
-        block_bytes=BLOCK_BYTES,
+        num_bytes_of=lambda index: BLOCK_BYTES,
         checks=DigestChecks(each_block=check_digests, in_confirm=check_digests),
     )
     assert pull.begin(frozenset())
@@ -107,7 +109,7 @@ class PullStateMachine(RuleBasedStateMachine):
             case "blocks":
                 del message.block_ids[:]
         try:
-            planned = self.pull.announced(message)
+            (planned,) = self.pull.announced(message)
         except PullError as error:
             self.feed(good, error)
             return
@@ -197,11 +199,116 @@ def test_data_is_laid_out_block_after_block() -> None:
     pull.opened(opening(11))
     pull.announced(announcement(0, 11, last=True))
     first = pull.received(kv_source_pb2.Data(offset=0, payload=b"a" * 14))
-    assert first == (0, LOCAL[:2], 0, 1, (WHOLE,))
+    assert first == (0, LOCAL[:2], 0, BLOCK_BYTES, 1, (Coverage(0, 0, BLOCK_BYTES),))
     second = pull.received(kv_source_pb2.Data(offset=14, payload=b"b" * 3))
-    assert second == (1, LOCAL[1:2], 4, 0, ())
+    assert second == (1, LOCAL[1:2], 4, BLOCK_BYTES, 0, ())
     third = pull.received(kv_source_pb2.Data(offset=17, payload=b"c" * 13))
-    assert third == (1, LOCAL[1:3], 7, 2, (Coverage(0, 1), Coverage(0, 2)))
+    covered = (Coverage(0, 1, BLOCK_BYTES), Coverage(0, 2, BLOCK_BYTES))
+    assert third == (1, LOCAL[1:3], 7, BLOCK_BYTES, 2, covered)
+
+
+SIZES = (0, 0, 3, 3, 10, 10)  # bytes that are needed of blocks, one after another
+
+
+def part_digest(block: int) -> bytes:
+    return block_digest(bytes([block]) * SIZES[block])
+
+
+def partial(first: int = 0) -> PullMachine:
+    """Of 22 tokens, which has asked its source from ``first`` on."""
+    pull = PullMachine(
+        first_token=first,
+        end_token=22,
+        prompt_digest=PROMPT,
+        local_block_ids=LOCAL,
+        block_size=BLOCK_SIZE,
+        num_bytes_of=SIZES.__getitem__,
+        checks=DigestChecks(each_block=True, in_confirm=True),
+    )
+    assert pull.begin(frozenset())
+    pull.opened(opening(22))
+    return pull
+
+
+def partial_announcement(first: int, end: int) -> kv_source_pb2.Range:
+    message = announcement(first, end, last=end == 22)
+    blocks = range(first // BLOCK_SIZE, -(-end // BLOCK_SIZE))
+    message.digests[:] = [part_digest(block) for block in blocks]
+    return message
+
+
+def test_a_range_is_read_by_runs_of_blocks_of_which_as_much_is_needed() -> None:
+    pull = partial()
+    small, large = pull.announced(partial_announcement(0, 22))
+    assert (small.first_block, small.num_bytes, small.local_block_ids) == (2, 3, LOCAL[2:4])
+    assert (large.first_block, large.num_bytes, large.local_block_ids) == (4, 10, LOCAL[4:6])
+    assert [small.source_block_ids, large.source_block_ids] == [(52, 53), (54, 55)]
+    assert small.to_digest == (Coverage(0, 2, 3), Coverage(0, 3, 3))
+    assert pull.num_bytes == 26
+    assert pull.num_unlanded_blocks == 4
+    assert pull.landed(4, 2, (part_digest(4), part_digest(5))) is None
+    confirm = pull.landed(2, 2, (part_digest(2), part_digest(3)))
+    assert confirm is not None
+    assert confirm.digest == combined_digest(part_digest(block) for block in range(6))
+
+
+def test_a_range_of_which_nothing_is_needed_has_landed() -> None:
+    pull = partial()
+    assert pull.announced(partial_announcement(0, 8)) == []
+    assert pull.num_unlanded_blocks == 0
+    assert pull.state is PullState.READING
+    with pytest.raises(PullError, match="landed unasked"):
+        pull.landed(0, 1, (part_digest(0),))
+
+
+def test_a_wrong_digest_of_nothing_is_noticed() -> None:
+    pull = partial()
+    message = partial_announcement(0, 8)
+    message.digests[1] = b"x" * 16
+    with pytest.raises(PullError, match="differ"):
+        pull.announced(message)
+
+
+def test_what_is_needed_of_a_block_goes_by_its_place_in_the_sequence() -> None:
+    pull = partial(first=12)
+    small, large = pull.announced(partial_announcement(12, 22))
+    assert (small.first_block, small.num_bytes) == (0, 3)
+    assert (large.first_block, large.num_bytes) == (1, 10)
+
+
+def test_data_of_parts_is_laid_out_part_after_part() -> None:
+    pull = partial()
+    pull.announced(partial_announcement(0, 22))
+    got = [pull.received(data) for data in messages(4, 2, 15, 5)]
+    assert [(write.first_block, write.offset, write.num_bytes) for write in got] == [
+        (2, 0, 3),
+        (3, 1, 3),
+        (4, 0, 10),
+        (5, 5, 10),
+    ]
+    assert [write.local_block_ids for write in got] == [
+        LOCAL[2:4],
+        LOCAL[3:4],
+        LOCAL[4:6],
+        LOCAL[5:6],
+    ]
+    assert [write.num_completed for write in got] == [1, 1, 1, 1]
+
+
+def test_data_of_blocks_that_need_less_and_that_need_more_is_refused() -> None:
+    pull = partial()
+    pull.announced(partial_announcement(0, 22))
+    with pytest.raises(PullError, match="need more"):
+        pull.received(kv_source_pb2.Data(offset=0, payload=b"a" * 7))
+
+
+def messages(*sizes: int) -> list[kv_source_pb2.Data]:
+    """One after another."""
+    ends = list(accumulate(sizes))
+    return [
+        kv_source_pb2.Data(offset=end - size, payload=b"a" * size)
+        for size, end in zip(sizes, ends, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("numbers", [(2,), (1, 1), (1, 3), (0,)])
@@ -220,7 +327,8 @@ def test_a_sampled_digest_is_of_the_place_in_the_sequence() -> None:
     pull.opened(opening(11))
     sampled = announcement(BLOCK_SIZE, 11, last=True)
     sampled.sample_seed = 9
-    assert pull.announced(sampled).to_digest == (Coverage(9, 1), Coverage(9, 2))
+    (planned,) = pull.announced(sampled)
+    assert planned.to_digest == (Coverage(9, 1, BLOCK_BYTES), Coverage(9, 2, BLOCK_BYTES))
 
 
 @pytest.mark.parametrize(("offset", "size"), [(1, 5), (0, 0), (0, 31)])
@@ -276,7 +384,7 @@ def test_the_source_is_not_asked_while_an_earlier_read_may_write_its_blocks() ->
         prompt_digest=PROMPT,
         local_block_ids=LOCAL,
         block_size=BLOCK_SIZE,
-        block_bytes=BLOCK_BYTES,
+        num_bytes_of=lambda index: BLOCK_BYTES,
         checks=DigestChecks(each_block=True, in_confirm=True),
     )
     assert not pull.begin({LOCAL[2], 7})

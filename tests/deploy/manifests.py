@@ -1,8 +1,9 @@
-"""``make manifests``: the chart's schema from the program's settings, its manifests by helm 4."""
+"""``make manifests``: the chart's schema and dashboard, its manifests by helm 4."""
 
 from pathlib import Path
 
 from tests.deploy.helm import HELM_4, template
+from tests.unit.deploy import dashboard
 from tests.unit.deploy.chart import (
     CHART,
     DIGEST,
@@ -23,6 +24,8 @@ def render(name: str) -> str:
 def main() -> None:
     """Write the schema, the renderings, and of what chart they were made."""
     (CHART / "values.schema.json").write_text(json_text(values_schema()))
+    dashboard.PATH.parent.mkdir(exist_ok=True)
+    dashboard.PATH.write_text(dashboard.dashboard_text())
     RENDERED.mkdir(exist_ok=True)
     for name in VALUES:
         Path(RENDERED / f"{name}.yaml").write_text(render(name))

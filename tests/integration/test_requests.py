@@ -1,5 +1,6 @@
 """What a client may send, right and wrong, through a real router and real workers."""
 
+import re
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import grpc
 import pytest
 import pytest_asyncio
 import torch
+import yaml
 
 from diptych.client import DiptychClient
 from diptych.errors import InvalidRequestError, ModelNotFoundError
@@ -17,6 +19,8 @@ from tests import hf_reference
 from tests.call import generate, token_request
 from tests.cluster import Cluster, running_cluster
 from tests.integration.conftest import TINY_MAX_LEN
+from tests.unit.deploy.chart import CHART
+from tests.unit.deploy.dashboard import expressions, metric_names
 
 PROMPT = [5, 9, 77, 130, 200, 31, 44, 45, 46, 90, 91, 92]
 
@@ -302,3 +306,14 @@ async def test_log_probabilities_are_the_models_own(
     assert [found.logprob for found in resumed.logprobs] == pytest.approx(
         [found.logprob for found in answer.logprobs[4:]], abs=1e-5
     )
+
+
+async def test_every_series_of_the_dashboard_and_of_alerts_is_told(
+    cluster: Cluster, channel: grpc.aio.Channel
+) -> None:
+    """By one of the processes, once there was a request."""
+    assert (await generate(channel, token_request(PROMPT, max_tokens=4))).error is None
+    told = {key.partition("{")[0] for process in cluster.processes for key in process.metrics()}
+    rules = yaml.safe_load(re.sub(r"\{\{.*?\}\}", "", (CHART / "alerts.yaml").read_text()))
+    for expr in [*expressions(), *(rule["expr"] for rule in rules)]:
+        assert metric_names(expr) <= told, metric_names(expr) - told

@@ -83,6 +83,7 @@ def values_schema() -> dict[str, Json]:
                     "enabled": FLAG,
                     "podMonitor": closed({"enabled": FLAG, "labels": TEXTS, "interval": SOME_TEXT}),
                     "alerts": closed({"enabled": FLAG, "labels": TEXTS}),
+                    "dashboard": closed({"enabled": FLAG, "labels": TEXTS}),
                 }
             ),
             "tls": closed(

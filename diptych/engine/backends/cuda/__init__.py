@@ -1,0 +1,1 @@
+"""NVIDIA devices: torch's products, and Triton kernels for all between them."""

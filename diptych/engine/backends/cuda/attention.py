@@ -1,0 +1,204 @@
+"""Attention over the paged cache of a device, in Triton kernels that read blocks where they lie.
+
+All tokens of a step are written by one launch for each layer, single tokens attend by two
+(parts of their contexts, and their merge), and the chunks of all prompts by one.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from diptych.engine.backends.cuda.kernels import decode, heads, prefill
+from diptych.engine.backends.cuda.query_tiles import QueryTiles
+from diptych.engine.inputs import DecodeBatch, StepInputs
+from diptych.engine.kv.cache import KVCache
+from diptych.engine.model.config import ModelConfig
+from diptych.engine.model.parts import AttentionStep, Rows
+from diptych.errors import ConfigurationError
+
+_LOG2_E = math.log2(math.e)
+_MAX_PARTS = 64  # of a context
+_MIN_GROUP = 16  # rows of a product
+_HEADS_WRITTEN = 32  # of tokens' keys and values, by one program
+
+
+class PagedAttention:
+    """Implements ``Attention``."""
+
+    def __init__(self, config: ModelConfig, kv_cache: KVCache, num_processors: int) -> None:
+        """num_processors: the device's, that a decode step is to keep busy.
+
+        Raises:
+            ConfigurationError: the cache's elements are not floats.
+        """
+        if kv_cache.layout.has_scales:
+            raise ConfigurationError(
+                "kv_cache_dtype int8 needs device cpu; cuda has float32 and bfloat16"
+            )
+        self._config, self._kv_cache, self._num_processors = config, kv_cache, num_processors
+
+    def begin_step(self, inputs: StepInputs) -> AttentionStep:
+        return _PagedStep(self._config, self._kv_cache, inputs, self._num_processors)
+
+
+class _Layer(NamedTuple):
+    """What kernels are told of where a layer lies. Strides in elements."""
+
+    blocks: Tensor  # [num_blocks, 2, num_kv_heads, block_size, head_dim]
+    block_stride: int
+    value_stride: int
+    head_stride: int
+
+    @classmethod
+    def of(cls, kv_cache: KVCache, layer: int) -> "_Layer":
+        blocks = kv_cache.of_layer(layer)
+        return cls(blocks, *blocks.stride()[:3])
+
+
+class _PagedStep:
+    """Implements ``AttentionStep``."""
+
+    def __init__(
+        self, config: ModelConfig, kv_cache: KVCache, inputs: StepInputs, num_processors: int
+    ) -> None:
+        self._config, self._kv_cache = config, kv_cache
+        self._slots = inputs.slots
+        self._decodes = None
+        if inputs.decodes is not None:
+            self._decodes = _Decodes(config, kv_cache.block_size, inputs.decodes, num_processors)
+        self._prefills = None
+        if inputs.prefills:
+            self._prefills = _Prefills(config, kv_cache.block_size, inputs)
+
+    def __call__(
+        self, layer: int, q: Tensor, kv: Tensor, out: Tensor, rows: Rows | None = None
+    ) -> None:
+        config, place = self._config, _Layer.of(self._kv_cache, layer)
+        num_heads = kv.shape[:3].numel()
+        heads.write[(triton.cdiv(num_heads, _HEADS_WRITTEN),)](
+            kv,
+            self._slots,
+            place.blocks,
+            len(kv),
+            *place[1:],
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            block_size=self._kv_cache.block_size,
+            width=_HEADS_WRITTEN,
+            head_width=triton.next_power_of_2(config.head_dim),
+            num_warps=4,
+        )
+        window = config.layers[layer].sliding_window or 0
+        if self._decodes is not None:
+            self._decodes.attend(place, window, q, out)
+        if self._prefills is not None:
+            self._prefills.attend(place, window, q, out, rows)
+
+
+class _Decodes:
+    """A step's single tokens: the first rows of its batch."""
+
+    def __init__(
+        self, config: ModelConfig, block_size: int, batch: DecodeBatch, num_processors: int
+    ) -> None:
+        self._config, self._block_size, self._batch = config, block_size, batch
+        num_rows, table_size = batch.block_tables.shape
+        tile = _decode_tile(config.head_dim)
+        self._tile = tile
+        self._num_parts = num_parts(
+            num_rows * config.num_kv_heads, table_size * block_size, tile, num_processors
+        )
+        shape = (num_rows, config.num_heads, self._num_parts)
+        self._logs = torch.empty(shape, device=batch.context_lens.device)
+        self._parts = self._logs.new_empty(*shape, config.head_dim)
+
+    def attend(self, place: _Layer, window: int, q: Tensor, out: Tensor) -> None:
+        """Of the first rows of q and out: [N, num_heads, head_dim]."""
+        config, batch = self._config, self._batch
+        num_rows, table_size = batch.block_tables.shape
+        head_width = triton.next_power_of_2(config.head_dim)
+        group = config.num_heads // config.num_kv_heads
+        decode.attend_parts[(num_rows, config.num_kv_heads, self._num_parts)](
+            q,
+            place.blocks,
+            batch.block_tables,
+            batch.context_lens,
+            self._parts,
+            self._logs,
+            table_size,
+            *place[1:],
+            config.attention_scale * _LOG2_E,
+            group=group,
+            group_width=max(_MIN_GROUP, triton.next_power_of_2(group)),
+            head_dim=config.head_dim,
+            head_width=head_width,
+            block_size=self._block_size,
+            window=window,
+            tile=self._tile,
+            num_warps=4,
+            num_stages=2,
+        )
+        decode.merge_parts[(num_rows, config.num_heads)](
+            self._parts,
+            self._logs,
+            out,
+            self._num_parts,
+            width=_MAX_PARTS,
+            head_dim=config.head_dim,
+            head_width=head_width,
+            num_warps=8,
+        )
+
+
+class _Prefills:
+    """A step's chunks: the other rows."""
+
+    def __init__(self, config: ModelConfig, block_size: int, inputs: StepInputs) -> None:
+        self._config, self._block_size = config, block_size
+        self._block_ids = torch.cat([chunk.block_ids for chunk in inputs.prefills])
+        self._tile_queries = 128 if config.head_dim <= 128 else 64
+        self._tiles = QueryTiles.of(inputs.prefills, self._tile_queries)
+        self._all = self._tiles.to(self._block_ids.device)
+
+    def attend(self, place: _Layer, window: int, q: Tensor, out: Tensor, rows: Rows | None) -> None:
+        """Of q and out [N, num_heads, head_dim] those tiles that hold one of the rows."""
+        config = self._config
+        tiles = self._all if rows is None else self._tiles.holding(rows).to(q.device)
+        if not len(tiles):
+            return
+        prefill.attend_tiles[(len(tiles), config.num_heads)](
+            q,
+            place.blocks,
+            tiles,
+            self._block_ids,
+            out,
+            *place[1:],
+            config.attention_scale * _LOG2_E,
+            group=config.num_heads // config.num_kv_heads,
+            head_dim=config.head_dim,
+            head_width=triton.next_power_of_2(config.head_dim),
+            block_size=self._block_size,
+            window=window,
+            tile_queries=self._tile_queries,
+            tile_keys=64 if config.head_dim <= 64 else 32,
+            num_warps=8 if config.head_dim > 64 else 4,
+            num_stages=2,
+        )
+
+
+def num_parts(num_programs: int, max_len: int, tile: int, num_processors: int) -> int:
+    """Into how many parts contexts are cut: a power of two.
+
+    So many that all processors have two programs to do where there are few rows, but
+    none that would be empty for the longest context of max_len tokens.
+    """
+    wanted = min(2 * num_processors // num_programs, -(-max_len // tile), _MAX_PARTS)
+    return 1 << max(wanted, 1).bit_length() - 1
+
+
+def _decode_tile(head_dim: int) -> int:
+    """Tokens that are multiplied at a time."""
+    return 64 if head_dim <= 128 else 32

@@ -1,0 +1,73 @@
+"""An NVIDIA device: products by torch's libraries, all between them by Triton kernels."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from diptych.engine.backends.base import DeviceMemory, ForwardPass
+from diptych.engine.backends.cuda.attention import PagedAttention
+from diptych.engine.backends.cuda.layer_ops import TritonLayerOps
+from diptych.engine.backends.torch.backend import TorchBackend
+from diptych.engine.kv.cache import KVCache
+from diptych.engine.kv.memory import KVMemory
+from diptych.engine.model.config import ModelConfig
+from diptych.engine.model.decoder import Decoder, EagerPass
+from diptych.engine.model.parts import Attention, LayerOps, WeightStore
+from diptych.engine.scheduling.step import SampledToken, SampleSpec
+from diptych.errors import ConfigurationError, LogitsError
+from diptych.formats import Quantization
+
+_INTERPRETED_PROCESSORS = 8  # what a decode step on the host is cut up for
+
+
+class CudaBackend:
+    """Implements ``Backend``. Importing it needs triton.
+
+    A host's device serves for tests alone, where triton interprets its kernels.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._torch = TorchBackend(device)
+
+    @property
+    def device(self) -> torch.device:
+        return self._torch.device
+
+    @property
+    def memory(self) -> DeviceMemory | None:
+        return self._torch.memory
+
+    def auto_dtype(self, stored: torch.dtype) -> torch.dtype:
+        return self._torch.auto_dtype(stored)
+
+    def weights(self, dtype: torch.dtype, quantization: Quantization) -> WeightStore:
+        if quantization != "none":
+            raise ConfigurationError(f"quantization {quantization} needs device cpu (got cuda)")
+        return self._torch.weights(dtype, quantization)
+
+    def layer_ops(self, config: ModelConfig, dtype: torch.dtype) -> LayerOps:
+        return TritonLayerOps(config)
+
+    def kv_memory(self, num_bytes: int) -> KVMemory:
+        return self._torch.kv_memory(num_bytes)
+
+    def attention(self, config: ModelConfig, kv_cache: KVCache, dtype: torch.dtype) -> Attention:
+        return PagedAttention(config, kv_cache, self._num_processors())
+
+    def forward_pass(self, model: Decoder, kv_cache: KVCache) -> ForwardPass:
+        return EagerPass(model, self.attention(model.config, kv_cache, model.dtype))
+
+    def sample(
+        self, logits: Tensor, specs: Sequence[SampleSpec], positions: Sequence[int]
+    ) -> list[SampledToken | LogitsError]:
+        return self._torch.sample(logits, specs, positions)
+
+    def synchronise(self) -> None:
+        self._torch.synchronise()
+
+    def _num_processors(self) -> int:
+        if self.device.type != "cuda":
+            return _INTERPRETED_PROCESSORS
+        count: int = torch.cuda.get_device_properties(self.device).multi_processor_count
+        return count

@@ -1,0 +1,229 @@
+"""What each CUDA kernel takes of a processor, without one: registers, stack and shared memory.
+
+    python -m tests.bench.kernel_resources
+
+Layers of real shapes are run in bfloat16 on tensors of the host; each launch is compiled as it
+would be for a device, with its own arguments and constants, and not carried out. The figures
+are cuobjdump's, of the machine code; it comes with triton. ``--json FILE`` writes them there.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+from diptych.engine.backends.cuda.backend import CudaBackend
+from diptych.engine.inputs import build_inputs
+from diptych.engine.kv.cache import KVCache
+from diptych.engine.model.config import ModelConfig
+from diptych.engine.model.layers import LayerBuffers, run_layers
+from diptych.engine.model.parts import Rotation
+from diptych.engine.model.weights import LayerWeights
+from diptych.engine.scheduling.step import Chunk, StepPlan
+
+CAPABILITIES = (80, 90)  # A100, H100
+BLOCK_SIZE = 32
+
+_GEMMA3_4B = {
+    "model_type": "gemma3_text",
+    "hidden_size": 2560,
+    "intermediate_size": 10240,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "sliding_window": 1024,
+}
+_LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+}
+_SMOL = {
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+}
+_QWEN3 = {
+    "model_type": "qwen3",
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+}
+MODELS: Mapping[str, Mapping[str, Any]] = {
+    "SmolLM2-135M": _LLAMA | _SMOL,
+    "Qwen3-0.6B": _LLAMA | _QWEN3,
+    "Llama-3.1-8B": _LLAMA,
+    "Gemma 3 4B": _GEMMA3_4B,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """Of one kernel as it is launched for one model."""
+
+    model: str
+    kernel: str
+    window: int | None  # tokens, of attention
+    capability: int
+    num_warps: int
+    num_registers: int  # of a thread
+    num_stack_bytes: int  # of a thread; what did not fit into registers lies there
+    num_shared_bytes: int  # of a program
+
+
+class _Target:
+    """What triton asks of a driver before it compiles. It cannot launch anything."""
+
+    def __init__(self, capability: int) -> None:
+        self._capability = capability
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self._capability, 32)
+
+    def get_current_device(self) -> int:
+        return self._capability
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+class _NoProducts:
+    """A linear layer that leaves its result as it is. Implements ``Linear``."""
+
+    in_features = out_features = 0
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        return x if out is None else out
+
+
+def measure(model: str, capability: int) -> list[Resources]:
+    """Of all kernels that a step of prompts and single tokens launches, each variant once."""
+    config = ModelConfig.from_hf(MODELS[model])
+    kinds = {layer.sliding_window: layer for layer in config.layers}
+    config = replace(config, layers=tuple(kinds.values()))
+    found: dict[str, Resources] = {}
+    with _compiled_for(capability) as launches:
+        _run(config)
+        for kernel, constants in launches:
+            found.setdefault(kernel.hash, _resources(model, capability, kernel, constants))
+    return list(found.values())
+
+
+@contextmanager
+def _compiled_for(capability: int) -> Iterator[list[tuple[Any, Mapping[str, Any]]]]:
+    """Compiles what is launched meanwhile; kernels and their constants, in order."""
+    launches: list[tuple[Any, Mapping[str, Any]]] = []
+    run = JITFunction.run
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **constants: Any) -> None:
+        kernel = run(self, *args, grid=grid, warmup=True, **constants)
+        launches.append((kernel, constants))
+
+    triton.runtime.driver.set_active(_Target(capability))
+    with mock.patch.object(JITFunction, "run", compile_only):
+        yield launches
+
+
+def _run(config: ModelConfig) -> None:
+    """One step of every kind of layer: two single tokens and a chunk of a longer prompt."""
+    backend, dtype = CudaBackend(torch.device("cpu")), torch.bfloat16
+    table = tuple(range(16))
+    chunks = [
+        Chunk(token_ids=(1,), start=500, block_table=table, sample=None),
+        Chunk(token_ids=(1,), start=0, block_table=table[:1], sample=None),
+        Chunk(token_ids=tuple(range(300)), start=100, block_table=table, sample=None),
+    ]
+    inputs = build_inputs(StepPlan(chunks=tuple(chunks)), BLOCK_SIZE)
+    x = torch.zeros(len(inputs.token_ids), config.hidden_size, dtype=dtype)
+    angles = torch.zeros(len(x), config.head_dim // 2)
+    cache = KVCache(config, len(table), BLOCK_SIZE, dtype, backend.kv_memory)
+    run_layers(
+        config,
+        [_weights(config)] * config.num_layers,
+        backend.layer_ops(config, dtype),
+        backend.attention(config, cache, dtype).begin_step(inputs),
+        {layer.rope: Rotation(angles, angles) for layer in config.layers},
+        x,
+        LayerBuffers.of(config, lambda _, size: x.new_empty(len(x), size)),
+    )
+
+
+def _weights(config: ModelConfig) -> LayerWeights:
+    norm, products = torch.ones(config.hidden_size), _NoProducts()
+    head_norm = torch.ones(config.head_dim) if config.qk_norm else None
+    post_norm = norm if config.post_norms else None
+    return LayerWeights(
+        input_norm=norm,
+        qkv=products,
+        q_norm=head_norm,
+        k_norm=head_norm,
+        output=products,
+        post_attention_norm=post_norm,
+        mlp_norm=norm,
+        gate_up=products,
+        down=products,
+        post_mlp_norm=post_norm,
+    )
+
+
+def _resources(model: str, capability: int, kernel: Any, constants: Mapping[str, Any]) -> Resources:
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        command = [str(tool), "-res-usage", file.name]
+        report = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    used = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", report)
+    assert used is not None, report
+    num_registers, num_stack_bytes, num_local_bytes = map(int, used.groups())
+    return Resources(
+        model=model,
+        kernel=kernel.name,
+        window=constants.get("window"),
+        capability=capability,
+        num_warps=kernel.metadata.num_warps,
+        num_registers=num_registers,
+        num_stack_bytes=num_stack_bytes + num_local_bytes,
+        num_shared_bytes=kernel.metadata.shared,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", type=Path, help="a file to write instead of a table")
+    out: Path | None = parser.parse_args().json
+    found = [part for model in MODELS for sm in CAPABILITIES for part in measure(model, sm)]
+    if out is not None:
+        out.write_text(json.dumps([asdict(part) for part in found]))
+        return
+    names = list(asdict(found[0]))
+    lines = [names, ["---"] * len(names)]
+    lines += [["-" if v is None else str(v) for v in asdict(part).values()] for part in found]
+    sys.stdout.writelines(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""Every kernel is compiled for real devices, as a layer of a real model launches it."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests import notes
+
+pytestmark = pytest.mark.skipif(
+    find_spec("triton") is None, reason="triton is not installed: its kernels cannot be compiled"
+)
+
+KERNELS = {
+    "add_norm", "attend_parts", "attend_tiles", "gate", "merge_parts", "norm", "rotate", "write",
+}  # fmt: skip
+MAX_SHARED_BYTES = 99 << 10  # of a program, on the smallest device since sm_80
+
+
+def test_no_kernel_spills(tmp_path: Path, note: notes.Note) -> None:
+    """In bfloat16, for sm_80 and sm_90; in a process of its own, as this one interprets."""
+    out = tmp_path / "resources.json"
+    variables = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    subprocess.run(
+        [sys.executable, "-m", "tests.bench.kernel_resources", "--json", str(out)],
+        env=variables | {"TRITON_CACHE_DIR": str(tmp_path / "cache")},
+        check=True,
+    )
+    found = json.loads(out.read_text())
+    kinds = Counter((part["model"], part["capability"]) for part in found)
+    assert len(kinds) == 4 * 2
+    for model, capability in kinds:
+        names = {
+            part["kernel"]
+            for part in found
+            if (part["model"], part["capability"]) == (model, capability)
+        }
+        assert names == KERNELS
+    assert [part for part in found if part["num_stack_bytes"]] == []
+    assert [part for part in found if part["num_shared_bytes"] > MAX_SHARED_BYTES] == []
+    largest = max(found, key=lambda part: int(part["num_registers"]))
+    note(
+        f"{len(found)} kernels compiled for sm_80 and sm_90 without spills; "
+        f"{largest['num_registers']} registers at the most"
+    )

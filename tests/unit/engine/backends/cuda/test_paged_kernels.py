@@ -1,0 +1,181 @@
+"""Attention by interpreted kernels against its definition, on caches whose other slots are NaN."""
+
+from tests.triton_interpreter import INTERPRETED
+
+# isort: split
+import mmap
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from diptych.engine.backends.cuda.attention import PagedAttention, num_parts
+from diptych.engine.inputs import DecodeBatch
+from diptych.engine.kv.cache import KVCache
+from diptych.engine.kv.memory import HostKVMemory
+from diptych.engine.model.parts import Rows
+from diptych.errors import ConfigurationError
+from tests.attention_config import config_of
+from tests.unit.engine.backends.cuda.paged_step import Asked, Case
+
+# Numbers that are none are asked of a part without tokens, and not used.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:invalid value encountered:RuntimeWarning", "ignore:divide by zero:RuntimeWarning"
+)
+
+FEW, MANY = 1, 200  # processors: contexts whole, and in as many parts as they have tiles
+
+SINGLE = [Asked(end - 1, 1) for end in (1, 16, 17, 32, 33, 63, 64, 65, 128, 129, 200)]
+CHUNKS = [Asked(0, 2), Asked(1, 130), Asked(63, 65), Asked(40, 1)]
+SHAPES = [  # query heads, key-value heads, head_dim; block size; window
+    ((2, 2, 64), 16, None),
+    ((4, 1, 128), 32, None),
+    ((8, 1, 128), 128, 65),
+    ((4, 1, 256), 64, 40),
+    ((8, 1, 256), 16, 1),
+    ((3, 1, 80), 50, 130),
+    ((4, 1, 16), 1, 16),
+]
+
+
+def attended(case: Case, layer: int, num_processors: int, rows: Rows | None = None) -> Tensor:
+    """Writes what the step has, then attends."""
+    attention = PagedAttention(case.config, case.cache, num_processors)
+    out = torch.full_like(case.q, torch.nan)
+    attention.begin_step(case.inputs)(layer, case.q, case.kv, out, rows)
+    return out
+
+
+def assert_close(got: Tensor, want: Tensor) -> None:
+    error = (got.double() - want).abs()
+    assert bool((error < 2e-5).all()), f"off by {error.max()}, or not a number"
+
+
+@pytest.mark.parametrize(("shape", "block_size", "window"), SHAPES, ids=str)
+@pytest.mark.parametrize("num_processors", [FEW, MANY])
+def test_single_tokens(
+    shape: tuple[int, int, int], block_size: int, window: int | None, num_processors: int
+) -> None:
+    case = Case.of(config_of(*shape, window), SINGLE, block_size)
+    got = attended(case, 1, num_processors)  # the layer with the window
+    assert_close(got, case.expected(1))
+
+
+@pytest.mark.parametrize(("shape", "block_size", "window"), SHAPES, ids=str)
+def test_chunks_with_and_without_a_prefix(
+    shape: tuple[int, int, int], block_size: int, window: int | None
+) -> None:
+    case = Case.of(config_of(*shape, window), CHUNKS, block_size)
+    got = attended(case, 1, FEW)
+    assert_close(got, case.expected(1))
+
+
+def test_writes_its_own_slots_alone() -> None:
+    case = Case.of(config_of(4, 2, 64, None), CHUNKS, 16)
+    before, blocks = case.cache.tensor.clone(), case.cache.of_layer(1)
+    attended(case, 1, FEW)
+    slots = case.inputs.slots // 16, slice(None), slice(None), case.inputs.slots % 16
+    assert torch.equal(blocks[slots], case.kv)
+    blocks[slots] = before[:, 1][slots]
+    assert torch.equal(case.cache.tensor.view(torch.int32), before.view(torch.int32))
+
+
+def test_a_cache_of_other_floats_than_the_model() -> None:
+    case = Case.of(config_of(4, 2, 64, 40), [Asked(33, 40), Asked(70, 1)], 16, torch.bfloat16)
+    got = attended(case, 1, MANY)
+    assert_close(got, case.expected(1))
+    written = case.context(1, case.tables[0])[70]
+    # The interpreter cuts off what a device rounds.
+    torch.testing.assert_close(written, case.kv[0].double(), rtol=2**-7, atol=0)
+
+
+def test_rows_that_nobody_asks_for_are_left_out() -> None:
+    """As the last layer has it: each chunk's last row, of tiles that hold one."""
+    case = Case.of(config_of(2, 1, 64, None), [Asked(5, 1), Asked(0, 140), Asked(9, 14)], 16)
+    got = attended(case, 0, FEW, np.array([0, 140]))
+    assert_close(got[[0, 140]], case.expected(0)[[0, 140]])
+    assert bool(got[1:129].isnan().all())  # the first tile has 128 rows
+    assert bool(got[141:].isnan().all())
+    assert bool(attended(case, 0, FEW, np.array([0]))[1:].isnan().all())
+
+
+def test_a_padded_table_and_a_row_without_tokens() -> None:
+    """What lies behind a row's own blocks is never looked at, not even for its place."""
+    case = Case.of(config_of(4, 2, 64, 20), [Asked(0, 1), Asked(17, 1), Asked(130, 1)], 16)
+    want = [attended(case, layer, MANY) for layer in range(2)]
+    batch = case.inputs.decodes
+    assert batch is not None
+    num_used = torch.tensor([1, 2, 9, 0])[:, None]
+    tables = torch.cat((batch.block_tables, batch.block_tables[:1]))
+    tables = torch.cat((tables, tables), 1)
+    tables[torch.arange(tables.shape[1]) >= num_used] = 2**40
+    lens = torch.cat((batch.context_lens, torch.tensor([0])))
+    slots = torch.cat((case.inputs.slots, case.inputs.slots[:1]))
+    inputs = replace(case.inputs, decodes=DecodeBatch(tables, lens), slots=slots)
+    padded = replace(case, inputs=inputs, q=case.q[[0, 1, 2, 0]], kv=case.kv[[0, 1, 2, 0]])
+    for layer in range(2):
+        got = attended(padded, layer, MANY)
+        assert_close(got[:3], want[layer].double())
+        assert bool((got[3] == 0).all())
+
+
+def test_a_key_that_is_not_a_number_spoils_its_row_alone() -> None:
+    case = Case.of(config_of(4, 2, 64, None), [Asked(20, 1), Asked(150, 1), Asked(300, 1)], 16)
+    case.cache.of_layer(0)[case.tables[1][2], 0, :, 5] = torch.nan
+    for num_processors in (FEW, MANY):
+        finite = attended(case, 0, num_processors).isfinite().flatten(1).all(1)
+        assert finite.tolist() == [True, False, True]
+
+
+def test_scores_of_any_size() -> None:
+    """Softmax of scores of thousands takes the largest, and does not overflow."""
+    case = Case.of(config_of(2, 1, 16, None), [Asked(200, 1), Asked(0, 70)], 16)
+    case.q.mul_(1e3)
+    got = attended(case, 0, MANY)
+    torch.testing.assert_close(got.double(), case.expected(0), rtol=0, atol=1e-2)
+
+
+class _Sparse(HostKVMemory):
+    """Memory of any size, of which only what is touched exists."""
+
+    def __init__(self, num_bytes: int, path: Path) -> None:
+        path.touch()
+        with path.open("r+b") as file:
+            file.truncate(num_bytes)
+            self._map = mmap.mmap(file.fileno(), num_bytes)
+        self.bytes = torch.frombuffer(self._map, dtype=torch.uint8)
+
+
+def test_blocks_beyond_what_32_bits_can_count(tmp_path: Path) -> None:
+    """The last blocks of a pool of 2**31 elements and some more: 4 GiB, mostly holes."""
+    config, block_size = config_of(2, 1, 64, None), 16
+    num_blocks = 2**31 // (2 * 2 * 64 * block_size) + 100
+    cache = KVCache(
+        config,
+        num_blocks,
+        block_size,
+        torch.bfloat16,
+        lambda num_bytes: _Sparse(num_bytes, tmp_path / "pool"),
+    )
+    asked = [Asked(70, 1), Asked(10, 40)]
+    case = Case.of(config, asked, block_size, cache=cache)
+    assert all(int(table.min()) * cache.tensor.stride(0) > 2**31 for table in case.tables)
+    got = attended(case, 1, MANY)
+    assert_close(got, case.expected(1))
+
+
+def test_parts_keep_the_device_busy_and_are_never_empty() -> None:
+    assert num_parts(8, 10_000, 64, 132) == 32
+    assert num_parts(8, 100, 64, 132) == 2
+    assert num_parts(1, 10**6, 64, 132) == 64
+    assert num_parts(4096, 10**6, 64, 132) == 1
+
+
+def test_int8_caches_are_refused() -> None:
+    config = config_of(2, 1, 64, None)
+    cache = KVCache(config, 2, 16, torch.int8)
+    with pytest.raises(ConfigurationError, match="kv_cache_dtype int8"):
+        INTERPRETED.attention(config, cache, torch.float32)

@@ -1,0 +1,132 @@
+"""Tiny models on the CUDA backend, its kernels interpreted, say what they say on the CPU."""
+
+from tests.triton_interpreter import INTERPRETED
+
+# isort: split
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from diptych.engine.backends.base import Backend
+from diptych.engine.kv.cache import KVCache
+from diptych.engine.runner import Runner
+from diptych.engine.scheduling.block_pool import BlockPool
+from diptych.engine.scheduling.scheduler import Scheduler, SchedulerConfig
+from diptych.engine.scheduling.sequence import Sequence as Generated
+from diptych.engine.scheduling.sequence import SequenceKey, SequenceState
+from diptych.engine.scheduling.step import Chunk, StepPlan
+from diptych.errors import ConfigurationError
+from diptych.sampling_params import SamplingParams
+from tests.engine_logits import chunk_logits
+from tests.engines import CPU, load_decoder
+from tests.tiny_model import ARCHITECTURES, write_tiny_model
+
+# Numbers that are none are asked of a part without tokens, and not used.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:invalid value encountered:RuntimeWarning", "ignore:divide by zero:RuntimeWarning"
+)
+
+BLOCK_SIZE = 8
+TOLERANCE = 1e-4  # of logits
+
+
+class Answer(NamedTuple):
+    token_ids: list[int]
+    num_preemptions: int
+
+
+class Rig:
+    """A scheduler, a pool and a runner, stepped by hand. All is NaN that nobody wrote."""
+
+    def __init__(self, folder: Path, backend: Backend, num_blocks: int) -> None:
+        model = load_decoder(folder, backend=backend)
+        self.cache = KVCache(
+            model.config, num_blocks, BLOCK_SIZE, model.dtype, allocate=backend.kv_memory
+        )
+        self.cache.tensor.fill_(torch.nan)
+        self.runner = Runner(model, self.cache, backend)
+        config = SchedulerConfig(
+            max_model_len=num_blocks * BLOCK_SIZE, max_batched_tokens=24, max_num_seqs=4
+        )
+        self._scheduler = Scheduler(config, BlockPool(num_blocks, BLOCK_SIZE))
+
+    def answers(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[Answer]:
+        """All at once, prompts in chunks beside single tokens; the first one greedy."""
+        sequences = [self._start(*numbered, num_tokens) for numbered in enumerate(prompts)]
+        while any(seq.state is not SequenceState.FINISHED for seq in sequences):
+            plan = self._scheduler.schedule()
+            assert plan is not None
+            self._scheduler.update(plan, self.runner.execute(plan))
+        return [
+            Answer(seq.token_ids[seq.num_prompt_tokens :], seq.num_preemptions) for seq in sequences
+        ]
+
+    def _start(self, number: int, token_ids: Sequence[int], num_tokens: int) -> Generated:
+        temperature = 0.9 if number else 0.0
+        seq = Generated(
+            key=SequenceKey("router", number),
+            token_ids=list(token_ids),
+            num_prompt_tokens=len(token_ids),
+            sampling=SamplingParams(
+                temperature=temperature, top_p=0.9, seed=number, max_tokens=num_tokens
+            ),
+        )
+        self._scheduler.reserve(seq)
+        self._scheduler.start(seq, [], compute_missing=True)
+        return seq
+
+
+def tokens(seed: int, count: int) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    ids: list[int] = torch.randint(5, 512, (count,), generator=generator).tolist()
+    return ids
+
+
+@pytest.mark.parametrize("family", sorted(ARCHITECTURES))
+def test_logits(family: str, tmp_path: Path) -> None:
+    """A prompt in chunks and then single tokens, on blocks in no order; windows of 32."""
+    write_tiny_model(tmp_path, family)
+    table = [9, 3, 11, 0, 7, 5, 2]
+    ids = tokens(1, 50)
+    on_cpu, on_device = (
+        torch.cat(list(chunk_logits(rig.runner, ids, (20, 1, 27, 1, 1), table)))
+        for rig in (Rig(tmp_path, backend, 12) for backend in (CPU, INTERPRETED))
+    )
+    assert (on_device - on_cpu).abs().max().item() <= TOLERANCE
+
+
+def test_the_same_tokens_when_a_sequence_is_preempted(tmp_path: Path) -> None:
+    """Greedy and seeded; a pool too small for all, so that one is computed anew."""
+    write_tiny_model(tmp_path, "qwen3")
+    prompts = [tokens(seed, count) for seed, count in ((1, 10), (2, 15), (3, 20))]
+    wanted, got = (
+        Rig(tmp_path, backend, 10).answers(prompts, 16) for backend in (CPU, INTERPRETED)
+    )
+    assert got == wanted
+    assert sum(answer.num_preemptions for answer in got) > 0
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_blocks_of_one_backend_are_gone_on_with_by_the_other(family: str, tmp_path: Path) -> None:
+    """What is moved between workers of two kinds: the bytes of blocks, and nothing else."""
+    write_tiny_model(tmp_path, family)
+    ids, table = tokens(1, 44), [1, 4, 0, 5, 3, 2]
+    wanted = torch.cat(list(chunk_logits(Rig(tmp_path, CPU, 6).runner, ids, (40, 1, 3), table)))
+    for source, reader in ((CPU, INTERPRETED), (INTERPRETED, CPU)):
+        prefilled, decoding = Rig(tmp_path, source, 6), Rig(tmp_path, reader, 6)
+        list(chunk_logits(prefilled.runner, ids[:40], (40,), table))
+        decoding.cache.memory.bytes.copy_(prefilled.cache.memory.bytes)
+        for begin, end in ((40, 41), (41, 44)):
+            chunk = Chunk(
+                token_ids=tuple(ids[begin:end]), start=begin, block_table=tuple(table), sample=None
+            )
+            got = decoding.runner.logits(StepPlan(chunks=(chunk,)))
+            assert (got - wanted[begin:end]).abs().max().item() <= TOLERANCE
+
+
+def test_int8_weights_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="quantization int8"):
+        INTERPRETED.weights(torch.float32, "int8")

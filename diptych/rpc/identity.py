@@ -35,7 +35,7 @@ _ALLOWED: Mapping[str, frozenset[PeerRole]] = {
     "grpc.reflection.v1alpha.ServerReflection": frozenset({"operator"}),
 }
 
-_SAN = "x509_subject_alternative_name"
+_DNS_NAMES = "peer_dns"  # of the subject's alternative names these alone
 
 
 class TlsFiles(BaseModel):
@@ -190,7 +190,7 @@ class Identity(Certificate):
         """
         service = method.strip("/").partition("/")[0]
         allowed = {self.name(role) for role in _ALLOWED.get(service, ())}
-        names = {name.decode(errors="replace") for name in auth_context.get(_SAN, ())}
+        names = {name.decode(errors="replace") for name in auth_context.get(_DNS_NAMES, ())}
         if not allowed & names:
             error = PeerNotAllowedError(
                 f"{service} is for {_listed(allowed)}; the certificate is of {_listed(names)}"

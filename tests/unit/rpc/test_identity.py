@@ -156,7 +156,7 @@ async def test_a_role_of_another_domain_is_none_here(authority: Authority) -> No
 def test_who_may_call_what(authority: Authority, method: str, allowed: set[str]) -> None:
     identity = identity_of(authority.issue("prefill"))
     for role in ("router", "prefill", "decode", "operator"):
-        context = {"x509_subject_alternative_name": [f"{role}.diptych".encode()]}
+        context = {"peer_dns": [f"{role}.diptych".encode()]}
         if role in allowed:
             identity.check_caller(method, context)
         else:

@@ -19,7 +19,11 @@ class WorkerConfig(ProcessConfig):
     cache_dir: Path | None = Field(
         None, description="Where models are imported and downloaded to. Unset: the user's cache."
     )
-    device: DeviceName = Field("cpu", description="Where the model runs.")
+    device: DeviceName = Field(
+        "cpu",
+        description="Where the model runs: cpu, cuda (an NVIDIA GPU; needs the extra cuda), or "
+        "auto: cuda if it can be used here, else cpu.",
+    )
     dtype: DtypeName = Field(
         "auto",
         description="Element type of weights and arithmetic; auto: float32 on a CPU, elsewhere the "

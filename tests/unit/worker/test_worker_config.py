@@ -43,7 +43,8 @@ def test_defaults() -> None:
         (("--model", "demo", "--cpus", "a"), "expected cores"),
         (("--model", "demo", "--blocks", "8"), "blocks"),
         (("--model", "demo", "--dtype", "int8"), "--dtype"),
-        (("--model", "demo", "--device", "cuda"), r"--device.*'cpu'"),
+        (("--model", "demo", "--device", "tpu"), r"--device.*'auto', 'cpu' or 'cuda'"),
+        (("--model", "demo", "--kv-cache-dtype", "fp8"), r"--kv-cache-dtype.*'int8'"),
     ],
 )
 def test_bad_flags_are_one_line(args: tuple[str, ...], message: str) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from diptych.engine.backends.base import Backend
+from diptych.engine.backends.choice import make_backend
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.runner import Runner
 from diptych.engine.scheduling.block_pool import BlockPool
@@ -19,6 +20,7 @@ from diptych.engine.scheduling.sequence import Sequence as Generated
 from diptych.engine.scheduling.sequence import SequenceKey, SequenceState
 from diptych.engine.scheduling.step import Chunk, StepPlan
 from diptych.errors import ConfigurationError
+from diptych.formats import DeviceName
 from diptych.sampling_params import SamplingParams
 from tests.engine_logits import chunk_logits
 from tests.engines import CPU, load_decoder
@@ -130,3 +132,14 @@ def test_blocks_of_one_backend_are_gone_on_with_by_the_other(family: str, tmp_pa
 def test_int8_weights_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="quantization int8"):
         INTERPRETED.weights(torch.float32, "int8")
+
+
+@pytest.mark.parametrize("name", ["auto", "cuda"])
+def test_chosen_where_all_is_there(name: DeviceName, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    backend = make_backend(name)
+    assert isinstance(backend, type(INTERPRETED))
+    assert backend.device == torch.device("cuda", 1)

@@ -99,7 +99,7 @@ class RouterSequences:
         try:
             self._admit()
             self._limits.check_reserve(command.spec)
-            sequence = self._reserve_blocks(sequence_id, command.spec)
+            sequence = self._reserve_blocks(sequence_id, command.spec, to_pull=command.to_pull)
         except DiptychError as error:
             return [actions.send_ended(sequence_id, error=error)]
         held = HeldSequence(command.spec, sequence)
@@ -225,9 +225,12 @@ class RouterSequences:
             return None
         return held
 
-    def _reserve_blocks(self, sequence_id: int, spec: common_pb2.SequenceSpec) -> Sequence:
+    def _reserve_blocks(
+        self, sequence_id: int, spec: common_pb2.SequenceSpec, *, to_pull: bool
+    ) -> Sequence:
         key = SequenceKey(self._owner, sequence_id)
         sequence = Sequence.from_spec(key, spec, prefill_only=False)
+        sequence.to_pull = to_pull
         self._engine.reserve(sequence)
         return sequence
 
@@ -248,7 +251,8 @@ class RouterSequences:
         """Swap the reservation for a fresh one where late reads might spoil what is computed."""
         if not self._unfinished_reads.isdisjoint(held.sequence.block_table):
             self._engine.release(held.sequence)
-            held.sequence = self._reserve_blocks(held.sequence.key.sequence_id, held.spec)
+            sequence_id = held.sequence.key.sequence_id
+            held.sequence = self._reserve_blocks(sequence_id, held.spec, to_pull=False)
 
     def _end(
         self,

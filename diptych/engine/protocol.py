@@ -71,7 +71,8 @@ class Engine(Protocol):
     def reserve(self, seq: Sequence) -> None:
         """Hold a prefix hit, and blocks into which the caller may have the rest written.
 
-        Raises as ``add_prefill``.
+        The hit of a sequence ``to_pull`` may be of use only with the rest: if ``start`` has it
+        computed instead, from further back. Raises as ``add_prefill``.
         """
         ...
 

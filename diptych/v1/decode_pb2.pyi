@@ -64,7 +64,7 @@ class Peer(_message.Message):
     def __init__(self, address: _Optional[str] = ..., incarnation: _Optional[str] = ...) -> None: ...
 
 class Reserve(_message.Message):
-    __slots__ = ("sequence_id", "request_id", "spec", "trace_context")
+    __slots__ = ("sequence_id", "request_id", "spec", "trace_context", "to_pull")
     class TraceContextEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -76,11 +76,13 @@ class Reserve(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     TRACE_CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    TO_PULL_FIELD_NUMBER: _ClassVar[int]
     sequence_id: int
     request_id: str
     spec: _common_pb2.SequenceSpec
     trace_context: _containers.ScalarMap[str, str]
-    def __init__(self, sequence_id: _Optional[int] = ..., request_id: _Optional[str] = ..., spec: _Optional[_Union[_common_pb2.SequenceSpec, _Mapping]] = ..., trace_context: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    to_pull: bool
+    def __init__(self, sequence_id: _Optional[int] = ..., request_id: _Optional[str] = ..., spec: _Optional[_Union[_common_pb2.SequenceSpec, _Mapping]] = ..., trace_context: _Optional[_Mapping[str, str]] = ..., to_pull: _Optional[bool] = ...) -> None: ...
 
 class Bind(_message.Message):
     __slots__ = ("sequence_id", "bind_id", "source_address", "source_incarnation", "ticket", "first_missing_token")

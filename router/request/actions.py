@@ -60,6 +60,7 @@ class Reserve(NamedTuple):
     worker: WorkerId
     sequence_id: int
     num_emitted: int
+    to_pull: bool  # from a lease; else the worker computes what it lacks
 
 
 class Bind(NamedTuple):

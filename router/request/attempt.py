@@ -117,7 +117,7 @@ class Attempt:
             held.num_assumed_tokens = local.num_assumed_tokens
         self.reservation = held
         self.decode_worker = worker.address
-        self._do(actions.Reserve(worker, held.sequence_id, self.base))
+        self._do(actions.Reserve(worker, held.sequence_id, self.base, to_pull=local is None))
 
     def pull_from(self, worker: WorkerId) -> None:
         """Open a lease on ``worker`` for the reservation that is held or asked for."""

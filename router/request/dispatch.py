@@ -148,6 +148,7 @@ class Dispatch:
             request_id=self._request_id,
             spec=self._spec(emitted[: action.num_emitted]),
             trace_context=self._trace_context,
+            to_pull=action.to_pull,
         )
         if link is None or not link.reserve(reserve, listener):
             return False

@@ -59,7 +59,9 @@ class Case:
     async def pull(self, token_ids: list[int], max_tokens: int = NUM_TOKENS) -> Pulled:
         assert self._source is not None
         router = self.router
-        sequence_id, num_cached = await router.reserve(token_ids, max_tokens=max_tokens)
+        sequence_id, num_cached = await router.reserve(
+            token_ids, max_tokens=max_tokens, to_pull=True
+        )
         lease, ticket, first = await leased(self._prefill, token_ids, router.worker_incarnation)
         await router.bind(sequence_id, self._source, ticket, num_cached)
         stats = (await router.next("proven")).proven.stats
@@ -112,10 +114,29 @@ async def test_prompts_that_share_a_prefix(tmp_path: Path, transport: str) -> No
         assert again.stats.num_tokens == 2
         longer = await case.handed_over([*LONG, *prompt(30, seed=2)])
         assert longer.num_cached == 128
-        shorter = await case.handed_over(LONG[:100])  # its windows lie in the holes
-        assert shorter.num_cached == 0
+        other = await case.handed_over([*LONG[:100], *prompt(40, seed=3)])
+        assert other.num_cached == 96  # its windows lie behind that
+        shorter = await case.handed_over(LONG[:100])  # its windows begin in a hole
+        assert shorter.num_cached == 64
         assert (await case.handed_over(LONG[:100])).num_cached == 96
         assert (await case.handed_over(LONG)).num_cached == 128
+
+
+async def test_what_was_to_be_pulled_is_computed_from_where_that_can_be(tmp_path: Path) -> None:
+    token_ids = [*LONG[:100], *prompt(40, seed=3)]
+    async with case_of(tmp_path, "inline", NUM_BLOCKS) as case:
+        await case.handed_over(LONG)
+        sequence_id, found = await case.router.reserve(token_ids)
+        assert found == 0
+        await case.router.release(sequence_id)
+        await case.router.until_ended(sequence_id)
+        sequence_id, found = await case.router.reserve(
+            token_ids, max_tokens=NUM_TOKENS, to_pull=True
+        )
+        assert found == 96
+        await case.router.start(sequence_id, [], compute_missing=True)
+        said = await case.router.until_ended(sequence_id)
+        assert tokens_of(said) == case.want(token_ids)
 
 
 async def test_a_whole_hit_computes_its_last_block_again(tmp_path: Path) -> None:

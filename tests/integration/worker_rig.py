@@ -296,22 +296,36 @@ class Router:
         await self.call.write(decode_pb2.DecodeCommand(**command))
 
     async def reserve(
-        self, token_ids: Sequence[int], *, max_tokens: int = 8, num_output: int = 0
+        self,
+        token_ids: Sequence[int],
+        *,
+        max_tokens: int = 8,
+        num_output: int = 0,
+        to_pull: bool = False,
     ) -> tuple[int, int]:
         """Reserve and wait; (sequence id, cached tokens)."""
-        sequence_id = await self.ask(token_ids, max_tokens=max_tokens, num_output=num_output)
+        sequence_id = await self.ask(
+            token_ids, max_tokens=max_tokens, num_output=num_output, to_pull=to_pull
+        )
         reserved = (await self.next("reserved")).reserved
         assert reserved.sequence_id == sequence_id
         return sequence_id, reserved.num_cached_tokens
 
     async def ask(
-        self, token_ids: Sequence[int], *, max_tokens: int = 8, num_output: int = 0
+        self,
+        token_ids: Sequence[int],
+        *,
+        max_tokens: int = 8,
+        num_output: int = 0,
+        to_pull: bool = False,
     ) -> int:
         """Send Reserve; the sequence id."""
         sequence_id = next(_ids)
         self.said[sequence_id] = Said()
         asked = spec(token_ids, max_tokens=max_tokens, num_output=num_output, margins=True)
-        await self.send(reserve=decode_pb2.Reserve(sequence_id=sequence_id, spec=asked))
+        await self.send(
+            reserve=decode_pb2.Reserve(sequence_id=sequence_id, spec=asked, to_pull=to_pull)
+        )
         return sequence_id
 
     async def read(self) -> decode_pb2.DecodeEvent:

@@ -369,7 +369,9 @@ class Request:
         link.requests[action.sequence_id] = self
         self.reservations[action.sequence_id] = link
         reserve = decode_pb2.Reserve(
-            sequence_id=action.sequence_id, spec=self._spec(action.num_emitted)
+            sequence_id=action.sequence_id,
+            spec=self._spec(action.num_emitted),
+            to_pull=action.to_pull,
         )
         link.send(decode_pb2.DecodeCommand(reserve=reserve))
         return None

@@ -199,6 +199,10 @@ class BlockPool:
         """See the prefix cache. Holds nothing, see ``hold``."""
         return self._cache.lookup(keys, step_back=step_back)
 
+    def lookup_to_pull(self, keys: Sequence[BlockKey], last_block: int) -> list[int]:
+        """See the prefix cache. Holds nothing."""
+        return self._cache.lookup_to_pull(keys, last_block)
+
     def hold(self, block_ids: Sequence[int], owner: Owner) -> None:
         """Add one holder to each cached block, so that it stays."""
         for block_id in block_ids:

@@ -31,16 +31,28 @@ class BlockTables:
         at_last = self._pool.num_blocks_for(longest - 1)
         return max(needed, min(needed + self._headroom_blocks, at_last))
 
-    def admit(self, seq: Sequence, owner: Owner, *, max_cached_tokens: int, keep: int = 0) -> int:
+    def admit(
+        self,
+        seq: Sequence,
+        owner: Owner,
+        *,
+        max_cached_tokens: int,
+        keep: int = 0,
+        to_pull: bool = False,
+    ) -> int:
         """Fill an empty table, leaving ``keep`` blocks available for others.
 
         The first ``num_computed_tokens`` (returned) are a prefix hit of whole blocks, at
-        most ``max_cached_tokens``. Raises BlocksExhaustedError; nothing has changed then.
+        most ``max_cached_tokens``; ``to_pull``: it need serve only once what it lacks was
+        pulled. Raises BlocksExhaustedError; nothing has changed then.
         """
         assert not seq.block_table, "the sequence has blocks"
         pool = self._pool
         keys = self._keys(seq)[: max_cached_tokens // pool.block_size]
-        hits = pool.lookup(keys, step_back=len(keys) * pool.block_size == seq.num_tokens)
+        if to_pull:
+            hits = pool.lookup_to_pull(keys, (seq.num_tokens - 1) // pool.block_size)
+        else:
+            hits = pool.lookup(keys, step_back=len(keys) * pool.block_size == seq.num_tokens)
         num_fresh = self.num_wanted_blocks(seq) - len(hits)
         pool.check_available(num_fresh, hits, keep)
         pool.hold(hits, owner)

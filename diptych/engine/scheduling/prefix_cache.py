@@ -59,6 +59,21 @@ class PrefixCache:
             return found
         return found[: self._num_usable(found, step_back=step_back and len(found) == len(keys))]
 
+    def lookup_to_pull(self, keys: Sequence[BlockKey], last_block: int) -> list[int]:
+        """Blocks of the longest cached prefix behind which the rest of a sequence can be pulled.
+
+        Each holds what the sequence needs of it to go on once that is there; ``last_block`` is
+        the sequence's. Never shorter than what ``lookup`` finds, but of no use by itself.
+        """
+        found = []
+        for index, key in enumerate(keys):
+            block_id = self._block_of.get(key)
+            needed = self._needs.num_groups_of(index, last_block)
+            if block_id is None or self._num_groups_of[block_id] < needed:
+                break
+            found.append(block_id)
+        return found
+
     def replaced_by(self, key: BlockKey, num_groups: int) -> int | None:
         """The block that has the key now, if it holds less than so many groups."""
         block_id = self._block_of.get(key)

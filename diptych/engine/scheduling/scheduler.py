@@ -155,11 +155,12 @@ class Scheduler:
     def reserve(self, seq: Sequence) -> None:
         """Hold the prefix hit, blocks for the rest, and headroom: -> RESERVED.
 
-        ``block_table[num_cached_tokens // block_size :]`` is where missing KV goes.
+        ``block_table[num_cached_tokens // block_size :]`` is where missing KV goes. If the
+        sequence is ``to_pull``, the hit may be longer than what could be computed from.
         Raises as ``add_prefill``.
         """
         assert not seq.prefill_only, "only sequences that decode are reserved"
-        self._admit_new(seq, Owner.RESERVED, max_cached_tokens=seq.num_tokens)
+        self._admit_new(seq, Owner.RESERVED, max_cached_tokens=seq.num_tokens, to_pull=seq.to_pull)
         self._queues.add_reserved(seq)
 
     def mark_proven(self, seq: Sequence) -> None:
@@ -187,9 +188,14 @@ class Scheduler:
         assert seq.num_computed_tokens == seq.num_tokens or all(
             map(self.pool.is_writable, seq.block_table[first_missing:])
         ), "a posted read may still write what is to be computed"
+        was_hit_to_pull = seq.to_pull and seq.num_computed_tokens < seq.num_tokens
         seq.token_ids += emitted
         self.pool.retag(seq.block_table, Owner.RESERVED, Owner.RUNNING)
         self._queues.add_arrival(seq)
+        if was_hit_to_pull and self.pool.needs.reaches:  # what comes next may see its holes
+            self._tables.drop(seq, Owner.RUNNING)
+            self._admit_again(seq)  # or it waits for blocks, like one that was preempted
+            return
         if seq.num_computed_tokens == num_tokens:
             self._tables.step_back(seq, Owner.RUNNING)
         try:
@@ -324,7 +330,9 @@ class Scheduler:
             return FinishReason.LENGTH
         return None
 
-    def _admit_new(self, seq: Sequence, owner: Owner, *, max_cached_tokens: int) -> None:
+    def _admit_new(
+        self, seq: Sequence, owner: Owner, *, max_cached_tokens: int, to_pull: bool = False
+    ) -> None:
         if not 0 < seq.num_tokens < self.config.max_model_len:
             raise InvalidRequestError(
                 f"{seq.num_tokens} is not within 1 and {self.config.max_model_len - 1}",
@@ -334,7 +342,7 @@ class Scheduler:
         preempted = (each for each in self._queues.waiting if not each.block_table)
         owed = sum(map(self._tables.num_wanted_blocks, preempted))
         seq.num_cached_tokens = self._tables.admit(
-            seq, owner, max_cached_tokens=max_cached_tokens, keep=owed
+            seq, owner, max_cached_tokens=max_cached_tokens, keep=owed, to_pull=to_pull
         )
         self.num_lookup_tokens += seq.num_tokens
         self.num_hit_tokens += seq.num_cached_tokens

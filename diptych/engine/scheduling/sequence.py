@@ -46,6 +46,7 @@ class Sequence:
     sampling: SamplingParams
     cache_salt: bytes = b""
     prefill_only: bool = False  # stop after the first sampled token and hold the blocks
+    to_pull: bool = False  # a reserved one's missing KV is to come from elsewhere
 
     # What an engine writes: diptych.engine.protocol.Engine says what each promises.
     state: SequenceState = SequenceState.RESERVED

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import Phase, settings
+from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
 from diptych.block_needs import BlockNeeds, GroupExtent
@@ -40,6 +41,13 @@ def ship_what_the_next_token_alone_needs(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(BlockNeeds, "num_groups_of", few)
 
 
+class ShortWindow(SchedulerMachine):
+    """Most of what is pulled has holes."""
+
+    def draw_windows(self, data: st.DataObject) -> list[int | None]:
+        return [None, 3]
+
+
 @pytest.mark.parametrize(
     "patch",
     [
@@ -60,4 +68,4 @@ def test_the_mutation_is_found(patch: Patch, monkeypatch: pytest.MonkeyPatch) ->
         phases=[Phase.generate],
     )
     with pytest.raises(AssertionError):
-        run_state_machine_as_test(SchedulerMachine, settings=search)
+        run_state_machine_as_test(ShortWindow, settings=search)

@@ -137,6 +137,71 @@ def test_a_whole_hit_serves_only_if_its_last_block_can_be_computed_again(
     assert seq.num_cached_tokens == num_cached
 
 
+@given(
+    block_size=st.integers(1, 4),
+    windows=st.lists(st.integers(1, 9), max_size=3, unique=True),
+    num_tokens=st.integers(1, 20),
+    data=st.data(),
+)
+@settings(max_examples=200, deadline=None)
+def test_a_hit_to_pull_has_what_the_whole_sequence_needs_of_it(
+    block_size: int, windows: list[int], num_tokens: int, data: st.DataObject
+) -> None:
+    """And is never shorter than one that serves at once."""
+    needs = BlockNeeds(
+        block_size, [GroupExtent(window, 1) for window in [None, *sorted(windows, reverse=True)]]
+    )
+    num_blocks, last_block = num_tokens // block_size, (num_tokens - 1) // block_size
+    num_groups = st.integers(1, needs.num_groups)
+    held = data.draw(st.lists(num_groups, min_size=num_blocks, max_size=num_blocks))
+    cache, keys = cache_of(needs, held)
+    found = len(cache.lookup_to_pull(keys, last_block))
+    enough = [num >= needs.num_groups_of(index, last_block) for index, num in enumerate(held)]
+    assert all(enough[:found])
+    assert found == num_blocks or not enough[found]
+    step_back = num_blocks * block_size == num_tokens
+    assert found >= len(cache.lookup(keys, step_back=step_back))
+
+
+def test_a_prompt_that_shares_a_prefix_is_hit_if_the_rest_is_pulled() -> None:
+    """And if it is computed after all, then from where it can be."""
+    scheduler = scheduler_of()
+    first = sequence_of(22)
+    scheduler.reserve(first)
+    scheduler.mark_proven(first)
+    seq = sequence_of(30, 2)
+    seq.token_ids[14:] = [100 + i for i in range(16)]
+    seq.to_pull = True
+    scheduler.reserve(seq)
+    assert seq.num_cached_tokens == 12
+    hits = seq.block_table[:3]
+    assert hits == first.block_table[:3]
+    scheduler.start(seq, [], compute_missing=True)
+    assert seq.num_computed_tokens == 0
+    assert len(seq.block_table) >= 8
+    assert not set(hits) & set(seq.block_table)
+
+
+def test_what_cannot_be_computed_now_waits_for_blocks() -> None:
+    scheduler = scheduler_of(18)  # seven each, of which two share three
+    for number, num_tokens in ((1, 22), (3, 22)):
+        seq = sequence_of(num_tokens, number)
+        seq.token_ids[0] = number
+        scheduler.reserve(seq)
+        scheduler.mark_proven(seq)
+    late = sequence_of(22, 2)
+    late.token_ids[0], late.token_ids[14:] = 1, [99] * 8
+    late.to_pull = True
+    scheduler.reserve(late)
+    assert late.num_cached_tokens == 12
+    scheduler.start(late, [], compute_missing=True)
+    assert late.block_table == []
+    assert scheduler.num_waiting == 1
+    scheduler.release(seq)
+    assert scheduler.schedule() is not None
+    assert len(late.block_table) >= 6
+
+
 def test_what_was_computed_has_no_holes() -> None:
     scheduler = scheduler_of()
     computed = sequence_of(22)

@@ -232,6 +232,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), next_step=st.sampled_from(["none", "pull", "compute", "pull and start"]))
     def reserve(self, data: st.DataObject, next_step: str) -> None:
         seq = self.make(data, prefill_only=False)
+        seq.to_pull = data.draw(st.booleans(), "to_pull")
         before = self.pool.counts()
         try:
             self.scheduler.reserve(seq)

@@ -155,10 +155,27 @@ async def test_nothing_is_remembered_of_a_worker_that_was_forgotten(world: World
     (decode,) = world.cluster._decode.values()
     decode.link._handle(decode_pb2.DecodeEvent(welcome=decode_pb2.Welcome(incarnation="d-1")))
     request = world.request()
-    assert request.reserve(actions.Reserve(DECODE, 1, 0), (), Deaf())
+    assert request.reserve(actions.Reserve(DECODE, 1, 0, to_pull=True), (), Deaf())
     decode.watch._lose("its Watch broke")  # its decode stream has not, yet
     request.start(actions.Start(1, (), compute_missing=True))
     assert not world.memory._by_worker
     world.says(DECODE, worker_pb2.WORKER_ROLE_DECODE)
     request.start(actions.Start(1, (), compute_missing=True))
     assert world.num_believed(DECODE) == NUM_BLOCKS
+
+
+@pytest.mark.parametrize("to_pull", [True, False])
+async def test_a_worker_is_told_whether_there_will_be_a_lease_to_pull_from(
+    world: World, monkeypatch: pytest.MonkeyPatch, to_pull: bool
+) -> None:
+    asked: list[decode_pb2.Reserve] = []
+
+    def note(command: decode_pb2.Reserve, listener: object) -> bool:
+        asked.append(command)
+        return True
+
+    (decode,) = world.cluster._decode.values()
+    decode.link._handle(decode_pb2.DecodeEvent(welcome=decode_pb2.Welcome(incarnation="d-1")))
+    monkeypatch.setattr(decode.link, "reserve", note)
+    assert world.request().reserve(actions.Reserve(DECODE, 1, 0, to_pull=to_pull), (), Deaf())
+    assert [command.to_pull for command in asked] == [to_pull]

@@ -326,6 +326,7 @@ def test_a_prefix_that_is_not_cached_after_all_is_prefilled_for_the_reservation(
 
 def test_a_prefix_that_is_cached_as_believed_is_computed_where_it_is() -> None:
     world = World(believed_cached=("d2",)).begin()
+    assert not world.reservation.to_pull
     world.reserve(cached=len(PROMPT) - 1)
     assert world.started[world.reservation.sequence_id].compute_missing
     assert world.ran_locally == [Why.CHOICE]

@@ -11,6 +11,7 @@ from tests.unit.router.request.world import LENGTH, PROMPT, STOP, TIMERS, World,
 def test_the_plain_path() -> None:
     world = World().begin()
     assert (world.lease.worker, world.reservation.worker) == (worker("p1"), worker("d1"))
+    assert world.reservation.to_pull
     world.accept(cached=3)
     world.reserve()
     assert world.grants[world.lease.sequence_id].reader == worker("d1")

@@ -130,6 +130,9 @@ class SamplingOptions:
     stop_token_ids: tuple[int, ...] = _option(
         "Token id that ends the answer.", (), high=_UINT32, max_items=MAX_STOP_TOKEN_IDS
     )
+    include_stop_str_in_output: bool = _option(
+        "End the text with the stop string or token that ended the answer.", False
+    )
     ignore_eos: bool = _option("Go on after the model's end-of-sequence token.", False)
     return_margins: bool = _option(
         "Report how far each token was from being another one.", False, is_flag=False

@@ -117,6 +117,7 @@ class Generator:
             clock=time.monotonic,
             max_unsent=self._services.config.client_buffer_messages,
             num_resumed=len(resolved.emitted_token_ids),
+            includes_stop=resolved.includes_stop,
             on_emitted=observer.emitted,
         )
 

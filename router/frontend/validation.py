@@ -118,6 +118,7 @@ def resolve(
         ),
         sampling=SamplingParams(**chosen),
         stop=given.stop,
+        includes_stop=given.include_stop_str_in_output,
         cache_salt=_salt(request),
         emitted_token_ids=tuple(request.emitted_token_ids),
     )

@@ -12,6 +12,7 @@ class ResolvedRequest:
 
     shape: RequestShape
     sampling: SamplingParams  # as workers get it
-    stop: tuple[str, ...] = ()  # the router's own affair
+    stop: tuple[str, ...] = ()  # the router's own affair, as is the next
+    includes_stop: bool = False  # the text ends with what ended the output
     cache_salt: bytes = b""
     emitted_token_ids: tuple[int, ...] = ()  # the client has these already

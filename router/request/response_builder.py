@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from diptych.errors import InvalidRequestError
 from diptych.finish_reason import FinishReason
-from diptych.text.detokenizer import Detokenizer
+from diptych.text.detokenizer import Detokenizer, TextDelta
 from diptych.token_logprobs import TokenLogprobs
 from router.generation.answer import ChoiceFinished, Delta, Timing
 from router.request.emitted_tokens import RequestShape
@@ -45,9 +45,14 @@ class ResponseBuilder:
         clock: Callable[[], float],
         max_unsent: int,
         num_resumed: int = 0,
+        includes_stop: bool = False,
         on_emitted: OnEmitted = lambda num_tokens, gap_s: None,
     ) -> None:
-        """``max_unsent`` bounds how many batches of tokens may wait to be taken."""
+        """``max_unsent`` bounds how many batches of tokens may wait to be taken.
+
+        ``includes_stop``: the text ends with the stop string, or the text of the stop
+        token, that ended the output.
+        """
         self.moments = Moments(received_s)
         self.num_output_tokens = 0
         self.stop_match: str | None = None
@@ -56,6 +61,7 @@ class ResponseBuilder:
         self._clock = clock
         self._max_unsent = max_unsent
         self._num_resumed = num_resumed
+        self._includes_stop = includes_stop
         self._on_emitted = on_emitted
         self._last_token_id: int | None = None
         self._unsent: Delta | None = None
@@ -86,7 +92,8 @@ class ResponseBuilder:
         """See :data:`router.request.emitted_tokens.TokenSink`."""
         position, used = self.num_output_tokens, len(token_ids)
         shape, shown = self._shape, token_ids
-        if token_ids[-1] in shape.stop_token_ids and position + used >= shape.min_tokens:
+        ends = token_ids[-1] in shape.stop_token_ids and position + used >= shape.min_tokens
+        if ends and not self._includes_stop:
             shown = token_ids[:-1]  # it ends the output and has no text
         delta = self._detokenizer.push(shown)
         if delta.stop_match is not None:
@@ -95,7 +102,8 @@ class ResponseBuilder:
         self.num_output_tokens = position + used
         if position >= self._num_resumed:
             used_ids, used_margins = list(token_ids[:used]), list(margins[:used])
-            self._emit(Delta(delta.text, used_ids, position, used_margins, tuple(logprobs[:used])))
+            text = self._with_stop(delta)
+            self._emit(Delta(text, used_ids, position, used_margins, tuple(logprobs[:used])))
         return delta.stop_match is not None
 
     def check_resumed(self) -> None:
@@ -134,8 +142,9 @@ class ResponseBuilder:
         if self.stop_match is None:
             held = self._detokenizer.flush()
             self.stop_match = held.stop_match
-            if held.text:
-                rest = Delta(held.text, [], self.num_output_tokens, [])
+            text = self._with_stop(held)
+            if text:
+                rest = Delta(text, [], self.num_output_tokens, [])
         if self.stop_match is not None:
             return rest, ChoiceFinished(FinishReason.STOP, self.stop_match)
         matched = self._last_token_id if reason is FinishReason.STOP else None
@@ -164,6 +173,10 @@ class ResponseBuilder:
             handoff_gap_s=second_s - m.first_written_s if has_second else 0.0,
             decode_s=last_s - second_s if has_second else 0.0,
         )
+
+    def _with_stop(self, delta: TextDelta) -> str:
+        is_added = self._includes_stop and delta.stop_match is not None
+        return f"{delta.text}{delta.stop_match}" if is_added else delta.text
 
     def _emit(self, delta: Delta) -> None:
         now, moments = self._clock(), self.moments

@@ -313,6 +313,17 @@ async def test_details_9_and_10_stop_strings_are_held_across_tokens(
     assert read[-1]["choices"][0]["stop_reason"] == stop
 
 
+async def test_a_stop_string_may_be_part_of_the_text(
+    client: openai.AsyncOpenAI, model: str
+) -> None:
+    whole = (await complete(client, model, max_tokens=40)).choices[0].text
+    stop = whole[len(whole) // 2 :][:5]
+    asked = {"stop": stop, "extra_body": {**GO_ON, "include_stop_str_in_output": True}}
+    stopped = (await complete(client, model, max_tokens=40, **asked)).choices[0]
+    assert stopped.text == whole[: whole.index(stop)] + stop
+    assert stopped.finish_reason == "stop"
+
+
 async def test_detail_11_stop_tokens_end_and_do_not_show(
     http: httpx.AsyncClient, cluster: Cluster, model: str
 ) -> None:

@@ -28,7 +28,7 @@ EVERYTHING = SamplingOptions(
     temperature=0.5, top_k=3, top_p=0.25, min_p=0.125, logit_bias={7: -0.5, 8: 100.0},
     presence_penalty=0.5, frequency_penalty=-2.0, repetition_penalty=1.25, logprobs=3,
     seed=2**64 - 1, max_tokens=9, min_tokens=2,
-    stop=("a", "b"), stop_token_ids=(4, 5), ignore_eos=True, return_margins=True,
+    stop=("a", "b"), stop_token_ids=(4, 5), include_stop_str_in_output=True, ignore_eos=True, return_margins=True,
 )  # fmt: skip
 
 

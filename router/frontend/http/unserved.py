@@ -26,7 +26,6 @@ _ANY_BODY: Final[Unserved] = {
     "guided_grammar": (),
     "guided_json": (),
     "guided_regex": (),
-    "include_stop_str_in_output": (False,),
     "json_schema": (),
     "kv_transfer_params": (),
     "length_penalty": (1,),

@@ -174,6 +174,7 @@ def test_what_is_given_is_kept() -> None:
             5, temperature=0.0, top_p=0.5, top_k=7, min_p=0.5, logit_bias={9: -2.0}, seed=0,
             max_tokens=63, min_tokens=63,
             stop_token_ids=[9, 9], stop=["x"], ignore_eos=True, return_margins=True,
+            include_stop_str_in_output=True,
         )
     )  # fmt: skip
     sampling = resolved.sampling
@@ -182,6 +183,8 @@ def test_what_is_given_is_kept() -> None:
     assert sampling.seed == 0
     assert resolved.shape.stop_token_ids == {9}
     assert resolved.stop == ("x",)
+    assert resolved.includes_stop
+    assert not resolve(tokens(5)).includes_stop
     assert sampling.return_margins
 
 

@@ -38,6 +38,7 @@ def make(
     max_unsent: int = 3,
     min_tokens: int = 0,
     num_resumed: int = 0,
+    includes_stop: bool = False,
     on_emitted: OnEmitted = lambda num_tokens, gap_s: None,
 ) -> tuple[ResponseBuilder, EmittedTokens, Clock]:
     clock = Clock()
@@ -51,6 +52,7 @@ def make(
         clock=clock,
         max_unsent=max_unsent,
         num_resumed=num_resumed,
+        includes_stop=includes_stop,
         on_emitted=on_emitted,
     )
     return answer, EmittedTokens(shape, answer.sink), clock
@@ -104,6 +106,45 @@ def test_stop_string_within_a_batch_cuts_the_tokens_too(tokenizer: Tokenizer) ->
     assert answer.finish(FinishReason.STOP) == (None, ChoiceFinished(FinishReason.STOP, "two"))
     assert output.stop_matched
     assert output.complete_reason == common_pb2.FINISH_REASON_STOP
+
+
+@pytest.mark.parametrize("cut", [3, 5, 6, 7])
+def test_a_stop_string_may_be_part_of_the_text(tokenizer: Tokenizer, cut: int) -> None:
+    answer, output, _ = make(tokenizer, stop=("two",), includes_stop=True)
+    ids = [t for c in "one two three" for t in tokenizer.encode(c, add_special=False)]
+    feed(output, ids[:cut])
+    if not output.stop_matched:
+        feed(output, ids[cut:])
+    response = answer.take()
+    assert response is not None
+    assert response.text == "one two"
+    assert answer.finish(FinishReason.STOP) == (None, ChoiceFinished(FinishReason.STOP, "two"))
+
+
+def test_a_stop_token_may_be_part_of_the_text(tokenizer: Tokenizer) -> None:
+    first, last = tokenizer.encode("a", add_special=False) + tokenizer.encode(
+        "b", add_special=False
+    )
+    for includes_stop, text in ((True, "ab"), (False, "a")):
+        stops = frozenset({last})
+        answer, output, _ = make(tokenizer, stop_token_ids=stops, includes_stop=includes_stop)
+        feed(output, [first, last])
+        response = answer.take()
+        assert response is not None
+        assert response.text == text
+        assert answer.finish(FinishReason.STOP) == (None, ChoiceFinished(FinishReason.STOP, last))
+
+
+def test_broken_characters_that_stop_may_be_part_of_the_text(tokenizer: Tokenizer) -> None:
+    answer, output, _ = make(tokenizer, stop=("e\ufffd",), includes_stop=True)
+    first_byte, _ = tokenizer.encode("ü", add_special=False)
+    feed(output, [*tokenizer.encode("e", add_special=False), first_byte])
+    taken = answer.take()
+    assert taken is not None
+    delta, finished = answer.finish(FinishReason.LENGTH)
+    assert delta is not None
+    assert taken.text + delta.text == "e\ufffd"
+    assert finished == ChoiceFinished(FinishReason.STOP, "e\ufffd")
 
 
 def logprobs_of(token_ids: list[int]) -> list[TokenLogprobs]:

@@ -54,6 +54,7 @@ def test_every_declared_parameter_is_read_under_its_name() -> None:
         "min_tokens": 2,
         "stop": ["a", "b"],
         "stop_token_ids": [7, 8],
+        "include_stop_str_in_output": True,
         "ignore_eos": True,
     }
     assert set(values) == SERVED, "a parameter was added: say here what it is over HTTP"
@@ -78,7 +79,6 @@ OF_OTHERS = [
     "custom_params",
     "ebnf",
     "echo",
-    "include_stop_str_in_output",
     "json_schema",
     "kv_transfer_params",
     "length_penalty",

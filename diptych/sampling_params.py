@@ -25,6 +25,8 @@ MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKEN_IDS = 1024
 MAX_BIASED_TOKEN_IDS = 1024
 MAX_LOGPROBS = 20
+MAX_BAD_WORDS = 64
+MAX_BAD_WORD_CHARACTERS = 128
 
 _UINT32 = 2**32 - 1
 _UINT64 = 2**64 - 1
@@ -133,6 +135,12 @@ class SamplingOptions:
     include_stop_str_in_output: bool = _option(
         "End the text with the stop string or token that ended the answer.", False
     )
+    bad_words: tuple[str, ...] = _option(
+        "Word that the answer may not have.",
+        (),
+        max_items=MAX_BAD_WORDS,
+        max_characters=MAX_BAD_WORD_CHARACTERS,
+    )
     ignore_eos: bool = _option("Go on after the model's end-of-sequence token.", False)
     return_margins: bool = _option(
         "Report how far each token was from being another one.", False, is_flag=False
@@ -159,6 +167,7 @@ class SamplingParams:
     max_tokens: int = 16
     min_tokens: int = 0
     stop_token_ids: frozenset[int] = frozenset()  # the model's own among them
+    bad_words: frozenset[tuple[int, ...]] = frozenset()  # tokens that may not come in a row
     return_margins: bool = False
     logprobs: int | None = None  # of how many likeliest tokens; None: not even of the drawn one
 
@@ -166,7 +175,10 @@ class SamplingParams:
     def needs_history(self) -> bool:
         """Whether the tokens so far change how the next one is drawn."""
         return bool(
-            self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0
+            self.presence_penalty
+            or self.frequency_penalty
+            or self.repetition_penalty != 1.0
+            or any(len(word) > 1 for word in self.bad_words)
         )
 
     @classmethod
@@ -175,12 +187,15 @@ class SamplingParams:
         given = {item.name: value for item, value in message.ListFields()}
         given["stop_token_ids"] = frozenset(message.stop_token_ids)
         given["logit_bias"] = dict(message.logit_bias)
+        given["bad_words"] = frozenset(tuple(word.token_ids) for word in message.bad_words)
         return cls(**given)
 
     def to_proto(self) -> common_pb2.SamplingParams:
         """As it goes to the workers; every value is set."""
         values = {name: getattr(self, name) for name in WORKER_NAMES}
         values["stop_token_ids"] = sorted(self.stop_token_ids)
+        words = sorted(self.bad_words)
+        values["bad_words"] = [common_pb2.TokenSequence(token_ids=word) for word in words]
         return common_pb2.SamplingParams(**values)
 
 

@@ -26,16 +26,18 @@ def naive_mix(seed: int, position: int, stream: int = 0) -> float:
 
 def edited(logits: NDArray[np.float32], spec: SampleSpec) -> NDArray[np.float64]:
     """The logits with bias, penalties and mask."""
-    params, biased = spec.params, logits.copy()
+    params, history, biased = spec.params, spec.history, logits.copy()
+    output = [] if history is None else list(history.token_ids[history.num_prompt_tokens :])
+    for *begin, last in params.bad_words:
+        if not begin or output[-len(begin) :] == begin:
+            biased[last] = -np.inf
     for token_id, bias in params.logit_bias.items():
         biased[token_id] += np.float32(bias)
     values = biased.astype(np.float64)
-    history = spec.history
     if history is not None:
         for token_id in set(history.token_ids):
             score, penalty = values[token_id], params.repetition_penalty
             values[token_id] = score / penalty if score > 0 else score * penalty
-        output = history.token_ids[history.num_prompt_tokens :]
         for token_id, count in Counter(output).items():
             values[token_id] -= count * params.frequency_penalty + params.presence_penalty
     if not spec.allow_stop:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from diptych.errors import InvalidRequestError
-from diptych.sampling_params import SamplingParams, check_options
+from diptych.sampling_params import MAX_BAD_WORDS, SamplingParams, check_options
 from diptych.v1 import common_pb2
 
 MAX_SALT_BYTES = 64  # as inference.proto says
@@ -52,6 +52,12 @@ def _check_sampling(
             f"has {num_stops} items, more than there are tokens, {vocab_size}",
             field="spec.sampling.stop_token_ids",
         )
+    num_words = len(sampling.bad_words)
+    if num_words > 2 * MAX_BAD_WORDS:  # each as it is alone and after a space
+        raise InvalidRequestError(
+            f"has {num_words} items, more than {2 * MAX_BAD_WORDS}",
+            field="spec.sampling.bad_words",
+        )
     params = SamplingParams.from_proto(sampling)
     check_options(params, "spec.sampling")
     if not sampling.HasField("max_tokens"):
@@ -66,6 +72,11 @@ def _check_sampling(
     check_token_ids(
         sampling.stop_token_ids, vocab_size=vocab_size, field="spec.sampling.stop_token_ids"
     )
+    for index, word in enumerate(sampling.bad_words):
+        field = f"spec.sampling.bad_words[{index}]"
+        if not word.token_ids:
+            raise InvalidRequestError("is empty", field=field)
+        check_token_ids(word.token_ids, vocab_size=vocab_size, field=f"{field}.token_ids")
     for token_id in params.logit_bias:
         if token_id >= vocab_size:
             raise InvalidRequestError(

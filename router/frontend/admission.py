@@ -152,8 +152,13 @@ class Admission:
             )
 
     def _resolve(self, request: GenerationRequest, prompt_ids: list[int]) -> ResolvedRequest:
+        words = request.sampling.bad_words
         return validation.resolve(
-            request, prompt_ids, self._facts(), drawn_seed=secrets.randbits(63)
+            request,
+            prompt_ids,
+            self._facts(),
+            drawn_seed=secrets.randbits(63),
+            bad_words=validation.tokenize_bad_words(words, self._model.tokenizer),
         )
 
     async def _encode(self, request: GenerationRequest, max_model_len: int) -> list[int]:

@@ -48,6 +48,8 @@ def check(request: GenerationRequest, facts: ModelFacts) -> None:
     check_options(request.sampling, "sampling")
     for index, stop in enumerate(request.sampling.stop):
         _check_text(stop, f"sampling.stop[{index}]")
+    for index, word in enumerate(request.sampling.bad_words):
+        _check_text(word, f"sampling.bad_words[{index}]")
     _check_ids(request.sampling.stop_token_ids, facts.vocab_size, "sampling.stop_token_ids")
     _check_keys(request.sampling.logit_bias, facts.vocab_size, "sampling.logit_bias")
     if request.request_id:
@@ -87,13 +89,31 @@ def tokenize(request: GenerationRequest, tokenizer: Tokenizer, max_model_len: in
     return token_ids
 
 
+def tokenize_bad_words(words: Sequence[str], tokenizer: Tokenizer) -> frozenset[tuple[int, ...]]:
+    """The tokens of each word, as it is alone and after a space. Raises InvalidRequestError."""
+    found: set[tuple[int, ...]] = set()
+    for index, word in enumerate(words):
+        alone = tuple(tokenizer.encode(word, add_special=False))
+        if not alone:
+            raise InvalidRequestError("has no tokens", field=f"sampling.bad_words[{index}]")
+        spaced = tuple(tokenizer.encode(f" {word}", add_special=False))
+        found |= {alone, spaced}
+    return frozenset(found)
+
+
 def resolve(
-    request: GenerationRequest, prompt_ids: Sequence[int], facts: ModelFacts, *, drawn_seed: int
+    request: GenerationRequest,
+    prompt_ids: Sequence[int],
+    facts: ModelFacts,
+    *,
+    drawn_seed: int,
+    bad_words: frozenset[tuple[int, ...]] = frozenset(),
 ) -> ResolvedRequest:
     """Fill in what the client left open, within the context length.
 
     What the client did not say the model's makers do, then the defaults;
-    ``drawn_seed`` is used if the client gave none. Raises InvalidRequestError.
+    ``drawn_seed`` is used if the client gave none; ``bad_words`` are the tokens of the
+    client's. Raises InvalidRequestError.
     """
     check_room(len(prompt_ids), facts.max_model_len, request.prompt_field)
     max_tokens = _max_tokens(request, len(prompt_ids), facts.max_model_len)
@@ -108,7 +128,11 @@ def resolve(
         stop_token_ids |= facts.eos_token_ids
     _check_goes_on(request.emitted_token_ids, stop_token_ids, given.min_tokens)
     chosen["seed"] = drawn_seed if given.seed is None else given.seed
-    chosen |= {"max_tokens": max_tokens, "stop_token_ids": stop_token_ids}
+    chosen |= {
+        "max_tokens": max_tokens,
+        "stop_token_ids": stop_token_ids,
+        "bad_words": bad_words,
+    }
     return ResolvedRequest(
         shape=RequestShape(
             prompt_ids=tuple(prompt_ids),

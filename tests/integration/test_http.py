@@ -171,6 +171,20 @@ async def test_a_bias_decides_on_both_workers(
     assert caught.value.param == "logit_bias[100000]"
 
 
+async def test_bad_words_do_not_come(client: openai.AsyncOpenAI, model: str) -> None:
+    """The prefill worker has to draw another first token, the decode worker another later one."""
+
+    async def tokens(*bad_words: str) -> list[str]:
+        asked = {"logprobs": 0, "extra_body": {**GO_ON, "bad_words": bad_words}}
+        found = (await complete(client, model, max_tokens=12, **asked)).choices[0].logprobs
+        assert found is not None
+        return list(found.tokens or [])
+
+    said = await tokens()
+    for word in (said[0], next(token for token in said[2:] if token.isascii())):
+        assert word not in await tokens("never said", word)
+
+
 async def test_min_p_decides_on_both_workers(client: openai.AsyncOpenAI, model: str) -> None:
     """With 1 nothing is left to draw but the likeliest."""
     expected = (await complete(client, model, max_tokens=8)).choices[0].text

@@ -180,6 +180,7 @@ def preempted(model: Decoder, params: SamplingParams) -> list[int]:
     return output
 
 
+BAD_WORDS = frozenset({(5,), (6, 392), (6, 6), (392, 306), (392, 6, 9)})
 LIKELY_DRAWN: dict[str, Any] = {"logit_bias": LIKELY, "temperature": 2.0}
 OPTIONS: dict[str, dict[str, Any]] = {
     "temperature": {"temperature": 3.0, "seed": 3},
@@ -187,6 +188,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "top_p": {"temperature": 3.0, "top_p": 0.05},
     "min_p": {"temperature": 3.0, "min_p": 0.5},
     "logit_bias": {"logit_bias": {7: 50.0}},
+    "bad_words": {**LIKELY_DRAWN, "bad_words": BAD_WORDS, "seed": 4},
     "repetition_penalty": {**LIKELY_DRAWN, "repetition_penalty": 1.5, "temperature": 4, "seed": 3},
     "presence_penalty": {**LIKELY_DRAWN, "presence_penalty": 2.0, "seed": 20},
     "frequency_penalty": {**LIKELY_DRAWN, "frequency_penalty": 2.0, "seed": 0},
@@ -221,6 +223,7 @@ MIXED = st.fixed_dictionaries(
         "presence_penalty": st.sampled_from((-1.0, 2.0)),
         "frequency_penalty": st.sampled_from((-0.5, 1.0)),
         "logit_bias": st.sampled_from((LIKELY, {7: -100.0, 8: 20.0})),
+        "bad_words": st.sampled_from((frozenset({(7,)}), BAD_WORDS)),
         "min_tokens": st.just(12),
         "stop_token_ids": st.just(frozenset({5, 9, 392})),
         "seed": st.integers(0, 2**64 - 1),

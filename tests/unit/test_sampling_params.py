@@ -27,8 +27,9 @@ NOT_SERVED = {
 EVERYTHING = SamplingOptions(
     temperature=0.5, top_k=3, top_p=0.25, min_p=0.125, logit_bias={7: -0.5, 8: 100.0},
     presence_penalty=0.5, frequency_penalty=-2.0, repetition_penalty=1.25, logprobs=3,
-    seed=2**64 - 1, max_tokens=9, min_tokens=2,
-    stop=("a", "b"), stop_token_ids=(4, 5), include_stop_str_in_output=True, ignore_eos=True, return_margins=True,
+    seed=2**64 - 1, max_tokens=9, min_tokens=2, stop=("a", "b"), stop_token_ids=(4, 5),
+    include_stop_str_in_output=True, bad_words=("b", "c d"), ignore_eos=True,
+    return_margins=True,
 )  # fmt: skip
 
 
@@ -70,7 +71,7 @@ def test_everything_crosses_the_wire_and_comes_back() -> None:
     resolved = SamplingParams(
         temperature=0.5, top_k=3, top_p=0.25, min_p=0.125, logit_bias={7: -0.5},
         presence_penalty=0.5, frequency_penalty=-2.0, repetition_penalty=1.25, logprobs=0,
-        seed=2**64 - 1, max_tokens=9, min_tokens=2,
+        bad_words=frozenset({(7,), (8, 9)}), seed=2**64 - 1, max_tokens=9, min_tokens=2,
         stop_token_ids=frozenset({4, 5}), return_margins=True,
     )  # fmt: skip
     assert SamplingParams.from_proto(resolved.to_proto()) == resolved
@@ -92,6 +93,8 @@ def test_everything_crosses_the_wire_and_comes_back() -> None:
         (SamplingOptions(stop=("a", "")), "stop[1]"),
         (SamplingOptions(min_p=-0.01), "min_p"),
         (SamplingOptions(min_p=1.01), "min_p"),
+        (SamplingOptions(bad_words=("a", "b" * 129)), "bad_words[1]"),
+        (SamplingOptions(bad_words=("a",) * 65), "bad_words"),
         (SamplingOptions(logprobs=21), "logprobs"),
         (SamplingOptions(presence_penalty=2.5), "presence_penalty"),
         (SamplingOptions(frequency_penalty=-2.5), "frequency_penalty"),

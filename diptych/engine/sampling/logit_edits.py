@@ -15,16 +15,34 @@ from diptych.sampling_params import SamplingParams
 
 
 def edit_logits(logits: Tensor, specs: Sequence[SampleSpec]) -> None:
-    """Add each row's bias, apply its penalties, mask its stop tokens before ``min_tokens``.
+    """Mask what completes a bad word, add the bias, apply penalties, mask early stop tokens.
 
     The penalty of repetition comes before those of frequency and presence.
     logits: [R, vocab_size] float32; changed in place.
     """
+    for row, spec in enumerate(specs):
+        if spec.params.bad_words:
+            _mask_bad_words(logits[row], spec)
     _add_bias(logits, specs)
     for row, spec in enumerate(specs):
         if spec.history is not None:
             _penalise(logits[row], spec.params, spec.history)
     _mask_stop_tokens(logits, specs)
+
+
+def _mask_bad_words(row: Tensor, spec: SampleSpec) -> None:
+    last = [word[-1] for word in spec.params.bad_words if _is_begun(word, spec.history)]
+    if last:
+        row[torch.tensor(last, device=row.device)] = float("-inf")
+
+
+def _is_begun(word: tuple[int, ...], history: History | None) -> bool:
+    """Whether the output ends with all of the word's tokens but the last."""
+    if len(word) == 1:
+        return True
+    assert history is not None, "longer words need what came before"
+    start = len(history.token_ids) - len(word) + 1
+    return start >= history.num_prompt_tokens and tuple(history.token_ids[start:]) == word[:-1]
 
 
 def _add_bias(logits: Tensor, specs: Sequence[SampleSpec]) -> None:

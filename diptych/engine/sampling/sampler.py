@@ -7,16 +7,16 @@ token at position ``p`` of a sequence with seed ``s``::
     weights = exp((logits - max) / temperature)   # of the tokens that pass the filters
     token = first id whose cumulative weight, in order of ids, exceeds u * total
 
-In this order, which is that of vLLM and transformers: ``logit_bias`` is added; the
-penalties of repetition (of prompt and output), frequency and presence (of the output)
-are applied; stop tokens before ``min_tokens`` are masked; temperature; ``top_k`` keeps
-the k most likely; ``top_p`` keeps, of those, the shortest run of the most likely whose
-share of the weight reaches p; ``min_p`` keeps, of those, the tokens with at least that
-part of the likeliest one's weight (as in transformers: vLLM asks for it before top_k
-and top_p). Equal logits rank by lower id. Temperature 0 (or below 1e-5) is greedy: the
-lowest id of the largest logit. Log probabilities, where asked for, are of the logits
-before all that: vLLM's raw ones. Rows do not influence each other. Runs on the model
-thread.
+In this order, which is that of vLLM and transformers: what would complete one of
+``bad_words`` is masked; ``logit_bias`` is added; the penalties of repetition (of prompt
+and output), frequency and presence (of the output) are applied; stop tokens before
+``min_tokens`` are masked; temperature; ``top_k`` keeps the k most likely; ``top_p``
+keeps, of those, the shortest run of the most likely whose share of the weight reaches
+p; ``min_p`` keeps, of those, the tokens with at least that part of the likeliest one's
+weight (as in transformers: vLLM asks for it before top_k and top_p). Equal logits rank
+by lower id. Temperature 0 (or below 1e-5) is greedy: the lowest id of the largest
+logit. Log probabilities, where asked for, are of the logits before all that: vLLM's raw
+ones. Rows do not influence each other. Runs on the model thread.
 """
 
 from collections.abc import Callable, Sequence

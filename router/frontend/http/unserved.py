@@ -17,7 +17,6 @@ _ANY_BODY: Final[Unserved] = {
     **{name: (value,) for name, value in NEUTRAL.items()},
     "adapter": ("",),
     "allowed_token_ids": (),
-    "bad_words": ([],),
     "custom_logit_processor": (),
     "custom_params": ({},),
     "ebnf": (),

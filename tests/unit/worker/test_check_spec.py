@@ -34,6 +34,9 @@ def test_a_resolved_spec_passes() -> None:
     [
         ({"temperature": -1}, "temperature"),
         ({"min_p": 2}, "min_p"),
+        ({"bad_words": [{"token_ids": [1, 10]}]}, "bad_words[0].token_ids[1]"),
+        ({"bad_words": [{"token_ids": [1]}, {}]}, "bad_words[1]"),
+        ({"bad_words": [{"token_ids": [1]}] * 129}, "bad_words"),
         ({"logprobs": 21}, "logprobs"),
         ({"presence_penalty": 3}, "presence_penalty"),
         ({"frequency_penalty": math.nan}, "frequency_penalty"),

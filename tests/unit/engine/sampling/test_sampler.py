@@ -191,6 +191,29 @@ def test_frequencies(wanted: SampleSpec) -> None:
     assert chi_square < degrees + 5 * math.sqrt(2 * degrees)
 
 
+def test_a_bad_word_is_not_completed() -> None:
+    """By the output: what the prompt ended with begins nothing."""
+    words = frozenset({(1,), (4, 2), (4, 4, 3), (9, 0)})
+    for prompt, output, masked in (
+        ([4], [], {1}),
+        ([5], [4], {1, 2}),
+        ([4], [4], {1, 2}),
+        ([5], [4, 4], {1, 2, 3}),
+        ([5], [4, 5], {1}),
+        ([5], [9], {0, 1}),
+    ):
+        rows = torch.zeros(1, 12)
+        params = SamplingParams(bad_words=words)
+        history = History(array("q", [*prompt, *output]), len(prompt))
+        assert params.needs_history
+        edit_logits(rows, [SampleSpec(params=params, allow_stop=True, history=history)])
+        assert {i for i, value in enumerate(rows[0].tolist()) if value == -math.inf} == masked
+    rows, params = torch.zeros(1, 5), SamplingParams(bad_words=frozenset({(1,)}))
+    assert not params.needs_history
+    edit_logits(rows, [SampleSpec(params=params, allow_stop=True)])
+    assert rows[0].tolist() == [0.0, -math.inf, 0.0, 0.0, 0.0]
+
+
 def test_penalties_count_as_they_say() -> None:
     """Of the prompt only repetition: presence and frequency are the output's."""
     logits = torch.tensor([[2.0, 2.0, 2.0, -2.0]])

@@ -55,7 +55,9 @@ def resolve(
 ) -> ResolvedRequest:
     request, known = read(message), known or facts()
     validation.check(request, known)
-    return validation.resolve(request, list(message.tokens.ids), known, drawn_seed=77)
+    words = frozenset((ord(word),) for word in request.sampling.bad_words)  # a letter is a token
+    prompt_ids = list(message.tokens.ids)
+    return validation.resolve(request, prompt_ids, known, drawn_seed=77, bad_words=words)
 
 
 def chat(*turns: tuple[str, str]) -> inference_pb2.GenerateRequest:
@@ -303,14 +305,28 @@ def test_every_parameter_of_the_workers_is_the_clients() -> None:
         "min_tokens": 2, "stop_token_ids": (4, 5), "return_margins": True,
         "min_p": 0.125, "logit_bias": {4: -1.5}, "presence_penalty": 0.5,
         "frequency_penalty": -0.5, "repetition_penalty": 1.5, "logprobs": 0,
+        "bad_words": ("a",),
     }  # fmt: skip
     assert set(given) == set(WORKER_NAMES)
     sampling = resolve(tokens(5, **given)).sampling
     unlike = {name for name in WORKER_NAMES if getattr(sampling, name) != given[name]}
-    assert unlike == {"stop_token_ids"}
+    assert unlike == {"stop_token_ids", "bad_words"}
+    assert sampling.bad_words == {(97,)}
     assert sampling.stop_token_ids == {4, 5, *EOS}
     defaults = SamplingParams()
     assert not any(getattr(sampling, name) == getattr(defaults, name) for name in given)
+
+
+def test_a_bad_word_is_that_alone_and_after_a_space(tokenizer: Tokenizer) -> None:
+    found = validation.tokenize_bad_words(["hello", "Größe"], tokenizer)
+    said = {tokenizer.decode(word) for word in found}
+    assert said == {"hello", " hello", "Größe", " Größe"}
+    assert validation.tokenize_bad_words([], tokenizer) == frozenset()
+    assert resolve(tokens(5, bad_words=["a"])).sampling.bad_words == {(97,)}
+    for words, field in ((["a", ""], "bad_words[1]"), (["a" * 129], "bad_words[0]")):
+        with pytest.raises(InvalidRequestError) as caught:
+            resolve(tokens(5, bad_words=words))
+        assert caught.value.field == f"sampling.{field}"
 
 
 def test_ids_are_read_from_the_message_without_a_copy() -> None:

@@ -55,12 +55,14 @@ def test_every_declared_parameter_is_read_under_its_name() -> None:
         "stop": ["a", "b"],
         "stop_token_ids": [7, 8],
         "include_stop_str_in_output": True,
+        "bad_words": ["c", "d e"],
         "ignore_eos": True,
     }
     assert set(values) == SERVED, "a parameter was added: say here what it is over HTTP"
     expected = {
         **values,
         "logit_bias": {5: -100.0, 6: 0.5},
+        "bad_words": ("c", "d e"),
         "stop": ("a", "b"),
         "stop_token_ids": (7, 8),
     }
@@ -73,7 +75,6 @@ def test_every_declared_parameter_is_read_under_its_name() -> None:
 OF_OTHERS = [
     "add_special_tokens",
     "allowed_token_ids",
-    "bad_words",
     "best_of",
     "custom_logit_processor",
     "custom_params",
@@ -225,6 +226,8 @@ def test_a_chat() -> None:
         ({"temperature": "0"}, "temperature"),
         ({"temperature": float("inf")}, "temperature"),
         ({"stop": [1]}, "stop[0]"),
+        ({"bad_words": "a"}, "bad_words"),
+        ({"bad_words": ["a", 1]}, "bad_words[1]"),
         ({"stop": 1}, "stop"),
         ({"stop": ["a"] * 17}, "stop"),
         ({"stop_token_ids": [1, -1]}, "stop_token_ids[1]"),

@@ -12,7 +12,7 @@ from pydantic_settings import CliPositionalArg
 
 from diptych import settings
 from diptych.cli.breakdown import breakdown, kv_path, kv_was_handed_off
-from diptych.client import ChatMessage, Chunk, DiptychClient, build_request
+from diptych.client import DEFAULT_RETRIES, ChatMessage, Chunk, DiptychClient, build_request
 from diptych.errors import ConfigurationError, DiptychError
 from diptych.sampling_params import OPTIONS, Option, SamplingOptions, check_options
 from diptych.v1 import inference_pb2
@@ -30,7 +30,15 @@ class _GenerateConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     message: CliPositionalArg[str | None] = Field(None, description="What to say to the model.")
-    address: str = Field("127.0.0.1:50051", description="host:port of the router.")
+    address: str = Field(
+        "127.0.0.1:50051", description="host:port of the router, or of several, with commas."
+    )
+    retries: int = Field(
+        DEFAULT_RETRIES,
+        ge=0,
+        description="Tries in a row that bring nothing new, before an answer that broke off, "
+        "or was refused for the moment, is given up.",
+    )
     prompt: str | None = Field(None, description="Text to continue, as it is.")
     chat: str | None = Field(None, description="A user's message, put into the chat template.")
     system: str | None = Field(None, description="The system message that goes before a user's.")
@@ -68,7 +76,9 @@ class _GenerateConfig(BaseModel):
                 raise ConfigurationError(
                     f"--api-key-file: {self.api_key_file}: {error.strerror}"
                 ) from None
-        return DiptychClient(self.address, api_key=key, tls=self.ca or self.tls)
+        return DiptychClient(
+            self.address, api_key=key, tls=self.ca or self.tls, retries=self.retries
+        )
 
     def options(self) -> SamplingOptions:
         """How to sample. Raises InvalidRequestError."""
@@ -192,8 +202,7 @@ async def _stream(
     async for chunk in client.stream(request, timeout_s):
         write(chunk.text)
         last = chunk
-    if last is None or last.finish_reason is None:
-        raise DiptychError("the stream ended without a finish reason")
+    assert last is not None, "a stream ends with a chunk, or an error"
     return last
 
 

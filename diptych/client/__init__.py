@@ -4,21 +4,28 @@
         async for chunk in client.generate("The capital of France is"):
             print(chunk.text, end="")
 
+An answer that breaks off goes on by itself, on the same router or another
+(``DiptychClient("a:50051,b:50051")``), without a gap or a repeat. What cannot be
+healed, and what does not heal in time, is an error.
+
 Errors are :class:`diptych.errors.DiptychError` of the class whose reason the
 router gave. Leaving the loop early, or cancelling the task, cancels the request.
 :class:`BlockingClient` is the same for code without an event loop.
 """
 
+from diptych.client.answer_reader import BrokenStreamError
 from diptych.client.blocking import BlockingClient
 from diptych.client.chunk import Chunk
-from diptych.client.client import DiptychClient
+from diptych.client.client import DEFAULT_RETRIES, DiptychClient
 from diptych.client.request import ChatMessage, build_request
 from diptych.finish_reason import FinishReason
 from diptych.sampling_params import SamplingOptions
 from diptych.token_logprobs import TokenLogprobs
 
 __all__ = [
+    "DEFAULT_RETRIES",
     "BlockingClient",
+    "BrokenStreamError",
     "ChatMessage",
     "Chunk",
     "DiptychClient",

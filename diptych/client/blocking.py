@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from diptych.client.chunk import Chunk
-from diptych.client.client import DiptychClient
+from diptych.client.client import DEFAULT_RETRIES, DiptychClient
 from diptych.client.request import ChatMessage, build_request
 from diptych.sampling_params import NOTHING_SAID, SamplingOptions
 from diptych.v1 import inference_pb2
@@ -17,9 +17,16 @@ from diptych.v1 import inference_pb2
 class BlockingClient:
     """DiptychClient for code without an event loop. A context manager; not for use in one."""
 
-    def __init__(self, address: str, *, api_key: str = "", tls: bool | Path = False) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        api_key: str = "",
+        tls: bool | Path = False,
+        retries: int = DEFAULT_RETRIES,
+    ) -> None:
         """As DiptychClient."""
-        self._open = partial(_open, address, api_key, tls)
+        self._open = partial(_open, address, api_key, tls, retries)
         self._runner = asyncio.Runner()
         self._client: DiptychClient | None = None
 
@@ -78,8 +85,8 @@ class BlockingClient:
         return self._runner.run(self._client.detokenize(token_ids))
 
 
-async def _open(address: str, api_key: str, tls: bool | Path) -> DiptychClient:
-    return DiptychClient(address, api_key=api_key, tls=tls)
+async def _open(address: str, api_key: str, tls: bool | Path, retries: int) -> DiptychClient:
+    return DiptychClient(address, api_key=api_key, tls=tls, retries=retries)
 
 
 async def _next(chunks: AsyncGenerator[Chunk, None]) -> Chunk | None:

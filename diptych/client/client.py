@@ -1,32 +1,49 @@
 """The asynchronous client."""
 
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self, TypeAlias, TypeVar
 
 import grpc
 from google.protobuf.message import Message
 
-from diptych.client.chunk import Chunk, ChunkReader
+from diptych.client.answer_reader import AnswerReader
+from diptych.client.chunk import Chunk
 from diptych.client.request import ChatMessage, build_request, build_tokenize_request
-from diptych.errors import ConfigurationError
-from diptych.rpc.channel import open_channel
+from diptych.client.retries import Retries
+from diptych.client.routers import Router, Routers
+from diptych.errors import ConfigurationError, DiptychError
 from diptych.rpc.status import from_rpc_error
 from diptych.sampling_params import NOTHING_SAID, SamplingOptions
-from diptych.v1 import inference_pb2, inference_pb2_grpc
+from diptych.v1 import inference_pb2
 
+DEFAULT_RETRIES = 5
 _SHORT_TIMEOUT_S = 10.0
 
 _Response = TypeVar("_Response", bound=Message)
+_Call: TypeAlias = Callable[[Router, float | None], Awaitable[_Response]]
 
 
 class DiptychClient:
-    """One connection to one router. Used from one event loop; an async context manager."""
+    """Calls one router, or any of several. Used from one event loop; an async context manager.
 
-    def __init__(self, address: str, *, api_key: str = "", tls: bool | Path = False) -> None:
-        """``address`` is host:port. Connects when first used.
+    What may heal is tried again, on the next router if there is one; an answer that broke off
+    goes on where it was, exactly.
+    """
 
+    def __init__(
+        self,
+        address: str,
+        *,
+        api_key: str = "",
+        tls: bool | Path = False,
+        retries: int = DEFAULT_RETRIES,
+    ) -> None:
+        """``address`` is host:port, or several with commas. Connects when first used.
+
+        ``retries`` bounds the tries in a row that bring nothing new; 0: none are made.
         ``api_key`` is for routers that ask for one. ``tls`` is for those that speak TLS: True
         believes the system's authorities, a path those in that PEM file, which is read now.
         Raises ConfigurationError: it cannot be, or the key is none.
@@ -35,8 +52,8 @@ class DiptychClient:
             raise ConfigurationError("the API key is not in one line of ASCII characters")
         lock = None if tls is False else (_credentials(tls), "")
         self._metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
-        self._channel = open_channel(address, lock=lock)
-        self._stub = inference_pb2_grpc.InferenceStub(self._channel)
+        self._retries = retries
+        self._routers = Routers(address, lock)
 
     async def __aenter__(self) -> Self:
         return self
@@ -50,8 +67,8 @@ class DiptychClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connection; requests under way are cancelled."""
-        await self._channel.close(None)
+        """Close the connections; requests under way are cancelled."""
+        await self._routers.close()
 
     def generate(
         self,
@@ -78,31 +95,42 @@ class DiptychClient:
     ) -> AsyncGenerator[Chunk, None]:
         """Stream the answer to a request that was built elsewhere.
 
-        ``metadata`` may carry a W3C trace context. Raises DiptychError.
+        ``metadata`` may carry a W3C trace context. Raises DiptychError; BrokenStreamError is
+        one, of a router that did not keep to the contract.
         """
         metadata = (*metadata, *self._metadata)
-        call = self._stub.Generate(request, timeout=timeout_s, metadata=metadata)
-        reader = ChunkReader()
-        try:
-            async for response in call:
-                chunk = reader.read(response)
-                if chunk is not None:
-                    yield chunk
-        except grpc.RpcError as error:
-            raise from_rpc_error(error) from None
-        finally:
-            call.cancel()
+        retries, answer = Retries(self._retries, timeout_s), AnswerReader(request)
+        while True:
+            router, num_before = self._routers.asked, answer.num_tokens
+            call = router.Generate(answer.next_request(), timeout=retries.left_s, metadata=metadata)
+            try:
+                async for response in call:
+                    chunk = answer.read(response)
+                    if chunk is not None:
+                        yield chunk
+                answer.check_whole()
+            except grpc.RpcError as error:
+                failure = from_rpc_error(error)
+            else:
+                return
+            finally:
+                call.cancel()
+            if answer.is_whole:
+                return
+            if answer.num_tokens > num_before:
+                retries.renew()
+            await self._recover(router, failure, retries)
 
     async def models(self, timeout_s: float = _SHORT_TIMEOUT_S) -> list[inference_pb2.Model]:
         """Which models the router serves. Raises DiptychError."""
         request = inference_pb2.ListModelsRequest()
-        return list(
-            (
-                await _answer(
-                    self._stub.ListModels(request, timeout=timeout_s, metadata=self._metadata)
-                )
-            ).models
+        response = await self._ask(
+            lambda router, left_s: router.ListModels(
+                request, timeout=left_s, metadata=self._metadata
+            ),
+            timeout_s,
         )
+        return list(response.models)
 
     async def tokenize(
         self,
@@ -113,24 +141,49 @@ class DiptychClient:
     ) -> list[int]:
         """The token ids that ``generate`` would make of a text or a chat. Raises DiptychError."""
         request = build_tokenize_request(text, messages=messages)
-        return list(
-            (
-                await _answer(
-                    self._stub.Tokenize(request, timeout=timeout_s, metadata=self._metadata)
-                )
-            ).token_ids
+        response = await self._ask(
+            lambda router, left_s: router.Tokenize(
+                request, timeout=left_s, metadata=self._metadata
+            ),
+            timeout_s,
         )
+        return list(response.token_ids)
 
     async def detokenize(
         self, token_ids: Sequence[int], timeout_s: float = _SHORT_TIMEOUT_S
     ) -> str:
         """What token ids say, without special tokens. Raises DiptychError."""
         request = inference_pb2.DetokenizeRequest(token_ids=token_ids)
-        return (
-            await _answer(
-                self._stub.Detokenize(request, timeout=timeout_s, metadata=self._metadata)
-            )
-        ).text
+        response = await self._ask(
+            lambda router, left_s: router.Detokenize(
+                request, timeout=left_s, metadata=self._metadata
+            ),
+            timeout_s,
+        )
+        return response.text
+
+    async def _ask(self, call: _Call[_Response], timeout_s: float) -> _Response:
+        retries = Retries(self._retries, timeout_s)
+        while True:
+            router = self._routers.asked
+            try:
+                return await call(router, retries.left_s)
+            except grpc.RpcError as error:
+                failure = from_rpc_error(error)
+            await self._recover(router, failure, retries)
+
+    async def _recover(
+        self,
+        failed: Router,
+        failure: DiptychError,
+        retries: Retries,
+    ) -> None:
+        """Wait for the next try, on the next router. Raises ``failure``: there is none."""
+        pause_s = retries.pause_s(failure)
+        if pause_s is None:
+            raise failure
+        self._routers.leave(failed)
+        await asyncio.sleep(pause_s)
 
 
 def _credentials(tls: Path | bool) -> grpc.ChannelCredentials:
@@ -140,10 +193,3 @@ def _credentials(tls: Path | bool) -> grpc.ChannelCredentials:
         return grpc.ssl_channel_credentials(tls.read_bytes())
     except OSError as error:
         raise ConfigurationError(f"{tls}: {error.strerror}") from None
-
-
-async def _answer(call: Awaitable[_Response]) -> _Response:
-    try:
-        return await call
-    except grpc.RpcError as error:
-        raise from_rpc_error(error) from None

@@ -101,6 +101,12 @@ async def test_a_known_client_is_served_over_both(locked: Locked) -> None:
         assert [model.id async for model in client.models.list()] == ["m"]
 
 
+async def test_key_and_tls_are_for_each_address(locked: Locked) -> None:
+    addresses = f"127.0.0.1:1,{locked.cluster.address}"  # nobody listens on the first
+    async with DiptychClient(addresses, api_key="one", tls=locked.ca) as client:
+        assert await tokens(client) == expected(4)
+
+
 async def test_a_key_that_is_not_known_opens_nothing(locked: Locked) -> None:
     async with locked.client("three") as client:
         for call in (tokens(client), client.models(), client.tokenize("a"), client.detokenize([5])):
@@ -182,12 +188,12 @@ async def test_a_key_taken_away_is_refused_soon(locked: Locked) -> None:
 async def test_who_speaks_no_tls_or_believes_others_reaches_nothing(
     locked: Locked, tmp_path: Path
 ) -> None:
-    async with DiptychClient(locked.cluster.address, api_key="one") as client:
+    address = locked.cluster.address
+    async with DiptychClient(address, api_key="one", retries=0) as client:
         with pytest.raises(DiptychError):
             await client.models()
     stranger = Authority(tmp_path).issue("x")
-    address = locked.cluster.address
-    async with DiptychClient(address, api_key="one", tls=stranger / "ca.pem") as client:
+    async with DiptychClient(address, api_key="one", tls=stranger / "ca.pem", retries=0) as client:
         with pytest.raises(DiptychError):
             await client.models()
     with pytest.raises(httpx.HTTPError):

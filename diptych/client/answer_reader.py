@@ -1,0 +1,137 @@
+"""One answer over all the calls that it takes: what came, and what to ask for next. Pure."""
+
+from diptych.client.chunk import Chunk
+from diptych.errors import DiptychError
+from diptych.finish_reason import FinishReason
+from diptych.token_logprobs import TokenLogprobs
+from diptych.v1 import inference_pb2
+
+
+class BrokenStreamError(DiptychError):
+    """What a router sent is no answer, or not the one that began: it was found out here."""
+
+
+class AnswerReader:
+    """Makes the chunks of one answer. Owned by the task that makes its calls.
+
+    Invariant: the chunks' tokens have positions without gap or repeat, and their text is that
+    of one unbroken stream, however many calls there were.
+    """
+
+    def __init__(self, request: inference_pb2.GenerateRequest) -> None:
+        """``request`` is the first call's. It is not changed, by the caller neither."""
+        self.is_whole = False
+        self._request = request
+        self._started: inference_pb2.Started | None = None  # of the first call that had one
+        self._token_ids = list(request.emitted_token_ids)
+        self._rest = ""  # of the text: what came behind the last token
+        self._known_rest = ""  # what this call has to repeat of it
+        self._finished = inference_pb2.ChoiceFinished()
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the output so far, whichever call brought them."""
+        return len(self._token_ids)
+
+    def next_request(self) -> inference_pb2.GenerateRequest:
+        """What the next call asks for: the answer, or what is missing of it."""
+        self._known_rest = self._rest
+        if self._started is None:
+            return self._request
+        request = inference_pb2.GenerateRequest()
+        request.CopyFrom(self._request)
+        request.model = self._started.model
+        request.request_id = self._started.request_id
+        request.sampling.seed = self._started.seed
+        request.return_prompt_token_ids = False
+        request.emitted_token_ids[:] = self._token_ids
+        return request
+
+    def read(self, response: inference_pb2.GenerateResponse) -> Chunk | None:
+        """The chunk that this message completes, if it does. Raises BrokenStreamError."""
+        match response.WhichOneof("event"):
+            case "started":
+                self._begin(response.started)
+            case "delta":
+                return self._part(response.delta)
+            case "choice_finished":
+                self._finished = response.choice_finished
+            case "summary":
+                return self._last(response.summary)
+        return None
+
+    def check_whole(self) -> None:
+        """Once a call has ended well. Raises BrokenStreamError: the answer has not."""
+        if not self.is_whole:
+            raise BrokenStreamError("the stream ended without a summary")
+
+    def _begin(self, started: inference_pb2.Started) -> None:
+        if self._started is None:
+            self._started = started
+            return
+        for name in ("model", "seed"):
+            asked, told = getattr(self._started, name), getattr(started, name)
+            if asked != told:
+                raise BrokenStreamError(f"the answer would go on with {name} {told}, not {asked}")
+
+    def _begun(self) -> inference_pb2.Started:
+        if self._started is None:
+            raise BrokenStreamError("the stream does not say what the request became")
+        return self._started
+
+    def _part(self, delta: inference_pb2.Delta) -> Chunk | None:
+        if delta.position != self.num_tokens:
+            raise BrokenStreamError(
+                f"tokens were skipped or repeated: position {delta.position} came "
+                f"where {self.num_tokens} was due"
+            )
+        text = delta.text
+        if self._known_rest:
+            text = self._beyond_known(delta)
+            if not text:
+                return None
+        self._token_ids += delta.token_ids
+        self._rest = "" if delta.token_ids else self._rest + text
+        started = self._begun()
+        return Chunk(
+            request_id=started.request_id,
+            model=started.model,
+            seed=started.seed,
+            prompt_token_ids=tuple(started.prompt_token_ids),
+            text=text,
+            token_ids=tuple(delta.token_ids),
+            position=delta.position,
+            margins=tuple(delta.margins),
+            logprobs=tuple(map(TokenLogprobs.from_proto, delta.logprobs)),
+        )
+
+    def _beyond_known(self, delta: inference_pb2.Delta) -> str:
+        """The delta's text without what an earlier call brought after the same token.
+
+        Such text has no tokens of its own, so a router cannot be told of it: it sends it again.
+        """
+        if delta.token_ids or not delta.text.startswith(self._known_rest):
+            raise BrokenStreamError("text came that is not what had come in its place")
+        known, self._known_rest = self._known_rest, ""
+        return delta.text.removeprefix(known)
+
+    def _last(self, summary: inference_pb2.Summary) -> Chunk:
+        finished = self._finished
+        if not finished.reason:
+            raise BrokenStreamError("the answer ended without a finish reason")
+        if self._known_rest:
+            raise BrokenStreamError("the answer ended before the text that had come")
+        self.is_whole = True
+        started, by_token = self._begun(), finished.HasField("stop_token_id")
+        return Chunk(
+            request_id=started.request_id,
+            model=started.model,
+            seed=started.seed,
+            prompt_token_ids=tuple(started.prompt_token_ids),
+            position=self.num_tokens,
+            finish_reason=FinishReason(finished.reason),
+            stop_match=finished.stop,
+            stop_token_id=finished.stop_token_id if by_token else None,
+            usage=summary.usage,
+            timing=summary.timing,
+        )

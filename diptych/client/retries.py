@@ -1,0 +1,68 @@
+"""Whether a failed call is made again, and when. Pure: time and chance are passed in."""
+
+import random
+import time
+from collections.abc import Callable
+
+import grpc
+
+from diptych.errors import DiptychError, TransferInterruptedError
+
+_FIRST_PAUSE_S = 0.1
+_MAX_PAUSE_S = 2.0
+_MAX_HINT_S = 30.0  # who is told to wait for longer decides that itself
+
+
+def may_heal(error: DiptychError) -> bool:
+    """Whether the same request may succeed later, or on another router.
+
+    What is full says when to come back; what was never answered for (a lost connection) has
+    no reason but its code.
+    """
+    if error.code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return error.retry_after_s is not None
+    return error.code is grpc.StatusCode.UNAVAILABLE or isinstance(error, TransferInterruptedError)
+
+
+class Retries:
+    """The tries that one request has, and its deadline. Owned by whoever makes its calls."""
+
+    def __init__(
+        self,
+        max_retries: int,
+        timeout_s: float | None,
+        clock: Callable[[], float] = time.monotonic,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        """``max_retries`` bounds those in a row that bring nothing; ``draw`` gives 0 to 1."""
+        self._max_retries = max_retries
+        self._clock = clock
+        self._draw = draw
+        self._deadline_s = None if timeout_s is None else clock() + timeout_s
+        self._num_failed = 0
+
+    @property
+    def left_s(self) -> float | None:
+        """Until the deadline; None: there is none."""
+        return None if self._deadline_s is None else max(0.0, self._deadline_s - self._clock())
+
+    def renew(self) -> None:
+        """A call brought something before it failed."""
+        self._num_failed = 0
+
+    def pause_s(self, error: DiptychError) -> float | None:
+        """How long to wait before the next call, s; None: there is none.
+
+        The pause grows twofold, and half of it is drawn, so that not all come back at once.
+        It comes on top of what the router asks for.
+        """
+        if self._num_failed >= self._max_retries or not may_heal(error):
+            return None
+        hint_s = error.retry_after_s or 0.0
+        longest_s = min(_FIRST_PAUSE_S * 2.0**self._num_failed, _MAX_PAUSE_S)
+        pause_s = hint_s + longest_s * (1 + self._draw()) / 2
+        left_s = self.left_s
+        if hint_s > _MAX_HINT_S or (left_s is not None and pause_s >= left_s):
+            return None
+        self._num_failed += 1
+        return pause_s

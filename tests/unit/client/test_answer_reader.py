@@ -1,0 +1,103 @@
+"""What a client makes of a router's messages, over the calls of one answer."""
+
+import pytest
+
+from diptych.client import BrokenStreamError, FinishReason
+from diptych.client.answer_reader import AnswerReader
+from diptych.v1 import common_pb2, inference_pb2
+from diptych.v1.inference_pb2 import (
+    ChoiceFinished,
+    Delta,
+    GenerateRequest,
+    GenerateResponse,
+    Started,
+    Summary,
+)
+
+STARTED = GenerateResponse(started=Started(request_id="r", model="m", seed=7))
+FINISHED = GenerateResponse(choice_finished=ChoiceFinished(reason=common_pb2.FINISH_REASON_LENGTH))
+SUMMARY = GenerateResponse(summary=Summary(usage=inference_pb2.Usage(num_resumed_tokens=3)))
+
+
+def delta(position: int, *token_ids: int, text: str = "") -> GenerateResponse:
+    return GenerateResponse(delta=Delta(position=position, token_ids=token_ids, text=text))
+
+
+def reading(*responses: GenerateResponse) -> AnswerReader:
+    """A reader that had these of a first call, and asks for the rest."""
+    reader = AnswerReader(GenerateRequest(text="a", return_prompt_token_ids=True))
+    reader.next_request()
+    for response in responses:
+        reader.read(response)
+    reader.next_request()
+    return reader
+
+
+def test_before_anything_came_the_same_is_asked_again() -> None:
+    assert reading().next_request() == GenerateRequest(text="a", return_prompt_token_ids=True)
+
+
+def test_the_rest_is_asked_of_the_same_model_with_the_same_seed() -> None:
+    asked = reading(STARTED, delta(0, 5, 6), delta(2, 7)).next_request()
+    assert (asked.text, asked.model, asked.request_id) == ("a", "m", "r")
+    assert (asked.sampling.seed, list(asked.emitted_token_ids)) == (7, [5, 6, 7])
+    assert not asked.return_prompt_token_ids, "it has come"
+
+
+@pytest.mark.parametrize("position", [1, 3])
+def test_repeated_or_skipped_tokens_are_an_error(position: int) -> None:
+    reader = reading(STARTED, delta(0, 5, 6))
+    reader.read(STARTED)
+    with pytest.raises(BrokenStreamError, match=f"position {position} came where 2 was due"):
+        reader.read(delta(position, 7))
+
+
+@pytest.mark.parametrize("other", [Started(model="m", seed=8), Started(model="n", seed=7)])
+def test_another_seed_or_model_is_another_answer(other: Started) -> None:
+    reader = reading(STARTED, delta(0, 5))
+    with pytest.raises(BrokenStreamError, match="would go on with"):
+        reader.read(GenerateResponse(started=other))
+
+
+def test_text_behind_the_last_token_is_shown_once() -> None:
+    """It has no token of its own, so whoever goes on sends it again."""
+    reader = reading(STARTED, delta(0, 5, text="a"), delta(1, text="bc"))
+    assert reader.read(delta(1, text="bc")) is None
+    again = reading(STARTED, delta(0, 5, text="a"), delta(1, text="bc"))
+    more = again.read(delta(1, text="bcd"))
+    assert more is not None
+    assert more.text == "d"
+
+
+@pytest.mark.parametrize("wrong", [delta(1, text="bx"), delta(1, 6, text="bc")])
+def test_other_text_in_its_place_is_an_error(wrong: GenerateResponse) -> None:
+    reader = reading(STARTED, delta(0, 5, text="a"), delta(1, text="bc"))
+    with pytest.raises(BrokenStreamError, match="not what had come"):
+        reader.read(wrong)
+
+
+def test_text_that_is_not_repeated_is_an_error() -> None:
+    reader = reading(STARTED, delta(0, 5, text="a"), delta(1, text="bc"))
+    reader.read(FINISHED)
+    with pytest.raises(BrokenStreamError, match="before the text"):
+        reader.read(SUMMARY)
+
+
+def test_a_stream_that_ends_well_has_an_end() -> None:
+    reader = reading(STARTED, delta(0, 5))
+    with pytest.raises(BrokenStreamError, match="without a summary"):
+        reader.check_whole()
+    with pytest.raises(BrokenStreamError, match="without a finish reason"):
+        reader.read(SUMMARY)
+    reader.read(FINISHED)
+    last = reader.read(SUMMARY)
+    assert last is not None
+    assert last.usage is not None
+    assert (last.finish_reason, last.usage.num_resumed_tokens) == (FinishReason.LENGTH, 3)
+    assert reader.is_whole
+    reader.check_whole()
+
+
+def test_a_stream_says_first_what_the_request_became() -> None:
+    with pytest.raises(BrokenStreamError, match="what the request became"):
+        reading(delta(0, 5))

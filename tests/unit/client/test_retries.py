@@ -1,0 +1,68 @@
+"""What a client tries again, and when."""
+
+import grpc
+import pytest
+
+from diptych.client.retries import Retries
+from diptych.errors import DiptychError, NoWorkerError, QueueFullError
+from diptych.rpc.status import remote_error
+
+LOST = remote_error(grpc.StatusCode.UNAVAILABLE, "", "Socket closed")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def pauses(error: DiptychError, drawn: float, num: int = 7) -> list[float | None]:
+    retries = Retries(num, None, draw=lambda: drawn)
+    return [retries.pause_s(error) for _ in range(num + 1)]
+
+
+def test_pauses_grow_to_a_bound_and_end() -> None:
+    assert pauses(LOST, 1.0) == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, None]
+    assert pauses(LOST, 0.0) == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, None]
+
+
+def test_they_come_on_top_of_what_the_router_asks_for() -> None:
+    assert pauses(QueueFullError("full", retry_after_s=3.0), 1.0, num=1) == [3.1, None]
+
+
+def test_what_brought_something_is_not_counted() -> None:
+    retries = Retries(1, None, draw=lambda: 1.0)
+    for _ in range(3):
+        assert retries.pause_s(LOST) == 0.1
+        retries.renew()
+
+
+def test_nothing_is_tried_beyond_the_deadline() -> None:
+    clock = Clock()
+    retries = Retries(9, 1.0, clock, lambda: 1.0)
+    assert retries.left_s == 1.0
+    assert retries.pause_s(NoWorkerError("none", retry_after_s=1.0)) is None
+    assert retries.pause_s(LOST) == 0.1
+    clock.now_s += 0.85
+    assert retries.left_s == pytest.approx(0.15)
+    assert retries.pause_s(LOST) is None
+    clock.now_s += 1
+    assert retries.left_s == 0.0
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL"),  # does not say when
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, ""),  # a message that is too large
+        (grpc.StatusCode.ABORTED, "CLIENT_TOO_SLOW"),
+        (grpc.StatusCode.INTERNAL, "STEP_FAILED"),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
+        (grpc.StatusCode.UNAUTHENTICATED, "INVALID_API_KEY"),
+        (grpc.StatusCode.INVALID_ARGUMENT, "REQUEST_INVALID"),
+    ],
+)
+def test_what_does_not_heal_is_not_tried_again(code: grpc.StatusCode, reason: str) -> None:
+    assert pauses(remote_error(code, reason, "no"), 1.0, num=1)[0] is None

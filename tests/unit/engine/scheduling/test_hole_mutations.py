@@ -44,8 +44,10 @@ def ship_what_the_next_token_alone_needs(patch: pytest.MonkeyPatch) -> None:
 class ShortWindow(SchedulerMachine):
     """Most of what is pulled has holes."""
 
+    block_sizes, pool_sizes, min_longest = st.just(2), st.just(12), 16
+
     def draw_windows(self, data: st.DataObject) -> list[int | None]:
-        return [None, 3]
+        return [None, 4]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +66,7 @@ def test_the_mutation_is_found(patch: Patch, monkeypatch: pytest.MonkeyPatch) ->
         max_examples=3000,
         stateful_step_count=50,
         deadline=None,
-        database=None,
+        derandomize=True,
         phases=[Phase.generate],
     )
     with pytest.raises(AssertionError):

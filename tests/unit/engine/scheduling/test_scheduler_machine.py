@@ -136,16 +136,22 @@ class Client:
 
 
 class SchedulerMachine(RuleBasedStateMachine):
+    block_sizes = st.integers(1, 4)
+    pool_sizes = st.integers(3, 12)  # blocks
+    min_longest = 2  # tokens of the longest sequence
+
     @initialize(data=st.data())
     def build(self, data: st.DataObject) -> None:
-        block_size = data.draw(st.integers(1, 4), "block_size")
-        num_blocks = data.draw(st.integers(3, 12), "num_blocks")
+        block_size = data.draw(self.block_sizes, "block_size")
+        num_blocks = data.draw(self.pool_sizes, "num_blocks")
         max_num_seqs = data.draw(st.integers(1, 4), "max_num_seqs")
         config = SchedulerConfig(
             max_num_seqs=max_num_seqs,
             max_batched_tokens=data.draw(st.integers(max_num_seqs, 12), "max_batched_tokens"),
             decode_headroom_blocks=data.draw(st.integers(0, 2), "headroom"),
-            max_model_len=data.draw(st.integers(2, num_blocks * block_size + 1), "max_len"),
+            max_model_len=data.draw(
+                st.integers(self.min_longest, num_blocks * block_size + 1), "max_len"
+            ),
         )
         windows = self.draw_windows(data)
         needs = BlockNeeds(block_size, [GroupExtent(window, 1) for window in windows])

@@ -2,60 +2,39 @@
 
 import asyncio
 import sys
-from collections.abc import Callable
-from dataclasses import MISSING, fields
-from pathlib import Path
-from typing import Any, Final, Self
+from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+from pydantic import Field, create_model, model_validator
 from pydantic_settings import CliPositionalArg
 
 from diptych import settings
 from diptych.cli.breakdown import breakdown, kv_path, kv_was_handed_off
-from diptych.client import DEFAULT_RETRIES, ChatMessage, Chunk, DiptychClient, build_request
+from diptych.cli.connection import Connection
+from diptych.cli.sampling_flags import read_options, sampling_fields
+from diptych.cli.shown_answer import Write, show_answer
+from diptych.client import ChatMessage, Chunk, DiptychClient, build_request
 from diptych.errors import ConfigurationError, DiptychError
-from diptych.sampling_params import OPTIONS, Option, SamplingOptions, check_options
 from diptych.v1 import inference_pb2
 
 EXIT_REFUSED = 1
 
 
-class _GenerateConfig(BaseModel):
+class _GenerateConfig(Connection):
     """Stream one answer from a router.
 
     A plain argument is a user's message, or a text to continue where the model has no
     chat template. - reads standard input.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     message: CliPositionalArg[str | None] = Field(None, description="What to say to the model.")
-    address: str = Field(
-        "127.0.0.1:50051", description="host:port of the router, or of several, with commas."
-    )
-    retries: int = Field(
-        DEFAULT_RETRIES,
-        ge=0,
-        description="Tries in a row that bring nothing new, before an answer that broke off, "
-        "or was refused for the moment, is given up.",
-    )
     prompt: str | None = Field(None, description="Text to continue, as it is.")
     chat: str | None = Field(None, description="A user's message, put into the chat template.")
     system: str | None = Field(None, description="The system message that goes before a user's.")
-    model: str = Field("", description="Name of the model; unset: the router's only one.")
     timing: bool = Field(False, description="Show where the time went, on standard error.")
     expect_handoff: bool = Field(
         False,
         description="Fail unless a decode worker pulled the prompt's KV and computed none of it. "
         "Routers do not ship short prompts.",
-    )
-    timeout_s: float | None = Field(None, gt=0, description="Give up after this, s.")
-    api_key_file: Path | None = Field(
-        None, description="File with the key that the router asks for, and nothing else."
-    )
-    tls: bool = Field(False, description="Speak TLS; the system's authorities are believed.")
-    ca: Path | None = Field(
-        None, description="Speak TLS; the authorities of this PEM file are believed."
     )
 
     @model_validator(mode="after")
@@ -66,31 +45,9 @@ class _GenerateConfig(BaseModel):
             raise ValueError("--system goes with a message")
         return self
 
-    def client(self) -> DiptychClient:
-        """Raises ConfigurationError: a file cannot be read."""
-        key = ""
-        if self.api_key_file is not None:
-            try:
-                key = self.api_key_file.read_text().strip()
-            except OSError as error:
-                raise ConfigurationError(
-                    f"--api-key-file: {self.api_key_file}: {error.strerror}"
-                ) from None
-        return DiptychClient(
-            self.address, api_key=key, tls=self.ca or self.tls, retries=self.retries
-        )
-
-    def options(self) -> SamplingOptions:
-        """How to sample. Raises InvalidRequestError."""
-        given: dict[str, Any] = {name: getattr(self, name) for name in _FLAGS}
-        lists = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
-        options = SamplingOptions(**{**given, **lists})
-        check_options(options, "sampling")
-        return options
-
     def request(self, *, has_chat_template: bool) -> inference_pb2.GenerateRequest:
         """The request that these settings describe. Raises InvalidRequestError."""
-        options, said = self.options(), self.chat
+        options, said = read_options(self), self.chat
         if said is None and (has_chat_template or self.system is not None):
             said = self.message
         if said is None:
@@ -101,37 +58,11 @@ class _GenerateConfig(BaseModel):
         return build_request(messages=messages, options=options, model=self.model)
 
 
-def _flag(option: Option) -> str:
-    """The help text of an option's flag."""
-    if option.default is None:
-        return option.help
-    whose = "the model's own, or " if option.from_model else ""
-    return f"{option.help} Unset: {whose}{option.default:g}."
-
-
-_FLAGS: Final = tuple(item.name for item in fields(SamplingOptions) if OPTIONS[item.name].is_flag)
-
-
-def _sampling_fields() -> dict[str, Any]:
-    """One setting for each sampling option; lists and maps are repeatable flags."""
-    made = {}
-    for item in fields(SamplingOptions):
-        if item.name not in _FLAGS:
-            continue
-        kind, default = item.type, item.default
-        if isinstance(default, tuple):
-            kind, default = (list[int] if kind == tuple[int, ...] else list[str]), []
-        elif default is MISSING:
-            kind, default = dict[int, float], {}
-        made[item.name] = (kind, Field(default, description=_flag(OPTIONS[item.name])))
-    return made
-
-
 GenerateConfig = create_model(
     "GenerateConfig",
     __base__=_GenerateConfig,
     __doc__=_GenerateConfig.__doc__,
-    **_sampling_fields(),
+    **sampling_fields(),
 )
 
 
@@ -167,7 +98,7 @@ def _was_handed_off(last: Chunk) -> bool:
 async def stream(
     address: str,
     request: inference_pb2.GenerateRequest,
-    write: Callable[[str], None],
+    write: Write,
     timeout_s: float | None = None,
 ) -> Chunk:
     """Send ``request``, ``write`` each text as it comes; the last chunk (usage, timing).
@@ -176,34 +107,15 @@ async def stream(
         DiptychError: the router refused or failed.
     """
     async with DiptychClient(address) as client:
-        return await _stream(client, request, write, timeout_s)
+        return await show_answer(client, request, write, timeout_s)
 
 
 async def _generate(config: _GenerateConfig) -> Chunk:
     async with config.client() as client:
-        has_template = config.message is not None and await _has_chat_template(client, config.model)
+        asks = config.message is not None
+        has_template = asks and (await config.find_model(client)).has_chat_template
         request = config.request(has_chat_template=has_template)
-        return await _stream(client, request, _write, config.timeout_s)
-
-
-async def _has_chat_template(client: DiptychClient, model: str) -> bool:
-    return any(
-        served.has_chat_template for served in await client.models() if model in ("", served.name)
-    )
-
-
-async def _stream(
-    client: DiptychClient,
-    request: inference_pb2.GenerateRequest,
-    write: Callable[[str], None],
-    timeout_s: float | None,
-) -> Chunk:
-    last = None
-    async for chunk in client.stream(request, timeout_s):
-        write(chunk.text)
-        last = chunk
-    assert last is not None, "a stream ends with a chunk, or an error"
-    return last
+        return await show_answer(client, request, _write, config.timeout_s)
 
 
 def _text(value: str) -> str:

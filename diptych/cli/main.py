@@ -23,6 +23,7 @@ class Command(NamedTuple):
 COMMANDS = (
     Command("up", "start a local cluster: a router and its workers as child processes", "up"),
     Command("generate", "stream one answer from a router", "generate"),
+    Command("chat", "talk with a model, line by line", "chat"),
     Command("health", "ask a router or a worker for its health", "health"),
     Command("key", "make a client's key", "key"),
     Command("model", "fetch a model, or import a GGUF file, ahead of time", "model"),

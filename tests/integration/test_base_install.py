@@ -50,6 +50,7 @@ def run_without_extras(code: str, *args: str) -> subprocess.CompletedProcess[str
         "diptych.client",
         "diptych.cli.up",
         "diptych.cli.generate",
+        "diptych.cli.chat",
         "diptych.cli.model",
         "diptych.cli.local_cluster",
         "diptych.models.source",

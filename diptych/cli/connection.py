@@ -1,0 +1,57 @@
+"""Where a command's routers are, and how it is let in."""
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from diptych.client import DEFAULT_RETRIES, DiptychClient
+from diptych.errors import ConfigurationError, ModelNotFoundError
+from diptych.v1 import inference_pb2
+
+
+class Connection(BaseModel):
+    """Settings of every command that asks for answers."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    address: str = Field(
+        "127.0.0.1:50051", description="host:port of the router, or of several, with commas."
+    )
+    retries: int = Field(
+        DEFAULT_RETRIES,
+        ge=0,
+        description="Tries in a row that bring nothing new, before an answer that broke off, "
+        "or was refused for the moment, is given up.",
+    )
+    model: str = Field("", description="Name of the model; unset: the router's only one.")
+    timeout_s: float | None = Field(None, gt=0, description="Give an answer up after this, s.")
+    api_key_file: Path | None = Field(
+        None, description="File with the key that the router asks for, and nothing else."
+    )
+    tls: bool = Field(False, description="Speak TLS; the system's authorities are believed.")
+    ca: Path | None = Field(
+        None, description="Speak TLS; the authorities of this PEM file are believed."
+    )
+
+    def client(self) -> DiptychClient:
+        """Raises ConfigurationError: a file cannot be read."""
+        key = ""
+        if self.api_key_file is not None:
+            try:
+                key = self.api_key_file.read_text().strip()
+            except OSError as error:
+                raise ConfigurationError(
+                    f"--api-key-file: {self.api_key_file}: {error.strerror}"
+                ) from None
+        return DiptychClient(
+            self.address, api_key=key, tls=self.ca or self.tls, retries=self.retries
+        )
+
+    async def find_model(self, client: DiptychClient) -> inference_pb2.Model:
+        """The model that is to answer. Raises DiptychError."""
+        served = await client.models()
+        for model in served:
+            if self.model in ("", model.name):
+                return model
+        names = ", ".join(model.name for model in served)
+        raise ModelNotFoundError(f"no model {self.model!r}; there is {names}")

@@ -1,0 +1,75 @@
+"""What was said so far in a chat, and how the next answer is to be drawn. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, fields, replace
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from diptych.cli.sampling_flags import FLAGS
+from diptych.client import ChatMessage, Chunk, SamplingOptions, build_request
+from diptych.errors import InvalidRequestError
+from diptych.sampling_params import NOTHING_SAID, check_options
+from diptych.v1 import inference_pb2
+
+_FIELDS: Mapping[str, "Field[Any]"] = {
+    item.name: item for item in fields(SamplingOptions) if item.name in FLAGS
+}
+
+
+class Conversation:
+    """A chat's turns and settings. Owned by the command that holds it."""
+
+    def __init__(self, model: str, system: str, options: SamplingOptions) -> None:
+        self.system = system
+        self.options = options
+        self.last: Chunk | None = None  # of the last answer; None: it has not come to its end
+        self._model = model
+        self._turns: list[ChatMessage] = []
+
+    def request(self, said: str) -> inference_pb2.GenerateRequest:
+        """What to ask for when the user says this."""
+        first = [ChatMessage("system", self.system)] if self.system else []
+        messages = [*first, *self._turns, ChatMessage("user", said)]
+        return build_request(messages=messages, options=self.options, model=self._model)
+
+    def answered(self, said: str, text: str, last: Chunk | None) -> None:
+        """Keep a turn, whole or not; one without a text might as well not have been."""
+        self.last = last
+        if text:
+            self._turns += (ChatMessage("user", said), ChatMessage("assistant", text))
+
+    def clear(self) -> None:
+        """Forget all turns. The settings stay."""
+        self._turns.clear()
+        self.last = None
+
+    def set_option(self, name: str, words: list[str]) -> None:
+        """Give an option a value, or, without ``words``, none. Raises InvalidRequestError.
+
+        Several words are for options that are lists; each is KEY=VALUE for one that is a map.
+        """
+        known = _FIELDS.get(name)
+        if known is None:
+            raise InvalidRequestError("no such option; /set lists them", field=name)
+        value = _read(known, words) if words else getattr(NOTHING_SAID, name)
+        changed: dict[str, Any] = {name: value}
+        options = replace(self.options, **changed)
+        check_options(options, "sampling")
+        self.options = options
+
+
+def _read(known: "Field[Any]", words: list[str]) -> object:
+    """The value of an option, by its declared type. Raises InvalidRequestError."""
+    kind: Any = known.type
+    given: object = " ".join(words)
+    if isinstance(known.default, tuple):
+        given = words
+    elif known.default is MISSING:
+        given = dict(word.partition("=")[::2] for word in words)
+    try:
+        value: object = TypeAdapter(kind).validate_python(given)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]["msg"]
+        raise InvalidRequestError(problem, field=known.name) from None
+    return value

@@ -1,0 +1,25 @@
+"""An answer that is shown while it comes."""
+
+from collections.abc import Callable
+from contextlib import aclosing
+
+from diptych.client import Chunk, DiptychClient
+from diptych.v1 import inference_pb2
+
+Write = Callable[[str], None]
+
+
+async def show_answer(
+    client: DiptychClient,
+    request: inference_pb2.GenerateRequest,
+    write: Write,
+    timeout_s: float | None,
+) -> Chunk:
+    """``write`` each text as it comes; the last chunk (usage, timing). Raises DiptychError."""
+    last = None
+    async with aclosing(client.stream(request, timeout_s)) as chunks:
+        async for chunk in chunks:
+            write(chunk.text)
+            last = chunk
+    assert last is not None, "a stream ends with a chunk, or an error"
+    return last

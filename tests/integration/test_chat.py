@@ -1,0 +1,155 @@
+"""``diptych chat`` through its standard input, with a router over real gRPC."""
+
+import asyncio
+import contextlib
+import io
+import json
+import shutil
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from diptych.cli.chat import run
+from tests.integration.router_rig import Cluster, eventually, running
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+CHAT = [sys.executable, "-m", "diptych.cli", "chat"]
+SOON_S = 20.0
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(wide_model: Path) -> AsyncIterator[Cluster]:
+    async with running(wide_model, 1, 1) as up:
+        yield up
+
+
+async def talk(
+    monkeypatch: pytest.MonkeyPatch, cluster: Cluster, *lines: str, args: tuple[str, ...] = ()
+) -> int:
+    """Say these lines; the exit code."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+    flags = ["--address", cluster.address, "--max-tokens", "2", "--ignore-eos", *args]
+    return await asyncio.to_thread(run, flags)
+
+
+def num_asked(cluster: Cluster) -> int:
+    return len(cluster.prefill[0].specs)
+
+
+def lengths(cluster: Cluster) -> list[int]:
+    """Of each prompt that was asked for, in tokens."""
+    return [spec.num_prompt_tokens for spec in cluster.prefill[0].specs]
+
+
+async def test_answers_build_on_what_was_said(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = num_asked(cluster)
+    said = ("one", "", "two", "/stats", "/clear", "one", "/set max_tokens 3", "three", "/exit", "x")
+    assert await talk(monkeypatch, cluster, *said) == 0
+    first, second, again, other = lengths(cluster)[before:]
+    assert first == again < second
+    assert other > again
+    answers = [spec.sampling.max_tokens for spec in cluster.prefill[0].specs[before:]]
+    assert answers == [2, 2, 2, 3]
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    lines = captured.out.splitlines()
+    assert len(lines[0]) == len(lines[1]) == 2, "an answer is a line"
+    assert any(line.startswith("TTFT") for line in lines)
+
+
+async def test_an_error_is_one_line_and_the_conversation_goes_on(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = num_asked(cluster)
+    wrong = ("/set top_p 7", "/nonsense", "/set stop_token_ids 9999999", "refused")
+    lines = (*wrong, "/set stop_token_ids", "taken", "//etc is a folder")
+    assert await talk(monkeypatch, cluster, *lines) == 0
+    assert num_asked(cluster) == before + 2
+    captured = capsys.readouterr()
+    errors = captured.err.splitlines()
+    assert [line.split(":")[:2] for line in errors] == [
+        ["REQUEST_INVALID", " sampling.top_p"],
+        ["REQUEST_INVALID", " /nonsense"],
+        ["REQUEST_INVALID", " sampling.stop_token_ids[0]"],
+    ]
+
+
+async def test_a_model_without_a_chat_template_says_so(
+    wide_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    plain = tmp_path / "plain"
+    shutil.copytree(wide_model, plain)
+    path = plain / "tokenizer_config.json"
+    settings = json.loads(path.read_text())
+    del settings["chat_template"]
+    path.write_text(json.dumps(settings))
+    async with running(plain, 1, 1) as cluster:
+        assert await talk(monkeypatch, cluster, "hello") == 1
+        assert await talk(monkeypatch, cluster, "hello", args=("--model", "other")) == 1
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("diptych chat: REQUEST_INVALID: model: plain has no chat template; ")
+    assert second == "diptych chat: MODEL_NOT_FOUND: no model 'other'; there is plain"
+
+
+@contextlib.asynccontextmanager
+async def child(cluster: Cluster) -> AsyncIterator[asyncio.subprocess.Process]:
+    """The command as a process of its own; what it writes to stderr is ours."""
+    process = await asyncio.create_subprocess_exec(
+        *CHAT,
+        *("--address", cluster.address, "--ignore-eos"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def test_ctrl_c_ends_the_answer_and_not_the_program(cluster: Cluster) -> None:
+    before = num_asked(cluster)
+    async with child(cluster) as process, asyncio.timeout(SOON_S):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"go on for ever\n")
+        begun = await process.stdout.read(10)
+        assert begun
+        process.send_signal(signal.SIGINT)
+        await eventually(lambda: cluster.held() == 0, "the request goes on")
+        process.stdin.write(b"/stats\n/set max_tokens 2\nand now?\n")
+        while b"no answer, or it did not come to its end" not in (
+            line := await process.stdout.readline()
+        ):
+            assert line
+        process.stdin.close()  # as Ctrl-D
+        rest = (await process.stdout.read()).decode().splitlines()
+        assert await process.wait() == 0
+    assert rest[0] == "max_tokens is 2"
+    assert len(rest[1]) == 2
+    first, second = lengths(cluster)[before:]
+    assert second > first + 10, "what had come of the answer is part of what was said"
+
+
+async def test_ctrl_c_between_answers_changes_nothing(cluster: Cluster) -> None:
+    async with child(cluster) as process, asyncio.timeout(SOON_S):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"/clear\n")
+        assert b"forgotten" in await process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        process.stdin.write(b"/system\n" * 2)  # a line that is being read may be given up
+        assert b"no system message" in await process.stdout.readline()
+        process.stdin.write(b"/exit\n")
+        assert await process.wait() == 0

@@ -85,6 +85,7 @@ class Resources:
     """Of one kernel as it is launched for one model."""
 
     model: str
+    cache: str  # its element type
     kernel: str
     window: int | None  # tokens, of attention
     capability: int
@@ -119,16 +120,17 @@ class _NoProducts:
         return x if out is None else out
 
 
-def measure(model: str, capability: int) -> list[Resources]:
+def measure(model: str, capability: int, cache_dtype: torch.dtype) -> list[Resources]:
     """Of all kernels that a step of prompts and single tokens launches, each variant once."""
+    cache = str(cache_dtype).removeprefix("torch.")
     config = ModelConfig.from_hf(MODELS[model])
     kinds = {layer.sliding_window: layer for layer in config.layers}
     config = replace(config, layers=tuple(kinds.values()))
     found: dict[str, Resources] = {}
     with _compiled_for(capability) as launches:
-        _run(config)
+        _run(config, cache_dtype)
         for kernel, constants in launches:
-            found.setdefault(kernel.hash, _resources(model, capability, kernel, constants))
+            found.setdefault(kernel.hash, _resources(model, cache, capability, kernel, constants))
     return list(found.values())
 
 
@@ -147,7 +149,7 @@ def _compiled_for(capability: int) -> Iterator[list[tuple[Any, Mapping[str, Any]
         yield launches
 
 
-def _run(config: ModelConfig) -> None:
+def _run(config: ModelConfig, cache_dtype: torch.dtype) -> None:
     """One step of every kind of layer: two single tokens and a chunk of a longer prompt."""
     backend, dtype = CudaBackend(torch.device("cpu")), torch.bfloat16
     table = tuple(range(16))
@@ -159,7 +161,7 @@ def _run(config: ModelConfig) -> None:
     inputs = build_inputs(StepPlan(chunks=tuple(chunks)), BLOCK_SIZE)
     x = torch.zeros(len(inputs.token_ids), config.hidden_size, dtype=dtype)
     angles = torch.zeros(len(x), config.head_dim // 2)
-    cache = KVCache(config, len(table), BLOCK_SIZE, dtype, backend.kv_memory)
+    cache = KVCache(config, len(table), BLOCK_SIZE, cache_dtype, backend.kv_memory)
     run_layers(
         config,
         [_weights(config)] * config.num_layers,
@@ -189,7 +191,9 @@ def _weights(config: ModelConfig) -> LayerWeights:
     )
 
 
-def _resources(model: str, capability: int, kernel: Any, constants: Mapping[str, Any]) -> Resources:
+def _resources(
+    model: str, cache: str, capability: int, kernel: Any, constants: Mapping[str, Any]
+) -> Resources:
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
@@ -201,6 +205,7 @@ def _resources(model: str, capability: int, kernel: Any, constants: Mapping[str,
     num_registers, num_stack_bytes, num_local_bytes = map(int, used.groups())
     return Resources(
         model=model,
+        cache=cache,
         kernel=kernel.name,
         window=constants.get("window"),
         capability=capability,
@@ -215,7 +220,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", type=Path, help="a file to write instead of a table")
     out: Path | None = parser.parse_args().json
-    found = [part for model in MODELS for sm in CAPABILITIES for part in measure(model, sm)]
+    kinds = [(model, torch.bfloat16) for model in MODELS]
+    kinds += [(model, torch.int8) for model in MODELS if model != "Qwen3-0.6B"]  # as Llama
+    found = [
+        part
+        for model, cache_dtype in kinds
+        for capability in CAPABILITIES
+        for part in measure(model, capability, cache_dtype)
+    ]
     if out is not None:
         out.write_text(json.dumps([asdict(part) for part in found]))
         return

@@ -17,7 +17,6 @@ from diptych.engine.inputs import DecodeBatch, StepInputs
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.parts import AttentionStep, Rows
-from diptych.errors import ConfigurationError
 
 _LOG2_E = math.log2(math.e)
 _MAX_PARTS = 64  # of a context
@@ -29,15 +28,7 @@ class PagedAttention:
     """Implements ``Attention``."""
 
     def __init__(self, config: ModelConfig, kv_cache: KVCache, num_processors: int) -> None:
-        """num_processors: the device's, that a decode step is to keep busy.
-
-        Raises:
-            ConfigurationError: the cache's elements are not floats.
-        """
-        if kv_cache.layout.has_scales:
-            raise ConfigurationError(
-                "kv_cache_dtype int8 needs device cpu; cuda has float32 and bfloat16"
-            )
+        """num_processors: the device's, that a decode step is to keep busy."""
         self._config, self._kv_cache, self._num_processors = config, kv_cache, num_processors
 
     def begin_step(self, inputs: StepInputs) -> AttentionStep:
@@ -47,15 +38,18 @@ class PagedAttention:
 class _Layer(NamedTuple):
     """What kernels are told of where a layer lies. Strides in elements."""
 
-    blocks: Tensor  # [num_blocks, 2, num_kv_heads, block_size, head_dim]
-    block_stride: int
-    value_stride: int
-    head_stride: int
+    blocks: Tensor  # [num_blocks, 2, num_kv_heads] runs
+    scales: Tensor | None  # from the first run's on
+    strides: tuple[int, int, int]  # of blocks, from keys to values, of heads
 
     @classmethod
     def of(cls, kv_cache: KVCache, layer: int) -> "_Layer":
-        blocks = kv_cache.of_layer(layer)
-        return cls(blocks, *blocks.stride()[:3])
+        blocks, layout = kv_cache.of_layer(layer), kv_cache.layout
+        scales = None
+        if layout.has_scales:
+            scales = blocks[..., layout.scales_offset :].view(torch.float32)
+        block_stride, value_stride, head_stride, *_ = blocks.stride()
+        return cls(blocks, scales, (block_stride, value_stride, head_stride))
 
 
 class _PagedStep:
@@ -71,7 +65,7 @@ class _PagedStep:
             self._decodes = _Decodes(config, kv_cache.block_size, inputs.decodes, num_processors)
         self._prefills = None
         if inputs.prefills:
-            self._prefills = _Prefills(config, kv_cache.block_size, inputs)
+            self._prefills = _Prefills(config, kv_cache, inputs)
 
     def __call__(
         self, layer: int, q: Tensor, kv: Tensor, out: Tensor, rows: Rows | None = None
@@ -82,8 +76,9 @@ class _PagedStep:
             kv,
             self._slots,
             place.blocks,
+            place.scales,
             len(kv),
-            *place[1:],
+            *place.strides,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             block_size=self._kv_cache.block_size,
@@ -124,12 +119,13 @@ class _Decodes:
         decode.attend_parts[(num_rows, config.num_kv_heads, self._num_parts)](
             q,
             place.blocks,
+            place.scales,
             batch.block_tables,
             batch.context_lens,
             self._parts,
             self._logs,
             table_size,
-            *place[1:],
+            *place.strides,
             config.attention_scale * _LOG2_E,
             group=group,
             group_width=max(_MIN_GROUP, triton.next_power_of_2(group)),
@@ -156,10 +152,10 @@ class _Decodes:
 class _Prefills:
     """A step's chunks: the other rows."""
 
-    def __init__(self, config: ModelConfig, block_size: int, inputs: StepInputs) -> None:
-        self._config, self._block_size = config, block_size
+    def __init__(self, config: ModelConfig, kv_cache: KVCache, inputs: StepInputs) -> None:
+        self._config, self._block_size = config, kv_cache.block_size
         self._block_ids = torch.cat([chunk.block_ids for chunk in inputs.prefills])
-        self._tile_queries = 128 if config.head_dim <= 128 else 64
+        self._tile_queries = _tile_queries(config.head_dim, kv_cache.layout.has_scales)
         self._tiles = QueryTiles.of(inputs.prefills, self._tile_queries)
         self._all = self._tiles.to(self._block_ids.device)
 
@@ -172,10 +168,11 @@ class _Prefills:
         prefill.attend_tiles[(len(tiles), config.num_heads)](
             q,
             place.blocks,
+            place.scales,
             tiles,
             self._block_ids,
             out,
-            *place[1:],
+            *place.strides,
             config.attention_scale * _LOG2_E,
             group=config.num_heads // config.num_kv_heads,
             head_dim=config.head_dim,
@@ -202,3 +199,8 @@ def num_parts(num_programs: int, max_len: int, tile: int, num_processors: int) -
 def _decode_tile(head_dim: int) -> int:
     """Tokens that are multiplied at a time."""
     return 64 if head_dim <= 128 else 32
+
+
+def _tile_queries(head_dim: int, has_scales: bool) -> int:
+    """Of a tile: as many as registers hold beside what is read."""
+    return 64 if has_scales or head_dim > 128 else 128

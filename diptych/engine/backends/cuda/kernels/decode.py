@@ -9,11 +9,14 @@ Gimelshein 2018; Flash-Decoding).
 import triton
 import triton.language as tl
 
+from diptych.engine.backends.cuda.kernels import slots
+
 
 @triton.jit(do_not_specialize=["table_size"])  # type: ignore[untyped-decorator]
 def attend_parts(
     q: tl.tensor,  # [num_rows, num_heads, head_dim]
-    layer: tl.tensor,  # [num_blocks, 2, num_kv_heads, block_size, head_dim], strided
+    layer: tl.tensor,  # [num_blocks, 2, num_kv_heads] runs, strided
+    scales: tl.tensor,  # where its runs have scales: at the first one's; else None
     block_tables: tl.tensor,  # [num_rows, table_size] int64
     context_lens: tl.tensor,  # [num_rows] int64
     parts: tl.tensor,  # [num_rows, num_heads, num_parts, head_dim] float32
@@ -45,8 +48,6 @@ def attend_parts(
     is_element = (members < group)[:, None] & (dims < head_dim)[None, :]
     heads = (row * num_kv_heads + kv_head) * group + members
     queries = tl.load(q + heads[:, None] * head_dim + dims[None, :], mask=is_element, other=0.0)
-    keys = layer + kv_head * head_stride
-    values = keys + value_stride
     table = block_tables + row * table_size
 
     peak = tl.full([group_width], float("-inf"), tl.float32)
@@ -57,15 +58,15 @@ def attend_parts(
         is_own = tokens < last
         block_ids = tl.load(table + tokens // block_size, mask=is_own, other=0)
         # In 64 bits: a pool has more elements than 32 can count.
-        places = block_ids.to(tl.int64) * block_stride + (tokens % block_size) * head_dim
-        is_loaded = is_own[:, None] & (dims < head_dim)[None, :]
-        offsets = places[:, None] + dims[None, :]
-        k = tl.load(keys + offsets, mask=is_loaded, other=0.0).to(queries.dtype)
+        runs = block_ids.to(tl.int64) * block_stride + kv_head * head_stride
+        within = tokens % block_size
+        k = slots.read(layer, scales, runs, within, is_own, head_dim, head_width, queries.dtype)
         scores = tl.dot(queries, tl.trans(k), input_precision="ieee") * scale
         scores = tl.where(is_own[None, :], scores, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(scores, 1))
         weights, shrink = tl.exp2(scores - new_peak[:, None]), tl.exp2(peak - new_peak)
-        v = tl.load(values + offsets, mask=is_loaded, other=0.0).to(queries.dtype)
+        runs += value_stride
+        v = slots.read(layer, scales, runs, within, is_own, head_dim, head_width, queries.dtype)
         sums = sums * shrink[:, None]
         sums += tl.dot(weights.to(queries.dtype), v, input_precision="ieee")
         total = total * shrink + tl.sum(weights, 1)

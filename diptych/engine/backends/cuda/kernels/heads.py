@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from diptych.engine.backends.cuda.kernels import slots
+
 
 @triton.jit  # type: ignore[untyped-decorator]
 def rotate(
@@ -74,8 +76,9 @@ def _rotate_heads(
 @triton.jit(do_not_specialize=["num_tokens"])  # type: ignore[untyped-decorator]
 def write(
     kv: tl.tensor,  # [num_tokens, 2, num_kv_heads, head_dim]
-    slots: tl.tensor,  # [num_tokens] int64, block_id * block_size + offset
-    layer: tl.tensor,  # [num_blocks, 2, num_kv_heads, block_size, head_dim], strided
+    targets: tl.tensor,  # [num_tokens] int64, block_id * block_size + offset
+    layer: tl.tensor,  # [num_blocks, 2, num_kv_heads] runs, strided
+    scales: tl.tensor,  # where its runs have scales: at the first one's; else None
     num_tokens: int,
     block_stride: int,
     value_stride: int,
@@ -93,9 +96,9 @@ def write(
     is_element = is_item[:, None] & (dims < head_dim)[None, :]
     sources = items.to(tl.int64)[:, None] * head_dim + dims[None, :]
     tokens = tl.load(kv + sources, mask=is_element, other=0.0)
-    slot = tl.load(slots + rows, mask=is_item, other=0)
+    target = tl.load(targets + rows, mask=is_item, other=0)
     # In 64 bits: a pool has more elements than 32 can count.
-    places = (slot // block_size) * block_stride + (slot % block_size) * head_dim
-    places += (heads // num_kv_heads) * value_stride + (heads % num_kv_heads) * head_stride
-    targets = layer + places[:, None] + dims[None, :]
-    tl.store(targets, tokens.to(layer.dtype.element_ty), mask=is_element)
+    runs = (target // block_size) * block_stride
+    runs += (heads // num_kv_heads) * value_stride + (heads % num_kv_heads) * head_stride
+    within = target % block_size
+    slots.write(layer, scales, runs, within, is_item, tokens, head_dim, head_width)

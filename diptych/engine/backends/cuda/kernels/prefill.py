@@ -7,13 +7,16 @@ keys that any of its queries sees, and keeps running sums (FlashAttention-2, Dao
 import triton
 import triton.language as tl
 
+from diptych.engine.backends.cuda.kernels import slots
+
 NUM_FIELDS = tl.constexpr(4)  # of a tile
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def attend_tiles(
     q: tl.tensor,  # [N, num_heads, head_dim]
-    layer: tl.tensor,  # [num_blocks, 2, num_kv_heads, block_size, head_dim], strided
+    layer: tl.tensor,  # [num_blocks, 2, num_kv_heads] runs, strided
+    scales: tl.tensor,  # where its runs have scales: at the first one's; else None
     tiles: tl.tensor,  # [num_tiles, 4] int64: first row, rows, first position, place in block_ids
     block_ids: tl.tensor,  # [...] int64, the chunks' tables one after the other
     out: tl.tensor,  # [N, num_heads, head_dim]
@@ -40,13 +43,10 @@ def attend_tiles(
     end = position + num_rows
 
     members, dims = tl.arange(0, tile_queries), tl.arange(0, head_width)
-    is_dim = (dims < head_dim)[None, :]
-    is_element = (members < num_rows)[:, None] & is_dim
+    is_element = (members < num_rows)[:, None] & (dims < head_dim)[None, :]
     rows = ((first_row + members) * num_heads + head)[:, None] * head_dim + dims[None, :]
     queries = tl.load(q + rows, mask=is_element, other=0.0)
     positions = position + members
-    keys = layer + (head // group) * head_stride
-    values = keys + value_stride
 
     peak = tl.full([tile_queries], float("-inf"), tl.float32)
     total = tl.zeros([tile_queries], tl.float32)
@@ -56,9 +56,9 @@ def attend_tiles(
         is_own = tokens < end
         ids = tl.load(table + tokens // block_size, mask=is_own, other=0)
         # In 64 bits: a pool has more elements than 32 can count.
-        places = ids.to(tl.int64) * block_stride + (tokens % block_size) * head_dim
-        is_loaded, offsets = is_own[:, None] & is_dim, places[:, None] + dims[None, :]
-        k = tl.load(keys + offsets, mask=is_loaded, other=0.0).to(queries.dtype)
+        runs = ids.to(tl.int64) * block_stride + (head // group) * head_stride
+        within = tokens % block_size
+        k = slots.read(layer, scales, runs, within, is_own, head_dim, head_width, queries.dtype)
         scores = tl.dot(queries, tl.trans(k), input_precision="ieee") * scale
         is_seen = is_own[None, :] & (tokens[None, :] <= positions[:, None])
         if window:
@@ -68,7 +68,8 @@ def attend_tiles(
         # A query's window may begin behind this tile: nothing seen yet, and no weight.
         level = tl.where(new_peak == float("-inf"), 0.0, new_peak)
         weights, shrink = tl.exp2(scores - level[:, None]), tl.exp2(peak - level)
-        v = tl.load(values + offsets, mask=is_loaded, other=0.0).to(queries.dtype)
+        runs += value_stride
+        v = slots.read(layer, scales, runs, within, is_own, head_dim, head_width, queries.dtype)
         sums = sums * shrink[:, None]
         sums += tl.dot(weights.to(queries.dtype), v, input_precision="ieee")
         total = total * shrink + tl.sum(weights, 1)

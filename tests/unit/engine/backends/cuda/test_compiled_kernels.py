@@ -41,6 +41,7 @@ def test_no_kernel_spills(tmp_path: Path, note: notes.Note) -> None:
             if (part["model"], part["capability"]) == (model, capability)
         }
         assert names == KERNELS
+    assert {part["cache"] for part in found} == {"bfloat16", "int8"}
     assert [part for part in found if part["num_stack_bytes"]] == []
     assert [part for part in found if part["num_shared_bytes"] > MAX_SHARED_BYTES] == []
     largest = max(found, key=lambda part: int(part["num_registers"]))

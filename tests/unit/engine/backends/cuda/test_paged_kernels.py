@@ -1,6 +1,6 @@
 """Attention by interpreted kernels against its definition, on caches whose other slots are NaN."""
 
-from tests.triton_interpreter import INTERPRETED
+from tests import triton_interpreter  # noqa: F401
 
 # isort: split
 import mmap
@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from diptych.engine.backends.cuda.attention import PagedAttention, num_parts
+from diptych.engine.backends.torch.attention import TorchAttention
+from diptych.engine.backends.torch.kv_access import KVAccess
 from diptych.engine.inputs import DecodeBatch
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.kv.memory import HostKVMemory
 from diptych.engine.model.parts import Rows
-from diptych.errors import ConfigurationError
 from tests.attention_config import config_of
 from tests.unit.engine.backends.cuda.paged_step import Asked, Case
 
@@ -174,8 +175,38 @@ def test_parts_keep_the_device_busy_and_are_never_empty() -> None:
     assert num_parts(4096, 10**6, 64, 132) == 1
 
 
-def test_int8_caches_are_refused() -> None:
+@pytest.mark.parametrize("window", [None, 40])
+def test_int8_caches(window: int | None) -> None:
+    """Written and read as the CPU's plain backend does it, to the bit but for sums."""
+    config = config_of(4, 2, 80, window)
+    case = Case.of(config, [Asked(70, 1), Asked(5, 1), Asked(33, 40), Asked(0, 70)], 18)
+    filled = case.cache.tensor.clone().nan_to_num(9.0)  # garbage where nobody wrote
+    caches = []
+    for _ in range(2):
+        cache = KVCache(config, case.cache.num_blocks, 18, torch.int8)
+        access = KVAccess(config, cache, torch.float32)
+        slots = torch.arange(cache.num_blocks * 18)
+        for layer in range(2):
+            tokens = filled[:, layer].permute(0, 3, 1, 2, 4).flatten(0, 1)
+            access.write(layer, access.slot_rows(slots), tokens)
+        caches.append(cache)
+    case.kv[1, :, 0] = 0.0  # a token of zeros has a scale of zero
+    outs = []
+    for attention in (
+        PagedAttention(config, caches[0], MANY),
+        TorchAttention(config, caches[1], torch.float32),
+    ):
+        outs.append(torch.full_like(case.q, torch.nan))
+        attention.begin_step(case.inputs)(1, case.q, case.kv, outs[-1])
+    assert torch.equal(caches[0].tensor, caches[1].tensor)
+    assert_close(outs[0], outs[1].double())
+
+
+def test_a_token_that_is_not_a_number_spoils_its_row_alone_in_int8() -> None:
     config = config_of(2, 1, 64, None)
-    cache = KVCache(config, 2, 16, torch.int8)
-    with pytest.raises(ConfigurationError, match="kv_cache_dtype int8"):
-        INTERPRETED.attention(config, cache, torch.float32)
+    cache = KVCache(config, 8, 16, torch.int8)
+    case = Case.of(config, [Asked(0, 1), Asked(0, 1), Asked(0, 1)], 16)
+    case.kv[1, 0, 0, 5], case.kv[2, 1, 0, 7] = torch.nan, torch.inf
+    out = torch.zeros_like(case.q)
+    PagedAttention(config, cache, FEW).begin_step(case.inputs)(0, case.q, case.kv, out)
+    assert out.isfinite().flatten(1).all(1).tolist() == [True, False, False]

@@ -1,0 +1,56 @@
+"""Tokens of one head in their slots: float elements, or int8 with a scale for each token."""
+
+import triton
+import triton.language as tl
+
+_ROUNDER = tl.constexpr(12582912.0)  # 1.5 * 2**23: added and taken away, it rounds half to even
+_TINY = tl.constexpr(1e-30)  # a scale below this is zero: its reciprocal would overflow
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def read(
+    layer: tl.tensor,  # [num_blocks, 2, num_kv_heads] runs, strided
+    scales: tl.tensor,  # the first run's, where runs have scales; else None
+    runs: tl.tensor,  # [num_tokens] int64, where each token's run begins, in elements
+    slots: tl.tensor,  # [num_tokens], each token's within its run
+    is_own: tl.tensor,  # [num_tokens]
+    head_dim: tl.constexpr,
+    head_width: tl.constexpr,
+    dtype: tl.constexpr,
+) -> tl.tensor:
+    """[num_tokens, head_width]; zeros for what is not the sequence's own, which is not read."""
+    dims = tl.arange(0, head_width)
+    is_loaded = is_own[:, None] & (dims < head_dim)[None, :]
+    places = (runs + slots * head_dim)[:, None] + dims[None, :]
+    tokens = tl.load(layer + places, mask=is_loaded, other=0)
+    if scales is not None:
+        scale = tl.load(scales + runs // 4 + slots, mask=is_own, other=0.0)
+        tokens = tokens.to(tl.float32) * scale[:, None]
+    return tokens.to(dtype)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def write(
+    layer: tl.tensor,  # as for reading
+    scales: tl.tensor,
+    runs: tl.tensor,  # [num_tokens] int64
+    slots: tl.tensor,  # [num_tokens]
+    is_own: tl.tensor,  # [num_tokens]
+    tokens: tl.tensor,  # [num_tokens, head_width], zeros behind head_dim
+    head_dim: tl.constexpr,
+    head_width: tl.constexpr,
+) -> None:
+    """Largest error of an int8 element: 1/254 of the largest of its token."""
+    dims = tl.arange(0, head_width)
+    if scales is not None:
+        tokens = tokens.to(tl.float32)
+        largest = tl.max(tl.abs(tokens), 1)
+        is_finite = tl.min((tl.abs(tokens) < float("inf")).to(tl.int32), 1) == 1
+        scale = tl.where(is_finite, largest / 127.0, float("nan"))
+        ratio = tl.where(scale > _TINY, 1.0 / scale, 0.0)
+        tokens = tl.where(is_finite[:, None], tokens * ratio[:, None], 0.0)
+        tokens = (tokens + _ROUNDER) - _ROUNDER
+        tl.store(scales + runs // 4 + slots, scale, mask=is_own)
+    is_written = is_own[:, None] & (dims < head_dim)[None, :]
+    places = (runs + slots * head_dim)[:, None] + dims[None, :]
+    tl.store(layer + places, tokens.to(layer.dtype.element_ty), mask=is_written)

@@ -9,7 +9,7 @@ GOLDEN := tests/integration/test_golden.py
 CHART_TOOLS := .cache/chart/tools
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test golden chaos chaos-long lint proto published bench chart manifests
+.PHONY: help setup demo test golden chaos chaos-long lint proto published bench gpu chart manifests
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,6 +64,9 @@ published: .venv/ready  ## Hold what proto/ has now to the rules of evolution, f
 
 bench: .venv/ready  ## Measure the hand-off; nothing else should run (JSON in bench-handoff.json)
 	$(PY) -m tests.bench.handoff --out bench-handoff.json
+
+gpu: .venv/ready  ## On a machine with a GPU: the CUDA backend against transformers and torch (JSON in bench-gpu.json)
+	$(PY) -m tests.gpu.check --out bench-gpu.json
 
 chart: .venv/ready $(CHART_TOOLS)/ready  ## Check the Helm chart and the image's recipe with helm 3, helm 4 and validators; fetches them
 	PATH="$(CURDIR)/$(CHART_TOOLS)/bin:$$PATH" $(PYTEST) tests/deploy tests/unit/deploy

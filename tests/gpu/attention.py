@@ -1,0 +1,136 @@
+"""Attention on a device against torch's own on copies of the same blocks: error and time."""
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from diptych.engine.backends.base import Backend
+from diptych.engine.inputs import build_inputs
+from diptych.engine.kv.cache import KVCache
+from diptych.engine.scheduling.step import Chunk, StepPlan
+from tests.attention_config import SCALE, config_of
+
+BLOCK_SIZE = 32
+MAX_ERROR = 0.03  # of values that spread by 1, in bfloat16
+
+Stopwatch = Callable[[Callable[[], object]], float]  # seconds that the device takes for it
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Sequences of one length; of each so many last tokens attend."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    num_seqs: int
+    context: int  # tokens
+    num_queries: int  # of each
+
+
+CASES = (
+    Case(32, 8, 128, num_seqs=1, context=8192, num_queries=1),
+    Case(32, 8, 128, num_seqs=64, context=1024, num_queries=1),
+    Case(16, 8, 128, num_seqs=64, context=1024, num_queries=1),
+    Case(8, 4, 256, num_seqs=64, context=1024, num_queries=1),
+    Case(32, 8, 128, num_seqs=1, context=8192, num_queries=8192),
+    Case(32, 8, 128, num_seqs=4, context=4096, num_queries=512),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Of one case."""
+
+    case: str
+    error: float  # the largest
+    seconds: float
+    sdpa_seconds: float  # torch's, on copies that cost nothing
+    kv_bytes_per_s: float  # of keys and values, each read once
+    holds: bool
+
+
+def check(case: Case, backend: Backend, dtype: torch.dtype, stopwatch: Stopwatch) -> Measured:
+    """One layer's step on blocks in no order."""
+    config = config_of(case.num_heads, case.num_kv_heads, case.head_dim, None)
+    blocks_each = -(-case.context // BLOCK_SIZE)
+    num_blocks = case.num_seqs * blocks_each
+    cache = KVCache(config, num_blocks, BLOCK_SIZE, dtype, backend.kv_memory)
+    generator = torch.Generator(backend.device).manual_seed(1)
+    cache.tensor.normal_(generator=generator)
+    tables = torch.randperm(num_blocks).view(case.num_seqs, blocks_each)
+    chunks = [
+        Chunk(
+            token_ids=(5,) * case.num_queries,
+            start=case.context - case.num_queries,
+            block_table=tuple(table.tolist()),
+            sample=None,
+        )
+        for table in tables
+    ]
+    inputs = build_inputs(StepPlan(chunks=tuple(chunks)), BLOCK_SIZE, backend.device)
+    empty = cache.tensor.new_empty
+    q = empty(len(inputs.slots), case.num_heads, case.head_dim).normal_(generator=generator)
+    kv = empty(len(q), 2, case.num_kv_heads, case.head_dim).normal_(generator=generator)
+    out = torch.empty_like(q)
+    step = backend.attention(config, cache, dtype).begin_step(inputs)
+    seconds = stopwatch(lambda: step(0, q, kv, out))
+    context = _gathered(cache, tables, case.context)
+    queries = q.view(case.num_seqs, case.num_queries, case.num_heads, -1).transpose(1, 2)
+    sdpa_seconds = stopwatch(lambda: _sdpa(queries, context))
+    want = _sdpa(queries.float(), context.float()).transpose(1, 2).reshape(out.shape)
+    error = float((out.float() - want).abs().max())
+    kv_bytes = context.nbytes
+    return Measured(
+        repr(case), error, seconds, sdpa_seconds, kv_bytes / seconds, error <= MAX_ERROR
+    )
+
+
+def copy_bytes_per_s(device: torch.device, num_bytes: int, stopwatch: Stopwatch) -> float:
+    """Read and written: what no kernel beats."""
+    source = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * num_bytes / stopwatch(lambda: target.copy_(source))
+
+
+def device_seconds(do: Callable[[], object]) -> float:
+    """The median of twenty, after three that are not counted."""
+    for _ in range(3):
+        do()
+    taken: list[float] = []
+    for _ in range(20):
+        begin, end = (torch.Event("cuda", enable_timing=True) for _ in range(2))
+        begin.record()
+        do()
+        end.record()
+        end.synchronize()
+        taken.append(begin.elapsed_time(end) / 1e3)
+    return statistics.median(taken)
+
+
+def _gathered(cache: KVCache, tables: Tensor, num_tokens: int) -> Tensor:
+    """[2, num_seqs, num_kv_heads, num_tokens, head_dim]."""
+    blocks = cache.of_layer(0)[tables.to(cache.tensor.device)]  # [S, blocks, 2, heads, size, dim]
+    return blocks.permute(2, 0, 3, 1, 4, 5).flatten(3, 4)[:, :, :, :num_tokens].contiguous()
+
+
+def _sdpa(q: Tensor, context: Tensor) -> Tensor:
+    """q: [num_seqs, num_heads, num_queries, head_dim]."""
+    num_queries, num_keys = q.shape[2], context.shape[3]
+    mask = None
+    if 1 < num_queries < num_keys:
+        last = torch.arange(num_keys - num_queries, num_keys, device=q.device)
+        mask = torch.arange(num_keys, device=q.device) <= last[:, None]
+    return F.scaled_dot_product_attention(
+        q,
+        context[0],
+        context[1],
+        attn_mask=mask,
+        is_causal=num_queries == num_keys and num_keys > 1,
+        scale=SCALE,
+        enable_gqa=True,
+    )

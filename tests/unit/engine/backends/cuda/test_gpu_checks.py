@@ -1,0 +1,71 @@
+"""What ``make gpu`` does, as far as it goes without a GPU: in the interpreter, on small shapes."""
+
+from tests.triton_interpreter import INTERPRETED
+
+# isort: split
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.gpu import attention, golden
+
+# Numbers that are none are asked of a part without tokens, and not used.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:invalid value encountered:RuntimeWarning", "ignore:divide by zero:RuntimeWarning"
+)
+
+TINY = golden.Shape(
+    name="tiny", family="qwen3", num_layers=1, num_tokens=50, vocab_size=512, sizes={}
+)
+
+
+def once(do: Callable[[], object]) -> float:
+    do()
+    return 1.0
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        attention.Case(4, 2, 64, num_seqs=2, context=70, num_queries=1),
+        attention.Case(2, 1, 64, num_seqs=1, context=70, num_queries=70),
+        attention.Case(2, 1, 64, num_seqs=2, context=70, num_queries=9),
+    ],
+    ids=str,
+)
+def test_attention_is_compared(case: attention.Case) -> None:
+    measured = attention.check(case, INTERPRETED, torch.float32, once)
+    assert measured.error < 1e-4
+    assert measured.holds
+    assert measured.kv_bytes_per_s == 2 * case.num_seqs * case.num_kv_heads * 70 * 64 * 4
+    assert attention.copy_bytes_per_s(torch.device("cpu"), 100, once) == 200
+
+
+def test_the_golden_rule_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = golden.check(TINY, INTERPRETED, (torch.float32,))
+    assert found.holds
+    assert 0 < found.float32_error < 1e-3
+
+    def wrong(*args: object) -> torch.Tensor:
+        return torch.full((golden.NUM_DECODED + 1, 512), math.nan)
+
+    monkeypatch.setattr(golden, "engine", wrong)
+    assert not golden.check(TINY, INTERPRETED, (torch.float32,)).holds
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: run make gpu")
+def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
+    out = tmp_path / "gpu.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.gpu.check", "--out", str(out)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith("skipped, nothing was checked: device cuda: ")
+    assert not out.exists()

@@ -4,8 +4,11 @@ import asyncio
 import contextlib
 import io
 import json
+import os
+import select
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -142,14 +145,38 @@ async def test_ctrl_c_ends_the_answer_and_not_the_program(cluster: Cluster) -> N
     assert second > first + 10, "what had come of the answer is part of what was said"
 
 
-async def test_ctrl_c_between_answers_changes_nothing(cluster: Cluster) -> None:
-    async with child(cluster) as process, asyncio.timeout(SOON_S):
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(b"/clear\n")
-        assert b"forgotten" in await process.stdout.readline()
+async def test_at_a_terminal_ctrl_c_asks_for_another_line_and_ctrl_d_ends(cluster: Cluster) -> None:
+    ours, theirs = os.openpty()
+    process = start_at(theirs, cluster.address)
+    try:
+        await asyncio.to_thread(read_until, ours, b"Ctrl-D ends.", b"> ")
         process.send_signal(signal.SIGINT)
-        process.stdin.write(b"/system\n" * 2)  # a line that is being read may be given up
-        assert b"no system message" in await process.stdout.readline()
-        process.stdin.write(b"/exit\n")
-        assert await process.wait() == 0
+        await asyncio.to_thread(read_until, ours, b"> ")
+        os.write(ours, b"/system\n")
+        await asyncio.to_thread(read_until, ours, b"no system message", b"> ")
+        os.write(ours, b"\x04")
+        assert await asyncio.to_thread(process.wait, SOON_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+def start_at(terminal: int, address: str) -> "subprocess.Popen[bytes]":
+    """The command at a terminal, which is its own from now on."""
+    command = [*CHAT, "--address", address]
+    try:
+        return subprocess.Popen(command, stdin=terminal, stdout=terminal)
+    finally:
+        os.close(terminal)
+
+
+def read_until(terminal: int, *parts: bytes) -> None:
+    """Wait until these were shown, one after another."""
+    shown = b""
+    for part in parts:
+        while part not in shown:
+            ready, _, _ = select.select([terminal], [], [], SOON_S)
+            assert ready, f"no {part!r} in {shown!r}"
+            shown += os.read(terminal, 4096)
+        shown = shown.partition(part)[2]

@@ -1,4 +1,4 @@
-"""Draws tokens: a pure function of logits, parameters and position.
+"""Draws tokens: a pure function of logits, parameters, the tokens so far and position.
 
 Nothing is remembered between calls, so any worker draws the same token. For the
 token at position ``p`` of a sequence with seed ``s``::

@@ -130,8 +130,8 @@ def start_what_is_not_proven(patch: pytest.MonkeyPatch) -> None:
 def emit_a_token_at_another_position(patch: pytest.MonkeyPatch) -> None:
     accept, put = EmittedTokens.accept, Outbox.put_tokens
 
-    def accept_anywhere(self: EmittedTokens, position: int, token_ids: Any, margins: Any) -> bool:
-        return accept(self, self.num_sequence_tokens, token_ids, margins)
+    def accept_anywhere(self: EmittedTokens, position: int, *tokens: Any) -> bool:
+        return accept(self, self.num_sequence_tokens, *tokens)
 
     patch.setattr(EmittedTokens, "accept", accept_anywhere)
     patch.setattr(Outbox, "put_tokens", lambda self, new: put(self, [*new, *new]))

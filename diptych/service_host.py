@@ -21,7 +21,7 @@ from diptych import __version__, settings
 from diptych.errors import ConfigurationError
 from diptych.process import ProcessConfig
 from diptych.rpc.identity import Identity
-from diptych.rpc.server import PublicEdge, make_server
+from diptych.rpc.server import ErrorInterceptor, PublicEdge, make_server
 from diptych.telemetry import logs
 from diptych.telemetry.metrics import Metrics
 from diptych.telemetry.tracing import StandardTracing, Tracing
@@ -35,6 +35,7 @@ _SCRAPE_TIMEOUT_S = 5.0
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _STOP_GRACE_S = 0.5
+_MAX_PROBES = 64  # at a time, on the port that is theirs
 _NO_OTHERS: Mapping[str, int] = {}
 
 
@@ -162,13 +163,19 @@ class ServiceHost:
 
     async def _start_health(self) -> int:
         """Serve health, and nothing else, to anybody; the port."""
-        server = grpc.aio.server()
+        server = grpc.aio.server(
+            interceptors=[ErrorInterceptor()],
+            options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 1024)],
+            maximum_concurrent_rpcs=_MAX_PROBES,
+        )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         address = f"{self._listen_host}:{self._config.health_port}"
         try:
             port = server.add_insecure_port(address)
         except RuntimeError:
-            raise ConfigurationError(f"--health-port: cannot bind {address}") from None
+            port = 0
+        if port == 0:
+            raise ConfigurationError(f"--health-port: cannot bind {address}")
         await server.start()
         self._stack.push_async_callback(server.stop, None)
         return port

@@ -10,17 +10,18 @@ from collections.abc import Coroutine
 from functools import partial
 from typing import Any, NamedTuple
 
+from diptych.errors import InvalidApiKeyError
 from diptych.models import source as model_source
 from diptych.process import Ready
 from diptych.progress import ConsoleProgress
 from diptych.rpc.identity import Certificate
-from diptych.rpc.server import PublicEdge
+from diptych.rpc.server import Gate, Metadata, PublicEdge
 from diptych.service_host import ServiceHost
 from router.cluster.members import Cluster
 from router.config import PublicTls, RouterConfig
 from router.discovery.choice import choose
 from router.frontend.admission import Admission, most_open
-from router.frontend.callers import Callers, callers_of
+from router.frontend.callers import Callers, authorization, callers_of
 from router.frontend.generator import Generator
 from router.frontend.grpc import SERVICE, InferenceServicer
 from router.frontend.http.exchange import BodyRoom
@@ -48,7 +49,17 @@ async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None
     """
     discovery = choose(config, time.monotonic)
     callers = callers_of(config.api_keys)
-    edge = public_edge(config)
+
+    def gate(method: str, metadata: Metadata) -> None:
+        """Nobody without a key is let in; who meant to generate is counted."""
+        try:
+            callers.tenant(authorization(metadata))
+        except InvalidApiKeyError as error:
+            if method == f"/{SERVICE}/Generate":
+                generator.refused(error.reason, metadata)
+            raise
+
+    edge = public_edge(config, None if config.api_keys is None else gate)
     model = await asyncio.to_thread(_load_model, config)
     incarnation = secrets.token_hex(8)
     policy = LeastLoaded(
@@ -124,8 +135,11 @@ async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None
         watching.cancel()
 
 
-def public_edge(config: RouterConfig) -> PublicEdge:
-    """What clients may do to the server, so that all it takes and no more comes in."""
+def public_edge(config: RouterConfig, gate: Gate | None = None) -> PublicEdge:
+    """What clients may do to the server, so that all it takes and no more comes in.
+
+    Raises ConfigurationError.
+    """
     max_open = most_open(config)
     return PublicEdge(
         # As many requests as are taken, and some to hear in detail why they are not.
@@ -137,6 +151,7 @@ def public_edge(config: RouterConfig) -> PublicEdge:
         max_connection_age_s=config.max_connection_age_s,
         max_connection_grace_s=config.max_connection_grace_s,
         certificate=_certificate(config.public_tls),
+        gate=gate,
     )
 
 

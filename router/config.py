@@ -202,8 +202,8 @@ class RouterConfig(ProcessConfig):
     api_keys: Path | None = Field(
         None,
         description="File of the keys that clients have to send (authorization: Bearer KEY): a "
-        "line for each, its tenant and SHA-256, as diptych key makes it. Looked at again each "
-        "second. Unset: anybody may call.",
+        "line for each, its tenant and SHA-256, as diptych key makes it. A change counts two "
+        "seconds later. Unset: anybody may call.",
     )
     max_queue: int = Field(
         256,

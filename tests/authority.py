@@ -13,8 +13,9 @@ DOMAIN = "diptych"
 class Authority:
     """Issues certificates into folders, each with the three files of ``--tls``."""
 
-    def __init__(self, work: Path) -> None:
+    def __init__(self, work: Path, key_type: trustme.KeyType = trustme.KeyType.ECDSA) -> None:
         self._work = work
+        self._key_type = key_type
         self._ca = trustme.CA()
 
     def issue(self, role: str, *, folder: str = "", domain: str = DOMAIN, days: int = 1) -> Path:
@@ -27,7 +28,9 @@ class Authority:
         to.mkdir(parents=True, exist_ok=True)
         ends = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
         begins = ends - datetime.timedelta(days=365)
-        issued = self._ca.issue_cert(name, not_before=begins, not_after=ends)
+        issued = self._ca.issue_cert(
+            name, not_before=begins, not_after=ends, key_type=self._key_type
+        )
         (to / "key.pem").write_bytes(issued.private_key_pem.bytes())
         chain = b"".join(pem.bytes() for pem in issued.cert_chain_pems)
         (to / "certificate.pem").write_bytes(chain)

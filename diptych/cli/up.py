@@ -77,9 +77,25 @@ class UpConfig(BaseModel):
 def run(args: list[str]) -> int:
     """Run until a signal; 0 then, 1 if a child ended by itself."""
     config = settings.load(UpConfig, args, prog="diptych up", env_prefix="DIPTYCH_UP_")
+    _check_open(config)
     _check_ports(config)
     fetch_with_progress(config.model)
     return asyncio.run(_up(config))
+
+
+def _check_open(config: UpConfig) -> None:
+    """It has no key, and no certificates, with which to look after its processes.
+
+    Raises ConfigurationError.
+    """
+    for flag in ("router_args", "worker_args"):
+        for arg in shlex.split(getattr(config, flag)):
+            if arg.startswith(("--api-keys", "--public-tls.", "--tls.")):
+                name = flag.replace("_", "-")
+                raise ConfigurationError(
+                    f"--{name}: {arg.partition('=')[0]}: not with diptych up: start the processes "
+                    "one by one"
+                )
 
 
 def _check_ports(config: UpConfig) -> None:

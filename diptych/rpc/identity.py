@@ -46,7 +46,8 @@ class TlsFiles(BaseModel):
     certificate: Path | None = Field(
         None,
         description="PEM file of this process's certificate and those up to the authority; its "
-        "DNS name is its role, such as prefill.diptych. Unset, with key and ca: no TLS.",
+        "DNS name is its role, such as prefill.diptych; its key RSA, P-256 or P-384. Unset, with "
+        "key and ca: no TLS.",
     )
     key: Path | None = Field(None, description="PEM file of the certificate's private key.")
     ca: Path | None = Field(
@@ -89,6 +90,7 @@ class Certificate:
         if ca is not None:
             self._paths["ca"] = ca
         self._pems: _Pems | None = None
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)  # that holds them
         self._pems = self._read()
         self._refused = ""  # why the files were no use when they were read last
 
@@ -97,10 +99,13 @@ class Certificate:
         """Something that differs once the files do. Reads them."""
         return self._current()
 
-    @property
-    def paths(self) -> tuple[Path, Path]:
-        """Of the certificate and of its key."""
-        return self._paths["certificate"], self._paths["key"]
+    def tls_context(self) -> ssl.SSLContext:
+        """For a connection that begins now, of a server of Python's; another once the files are.
+
+        It is of what was checked, whatever has become of the files since.
+        """
+        self._current()
+        return self._context
 
     def of_server(self) -> grpc.ServerCredentials:
         """For a port: each connection is judged by the files as they are when it comes."""
@@ -132,18 +137,21 @@ class Certificate:
         if contents == self._pems:
             return contents
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.set_alpn_protocols(["http/1.1"])
         if contents.ca is not None:
             try:
                 context.load_verify_locations(cadata=contents.ca.decode())
             except (ssl.SSLError, ValueError) as error:
                 raise self._wrong("ca", f"no certificate in PEM form: {error}") from None
         try:
-            context.load_cert_chain(*self.paths, _no_password)
+            paths = self._paths
+            context.load_cert_chain(paths["certificate"], paths["key"], _no_password)
         except (ssl.SSLError, OSError, ValueError) as error:
             why = f"does not fit --{self._setting}.key: {error}"
             raise self._wrong("certificate", why) from None
         if self._contents() != contents:
             raise self._wrong("certificate", "is being replaced")
+        self._context = context
         return contents
 
     def _contents(self) -> _Pems:

@@ -1,9 +1,10 @@
 """gRPC servers whose handlers may raise any DiptychError."""
 
 import asyncio
+import inspect
 import logging
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
@@ -23,6 +24,12 @@ logger = logging.getLogger(__name__)
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 _TIMERS = Timers()
+
+
+Metadata: TypeAlias = Sequence[tuple[str, str | bytes]]
+
+Gate: TypeAlias = Callable[[str, Metadata], None]
+"""Gets a call's method, /package.Service/Method, and metadata. Raises DiptychError to refuse it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +52,7 @@ class PublicEdge:
     keepalive_s: float = 30.0
     keepalive_answer_s: float = 20.0
     certificate: Certificate | None = None  # clients speak TLS
+    gate: Gate | None = None  # who is let in at all
 
 
 def make_server(
@@ -64,7 +72,7 @@ def make_server(
         ("grpc.so_reuseport", 0),
     ]
     return grpc.aio.server(
-        interceptors=[ErrorInterceptor(identity)],
+        interceptors=[ErrorInterceptor(identity, None if public is None else public.gate)],
         options=options,
         maximum_concurrent_rpcs=None if public is None else public.max_concurrent_rpcs,
     )
@@ -92,15 +100,25 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     field if the reason is a string that is not UTF-8.
     """
 
-    def __init__(self, identity: Identity | None = None) -> None:
-        """With an ``identity``, a caller whose role may not call is refused first of all."""
+    def __init__(self, identity: Identity | None = None, gate: Gate | None = None) -> None:
+        """With an ``identity``, a caller whose role may not call is refused first of all.
+
+        A ``gate`` is asked before anything of the request is taken.
+        """
         self._identity = identity
+        self._gate = gate
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
+        method = handler_call_details.method
+        if self._gate is not None:
+            try:
+                self._gate(method, tuple(handler_call_details.invocation_metadata or ()))
+            except DiptychError as error:
+                return _refusal(error, method)
         handler = await continuation(handler_call_details)
         if handler is None:  # unknown method: gRPC answers UNIMPLEMENTED
             return None
@@ -110,14 +128,18 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
             async def stream(request: Any, context: Context) -> AsyncIterator[Message]:
                 try:
-                    self._check(handler_call_details.method, context)
+                    self._check(method, context)
                     check_decoded(request)
-                    async for response in inner_stream(request, context):
+                    responses = inner_stream(request, context)
+                    if inspect.isawaitable(responses):  # it writes them to the context itself
+                        await responses
+                        return
+                    async for response in responses:
                         yield response
                 except (asyncio.CancelledError, grpc.RpcError, GeneratorExit):
                     raise
                 except Exception as error:  # noqa: BLE001 - the boundary of the process
-                    await _abort(context, error, handler_call_details.method)
+                    await _abort(context, error, method)
 
             if handler.request_streaming:
                 return grpc.stream_stream_rpc_method_handler(stream, *codec)
@@ -127,13 +149,13 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
         async def unary(request: Any, context: Context) -> Message:
             try:
-                self._check(handler_call_details.method, context)
+                self._check(method, context)
                 check_decoded(request)
                 response: Message = await inner_unary(request, context)
             except (asyncio.CancelledError, grpc.RpcError):
                 raise
             except Exception as error:  # noqa: BLE001 - the boundary of the process
-                await _abort(context, error, handler_call_details.method)
+                await _abort(context, error, method)
             return response
 
         if handler.request_streaming:
@@ -143,6 +165,15 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     def _check(self, method: str, context: Context) -> None:
         if self._identity is not None:
             self._identity.check_caller(method, context.auth_context())
+
+
+def _refusal(error: DiptychError, method: str) -> Any:
+    """A handler that ends the call at once: of a stream, for those of others wait for a request."""
+
+    async def refuse(requests: object, context: Context) -> None:
+        await _abort(context, error, method)
+
+    return grpc.stream_stream_rpc_method_handler(refuse)
 
 
 class _Undecodable:

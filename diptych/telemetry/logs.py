@@ -84,6 +84,12 @@ def set_up(service: str, level: str = "info", stream: TextStream | None = None) 
     logging.captureWarnings(True)
     for noisy in ("httpx", "httpcore", "urllib3", "filelock", "asyncio", "opentelemetry"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, root.level))
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_quotes_no_metadata)
+
+
+def _quotes_no_metadata(record: logging.LogRecord) -> bool:
+    """gRPC logs metadata that is no UTF-8, and it may be a client's key."""
+    return not record.getMessage().startswith("Invalid encoding on")
 
 
 def flush() -> None:

@@ -85,6 +85,7 @@ class WorkerWatch:
         try:
             await keep_open(self._watch)
         finally:
+            self.state = None
             await self._peer.close()
 
     async def _watch(self) -> bool:

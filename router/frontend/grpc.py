@@ -16,7 +16,7 @@ from diptych.rpc.server import Context
 from diptych.v1 import inference_pb2
 from router.frontend import public_messages
 from router.frontend.admission import Admission
-from router.frontend.callers import Callers
+from router.frontend.callers import Callers, authorization
 from router.frontend.field_names import renamed
 from router.frontend.generator import Generator, Metadata
 from router.generation.request import GenerationRequest, TokenPrompt
@@ -166,10 +166,7 @@ class InferenceServicer:
 
     def _tenant(self, context: Context) -> str:
         """Whose call it is. Raises InvalidApiKeyError."""
-        for name, value in context.invocation_metadata() or ():
-            if name == "authorization":
-                return self._callers.tenant(str(value))
-        return self._callers.tenant(None)
+        return self._callers.tenant(authorization(tuple(context.invocation_metadata() or ())))
 
     async def _tokenize(self, request: GenerationRequest) -> list[int]:
         with self._admission.hold(request.num_bytes):

@@ -1,7 +1,9 @@
 """Clients of a router that speaks TLS and asks for keys, over gRPC and HTTP."""
 
 import asyncio
+import io
 import json
+import logging
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,6 +14,7 @@ import httpx
 import openai
 import pytest
 import pytest_asyncio
+import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from diptych.api_keys import digest
@@ -19,7 +22,9 @@ from diptych.cli.generate import run
 from diptych.client import DiptychClient, SamplingOptions
 from diptych.errors import ConfigurationError, DiptychError, InvalidApiKeyError
 from diptych.rpc.channel import open_channel
+from diptych.telemetry import logs
 from router.frontend.grpc import SERVICE
+from router.frontend.http.tls_listener import AT_ONCE
 from tests.authority import Authority, replaced
 from tests.integration.router_rig import PROMPT, Cluster, expected, running
 
@@ -133,6 +138,52 @@ async def test_nothing_but_health_is_told_without_a_key(locked: Locked, path: st
         assert (await client.get("/health")).status_code == 200
 
 
+@pytest.mark.parametrize("method", ["Generate", "Tokenize", "ListModels"])
+async def test_a_call_without_a_key_ends_before_anything_is_sent(
+    locked: Locked, method: str
+) -> None:
+    """A body that comes slowly, or not at all, takes neither memory nor a place."""
+    trust = grpc.ssl_channel_credentials(locked.ca.read_bytes())
+    async with grpc.aio.secure_channel(locked.cluster.address, trust) as channel:
+        call = channel.stream_stream(
+            f"/{SERVICE}/{method}", request_serializer=None, response_deserializer=None
+        )(None)
+        async with asyncio.timeout(5):
+            assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+        "/grpc.health.v1.Health/Watch",
+        "/nowhere/Nothing",
+    ],
+)
+async def test_nothing_over_grpc_is_told_without_a_key(locked: Locked, method: str) -> None:
+    trust = grpc.ssl_channel_credentials(locked.ca.read_bytes())
+    async with grpc.aio.secure_channel(locked.cluster.address, trust) as channel:
+        call = channel.stream_stream(method, request_serializer=None, response_deserializer=None)(
+            None
+        )
+        async with asyncio.timeout(5):
+            assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_a_key_of_odd_bytes_is_not_logged(
+    locked: Locked, caplog: pytest.LogCaptureFixture
+) -> None:
+    logs.set_up("test", stream=io.StringIO())
+    async with httpx.AsyncClient(verify=locked.trust()) as client:
+        headers = {b"authorization": b"Bearer my-secret-k\xe9y"}
+        url = f"https://{locked.http_address}/v1/models"
+        assert (await client.get(url, headers=headers)).status_code == 401
+    record = logging.LogRecord(
+        "grpc._cython.cygrpc", logging.ERROR, "", 0, "Invalid encoding on b'secret'", None, None
+    )
+    assert not logging.getLogger(record.name).filter(record)
+
+
 async def test_tenants_share_no_cached_kv(locked: Locked) -> None:
     def salts() -> list[bytes]:
         return [spec.cache_salt for spec in locked.cluster.prefill[0].specs]
@@ -201,25 +252,39 @@ async def test_who_speaks_no_tls_or_believes_others_reaches_nothing(
             await plain.get(f"http://{locked.http_address}/health")
 
 
+@pytest.mark.parametrize("key_type", list(trustme.KeyType))
 async def test_a_certificate_that_changed_counts_for_new_connections(
-    locked: Locked, tmp_path: Path
+    locked: Locked, tmp_path: Path, key_type: trustme.KeyType
 ) -> None:
+    """At once, also where the key is of another kind, and twice in a row."""
     async with locked.client() as before:
         await before.models()
-        successor = Authority(tmp_path).issue_name("127.0.0.1", "router")
-        with replaced(locked.folder, successor):
-            assert (await before.models())[0].ready
-            async with locked.client() as after:  # believes the successor alone
-                assert (await after.models())[0].ready
-            async with asyncio.timeout(10):
-                while True:
-                    try:
-                        async with httpx.AsyncClient(verify=locked.trust()) as client:
-                            url = f"https://{locked.http_address}/health"
-                            assert (await client.get(url)).status_code == 200
-                            break
-                    except httpx.ConnectError:
-                        await asyncio.sleep(0.1)
+        for number in range(2):
+            authority = Authority(tmp_path / str(number), key_type)
+            with replaced(locked.folder, authority.issue_name("127.0.0.1", "router")):
+                assert (await before.models())[0].ready
+                async with locked.client() as after:  # believes the successor alone
+                    assert (await after.models())[0].ready
+                async with httpx.AsyncClient(verify=locked.trust()) as client:
+                    answer = await client.get(f"https://{locked.http_address}/health")
+                    assert answer.status_code == 200
+
+
+async def test_clients_that_say_nothing_keep_nobody_from_tls(
+    locked: Locked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are left after a while, and until then are no more than a few at a time."""
+    host, _, port = locked.http_address.partition(":")
+    silent = [await asyncio.open_connection(host, int(port)) for _ in range(AT_ONCE + 20)]
+    try:
+        async with httpx.AsyncClient(verify=locked.trust(), timeout=20) as client:
+            url = f"https://{locked.http_address}/health"
+            assert (await client.get(url)).status_code == 200
+        async with asyncio.timeout(20):
+            assert await silent[0][0].read() == b"", "it is left"
+    finally:
+        for _, writer in silent:
+            writer.close()
 
 
 async def test_the_command_sends_a_key(
@@ -234,6 +299,16 @@ async def test_the_command_sends_a_key(
     assert "INVALID_API_KEY" in capsys.readouterr().err
     with pytest.raises(ConfigurationError, match=r"--api-key-file: .*No such file"):
         await asyncio.to_thread(run, [*args, "--api-key-file", str(tmp_path / "none")])
+
+
+async def test_health_can_be_watched(locked: Locked) -> None:
+    async with open_channel(locked.health_address) as channel:
+        request = health_pb2.HealthCheckRequest(service=SERVICE)
+        call = health_pb2_grpc.HealthStub(channel).Watch(request, timeout=5)
+        async for answer in call:
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+            return
+        raise AssertionError("nothing was told")
 
 
 async def test_probes_that_speak_no_tls_hear_of_health_and_nothing_else(locked: Locked) -> None:

@@ -6,8 +6,8 @@ import functools
 import math
 import resource
 import socket
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from typing import Final
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -16,12 +16,12 @@ from diptych.errors import ConfigurationError
 from diptych.rpc.identity import Certificate
 from diptych.timers import Timers
 from router.frontend.http.protocol import MAX_HEAD_BYTES, BoundedHttpProtocol, Bounds
+from router.frontend.http.tls_listener import TlsListener
 
 _KEEP_ALIVE_S: Final = 60
 _LAST_WORD_S: Final = 5.0
 _NUM_SWALLOWED: Final = 8  # bodies of the greatest size: cut off, a client may not see why
 _BACKLOG: Final = 1024
-_RENEW_EVERY_S: Final = 1.0
 _MOST_CONNECTIONS: Final = 2**20
 _NUM_PROBES: Final = 3
 _UNSENT_BYTES: Final = 131_072  # of one client, in the system; by itself it keeps megabytes
@@ -102,6 +102,7 @@ class HttpServer:
         """With a ``certificate`` clients speak TLS; its files may change."""
         self._socket = bound
         self._certificate = certificate
+        self._stopping = asyncio.Event()
         self._ended = asyncio.Event()
         self._uvicorn = _Server(
             uvicorn.Config(
@@ -117,7 +118,6 @@ class HttpServer:
                 proxy_headers=False,
                 backlog=_BACKLOG,
                 timeout_keep_alive=_KEEP_ALIVE_S,
-                **_ssl_options(certificate),
             )
         )
 
@@ -130,40 +130,33 @@ class HttpServer:
     async def serve(self) -> None:
         """Serve until ``stop``."""
         try:
-            async with asyncio.TaskGroup() as tasks:
-                renewing = tasks.create_task(self._renew(), name="http-certificate")
+            if self._certificate is None:
                 await self._uvicorn.serve(sockets=[self._socket])
-                renewing.cancel()
+            else:
+                listener = TlsListener(self._socket, self._certificate, self._uvicorn.protocol)
+                await self._serve_tls(listener)
         finally:
             for server in self._uvicorn.servers:
                 server.close()
             self._socket.close()
             self._ended.set()
 
-    async def _renew(self) -> None:
-        """Have what is in the certificate's files count from the next connection on."""
-        if self._certificate is None:
-            return
-        used = self._certificate.pems
-        while True:
-            await asyncio.sleep(_RENEW_EVERY_S)
-            found, context = self._certificate.pems, self._uvicorn.config.ssl
-            if found != used and context is not None:
-                context.load_cert_chain(*self._certificate.paths)
-                used = found
+    async def _serve_tls(self, listener: TlsListener) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            serving = tasks.create_task(self._uvicorn.serve(sockets=[]), name="http-uvicorn")
+            await self._uvicorn.is_up.wait()
+            listening = tasks.create_task(listener.run(), name="http-listener")
+            stopping = tasks.create_task(self._stopping.wait(), name="http-stopping")
+            await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+            listening.cancel()
+            stopping.cancel()
 
     async def stop(self, patience_s: float) -> None:
         """Take no more connections, let answers end within ``patience_s``, cancel the rest."""
         self._uvicorn.config.timeout_graceful_shutdown = math.ceil(patience_s)
+        self._stopping.set()
         self._uvicorn.should_exit = True
         await self._ended.wait()
-
-
-def _ssl_options(certificate: Certificate | None) -> dict[str, Any]:
-    if certificate is None:
-        return {}
-    path, key = certificate.paths
-    return {"ssl_certfile": path, "ssl_keyfile": key}
 
 
 class _Server(uvicorn.Server):
@@ -172,6 +165,21 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.servers = []  # else there are none before the first
+        self.is_up = asyncio.Event()
+
+    def protocol(self) -> asyncio.Protocol:
+        """Of one more connection. Once it is up."""
+        make: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
+        return make(
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """See uvicorn."""
+        await super().startup(sockets)
+        self.is_up.set()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -4,11 +4,11 @@ router or of one pool. Ports: 50051 router, 8000 its HTTP, 50061 worker, 9100 me
 paths: /etc/diptych, /etc/tls, /etc/public-tls, /etc/api-keys, /model, /cache, /tmp.
 */}}
 
-{{/* "true" where gRPC speaks TLS, which probes do not. */}}
+{{/* "true" where gRPC speaks TLS or asks for keys, which probes have none of. */}}
 {{- define "diptych.isLocked" -}}
 {{- if ne .role "router" -}}
 {{- if .root.Values.tls.enabled -}}true{{- end -}}
-{{- else if .values.publicTls.secretName -}}true{{- end -}}
+{{- else if or .values.publicTls.secretName .values.apiKeys.secretName -}}true{{- end -}}
 {{- end -}}
 
 {{- define "diptych.probePort" -}}

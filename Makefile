@@ -20,17 +20,18 @@ demo: .venv/ready  ## Three answers from 1 router + 1 prefill + 1 decode worker,
 	$(PY) examples/demo.py
 
 # Processes are started hundreds of times; each would compile every module again. Two at a time:
-# much of it waits for processes to start. The fault tests have deadlines, and leave half of two
-# cores idle: what they leave is the golden tests', which have none.
+# much of it waits for processes to start. The fault tests have deadlines and are alone; they leave
+# half of two cores idle. The golden tests, which have none, take what the others leave.
 WHEN_IDLE := $(if $(shell command -v chrt),chrt --idle 0,nice -n 19)
 test: export PYTHONDONTWRITEBYTECODE =
 test: .venv/ready  ## Unit, integration and fault tests; golden tests with five prompts per model
-	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder tests/unit tests/protocol tests/integration --ignore=$(GOLDEN)
 	@mkdir -p .cache
 	$(WHEN_IDLE) $(PYTEST) $(GOLDEN) > .cache/golden.log 2>&1 & golden=$$!; \
 	  trap "kill $$golden" INT TERM; \
-	  $(PYTEST) tests/chaos; chaos=$$?; \
-	  wait $$golden; golden=$$?; cat .cache/golden.log; exit $$((chaos | golden))
+	  $(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder tests/unit tests/protocol \
+	    tests/integration --ignore=$(GOLDEN) && $(PYTEST) tests/chaos \
+	    || { code=$$?; kill $$golden; wait $$golden; exit $$code; }; \
+	  wait $$golden; code=$$?; cat .cache/golden.log; exit $$code
 
 golden: .venv/ready  ## Every golden prompt of every model, on every path
 	$(PYTEST) $(GOLDEN) --golden-all

@@ -33,6 +33,7 @@ _LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.
 _SCRAPE_TIMEOUT_S = 5.0
 # What is said of traces alone comes before what is said of every signal.
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_HTTP = "http/protobuf"
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _STOP_GRACE_S = 0.5
 _MAX_PROBES = 64  # at a time, on the port that is theirs
@@ -48,12 +49,13 @@ def standard_tracing(endpoint: str | None = None) -> StandardTracing:
     asked = settings.environment("OTEL_")
     has_endpoint = endpoint is None and any(name in asked for name in _ENDPOINTS)
     protocol = next((name for name in _PROTOCOLS if name in asked), None)
-    if has_endpoint and protocol is not None and asked[protocol] != "grpc":
+    if has_endpoint and protocol is not None and asked[protocol] not in ("grpc", _HTTP):
         raise ConfigurationError(
-            f"environment: {protocol}: spans are sent by grpc only (got {asked[protocol]!r})"
+            f"environment: {protocol}: spans are sent by grpc or {_HTTP} (got {asked[protocol]!r})"
         )
     return StandardTracing(
         has_endpoint=has_endpoint,
+        is_http=has_endpoint and protocol is not None and asked[protocol] == _HTTP,
         has_service_name="OTEL_SERVICE_NAME" in asked,
         has_sampler="OTEL_TRACES_SAMPLER" in asked,
         has_batching=any(name.startswith("OTEL_BSP_") for name in asked),

@@ -38,6 +38,7 @@ class StandardTracing(NamedTuple):
     """Which of OpenTelemetry's own variables (``OTEL_*``) are set."""
 
     has_endpoint: bool = False
+    is_http: bool = False  # where there is an endpoint: OTLP over HTTP, not over gRPC
     has_service_name: bool = False
     has_sampler: bool = False
     has_batching: bool = False
@@ -73,7 +74,7 @@ class Tracing:
         self._provider: TracerProvider | None = None
         self._tracer: Tracer = NoOpTracer()
         if exporter is None and endpoint is None and standard.has_endpoint:
-            exporter = OTLPSpanExporter(timeout=EXPORT_TIMEOUT_S)
+            exporter = _standard_exporter(is_http=standard.is_http)
         elif exporter is None and endpoint is not None:
             exporter = OTLPSpanExporter(
                 endpoint=endpoint,
@@ -187,6 +188,15 @@ class Tracing:
 
     def _wall_ns(self, monotonic_s: float) -> int:
         return self._wall_offset_ns + round(monotonic_s * 1e9)
+
+
+def _standard_exporter(*, is_http: bool) -> SpanExporter:
+    """Where the SDK's own variables say. What speaks HTTP is loaded only for it."""
+    if not is_http:
+        return OTLPSpanExporter(timeout=EXPORT_TIMEOUT_S)
+    from opentelemetry.exporter.otlp.proto.http import trace_exporter
+
+    return trace_exporter.OTLPSpanExporter(timeout=EXPORT_TIMEOUT_S)
 
 
 def _sampler(sample_ratio: float, caller_ratio: float) -> Sampler:

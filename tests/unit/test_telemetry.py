@@ -151,21 +151,23 @@ class TestTracing:
         self, monkeypatch: pytest.MonkeyPatch, name: str, endpoint: str
     ) -> None:
         monkeypatch.setenv(f"OTEL_EXPORTER_{endpoint}", "http://127.0.0.1:1")
-        monkeypatch.setenv(f"OTEL_EXPORTER_{name}", "http/protobuf")
-        with pytest.raises(ConfigurationError, match=f"OTEL_EXPORTER_{name}: .*'http/protobuf'"):
+        monkeypatch.setenv(f"OTEL_EXPORTER_{name}", "http/json")
+        with pytest.raises(ConfigurationError, match=f"OTEL_EXPORTER_{name}: .*'http/json'"):
             standard_tracing()
         monkeypatch.setenv(f"OTEL_EXPORTER_{name}", "grpc")
         assert standard_tracing() == StandardTracing(has_endpoint=True)
+        monkeypatch.setenv(f"OTEL_EXPORTER_{name}", "http/protobuf")
+        assert standard_tracing() == StandardTracing(has_endpoint=True, is_http=True)
 
     def test_the_protocol_of_traces_comes_before_that_of_all_signals(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "grpc")
         assert standard_tracing() == StandardTracing(has_endpoint=True)
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/protobuf")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/json")
         with pytest.raises(ConfigurationError, match="OTEL_EXPORTER_OTLP_TRACES_PROTOCOL: "):
             standard_tracing()
 

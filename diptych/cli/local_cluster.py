@@ -104,10 +104,10 @@ class LocalCluster:
         await self._start(self.router, tasks)
         await self.router.listening()
 
-    async def ready(self) -> str:
+    async def ready(self) -> inference_pb2.Model:
         """Wait until the router can place requests and every pair of workers is proven.
 
-        Returns the name of the model that is served.
+        Returns the model that is served.
         Pairs that are not proven 15 s after the first placement are reported
         and left: requests go elsewhere.
         """
@@ -115,8 +115,8 @@ class LocalCluster:
             stub = inference_pb2_grpc.InferenceStub(to_router)
             while True:
                 answer = await stub.ListModels(inference_pb2.ListModelsRequest(), timeout=5)
-                names = [model.name for model in answer.models if model.ready]
-                if names:
+                served = [model for model in answer.models if model.ready]
+                if served:
                     break
                 await asyncio.sleep(_POLL_S)
         deadline = time.monotonic() + PAIRS_PATIENCE_S
@@ -125,7 +125,7 @@ class LocalCluster:
                 self._show("up", f"only {proven} of {self._num_pairs} pairs of workers are proven")
                 break
             await asyncio.sleep(_POLL_S)
-        return names[0]
+        return served[0]
 
     async def num_proven_pairs(self) -> int:
         """How many (prefill, decode) pairs the router may use, by its metric."""

@@ -18,6 +18,7 @@ from diptych.cli.local_cluster import ClusterPlan, LocalCluster, run_cluster
 from diptych.cli.model import fetch_with_progress
 from diptych.errors import ConfigurationError
 from diptych.formats import Quantization
+from diptych.v1 import inference_pb2
 
 EXIT_CHILD_FAILED = 1
 
@@ -126,9 +127,8 @@ async def _up(config: UpConfig) -> int:
             metrics = f"http://{child.metrics_address}/metrics"
             say("up", f"{child.name}: {child.address}, metrics {metrics}")
         say("up", f"ready after {time.monotonic() - began:.1f} s; try:")
-        say("up", f"diptych generate --address {cluster.address} 'Hello!'")
-        if cluster.http_address:
-            say("up", curl_line(cluster.http_address, model))
+        for line in lines_to_paste(cluster.address, cluster.http_address, model):
+            say("up", line)
         await asyncio.Event().wait()
 
     stopped = cancel_on_signals()
@@ -146,11 +146,26 @@ async def _up(config: UpConfig) -> int:
     return 0
 
 
-def curl_line(address: str, model: str) -> str:
-    """A command that asks the HTTP API for a chat's answer, to paste into a shell."""
-    messages = [{"role": "user", "content": "Hello!"}]
-    body = json.dumps({"model": model, "messages": messages, "max_tokens": 64})
-    url = f"http://{address}/v1/chat/completions"
+def lines_to_paste(address: str, http_address: str, model: inference_pb2.Model) -> list[str]:
+    """Commands that talk with the model of the router at ``address``, for a shell.
+
+    ``http_address`` is that of its HTTP API; empty: it has none.
+    """
+    lines = [f"diptych chat --address {address}"] if model.has_chat_template else []
+    lines.append(f"diptych generate --address {address} 'Hello!'")
+    if http_address:
+        lines.append(_curl(http_address, model))
+    return lines
+
+
+def _curl(address: str, model: inference_pb2.Model) -> str:
+    """A command that asks the HTTP API for an answer."""
+    path = "completions"
+    asked: dict[str, object] = {"prompt": "Hello!"}
+    if model.has_chat_template:
+        path, asked = "chat/completions", {"messages": [{"role": "user", "content": "Hello!"}]}
+    body = json.dumps({"model": model.name, **asked, "max_tokens": 64})
+    url = f"http://{address}/v1/{path}"
     return f"curl {url} -H 'content-type: application/json' -d {shlex.quote(body)}"
 
 

@@ -104,6 +104,17 @@ def up(*args: str) -> Iterator[Up]:
 def test_it_serves_and_ends_cleanly(tiny_llama: Path) -> None:
     with up("--model", str(tiny_llama)) as cluster:
         address = cluster.wait_for("router listens on").split("listens on ")[1].split(";")[0]
+        pasted = shlex.split(cluster.wait_for("diptych chat --address").partition("| ")[2])
+        assert pasted[0] == "diptych"
+        chatted = subprocess.run(
+            [*DIPTYCH, *pasted[1:], "--max-tokens", "4"],
+            input="Hello!\n/stats\n",
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert chatted.returncode == 0, chatted.stderr
+        assert "TTFT" in chatted.stdout
         cluster.wait_for("diptych generate --address")
         _, url, _, header, _, body = shlex.split(cluster.wait_for("curl http").partition("| ")[2])
         name, _, value = header.partition(": ")

@@ -39,10 +39,9 @@ class Connection(BaseModel):
         if self.api_key_file is not None:
             try:
                 key = self.api_key_file.read_text().strip()
-            except OSError as error:
-                raise ConfigurationError(
-                    f"--api-key-file: {self.api_key_file}: {error.strerror}"
-                ) from None
+            except (OSError, ValueError) as error:
+                why = error.strerror if isinstance(error, OSError) else "is no text"
+                raise ConfigurationError(f"--api-key-file: {self.api_key_file}: {why}") from None
         return DiptychClient(
             self.address, api_key=key, tls=self.ca or self.tls, retries=self.retries
         )

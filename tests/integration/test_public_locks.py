@@ -299,6 +299,9 @@ async def test_the_command_sends_a_key(
     assert "INVALID_API_KEY" in capsys.readouterr().err
     with pytest.raises(ConfigurationError, match=r"--api-key-file: .*No such file"):
         await asyncio.to_thread(run, [*args, "--api-key-file", str(tmp_path / "none")])
+    key.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigurationError, match=r"--api-key-file: .*is no text"):
+        await asyncio.to_thread(run, [*args, "--api-key-file", str(key)])
 
 
 async def test_health_can_be_watched(locked: Locked) -> None:

@@ -51,7 +51,9 @@ class Relay:
 
 
 @asynccontextmanager
-async def relaying(router: str, num_messages: int | None = None) -> AsyncIterator[Relay]:
+async def relaying(
+    router: str, num_messages: int | None = None, *, listen: str = "127.0.0.1:0"
+) -> AsyncIterator[Relay]:
     """A relay to the router at this address.
 
     After ``num_messages`` of an answer it stops without grace, and nobody listens there any more.
@@ -68,7 +70,7 @@ async def relaying(router: str, num_messages: int | None = None) -> AsyncIterato
         )
         methods = grpc.method_handlers_generic_handler(SERVICE, {"Generate": handler})
         server.add_generic_rpc_handlers((methods,))
-        relay.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        relay.address = f"127.0.0.1:{server.add_insecure_port(listen)}"
         await server.start()
 
         async def stop() -> None:

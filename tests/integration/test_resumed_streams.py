@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from diptych.cli.generate import run
 from diptych.client import BlockingClient, Chunk, DiptychClient, SamplingOptions, build_request
 from diptych.errors import (
     BlocksExhaustedError,
@@ -133,6 +134,45 @@ async def test_what_the_caller_had_before_is_no_gap(cluster: Cluster) -> None:
     assert [t for chunk in chunks for t in chunk.token_ids] == expected(NUM_TOKENS)[2:]
     assert list(asked.emitted_token_ids) == expected(2), "the caller's own request"
     assert [list(each.emitted_token_ids) for each in other.requests] == [expected(4)]
+
+
+async def test_one_router_that_comes_back_goes_on(cluster: Cluster) -> None:
+    async with relaying(cluster.address, 3) as cut, DiptychClient(cut.address) as client:
+
+        async def come_back() -> list[inference_pb2.GenerateRequest]:
+            await cut.is_over.wait()
+            async with relaying(cluster.address, listen=cut.address) as again:
+                await answered.wait()
+                return again.requests
+
+        answered = asyncio.Event()
+        async with asyncio.TaskGroup() as tasks:
+            back = tasks.create_task(come_back())
+            assert (await ask(client, request())).token_ids == expected(NUM_TOKENS)
+            answered.set()
+    assert [list(each.emitted_token_ids) for each in back.result()] == [expected(2)]
+
+
+async def test_the_command_goes_on_too(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def generate(num_messages: int | None, *args: str) -> tuple[int, str, str]:
+        async with (
+            relaying(cluster.address, num_messages) as cut,
+            relaying(cluster.address) as other,
+        ):
+            flags = ["--address", f"{cut.address},{other.address}", "--prompt", "hello", *args]
+            code = await asyncio.to_thread(run, [*flags, "--max-tokens", "6", "--ignore-eos"])
+        return code, *capsys.readouterr()
+
+    whole = await generate(None)
+    assert whole[0] == 0
+    assert len(whole[1]) > 2
+    assert await generate(3) == whole
+    code, shown, error = await generate(3, "--retries", "0")
+    assert code == 1
+    assert whole[1].startswith(shown.strip("\n"))
+    assert "diptych generate: UNAVAILABLE" in error
 
 
 async def test_later_requests_go_where_there_was_an_answer(cluster: Cluster) -> None:

@@ -21,7 +21,14 @@ from tests.integration.router_rig import Cluster, eventually, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-CHAT = [sys.executable, "-m", "diptych.cli", "chat"]
+# A test run in the background may have been told to ignore SIGINT, and its children with it.
+START = """
+import signal, sys
+from diptych.cli import main
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.exit(main(sys.argv[1:]))
+"""
+CHAT = [sys.executable, "-c", START, "chat"]
 SOON_S = 20.0
 
 

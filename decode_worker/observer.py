@@ -36,6 +36,7 @@ class _Trace:
     """What is remembered of one sequence for its spans. Monotonic times, s."""
 
     parent: Context
+    num_reused_tokens: int  # whose KV the prefix cache had
     started_at: float | None = None
     fallback: Fallback | None = None  # until its first token
 
@@ -54,7 +55,7 @@ class StreamObserver:
     def reserved(self, command: decode_pb2.Reserve, seq: Sequence) -> None:
         """Blocks are held."""
         parent = tracing.extract_map(command.trace_context)
-        self._traces[command.sequence_id] = _Trace(parent)
+        self._traces[command.sequence_id] = _Trace(parent, seq.num_cached_tokens)
 
     def started(self, seq: Sequence, fallback: Fallback | None) -> None:
         """It runs."""
@@ -108,9 +109,12 @@ class StreamObserver:
             attributes.TRANSPORT: stats.transport,
             attributes.TRANSFER_BYTES: stats.num_bytes,
             attributes.TRANSFER_TOKENS: stats.num_tokens,
+            attributes.TRANSFER_REUSED_TOKENS: trace.num_reused_tokens,
             attributes.TRANSFER_READ_S: stats.read_s,
             attributes.TRANSFER_EXPOSED_S: stats.exposed_s,
         }
+        if stats.read_s:
+            facts[attributes.TRANSFER_GB_PER_S] = stats.num_bytes / stats.read_s / 1e9
         self._spans.record(Stage.TRANSFER, trace.parent, bound_at, now, attributes=facts)
         exposed_at = now - stats.exposed_s
         self._spans.record(Stage.TRANSFER_EXPOSED, trace.parent, exposed_at, now)

@@ -54,7 +54,9 @@ def test_a_handed_off_sequence(
     registry: CollectorRegistry,
 ) -> None:
     command, sequence = reserve()
+    sequence.num_cached_tokens = 1
     observer.reserved(command, sequence)
+    sequence.num_cached_tokens = 0
     stats = common_pb2.TransferStats(
         transport="inline", num_bytes=64, num_tokens=2, read_s=0.01, exposed_s=0.02, total_s=0.1
     )
@@ -73,6 +75,8 @@ def test_a_handed_off_sequence(
     assert {f"{span.context.trace_id:032x}" for span in spans if span.context} == {TRACE_ID}
     assert spans[0].attributes is not None
     assert spans[0].attributes["diptych.transfer.bytes"] == 64
+    assert spans[0].attributes["diptych.transfer.reused_tokens"] == 1
+    assert spans[0].attributes["diptych.transfer.gigabytes_per_s"] == pytest.approx(6.4e-6)
     assert registry.get_sample_value("diptych_kv_pulls_total", {"transport": "inline"}) == 1
     assert registry.get_sample_value("diptych_kv_transfer_bytes_total") == 64
 

@@ -1,8 +1,9 @@
 """Metrics and spans of a decode stream's sequences. Changes nothing. Event loop only."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from opentelemetry.context import Context
 
@@ -35,10 +36,19 @@ def outcome_names() -> list[str]:
 class _Trace:
     """What is remembered of one sequence for its spans. Monotonic times, s."""
 
-    parent: Context
+    run: Context  # what its run hangs under
+    attempt: Context  # what its pulls and the computing of its prompt hang under
     num_reused_tokens: int  # whose KV the prefix cache had
     started_at: float | None = None
     fallback: Fallback | None = None  # until its first token
+
+
+class Pulling(NamedTuple):
+    """A pull that runs: what its span hangs under, and since when (monotonic, s)."""
+
+    parent: Context
+    bound_at: float
+    num_reused_tokens: int  # that it need not bring
 
 
 class StreamObserver:
@@ -54,11 +64,16 @@ class StreamObserver:
 
     def reserved(self, command: decode_pb2.Reserve, seq: Sequence) -> None:
         """Blocks are held."""
-        parent = tracing.extract_map(command.trace_context)
-        self._traces[command.sequence_id] = _Trace(parent, seq.num_cached_tokens)
+        run = tracing.extract_map(command.trace_context)
+        self._traces[command.sequence_id] = _Trace(run, run, seq.num_cached_tokens)
 
-    def started(self, seq: Sequence, fallback: Fallback | None) -> None:
+    def bound(self, command: decode_pb2.Bind) -> None:
+        """A pull is about to begin."""
+        self._set_attempt(command.sequence_id, command.trace_context)
+
+    def started(self, command: decode_pb2.Start, seq: Sequence, fallback: Fallback | None) -> None:
         """It runs."""
+        self._set_attempt(command.sequence_id, command.trace_context)
         if fallback is not None:
             self._engine.local_prefills[fallback.value].inc()
         trace = self._traces.get(seq.key.sequence_id)
@@ -73,7 +88,7 @@ class StreamObserver:
                 continue
             stage = FALLBACK_STAGES[trace.fallback]
             trace.fallback = None
-            self._spans.record(stage, trace.parent, trace.started_at, time.monotonic())
+            self._spans.record(stage, trace.attempt, trace.started_at, time.monotonic())
 
     def ended(self, seq: Sequence, ended: decode_pb2.Ended) -> None:
         """Its last word was said."""
@@ -82,7 +97,7 @@ class StreamObserver:
             return
         self._spans.record(
             Stage.DECODE_RUN,
-            trace.parent,
+            trace.run,
             trace.started_at,
             time.monotonic(),
             attributes={
@@ -90,9 +105,17 @@ class StreamObserver:
                 attributes.COMPUTED_TOKENS: ended.num_computed_tokens,
             },
             error=ended.failure.reason or None,
+            links=tracing.links_to(trace.attempt),
         )
 
-    def pulled(self, sequence_id: int, bound_at: float, stats: common_pb2.TransferStats) -> None:
+    def pulling(self, sequence_id: int) -> Pulling:
+        """The sequence's newest pull begins: for what is told of it later."""
+        trace, now = self._traces.get(sequence_id), time.monotonic()
+        if trace is None:
+            return Pulling(Context(), now, 0)
+        return Pulling(trace.attempt, now, trace.num_reused_tokens)
+
+    def pulled(self, pulling: Pulling, stats: common_pb2.TransferStats) -> None:
         """A pull was proven."""
         metrics = self._transfer
         metrics.pulls[stats.transport].inc()
@@ -101,29 +124,31 @@ class StreamObserver:
         metrics.pull_seconds.observe(stats.total_s)
         metrics.read_seconds.observe(stats.read_s)
         metrics.exposed_seconds.observe(stats.exposed_s)
-        trace = self._traces.get(sequence_id)
-        if trace is None:
-            return
         now = time.monotonic()
         facts: dict[str, tracing.AttributeValue] = {
             attributes.TRANSPORT: stats.transport,
             attributes.TRANSFER_BYTES: stats.num_bytes,
             attributes.TRANSFER_TOKENS: stats.num_tokens,
-            attributes.TRANSFER_REUSED_TOKENS: trace.num_reused_tokens,
+            attributes.TRANSFER_REUSED_TOKENS: pulling.num_reused_tokens,
             attributes.TRANSFER_READ_S: stats.read_s,
             attributes.TRANSFER_EXPOSED_S: stats.exposed_s,
         }
         if stats.read_s:
             facts[attributes.TRANSFER_GB_PER_S] = stats.num_bytes / stats.read_s / 1e9
-        self._spans.record(Stage.TRANSFER, trace.parent, bound_at, now, attributes=facts)
+        parent, bound_at, _ = pulling
+        whole = self._spans.record(Stage.TRANSFER, parent, bound_at, now, attributes=facts)
         exposed_at = now - stats.exposed_s
-        self._spans.record(Stage.TRANSFER_EXPOSED, trace.parent, exposed_at, now)
+        self._spans.record(Stage.TRANSFER_EXPOSED, whole, exposed_at, now)
 
-    def pull_failed(self, sequence_id: int, bound_at: float, error: PullError | None) -> None:
+    def pull_failed(self, pulling: Pulling, error: PullError | None) -> None:
         """A pull ended without proof; None: it was not wanted any more."""
         name = CANCELLED if error is None else failure_name(error.failure)
         self._transfer.failed_pulls[name].inc()
+        parent, bound_at, _ = pulling
+        self._spans.record(Stage.TRANSFER, parent, bound_at, time.monotonic(), error=name)
+
+    def _set_attempt(self, sequence_id: int, trace_context: Mapping[str, str]) -> None:
+        """A router that does not say it hangs everything under the same."""
         trace = self._traces.get(sequence_id)
-        if trace is not None:
-            now = time.monotonic()
-            self._spans.record(Stage.TRANSFER, trace.parent, bound_at, now, error=name)
+        if trace is not None and trace_context:
+            trace.attempt = tracing.extract_map(trace_context)

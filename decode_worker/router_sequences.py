@@ -48,7 +48,10 @@ class SequenceObserver(Protocol):
     """Told, after the fact, of what metrics and traces need."""
 
     def reserved(self, command: decode_pb2.Reserve, seq: Sequence) -> None: ...
-    def started(self, seq: Sequence, fallback: Fallback | None) -> None: ...
+    def bound(self, command: decode_pb2.Bind) -> None: ...
+    def started(
+        self, command: decode_pb2.Start, seq: Sequence, fallback: Fallback | None
+    ) -> None: ...
     def ended(self, seq: Sequence, ended: decode_pb2.Ended) -> None: ...
 
 
@@ -139,6 +142,7 @@ class RouterSequences:
         )
         held.pull = RunPull(sequence_id, bind_id, self._open_pull(request))
         held.move(HeldEvent.BIND)
+        self._observer.bound(command)
         return [*stopped, held.pull]
 
     def start(self, command: decode_pb2.Start) -> list[Action]:
@@ -163,7 +167,7 @@ class RouterSequences:
         fallback = None
         if not proven:
             fallback = Fallback.LOCAL if held.bind_id is None else Fallback.RECOMPUTE
-        self._observer.started(held.sequence, fallback)
+        self._observer.started(command, held.sequence, fallback)
         return stopped
 
     def release(self, sequence_id: int) -> list[Action]:

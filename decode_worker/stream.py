@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from decode_worker import actions
@@ -174,11 +173,11 @@ class DecodeStream:
     async def _pull(self, sequence_id: int, bind_id: int, pull: PreparedPull) -> None:
         assert self._sequences is not None
         assert self._observer is not None
-        bound_at = time.monotonic()
+        pulling = self._observer.pulling(sequence_id)
         try:
             result = await pull.run()
         except asyncio.CancelledError:
-            self._observer.pull_failed(sequence_id, bound_at, None)
+            self._observer.pull_failed(pulling, None)
             raise
         except PullError as error:
             failed = error
@@ -186,13 +185,13 @@ class DecodeStream:
             logger.exception("pull failed")
             failed = PullError(decode_pb2.PULL_FAILURE_TRANSPORT, f"internal: {error!r}")
         else:
-            self._observer.pulled(sequence_id, bound_at, result.stats)
+            self._observer.pulled(pulling, result.stats)
             self._act(self._sequences.pull_proven(sequence_id, bind_id, result.stats))
             return
         finally:
             self._pulls.pop((sequence_id, bind_id), None)
             self._deps.status.load_changed()
-        self._observer.pull_failed(sequence_id, bound_at, failed)
+        self._observer.pull_failed(pulling, failed)
         self._act(self._sequences.pull_failed(sequence_id, bind_id, failed.failure, failed.message))
 
     def _beat(self) -> None:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from opentelemetry.trace import Span, SpanKind
+from opentelemetry.context import Context
 
 from diptych.errors import DiptychError, TransferInterruptedError, all_reasons
 from diptych.finish_reason import FinishReason
@@ -16,9 +16,10 @@ from diptych.telemetry.metrics import LoopHistogram, Metrics
 from diptych.telemetry.stages import Stage
 from diptych.telemetry.tracing import Tracing
 from router.generation.answer import KVPath, Timing, Usage
-from router.placement.types import Why
+from router.placement.types import Why, WorkerId
 from router.request.actions import Retry
 from router.request.response_builder import Moments
+from router.trace import RequestTrace
 
 logger = logging.getLogger(__name__)
 
@@ -112,26 +113,32 @@ class RequestObserver:
         self.received_s = received_s
         self._gen_ai = (operation, attributes.PROVIDER, model)  # labels of those metrics
         self._metrics = metrics
-        self._trace = trace
-        parent = tracing.extract_metadata(metadata)
-        self._span: Span = trace.start(
+        self._trace = RequestTrace(
+            trace,
             f"{operation} {model}",
-            parent,
-            start_s=received_s,
-            kind=SpanKind.SERVER,
-            attributes={
+            tracing.extract_metadata(metadata),
+            received_s=received_s,
+            marks={
                 attributes.OPERATION_NAME: operation,
                 attributes.PROVIDER_NAME: attributes.PROVIDER,
                 attributes.REQUEST_MODEL: model,
                 attributes.REQUEST_ID: request_id,
             },
         )
-        # Without an exporter the client's context is passed on as it is.
-        self.context = tracing.context_of(self._span) if trace.enabled else parent
+
+    @property
+    def context(self) -> Context:
+        """Of the request's span, or of the client's."""
+        return self._trace.context
+
+    @property
+    def attempt_context(self) -> Context:
+        """See :class:`router.request.observer.Observer`."""
+        return self._trace.attempt
 
     def resolved(self, sampling: SamplingParams, num_prompt_tokens: int) -> None:
         """The request is valid."""
-        self._span.set_attributes(
+        self._trace.mark(
             {
                 attributes.REQUEST_MAX_TOKENS: sampling.max_tokens,
                 attributes.REQUEST_TEMPERATURE: sampling.temperature,
@@ -141,13 +148,26 @@ class RequestObserver:
             }
         )
 
-    def retried(self, retry: Retry, cause: DiptychError) -> None:
+    def prefill_asked(self, worker: WorkerId) -> Context:
+        """See :class:`router.request.observer.Observer`."""
+        self._trace.ask(attributes.PREFILL_WORKER, worker.address)
+        return self._trace.attempt
+
+    def decode_asked(self, worker: WorkerId) -> Context:
+        """See :class:`router.request.observer.Observer`."""
+        self._trace.ask(attributes.DECODE_WORKER, worker.address)
+        return self._trace.stage(Stage.DECODE)
+
+    def started(self) -> None:
+        """The decode worker may run the sequence: its span will be there."""
+        self._trace.expect(Stage.DECODE)
+
+    def retried(self, retry: Retry, cause: DiptychError, awaited: Stage) -> None:
         """A fail-over."""
         self._metrics.requests.retries[retry.value].inc()
         self._alarm_if_unproven(cause)
-        self._span.add_event(
-            "retry", {attributes.FALLBACK: retry.value, attributes.ERROR_TYPE: cause.reason}
-        )
+        marks = {attributes.FALLBACK: retry.value, attributes.ERROR_TYPE: cause.reason}
+        self._trace.retry(awaited, marks, cause.reason)
         logger.warning(
             "request failed over",
             extra={"request": self.request_id, "action": retry.value, "cause": cause.message},
@@ -167,7 +187,8 @@ class RequestObserver:
     def ran_locally(self, why: Why) -> None:
         """A decode worker computes the KV itself."""
         self._metrics.local[why.value].inc()
-        self._span.set_attribute(attributes.FALLBACK, why.value)
+        self._trace.mark({attributes.FALLBACK: why.value})
+        self._trace.mark_attempt({attributes.FALLBACK: why.value, attributes.PREFILL_WORKER: ""})
 
     def emitted(self, num_tokens: int, gap_s: float | None) -> None:
         """Tokens came from a worker, ``gap_s`` after those before."""
@@ -199,14 +220,14 @@ class RequestObserver:
         total_s = time.monotonic() - self.received_s
         family.duration_seconds.labels(*self._gen_ai, error or "").observe(total_s)
         if moments is not None:
-            self._record_stages(moments)
+            self._observe_stages(moments)
         if usage is not None and timing is not None:
             self._book(usage, timing, is_ok=outcome == "ok")
             if moments is not None and moments.second_written_s is not None:
                 self._observe_pace(usage, timing)
         if finish_reason is not None:
-            self._span.set_attribute(attributes.FINISH_REASONS, [finish_reason.name.lower()])
-        self._trace.end(self._span, error=error)
+            self._trace.mark({attributes.FINISH_REASONS: [finish_reason.name.lower()]})
+        self._trace.end(moments, error or outcome, error)
         self._log(outcome, usage, timing)
 
     def _book(self, usage: Usage, timing: Timing, *, is_ok: bool) -> None:
@@ -222,7 +243,7 @@ class RequestObserver:
         if transfer is not None:
             family.stage_seconds[Stage.TRANSFER].observe(transfer.total_s)
             family.stage_seconds[Stage.TRANSFER_EXPOSED].observe(transfer.exposed_s)
-        self._span.set_attributes(
+        self._trace.mark(
             {
                 attributes.OUTPUT_TOKENS: usage.num_output_tokens,
                 attributes.CACHED_TOKENS: usage.num_cached_tokens,
@@ -245,26 +266,11 @@ class RequestObserver:
         tpot_s = (timing.handoff_gap_s + timing.decode_s) / (usage.num_new_tokens - 1)
         family.tpot_seconds.labels(*self._gen_ai).observe(tpot_s)
 
-    def _record_stages(self, moments: Moments) -> None:
-        """One span and one observation for each stage that was entered."""
-        end_s = moments.ended_s
-        points = (
-            (Stage.QUEUE, moments.received_s, moments.placed_s),
-            (Stage.PREFILL, moments.placed_s, moments.first_token_s),
-            (Stage.FIRST_WRITE, moments.first_token_s, moments.first_written_s),
-            (Stage.HANDOFF, moments.first_written_s, moments.second_written_s),
-            (Stage.DECODE, moments.second_written_s, moments.last_written_s),
-        )
-        for stage, start_s, stop_s in points:
-            if start_s is None:
-                break
-            if stop_s is None:
-                # It broke off here; a hand-off that nothing was to follow never was one.
-                if stage is not Stage.HANDOFF and end_s is not None:
-                    self._trace.record(stage, self.context, start_s, end_s, error="unfinished")
-                break
-            self._metrics.requests.stage_seconds[stage].observe(stop_s - start_s)
-            self._trace.record(stage, self.context, start_s, stop_s)
+    def _observe_stages(self, moments: Moments) -> None:
+        """One observation for each stage that was passed."""
+        for stage, start_s, stop_s in moments.stages:
+            if stop_s is not None:
+                self._metrics.requests.stage_seconds[stage].observe(stop_s - start_s)
 
     def _log(
         self,

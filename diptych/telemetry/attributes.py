@@ -22,6 +22,7 @@ TIME_TO_FIRST_TOKEN: Final = "gen_ai.server.time_to_first_token"  # s
 ERROR_TYPE: Final = "error.type"  # the reason, such as KV_BLOCKS_EXHAUSTED
 
 REQUEST_ID: Final = "diptych.request_id"
+OUTCOME: Final = "diptych.outcome"  # ok, cancelled, or the error's reason
 STAGE: Final = "diptych.stage"
 ATTEMPT: Final = "diptych.attempt"
 KV_PATH: Final = "diptych.kv_path"

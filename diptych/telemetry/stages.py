@@ -3,8 +3,18 @@
 Because spans and metrics are both named here they cannot disagree. The
 first three stages tile the time to first token exactly as
 ``diptych.v1.Timing`` defines it (queue_s + prefill_s + first_write_s = ttft_s);
-HANDOFF and DECODE tile the rest. The detail stages lie *inside* those and say
-what the time went on.
+HANDOFF and DECODE tile the rest. The detail stages hang under those and say
+what the time went on::
+
+    the request
+        queue, first_write
+        prefill, or what is waited for when another attempt begins: handoff, decode
+            attempt (linked to the one that it replaces)
+                prefill_wait, prefill_compute, local_prefill, recompute
+                transfer
+                    transfer_exposed
+        decode
+            decode_run (linked to its attempt)
 """
 
 from enum import StrEnum
@@ -24,7 +34,9 @@ class Stage(StrEnum):
     # Second until last token.
     DECODE = "decode"
 
-    # Inside PREFILL, seen by the prefill worker: accepted until its first step; computing.
+    # One try on workers, as the router sees it: asked until it failed or the request ended.
+    ATTEMPT = "attempt"
+    # Seen by the prefill worker: accepted until its first step; computing.
     PREFILL_WAIT = "prefill_wait"
     PREFILL_COMPUTE = "prefill_compute"
     # Seen by the decode worker: Bind until proven.

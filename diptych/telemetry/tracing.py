@@ -19,8 +19,20 @@ from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import ParentBased, Sampler, TraceIdRatioBased
-from opentelemetry.trace import NoOpTracer, Span, SpanKind, StatusCode, Tracer, set_span_in_context
+from opentelemetry.trace import (
+    Link,
+    NonRecordingSpan,
+    NoOpTracer,
+    Span,
+    SpanContext,
+    SpanKind,
+    StatusCode,
+    Tracer,
+    get_current_span,
+    set_span_in_context,
+)
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from diptych import __version__
@@ -71,6 +83,7 @@ class Tracing:
         ``standard`` variables say is left to the SDK, which reads them itself.
         """
         self._wall_offset_ns = time.time_ns() - time.monotonic_ns()
+        self._ids = _PlannedIds()
         self._provider: TracerProvider | None = None
         self._tracer: Tracer = NoOpTracer()
         if exporter is None and endpoint is None and standard.has_endpoint:
@@ -93,6 +106,7 @@ class Tracing:
         self._provider = TracerProvider(
             sampler=None if standard.has_sampler else _sampler(sample_ratio, caller_ratio),
             resource=resource,
+            id_generator=self._ids,
             span_limits=SpanLimits(),
             shutdown_on_exit=False,
         )
@@ -116,6 +130,7 @@ class Tracing:
         start_s: float | None = None,
         kind: SpanKind = SpanKind.INTERNAL,
         attributes: Attributes | None = None,
+        links: Sequence[Link] = (),
     ) -> Span:
         """Start a span; the caller ends it with :meth:`end`.
 
@@ -129,6 +144,7 @@ class Tracing:
             context=Context() if parent is None else parent,
             kind=kind,
             attributes={**marks, **(attributes or {})},
+            links=links,
             start_time=start_ns,
         )
 
@@ -148,6 +164,24 @@ class Tracing:
             span.set_status(StatusCode.ERROR, error)
         span.end(self._wall_ns(time.monotonic() if end_s is None else end_s))
 
+    def plan(self, parent: Context) -> Context:
+        """The context of a span under ``parent`` that ``record`` writes when it is over.
+
+        So other processes can begin its children meanwhile. Without an exporter there is no
+        such span: they get ``parent``.
+        """
+        above = get_current_span(parent).get_span_context()
+        if not self.enabled or not above.is_valid:
+            return parent
+        planned = SpanContext(
+            above.trace_id,
+            self._ids.generate_span_id(),
+            is_remote=False,
+            trace_flags=above.trace_flags,
+            trace_state=above.trace_state,
+        )
+        return context_of(NonRecordingSpan(planned))
+
     def record(
         self,
         stage: Stage,
@@ -155,12 +189,21 @@ class Tracing:
         start_s: float,
         end_s: float,
         *,
+        planned: Context | None = None,
         attributes: Attributes | None = None,
         error: str | None = None,
-    ) -> None:
-        """Record a span whose times became known afterwards."""
-        span = self.start(stage, parent, start_s=start_s, attributes=attributes)
+        links: Sequence[Link] = (),
+    ) -> Context:
+        """Record a span whose times became known afterwards; its context.
+
+        ``planned`` is what ``plan`` said of it, if it was asked.
+        """
+        if planned is not None:
+            self._ids.planned = get_current_span(planned).get_span_context().span_id
+        span = self.start(stage, parent, start_s=start_s, attributes=attributes, links=links)
+        self._ids.planned = None
         self.end(span, end_s=max(start_s, end_s), error=error)
+        return context_of(span)
 
     @contextmanager
     def span(
@@ -199,6 +242,17 @@ def _standard_exporter(*, is_http: bool) -> SpanExporter:
     return trace_exporter.OTLPSpanExporter(timeout=EXPORT_TIMEOUT_S)
 
 
+class _PlannedIds(RandomIdGenerator):
+    """Random ids, but for the next span the one that was planned for it, if one was."""
+
+    def __init__(self) -> None:
+        self.planned: int | None = None
+
+    def generate_span_id(self) -> int:
+        """The id of a span that begins."""
+        return super().generate_span_id() if self.planned is None else self.planned
+
+
 def _sampler(sample_ratio: float, caller_ratio: float) -> Sampler:
     """By the trace's id, so that all processes decide alike."""
     return ParentBased(
@@ -215,6 +269,12 @@ def _name_and_marks(stage: Stage | str) -> tuple[str, dict[str, str]]:
 def context_of(span: Span) -> Context:
     """The context whose parent is ``span``: for child spans and for ``inject_*``."""
     return set_span_in_context(span, Context())
+
+
+def links_to(context: Context, attributes: Attributes | None = None) -> tuple[Link, ...]:
+    """A link to the span of ``context``, if it has one; ``attributes`` say how it is linked."""
+    linked = get_current_span(context).get_span_context()
+    return (Link(linked, attributes),) if linked.is_valid else ()
 
 
 def trace_id(context: Context) -> str:

@@ -85,30 +85,48 @@ class Reserve(_message.Message):
     def __init__(self, sequence_id: _Optional[int] = ..., request_id: _Optional[str] = ..., spec: _Optional[_Union[_common_pb2.SequenceSpec, _Mapping]] = ..., trace_context: _Optional[_Mapping[str, str]] = ..., to_pull: _Optional[bool] = ...) -> None: ...
 
 class Bind(_message.Message):
-    __slots__ = ("sequence_id", "bind_id", "source_address", "source_incarnation", "ticket", "first_missing_token")
+    __slots__ = ("sequence_id", "bind_id", "source_address", "source_incarnation", "ticket", "first_missing_token", "trace_context")
+    class TraceContextEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     BIND_ID_FIELD_NUMBER: _ClassVar[int]
     SOURCE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     SOURCE_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
     FIRST_MISSING_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TRACE_CONTEXT_FIELD_NUMBER: _ClassVar[int]
     sequence_id: int
     bind_id: int
     source_address: str
     source_incarnation: str
     ticket: bytes
     first_missing_token: int
-    def __init__(self, sequence_id: _Optional[int] = ..., bind_id: _Optional[int] = ..., source_address: _Optional[str] = ..., source_incarnation: _Optional[str] = ..., ticket: _Optional[bytes] = ..., first_missing_token: _Optional[int] = ...) -> None: ...
+    trace_context: _containers.ScalarMap[str, str]
+    def __init__(self, sequence_id: _Optional[int] = ..., bind_id: _Optional[int] = ..., source_address: _Optional[str] = ..., source_incarnation: _Optional[str] = ..., ticket: _Optional[bytes] = ..., first_missing_token: _Optional[int] = ..., trace_context: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("sequence_id", "emitted_token_ids", "compute_missing")
+    __slots__ = ("sequence_id", "emitted_token_ids", "compute_missing", "trace_context")
+    class TraceContextEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     EMITTED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_MISSING_FIELD_NUMBER: _ClassVar[int]
+    TRACE_CONTEXT_FIELD_NUMBER: _ClassVar[int]
     sequence_id: int
     emitted_token_ids: _containers.RepeatedScalarFieldContainer[int]
     compute_missing: bool
-    def __init__(self, sequence_id: _Optional[int] = ..., emitted_token_ids: _Optional[_Iterable[int]] = ..., compute_missing: _Optional[bool] = ...) -> None: ...
+    trace_context: _containers.ScalarMap[str, str]
+    def __init__(self, sequence_id: _Optional[int] = ..., emitted_token_ids: _Optional[_Iterable[int]] = ..., compute_missing: _Optional[bool] = ..., trace_context: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Release(_message.Message):
     __slots__ = ("sequence_id",)

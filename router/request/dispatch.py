@@ -1,10 +1,11 @@
 """Sends one request's actions to workers: streams of leases, commands about reservations."""
 
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from diptych.block_hash import block_keys
+from diptych.telemetry import tracing
 from diptych.v1 import common_pb2, decode_pb2, prefill_pb2
 from router.cluster.decode_link import DecodeLink, ReservationListener
 from router.cluster.members import Cluster
@@ -14,6 +15,7 @@ from router.placement.types import Placement, Policy, Query, WorkerId
 from router.placement.waiting_room import WaitingRoom
 from router.request import actions, events, worker_messages
 from router.request.events import Event
+from router.request.observer import Observer
 from router.request.resolved import ResolvedRequest
 
 
@@ -55,16 +57,14 @@ class Dispatch:
         request_id: str,
         request: ResolvedRequest,
         services: Services,
-        *,
-        metadata: Sequence[tuple[str, str]],
-        trace_context: Mapping[str, str],
+        observer: Observer,
     ) -> None:
+        """``observer`` says what workers' spans hang under."""
         self._request_id = request_id
         self._request = request
         self._sampling = request.sampling.to_proto()
         self._services = services
-        self._metadata = metadata
-        self._trace_context = trace_context
+        self._observer = observer
         self._leases: dict[int, _Lease] = {}
         self._reservations: dict[int, _Reservation] = {}
         self._keys: tuple[bytes, ...] | None = None
@@ -99,7 +99,7 @@ class Dispatch:
             listener,
             worker=action.worker,
             timers=self._services.config.timers,
-            metadata=self._metadata,
+            metadata=tracing.inject_metadata(self._observer.prefill_asked(action.worker)),
         )
         is_expected = self._expect(action.worker)
         self._leases[action.sequence_id] = _Lease(stream, action.worker, is_expected)
@@ -147,7 +147,7 @@ class Dispatch:
             sequence_id=action.sequence_id,
             request_id=self._request_id,
             spec=self._spec(emitted[: action.num_emitted]),
-            trace_context=self._trace_context,
+            trace_context=tracing.inject_map(self._observer.decode_asked(action.worker)),
             to_pull=action.to_pull,
         )
         if link is None or not link.reserve(reserve, listener):
@@ -159,14 +159,15 @@ class Dispatch:
         """Send a Bind."""
         held = self._reservations.get(action.sequence_id)
         if held is not None:
-            held.link.bind(worker_messages.bind(action))
+            held.link.bind(worker_messages.bind(action, self._attempt()))
 
     def start(self, action: actions.Start) -> None:
         """Send a Start."""
         held = self._reservations.get(action.sequence_id)
         if held is not None:
             self._remember(held.worker)
-            held.link.start(worker_messages.start(action))
+            self._observer.started()
+            held.link.start(worker_messages.start(action, self._attempt()))
 
     def release(self, sequence_id: int) -> None:
         """Send a Release."""
@@ -180,6 +181,9 @@ class Dispatch:
             self.close_lease(sequence_id)
         for sequence_id in list(self._reservations):
             self.release(sequence_id)
+
+    def _attempt(self) -> dict[str, str]:
+        return tracing.inject_map(self._observer.attempt_context)
 
     def _lease_accepted(self, sequence_id: int) -> None:
         lease = self._leases.get(sequence_id)

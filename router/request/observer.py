@@ -5,7 +5,8 @@ from typing import Protocol
 from opentelemetry.context import Context
 
 from diptych.errors import DiptychError
-from router.placement.types import Why
+from diptych.telemetry.stages import Stage
+from router.placement.types import Why, WorkerId
 from router.request.actions import Retry
 
 
@@ -13,12 +14,24 @@ class Observer(Protocol):
     """Follows one request on workers. Called on the event loop; costs next to nothing."""
 
     @property
-    def context(self) -> Context:
-        """Of the request's span, or of the client's: what workers' spans hang under."""
+    def attempt_context(self) -> Context:
+        """What spans of pulls and of computing prompts hang under now."""
         ...
 
-    def retried(self, retry: Retry, cause: DiptychError) -> None:
-        """An attempt failed for this, and that was done instead."""
+    def prefill_asked(self, worker: WorkerId) -> Context:
+        """A prefill worker is asked for a lease; what its spans hang under."""
+        ...
+
+    def decode_asked(self, worker: WorkerId) -> Context:
+        """A decode worker is asked for blocks; what the span of its run would hang under."""
+        ...
+
+    def started(self) -> None:
+        """The decode worker may run the sequence."""
+        ...
+
+    def retried(self, retry: Retry, cause: DiptychError, awaited: Stage) -> None:
+        """An attempt failed for this, that was done instead, and this stage waits for it."""
         ...
 
     def ran_locally(self, why: Why) -> None:

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from diptych.errors import InvalidRequestError
 from diptych.finish_reason import FinishReason
+from diptych.telemetry.stages import Stage
 from diptych.text.detokenizer import Detokenizer, TextDelta
 from diptych.token_logprobs import TokenLogprobs
 from router.generation.answer import ChoiceFinished, Delta, Timing
@@ -12,6 +14,14 @@ from router.request.emitted_tokens import RequestShape
 
 # Told of new tokens: how many, and how long after those before, s (None: the first).
 OnEmitted = Callable[[int, float | None], None]
+
+
+class StageTimes(NamedTuple):
+    """When a stage was entered and left (monotonic clock, s); None: it was not left."""
+
+    stage: Stage
+    start_s: float
+    stop_s: float | None
 
 
 @dataclass(slots=True)
@@ -25,7 +35,27 @@ class Moments:
     first_written_s: float | None = None
     second_written_s: float | None = None
     last_written_s: float | None = None
-    ended_s: float | None = None
+
+    @property
+    def stages(self) -> list[StageTimes]:
+        """Those that were entered, in order; only the last may not have been left."""
+        points = (
+            (Stage.QUEUE, self.received_s, self.placed_s),
+            (Stage.PREFILL, self.placed_s, self.first_token_s),
+            (Stage.FIRST_WRITE, self.first_token_s, self.first_written_s),
+            (Stage.HANDOFF, self.first_written_s, self.second_written_s),
+            (Stage.DECODE, self.second_written_s, self.last_written_s),
+        )
+        return [
+            StageTimes(stage, start, stop) for stage, start, stop in points if start is not None
+        ]
+
+    @property
+    def awaited(self) -> Stage:
+        """The stage that what workers are asked for now takes part in."""
+        if self.first_token_s is None:
+            return Stage.PREFILL
+        return Stage.HANDOFF if self.second_written_s is None else Stage.DECODE
 
 
 class ResponseBuilder:

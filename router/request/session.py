@@ -8,13 +8,11 @@ client delays nobody else.
 import asyncio
 import logging
 import secrets
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
 from diptych.errors import DiptychError, NoWorkerError, SlowClientError
 from diptych.finish_reason import FinishReason
-from diptych.telemetry import tracing
 from diptych.v1 import decode_pb2, prefill_pb2
 from router.generation.answer import ChoiceFinished, Delta, Timing, Usage
 from router.request import actions, events, worker_messages
@@ -56,13 +54,7 @@ class Session:
         self._services = services
         self._config = services.config
         self._loop = asyncio.get_running_loop()
-        self._dispatch = Dispatch(
-            request_id,
-            request,
-            services,
-            metadata=tracing.inject_metadata(observer.context),
-            trace_context=tracing.inject_map(observer.context),
-        )
+        self._dispatch = Dispatch(request_id, request, services, observer)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_s: float | None = None
         self._waiter: asyncio.Future[None] | None = None  # of who asked for more output
@@ -262,7 +254,7 @@ class Session:
             case actions.RunLocally():
                 self._observer.ran_locally(action.why)
             case actions.Retried():
-                self._observer.retried(action.retry, action.cause)
+                self._observer.retried(action.retry, action.cause, self._answer.moments.awaited)
             case actions.Enqueue():
                 self._services.room.enter(self, front=action.front)
             case actions.Dequeue():
@@ -281,7 +273,6 @@ class Session:
         return None
 
     def _end(self) -> None:
-        self._answer.moments.ended_s = time.monotonic()
         self._services.room.leave(self)
         self._wake()
 

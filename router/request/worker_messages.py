@@ -1,11 +1,16 @@
 """Wire messages as events, and actions as wire messages: what a machine's shells share. Pure."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from diptych.rpc.status import from_failure
 from diptych.token_logprobs import TokenLogprobs
 from diptych.v1 import common_pb2, decode_pb2, prefill_pb2
 from router.generation.answer import Transfer
 from router.request import actions, events
 from router.request.events import Event
+
+_NO_TRACE: Mapping[str, str] = MappingProxyType({})
 
 
 def prefill_event(sequence_id: int, message: prefill_pb2.PrefillEvent) -> Event | None:
@@ -86,8 +91,8 @@ def grant(action: actions.Grant) -> prefill_pb2.Grant:
     )
 
 
-def bind(action: actions.Bind) -> decode_pb2.Bind:
-    """The message of that action."""
+def bind(action: actions.Bind, trace_context: Mapping[str, str] = _NO_TRACE) -> decode_pb2.Bind:
+    """The message of that action, as part of that span."""
     return decode_pb2.Bind(
         sequence_id=action.sequence_id,
         bind_id=action.bind_id,
@@ -95,13 +100,15 @@ def bind(action: actions.Bind) -> decode_pb2.Bind:
         source_incarnation=action.source.incarnation,
         ticket=action.ticket,
         first_missing_token=action.first_missing_token,
+        trace_context=trace_context,
     )
 
 
-def start(action: actions.Start) -> decode_pb2.Start:
-    """The message of that action."""
+def start(action: actions.Start, trace_context: Mapping[str, str] = _NO_TRACE) -> decode_pb2.Start:
+    """The message of that action, as part of that span."""
     return decode_pb2.Start(
         sequence_id=action.sequence_id,
         emitted_token_ids=action.emitted,
         compute_missing=action.compute_missing,
+        trace_context=trace_context,
     )

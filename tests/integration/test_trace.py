@@ -1,8 +1,8 @@
 """One request is one trace over all processes, and its stages explain the time to first token."""
 
-import asyncio
+import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,16 +13,19 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 
 from diptych.rpc.channel import open_channel
 from diptych.telemetry import attributes
-from diptych.telemetry.stages import TTFT_STAGES, Stage
+from diptych.telemetry.stages import TTFT_STAGES
 from diptych.v1 import inference_pb2, inference_pb2_grpc
 from tests.call import token_request
 from tests.cluster import running_cluster
 from tests.waiting import until
 
-TRACE_ID = "5b8efff798038103d269b633813fc60c"
-TRACEPARENT = f"00-{TRACE_ID}-eee19b7ec3c1b174-01"
+CLIENT_SPAN = bytes.fromhex("eee19b7ec3c1b174")
 UNSET, ERROR = 0, 2  # opentelemetry.proto.trace.v1.Status
-FLAGS = {"num-blocks": "64", "max-model-len": "256"}
+FLAGS = {"num-blocks": "64", "max-model-len": "640"}
+
+LEASE = {"prefill/attempt 1/prefill_wait", "prefill/attempt 1/prefill_compute"}
+FIRST_TOKEN = {"", "queue", "prefill", "prefill/attempt 1", "first_write", *LEASE}
+RUN = {"handoff", "decode", "decode/decode_run"}
 
 
 @dataclass
@@ -38,12 +41,44 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
                 self.spans += [(marks["service.name"], span) for span in scope.spans]
         return trace_service_pb2.ExportTraceServiceResponse()
 
-    def names(self) -> set[str]:
-        """Of the trace's spans; the model's name is left out."""
-        return {span.name.partition(" ")[0] for _, span in self.of_trace()}
+    def trace(self, trace_id: str) -> dict[str, Any]:
+        """Its spans by their path from the one root, ``prefill/attempt 1/transfer``; of equal
+        ones the second has a mark. A path of one whose parent is missing begins with ``?``,
+        that of an attempt after a pull that failed with ``later``: it may have failed before
+        the first token or after it.
+        """
+        spans = [span for _, span in self.spans if span.trace_id.hex() == trace_id]
+        by_id, found = {span.span_id: span for span in spans}, {}
+        for span in sorted(spans, key=lambda span: span.start_time_unix_nano):
+            path = self._path(span, by_id)
+            found[path if path not in found else f"{path} again"] = span
+        return found
 
-    def of_trace(self) -> list[tuple[str, Any]]:
-        return [(s, span) for s, span in self.spans if span.trace_id.hex() == TRACE_ID]
+    def _path(self, span: Any, by_id: dict[bytes, Any]) -> str:
+        if span.parent_span_id == CLIENT_SPAN:
+            return ""
+        above = by_id.get(span.parent_span_id)
+        path = "?" if above is None else self._path(above, by_id)
+        name = span.name.removeprefix("diptych.")
+        if name == "attempt":
+            number = marks_of(span)[attributes.ATTEMPT].int_value
+            name = f"{name} {number}"
+            if number > 1 and path in ("prefill", "handoff"):
+                path = "later"
+        return f"{path}/{name}" if path else name
+
+    async def whole(self, trace_id: str, paths: set[str]) -> dict[str, Any]:
+        """Wait for a trace of these spans, and no others."""
+        with suppress(AssertionError):
+            await until(lambda: paths <= self.trace(trace_id).keys(), within_s=15)
+        spans = self.trace(trace_id)
+        assert set(spans) == paths
+        return spans
+
+
+def marks_of(span: Any) -> dict[str, Any]:
+    """The attributes of a span, a link or an event."""
+    return {attribute.key: attribute.value for attribute in span.attributes}
 
 
 @asynccontextmanager
@@ -59,56 +94,146 @@ async def collecting() -> AsyncIterator[tuple[Collector, str]]:
         await server.stop(0)
 
 
-async def traced(address: str, request: inference_pb2.GenerateRequest) -> inference_pb2.Timing:
-    """Call Generate under the client's own trace; the answer's timing."""
-    timing = inference_pb2.Timing()
+async def traced(
+    address: str,
+    request: inference_pb2.GenerateRequest,
+    trace_id: str,
+    *,
+    timeout_s: float = 60.0,
+    cancel_after: int | None = None,
+) -> inference_pb2.Timing:
+    """Call Generate under the client's own trace; the answer's timing.
+
+    ``cancel_after`` so many responses the client leaves.
+    """
+    timing, num_read = inference_pb2.Timing(), 0
+    metadata = (("traceparent", f"00-{trace_id}-{CLIENT_SPAN.hex()}-01"),)
     async with open_channel(address) as channel:
         stub = inference_pb2_grpc.InferenceStub(channel)
-        call = stub.Generate(request, timeout=60, metadata=(("traceparent", TRACEPARENT),))
+        call = stub.Generate(request, timeout=timeout_s, metadata=metadata)
         async for response in call:
+            num_read += 1
+            if num_read == cancel_after:
+                call.cancel()
+                break
             if response.HasField("summary"):
                 timing = response.summary.timing
     return timing
 
 
-async def test_a_retry_leaves_the_spans_of_both_tries(tiny_llama: Path, tmp_path: Path) -> None:
-    """The source refuses the first ticket: it came damaged."""
-    faults = {"transfer.allow-faults": "", "transfer.faults": '[{"at": "open", "do": "corrupt"}]'}
+def prompt(first: int, num_tokens: int, max_tokens: int = 8) -> inference_pb2.GenerateRequest:
+    """Of a length that names what goes wrong with it; no two share a prefix."""
+    ids = range(first, first + num_tokens)
+    return token_request(ids, max_tokens=max_tokens, request_id="the-request")
+
+
+async def test_each_attempt_has_its_spans_however_the_request_ends(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    """One cluster; what fails is chosen by the prompt's length."""
+    faults = [
+        {"at": "open", "do": "corrupt", "num_tokens": 64},
+        {"at": "open", "do": "corrupt", "num_tokens": 80, "times": 2},
+        {"at": "read", "do": "hang", "num_tokens": 96, "times": None},
+    ]
+    allowed = {"transfer.allow-faults": "", "transfer.faults": json.dumps(faults)}
     async with collecting() as (collector, endpoint):
         with running_cluster(
             tmp_path,
             str(tiny_llama),
             worker_flags={**FLAGS, "otlp-endpoint": endpoint, "transfer.transports": "inline"},
-            decode_flags=faults,
+            decode_flags=allowed,
             router_flags={"local-prefill-below-tokens": "0", "otlp-endpoint": endpoint},
         ) as cluster:
             await cluster.wait_ready()
-            timing = await traced(cluster.router.address, token_request(range(3, 99), max_tokens=8))
-            assert timing.kv_path == inference_pb2.KV_PATH_DISAGGREGATED
-            await until(
-                lambda: {"text_completion", Stage.DECODE_RUN.span_name} <= collector.names(),
-                within_s=15,
-                what="the spans come",
-            )
-    spans = [span for _, span in collector.of_trace()]
-    (root,) = [span for span in spans if span.name.startswith("text_completion")]
-    failed, proven = sorted(
-        (span for span in spans if span.name == Stage.TRANSFER.span_name),
-        key=lambda span: span.start_time_unix_nano,
+            address = cluster.router.address
+            await check_rebind(collector, address)
+            await check_fail_over(collector, address)
+            await check_deadline(collector, address)
+            await check_cancel(collector, address)
+
+
+async def check_rebind(collector: Collector, address: str) -> None:
+    """The source refuses the first ticket: it came damaged."""
+    trace_id = "1" * 32
+    timing = await traced(address, prompt(3, 64), trace_id)
+    assert timing.kv_path == inference_pb2.KV_PATH_DISAGGREGATED
+    spans = await collector.whole(
+        trace_id,
+        FIRST_TOKEN
+        | RUN
+        | {"prefill/attempt 1/transfer"}
+        | {(second := "later/attempt 2"), f"{second}/transfer"}
+        | {f"{second}/transfer/transfer_exposed"},
     )
-    assert failed.parent_span_id == proven.parent_span_id == root.span_id
-    assert (failed.status.code, failed.status.message) == (ERROR, "TICKET_INVALID")
-    assert proven.status.code == root.status.code == UNSET
-    (retry,) = root.events
-    marks = {a.key: a.value.string_value for a in retry.attributes}
-    assert retry.name == "retry"
-    assert marks == {
-        attributes.FALLBACK: "rebind",
-        attributes.ERROR_TYPE: "KV_TRANSFER_INTERRUPTED",
+    refused, proven = spans["prefill/attempt 1/transfer"], spans[f"{second}/transfer"]
+    assert (refused.status.code, refused.status.message) == (ERROR, "TICKET_INVALID")
+    assert proven.status.code == spans[""].status.code == spans[second].status.code == UNSET
+    first = spans["prefill/attempt 1"]
+    assert (first.status.code, first.status.message) == (ERROR, "KV_TRANSFER_INTERRUPTED")
+    (link,), (run,) = spans[second].links, spans["decode/decode_run"].links
+    assert link.span_id == first.span_id
+    assert run.span_id == spans[second].span_id
+    (event,) = spans[""].events
+    assert event.name == "retry"
+    for told in (event, link):
+        assert {key: value.string_value for key, value in marks_of(told).items()} == {
+            attributes.FALLBACK: "rebind",
+            attributes.ERROR_TYPE: "KV_TRANSFER_INTERRUPTED",
+        }
+
+
+async def check_fail_over(collector: Collector, address: str) -> None:
+    """Twice refused: the decode worker computes the prompt itself."""
+    trace_id = "2" * 32
+    timing = await traced(address, prompt(73, 80), trace_id)
+    assert timing.kv_path == inference_pb2.KV_PATH_RECOMPUTED
+    spans = await collector.whole(
+        trace_id,
+        FIRST_TOKEN
+        | RUN
+        | {"prefill/attempt 1/transfer"}
+        | {"later/attempt 2", "later/attempt 2/transfer"}
+        | {"later/attempt 3", "later/attempt 3/recompute"},
+    )
+    last = spans["later/attempt 3"]
+    assert (
+        marks_of(last)[attributes.DECODE_WORKER]
+        == marks_of(spans["prefill/attempt 1"])[attributes.DECODE_WORKER]
+    )
+    assert [link.span_id for link in last.links] == [spans["later/attempt 2"].span_id]
+    assert (last.status.code, spans[""].status.code) == (UNSET, UNSET)
+
+
+async def check_deadline(collector: Collector, address: str) -> None:
+    """A read never ends, so the second token does not come in time."""
+    trace_id = "3" * 32
+    with pytest.raises(grpc.aio.AioRpcError):
+        await traced(address, prompt(153, 96), trace_id, timeout_s=1.5)
+    spans = await collector.whole(trace_id, FIRST_TOKEN | {"prefill/attempt 1/transfer", "handoff"})
+    ended = {path: spans[path].status.message for path in ("", "prefill/attempt 1", "handoff")}
+    assert ended == {
+        "": "DEADLINE_EXCEEDED",
+        "prefill/attempt 1": "DEADLINE_EXCEEDED",
+        "handoff": "unfinished",
     }
+    assert spans["prefill/attempt 1/transfer"].status.message == "CANCELLED"
+
+
+async def check_cancel(collector: Collector, address: str) -> None:
+    """The client leaves in the middle of the answer."""
+    trace_id = "4" * 32
+    request = prompt(150, 48, max_tokens=500)
+    await traced(address, request, trace_id, cancel_after=4)
+    transfer = "prefill/attempt 1/transfer"
+    wanted = FIRST_TOKEN | RUN | {transfer, f"{transfer}/transfer_exposed"}
+    spans = await collector.whole(trace_id, wanted)
+    assert marks_of(spans[""])[attributes.OUTCOME].string_value == "cancelled"
+    assert {span.status.code for span in spans.values()} == {UNSET}
 
 
 async def test_one_trace_explains_the_time_to_first_token(tiny_llama: Path, tmp_path: Path) -> None:
+    trace_id = "5b8efff798038103d269b633813fc60c"
     async with collecting() as (collector, endpoint):
         with running_cluster(
             tmp_path,
@@ -117,35 +242,31 @@ async def test_one_trace_explains_the_time_to_first_token(tiny_llama: Path, tmp_
             router_flags={"local-prefill-below-tokens": "0", "otlp-endpoint": endpoint},
         ) as cluster:
             await cluster.wait_ready()
-            request = token_request(range(3, 150), max_tokens=8, request_id="the-request")
-            timing = await traced(cluster.router.address, request)
+            timing = await traced(cluster.router.address, prompt(3, 147), trace_id)
             assert timing.kv_path == inference_pb2.KV_PATH_DISAGGREGATED
-            wanted = {stage.span_name for stage in (*TTFT_STAGES, Stage.TRANSFER, Stage.DECODE)}
-            async with asyncio.timeout(15):
-                while wanted - {span.name for _, span in collector.of_trace()}:
-                    await asyncio.sleep(0.1)
-            await asyncio.sleep(1.0)  # the slowest exporter's period
-        spans = collector.of_trace()
-
-    services = {service for service, _ in spans}
+            transfer = "prefill/attempt 1/transfer"
+            wanted = FIRST_TOKEN | RUN | {transfer, f"{transfer}/transfer_exposed"}
+            spans = await collector.whole(trace_id, wanted)
+    services = {service for service, span in collector.spans if span.trace_id.hex() == trace_id}
     assert services == {"diptych-router", "diptych-prefill", "diptych-decode"}
-    ids = {span.span_id for _, span in spans}
-    orphans = [span.name for _, span in spans if span.parent_span_id not in ids]
-    assert len(orphans) == 1, f"only the request's span has a parent outside: {orphans}"
 
-    lengths = {s.name: (s.end_time_unix_nano - s.start_time_unix_nano) / 1e9 for _, s in spans}
-    explained_s = sum(lengths[stage.span_name] for stage in TTFT_STAGES)
+    lengths = {
+        path: (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9
+        for path, span in spans.items()
+    }
+    explained_s = sum(lengths[stage.value] for stage in TTFT_STAGES)
     assert explained_s == pytest.approx(timing.ttft_s, rel=0.05)
     for stage in TTFT_STAGES:
         told_s = getattr(timing, f"{stage}_s")
-        assert lengths[stage.span_name] == pytest.approx(told_s, rel=0.05, abs=1e-4)
+        assert lengths[stage.value] == pytest.approx(told_s, rel=0.05, abs=1e-4)
 
-    root = next(span for _, span in spans if span.name in orphans)
-    marks = {a.key: a.value for a in root.attributes}
+    marks = marks_of(spans[""])
     assert marks[attributes.INPUT_TOKENS].int_value == 147
     assert marks[attributes.OUTPUT_TOKENS].int_value == 8
     assert marks[attributes.TIME_TO_FIRST_TOKEN].double_value == pytest.approx(timing.ttft_s)
-    (transfer,) = [span for _, span in spans if span.name == Stage.TRANSFER.span_name]
-    marks = {a.key: a.value for a in transfer.attributes}
+    marks = marks_of(spans[transfer])
     assert marks[attributes.TRANSFER_BYTES].int_value == timing.transfer.num_bytes
     assert marks[attributes.TRANSPORT].string_value == timing.transfer.transport
+    marks = marks_of(spans["prefill/attempt 1"])
+    assert marks[attributes.PREFILL_WORKER].string_value == cluster.prefill[0].address
+    assert marks[attributes.DECODE_WORKER].string_value == cluster.decode[0].address

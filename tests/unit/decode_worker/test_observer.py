@@ -39,11 +39,17 @@ def observer(tracing: Tracing, registry: CollectorRegistry) -> StreamObserver:
     return StreamObserver(tracing, engine, TransferMetrics(metrics, ["inline"], outcome_names()))
 
 
+RUN, FIRST, SECOND = "b7ad6b7169203331", "00f067aa0ba902b7", "53995c3f42cd8ad8"  # span ids
+
+
+def context(span_id: str) -> dict[str, str]:
+    return {"traceparent": f"00-{TRACE_ID}-{span_id}-01"}
+
+
 def reserve() -> tuple[decode_pb2.Reserve, Sequence]:
-    context = {"traceparent": f"00-{TRACE_ID}-b7ad6b7169203331-01"}
     spec = common_pb2.SequenceSpec(token_ids=[1, 2], num_prompt_tokens=2)
     sequence = Sequence.from_spec(SequenceKey("r", 7), spec, prefill_only=False)
-    command = decode_pb2.Reserve(sequence_id=7, spec=spec, trace_context=context)
+    command = decode_pb2.Reserve(sequence_id=7, spec=spec, trace_context=context(RUN))
     return command, sequence
 
 
@@ -60,8 +66,9 @@ def test_a_handed_off_sequence(
     stats = common_pb2.TransferStats(
         transport="inline", num_bytes=64, num_tokens=2, read_s=0.01, exposed_s=0.02, total_s=0.1
     )
-    observer.pulled(7, 0.0, stats)
-    observer.started(sequence, None)
+    pulling = observer.pulling(7)
+    observer.pulled(pulling, stats)
+    observer.started(decode_pb2.Start(sequence_id=7), sequence, None)
     observer.stepped([NewToken(7, 3, 5, None)])
     observer.ended(sequence, decode_pb2.Ended(sequence_id=7, num_computed_tokens=1))
     observer.ended(sequence, decode_pb2.Ended(sequence_id=7))
@@ -89,9 +96,10 @@ def test_a_fallback_is_visible(
 ) -> None:
     command, sequence = reserve()
     observer.reserved(command, sequence)
-    observer.pull_failed(7, 0.0, PullError(decode_pb2.PULL_FAILURE_SOURCE_LOST, "gone"))
-    observer.pull_failed(7, 0.0, None)
-    observer.started(sequence, Fallback.RECOMPUTE)
+    lost = PullError(decode_pb2.PULL_FAILURE_SOURCE_LOST, "gone")
+    observer.pull_failed(observer.pulling(7), lost)
+    observer.pull_failed(observer.pulling(7), None)
+    observer.started(decode_pb2.Start(sequence_id=7), sequence, Fallback.RECOMPUTE)
     observer.stepped([NewToken(7, 2, 5, None)])
     observer.stepped([NewToken(7, 3, 5, None)])
     tracing.shutdown()
@@ -105,3 +113,27 @@ def test_a_fallback_is_visible(
     assert registry.get_sample_value(failed, {"reason": "SOURCE_LOST"}) == 1
     assert registry.get_sample_value(failed, {"reason": "CANCELLED"}) == 1
     assert registry.get_sample_value("diptych_local_prefills_total", {"why": "recompute"}) == 1
+
+
+def test_each_span_is_part_of_what_the_router_said(
+    observer: StreamObserver, tracing: Tracing, exporter: InMemorySpanExporter
+) -> None:
+    """The run belongs to a stage; pulls and what is computed instead, to their attempts."""
+    observer.reserved(*(asked := reserve()))
+    observer.bound(decode_pb2.Bind(sequence_id=7, trace_context=context(FIRST)))
+    first = observer.pulling(7)
+    observer.bound(decode_pb2.Bind(sequence_id=7, trace_context=context(SECOND)))
+    observer.pull_failed(first, None)
+    observer.pulled(observer.pulling(7), common_pb2.TransferStats(transport="inline"))
+    start = decode_pb2.Start(sequence_id=7, trace_context=context(SECOND))
+    observer.started(start, asked[1], Fallback.RECOMPUTE)
+    observer.stepped([NewToken(7, 2, 5, None)])
+    observer.ended(asked[1], decode_pb2.Ended(sequence_id=7))
+    tracing.shutdown()
+    cancelled, pull, exposed, recompute, run = exporter.get_finished_spans()
+    parents = [
+        f"{span.parent.span_id:016x}" for span in (cancelled, pull, recompute, run) if span.parent
+    ]
+    assert parents == [FIRST, SECOND, SECOND, RUN]
+    assert exposed.parent == pull.context
+    assert [f"{link.context.span_id:016x}" for link in run.links] == [SECOND]

@@ -50,7 +50,9 @@ class Observer:
 
     def reserved(self, command: decode_pb2.Reserve, seq: Sequence) -> None: ...
 
-    def started(self, seq: Sequence, fallback: Fallback | None) -> None:
+    def bound(self, command: decode_pb2.Bind) -> None: ...
+
+    def started(self, command: decode_pb2.Start, seq: Sequence, fallback: Fallback | None) -> None:
         self.fallbacks.append(fallback)
 
     def ended(self, seq: Sequence, ended: decode_pb2.Ended) -> None: ...

@@ -31,7 +31,6 @@ MOMENTS = Moments(
     first_written_s=3.0,
     second_written_s=4.0,
     last_written_s=5.0,
-    ended_s=6.0,
 )
 
 

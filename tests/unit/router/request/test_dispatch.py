@@ -6,10 +6,12 @@ from itertools import count
 from typing import Any
 
 import pytest
+from opentelemetry.context import Context
 
 from diptych.errors import BlocksExhaustedError, DiptychError
 from diptych.rpc import peer_channel
 from diptych.sampling_params import SamplingParams
+from diptych.telemetry.stages import Stage
 from diptych.v1 import decode_pb2, prefill_pb2, worker_pb2
 from router.cluster.members import Cluster
 from router.cluster.watch import WorkerWatch
@@ -17,9 +19,10 @@ from router.config import RouterConfig
 from router.discovery.source import Targets
 from router.placement.policy import LeastLoaded
 from router.placement.prefix_memory import PrefixMemory
-from router.placement.types import Query, WorkerId
+from router.placement.types import Query, Why, WorkerId
 from router.placement.waiting_room import WaitingRoom
 from router.request import actions, events
+from router.request.actions import Retry
 from router.request.dispatch import Dispatch, Services
 from router.request.emitted_tokens import RequestShape
 from router.request.resolved import ResolvedRequest
@@ -50,6 +53,28 @@ class Deaf:
     def on_reservation_lost(self, sequence_id: int, message: str) -> None: ...
 
 
+class Untraced:
+    """An observer of a request that nobody traces."""
+
+    attempt_context = Context()
+
+    def prefill_asked(self, worker: WorkerId) -> Context:
+        return Context()
+
+    def decode_asked(self, worker: WorkerId) -> Context:
+        return Context()
+
+    def started(self) -> None: ...
+
+    def retried(self, retry: Retry, cause: DiptychError, awaited: Stage) -> None: ...
+
+    def ran_locally(self, why: Why) -> None: ...
+
+    def failed(self, cause: DiptychError) -> None: ...
+
+    def written(self, num_tokens: int, gap_s: float | None) -> None: ...
+
+
 @dataclass
 class World:
     """One prefill and one decode worker, and what is remembered of them."""
@@ -62,7 +87,7 @@ class World:
         """One that has asked for a placement; ``num_believed`` is of the last one's prompt."""
         shape = RequestShape(prompt_ids=prompt, max_tokens=4, stop_token_ids=frozenset())
         request = ResolvedRequest(shape=shape, sampling=SamplingParams(max_tokens=4))
-        dispatch = Dispatch("r", request, self.services, metadata=(), trace_context={})
+        dispatch = Dispatch("r", request, self.services, Untraced())
         dispatch.place(Query(num_tokens=len(prompt), num_max_tokens=len(prompt) + 4))
         self.keys = dispatch._keys or ()
         return dispatch

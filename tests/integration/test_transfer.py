@@ -43,6 +43,8 @@ async def test_a_pull_moves_exactly_the_bytes(
     pair = await reader.connect(source)
     assert pair.transport == transport
     assert pair.bytes_per_s > 0
+    num_probes = source.servicer.counters.num_confirmed
+    assert num_probes >= 2  # two for each time that the pair had to be proven
     content = source.fill(BLOCKS)
     ticket = source.lease("lease", BLOCKS, NUM_TOKENS, "reader")
     source.leases.announce("lease", NUM_TOKENS)
@@ -55,7 +57,7 @@ async def test_a_pull_moves_exactly_the_bytes(
     assert 0 < stats.exposed_s <= stats.total_s
     assert 0 < stats.read_s <= stats.total_s
     assert 0 < stats.digest_s <= stats.total_s
-    assert source.servicer.counters.num_confirmed == 3  # two of them probes
+    assert source.servicer.counters.num_confirmed == num_probes + 1
     assert reader.pairs.counters.num_pulls_proven == 1
     assert reader.pairs.counters.num_bytes[transport] == len(content)
     await until_idle(source)

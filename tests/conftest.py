@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests import notes
+from tests import notes, second_tries
 from tests.golden import models
 
 # ``--hypothesis-profile long``: searches take hours instead of seconds.
@@ -29,11 +29,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    second_tries.grant(items)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Show what tests noted, and what was not proven here."""
     stats = terminalreporter.stats
+    failed_once = stats.get("rerun", [])
+    for report in failed_once:
+        terminalreporter.section(f"FAILED ONCE: {report.nodeid}")
+        terminalreporter.line(report.longreprtext)
+        for title, captured in report.sections:
+            terminalreporter.line(f"{title}:")
+            terminalreporter.line(captured)
     for title, lines in (
         ("noted", notes.noted([*stats.get("passed", []), *stats.get("failed", [])])),
+        ("NEEDED A SECOND TRY", second_tries.first_failures(failed_once)),
         ("NOT PROVEN HERE", notes.not_proven(stats.get("skipped", []))),
     ):
         if lines:
@@ -44,7 +56,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A run in which nothing passed fails."""
+    """A run in which nothing passed fails, and one in which much had to be tried twice."""
     if session.config.option.collectonly:
         return
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")

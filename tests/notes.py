@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 import pytest
 
+from tests import second_tries
+
 Note = Callable[[str], None]  # say one line
 PROPERTY = "note"
 
@@ -34,6 +36,13 @@ def not_proven(skipped: Iterable[pytest.TestReport]) -> list[str]:
 
 
 def exit_code(code: int, stats: Mapping[str, list[object]], num_collected: int) -> int:
-    """Of the whole run: one in which tests were chosen and none passed has proven nothing."""
-    is_empty = num_collected > 0 and not stats.get("passed")
-    return int(pytest.ExitCode.NO_TESTS_COLLECTED) if is_empty and code == 0 else code
+    """Of the whole run: one in which tests were chosen and none passed has proven nothing.
+
+    One in which many tests passed only at their second try has proven too little.
+    """
+    if code != 0:
+        return code
+    if num_collected > 0 and not stats.get("passed"):
+        return int(pytest.ExitCode.NO_TESTS_COLLECTED)
+    too_many = len(stats.get("rerun", [])) > second_tries.MOST_OF_A_RUN
+    return int(pytest.ExitCode.TESTS_FAILED) if too_many else code

@@ -1,10 +1,11 @@
 """The rule by which answers are compared, and the notes at the end of a run."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
-from tests import notes
+from tests import notes, second_tries
 from tests.golden_rule import MARGIN, Run, check_exact, check_exact_later, first_difference
 
 CLEAR, TIED = 1.0, MARGIN / 2
@@ -68,3 +69,29 @@ def test_a_run_in_which_nothing_passed_fails() -> None:
     assert notes.exit_code(0, skipped, num_collected=1) != 0
     assert notes.exit_code(0, {"passed": [object()]}, num_collected=1) == 0
     assert notes.exit_code(1, {}, num_collected=0) == 1
+
+
+def test_a_run_in_which_much_was_tried_twice_fails() -> None:
+    def code(num_reruns: int, code: int = 0) -> int:
+        stats: dict[str, list[object]] = {"passed": [object()], "rerun": [object()] * num_reruns}
+        return notes.exit_code(code, stats, num_collected=9)
+
+    assert [code(num) != 0 for num in (0, 1, 2, 3)] == [False, False, False, True]
+    assert code(3, code=2) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "tries_twice"),
+    [
+        ("integration/test_transfer.py", True),
+        ("chaos/test_kill.py", True),
+        ("integration/test_golden.py", False),
+        ("integration/test_real_text.py", False),
+        ("unit/test_docs.py", False),
+        ("protocol/test_handoff.py", False),
+    ],
+)
+def test_what_has_no_processes_or_shows_exact_text_has_one_try(
+    name: str, tries_twice: bool
+) -> None:
+    assert second_tries.has_one(Path(second_tries.__file__).parent / name) is tries_twice

@@ -116,6 +116,9 @@ class SamplingOptions:
         high=MAX_LOGPROBS,
         is_flag=False,
     )
+    prompt_logprobs: int | None = _option(
+        "Report the same of the prompt's tokens but the first.", high=MAX_LOGPROBS, is_flag=False
+    )
     seed: int | None = _option(
         "The same seed gives the same answer; unset: a new one.", high=_UINT64
     )

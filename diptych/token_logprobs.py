@@ -24,3 +24,20 @@ class TokenLogprobs(NamedTuple):
             top_token_ids=self.top_token_ids,
             top_logprobs=self.top_logprobs,
         )
+
+
+class PromptLogprobs(NamedTuple):
+    """Those of consecutive tokens of a prompt, from the one at ``position`` on."""
+
+    position: int
+    logprobs: tuple[TokenLogprobs, ...]
+
+    @classmethod
+    def from_proto(cls, message: common_pb2.PromptLogprobs) -> "PromptLogprobs":
+        """As a worker or a router sent them."""
+        return cls(message.position, tuple(map(TokenLogprobs.from_proto, message.logprobs)))
+
+    def to_proto(self) -> common_pb2.PromptLogprobs:
+        """As they go on the wire."""
+        logprobs = [found.to_proto() for found in self.logprobs]
+        return common_pb2.PromptLogprobs(position=self.position, logprobs=logprobs)

@@ -21,6 +21,7 @@ from diptych.transitions import Transitions
 from diptych.v1 import common_pb2, prefill_pb2
 from diptych.worker.check_spec import check_spec
 from kvtransfer.source.lease_table import LeaseTable
+from prefill_worker.asked_report import read_report
 
 
 class LeasePhase(enum.Enum):
@@ -126,7 +127,8 @@ class LeaseSession:
         self._expect(SessionEvent.START, field="start")
         check_spec(command.spec, vocab_size=self._vocab_size, max_model_len=self._max_model_len)
         key = SequenceKey(command.router_incarnation, command.sequence_id)
-        sequence = Sequence.from_spec(key, command.spec, prefill_only=True)
+        report = read_report(command)
+        sequence = Sequence.from_spec(key, command.spec, prefill_only=True, report=report)
         self._engine.add_prefill(sequence)
         self.sequence = sequence
         self._num_tokens = sequence.num_tokens
@@ -172,6 +174,13 @@ class LeaseSession:
         self._sampled_at = self._clock()
         self._move(SessionEvent.SAMPLE)
         return prefill_pb2.PrefillEvent(first_token=self._first_token(update))
+
+    def report(self, update: SequenceUpdate) -> prefill_pb2.PrefillEvent | None:
+        """What a step of this sequence tells of its tokens, for before ``step`` is booked."""
+        is_ours = self.sequence is not None and update.sequence is self.sequence
+        if update.report is None or not is_ours or self.phase is not LeasePhase.COMPUTING:
+            return None
+        return prefill_pb2.PrefillEvent(prompt_logprobs=update.report.to_proto())
 
     def close(self) -> None:
         """Refuse readers, then free the blocks. Idempotent."""

@@ -102,6 +102,9 @@ class LeaseStream:
             return
         step = resources.parts.engine.last_step
         try:
+            told = session.report(update)
+            if told is not None:
+                self._send(told)
             event = session.step(update, time.monotonic() if step is None else step.started_s)
             if event is not None:
                 self._send(event)

@@ -19,6 +19,7 @@ class Answer:
     token_ids: list[int] = field(default_factory=list)
     margins: list[float] = field(default_factory=list)
     logprobs: list[common_pb2.TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[common_pb2.TokenLogprobs] = field(default_factory=list)
     text: str = ""
     times: list[float] = field(default_factory=list)
     sent_at: float = 0.0
@@ -106,7 +107,8 @@ async def generate(
 
 _FOLLOWS = {
     "": {"started"},
-    "started": {"delta", "choice_finished"},
+    "started": {"prompt_logprobs", "delta", "choice_finished"},
+    "prompt_logprobs": {"prompt_logprobs", "delta"},
     "delta": {"delta", "choice_finished"},
     "choice_finished": {"summary"},
     "summary": set[str](),
@@ -117,6 +119,10 @@ def _collect(answer: Answer, response: inference_pb2.GenerateResponse, num_befor
     match response.WhichOneof("event"):
         case "started":
             answer.started = response.started
+        case "prompt_logprobs":
+            part = response.prompt_logprobs
+            assert part.position == 1 + len(answer.prompt_logprobs), "told twice, or not"
+            answer.prompt_logprobs += part.logprobs
         case "delta":
             delta = response.delta
             answer.text += delta.text

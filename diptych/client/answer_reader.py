@@ -4,7 +4,7 @@ from diptych.client.chunk import Chunk
 from diptych.errors import DiptychError
 from diptych.finish_reason import FinishReason
 from diptych.token_logprobs import TokenLogprobs
-from diptych.v1 import inference_pb2
+from diptych.v1 import common_pb2, inference_pb2
 
 
 class BrokenStreamError(DiptychError):
@@ -24,6 +24,7 @@ class AnswerReader:
         self._request = request
         self._started: inference_pb2.Started | None = None  # of the first call that had one
         self._token_ids = list(request.emitted_token_ids)
+        self._prompt_logprobs: list[TokenLogprobs] = []  # until the first token comes
         self._rest = ""  # of the text: what came behind the last token
         self._known_rest = ""  # what this call has to repeat of it
         self._finished = inference_pb2.ChoiceFinished()
@@ -36,6 +37,7 @@ class AnswerReader:
     def next_request(self) -> inference_pb2.GenerateRequest:
         """What the next call asks for: the answer, or what is missing of it."""
         self._known_rest = self._rest
+        self._prompt_logprobs.clear()  # told again where no token came
         if self._started is None:
             return self._request
         request = inference_pb2.GenerateRequest()
@@ -52,6 +54,8 @@ class AnswerReader:
         match response.WhichOneof("event"):
             case "started":
                 self._begin(response.started)
+            case "prompt_logprobs":
+                self._add_prompt(response.prompt_logprobs)
             case "delta":
                 return self._part(response.delta)
             case "choice_finished":
@@ -74,6 +78,14 @@ class AnswerReader:
             if asked != told:
                 raise BrokenStreamError(f"the answer would go on with {name} {told}, not {asked}")
 
+    def _add_prompt(self, part: common_pb2.PromptLogprobs) -> None:
+        due = len(self._prompt_logprobs) + 1
+        if part.position != due:
+            raise BrokenStreamError(
+                f"what is told of the prompt at {part.position} came where {due} was due"
+            )
+        self._prompt_logprobs += map(TokenLogprobs.from_proto, part.logprobs)
+
     def _begun(self) -> inference_pb2.Started:
         if self._started is None:
             raise BrokenStreamError("the stream does not say what the request became")
@@ -92,7 +104,8 @@ class AnswerReader:
                 return None
         self._token_ids += delta.token_ids
         self._rest = "" if delta.token_ids else self._rest + text
-        started = self._begun()
+        started, told = self._begun(), tuple(self._prompt_logprobs)
+        self._prompt_logprobs.clear()
         return Chunk(
             request_id=started.request_id,
             model=started.model,
@@ -103,6 +116,7 @@ class AnswerReader:
             position=delta.position,
             margins=tuple(delta.margins),
             logprobs=tuple(map(TokenLogprobs.from_proto, delta.logprobs)),
+            prompt_logprobs=told,
         )
 
     def _beyond_known(self, delta: inference_pb2.Delta) -> str:

@@ -25,6 +25,7 @@ class Chunk:
     position: int = 0  # in the output, of token_ids[0]
     margins: tuple[float, ...] = ()  # if return_margins
     logprobs: tuple[TokenLogprobs, ...] = ()  # if logprobs
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # if asked for, in the first; from position 1
     prompt_token_ids: tuple[int, ...] = ()  # if return_prompt_token_ids
     finish_reason: FinishReason | None = None
     stop_match: str = ""

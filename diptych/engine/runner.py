@@ -7,6 +7,7 @@ business.
 
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,12 +17,21 @@ from diptych.engine.backends.base import Backend
 from diptych.engine.inputs import StepInputs, build_inputs
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.model.decoder import Decoder
+from diptych.engine.prompt_report import ReportRows
 from diptych.engine.scheduling.step import Chunk, SampledToken, SampleSpec, StepOutput, StepPlan
 from diptych.engine.scheduling.step_timing import MeasuredStep
 from diptych.errors import DeviceMemoryError, LogitsError
 from diptych.sampling_params import SamplingParams
+from diptych.token_logprobs import PromptLogprobs
 
 WarmUpProgress = Callable[[float], None]  # done ratio, 0 to 1
+
+
+class _Ran(NamedTuple):
+    """What one step has made, see StepOutput."""
+
+    tokens: list[SampledToken | LogitsError | None]
+    reports: dict[int, PromptLogprobs]
 
 
 class Runner:
@@ -75,11 +85,12 @@ class Runner:
         """
         begin = time.perf_counter()
         try:
-            tokens = self._complete(plan)
+            ran = self._complete(plan)
         except (torch.OutOfMemoryError, MemoryError) as error:
             lacked = str(error)
         else:
-            return StepOutput(tokens=tokens, duration_s=time.perf_counter() - begin)
+            duration_s = time.perf_counter() - begin
+            return StepOutput(tokens=tuple(ran.tokens), duration_s=duration_s, reports=ran.reports)
         # Not before the error is gone, whose traceback has the step's tensors.
         if self._backend.memory is not None:
             self._backend.memory.release_unused()
@@ -96,33 +107,37 @@ class Runner:
         rows = [np.arange(last + 1 - len(chunk.token_ids), last + 1) for chunk, last in lasts]
         return self._model.logits(self._forward(inputs, np.concatenate(rows)))
 
-    def _complete(self, plan: StepPlan) -> tuple[SampledToken | LogitsError | None, ...]:
+    def _complete(self, plan: StepPlan) -> _Ran:
         try:
             inputs = build_inputs(plan, self._kv_cache.block_size, self._backend.device)
             return self._run(plan.chunks, inputs)
         finally:  # whatever broke off: what came before it may still write blocks
             self._backend.synchronise()
 
-    def _run(
-        self, chunks: Sequence[Chunk], inputs: StepInputs
-    ) -> tuple[SampledToken | LogitsError | None, ...]:
+    def _run(self, chunks: Sequence[Chunk], inputs: StepInputs) -> _Ran:
         wanted = [
             (index, chunk.sample, chunk.end)
             for index, chunk in enumerate(chunks)
             if chunk.sample is not None
         ]
-        tokens: list[SampledToken | LogitsError | None] = [None] * len(chunks)
+        ran = _Ran([None] * len(chunks), {})
         last_rows = inputs.last_rows[[index for index, _, _ in wanted]]
-        hidden = self._forward(inputs, last_rows)
-        if not wanted:
-            return tuple(tokens)
-        logits = self._model.logits(hidden)
-        drawn = self._backend.sample(
-            logits, [spec for _, spec, _ in wanted], [end for _, _, end in wanted]
-        )
-        for (index, _, _), token in zip(wanted, drawn, strict=True):
-            tokens[index] = token
-        return tuple(tokens)
+        told_of = ReportRows.of(chunks, inputs.last_rows)
+        hidden = self._forward(inputs, np.concatenate((last_rows, told_of.rows)))
+        if wanted:
+            logits = self._model.logits(hidden[: len(wanted)])
+            specs, ends = [spec for _, spec, _ in wanted], [end for _, _, end in wanted]
+            drawn = self._backend.sample(logits, specs, ends)
+            for (index, _, _), token in zip(wanted, drawn, strict=True):
+                ran.tokens[index] = token
+        if told_of.parts:
+            rows, vocab_size = hidden[len(wanted) :], self._model.config.vocab_size
+            for index, told in told_of.tell(rows, self._model.logits, vocab_size).items():
+                if isinstance(told, LogitsError):
+                    ran.tokens[index] = told
+                else:
+                    ran.reports[index] = told
+        return ran
 
 
 def _chunk(

@@ -72,9 +72,10 @@ class InferenceServicer:
     def Generate(self, request, context):
         """Generate streams the continuation of one prompt.
 
-        The stream is one Started, then Deltas, then one ChoiceFinished for each
-        choice and one Summary, after which it ends OK. Started comes with the first
-        token: a request that no worker took ends with an error and nothing before.
+        The stream is one Started, then PromptLogprobs where they are asked for, then
+        Deltas, then one ChoiceFinished for each choice and one Summary, after which it
+        ends OK. Started comes with the first token: a request that no worker took ends
+        with an error and nothing before.
         Errors carry google.rpc.ErrorInfo with a reason:
         INVALID_ARGUMENT/REQUEST_INVALID (with BadRequest field violations),
         UNAUTHENTICATED/INVALID_API_KEY, NOT_FOUND/MODEL_NOT_FOUND,

@@ -34,9 +34,10 @@ class InferenceStub:
     Generate: _grpc.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]
     """Generate streams the continuation of one prompt.
 
-    The stream is one Started, then Deltas, then one ChoiceFinished for each
-    choice and one Summary, after which it ends OK. Started comes with the first
-    token: a request that no worker took ends with an error and nothing before.
+    The stream is one Started, then PromptLogprobs where they are asked for, then
+    Deltas, then one ChoiceFinished for each choice and one Summary, after which it
+    ends OK. Started comes with the first token: a request that no worker took ends
+    with an error and nothing before.
     Errors carry google.rpc.ErrorInfo with a reason:
     INVALID_ARGUMENT/REQUEST_INVALID (with BadRequest field violations),
     UNAUTHENTICATED/INVALID_API_KEY, NOT_FOUND/MODEL_NOT_FOUND,
@@ -70,9 +71,10 @@ class InferenceAsyncStub(InferenceStub):
     Generate: _aio.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]  # type: ignore[assignment]
     """Generate streams the continuation of one prompt.
 
-    The stream is one Started, then Deltas, then one ChoiceFinished for each
-    choice and one Summary, after which it ends OK. Started comes with the first
-    token: a request that no worker took ends with an error and nothing before.
+    The stream is one Started, then PromptLogprobs where they are asked for, then
+    Deltas, then one ChoiceFinished for each choice and one Summary, after which it
+    ends OK. Started comes with the first token: a request that no worker took ends
+    with an error and nothing before.
     Errors carry google.rpc.ErrorInfo with a reason:
     INVALID_ARGUMENT/REQUEST_INVALID (with BadRequest field violations),
     UNAUTHENTICATED/INVALID_API_KEY, NOT_FOUND/MODEL_NOT_FOUND,
@@ -109,9 +111,10 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.GenerateResponse], _abc.AsyncIterator[_inference_pb2.GenerateResponse]]:
         """Generate streams the continuation of one prompt.
 
-        The stream is one Started, then Deltas, then one ChoiceFinished for each
-        choice and one Summary, after which it ends OK. Started comes with the first
-        token: a request that no worker took ends with an error and nothing before.
+        The stream is one Started, then PromptLogprobs where they are asked for, then
+        Deltas, then one ChoiceFinished for each choice and one Summary, after which it
+        ends OK. Started comes with the first token: a request that no worker took ends
+        with an error and nothing before.
         Errors carry google.rpc.ErrorInfo with a reason:
         INVALID_ARGUMENT/REQUEST_INVALID (with BadRequest field violations),
         UNAUTHENTICATED/INVALID_API_KEY, NOT_FOUND/MODEL_NOT_FOUND,

@@ -17,16 +17,34 @@ class PrefillCommand(_message.Message):
     def __init__(self, start: _Optional[_Union[PrefillStart, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ...) -> None: ...
 
 class PrefillStart(_message.Message):
-    __slots__ = ("router_incarnation", "sequence_id", "request_id", "spec")
+    __slots__ = ("router_incarnation", "sequence_id", "request_id", "spec", "report")
     ROUTER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
     router_incarnation: str
     sequence_id: int
     request_id: str
     spec: _common_pb2.SequenceSpec
-    def __init__(self, router_incarnation: _Optional[str] = ..., sequence_id: _Optional[int] = ..., request_id: _Optional[str] = ..., spec: _Optional[_Union[_common_pb2.SequenceSpec, _Mapping]] = ...) -> None: ...
+    report: PromptReport
+    def __init__(self, router_incarnation: _Optional[str] = ..., sequence_id: _Optional[int] = ..., request_id: _Optional[str] = ..., spec: _Optional[_Union[_common_pb2.SequenceSpec, _Mapping]] = ..., report: _Optional[_Union[PromptReport, _Mapping]] = ...) -> None: ...
+
+class PromptReport(_message.Message):
+    __slots__ = ("logprobs",)
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    logprobs: LogprobsReport
+    def __init__(self, logprobs: _Optional[_Union[LogprobsReport, _Mapping]] = ...) -> None: ...
+
+class LogprobsReport(_message.Message):
+    __slots__ = ("first_position", "end_position", "num_top")
+    FIRST_POSITION_FIELD_NUMBER: _ClassVar[int]
+    END_POSITION_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOP_FIELD_NUMBER: _ClassVar[int]
+    first_position: int
+    end_position: int
+    num_top: int
+    def __init__(self, first_position: _Optional[int] = ..., end_position: _Optional[int] = ..., num_top: _Optional[int] = ...) -> None: ...
 
 class Grant(_message.Message):
     __slots__ = ("grant_id", "ticket", "reader_incarnation")
@@ -39,18 +57,20 @@ class Grant(_message.Message):
     def __init__(self, grant_id: _Optional[int] = ..., ticket: _Optional[bytes] = ..., reader_incarnation: _Optional[str] = ...) -> None: ...
 
 class PrefillEvent(_message.Message):
-    __slots__ = ("accepted", "first_token", "granted", "heartbeat", "ended")
+    __slots__ = ("accepted", "first_token", "granted", "heartbeat", "ended", "prompt_logprobs")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     GRANTED_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     accepted: PrefillAccepted
     first_token: FirstToken
     granted: Granted
     heartbeat: _common_pb2.Heartbeat
     ended: _common_pb2.Failure
-    def __init__(self, accepted: _Optional[_Union[PrefillAccepted, _Mapping]] = ..., first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., granted: _Optional[_Union[Granted, _Mapping]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ..., ended: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ...) -> None: ...
+    prompt_logprobs: _common_pb2.PromptLogprobs
+    def __init__(self, accepted: _Optional[_Union[PrefillAccepted, _Mapping]] = ..., first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., granted: _Optional[_Union[Granted, _Mapping]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ..., ended: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_common_pb2.PromptLogprobs, _Mapping]] = ...) -> None: ...
 
 class PrefillAccepted(_message.Message):
     __slots__ = ("incarnation", "num_cached_tokens")

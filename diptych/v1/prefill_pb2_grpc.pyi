@@ -39,7 +39,7 @@ class PrefillStub:
     Order: Start, then any Grants and Heartbeats; the worker answers Accepted
     (or ends with RESOURCE_EXHAUSTED/KV_BLOCKS_EXHAUSTED,
     UNAVAILABLE/WORKER_DRAINING, INVALID_ARGUMENT/REQUEST_INVALID), then
-    FirstToken when sampled, Granted for each Grant, and Heartbeats.
+    what its report asks for, FirstToken when sampled, Granted for each Grant, and Heartbeats.
     NOT_FOUND/LEASE_EXPIRED ends a finished lease that nobody was bound to in
     time.
     """
@@ -55,7 +55,7 @@ class PrefillAsyncStub(PrefillStub):
     Order: Start, then any Grants and Heartbeats; the worker answers Accepted
     (or ends with RESOURCE_EXHAUSTED/KV_BLOCKS_EXHAUSTED,
     UNAVAILABLE/WORKER_DRAINING, INVALID_ARGUMENT/REQUEST_INVALID), then
-    FirstToken when sampled, Granted for each Grant, and Heartbeats.
+    what its report asks for, FirstToken when sampled, Granted for each Grant, and Heartbeats.
     NOT_FOUND/LEASE_EXPIRED ends a finished lease that nobody was bound to in
     time.
     """
@@ -74,7 +74,7 @@ class PrefillServicer(metaclass=_abc_1.ABCMeta):
         Order: Start, then any Grants and Heartbeats; the worker answers Accepted
         (or ends with RESOURCE_EXHAUSTED/KV_BLOCKS_EXHAUSTED,
         UNAVAILABLE/WORKER_DRAINING, INVALID_ARGUMENT/REQUEST_INVALID), then
-        FirstToken when sampled, Granted for each Grant, and Heartbeats.
+        what its report asks for, FirstToken when sampled, Granted for each Grant, and Heartbeats.
         NOT_FOUND/LEASE_EXPIRED ends a finished lease that nobody was bound to in
         time.
         """

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from diptych.errors import (
     RETRY_LATER_S,
     DeadlineExceededError,
+    InvalidRequestError,
     ModelNotFoundError,
     NoWorkerError,
     QueueFullError,
@@ -25,6 +26,7 @@ from router.frontend.validation import ModelFacts
 from router.generation.request import GenerationRequest, TokenPrompt
 from router.request.resolved import ResolvedRequest
 
+PROMPT_LOGPROBS = "sampling.prompt_logprobs"
 _INLINE_BYTES = 4096  # larger requests are tokenised in a thread
 _MAX_TOKENIZING = 2  # at a time
 # A guess: what has to pass first (a worker's start, a prompt's tokenising, this router's end) has
@@ -118,6 +120,13 @@ class Admission:
         if self._cluster.max_model_len is None:
             await self._wait_found(deadline_s)
             resolved = self._resolve(request, prompt_ids)
+        if (
+            resolved.shape.prompt_logprobs is not None
+            and not self._cluster.snapshot().has_prefill_pool
+        ):
+            raise InvalidRequestError(
+                "prefill workers tell them, and there shall be none", field=PROMPT_LOGPROBS
+            )
         return resolved
 
     async def tokenize(self, request: GenerationRequest) -> list[int]:

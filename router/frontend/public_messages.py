@@ -13,6 +13,7 @@ from diptych.errors import InvalidRequestError
 from diptych.finish_reason import FinishReason
 from diptych.sampling_params import options_from_proto
 from diptych.text.chat_template import Message, ToolCall
+from diptych.token_logprobs import PromptLogprobs
 from diptych.v1 import common_pb2, inference_pb2
 from router.frontend.validation import MAX_PARTS, MAX_TEMPLATE_ARGUMENT_BYTES, check_num_messages
 from router.generation.answer import (
@@ -91,6 +92,8 @@ def write_event(event: GenerationEvent) -> inference_pb2.GenerateResponse:
             response.started.model = event.model
             response.started.seed = event.seed
             response.started.prompt_token_ids.extend(event.prompt_token_ids)
+        case PromptLogprobs():
+            response.prompt_logprobs.CopyFrom(event.to_proto())
         case ChoiceFinished():
             _write_finished(event, response.choice_finished)
         case Summary():

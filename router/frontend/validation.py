@@ -23,6 +23,7 @@ from diptych.text.chat_template import Message
 from diptych.text.tokenizer import Tokenizer
 from router.generation.request import ChatPrompt, GenerationRequest, TextPrompt, TokenPrompt
 from router.request.emitted_tokens import RequestShape
+from router.request.prompt_told import WantedLogprobs
 from router.request.resolved import ResolvedRequest
 
 MAX_REQUEST_ID_CHARACTERS = 128
@@ -139,6 +140,7 @@ def resolve(
             max_tokens=max_tokens,
             min_tokens=given.min_tokens,
             stop_token_ids=stop_token_ids,
+            prompt_logprobs=_prompt_logprobs(request, len(prompt_ids)),
         ),
         sampling=SamplingParams(**chosen),
         stop=given.stop,
@@ -146,6 +148,14 @@ def resolve(
         cache_salt=_salt(request),
         emitted_token_ids=tuple(request.emitted_token_ids),
     )
+
+
+def _prompt_logprobs(request: GenerationRequest, num_prompt: int) -> WantedLogprobs | None:
+    """They came before the first token: who resumes has them."""
+    num_top = request.sampling.prompt_logprobs
+    if num_top is None or request.emitted_token_ids:
+        return None
+    return WantedLogprobs(1, num_prompt, num_top)
 
 
 def _chosen(name: str, given: SamplingOptions, recommended: SamplingOptions) -> Any:

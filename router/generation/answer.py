@@ -1,7 +1,8 @@
 """What an answer consists of, as plain data; the order is that of ``Generate`` in inference.proto.
 
-``Started``, then any number of ``Delta``, then one ``ChoiceFinished`` for each choice
-and one ``Summary``. An answer that fails ends with an error instead.
+``Started``, then ``PromptLogprobs`` where they are asked for, any number of ``Delta``, then
+one ``ChoiceFinished`` for each choice and one ``Summary``. An answer that fails ends with an
+error instead.
 """
 
 import enum
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from diptych.finish_reason import FinishReason
-from diptych.token_logprobs import TokenLogprobs
+from diptych.token_logprobs import PromptLogprobs, TokenLogprobs
 
 
 class KVPath(enum.IntEnum):
@@ -111,4 +112,4 @@ class Summary(NamedTuple):
     timing: Timing
 
 
-GenerationEvent = Started | Delta | ChoiceFinished | Summary
+GenerationEvent = Started | PromptLogprobs | Delta | ChoiceFinished | Summary

@@ -106,7 +106,7 @@ class LeastLoaded:
         decodes = _fitting(query, [v for v in snapshot.decode if _may_decode(query, v)])
         if query.on_prefill is not None:
             return self._pair(query, prefills, decodes)
-        local = self._local(query, snapshot, decodes)
+        local = None if query.needs_prefill else self._local(query, snapshot, decodes)
         if local is not None:
             return local
         if query.prefill_alone and query.on_decode is None:
@@ -173,7 +173,9 @@ class LeastLoaded:
         self, query: Query, snapshot: Snapshot, decodes: list[DecodeView]
     ) -> DecodeOnly | None:
         """Decode alone, because every prefill worker that is alive failed this request."""
-        if not self._allow_recompute or not (query.failed or query.failed_pairs):
+        if query.needs_prefill or not self._allow_recompute:
+            return None
+        if not (query.failed or query.failed_pairs):
             return None
         alive = [view.worker.incarnation for view in snapshot.prefill]
         able = [

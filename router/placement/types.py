@@ -96,6 +96,7 @@ class Query:
     on_prefill: WorkerId | None = None
     on_decode: WorkerId | None = None
     num_cached_on_decode: int | None = None
+    needs_prefill: bool = False  # a prefill worker has to compute the prompt: no other tells of it
 
     def on(self, decode: WorkerId, num_cached_tokens: int | None) -> "Query":
         """The same with a reservation that is held already."""

@@ -16,6 +16,7 @@ from router.placement.waiting_room import WaitingRoom
 from router.request import actions, events, worker_messages
 from router.request.events import Event
 from router.request.observer import Observer
+from router.request.prompt_told import WantedLogprobs
 from router.request.resolved import ResolvedRequest
 
 
@@ -81,9 +82,16 @@ class Dispatch:
         return self._services.policy.place(query, cluster.snapshot())
 
     def open_lease(
-        self, action: actions.OpenLease, emitted: Sequence[int], listener: LeaseListener
+        self,
+        action: actions.OpenLease,
+        emitted: Sequence[int],
+        listener: LeaseListener,
+        untold: WantedLogprobs | None = None,
     ) -> bool:
-        """Open the lease's stream; False if its worker is gone."""
+        """Open the lease's stream; False if its worker is gone.
+
+        ``untold``: what the worker is to tell of the prompt.
+        """
         watch = self._services.cluster.prefill_watch(action.worker)
         if watch is None:
             return False
@@ -92,6 +100,7 @@ class Dispatch:
             sequence_id=action.sequence_id,
             request_id=self._request_id,
             spec=self._spec(emitted[: action.num_emitted]),
+            report=None if untold is None else worker_messages.report(untold),
         )
         stream = PrefillLink(
             watch.channel,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from diptych.token_logprobs import TokenLogprobs
 from diptych.v1 import common_pb2
+from router.request.prompt_told import WantedLogprobs
 
 # Takes new tokens, their margins and log probabilities (as many, or none of these); True: a
 # stop string ended the text within them.
@@ -13,12 +14,13 @@ TokenSink = Callable[[Sequence[int], Sequence[float], Sequence[TokenLogprobs]], 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestShape:
-    """What decides when an output is complete."""
+    """What decides when an answer is complete."""
 
     prompt_ids: tuple[int, ...]
     max_tokens: int
     min_tokens: int = 0
     stop_token_ids: frozenset[int] = frozenset()
+    prompt_logprobs: WantedLogprobs | None = None
 
 
 class EmittedTokens:

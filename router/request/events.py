@@ -62,6 +62,13 @@ class FirstToken(NamedTuple):
     logprobs: TokenLogprobs | None = None
 
 
+class PromptLogprobs(NamedTuple):
+    """A part of what the lease was asked to tell of the prompt."""
+
+    sequence_id: int
+    part: common_pb2.PromptLogprobs
+
+
 class Granted(NamedTuple):
     """The ticket of that grant is valid: its reader may pull."""
 
@@ -135,6 +142,7 @@ Event = (
     | ClientTooSlow
     | Accepted
     | FirstToken
+    | PromptLogprobs
     | Granted
     | LeaseEnded
     | Reserved

@@ -178,7 +178,7 @@ class FailOver:
             was_rebound=reservation is not None and reservation.was_rebound,
             is_paid=attempt.is_rebinding,
             had_bad_logits=self._retry.had_bad_logits,
-            allow_recompute=self._allow_recompute,
+            allow_recompute=self._allow_recompute and not self._placing.needs_prefill,
         )
 
     def _blame(self, blame: Blame, worker: WorkerId, error: DiptychError) -> None:

@@ -11,9 +11,10 @@ reservation that was opened is closed by its worker or by us before that; output
 positions have neither gaps nor repeats.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from diptych.errors import DeadlineExceededError, DiptychError, SlowClientError
+from diptych.v1 import common_pb2
 from router.placement.types import Placement
 from router.request import actions, events
 from router.request.actions import Action
@@ -25,6 +26,7 @@ from router.request.events import Event
 from router.request.fail_over import FailOver, GiveUp, Met, Outcome
 from router.request.placing import Placing
 from router.request.prefill_lease import PrefillLeaseEvent
+from router.request.prompt_told import PromptTold, WantedLogprobs
 from router.request.request_state import REQUEST_TRANSITIONS, RequestEvent, RequestState
 from router.request.retry_state import RetryState
 from router.request.stall_watch import StallWatch
@@ -41,8 +43,11 @@ class RequestMachine:
         *,
         deadline_s: float | None = None,
         resumed: Sequence[int] = (),
+        prompt_sink: Callable[[common_pb2.PromptLogprobs], None] = lambda part: None,
     ) -> None:
         """``sink`` gets the tokens as they are emitted; ``deadline_s`` is a moment of the clock.
+
+        ``prompt_sink`` gets what was wanted of the prompt's own tokens, all of it before these.
 
         ``resumed`` are output tokens that the client has already: they go through
         ``sink`` at once and are forced inputs from the first attempt on.
@@ -58,7 +63,8 @@ class RequestMachine:
         self._ended_due_s: float | None = None  # of the worker's last word, once all tokens came
         self._stall_watch = StallWatch(deps.timers.sequence_progress_s)
         self._retry = RetryState(deps.timers, deps.max_attempts)
-        self._placing = Placing(deps, self._retry, self._output)
+        self._told = PromptTold(shape.prompt_logprobs, prompt_sink)
+        self._placing = Placing(deps, self._retry, self._output, self._told)
         # What is held now; read only, for others.
         self.attempt = Attempt(len(shape.prompt_ids), deps, self._do)
         self._fail_over = FailOver(
@@ -74,6 +80,11 @@ class RequestMachine:
     def emitted(self) -> Sequence[int]:
         """The output tokens so far; grows with them."""
         return self._output.token_ids
+
+    @property
+    def untold(self) -> WantedLogprobs | None:
+        """What is still wanted of the prompt; None: nothing."""
+        return self._told.missing
 
     def handle(self, event: Event) -> Sequence[Action]:
         """What to do now that ``event`` has happened, in order."""
@@ -116,6 +127,8 @@ class RequestMachine:
                 self.attempt.accepted(event)
             case events.FirstToken():
                 self._on_first_token(event)
+            case events.PromptLogprobs():
+                self._on_prompt_logprobs(event)
             case events.Granted():
                 self.attempt.granted(event)
             case events.LeaseEnded():
@@ -180,9 +193,17 @@ class RequestMachine:
 
     # What workers say
 
+    def _on_prompt_logprobs(self, event: events.PromptLogprobs) -> None:
+        lease = self.attempt.lease_of(event.sequence_id)
+        if lease is not None and not self._told.accept(event.part):
+            self._follow(self._fail_over.lease_broken("it skipped a log probability"))
+
     def _on_first_token(self, event: events.FirstToken) -> None:
         lease = self.attempt.lease_of(event.sequence_id)
         if lease is None or not lease.move(PrefillLeaseEvent.FIRST_TOKEN):
+            return
+        if self._told.missing is not None:
+            self._follow(self._fail_over.lease_broken("it did not tell all of the prompt"))
             return
         margins = () if event.margin is None else (event.margin,)
         logprobs = () if event.logprobs is None else (event.logprobs,)

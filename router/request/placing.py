@@ -6,6 +6,7 @@ from router.request import worker_errors
 from router.request.decode_reservation import DecodeReservation
 from router.request.deps import RequestDeps
 from router.request.emitted_tokens import EmittedTokens
+from router.request.prompt_told import PromptTold
 from router.request.retry_state import RetryState
 
 
@@ -16,11 +17,19 @@ class Placing:
     request's machine.
     """
 
-    def __init__(self, deps: RequestDeps, retry: RetryState, output: EmittedTokens) -> None:
-        """``retry`` and ``output`` are the machine's; they are only read here."""
+    def __init__(
+        self, deps: RequestDeps, retry: RetryState, output: EmittedTokens, told: PromptTold
+    ) -> None:
+        """``retry``, ``output`` and ``told`` are the machine's; they are only read here."""
         self._deps = deps
+        self._told = told
         self._retry = retry
         self._output = output
+
+    @property
+    def needs_prefill(self) -> bool:
+        """Whether only a prefill worker can do what is still to be done."""
+        return self._told.missing is not None
 
     def ask(
         self,
@@ -36,6 +45,7 @@ class Placing:
             failed_pairs=frozenset(self._retry.failed_pairs),
             refused=frozenset(self._retry.refused),
             on_prefill=on_prefill,
+            needs_prefill=self.needs_prefill,
         )
         if on_reservation is not None:
             query = query.on(on_reservation.worker, on_reservation.num_cached_tokens)

@@ -1,5 +1,6 @@
 """What the client still has to be sent, and when things happened. Pure; clock passed in."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -8,7 +9,8 @@ from diptych.errors import InvalidRequestError
 from diptych.finish_reason import FinishReason
 from diptych.telemetry.stages import Stage
 from diptych.text.detokenizer import Detokenizer, TextDelta
-from diptych.token_logprobs import TokenLogprobs
+from diptych.token_logprobs import PromptLogprobs, TokenLogprobs
+from diptych.v1 import common_pb2
 from router.generation.answer import ChoiceFinished, Delta, Timing
 from router.request.emitted_tokens import RequestShape
 
@@ -94,6 +96,7 @@ class ResponseBuilder:
         self._includes_stop = includes_stop
         self._on_emitted = on_emitted
         self._last_token_id: int | None = None
+        self._prompt_parts: deque[common_pb2.PromptLogprobs] = deque()  # smaller than plain ones
         self._unsent: Delta | None = None
         self._num_unsent = 0
         self._num_written = 0
@@ -135,6 +138,15 @@ class ResponseBuilder:
             text = self._with_stop(delta)
             self._emit(Delta(text, used_ids, position, used_margins, tuple(logprobs[:used])))
         return delta.stop_match is not None
+
+    def prompt_sink(self, part: common_pb2.PromptLogprobs) -> None:
+        """What was told of more of the prompt's tokens."""
+        self._prompt_parts.append(part)
+
+    def take_prompt(self) -> PromptLogprobs | None:
+        """What was told next of the prompt's tokens; None: there is no more."""
+        parts = self._prompt_parts
+        return PromptLogprobs.from_proto(parts.popleft()) if parts else None
 
     def check_resumed(self) -> None:
         """Once ``sink`` had what is resumed. Raises InvalidRequestError: it had ended before."""

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from diptych.errors import DiptychError, NoWorkerError, SlowClientError
 from diptych.finish_reason import FinishReason
+from diptych.token_logprobs import PromptLogprobs
 from diptych.v1 import decode_pb2, prefill_pb2
 from router.generation.answer import ChoiceFinished, Delta, Timing, Usage
 from router.request import actions, events, worker_messages
@@ -81,16 +82,18 @@ class Session:
             answer.sink,
             deadline_s=deadline_s,
             resumed=request.emitted_token_ids,
+            prompt_sink=answer.prompt_sink,
         )
 
     def start(self) -> None:
         """Ask for workers."""
         self._handle(events.Begin())
 
-    async def next_event(self) -> Delta | ChoiceFinished | None:
+    async def next_event(self) -> PromptLogprobs | Delta | ChoiceFinished | None:
         """Wait for more output; asking for it says that what came before was written.
 
-        None after the ChoiceFinished. Raises DiptychError.
+        What is told of the prompt comes before the first token, and with it. None after the
+        ChoiceFinished. Raises DiptychError.
         """
         self._book_written()
         while True:
@@ -98,6 +101,10 @@ class Session:
                 raise self._bug
             if self._error is not None:
                 raise self._error
+            if self._answer.has_unsent or self._finish_reason is not None:
+                told = self._answer.take_prompt()
+                if told is not None:
+                    return told
             delta = self._answer.take()
             if delta is not None:
                 self._num_taken = len(delta.token_ids)
@@ -235,7 +242,8 @@ class Session:
         match action:
             case actions.OpenLease():
                 self._answer.placed()
-                if not self._dispatch.open_lease(action, self._machine.emitted, self):
+                emitted, untold = self._machine.emitted, self._machine.untold
+                if not self._dispatch.open_lease(action, emitted, self, untold):
                     return events.LeaseEnded(action.sequence_id, NoWorkerError("it is gone"))
             case actions.Grant():
                 self._dispatch.grant(action)

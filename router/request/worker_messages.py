@@ -9,6 +9,7 @@ from diptych.v1 import common_pb2, decode_pb2, prefill_pb2
 from router.generation.answer import Transfer
 from router.request import actions, events
 from router.request.events import Event
+from router.request.prompt_told import WantedLogprobs
 
 _NO_TRACE: Mapping[str, str] = MappingProxyType({})
 
@@ -27,6 +28,8 @@ def prefill_event(sequence_id: int, message: prefill_pb2.PrefillEvent) -> Event 
             return events.FirstToken(
                 sequence_id, first.token_id, first.position, margin, first.finish_reason, logprobs
             )
+        case "prompt_logprobs":
+            return events.PromptLogprobs(sequence_id, message.prompt_logprobs)
         case "granted":
             return events.Granted(sequence_id, message.granted.grant_id)
         case _:
@@ -89,6 +92,11 @@ def grant(action: actions.Grant) -> prefill_pb2.Grant:
         ticket=action.ticket,
         reader_incarnation=action.reader.incarnation,
     )
+
+
+def report(wanted: WantedLogprobs) -> prefill_pb2.PromptReport:
+    """What a lease is to tell of the prompt."""
+    return prefill_pb2.PromptReport(logprobs=prefill_pb2.LogprobsReport(**wanted._asdict()))
 
 
 def bind(action: actions.Bind, trace_context: Mapping[str, str] = _NO_TRACE) -> decode_pb2.Bind:

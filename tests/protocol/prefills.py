@@ -96,6 +96,9 @@ class LeaseSide:
     def on_update(self, update: SequenceUpdate) -> None:
         if self.session is None:
             return
+        told = self.session.report(update)
+        if told is not None:
+            self._send(told)
         event = self.session.step(update, self.worker.clock())
         if event is not None:
             self._send(event)

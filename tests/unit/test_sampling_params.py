@@ -21,13 +21,14 @@ from diptych.v1 import common_pb2, inference_pb2
 
 # In the public message, and refused as long as no code serves it.
 NOT_SERVED = {
-    "prompt_logprobs", "constraint", "n", "best_of",
+    "constraint", "n", "best_of",
 }  # fmt: skip
 
 EVERYTHING = SamplingOptions(
     temperature=0.5, top_k=3, top_p=0.25, min_p=0.125, logit_bias={7: -0.5, 8: 100.0},
     presence_penalty=0.5, frequency_penalty=-2.0, repetition_penalty=1.25, logprobs=3,
-    seed=2**64 - 1, max_tokens=9, min_tokens=2, stop=("a", "b"), stop_token_ids=(4, 5),
+    prompt_logprobs=4, seed=2**64 - 1, max_tokens=9, min_tokens=2,
+    stop=("a", "b"), stop_token_ids=(4, 5),
     include_stop_str_in_output=True, bad_words=("b", "c d"), ignore_eos=True,
     return_margins=True,
 )  # fmt: skip
@@ -96,6 +97,7 @@ def test_everything_crosses_the_wire_and_comes_back() -> None:
         (SamplingOptions(bad_words=("a", "b" * 129)), "bad_words[1]"),
         (SamplingOptions(bad_words=("a",) * 65), "bad_words"),
         (SamplingOptions(logprobs=21), "logprobs"),
+        (SamplingOptions(prompt_logprobs=21), "prompt_logprobs"),
         (SamplingOptions(presence_penalty=2.5), "presence_penalty"),
         (SamplingOptions(frequency_penalty=-2.5), "frequency_penalty"),
         (SamplingOptions(repetition_penalty=0.0), "repetition_penalty"),

@@ -34,13 +34,25 @@ class RawLogits(NamedTuple):
     def add_to(self, drawn: list[SampledToken]) -> None:
         """Give each token whose row asks its log probabilities. drawn: one per row of the batch."""
         token_ids = [drawn[row].token_id for row in self.rows]
-        index = torch.tensor(token_ids, device=self.logits.device)[:, None]
-        sums = torch.logsumexp(self.logits.double(), 1, keepdim=True)
-        own = (self.logits.gather(1, index).double() - sums)[:, 0].tolist()
-        most = min(max(self.num_tops), self.logits.shape[1])
-        top = ranked(self.logits, most)
-        values = (top.values - sums.cpu().numpy()).tolist()
-        ids = top.ids.tolist()
-        for at, (row, count) in enumerate(zip(self.rows, self.num_tops, strict=True)):
-            found = TokenLogprobs(own[at], tuple(ids[at][:count]), tuple(values[at][:count]))
-            drawn[row] = drawn[row]._replace(logprobs=found)
+        found = logprobs_of(self.logits, token_ids, self.num_tops)
+        for row, logprobs in zip(self.rows, found, strict=True):
+            drawn[row] = drawn[row]._replace(logprobs=logprobs)
+
+
+def logprobs_of(
+    logits: Tensor, token_ids: Sequence[int], num_tops: Sequence[int]
+) -> list[TokenLogprobs]:
+    """Of each row: those of its token, and of so many likeliest ones. NaN where it has one.
+
+    logits: [R, vocab_size] float32, unchanged.
+    """
+    index = torch.tensor(token_ids, device=logits.device)[:, None]
+    sums = torch.logsumexp(logits.double(), 1, keepdim=True)
+    own = (logits.gather(1, index).double() - sums)[:, 0].tolist()
+    top = ranked(logits, min(max(num_tops), logits.shape[1]))
+    values = (top.values - sums.cpu().numpy()).tolist()
+    ids = top.ids.tolist()
+    return [
+        TokenLogprobs(own[row], tuple(ids[row][:count]), tuple(values[row][:count]))
+        for row, count in enumerate(num_tops)
+    ]

@@ -25,6 +25,7 @@ from diptych.engine.scheduling.block_pool import BlockPool, Owner
 from diptych.engine.scheduling.block_tables import BlockTables
 from diptych.engine.scheduling.prefill_shares import PrefillShares
 from diptych.engine.scheduling.queues import Queues
+from diptych.engine.scheduling.report import LogprobsPart
 from diptych.engine.scheduling.sequence import Sequence, SequenceState
 from diptych.engine.scheduling.step import (
     Chunk,
@@ -149,7 +150,7 @@ class Scheduler:
         is then held.
         """
         assert seq.prefill_only, "others reserve and start"
-        self._admit_new(seq, Owner.RUNNING, max_cached_tokens=seq.num_tokens - 1)
+        self._admit_new(seq, Owner.RUNNING, max_cached_tokens=seq.num_shareable_tokens)
         self._queues.add_arrival(seq)
 
     def reserve(self, seq: Sequence) -> None:
@@ -254,13 +255,14 @@ class Scheduler:
             if isinstance(token, LogitsError):
                 self._distrust(seq, sequences)
         updates = []
-        for seq, chunk, token in steps:
+        for index, (seq, chunk, token) in enumerate(steps):
             seq.num_computed_tokens = chunk.end
             self._tables.enter_computed(seq, chunk.start, chunk.end)
             if seq.state is SequenceState.FINISHED:  # released meanwhile
                 self._tables.drop(seq, Owner.RUNNING)
             else:
-                updates.append(self._book(seq, chunk, token))
+                update = self._book(seq, chunk, token)
+                updates.append(update._replace(report=output.reports.get(index)))
         return updates
 
     def fail(self, plan: StepPlan, error: DiptychError) -> list[SequenceUpdate]:
@@ -298,12 +300,12 @@ class Scheduler:
         self, seq: Sequence, chunk: Chunk, token: SampledToken | LogitsError | None
     ) -> SequenceUpdate:
         num_step_tokens = len(chunk.token_ids)
-        if chunk.sample is None:
-            return SequenceUpdate(seq, chunk.end, num_step_tokens, None, None, None)
-        assert token is not None, "the runner owes a token"
         if isinstance(token, LogitsError):
             self._leave_batch(seq)
             return SequenceUpdate(seq, chunk.end, num_step_tokens, None, None, None, token)
+        if chunk.sample is None:
+            return SequenceUpdate(seq, chunk.end, num_step_tokens, None, None, None)
+        assert token is not None, "the runner owes a token"
         seq.token_ids.append(token.token_id)
         reason = self._finish_reason(seq, chunk.sample, token.token_id)
         if seq.prefill_only or reason is not None:
@@ -419,6 +421,7 @@ class Scheduler:
             start=start,
             block_table=self._tables.packed(seq),
             sample=sample,
+            report=seq.report and LogprobsPart.of(seq.report, seq.token_ids, start, end),
         )
 
 

@@ -11,6 +11,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from diptych.engine.scheduling.report import LogprobsReport
 from diptych.sampling_params import SamplingParams
 from diptych.v1 import common_pb2
 
@@ -47,6 +48,7 @@ class Sequence:
     cache_salt: bytes = b""
     prefill_only: bool = False  # stop after the first sampled token and hold the blocks
     to_pull: bool = False  # a reserved one's missing KV is to come from elsewhere
+    report: LogprobsReport | None = None  # what to tell of the tokens of a prefill_only one
 
     # What an engine writes: diptych.engine.protocol.Engine says what each promises.
     state: SequenceState = SequenceState.RESERVED
@@ -70,9 +72,20 @@ class Sequence:
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
 
+    @property
+    def num_shareable_tokens(self) -> int:
+        """Of which others may compute the KV, if it is to draw a token: not the last one's."""
+        at_most = self.num_tokens - 1
+        return at_most if self.report is None else min(at_most, self.report.num_shareable_tokens)
+
     @classmethod
     def from_spec(
-        cls, key: SequenceKey, spec: common_pb2.SequenceSpec, *, prefill_only: bool
+        cls,
+        key: SequenceKey,
+        spec: common_pb2.SequenceSpec,
+        *,
+        prefill_only: bool,
+        report: LogprobsReport | None = None,
     ) -> "Sequence":
         """Make a fresh sequence from the wire."""
         return cls(
@@ -82,4 +95,5 @@ class Sequence:
             sampling=SamplingParams.from_proto(spec.sampling),
             cache_salt=spec.cache_salt,
             prefill_only=prefill_only,
+            report=report,
         )

@@ -7,14 +7,15 @@ plan can be sent to several processes.
 
 import collections.abc
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from diptych.engine.scheduling.report import LogprobsPart
 from diptych.engine.scheduling.sequence import Sequence
 from diptych.errors import DiptychError, LogitsError
 from diptych.finish_reason import FinishReason
 from diptych.sampling_params import SamplingParams
-from diptych.token_logprobs import TokenLogprobs
+from diptych.token_logprobs import PromptLogprobs, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,7 @@ class Chunk:
     # longer copy of it, so that ids need not pass through Python one by one.
     block_table: collections.abc.Sequence[int]
     sample: "SampleSpec | None"  # None: more of the prompt follows
+    report: LogprobsPart | None = None  # what to tell of these tokens
 
     @property
     def end(self) -> int:
@@ -82,11 +84,13 @@ class SampledToken(NamedTuple):
 class StepOutput:
     """The runner's answer: ``tokens[i]`` belongs to ``plan.chunks[i]``.
 
-    None where the chunk asked for no sample; an error where none can be drawn.
+    None where the chunk asked for no sample; an error where none can be drawn, or where what
+    the chunk was to report are no numbers. ``reports`` has what the others had to, by index.
     """
 
     tokens: tuple[SampledToken | LogitsError | None, ...]
     duration_s: float  # model thread, inputs to tokens
+    reports: collections.abc.Mapping[int, PromptLogprobs] = field(default_factory=dict)
 
 
 class SequenceUpdate(NamedTuple):
@@ -99,6 +103,7 @@ class SequenceUpdate(NamedTuple):
     position: int | None  # of the token
     finish_reason: FinishReason | None
     error: DiptychError | None = None  # it ended, or (prefill_only) will have no token
+    report: PromptLogprobs | None = None  # what the step told of its tokens
 
 
 def check_step_limits(*, max_batched_tokens: int, max_num_seqs: int) -> None:

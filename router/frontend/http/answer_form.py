@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from diptych.finish_reason import FinishReason
 from diptych.text.token_text import TokenText
+from diptych.token_logprobs import PromptLogprobs
 from router.frontend.http.logprob_form import ChatLogprobs, CompletionLogprobs, LogprobWriter
+from router.frontend.http.prompt_form import PromptForm
 from router.generation.answer import (
     ChoiceFinished,
     Delta,
@@ -43,6 +45,8 @@ class Form(NamedTuple):
     """Those of a stream's first piece."""
     piece_of: Callable[[str], Mapping[str, object]]
     """Those of any other."""
+    has_prompt_in_choice: bool
+    """What is told of the prompt is in the choice, rather than beside the choices."""
     logprobs_of: Callable[[TokenText], LogprobWriter]
     """What writes the log probabilities of one answer."""
 
@@ -55,6 +59,7 @@ COMPLETION: Final = Form(
     text_of=lambda text: {"text": text},
     begin_of=lambda text: {"text": text},
     piece_of=lambda text: {"text": text},
+    has_prompt_in_choice=True,
     logprobs_of=CompletionLogprobs,
 )
 CHAT: Final = Form(
@@ -67,6 +72,7 @@ CHAT: Final = Form(
     },
     begin_of=lambda text: {"delta": {"role": "assistant", "content": text}},
     piece_of=lambda text: {"delta": {"content": text} if text else {}},
+    has_prompt_in_choice=False,
     logprobs_of=ChatLogprobs,
 )
 
@@ -118,6 +124,8 @@ class WholeAnswer:
     heading: Heading
     logprobs: LogprobWriter | None = None
     """None where nobody asks for log probabilities."""
+    prompt: PromptForm | None = None
+    """None where nothing is told of the prompt."""
     _texts: list[str] = field(default_factory=list)
     _finished: ChoiceFinished | None = None
     _usage: Usage | None = None
@@ -125,7 +133,7 @@ class WholeAnswer:
     def add(self, event: GenerationEvent) -> None:
         """Take the next event."""
         match event:
-            case Delta():
+            case Delta() if not _is_left_out(self.prompt):
                 self._texts.append(event.text)
                 if self.logprobs is not None:
                     self.logprobs.add(event.token_ids, event.logprobs)
@@ -133,18 +141,25 @@ class WholeAnswer:
                 self._finished = event
             case Summary():
                 self._usage = event.usage
-            case Started():
+            case Started() if self.prompt is not None:
+                self.prompt.begin(event.prompt_token_ids)
+                self._texts.append(self.prompt.echoed)
+            case PromptLogprobs() if self.prompt is not None:
+                self.prompt.add(event)
+            case _:
                 pass
 
     def content(self) -> Mapping[str, object]:
         """The answer, once every event was taken."""
         assert self._usage is not None
-        form = self.heading.form
+        form, told = self.heading.form, {} if self.prompt is None else self.prompt.members()
         members = form.text_of("".join(self._texts))
+        choice = self.heading.choice(members, self._finished, self.logprobs)
         return {
             **self.heading.head(form.whole),
-            "choices": [self.heading.choice(members, self._finished, self.logprobs)],
-            "usage": usage_content(self._usage),
+            "choices": [{**choice, **told} if form.has_prompt_in_choice else choice],
+            **({} if form.has_prompt_in_choice else told),
+            "usage": usage_content(_counted(self._usage, self.prompt)),
         }
 
 
@@ -163,6 +178,8 @@ class StreamedAnswer:
     logprobs: LogprobWriter | None = None
     """None where nobody asks for log probabilities; those of tokens without a piece of their own
     come with the next one."""
+    prompt: PromptForm | None = None
+    """None where nothing is told of the prompt."""
     _is_begun: bool = False
     _num_prompt_tokens: int = 0
     _num_output_tokens: int = 0
@@ -178,7 +195,11 @@ class StreamedAnswer:
         match event:
             case Started():
                 self._num_prompt_tokens = len(event.prompt_token_ids)
-            case Delta():
+                if self.prompt is not None:
+                    self.prompt.begin(event.prompt_token_ids)
+            case PromptLogprobs() if self.prompt is not None:
+                self.prompt.add(event)
+            case Delta() if not _is_left_out(self.prompt):
                 self._num_output_tokens = event.position + len(event.token_ids)
                 if self.logprobs is not None:
                     self.logprobs.add(event.token_ids, event.logprobs)
@@ -193,11 +214,14 @@ class StreamedAnswer:
     def _end(self, usage: Usage) -> bytes:
         end = self._piece("", self._finished)
         if self.includes_usage:
-            end += f'{self._head}],"usage":{_encode(usage_content(usage))}}}\n\n'.encode()
+            counts = usage_content(_counted(usage, self.prompt))
+            end += f'{self._head}],"usage":{_encode(counts)}}}\n\n'.encode()
         return end + STREAM_END
 
     def _piece(self, text: str, finished: ChoiceFinished | None) -> bytes:
         form = self.heading.form
+        if self.prompt is not None and not self._is_begun:
+            text = f"{self.prompt.echoed}{text}"
         members = (form.piece_of if self._is_begun else form.begin_of)(text)
         self._is_begun = True
         choice = _encode(self.heading.choice(members, finished, self.logprobs))
@@ -211,6 +235,15 @@ class StreamedAnswer:
             return ',"usage":null'
         so_far = _counts(self._num_prompt_tokens, self._num_output_tokens)
         return f',"usage":{_encode(so_far)}'
+
+
+def _is_left_out(prompt: PromptForm | None) -> bool:
+    """Whether the answer's own text is not wanted."""
+    return prompt is not None and prompt.wish.is_all
+
+
+def _counted(usage: Usage, prompt: PromptForm | None) -> Usage:
+    return replace(usage, num_output_tokens=0) if _is_left_out(prompt) else usage
 
 
 def _encode(content: object) -> str:

@@ -6,6 +6,7 @@ from typing import Final
 
 from diptych.errors import InvalidRequestError
 from router.frontend.http.body import StrictModel
+from router.frontend.http.prompt_form import PromptWish
 from router.generation.request import GenerationRequest
 
 
@@ -28,6 +29,8 @@ class Asked:
     """Whether a stream ends with its usage; an answer in one piece always has it."""
     counts_along: bool
     """Whether each piece of a stream with usage has the counts so far."""
+    prompt: PromptWish | None
+    """What to tell of the prompt; None: nothing."""
     names: Mapping[str, str]
     """How to call the request's fields, see :func:`router.frontend.field_names.renamed`."""
 
@@ -52,14 +55,28 @@ COMMON_NAMES: Final[Mapping[str, str]] = {"sampling.": "", "request_id": "x-requ
 """Fields of a GenerationRequest that have other names here."""
 
 
-def asked_of(body: GenerationBody, request: GenerationRequest, names: Mapping[str, str]) -> Asked:
-    """What follows from the members that all bodies have. Raises InvalidRequestError."""
+def asked_of(
+    body: GenerationBody,
+    request: GenerationRequest,
+    names: Mapping[str, str],
+    prompt: PromptWish | None = None,
+) -> Asked:
+    """What follows from the members that all bodies have. Raises InvalidRequestError.
+
+    ``prompt``: what else than ``prompt_logprobs`` is to be told of it.
+    """
+    num_top = request.sampling.prompt_logprobs
+    if num_top is not None:
+        if body.stream:
+            raise InvalidRequestError("is only for answers in one piece", field="prompt_logprobs")
+        prompt = replace(prompt or PromptWish(), num_top=num_top)
     if body.stream_options is not None and not body.stream:
         raise InvalidRequestError("is only for streams", field="stream_options")
     options = body.stream_options or StreamOptions()
     counts_along = bool(options.include_usage and options.continuous_usage_stats)
     return Asked(
-        request=replace(request, return_prompt_token_ids=counts_along),
+        request=replace(request, return_prompt_token_ids=counts_along or prompt is not None),
+        prompt=prompt,
         is_stream=bool(body.stream),
         includes_usage=bool(options.include_usage),
         counts_along=counts_along,

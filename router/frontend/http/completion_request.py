@@ -1,6 +1,7 @@
 """The body of ``/v1/completions`` as a request for the generator. Pure."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Final
 
 from pydantic import FailFast, Field, TypeAdapter, ValidationError
@@ -14,6 +15,7 @@ from router.frontend.http.asked import (
     asked_of,
 )
 from router.frontend.http.body import refusal, validated
+from router.frontend.http.prompt_form import PromptWish
 from router.frontend.http.sampling_fields import read_sampling
 from router.frontend.validation import check_room
 from router.generation.request import GenerationRequest, TextPrompt, TokenPrompt
@@ -26,10 +28,19 @@ _TOKEN_IDS: Final = TypeAdapter(
 )
 
 
+class _CompletionBody(GenerationBody):
+    """A completion's other members of its own."""
+
+    echo: bool | None = None
+
+
 def read_completion(content: Mapping[str, object], envelope: Envelope) -> Asked:
     """What a client asks for. Raises InvalidRequestError."""
-    body = validated(GenerationBody, content)
+    body = validated(_CompletionBody, content)
     unserved.refuse(content, unserved.OF_COMPLETION)
+    is_all = bool(body.echo) and content.get("max_tokens") == 0
+    if is_all:
+        content = {**content, "max_tokens": 1}  # which is drawn, and left out
     request = GenerationRequest(
         prompt=read_prompt(content.get("prompt"), envelope.max_model_len),
         sampling=read_sampling(content, max_tokens=DEFAULT_MAX_TOKENS),
@@ -38,7 +49,23 @@ def read_completion(content: Mapping[str, object], envelope: Envelope) -> Asked:
         cache_salt=body.cache_salt or "",
         num_bytes=envelope.num_bytes,
     )
-    return asked_of(body, request, PROMPT_NAMES)
+    asked = asked_of(body, request, PROMPT_NAMES, _wish(request, is_all) if body.echo else None)
+    return _with_echoed_logprobs(asked) if body.echo else asked
+
+
+def _wish(request: GenerationRequest, is_all: bool) -> PromptWish:
+    text = request.prompt.text if isinstance(request.prompt, TextPrompt) else None
+    return PromptWish(echoes=True, is_all=is_all, text=text)
+
+
+def _with_echoed_logprobs(asked: Asked) -> Asked:
+    """Who wants those of an echoed answer wants those of the prompt."""
+    sampling = asked.request.sampling
+    if sampling.logprobs is None:
+        return asked
+    num_top = max(sampling.logprobs, sampling.prompt_logprobs or 0)
+    sampling = replace(sampling, prompt_logprobs=num_top)
+    return replace(asked, request=replace(asked.request, sampling=sampling))
 
 
 def read_prompt(

@@ -15,6 +15,8 @@ from router.frontend.http.asked import Asked, Envelope
 from router.frontend.http.body import parse
 from router.frontend.http.errors import RefusedError, reason_of
 from router.frontend.http.exchange import Exchange
+from router.frontend.http.logprob_form import CompletionLogprobs
+from router.frontend.http.prompt_form import PromptForm
 from router.generation.answer import GenerationEvent
 
 Read = Callable[[Mapping[str, object], Envelope], Asked]
@@ -88,18 +90,23 @@ class GenerationAnswers:
         heading: Heading,
         events: AsyncGenerator[GenerationEvent, None],
     ) -> None:
-        logprobs = None
+        logprobs = prompt = None
         if asked.request.sampling.logprobs is not None:
             logprobs = self.form.logprobs_of(self.admission.model.tokenizer.text)
+        if asked.prompt is not None:
+            echoed = logprobs if isinstance(logprobs, CompletionLogprobs) else None
+            prompt = PromptForm(asked.prompt, self.admission.model.tokenizer.text, echoed)
         if asked.is_stream:
-            stream = StreamedAnswer(heading, asked.includes_usage, asked.counts_along, logprobs)
+            stream = StreamedAnswer(
+                heading, asked.includes_usage, asked.counts_along, logprobs, prompt
+            )
             async for event in events:
                 piece = stream.send(event)
                 if piece:
                     await exchange.send_piece(piece)
             await exchange.end_stream()
         else:
-            whole = WholeAnswer(heading, logprobs)
+            whole = WholeAnswer(heading, logprobs, prompt)
             async for event in events:
                 whole.add(event)
             await exchange.send_json(whole.content())

@@ -14,6 +14,11 @@ from diptych.token_logprobs import TokenLogprobs
 _LEAST: Final = -9999.0  # JSON has no infinity; other servers say this too
 
 
+def finite(logprob: float) -> float:
+    """As JSON can say it."""
+    return max(logprob, _LEAST)
+
+
 class LogprobWriter(Protocol):
     """Those of one choice, in order; what was taken is told."""
 
@@ -49,7 +54,7 @@ class ChatLogprobs:
         spelt = self._text.spelling(token_id)
         return {
             "token": spelt.decode(errors="replace"),
-            "logprob": max(logprob, _LEAST),
+            "logprob": finite(logprob),
             "bytes": list(spelt),
         }
 
@@ -74,11 +79,11 @@ class CompletionLogprobs:
             for each, logprob in ((token_id, found.logprob), *top):
                 name = self._name(each)
                 named[name] = max(logprob, named.get(name, _LEAST))  # two may read alike
-            self._tokens.append(self._name(token_id))
-            self._logprobs.append(max(found.logprob, _LEAST))
-            self._tops.append(named)
-            self._offsets.append(self._offset)
-            self._offset += len(self._assembler.push(token_id))
+            self._append(token_id, finite(found.logprob), named)
+
+    def add_first(self, token_id: int) -> None:
+        """The first token of a prompt: nothing comes before it, so that it has none."""
+        self._append(token_id, None, None)
 
     def take(self) -> Mapping[str, object] | None:
         taken = {
@@ -90,11 +95,20 @@ class CompletionLogprobs:
         self._clear()
         return taken if taken["tokens"] else None
 
+    def _append(
+        self, token_id: int, logprob: float | None, named: Mapping[str, float] | None
+    ) -> None:
+        self._tokens.append(self._name(token_id))
+        self._logprobs.append(logprob)
+        self._tops.append(named)
+        self._offsets.append(self._offset)
+        self._offset += len(self._assembler.push(token_id))
+
     def _clear(self) -> None:
         self._offsets: list[int] = []
-        self._logprobs: list[float] = []
+        self._logprobs: list[float | None] = []
         self._tokens: list[str] = []
-        self._tops: list[Mapping[str, float]] = []
+        self._tops: list[Mapping[str, float] | None] = []
 
     def _name(self, token_id: int) -> str:
         return self._text.spelling(token_id).decode(errors="replace")

@@ -32,7 +32,6 @@ _ANY_BODY: Final[Unserved] = {
     "lora_path": ("",),
     "no_stop_trim": (False,),
     "priority": (0,),
-    "prompt_logprobs": (),
     "regex": (),
     "repetition_detection": (),
     "response_format": ({"type": "text"},),
@@ -56,7 +55,6 @@ _ANY_BODY: Final[Unserved] = {
 OF_COMPLETION: Final[Unserved] = {
     **_ANY_BODY,
     "add_special_tokens": (True,),
-    "echo": (False,),
     "prompt_embeds": (),
     "suffix": ("",),
 }

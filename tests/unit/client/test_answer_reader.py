@@ -37,6 +37,31 @@ def test_before_anything_came_the_same_is_asked_again() -> None:
     assert reading().next_request() == GenerateRequest(text="a", return_prompt_token_ids=True)
 
 
+def told(position: int, *values: float) -> GenerateResponse:
+    logprobs = [common_pb2.TokenLogprobs(logprob=value) for value in values]
+    part = common_pb2.PromptLogprobs(position=position, logprobs=logprobs)
+    return GenerateResponse(prompt_logprobs=part)
+
+
+def test_what_is_told_of_the_prompt_comes_once_with_the_first_token() -> None:
+    reader = reading(STARTED, told(1, -1.0, -2.0), told(3, -3.0))
+    assert reader.next_request().sampling.prompt_logprobs == 0, "the same is asked"
+    for response in (STARTED, told(1, -1.0), told(2, -2.0, -3.0)):
+        assert reader.read(response) is None
+    first, second = reader.read(delta(0, 5)), reader.read(delta(1, 6))
+    assert first is not None
+    assert second is not None
+    assert [each.logprob for each in first.prompt_logprobs] == [-1.0, -2.0, -3.0]
+    assert second.prompt_logprobs == ()
+
+
+def test_what_is_told_of_the_prompt_has_no_gaps() -> None:
+    reader = reading(STARTED)
+    reader.read(told(1, -1.0))
+    with pytest.raises(BrokenStreamError, match="at 3 came where 2 was due"):
+        reader.read(told(3, -3.0))
+
+
 def test_the_rest_is_asked_of_the_same_model_with_the_same_seed() -> None:
     asked = reading(STARTED, delta(0, 5, 6), delta(2, 7)).next_request()
     assert (asked.text, asked.model, asked.request_id) == ("a", "m", "r")

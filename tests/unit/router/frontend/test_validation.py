@@ -111,7 +111,7 @@ def resumed(emitted: list[int], **sampling: object) -> inference_pb2.GenerateReq
         (tokens(5, logit_bias={5: 101.0}), "sampling.logit_bias[5]"),
         (tokens(5, logit_bias={5: 1.0, 512: 1.0}), "sampling.logit_bias[512]"),
         (tokens(5, logprobs=21), "sampling.logprobs"),
-        (tokens(5, prompt_logprobs=0), "sampling.prompt_logprobs"),
+        (tokens(5, prompt_logprobs=21), "sampling.prompt_logprobs"),
         (tokens(5, constraint={"regex": "a"}), "sampling.constraint"),
         (tokens(5, n=2), "sampling.n"),
         (tokens(5, best_of=2), "sampling.best_of"),

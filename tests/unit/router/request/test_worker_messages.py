@@ -18,12 +18,16 @@ def test_every_prefill_event() -> None:
             accepted=prefill_pb2.PrefillAccepted(num_cached_tokens=3)
         ),
         "first_token": prefill_pb2.PrefillEvent(first_token=first),
+        "prompt_logprobs": prefill_pb2.PrefillEvent(
+            prompt_logprobs=common_pb2.PromptLogprobs(position=4)
+        ),
         "granted": prefill_pb2.PrefillEvent(granted=prefill_pb2.Granted(grant_id=2)),
     }
     heard = {kind: worker_messages.prefill_event(1, message) for kind, message in said.items()}
     assert heard == {
         "accepted": events.Accepted(1, 3),
         "first_token": events.FirstToken(1, 7, 5, None, stop),
+        "prompt_logprobs": events.PromptLogprobs(1, common_pb2.PromptLogprobs(position=4)),
         "granted": events.Granted(1, 2),
     }
     kinds = {field.name for field in prefill_pb2.PrefillEvent.DESCRIPTOR.oneofs[0].fields}

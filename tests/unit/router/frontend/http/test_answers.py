@@ -18,7 +18,7 @@ from diptych.errors import (
 )
 from diptych.finish_reason import FinishReason
 from diptych.text.tokenizer import Tokenizer
-from diptych.token_logprobs import TokenLogprobs
+from diptych.token_logprobs import PromptLogprobs, TokenLogprobs
 from router.frontend.http.answer_form import (
     CHAT,
     COMPLETION,
@@ -29,6 +29,8 @@ from router.frontend.http.answer_form import (
     WholeAnswer,
 )
 from router.frontend.http.errors import STATUSES, RefusedError, answer_to, bug
+from router.frontend.http.logprob_form import CompletionLogprobs
+from router.frontend.http.prompt_form import PromptForm, PromptWish
 from router.generation.answer import (
     ChoiceFinished,
     Delta,
@@ -132,6 +134,53 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 def found(token_id: int, *top: int) -> TokenLogprobs:
     """A log probability that tells the token, and its place those of the likeliest."""
     return TokenLogprobs(-float(token_id), top, tuple(-0.5 * place for place in range(len(top))))
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_details_13_and_14_an_echo_comes_before_the_answer(
+    tokenizer: Tokenizer, *, is_stream: bool
+) -> None:
+    prompt_ids = tokenizer.encode("ab c", add_special=False)
+    told = PromptLogprobs(1, tuple(found(each, 1, 2) for each in prompt_ids[1:]))
+    first, *rest = events_of(["x", "y"])
+    assert isinstance(first, Started)
+    deltas = [each._replace(logprobs=(found(1, 2),)) if isinstance(each, Delta) else each
+              for each in rest]  # fmt: skip
+    events = [first._replace(prompt_token_ids=tuple(prompt_ids)), told, *deltas]
+    logprobs = CompletionLogprobs(tokenizer.text)
+    prompt = PromptForm(PromptWish(echoes=True, num_top=1), tokenizer.text, logprobs)
+    answer: WholeAnswer | StreamedAnswer
+    if is_stream:
+        answer = StreamedAnswer(heading(COMPLETION), False, False, logprobs, prompt)
+        data = b"".join(map(answer.send, events)).removesuffix(STREAM_END).decode()
+        read = [json.loads(each.removeprefix("data: ")) for each in data.split("\n\n") if each]
+        choices = [piece["choices"][0] for piece in read]
+    else:
+        answer = WholeAnswer(heading(COMPLETION), logprobs, prompt)
+        for event in events:
+            answer.add(event)
+        (choice,) = choices = list(answer.content()["choices"])  # type: ignore[call-overload]
+        assert choice["prompt_logprobs"][0] is None
+        assert [len(each) for each in choice["prompt_logprobs"][1:]] == [2] * (len(prompt_ids) - 1)
+    assert "".join(choice["text"] for choice in choices) == "ab cxy"
+    known = [choice["logprobs"] for choice in choices if choice["logprobs"]]
+    values = joined([each["token_logprobs"] for each in known])
+    assert values == [None, *(-float(each) for each in prompt_ids[1:]), -1.0, -1.0]
+    assert joined([each["top_logprobs"] for each in known])[0] is None
+    offsets = joined([each["text_offset"] for each in known])
+    assert offsets[len(prompt_ids)] == len("ab c"), "the answer's begin behind the echo"
+
+
+def test_of_a_prompt_alone_nothing_is_said_behind_it(tokenizer: Tokenizer) -> None:
+    first, *rest = events_of(["x"])
+    assert isinstance(first, Started)
+    wish = PromptWish(echoes=True, is_all=True, text="as it was written")
+    answer = WholeAnswer(heading(COMPLETION), None, PromptForm(wish, tokenizer.text))
+    for event in (first._replace(prompt_token_ids=(5,)), *rest):
+        answer.add(event)
+    content: Any = answer.content()
+    assert content["choices"][0]["text"] == "as it was written"
+    assert content["usage"]["completion_tokens"] == 0
 
 
 def joined(parts: list[list[Any]]) -> list[Any]:

@@ -14,6 +14,7 @@ from router.frontend.http.asked import Asked, Envelope
 from router.frontend.http.body import parse
 from router.frontend.http.chat_request import read_chat
 from router.frontend.http.completion_request import read_completion
+from router.frontend.http.prompt_form import PromptWish
 from router.frontend.http.sampling_fields import SERVED, read_sampling
 from router.frontend.validation import MAX_MESSAGES, MAX_PARTS
 from router.generation.request import ChatPrompt, TextPrompt, TokenPrompt
@@ -48,6 +49,7 @@ def test_every_declared_parameter_is_read_under_its_name() -> None:
         "frequency_penalty": 2,
         "repetition_penalty": 1.1,
         "logprobs": 4,
+        "prompt_logprobs": 5,
         "logit_bias": {"5": -100, "6": 0.5},
         "seed": 2**64 - 1,
         "max_tokens": 5,
@@ -121,6 +123,25 @@ def test_what_changes_an_answer_elsewhere_is_refused_here(name: str) -> None:
     if name != "prompt_embeds":
         content = {"model": "m", "messages": [TURN], name: "asked"}
         assert refusal(content, is_chat=True).field == name
+
+
+def test_what_is_echoed_is_told_of_as_the_answer_is() -> None:
+    asked = completion(echo=True, logprobs=3, prompt_logprobs=1)
+    assert asked.prompt == PromptWish(echoes=True, num_top=1, text="p")
+    assert asked.request.sampling.prompt_logprobs == 3
+    assert asked.request.return_prompt_token_ids
+    assert completion(echo=True).request.sampling.prompt_logprobs is None
+    alone = completion(echo=True, max_tokens=0, logprobs=1)
+    assert alone.prompt is not None
+    assert alone.prompt.is_all
+    assert alone.request.sampling.max_tokens == 1
+    assert completion(echo=False).prompt is None
+
+
+def test_a_prompts_log_probabilities_are_for_answers_in_one_piece() -> None:
+    content = {"model": "m", "prompt": "p", "prompt_logprobs": 0, "stream": True}
+    assert refusal(content).field == "prompt_logprobs"
+    assert completion(echo=True, logprobs=1, stream=True).prompt is not None
 
 
 @pytest.mark.parametrize("name", OF_OTHER_CHATS)

@@ -1,0 +1,26 @@
+"""What a router wants to be told of a sequence's tokens, checked. Pure."""
+
+from diptych.engine.scheduling.report import LogprobsReport
+from diptych.errors import InvalidRequestError
+from diptych.sampling_params import MAX_LOGPROBS
+from diptych.v1 import prefill_pb2
+
+
+def read_report(command: prefill_pb2.PrefillStart) -> LogprobsReport | None:
+    """None: nothing but the KV is wanted. Raises InvalidRequestError."""
+    if command.report.WhichOneof("kind") is None:
+        if command.HasField("report"):
+            raise InvalidRequestError("is of a kind that is not known here", field="report.kind")
+        return None
+    asked = command.report.logprobs
+    first, end, num_tokens = asked.first_position, asked.end_position, len(command.spec.token_ids)
+    if not 1 <= first <= end <= num_tokens:
+        raise InvalidRequestError(
+            f"{first} to {end} is not within 1 and {num_tokens}",
+            field="report.logprobs.first_position",
+        )
+    if asked.num_top > MAX_LOGPROBS:
+        raise InvalidRequestError(
+            f"{asked.num_top} is more than {MAX_LOGPROBS}", field="report.logprobs.num_top"
+        )
+    return LogprobsReport(first, end, asked.num_top)

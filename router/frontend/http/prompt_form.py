@@ -1,0 +1,72 @@
+"""What an answer says of its own prompt: its text, where it is echoed; how likely it was. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from diptych.text.token_text import TokenText
+from diptych.token_logprobs import PromptLogprobs, TokenLogprobs
+from router.frontend.http.logprob_form import CompletionLogprobs, finite
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptWish:
+    """What a body wants to be told of the prompt."""
+
+    echoes: bool = False
+    """The answer's text begins with the prompt, its log probabilities with the prompt's."""
+    num_top: int | None = None
+    """What ``prompt_logprobs`` asks for; None: that member is not wanted."""
+    is_all: bool = False
+    """Nothing is to follow the prompt: what the model goes on with is left out."""
+    text: str | None = None
+    """The prompt as the client wrote it; None: as token ids."""
+
+
+@dataclass(slots=True)
+class PromptForm:
+    """Written once for each answer, from its first events."""
+
+    wish: PromptWish
+    text: TokenText
+    logprobs: CompletionLogprobs | None = None
+    """Gets the prompt's tokens first, where they are echoed."""
+    echoed: str = ""
+    _token_ids: Sequence[int] = ()
+    _told: list[Mapping[str, object] | None] = field(default_factory=lambda: [None])
+
+    def begin(self, token_ids: Sequence[int]) -> None:
+        """The prompt, as it was tokenised."""
+        self._token_ids = token_ids
+        if not self.wish.echoes:
+            return
+        self.echoed = self._read(token_ids) if self.wish.text is None else self.wish.text
+        if self.logprobs is not None:
+            self.logprobs.add_first(token_ids[0])
+
+    def add(self, part: PromptLogprobs) -> None:
+        """What is told of the next of its tokens."""
+        token_ids = self._token_ids[part.position : part.position + len(part.logprobs)]
+        if self.wish.echoes and self.logprobs is not None:
+            self.logprobs.add(token_ids, part.logprobs)
+        if self.wish.num_top is not None:
+            self._told += map(self._entry, token_ids, part.logprobs)
+
+    def members(self) -> Mapping[str, object]:
+        """``prompt_logprobs`` as vLLM writes it, by token id; a token's rank where it is told."""
+        return {} if self.wish.num_top is None else {"prompt_logprobs": self._told}
+
+    def _entry(self, token_id: int, found: TokenLogprobs) -> Mapping[str, object]:
+        top = list(zip(found.top_token_ids, found.top_logprobs, strict=True))[: self.wish.num_top]
+        named = {
+            str(each): self._described(each, logprob, rank)
+            for rank, (each, logprob) in enumerate(top, 1)
+        }
+        return {str(token_id): self._described(token_id, found.logprob, None), **named}
+
+    def _described(self, token_id: int, logprob: float, rank: int | None) -> Mapping[str, object]:
+        spelt = self.text.spelling(token_id).decode(errors="replace")
+        return {"logprob": finite(logprob), "rank": rank, "decoded_token": spelt}
+
+    def _read(self, token_ids: Sequence[int]) -> str:
+        assembler = self.text.assembler()
+        return "".join([*map(assembler.push, token_ids), assembler.flush()])

@@ -1,0 +1,54 @@
+"""What workers told of the prompt's own tokens: which came, and which are missing. Pure."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from diptych.v1 import common_pb2
+
+
+class WantedLogprobs(NamedTuple):
+    """Log probabilities of the prompt's tokens at ``first_position`` up to ``end_position``."""
+
+    first_position: int  # at least 1: nothing comes before the first token
+    end_position: int
+    num_top: int  # likeliest tokens in each one's place
+
+
+class PromptTold:
+    """Accepts parts only at the position that is next. Owned by the request's machine.
+
+    Invariant: ``sink`` saw what is wanted in order, each token once.
+    """
+
+    def __init__(
+        self,
+        wanted: WantedLogprobs | None,
+        sink: Callable[[common_pb2.PromptLogprobs], None],
+    ) -> None:
+        self._wanted = wanted
+        self._sink = sink
+
+    @property
+    def missing(self) -> WantedLogprobs | None:
+        """What is still to be told; None: nothing."""
+        wanted = self._wanted
+        if wanted is None or wanted.first_position >= wanted.end_position:
+            return None
+        return wanted
+
+    def accept(self, part: common_pb2.PromptLogprobs) -> bool:
+        """Take what is next of a part, and nothing twice. False: tokens before it are missing."""
+        wanted = self.missing
+        if wanted is None:
+            return True
+        known = wanted.first_position - part.position
+        if known < 0:
+            return False
+        if known >= len(part.logprobs):
+            return True
+        if known or part.position + len(part.logprobs) > wanted.end_position:
+            fresh = part.logprobs[known : wanted.end_position - part.position]
+            part = common_pb2.PromptLogprobs(position=wanted.first_position, logprobs=fresh)
+        self._wanted = wanted._replace(first_position=part.position + len(part.logprobs))
+        self._sink(part)
+        return True

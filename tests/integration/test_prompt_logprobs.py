@@ -1,0 +1,255 @@
+"""What the prefill pool tells of prompts equals transformers, through a real cluster."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import openai
+import pytest
+import pytest_asyncio
+import torch
+
+from diptych.client import DiptychClient, SamplingOptions
+from diptych.engine.kv.cache import KVCache
+from diptych.engine.runner import Runner
+from diptych.engine.scheduling.block_pool import BlockPool
+from diptych.engine.scheduling.report import LogprobsReport
+from diptych.engine.scheduling.scheduler import Scheduler, SchedulerConfig
+from diptych.engine.scheduling.sequence import Sequence as EngineSequence
+from diptych.engine.scheduling.sequence import SequenceKey, SequenceState
+from diptych.errors import InvalidRequestError
+from diptych.rpc.channel import open_channel
+from diptych.sampling_params import SamplingParams
+from diptych.token_logprobs import TokenLogprobs
+from diptych.v1 import common_pb2
+from tests import hf_reference
+from tests.call import generate, token_request
+from tests.cluster import Cluster, running_cluster
+from tests.engines import CPU, load_decoder
+from tests.integration.conftest import BLOCK_SIZE
+from tests.prompts import prompt
+from tests.torch_threads import torch_threads
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+CLOSE = 1e-4
+NUM_TOP = 5
+MAX_BATCHED_TOKENS = 48  # so that prompts take several steps
+PROMPT = prompt(100, seed=5)
+Told = Sequence[TokenLogprobs | common_pb2.TokenLogprobs]
+
+
+def check(told: Told, folder: Path, token_ids: Sequence[int], first: int, num_top: int) -> None:
+    """Each token's, and those of the likeliest in its place, as transformers has them."""
+    logits = hf_reference.logits(folder, token_ids)
+    expected = torch.log_softmax(logits.double(), -1)
+    assert len(told) == len(token_ids) - first
+    for position, found in enumerate(told, first):
+        row = expected[position - 1]
+        assert found.logprob == pytest.approx(float(row[token_ids[position]]), abs=CLOSE)
+        assert len(found.top_token_ids) == num_top
+        best = torch.topk(row, num_top).values if num_top else []
+        assert list(found.top_logprobs) == pytest.approx([float(each) for each in best], abs=CLOSE)
+        for token_id, logprob in zip(found.top_token_ids, found.top_logprobs, strict=True):
+            assert logprob == pytest.approx(float(row[token_id]), abs=CLOSE)
+        assert all(before >= after for before, after in pairwise(found.top_logprobs))
+
+
+class Engine:
+    """Scheduler, pool and runner, stepped by hand: each step has few tokens."""
+
+    def __init__(self, folder: Path) -> None:
+        model = load_decoder(folder)
+        cache = KVCache(model.config, 64, BLOCK_SIZE)
+        config = SchedulerConfig(max_num_seqs=4, max_batched_tokens=40, max_model_len=256)
+        self._scheduler = Scheduler(config, BlockPool(64, BLOCK_SIZE))
+        self._runner = Runner(model, cache, CPU)
+        self.num_steps = self.num_computed = 0
+
+    def tell(self, *reports: LogprobsReport | None) -> list[list[TokenLogprobs]]:
+        """Of the prompt, at once, what each of them asks for."""
+        sequences = [self._add(number, report) for number, report in enumerate(reports)]
+        told: dict[int, list[TokenLogprobs]] = {seq.key.sequence_id: [] for seq in sequences}
+        while not all(seq.state is SequenceState.LEASED for seq in sequences):
+            plan = self._scheduler.schedule()
+            assert plan is not None
+            self.num_steps += 1
+            self.num_computed += plan.num_tokens
+            for update in self._scheduler.update(plan, self._runner.execute(plan)):
+                if update.report is not None:
+                    told[update.sequence.key.sequence_id] += update.report.logprobs
+        for seq in sequences:
+            self._scheduler.release(seq)
+        return list(told.values())
+
+    def _add(self, number: int, report: LogprobsReport | None) -> EngineSequence:
+        seq = EngineSequence(
+            key=SequenceKey("router", number),
+            token_ids=list(PROMPT),
+            num_prompt_tokens=len(PROMPT),
+            sampling=SamplingParams(temperature=0.0, max_tokens=1),
+            prefill_only=True,
+            report=report,
+        )
+        self._scheduler.add_prefill(seq)
+        return seq
+
+
+@pytest.mark.parametrize("family", ["tiny_llama", "tiny_gemma"])
+async def test_an_engine_tells_what_transformers_says_in_any_batch(
+    family: str, request: pytest.FixtureRequest
+) -> None:
+    folder = request.getfixturevalue(family)
+    with torch_threads(1):
+        engine = Engine(folder)
+        engine.tell(None)  # all of it is cached now
+        whole = LogprobsReport(1, len(PROMPT), NUM_TOP)
+        tail = LogprobsReport(90, len(PROMPT), 0)
+        before = engine.num_computed
+        told, told_tail, _ = engine.tell(whole, tail, None)
+        check(told, folder, PROMPT, 1, NUM_TOP)
+        check(told_tail, folder, PROMPT, 90, 0)
+        num_cached = 89 // BLOCK_SIZE * BLOCK_SIZE
+        rest = len(PROMPT) - num_cached
+        last = len(PROMPT) - (len(PROMPT) - 1) // BLOCK_SIZE * BLOCK_SIZE
+        assert engine.num_computed - before == len(PROMPT) + rest + last, "no less, and no more"
+
+
+@pytest.fixture(scope="module")
+def cluster(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running_cluster(
+        tmp_path_factory.mktemp("prompts"),
+        str(tiny_llama),
+        worker_flags={"num-blocks": "128", "max-model-len": "256"},
+        prefill_flags={"max-batched-tokens": str(MAX_BATCHED_TOKENS), "max-num-seqs": "16"},
+    ) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(cluster: Cluster) -> AsyncIterator[DiptychClient]:
+    await cluster.wait_ready()
+    async with cluster.client() as opened:
+        yield opened
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def channel(client: DiptychClient, cluster: Cluster) -> AsyncIterator[grpc.aio.Channel]:
+    async with open_channel(cluster.router.address) as opened:
+        yield opened
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def http(client: DiptychClient, cluster: Cluster) -> AsyncIterator[httpx.AsyncClient]:
+    url = f"http://{cluster.router.http_address}"
+    async with httpx.AsyncClient(base_url=url, timeout=60) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("max_tokens", [1, 6])
+async def test_over_grpc_in_many_parts_whatever_is_cached(
+    channel: grpc.aio.Channel, tiny_llama: Path, max_tokens: int
+) -> None:
+    plain = await generate(channel, token_request(PROMPT, max_tokens=max_tokens))
+    request = token_request(PROMPT, max_tokens=max_tokens)
+    request.sampling.prompt_logprobs = NUM_TOP
+    answer = await generate(channel, request)
+    assert answer.error is None
+    assert answer.token_ids == plain.token_ids
+    check(answer.prompt_logprobs, tiny_llama, PROMPT, 1, NUM_TOP)
+    assert answer.usage.num_cached_tokens == 0, "it says so"
+    request = token_request(PROMPT, max_tokens=max_tokens + 1, emitted=plain.token_ids)
+    request.sampling.prompt_logprobs = NUM_TOP
+    resumed = await generate(channel, request)
+    assert len(resumed.token_ids) == 1
+    assert resumed.prompt_logprobs == [], "they came before the tokens"
+
+
+async def test_the_client_tells_them_with_the_first_chunk(
+    client: DiptychClient, tiny_llama: Path
+) -> None:
+    options = SamplingOptions(temperature=0, max_tokens=4, prompt_logprobs=0, ignore_eos=True)
+    many = [prompt(30 + 7 * number, seed=number) for number in range(6)]
+
+    async def ask(token_ids: list[int]) -> None:
+        chunks = [c async for c in client.generate(token_ids=token_ids, options=options)]
+        check(chunks[0].prompt_logprobs, tiny_llama, token_ids, 1, 0)
+        assert not any(chunk.prompt_logprobs for chunk in chunks[1:])
+
+    async with asyncio.TaskGroup() as tasks:
+        for token_ids in many:
+            tasks.create_task(ask(token_ids))
+
+
+async def test_too_many_are_refused_by_name(client: DiptychClient) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        async for _ in client.generate("a", options=SamplingOptions(prompt_logprobs=21)):
+            pass
+    assert caught.value.field == "sampling.prompt_logprobs"
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1])
+async def test_detail_14_a_harness_that_scores_by_echo(
+    http: httpx.AsyncClient, tiny_llama: Path, max_tokens: int
+) -> None:
+    """As lm-eval asks: token ids, echo, logprobs, and no more than one token."""
+    async with openai.AsyncOpenAI(base_url=f"{http.base_url}/v1", api_key="none") as client:
+        answer = await client.completions.create(
+            model=tiny_llama.name,
+            prompt=[PROMPT],
+            max_tokens=max_tokens,
+            temperature=0,
+            echo=True,
+            logprobs=1,
+            extra_body={"ignore_eos": True},
+        )
+    (choice,) = answer.choices
+    assert choice.logprobs is not None
+    values: Any = choice.logprobs.token_logprobs
+    assert values[0] is None
+    assert len(values) == len(PROMPT) + max_tokens
+    expected = torch.log_softmax(hf_reference.logits(tiny_llama, PROMPT).double(), -1)
+    own = [float(expected[at - 1, PROMPT[at]]) for at in range(1, len(PROMPT))]
+    assert values[1 : len(PROMPT)] == pytest.approx(own, abs=CLOSE)
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == max_tokens
+
+
+async def test_an_echo_is_the_prompt_as_it_was_written(
+    http: httpx.AsyncClient, tiny_llama: Path
+) -> None:
+    body = {"model": tiny_llama.name, "prompt": "The small river", "max_tokens": 5}
+    body |= {"temperature": 0, "ignore_eos": True}
+    plain = (await http.post("/v1/completions", json=body)).json()
+    echoed = (await http.post("/v1/completions", json={**body, "echo": True})).json()
+    text = "The small river" + plain["choices"][0]["text"]
+    assert echoed["choices"][0]["text"] == text
+    assert echoed["usage"] == plain["usage"] | {
+        "prompt_tokens_details": echoed["usage"]["prompt_tokens_details"]
+    }
+
+
+async def test_a_chat_tells_them_beside_its_choices(
+    http: httpx.AsyncClient, tiny_llama: Path
+) -> None:
+    body = {
+        "model": tiny_llama.name,
+        "messages": [{"role": "user", "content": "Hello"}],
+        "max_tokens": 1,
+        "prompt_logprobs": 2,
+    }
+    answer = (await http.post("/v1/chat/completions", json=body)).json()
+    first, *rest = answer["prompt_logprobs"]
+    assert first is None
+    assert len(rest) == answer["usage"]["prompt_tokens"] - 1
+    for entry in rest:
+        assert 2 <= len(entry) <= 3
+        assert sorted(each["rank"] for each in entry.values() if each["rank"]) == [1, 2]
+
+
+async def test_nothing_is_left_behind(cluster: Cluster) -> None:
+    await cluster.wait_baseline(10.0)

@@ -1,0 +1,123 @@
+"""What is told of a prompt comes once and whole, whatever becomes of who tells it."""
+
+import pytest
+
+from diptych.errors import NoWorkerError
+from diptych.v1 import common_pb2
+from router.generation.answer import KVPath
+from router.request import events
+from router.request.prompt_told import PromptTold, WantedLogprobs
+from tests.unit.router.request.world import PROMPT, World, worker
+
+END = len(PROMPT)
+
+
+def part(position: int, *values: float) -> common_pb2.PromptLogprobs:
+    logprobs = [common_pb2.TokenLogprobs(logprob=value) for value in values]
+    return common_pb2.PromptLogprobs(position=position, logprobs=logprobs)
+
+
+class Told:
+    """What came out, by position."""
+
+    def __init__(self) -> None:
+        self.values: list[float] = []
+
+    def __call__(self, told: common_pb2.PromptLogprobs) -> None:
+        assert told.position == 1 + len(self.values)
+        self.values += [each.logprob for each in told.logprobs]
+
+
+def world_that_tells(**settings: bool) -> tuple[World, Told]:
+    told = Told()
+    world = World(prompt_logprobs=WantedLogprobs(1, END, 2), prompt_sink=told, **settings)
+    return world.begin(), told
+
+
+def tell(world: World, position: int, *values: float) -> None:
+    world.on(events.PromptLogprobs(world.lease.sequence_id, part(position, *values)))
+
+
+def test_nothing_is_told_twice_and_nothing_beyond_what_is_wanted() -> None:
+    told = Told()
+    state = PromptTold(WantedLogprobs(1, 5, 0), told)
+    assert state.accept(part(1, 1, 2))
+    assert state.accept(part(1, 9, 9)), "known"
+    assert not state.accept(part(4, 4)), "3 is missing"
+    assert state.missing == WantedLogprobs(3, 5, 0)
+    assert state.accept(part(2, 9, 3, 4, 5))
+    assert told.values == [1, 2, 3, 4]
+    assert state.missing is None
+    assert state.accept(part(1, 9))
+
+
+def test_only_a_prefill_worker_is_asked_even_for_a_prompt_that_decode_has_cached() -> None:
+    told = Told()
+    world = World(
+        prompt_logprobs=WantedLogprobs(1, END, 0), prompt_sink=told, believed_cached=("d1",)
+    ).begin()
+    assert world.lease
+    world.accept()
+    tell(world, 1, 1, 2, 3, 4)
+    world.reserve()
+    world.grant()
+    world.first()
+    world.prove()
+    assert world.started
+    assert told.values == [1, 2, 3, 4]
+    assert world.machine.attempt.kv_path is KVPath.DISAGGREGATED
+
+
+def test_another_worker_tells_what_the_first_did_not() -> None:
+    world, told = world_that_tells()
+    world.accept()
+    tell(world, 1, 1, 2)
+    world.lose_lease(NoWorkerError("gone"))
+    assert world.lease.worker == worker("p2")
+    assert world.machine.untold == WantedLogprobs(3, END, 2)
+    world.accept()
+    tell(world, 3, 3, 4)
+    assert world.machine.untold is None
+    assert told.values == [1, 2, 3, 4]
+
+
+def test_without_all_of_it_the_decode_worker_does_not_go_on_alone() -> None:
+    """Its KV is whole, and would do for the tokens."""
+    world, told = world_that_tells()
+    world.bind()
+    world.prove()
+    tell(world, 1, 1)
+    world.lose_lease()
+    assert not world.started
+    assert world.lease.worker == worker("p2")
+    world.accept()
+    tell(world, 2, 2, 3, 4)
+    assert told.values == [1, 2, 3, 4]
+
+
+def test_once_it_is_told_the_decode_worker_may_go_on_alone() -> None:
+    world, _ = world_that_tells()
+    world.bind()
+    world.prove()
+    tell(world, 1, 1, 2, 3, 4)
+    world.lose_lease()
+    assert world.started
+
+
+@pytest.mark.parametrize("position", [2, 4])
+def test_a_worker_that_skips_some_is_left(position: int) -> None:
+    world, told = world_that_tells()
+    world.accept()
+    tell(world, position, 9)
+    assert world.lease.worker == worker("p2")
+    assert told.values == []
+
+
+def test_a_worker_that_draws_before_it_has_told_all_is_left() -> None:
+    world, told = world_that_tells()
+    world.bind()
+    tell(world, 1, 1, 2, 3)
+    world.first()
+    assert world.emitted == []
+    assert world.lease.worker == worker("p2")
+    assert told.values == [1, 2, 3]

@@ -22,6 +22,7 @@ from diptych.errors import (
     DiptychError,
     InvalidRequestError,
     ModelNotFoundError,
+    NoWorkerError,
     QueueFullError,
 )
 from diptych.v1 import inference_pb2
@@ -278,3 +279,25 @@ def test_router_starts_without_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+async def test_what_only_prefill_workers_tell_is_refused_where_there_are_none(
+    wide_model: Path,
+) -> None:
+    async with running(wide_model, 0, 1) as cluster:
+        request = token_request(PROMPT, max_tokens=2)
+        assert (await generate(cluster.channel, request)).error is None
+        request.sampling.prompt_logprobs = 0
+        refused = (await generate(cluster.channel, request)).error
+        assert isinstance(refused, InvalidRequestError)
+        assert refused.field == "sampling.prompt_logprobs"
+
+
+async def test_a_worker_that_tells_nothing_of_the_prompt_gives_no_answer(wide_model: Path) -> None:
+    """One of an older version, say: what was asked is never left out."""
+    async with running(wide_model, 2, 1) as cluster:
+        request = token_request(PROMPT, max_tokens=2)
+        request.sampling.prompt_logprobs = 0
+        answer = await generate(cluster.channel, request)
+        assert isinstance(answer.error, NoWorkerError)
+        assert answer.token_ids == []

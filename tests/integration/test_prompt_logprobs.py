@@ -52,8 +52,8 @@ def check(told: Told, folder: Path, token_ids: Sequence[int], first: int, num_to
         row = expected[position - 1]
         assert found.logprob == pytest.approx(float(row[token_ids[position]]), abs=CLOSE)
         assert len(found.top_token_ids) == num_top
-        best = torch.topk(row, num_top).values if num_top else []
-        assert list(found.top_logprobs) == pytest.approx([float(each) for each in best], abs=CLOSE)
+        best = torch.topk(row, num_top).values.tolist()
+        assert list(found.top_logprobs) == pytest.approx(best, abs=CLOSE)
         for token_id, logprob in zip(found.top_token_ids, found.top_logprobs, strict=True):
             assert logprob == pytest.approx(float(row[token_id]), abs=CLOSE)
         assert all(before >= after for before, after in pairwise(found.top_logprobs))

@@ -28,9 +28,9 @@ class Told:
         self.values += [each.logprob for each in told.logprobs]
 
 
-def world_that_tells(**settings: bool) -> tuple[World, Told]:
+def world_that_tells() -> tuple[World, Told]:
     told = Told()
-    world = World(prompt_logprobs=WantedLogprobs(1, END, 2), prompt_sink=told, **settings)
+    world = World(prompt_logprobs=WantedLogprobs(1, END, 2), prompt_sink=told)
     return world.begin(), told
 
 

@@ -1,6 +1,7 @@
 """Fixtures of all tests."""
 
 import gc
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -69,6 +70,17 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def note(record_property: Callable[[str, object], None]) -> notes.Note:
     """Say something that was measured or counted: it is shown at the end of the run."""
     return lambda text: record_property(notes.PROPERTY, text)
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    """A process that a test runs within its own sets up logging: for that test alone."""
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    yield
+    root.setLevel(level)
+    for handler in [handler for handler in root.handlers if handler not in handlers]:
+        root.removeHandler(handler)
 
 
 @pytest.fixture

@@ -17,11 +17,13 @@ from diptych.progress import ConsoleProgress
 from diptych.rpc.identity import Certificate
 from diptych.rpc.server import Gate, Metadata, PublicEdge
 from diptych.service_host import ServiceHost
+from router.client_settings import PublicTls
 from router.cluster.members import Cluster
-from router.config import PublicTls, RouterConfig
+from router.config import RouterConfig
 from router.discovery.choice import choose
 from router.frontend.admission import Admission, most_open
-from router.frontend.callers import Callers, authorization, callers_of
+from router.frontend.callers.callers import Anybody, Callers, authorization
+from router.frontend.callers.choice import callers_of
 from router.frontend.generator import Generator
 from router.frontend.grpc import SERVICE, InferenceServicer
 from router.frontend.http.exchange import BodyRoom
@@ -48,18 +50,18 @@ async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None
     Raises ConfigurationError.
     """
     discovery = choose(config, time.monotonic)
-    callers = callers_of(config.api_keys)
+    callers = callers_of(config.api_keys, config.jwt)
 
-    def gate(method: str, metadata: Metadata) -> None:
-        """Nobody without a key is let in; who meant to generate is counted."""
+    async def gate(method: str, metadata: Metadata) -> None:
+        """Nobody who is not known is let in; who meant to generate is counted."""
         try:
-            callers.tenant(authorization(metadata))
+            await callers.tenant(authorization(metadata))
         except InvalidApiKeyError as error:
             if method == f"/{SERVICE}/Generate":
                 generator.refused(error.reason, metadata)
             raise
 
-    edge = public_edge(config, None if config.api_keys is None else gate)
+    edge = public_edge(config, None if isinstance(callers, Anybody) else gate)
     model = await asyncio.to_thread(_load_model, config)
     incarnation = secrets.token_hex(8)
     policy = LeastLoaded(
@@ -118,6 +120,7 @@ async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None
             http = _make_http(config, host, front, stop)
         # Not guarded: a router that lost sight of its workers must not look healthy.
         watching = tasks.create_task(cluster.run(discovery), name="cluster")
+        knowing = tasks.create_task(callers.run(), name="callers")
         if http is not None:
             tasks.create_task(http.serve(), name="http")
         await host.start([SERVICE], {} if http is None else {"http": http.port})
@@ -132,6 +135,7 @@ async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None
         await asyncio.sleep(config.timers.lame_duck_s)
         await _drain(host, http, admission, config.timers.drain_s)
         background.stop()
+        knowing.cancel()
         watching.cancel()
 
 

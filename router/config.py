@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from diptych.process import ProcessConfig
 from diptych.timers import GrpcSeconds
+from router.client_settings import JwtSettings, PublicTls
 
 _MOST_REQUESTS = 10**8  # gRPC's options have 31 bits, and some are sums of these
 _MOST_BYTES = 2**30  # half as much again is still below gRPC's 2 GiB
@@ -133,26 +134,6 @@ class KubernetesSource(_Source):
     )
 
 
-class PublicTls(BaseModel):
-    """What clients are shown; both files, or none: then they speak plain gRPC and HTTP."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    certificate: Path | None = Field(
-        None,
-        description="PEM file of the router's certificate for clients, and those up to the "
-        "authority, of gRPC and HTTP. Unset, with key: no TLS.",
-    )
-    key: Path | None = Field(None, description="PEM file of the certificate's private key.")
-
-    @model_validator(mode="after")
-    def _check_both(self) -> Self:
-        for missing, given in (("certificate", "key"), ("key", "certificate")):
-            if getattr(self, missing) is None and getattr(self, given) is not None:
-                raise ValueError(f"--public-tls.{missing}: is required by --public-tls.{given}")
-        return self
-
-
 _SOURCES: Mapping[str, _Source] = {
     "file": FileSource(),
     "dns": DnsSource(),
@@ -203,8 +184,9 @@ class RouterConfig(ProcessConfig):
         None,
         description="File of the keys that clients have to send (authorization: Bearer KEY): a "
         "line for each, its tenant and SHA-256, as diptych key makes it. A change counts two "
-        "seconds later. Unset: anybody may call.",
+        "seconds later. Without this and jwt.issuer anybody may call.",
     )
+    jwt: JwtSettings = JwtSettings()
     max_queue: int = Field(
         256,
         ge=0,

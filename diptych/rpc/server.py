@@ -28,7 +28,7 @@ _TIMERS = Timers()
 
 Metadata: TypeAlias = Sequence[tuple[str, str | bytes]]
 
-Gate: TypeAlias = Callable[[str, Metadata], None]
+Gate: TypeAlias = Callable[[str, Metadata], Awaitable[None]]
 """Gets a call's method, /package.Service/Method, and metadata. Raises DiptychError to refuse it."""
 
 
@@ -116,7 +116,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         method = handler_call_details.method
         if self._gate is not None:
             try:
-                self._gate(method, tuple(handler_call_details.invocation_metadata or ()))
+                await self._gate(method, tuple(handler_call_details.invocation_metadata or ()))
             except DiptychError as error:
                 return _refusal(error, method)
         handler = await continuation(handler_call_details)

@@ -16,7 +16,7 @@ from diptych.rpc.server import Context
 from diptych.v1 import inference_pb2
 from router.frontend import public_messages
 from router.frontend.admission import Admission
-from router.frontend.callers import Callers, authorization
+from router.frontend.callers.callers import Callers, authorization
 from router.frontend.field_names import renamed
 from router.frontend.generator import Generator, Metadata
 from router.generation.request import GenerationRequest, TokenPrompt
@@ -73,7 +73,7 @@ class InferenceServicer:
         self, request: bytes, context: Context
     ) -> inference_pb2.ListModelsResponse:
         """See inference.proto; so the next ones."""
-        self._tenant(context)
+        await self._tenant(context)
         model = self._admission.model
         return inference_pb2.ListModelsResponse(
             models=[
@@ -88,7 +88,7 @@ class InferenceServicer:
         )
 
     async def Tokenize(self, request: bytes, context: Context) -> inference_pb2.TokenizeResponse:
-        self._tenant(context)
+        await self._tenant(context)
         message = self._decode(inference_pb2.TokenizeRequest, request)
         prompt = public_messages.read_prompt(message)
         token_ids = await self._tokenize(
@@ -99,7 +99,7 @@ class InferenceServicer:
     async def Detokenize(
         self, request: bytes, context: Context
     ) -> inference_pb2.DetokenizeResponse:
-        self._tenant(context)
+        await self._tenant(context)
         message = self._decode(inference_pb2.DetokenizeRequest, request)
         prompt = TokenPrompt(message.token_ids)
         asked = GenerationRequest(prompt=prompt, model=message.model, num_bytes=len(request))
@@ -111,11 +111,11 @@ class InferenceServicer:
         return inference_pb2.DetokenizeResponse(text=text)
 
     async def Embed(self, request: bytes, context: Context) -> NoReturn:
-        self._tenant(context)
+        await self._tenant(context)
         raise NotServedError("Embed is not served yet")
 
     async def Score(self, request: bytes, context: Context) -> NoReturn:
-        self._tenant(context)
+        await self._tenant(context)
         raise NotServedError("Score is not served yet")
 
     async def Generate(
@@ -125,7 +125,7 @@ class InferenceServicer:
         deadline_s = None if remaining_s is None else time.monotonic() + remaining_s
         metadata = tuple(context.invocation_metadata() or ())
         try:
-            tenant = self._tenant(context)
+            tenant = await self._tenant(context)
             read = replace(self._read(request), tenant=tenant)
         except (InvalidApiKeyError, InvalidRequestError) as error:
             self._generator.refused(error.reason, metadata)
@@ -164,9 +164,10 @@ class InferenceServicer:
             except grpc.aio.BaseError:  # the call is over: the client is gone
                 raise asyncio.CancelledError from None
 
-    def _tenant(self, context: Context) -> str:
+    async def _tenant(self, context: Context) -> str:
         """Whose call it is. Raises InvalidApiKeyError."""
-        return self._callers.tenant(authorization(tuple(context.invocation_metadata() or ())))
+        given = authorization(tuple(context.invocation_metadata() or ()))
+        return await self._callers.tenant(given)
 
     async def _tokenize(self, request: GenerationRequest) -> list[int]:
         with self._admission.hold(request.num_bytes):

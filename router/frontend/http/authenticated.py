@@ -6,7 +6,7 @@ from typing import Final
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from diptych.errors import InvalidApiKeyError
-from router.frontend.callers import Callers
+from router.frontend.callers.callers import Callers
 from router.frontend.http.errors import answer_to
 from router.frontend.http.exchange import TENANT, Exchange
 from router.frontend.http.service import refusal
@@ -33,7 +33,8 @@ class Authenticated:
             return
         exchange = Exchange(scope, receive, send)
         try:
-            scope[TENANT] = self._callers.tenant(exchange.headers.get("authorization"))
+            given = exchange.headers.get("authorization")
+            scope[TENANT] = await self._callers.tenant(given)
         except InvalidApiKeyError as error:
             self._record(scope["path"], exchange, error)
             response = refusal(answer_to(error))

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 
 from diptych.errors import InvalidApiKeyError
 from router.frontend.admission import Admission
-from router.frontend.callers import Callers
+from router.frontend.callers.callers import Callers
 from router.frontend.generator import Generator
 from router.frontend.http.answer_form import CHAT, COMPLETION
 from router.frontend.http.authenticated import Authenticated

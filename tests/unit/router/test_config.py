@@ -58,3 +58,51 @@ async def test_grpc_holds_the_largest_of_all() -> None:
     assert edge.max_receive_bytes <= INT32
     for server in (make_server(config.timers), make_server(config.timers, edge)):
         await server.stop(None)
+
+
+ISSUED = ("--jwt.issuer", "https://login.example", "--jwt.audience", "diptych")
+
+
+def test_tokens_are_of_one_issuer_for_somebody() -> None:
+    jwt = load(*ISSUED).jwt
+    assert (jwt.issuer, jwt.audience) == ("https://login.example", ["diptych"])
+    assert jwt.algorithms == ("RS256", "ES256")
+    assert load().jwt.issuer is None
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (ISSUED[:2], "--jwt.audience: is required by --jwt.issuer"),
+        (ISSUED[2:], "--jwt.issuer: is required by --jwt.audience"),
+        (("--jwt.tenant-claim", "team"), "--jwt.issuer: is required by --jwt.tenant-claim"),
+        (
+            (*ISSUED, "--jwt.jwks", "keys", "--jwt.jwks-url", "https://a.example/keys"),
+            "--jwt.jwks-url: no one is asked",
+        ),
+        ((*ISSUED, "--jwt.jwks", "keys", "--jwt.ca", "ca"), "--jwt.ca: no one is asked"),
+        ((*ISSUED, "--jwt.algorithms", "HS256"), "--jwt.algorithms: "),
+        ((*ISSUED, "--jwt.algorithms", "none"), "--jwt.algorithms: "),
+        (("--jwt.issuer", "http://login.example", *ISSUED[2:]), "--jwt.issuer: expected https"),
+        (("--jwt.issuer", "login.example", *ISSUED[2:]), "--jwt.issuer: expected https"),
+        ((*ISSUED, "--jwt.jwks-url", "https://u:p@a.example"), "--jwt.jwks-url: expected no user"),
+        ((*ISSUED, "--jwt.leeway-s", "601"), "--jwt.leeway-s: "),
+        ((*ISSUED, "--jwt.refresh-s", "0"), "--jwt.refresh-s: "),
+    ],
+)
+def test_what_is_wrong_with_tokens_names_the_setting(args: tuple[str, ...], says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says) as caught:
+        load(*args)
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:8080", "localhost", "[::1]:80"])
+def test_only_the_own_machine_is_asked_without_tls(host: str) -> None:
+    assert load(*ISSUED, "--jwt.jwks-url", f"http://{host}/keys").jwt.jwks_url
+
+
+@pytest.mark.parametrize("url", ["https://u:secret@a.example", "http://a.example/?key=secret"])
+def test_a_secret_in_an_address_is_not_repeated(url: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"jwks-url: expected no user") as caught:
+        load(*ISSUED, "--jwt.jwks-url", url)
+    assert "secret" not in caught.value.message

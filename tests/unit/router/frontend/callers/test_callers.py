@@ -7,7 +7,10 @@ import pytest
 
 from diptych.api_keys import digest
 from diptych.errors import ConfigurationError, InvalidApiKeyError
-from router.frontend.callers import Anybody, ApiKeys, callers_of
+from router.client_settings import JwtSettings
+from router.frontend.callers.api_keys import ApiKeys
+from router.frontend.callers.callers import Anybody, KnownCallers
+from router.frontend.callers.choice import callers_of
 
 
 class Clock:
@@ -25,22 +28,22 @@ class World:
         self.clock = Clock()
         self._version = 0
         self.write(f"alice {digest('one')}\nbob {digest('two')}\n")
-        self.keys = ApiKeys(self.path, self.clock)
+        self.callers = KnownCallers(ApiKeys(self.path, self.clock))
 
     def write(self, text: str) -> None:
         self.path.write_text(text)
         self._version += 1  # a system's clock may be coarse
         os.utime(self.path, ns=(self._version, self._version))
 
-    def look(self) -> None:
+    async def look(self) -> None:
         """Time for two looks, the second of which takes over what the first saw."""
         for _ in range(2):
             self.clock.now_s += 1.0
-            self.knows("")
+            await self.knows("")
 
-    def knows(self, key: str) -> bool:
+    async def knows(self, key: str) -> bool:
         try:
-            self.keys.tenant(f"Bearer {key}")
+            await self.callers.tenant(f"Bearer {key}")
         except InvalidApiKeyError:
             return False
         return True
@@ -52,35 +55,35 @@ def world(tmp_path: Path) -> World:
 
 
 @pytest.mark.parametrize("scheme", ["Bearer ", "bearer ", "BEARER  "])
-def test_a_key_names_its_tenant(world: World, scheme: str) -> None:
-    assert world.keys.tenant(f"{scheme}one") == "alice"
-    assert world.keys.tenant(f"{scheme}two") == "bob"
+async def test_a_key_names_its_tenant(world: World, scheme: str) -> None:
+    assert await world.callers.tenant(f"{scheme}one") == "alice"
+    assert await world.callers.tenant(f"{scheme}two") == "bob"
 
 
 @pytest.mark.parametrize(
     "given", [None, "", "one", "Basic one", "Bearer", "Bearer ", "Bearer three", "Bearer \ud800"]
 )
-def test_others_are_refused(world: World, given: str | None) -> None:
+async def test_others_are_refused(world: World, given: str | None) -> None:
     with pytest.raises(InvalidApiKeyError) as caught:
-        world.keys.tenant(given)
+        await world.callers.tenant(given)
     assert "three" not in caught.value.message
 
 
-def test_a_hash_is_no_key(world: World) -> None:
-    assert not world.knows(digest("one"))
+async def test_a_hash_is_no_key(world: World) -> None:
+    assert not await world.knows(digest("one"))
 
 
-def test_a_key_that_was_taken_away_is_refused_two_seconds_later(world: World) -> None:
+async def test_a_key_that_was_taken_away_is_refused_two_seconds_later(world: World) -> None:
     world.write(f"bob {digest('two')}\ncarol {digest('new')}\n")
-    assert world.knows("one")  # not looked at yet
-    world.look()
-    assert not world.knows("one")
-    assert world.knows("two")
-    assert world.knows("new")
+    assert await world.knows("one")  # not looked at yet
+    await world.look()
+    assert not await world.knows("one")
+    assert await world.knows("two")
+    assert await world.knows("new")
 
 
 @pytest.mark.parametrize("broken", ["nonsense", None, "x" * (2**22 + 1)])
-def test_a_file_that_makes_no_sense_changes_nothing_and_is_told_once(
+async def test_a_file_that_makes_no_sense_changes_nothing_and_is_told_once(
     world: World, caplog: pytest.LogCaptureFixture, broken: str | None
 ) -> None:
     if broken is None:
@@ -89,50 +92,50 @@ def test_a_file_that_makes_no_sense_changes_nothing_and_is_told_once(
         world.write(broken)
     for _ in range(4):
         world.clock.now_s += 1.0
-        assert world.knows("one")
+        assert await world.knows("one")
     assert [record.message for record in caplog.records] == ["keys not taken over"]
     world.write(f"bob {digest('two')}\n")
-    world.look()
-    assert not world.knows("one")
+    await world.look()
+    assert not await world.knows("one")
 
 
-def test_a_file_that_is_being_written_to_is_not_taken_over(world: World) -> None:
+async def test_a_file_that_is_being_written_to_is_not_taken_over(world: World) -> None:
     """``>`` leaves it empty for a moment, and a large one is written piece by piece."""
     for text in ("", f"bob {digest('two')}\n", f"bob {digest('two')}\ncarol {digest('x')}\n"):
         world.write(text)
         world.clock.now_s += 1.0
-        assert world.knows("one")
+        assert await world.knows("one")
     world.clock.now_s += 1.0
-    assert not world.knows("one")
-    assert world.knows("x")
+    assert not await world.knows("one")
+    assert await world.knows("x")
 
 
-def test_no_key_is_empty(world: World) -> None:
+async def test_no_key_is_empty(world: World) -> None:
     world.write(f"alice {digest('')}\n")
-    world.look()
+    await world.look()
     with pytest.raises(InvalidApiKeyError):
-        world.keys.tenant("Bearer ")
+        await world.callers.tenant("Bearer ")
 
 
-def test_a_file_is_read_no_more_often_than_it_changes(
+async def test_a_file_is_read_no_more_often_than_it_changes(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[Path] = []
     monkeypatch.setattr(Path, "read_text", reads.append)
     for _ in range(10):
         world.clock.now_s += 1.0
-        assert world.knows("one")
+        assert await world.knows("one")
     assert not reads
 
 
 def test_at_the_start_it_has_to_make_sense(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"--api-keys: .*No such file"):
-        callers_of(tmp_path / "keys")
+        callers_of(tmp_path / "keys", JwtSettings())
     (tmp_path / "keys").write_text("nonsense")
     with pytest.raises(ConfigurationError, match=r"--api-keys: .*line 1"):
-        callers_of(tmp_path / "keys")
+        callers_of(tmp_path / "keys", JwtSettings())
 
 
-def test_without_a_file_anybody_may_call() -> None:
-    assert isinstance(callers_of(None), Anybody)
-    assert Anybody().tenant(None) == ""
+async def test_without_a_file_anybody_may_call() -> None:
+    assert isinstance(callers_of(None, JwtSettings()), Anybody)
+    assert await Anybody().tenant(None) == ""

@@ -1,0 +1,108 @@
+"""Settings of what a router's clients are shown, and of whom it lets in."""
+
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+Algorithm = Literal[
+    "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "Ed25519"
+]
+"""By which a token may be signed: who can verify it cannot sign another."""
+
+
+def _check_url(value: str) -> str:
+    parts = urlsplit(value)
+    if "@" in value or parts.query or parts.fragment:  # a secret, which no error repeats
+        raise ValueError("expected no user, password, query and fragment (got some of them)")
+    if parts.scheme != "https" and not (parts.scheme == "http" and _is_here(parts.hostname)):
+        raise ValueError("expected https://…; http is for the own machine alone")
+    if not parts.hostname:
+        raise ValueError("expected https://…")
+    return value
+
+
+def _is_here(host: str | None) -> bool:
+    try:
+        return host == "localhost" or ip_address(host or "").is_loopback
+    except ValueError:
+        return False
+
+
+HttpsUrl = Annotated[str, AfterValidator(_check_url)]
+
+
+class PublicTls(BaseModel):
+    """What clients are shown; both files, or none: then they speak plain gRPC and HTTP."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    certificate: Path | None = Field(
+        None,
+        description="PEM file of the router's certificate for clients, and those up to the "
+        "authority, of gRPC and HTTP. Unset, with key: no TLS.",
+    )
+    key: Path | None = Field(None, description="PEM file of the certificate's private key.")
+
+    @model_validator(mode="after")
+    def _check_both(self) -> Self:
+        for missing, given in (("certificate", "key"), ("key", "certificate")):
+            if getattr(self, missing) is None and getattr(self, given) is not None:
+                raise ValueError(f"--public-tls.{missing}: is required by --public-tls.{given}")
+        return self
+
+
+class JwtSettings(BaseModel):
+    """Which tokens (JSON Web Tokens) clients may send in a key's place."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    issuer: HttpsUrl | None = Field(
+        None,
+        description="Who signs tokens, as their claim iss says it: https://…, an OpenID provider "
+        "say. Unset: there are none.",
+    )
+    audience: list[str] = Field(
+        [], description="Whom a token is for: one of these has to be in its claim aud."
+    )
+    jwks_url: HttpsUrl | None = Field(
+        None,
+        description="Where the issuer's keys are (a JSON Web Key Set). Unset: as the issuer's "
+        "/.well-known/openid-configuration says.",
+    )
+    jwks: Path | None = Field(
+        None,
+        description="File of the issuer's keys, in place of asking for them. A change counts two "
+        "seconds later.",
+    )
+    ca: Path | None = Field(
+        None, description="PEM file of whom to believe that it is the issuer. Unset: the system's."
+    )
+    algorithms: tuple[Algorithm, ...] = Field(
+        ("RS256", "ES256"), min_length=1, description="By which tokens may be signed."
+    )
+    tenant_claim: str = Field(
+        "sub", min_length=1, description="The claim that names the tenant whose requests they are."
+    )
+    leeway_s: int = Field(
+        30, ge=0, le=600, description="That the issuer's clock may differ from the router's, s."
+    )
+    refresh_s: float = Field(
+        300.0, ge=1, description="Time between two times of asking for the issuer's keys, s."
+    )
+
+    @model_validator(mode="after")
+    def _check_whole(self) -> Self:
+        if self.issuer is None:
+            given = next(iter(self.model_dump(exclude_defaults=True)), None)
+            if given is not None:
+                flag = given.replace("_", "-")
+                raise ValueError(f"--jwt.issuer: is required by --jwt.{flag}")
+        elif not self.audience or not all(self.audience):
+            raise ValueError("--jwt.audience: is required by --jwt.issuer")
+        elif self.jwks is not None and (self.jwks_url is not None or self.ca is not None):
+            given = "jwks-url" if self.jwks_url is not None else "ca"
+            raise ValueError(f"--jwt.{given}: no one is asked for keys with --jwt.jwks")
+        return self

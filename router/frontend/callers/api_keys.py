@@ -1,0 +1,23 @@
+"""Clients whose keys are in a file."""
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from diptych.api_keys import digest, read_keys
+from router.frontend.callers.watched_file import WatchedFile
+
+
+class ApiKeys:
+    """Knows of each key whose it is, as the file says now. Event loop only."""
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        """Raises ConfigurationError: it cannot be read, or makes no sense."""
+        self._file: WatchedFile[Mapping[str, str]] = WatchedFile(
+            "api-keys", path, read_keys, what="keys", clock=clock
+        )
+
+    def tenant(self, key: str) -> str | None:
+        """Whose it is; None: it is not known, or not any more."""
+        tenants = self._file.content
+        return tenants.get(digest(key)) if key else None

@@ -1,0 +1,160 @@
+"""Clients with tokens that an issuer signed, over gRPC and HTTP; how its keys are asked for."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from diptych.api_keys import digest
+from diptych.client import DiptychClient, SamplingOptions
+from diptych.errors import InvalidApiKeyError
+from router.frontend.callers.key_sources import Issuer
+from router.frontend.callers.signing_keys import read_signing_keys
+from tests.integration.router_rig import PROMPT, Cluster, expected, running
+from tests.issuer import AUDIENCE, ISSUER, KEYS_PATH, Published, Signer, key_set, published
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+OPTIONS = SamplingOptions(max_tokens=4, ignore_eos=True)
+OLD, NEW = Signer("old"), Signer("new", "RS256")
+
+
+class Served(NamedTuple):
+    cluster: Cluster
+    http_address: str
+    issuer: Published
+
+    async def tokens(self, credential: str) -> list[int]:
+        async with DiptychClient(self.cluster.address, api_key=credential) as client:
+            chunks = client.generate(token_ids=PROMPT, options=OPTIONS)
+            return [token_id async for chunk in chunks for token_id in chunk.token_ids]
+
+    async def status(self, credential: str) -> int:
+        """Of a request over HTTP."""
+        body = {"model": "m", "prompt": PROMPT, "max_tokens": 4, "ignore_eos": True}
+        async with httpx.AsyncClient(trust_env=False) as client:
+            url = f"http://{self.http_address}/v1/completions"
+            headers = {"authorization": f"Bearer {credential}"}
+            return (await client.post(url, json=body, headers=headers)).status_code
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served(
+    wide_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Served]:
+    work = tmp_path_factory.mktemp("tokens")
+    keys, ports = work / "keys", work / "ports"
+    keys.write_text(f"alice {digest('one')}\n")
+    async with (
+        published(OLD) as issuer,
+        running(
+            wide_model,
+            1,
+            1,
+            client={"api_key": "one"},
+            api_keys=keys,
+            jwt={"issuer": ISSUER, "audience": [AUDIENCE], "jwks_url": issuer.url + KEYS_PATH},
+            http=True,
+            http_port=0,
+            port_file=ports,
+            served_model_name="m",
+        ) as cluster,
+    ):
+        yield Served(cluster, json.loads(ports.read_text())["http_address"], issuer)
+
+
+async def test_a_token_is_as_good_as_a_key_over_both(served: Served) -> None:
+    for credential in ("one", OLD.token()):
+        assert await served.tokens(credential) == expected(4)
+        assert await served.status(credential) == 200
+
+
+async def test_the_claim_is_the_tenant(served: Served) -> None:
+    """A key's tenant of the same name is the same one, whose cached KV it shares."""
+    specs = served.cluster.prefill[0].specs
+    before = len(specs)
+    for credential in ("one", OLD.token(), OLD.token(claims={"sub": "bob"})):
+        await served.tokens(credential)
+    key, token, other = [spec.cache_salt for spec in specs[before:]]
+    assert key == token != other
+
+
+@pytest.mark.parametrize(
+    "claims", [{"aud": "others"}, {"iss": "https://others.example"}, {"exp": 1}, {"sub": None}]
+)
+async def test_a_token_that_is_not_right_opens_nothing(
+    served: Served, claims: dict[str, object]
+) -> None:
+    token = OLD.token(claims=claims)
+    assert await served.status(token) == 401
+    with pytest.raises(InvalidApiKeyError) as caught:
+        await served.tokens(token)
+    assert token not in caught.value.message
+
+
+async def test_an_issuer_that_is_down_keeps_nobody_known_out(served: Served) -> None:
+    keys = served.issuer.pages.pop(KEYS_PATH)
+    try:
+        assert await served.status(NEW.token()) == 401
+        assert await served.status(OLD.token()) == 200
+    finally:
+        served.issuer.pages[KEYS_PATH] = keys
+
+
+async def test_an_issuer_may_say_itself_where_its_keys_are() -> None:
+    async with published(OLD) as issuer:
+        told = {"issuer": issuer.url, "jwks_uri": issuer.url + KEYS_PATH}
+        issuer.pages["/.well-known/openid-configuration"] = json.dumps(told).encode()
+        keys = read_signing_keys(await Issuer(issuer.url, None, None)())
+        assert keys.find("old", "ES256") is not None
+        assert issuer.num_asked == 2
+
+
+@pytest.mark.parametrize(
+    ("told", "says"),
+    [
+        (b"nonsense", "is not JSON"),
+        (b"[]", "another issuer"),
+        (b'{"issuer": "https://others.example"}', "another issuer"),
+        (b'{"issuer": "URL"}', "no jwks_uri"),
+        (b'{"issuer": "URL", "jwks_uri": "file:///etc/passwd"}', "no jwks_uri"),
+    ],
+)
+async def test_what_an_issuer_says_of_itself_has_to_make_sense(told: bytes, says: str) -> None:
+    async with published(OLD) as issuer:
+        page = told.replace(b"URL", issuer.url.encode())
+        issuer.pages["/.well-known/openid-configuration"] = page
+        with pytest.raises(ValueError, match=says):
+            await Issuer(issuer.url, None, None)()
+
+
+async def test_an_answer_that_is_none_or_elsewhere_is_not_followed() -> None:
+    async with published(OLD) as issuer:
+        ask = Issuer(ISSUER, issuer.url + KEYS_PATH, None)
+        assert await ask() == key_set(OLD)
+        issuer.pages["/other"] = key_set(NEW)
+        issuer.status, issuer.headers = "302 Found", "location: /other\r\n"
+        with pytest.raises(ValueError, match="answered 302"):
+            await ask()
+        issuer.status = "503 Service Unavailable"
+        with pytest.raises(ValueError, match="answered 503"):
+            await ask()
+        assert issuer.num_asked == 3
+
+
+async def test_an_answer_without_an_end_is_left() -> None:
+    async with published(OLD) as issuer:
+        issuer.is_endless = True
+        with pytest.raises(ValueError, match="more than 262144 bytes"):
+            await Issuer(ISSUER, issuer.url + KEYS_PATH, None)()
+
+
+async def test_without_an_issuer_there_is_no_answer() -> None:
+    async with published(OLD) as issuer:
+        ask = Issuer(ISSUER, issuer.url + KEYS_PATH, None)
+    with pytest.raises(httpx.ConnectError):
+        await ask()

@@ -1,0 +1,182 @@
+"""Keys of an issuer that change, are asked for, and do not come."""
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from diptych.errors import ConfigurationError, InvalidApiKeyError
+from router.client_settings import JwtSettings
+from router.frontend.callers.choice import callers_of
+from router.frontend.callers.issued_tokens import IssuedTokens
+from router.frontend.callers.key_sources import FetchedKeys, FileKeys
+from router.frontend.callers.tokens import Expected, TokenReader
+from tests.issuer import AUDIENCE, ISSUER, Signer, key_set
+
+EXPECTED = Expected(ISSUER, [AUDIENCE], ("ES256",), "sub", 0)
+OLD, NEW = Signer("old"), Signer("new")
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Issuer:
+    """Answers when the test lets it."""
+
+    def __init__(self) -> None:
+        self.answer: bytes | Exception = key_set(OLD)
+        self.num_asked = 0
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+
+    async def __call__(self) -> bytes:
+        self.num_asked += 1
+        await self.may_answer.wait()
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+class World:
+    def __init__(self, refresh_s: float = 1000.0) -> None:
+        self.clock = Clock()
+        self.issuer = Issuer()
+        self.keys = FetchedKeys(self.issuer, refresh_s, self.clock)
+        self.tokens = IssuedTokens(TokenReader(EXPECTED, lambda: 0.0), self.keys, self.clock)
+
+    async def knows(self, signer: Signer) -> bool:
+        try:
+            assert await self.tokens.tenant(signer.token(0.0)) == "alice"
+        except InvalidApiKeyError:
+            return False
+        return True
+
+
+@asynccontextmanager
+async def running(world: World) -> AsyncIterator[World]:
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(world.tokens.run())
+        yield world
+        task.cancel()
+
+
+async def test_who_comes_before_the_first_answer_waits_for_it() -> None:
+    world = World()
+    world.issuer.may_answer.clear()
+    async with running(world), asyncio.TaskGroup() as tasks:
+        waiting = [tasks.create_task(world.knows(OLD)) for _ in range(3)]
+        await asyncio.sleep(0)
+        world.issuer.may_answer.set()
+    assert all(task.result() for task in waiting)
+    assert world.issuer.num_asked == 1
+
+
+async def test_a_token_of_a_new_key_has_the_issuer_asked_once_for_all() -> None:
+    async with running(World()) as world:
+        assert await world.knows(OLD)
+        world.issuer.answer = key_set(OLD, NEW)
+        world.clock.now_s += 5.0
+        async with asyncio.TaskGroup() as tasks:
+            asked = [tasks.create_task(world.knows(NEW)) for _ in range(10)]
+        assert all(task.result() for task in asked)
+        assert world.issuer.num_asked == 2
+        assert await world.knows(OLD)
+
+
+async def test_a_flood_of_unknown_keys_asks_once_in_a_while() -> None:
+    async with running(World()) as world:
+        assert await world.knows(OLD)
+        for _ in range(20):
+            world.clock.now_s += 1.0
+            assert not await world.knows(NEW)
+        assert world.issuer.num_asked == 1 + 4
+
+
+async def test_a_key_that_the_issuer_takes_away_is_refused() -> None:
+    async with running(World()) as world:
+        assert await world.knows(OLD)
+        world.issuer.answer = key_set(NEW)
+        world.clock.now_s += 5.0
+        assert await world.knows(NEW)
+        assert not await world.knows(OLD)
+
+
+async def test_keys_are_asked_for_again_without_a_reason() -> None:
+    async with running(World(refresh_s=0.0)) as world:
+        assert await world.knows(OLD)
+        world.issuer.answer = key_set(NEW)
+        before = world.issuer.num_asked
+        while world.issuer.num_asked < before + 2:
+            await asyncio.sleep(0)
+        assert world.keys.known.find("new", "ES256") is not None
+
+
+@pytest.mark.parametrize("broken", [OSError("nobody answers"), b"nonsense", b'{"keys": []}'])
+async def test_an_issuer_that_is_down_changes_nothing_for_known_keys(
+    broken: bytes | Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An unknown one is refused; why is logged once, and nothing of a token is."""
+    async with running(World()) as world:
+        assert await world.knows(OLD)
+        world.issuer.answer = broken
+        for _ in range(3):
+            world.clock.now_s += 5.0
+            assert not await world.knows(NEW)
+            assert await world.knows(OLD)
+        world.issuer.answer = key_set(OLD, NEW)
+        world.clock.now_s += 5.0
+        assert await world.knows(NEW)
+    errors = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert [record.message for record in errors] == ["keys of tokens not fetched: those known stay"]
+    refusals = [record for record in caplog.records if record.message == "token refused"]
+    assert len(refusals) == 3
+    assert all("not one of the issuer's" in vars(record)["why"] for record in refusals)
+    secret = NEW.token(0.0)
+    assert not any(
+        piece in str(vars(record)) for record in caplog.records for piece in secret.split(".")
+    )
+
+
+async def test_refusals_are_told_once_a_second(caplog: pytest.LogCaptureFixture) -> None:
+    async with running(World()) as world:
+        assert await world.knows(OLD)
+        for _ in range(5):
+            assert not await world.knows(NEW)
+        world.clock.now_s += 1.0
+        assert not await world.knows(NEW)
+    told = [vars(record)["num_untold"] for record in caplog.records if "refused" in record.message]
+    assert told == [0, 4]
+
+
+async def test_keys_in_a_file_are_taken_over_two_seconds_later(tmp_path: Path) -> None:
+    clock, path = Clock(), tmp_path / "keys"
+    path.write_bytes(key_set(OLD))
+    os.utime(path, ns=(1, 1))
+    keys = FileKeys(path, clock)
+    before = keys.known
+    path.write_bytes(key_set(NEW))
+    os.utime(path, ns=(2, 2))
+    for _ in range(2):
+        assert await keys.newer(before) is before
+        clock.now_s += 1.0
+    assert (await keys.newer(before)).find("new", "ES256") is not None
+
+
+def test_a_file_has_to_make_sense_at_the_start(tmp_path: Path) -> None:
+    settings = JwtSettings(issuer=ISSUER, audience=[AUDIENCE], jwks=tmp_path / "keys")
+    with pytest.raises(ConfigurationError, match=r"--jwt.jwks: .*No such file"):
+        callers_of(None, settings)
+    (tmp_path / "keys").write_text("nonsense")
+    with pytest.raises(ConfigurationError, match=r"--jwt.jwks: .*is not JSON"):
+        callers_of(None, settings)
+    (tmp_path / "ca").write_text("nonsense")
+    with pytest.raises(ConfigurationError, match=r"--jwt.ca: "):
+        callers_of(None, JwtSettings(issuer=ISSUER, audience=[AUDIENCE], ca=tmp_path / "ca"))

@@ -100,7 +100,8 @@ class KVCache:
 
     ``tensor``: [num_blocks, num_layers, 2, num_kv_heads] runs, each [block_size,
     head_dim] where the elements are floats, [run_bytes] int8 where they have scales.
-    Layers are in the layout's order: ``of_layer`` finds one.
+    Layers are in the layout's order: ``of_layer`` finds one. Where several processes have one
+    memory, each computes some of the key-value heads, its ``heads``: all blocks are whole.
     """
 
     def __init__(
@@ -110,8 +111,12 @@ class KVCache:
         block_size: int = 16,
         dtype: torch.dtype = torch.float32,
         allocate: Callable[[int], KVMemory] = HostKVMemory,
+        heads: range | None = None,
     ) -> None:
         """allocate: gives so many zeroed bytes, where the cache is to lie.
+
+        config: of the whole model. heads: which key-value heads are read and written here;
+        None: all.
 
         Raises:
             ConfigurationError: it does not fit into memory.
@@ -123,6 +128,7 @@ class KVCache:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.block_bytes = self.layout.block_bytes
+        self.heads = heads or range(config.num_kv_heads)
         run = (self.layout.run_bytes,) if self.layout.has_scales else (block_size, config.head_dim)
         shape = (num_blocks, config.num_layers, 2, config.num_kv_heads, *run)
         try:
@@ -142,9 +148,19 @@ class KVCache:
     def num_bytes(self) -> int:
         return self.num_blocks * self.block_bytes
 
+    @property
+    def value_runs(self) -> int:
+        """How many runs behind the keys of a head its values lie."""
+        return self.tensor.shape[3]
+
+    def first_run(self, layer: int) -> int:
+        """Where in a block the keys of the first of ``heads`` lie."""
+        return self.layout.first_runs[layer] + self.heads.start
+
     def of_layer(self, layer: int) -> torch.Tensor:
-        """A layer of the model in all blocks, in place: [num_blocks, 2, num_kv_heads] runs."""
-        return self.tensor[:, self.layout.first_runs[layer] // (2 * self.tensor.shape[3])]
+        """A layer of the model in all blocks, in place: [num_blocks, 2, len(heads)] runs."""
+        place = self.layout.first_runs[layer] // (2 * self.value_runs)
+        return self.tensor[:, place, :, self.heads.start : self.heads.stop]
 
 
 def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:

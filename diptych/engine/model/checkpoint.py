@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from diptych.engine.model.fp8 import widen
+from diptych.engine.model.rank_share import WHOLE, RankShare
 from diptych.engine.model.shard import DTYPES, FP8, MappedShard, TensorLocation, read_header
 from diptych.engine.model.stored_format import Fp8Storage
 from diptych.errors import ConfigurationError
@@ -45,10 +46,12 @@ class CheckpointReader:
         *,
         text_part: bool = False,
         fp8: Fp8Storage | None = None,
+        share: RankShare = WHOLE,
     ) -> None:
         """Tensors are handed out as ``dtype`` on ``device``.
 
         fp8: how those in 8-bit floats are stored, which are widened; None: there are none.
+        share: the part of a tensor that is read where it is shared out among processes.
         text_part: names are those of the text part of a larger model, whose other
         parts are left out.
 
@@ -56,7 +59,7 @@ class CheckpointReader:
             ConfigurationError: a file is missing or malformed.
         """
         self._folder, self._dtype, self._device = folder, dtype, device
-        self._progress, self._fp8 = progress, fp8
+        self._progress, self._fp8, self._share = progress, fp8, share
         index = tensor_index(folder)
         self._left = _of_text_part(index) if text_part else index
         paths = {location.path for location in self._left.values()}
@@ -67,14 +70,16 @@ class CheckpointReader:
         self._num_bytes = sum(location.num_bytes for location in self._left.values())
         self._num_bytes_done = 0
 
-    def take(self, name: str, *shape: int) -> Tensor:
-        """A tensor of this shape, as memory of its own. Raises as ``fill``."""
+    def take(self, name: str, *shape: int, shared_dim: int | None = None) -> Tensor:
+        """A tensor of this shape, as memory of its own. Arguments and errors as of ``fill``."""
         out = torch.empty(shape, dtype=self._dtype, device=self._device)
-        self.fill(name, out)
+        self.fill(name, out, shared_dim)
         return out
 
-    def fill(self, name: str, out: Tensor) -> None:
+    def fill(self, name: str, out: Tensor, shared_dim: int | None = None) -> None:
         """Write a tensor into ``out``, which has its shape, straight from the file's pages.
+
+        shared_dim: the dimension (0 or 1) of which ``out`` is this process's share alone.
 
         Raises:
             ConfigurationError: it is missing, of another shape, or no float.
@@ -82,21 +87,35 @@ class CheckpointReader:
         location = self._left.get(name)
         if location is None:
             raise ConfigurationError(f"{self._folder} lacks the tensor {name}")
-        if location.shape != out.shape:
+        if self._share.size == 1:
+            shared_dim = None
+        shape = list(out.shape)
+        if shared_dim is not None:
+            shape[shared_dim] *= self._share.size
+        if list(location.shape) != shape:
             raise ConfigurationError(
-                f"{name} in {self._folder} is {list(location.shape)}, expected {list(out.shape)}"
+                f"{name} in {self._folder} is {list(location.shape)}, expected {shape}"
             )
         if location.dtype not in DTYPES:
             raise ConfigurationError(f"{name} in {self._folder} is {location.dtype}, not a float")
         shard = self._shards[location.path]
         if location.dtype == FP8:
-            self._widen(name, shard.tensor(location), out)
+            self._widen(name, shard.tensor(location), out, shared_dim)
+        elif shared_dim == 0:  # other rows' pages are not even asked for
+            out.copy_(shard.tensor(location.rows(self._share.part(location.shape[0]))))
         else:
-            out.copy_(shard.tensor(location))
+            out.copy_(self._part(shard.tensor(location), shared_dim))
         shard.drop(location)
         self.skip(name)
 
-    def _widen(self, name: str, stored: Tensor, out: Tensor) -> None:
+    def _part(self, whole: Tensor, shared_dim: int | None) -> Tensor:
+        """A view of this process's share."""
+        if shared_dim is None:
+            return whole
+        part = self._share.part(whole.shape[shared_dim])
+        return whole.narrow(shared_dim, part.start, len(part))
+
+    def _widen(self, name: str, stored: Tensor, out: Tensor, shared_dim: int | None) -> None:
         stem = name.removesuffix("weight")
         scale_name = next((stem + s for s in _SCALES if stem + s in self._left), None)
         if self._fp8 is None or scale_name is None or stored.dim() != 2:
@@ -107,7 +126,12 @@ class CheckpointReader:
         scale = torch.empty(location.shape)
         self.fill(scale_name, scale)
         try:
-            widen(stored, scale, self._fp8.block, out)
+            if shared_dim is None:
+                widen(stored, scale, self._fp8.block, out)
+            else:  # scales do not end where shares do
+                whole = out.new_empty(stored.shape)
+                widen(stored, scale, self._fp8.block, whole)
+                out.copy_(self._part(whole, shared_dim))
         except ValueError as error:
             raise ConfigurationError(f"{name} in {self._folder}: {error}") from None
         for scale_name in _INPUT_SCALES:

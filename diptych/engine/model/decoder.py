@@ -6,13 +6,13 @@ step it is given. Called on the model thread only.
 """
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from diptych.engine.inputs import StepInputs
 from diptych.engine.model.config import ModelConfig, RopeConfig
 from diptych.engine.model.layers import LayerBuffers, run_layers
 from diptych.engine.model.parts import Attention, LayerOps, Rotation, Rows
+from diptych.engine.model.ranks import look_up
 from diptych.engine.model.rope import rope_frequencies
 from diptych.engine.model.weights import DecoderWeights
 
@@ -21,7 +21,10 @@ class Decoder:
     """A decoder-only transformer over flat batches of N tokens."""
 
     def __init__(self, config: ModelConfig, weights: DecoderWeights, ops: LayerOps) -> None:
-        """The weights and the operations must be one backend's."""
+        """The weights and the operations must be one backend's.
+
+        config: of what is computed here, where the weights are a rank's part.
+        """
         self.config = config
         self.weights = weights
         self.ops = ops
@@ -54,7 +57,7 @@ class Decoder:
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """What goes into the first layer. token_ids: [N] -> [N, hidden_size]."""
-        x = F.embedding(token_ids, self.weights.embedding)
+        x = look_up(token_ids, self.weights.embedding, self.weights.ranks)
         return x if self.config.embedding_scale == 1.0 else x.mul_(self._embedding_scale)
 
     def rotations(self, positions: Tensor) -> dict[RopeConfig, Rotation]:
@@ -65,7 +68,10 @@ class Decoder:
         }
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores of the next token. hidden: [R, hidden_size] -> [R, vocab_size] float32."""
+        """Scores of the next token. hidden: [R, hidden_size] -> [R, vocab_size] float32.
+
+        Of several ranks in the first one alone: the others get [0, vocab_size].
+        """
         normed = torch.empty_like(hidden)
         self.ops.norm(hidden, self.weights.final_norm, normed)
         scores = self.weights.head(normed).float()

@@ -30,6 +30,15 @@ class TensorLocation(NamedTuple):
     offset: int  # of its first byte in the file
     num_bytes: int
 
+    def rows(self, rows: range) -> "TensorLocation":
+        """Where these rows of it are, of its first dimension: [len(rows), ...]."""
+        row_bytes = self.num_bytes // self.shape[0]
+        return self._replace(
+            shape=(len(rows), *self.shape[1:]),
+            offset=self.offset + rows.start * row_bytes,
+            num_bytes=len(rows) * row_bytes,
+        )
+
 
 class MappedShard:
     """A file as memory: what is read of it comes from the disk, and is the system's to drop.

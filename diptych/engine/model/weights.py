@@ -17,6 +17,7 @@ from torch import Tensor
 from diptych.engine.model.checkpoint import CheckpointReader, LoadProgress
 from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.parts import Linear, WeightStore
+from diptych.engine.model.ranks import ONE_RANK, GatheredLinear, Ranks, SummedLinear
 from diptych.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
@@ -55,14 +56,16 @@ class LayerWeights:
 class DecoderWeights:
     """Everything a decoder needs, on one device and of one element type.
 
-    Linear layers may keep their weights otherwise; they take and give that type.
+    Linear layers may keep their weights otherwise; they take and give that type. Of several
+    ranks each has its part of all but the norms.
     """
 
-    embedding: Tensor  # [vocab_size, hidden_size]
+    embedding: Tensor  # [vocab_size, hidden_size], a rank's part of the rows
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor  # [hidden_size]
     head: Linear  # hidden_size -> vocab_size
     dtype: torch.dtype
+    ranks: Ranks = ONE_RANK
 
     @property
     def linears(self) -> list[Linear]:
@@ -93,15 +96,19 @@ def load_weights(
     config: ModelConfig,
     store: WeightStore,
     progress: LoadProgress = lambda ratio: None,
+    ranks: Ranks = ONE_RANK,
 ) -> DecoderWeights:
     """Read, convert and keep in the store, each tensor straight into the memory where it stays.
 
     Beside that there is one layer's weight where the store packs it, and nothing else.
+    config: of the whole model, of which a rank reads its part.
 
     Raises:
         ConfigurationError: a tensor is missing, unexpected, of another shape, or one that
-            the store does not take.
+            the store does not take; or the ranks cannot share the model out.
     """
+    share = ranks.share
+    config = share.of(config)
     if config.fp8 is not None:
         logger.info("weights in 8-bit floats are widened", extra={"dtype": str(store.dtype)})
     reader = CheckpointReader(
@@ -111,31 +118,35 @@ def load_weights(
         progress,
         text_part=config.is_text_part,
         fp8=config.fp8,
+        share=share,
     )
-    vocab_size, hidden_size = config.vocab_size, config.hidden_size
-    embedding = store.allocate(vocab_size, hidden_size)
-    reader.fill("model.embed_tokens.weight", embedding)
-    layers = tuple(_layer(reader, config, index, store) for index in range(config.num_layers))
+    num_rows, hidden_size = len(share.part(config.vocab_size)), config.hidden_size
+    embedding = store.allocate(num_rows, hidden_size)
+    reader.fill("model.embed_tokens.weight", embedding, shared_dim=0)
+    layers = tuple(
+        _layer(reader, config, index, store, ranks) for index in range(config.num_layers)
+    )
     if config.tied_embeddings:
         reader.skip("lm_head.weight")
         head = store.tied_head(embedding)
     else:
-        weight = store.allocate(vocab_size, hidden_size)
-        reader.fill("lm_head.weight", weight)
+        weight = store.allocate(num_rows, hidden_size)
+        reader.fill("lm_head.weight", weight, shared_dim=0)
         head = store.linear(weight, None)
     weights = DecoderWeights(
         embedding=embedding,
         layers=layers,
         final_norm=_norm(reader, config, "model.norm.weight", hidden_size),
-        head=head,
+        head=head if share.size == 1 else GatheredLinear(head, ranks),
         dtype=store.dtype,
+        ranks=ranks,
     )
     reader.close()
     return weights
 
 
 def _layer(
-    reader: CheckpointReader, config: ModelConfig, index: int, store: WeightStore
+    reader: CheckpointReader, config: ModelConfig, index: int, store: WeightStore, ranks: Ranks
 ) -> LayerWeights:
     prefix = f"model.layers.{index}."
     hidden, inner = config.hidden_size, config.intermediate_size
@@ -145,12 +156,26 @@ def _layer(
         for name in _KV_SCALES:
             reader.skip(f"{prefix}self_attn.{name}")
 
-    def linear(rows: dict[str, int], columns: int, has_bias: bool) -> Linear:
+    def by_rows(rows: dict[str, int], columns: int, has_bias: bool) -> Linear:
         weight = store.allocate(sum(rows.values()), columns)
         for name, part in zip(rows, torch.split(weight, list(rows.values())), strict=True):
-            reader.fill(f"{prefix}{name}.weight", part)
-        bias = [reader.take(f"{prefix}{n}.bias", size) for n, size in rows.items() if has_bias]
+            reader.fill(f"{prefix}{name}.weight", part, shared_dim=0)
+        bias = [
+            reader.take(f"{prefix}{name}.bias", size, shared_dim=0)
+            for name, size in rows.items()
+            if has_bias
+        ]
         return store.linear(weight, torch.cat(bias) if has_bias else None)
+
+    def by_columns(name: str, columns: int, has_bias: bool) -> Linear:
+        weight, bias = store.allocate(hidden, columns), None
+        reader.fill(f"{prefix}{name}.weight", weight, shared_dim=1)
+        if has_bias and ranks.share.rank == 0:
+            bias = reader.take(f"{prefix}{name}.bias", hidden)
+        elif has_bias:
+            reader.skip(f"{prefix}{name}.bias")
+        part = store.linear(weight, bias)
+        return part if ranks.share.size == 1 else SummedLinear(part, ranks)
 
     def norm(name: str, size: int, present: bool = True) -> Tensor | None:
         return _norm(reader, config, f"{prefix}{name}.weight", size) if present else None
@@ -159,18 +184,18 @@ def _layer(
     before_mlp = "pre_feedforward_layernorm" if config.post_norms else "post_attention_layernorm"
     return LayerWeights(
         input_norm=input_norm,
-        qkv=linear(
+        qkv=by_rows(
             {"self_attn.q_proj": q_size, "self_attn.k_proj": kv_size, "self_attn.v_proj": kv_size},
             hidden,
             config.qkv_bias,
         ),
         q_norm=norm("self_attn.q_norm", config.head_dim, config.qk_norm),
         k_norm=norm("self_attn.k_norm", config.head_dim, config.qk_norm),
-        output=linear({"self_attn.o_proj": hidden}, q_size, config.output_bias),
+        output=by_columns("self_attn.o_proj", q_size, config.output_bias),
         post_attention_norm=norm("post_attention_layernorm", hidden, config.post_norms),
         mlp_norm=_norm(reader, config, f"{prefix}{before_mlp}.weight", hidden),
-        gate_up=linear({"mlp.gate_proj": inner, "mlp.up_proj": inner}, hidden, config.mlp_bias),
-        down=linear({"mlp.down_proj": hidden}, inner, config.mlp_bias),
+        gate_up=by_rows({"mlp.gate_proj": inner, "mlp.up_proj": inner}, hidden, config.mlp_bias),
+        down=by_columns("mlp.down_proj", inner, config.mlp_bias),
         post_mlp_norm=norm("post_feedforward_layernorm", hidden, config.post_norms),
     )
 

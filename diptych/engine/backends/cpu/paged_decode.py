@@ -37,7 +37,7 @@ class PagedDecode:
 
     def __init__(self, config: ModelConfig, kv_cache: KVCache, batch: DecodeBatch) -> None:
         """The model must be one that is supported."""
-        self._config = config
+        self._config, self._kv_cache = config, kv_cache
         self._pool = kv_cache.tensor
         self._block_tables = batch.block_tables.contiguous()
         self._context_lens = batch.context_lens.contiguous()
@@ -51,7 +51,7 @@ class PagedDecode:
             layout.run_bytes,
             layout.scales_offset,
         )
-        self._runs_per_block, self._first_runs = layout.num_runs, layout.first_runs
+        self._runs_per_block = layout.num_runs
         self._runs_ahead = -(-_BYTES_AHEAD // layout.run_bytes)
         num_rows, num_heads = len(self._context_lens), config.num_heads
         # Of each row and head, max_pieces times head_dim sums and their state.
@@ -82,7 +82,8 @@ class PagedDecode:
             config.head_dim,
             *self._layout,
             self._runs_per_block,
-            self._first_runs[layer],
+            self._kv_cache.first_run(layer),
+            self._kv_cache.value_runs,
             self._runs_ahead,
             window or _NO_WINDOW,
             queries,

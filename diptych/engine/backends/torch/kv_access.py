@@ -19,15 +19,20 @@ class KVAccess:
     """
 
     def __init__(self, config: ModelConfig, kv_cache: KVCache, dtype: torch.dtype) -> None:
-        """dtype: the model's, of what is written and read; the cache may have another."""
+        """dtype: the model's, of what is written and read; the cache may have another.
+
+        config: has as many key-value heads as the cache has ``heads``.
+        """
+        assert config.num_kv_heads == len(kv_cache.heads), "heads of another cache"
         self.block_size = kv_cache.block_size
         self._dtype = dtype
         self._cache, self._layout = kv_cache, kv_cache.layout
         self.head_dim = config.head_dim
-        self._rows_per_layer = 2 * config.num_kv_heads
+        self._num_kv_heads = config.num_kv_heads
         self._rows_per_block = self._layout.num_runs
         self._runs = kv_cache.tensor.view(kv_cache.num_blocks * self._rows_per_block, -1)
-        self._row_of_head = torch.arange(self._rows_per_layer, device=kv_cache.tensor.device)
+        heads = torch.arange(config.num_kv_heads, device=kv_cache.tensor.device)
+        self._row_of_head = torch.cat((heads, heads + kv_cache.value_runs))
 
     @property
     def is_exact(self) -> bool:
@@ -80,15 +85,15 @@ class KVAccess:
 
     def read(self, layer: int, block_rows: Tensor) -> Tensor:
         """A copy: [2, num_kv_heads, n * block_size, head_dim]."""
-        runs = self._runs.index_select(0, block_rows + self._layout.first_runs[layer])
+        runs = self._runs.index_select(0, block_rows + self._cache.first_run(layer))
         if self._layout.has_scales:
             values, scales = self._parts(runs)
             runs = values * scales[:, :, None]
-        return runs.to(self._dtype).view(2, self._rows_per_layer // 2, -1, self.head_dim)
+        return runs.to(self._dtype).view(2, self._num_kv_heads, -1, self.head_dim)
 
     def first_slot(self, layer: int) -> int:
         """What a layer adds to the numbers of :meth:`slot_rows`."""
-        return self._layout.first_runs[layer] * self.block_size
+        return self._cache.first_run(layer) * self.block_size
 
     def _parts(self, runs: Tensor) -> tuple[Tensor, Tensor]:
         """Views of int8 runs: [n, block_size, head_dim] int8, [n, block_size] float32."""

@@ -73,13 +73,14 @@ _STATE_AT = 4 * (PIECE_TOKENS + TILE_KEYS) * HEADS
     _SCALES_OFFSET,
     _RUNS_PER_BLOCK,
     _FIRST_RUN,
+    _VALUE_RUNS,
     _RUNS_AHEAD,
     _WINDOW,
     _QUERIES,
     _POOL,
     _SCALE,
     _OUT,
-) = range(FIRST_ARGUMENT, FIRST_ARGUMENT + 22)
+) = range(FIRST_ARGUMENT, FIRST_ARGUMENT + 23)
 
 
 def _count_code(_typing: Any, address: Any) -> Any:
@@ -120,7 +121,7 @@ def _span(task: Any, item: int) -> tuple[int, int, int, int]:
 def _run(task: Any, row: int, kv_head: int, values: int, column: int) -> int:
     """Address of the keys (or values) of a row's block."""
     block = words_at(task[_TABLES])[row * task[_NUM_COLUMNS] + column]
-    run = task[_FIRST_RUN] + values * task[_NUM_KV_HEADS] + kv_head
+    run = task[_FIRST_RUN] + values * task[_VALUE_RUNS] + kv_head
     return task[_POOL] + (block * task[_RUNS_PER_BLOCK] + run) * task[_RUN_BYTES]
 
 

@@ -1,0 +1,33 @@
+"""Computes along with the leader, in any other rank. Knows neither sequences nor samples."""
+
+from multiprocessing.connection import Connection
+
+import torch
+
+from diptych.engine.backends.base import Backend
+from diptych.engine.kv.cache import KVCache
+from diptych.engine.model.decoder import Decoder
+from diptych.engine.parallel.process_ranks import ProcessRanks
+from diptych.engine.parallel.step_link import hear
+
+
+class Follower:
+    """One rank but the first. On its process's one thread."""
+
+    def __init__(
+        self, model: Decoder, kv_cache: KVCache, backend: Backend, ranks: ProcessRanks
+    ) -> None:
+        """kv_cache: on the leader's memory, with this rank's heads."""
+        self._model, self._backend, self._ranks = model, backend, ranks
+        self._forward = backend.forward_pass(model, kv_cache)
+
+    @torch.inference_mode()
+    def run(self, link: Connection) -> None:
+        """Until the leader is gone. Raises EOFError then, DeviceLostError."""
+        while True:
+            inputs, rows = hear(link)
+            hidden = self._forward(inputs, rows)
+            if len(rows):
+                self._model.logits(hidden)
+            self._backend.synchronise()
+            self._ranks.meet()

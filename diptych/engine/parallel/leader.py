@@ -1,0 +1,72 @@
+"""Runs the steps of an engine whose model several processes share out, as their first one.
+
+The scheduler knows of this process alone; the others are told each step's inputs and
+compute along. Lives on the model thread.
+"""
+
+from multiprocessing.connection import Connection
+
+import torch
+from torch import Tensor
+
+from diptych.engine.backends.base import Backend, ForwardPass
+from diptych.engine.inputs import StepInputs
+from diptych.engine.kv.cache import KVCache
+from diptych.engine.model.decoder import Decoder
+from diptych.engine.model.parts import Rows
+from diptych.engine.parallel.process_ranks import ProcessRanks
+from diptych.engine.parallel.step_link import RankStep, tell
+from diptych.engine.runner import Runner
+from diptych.engine.scheduling.step import StepOutput, StepPlan
+from diptych.errors import DeviceLostError
+
+
+class Leader(Runner):
+    """The runner of rank 0.
+
+    A step that fails here may leave the others anywhere within it: then the worker has to end.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        kv_cache: KVCache,
+        backend: Backend,
+        ranks: ProcessRanks,
+        links: list[Connection],
+    ) -> None:
+        """links: to the other ranks."""
+        super().__init__(model, kv_cache, backend)
+        self._forward = _ToldPass(self._forward, links)
+        self._ranks = ranks
+
+    def execute(self, plan: StepPlan) -> StepOutput:
+        """As a runner's; when it returns, all ranks have completed the step.
+
+        Raises DeviceLostError, whatever the reason.
+        """
+        try:
+            output = super().execute(plan)
+            self._ranks.meet()
+        except DeviceLostError:
+            raise
+        except Exception as error:
+            raise DeviceLostError(f"the ranks are out of step: {error!r}") from error
+        return output
+
+    @torch.inference_mode()
+    def logits(self, plan: StepPlan) -> Tensor:
+        logits = super().logits(plan)
+        self._ranks.meet()
+        return logits
+
+
+class _ToldPass:
+    """A forward pass that all followers begin as well. Implements ``ForwardPass``."""
+
+    def __init__(self, forward: ForwardPass, links: list[Connection]) -> None:
+        self._forward, self._links = forward, links
+
+    def __call__(self, inputs: StepInputs, rows: Rows) -> Tensor:
+        tell(self._links, RankStep(inputs, rows))
+        return self._forward(inputs, rows)

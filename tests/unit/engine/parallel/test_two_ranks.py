@@ -1,0 +1,158 @@
+"""Two ranks compute what one does, write the same keys and values, and each has its part."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+
+from diptych.engine.kv.cache import KVCache
+from diptych.engine.model.config import ModelConfig
+from diptych.engine.model.rank_share import RankShare
+from diptych.engine.runner import Runner
+from diptych.engine.scheduling.step import Chunk, SampledToken, SampleSpec, StepPlan
+from diptych.errors import ConfigurationError, DeviceLostError
+from diptych.sampling_params import SamplingParams
+from tests.engine_logits import chunk_logits
+from tests.engines import CPU, PLAIN, load_decoder
+from tests.tiny_model import ARCHITECTURES, write_tiny_model
+from tests.torch_threads import torch_threads
+from tests.two_ranks import two_ranks
+
+NUM_BLOCKS, BLOCK_SIZE = 12, 8
+TABLE = (7, 2, 11, 3, 9, 0, 5)
+TOLERANCE = 1e-5
+IDS = [(7 * i * i + 11 * i) % 500 + 5 for i in range(40)]
+GREEDY = SampleSpec(params=SamplingParams(temperature=0.0), allow_stop=True)
+SEEDED = SampleSpec(params=SamplingParams(temperature=0.9, top_p=0.9, seed=5), allow_stop=True)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    with torch_threads(1):
+        yield
+
+
+def cache_of(folder: Path, dtype: torch.dtype = torch.float32) -> KVCache:
+    return KVCache(ModelConfig.from_folder(folder), NUM_BLOCKS, BLOCK_SIZE, dtype)
+
+
+def assert_close(got: torch.Tensor, want: torch.Tensor, tolerance: float = TOLERANCE) -> None:
+    assert got.shape == want.shape
+    assert (got - want).abs().max() <= tolerance * want.abs().max()
+
+
+def drawn(runner: Runner, spec: SampleSpec, num_tokens: int) -> list[int]:
+    """A prompt in two steps, then token by token."""
+    plans = [Chunk(token_ids=tuple(IDS[:11]), start=0, block_table=TABLE, sample=None)]
+    plans += [Chunk(token_ids=tuple(IDS[11:]), start=11, block_table=TABLE, sample=spec)]
+    assert runner.execute(StepPlan(chunks=(plans[0],))).tokens == (None,)
+    chunk, token_ids = plans[1], list[int]()
+    while True:
+        (token,) = runner.execute(StepPlan(chunks=(chunk,))).tokens
+        assert isinstance(token, SampledToken)
+        token_ids.append(token.token_id)
+        if len(token_ids) == num_tokens:
+            return token_ids
+        chunk = Chunk(token_ids=(token.token_id,), start=chunk.end, block_table=TABLE, sample=spec)
+
+
+def with_biases(folder: Path) -> Path:
+    """A model with a bias on every linear layer but the head."""
+    write_tiny_model(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(
+        json.dumps(config | {"attention_bias": True, "mlp_bias": True})
+    )
+    tensors, random = load_file(folder / "model.safetensors"), np.random.default_rng(3)
+    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+        bias = random.standard_normal(len(tensors[name])).astype(np.float32)
+        tensors[name.removesuffix("weight") + "bias"] = bias
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def check(folder: Path, meeting_file: Path) -> None:
+    """Logits, texts, keys and values of two ranks against one."""
+    whole, shared = cache_of(folder), cache_of(folder)
+    one = Runner(load_decoder(folder), whole, CPU)
+    with two_ranks(folder, shared, meeting_file, CPU) as leader:
+        steps = [chunk_logits(runner, IDS, (11, 1, 28), TABLE) for runner in (leader, one)]
+        for got, want in zip(*steps, strict=True):
+            assert_close(got, want)
+        assert_close(shared.tensor, whole.tensor)
+        for spec in (GREEDY, SEEDED):
+            assert drawn(leader, spec, 12) == drawn(one, spec, 12)
+
+
+@pytest.mark.parametrize("family", sorted(ARCHITECTURES))
+def test_every_family(family: str, tmp_path: Path) -> None:
+    check(write_tiny_model(tmp_path, family, sliding_window=16), tmp_path / "meeting")
+
+
+def test_a_bias_is_added_once(tmp_path: Path) -> None:
+    check(with_biases(tmp_path), tmp_path / "meeting")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8], ids=str)
+def test_each_rank_has_its_heads_in_caches_of_other_types(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    folder = write_tiny_model(tmp_path)
+    whole, shared = cache_of(folder, dtype), cache_of(folder, dtype)
+    one = Runner(load_decoder(folder), whole, CPU)
+    with two_ranks(folder, shared, tmp_path / "meeting", CPU) as leader:
+        steps = [chunk_logits(runner, IDS, (11, 1, 28), TABLE) for runner in (leader, one)]
+        for got, want in zip(*steps, strict=True):  # an element may be rounded to its neighbour
+            assert_close(got, want, 0.02)
+    same = (shared.memory.bytes == whole.memory.bytes).float().mean()
+    assert same > 0.98
+
+
+def test_a_backend_of_plain_torch(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path, "qwen3")
+    whole, shared = cache_of(folder), cache_of(folder)
+    one = Runner(load_decoder(folder, backend=PLAIN), whole, PLAIN)
+    with two_ranks(folder, shared, tmp_path / "meeting", PLAIN) as leader:
+        assert drawn(leader, GREEDY, 6) == drawn(one, GREEDY, 6)
+
+
+def test_warming_up_leaves_the_pool_zero(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path)
+    shared = cache_of(folder)
+    with two_ranks(folder, shared, tmp_path / "meeting", CPU) as leader:
+        assert leader.warm_up().num_tokens > 0
+    assert not shared.tensor.any()
+
+
+def test_a_step_that_fails_in_the_leader_ends_the_engine(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path)
+    with two_ranks(folder, cache_of(folder), tmp_path / "meeting", CPU) as leader:
+        no_blocks = Chunk(token_ids=(5, 6), start=0, block_table=(), sample=None)
+        with pytest.raises(DeviceLostError, match="out of step"):
+            leader.execute(StepPlan(chunks=(no_blocks,)))
+
+
+@pytest.mark.parametrize(
+    ("shape", "field"),
+    [
+        ({"num_attention_heads": 3, "num_key_value_heads": 1}, "num_attention_heads=3"),
+        ({"num_attention_heads": 4, "num_key_value_heads": 1}, "num_key_value_heads=1"),
+        ({"intermediate_size": 127}, "intermediate_size=127"),
+        ({"vocab_size": 511}, "vocab_size=511"),
+    ],
+)
+def test_what_cannot_be_shared_evenly_is_refused(
+    shape: dict[str, object], field: str, tmp_path: Path
+) -> None:
+    folder = write_tiny_model(tmp_path, shape=shape)
+    with pytest.raises(ConfigurationError, match=f"tensor_parallel: 2 ranks.*{field}"):
+        RankShare(0, 2).of(ModelConfig.from_folder(folder))
+
+
+def test_parts_are_all_there_is_and_overlap_nowhere() -> None:
+    parts = [RankShare(rank, 4).part(12) for rank in range(4)]
+    assert [*parts[0], *parts[1], *parts[2], *parts[3]] == list(range(12))

@@ -18,8 +18,10 @@ from diptych.engine.scheduling.block_pool import BlockPool
 from diptych.engine.scheduling.scheduler import Scheduler
 from diptych.engine.scheduling.sequence import Sequence
 from diptych.engine.scheduling.step import SequenceUpdate, StepOutput, StepPlan
+from diptych.engine.scheduling.step_learner import StepLearner, work_of
 from diptych.engine.scheduling.step_timing import MeasuredStep, StepTiming
 from diptych.errors import DeviceLostError, DeviceMemoryError, StepFailedError
+from diptych.step_model import StepModel
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +80,7 @@ class StepEngine:
         self._num_out_of_memory = 0
         self._in_step = False
         self._timing = StepTiming(measured)
+        self._learner = StepLearner()
 
     async def run(self) -> None:
         """Run steps until cancelled; sleeps when nothing can run.
@@ -144,6 +147,10 @@ class StepEngine:
     def max_num_seqs(self) -> int:
         return self._scheduler.config.max_num_seqs
 
+    @property
+    def max_batched_tokens(self) -> int:
+        return self._scheduler.config.max_batched_tokens
+
     def load(self) -> EngineLoad:
         scheduler = self._scheduler
         return EngineLoad(
@@ -154,6 +161,7 @@ class StepEngine:
             num_preemptions=scheduler.num_preemptions,
             num_lookup_tokens=scheduler.num_lookup_tokens,
             num_hit_tokens=scheduler.num_hit_tokens,
+            work=scheduler.work,
         )
 
     def abandon(self) -> None:
@@ -183,6 +191,11 @@ class StepEngine:
     def decode_step_s(self) -> float:
         """Moving average of steps without prefill chunks; 0 until known."""
         return self._timing.decode_step_s
+
+    @property
+    def step_model(self) -> StepModel:
+        """Learned from all steps that were completed, from deciding them to booking them."""
+        return self._learner.model
 
     async def _run_steps(self, model_thread: Executor | None) -> None:
         while True:
@@ -244,6 +257,16 @@ class StepEngine:
         num_prefill = plan.num_tokens - num_decode
         overhead_s = max(0.0, self._clock() - began_s - output.duration_s)
         self._timing.record(num_prefill, num_decode, output.duration_s)
+        work = work_of(plan)
+        cost = self._learner.model.cost_of(work)
+        expected_s = cost.expected_s(work)
+        self._learner.learn(work, output.duration_s + overhead_s)
         self.last_step = StepRecord(
-            started_s, num_prefill, num_decode, output.duration_s, overhead_s
+            started_s,
+            num_prefill,
+            num_decode,
+            output.duration_s,
+            overhead_s,
+            expected_s,
+            expected_s * cost.upper_ratio,
         )

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 from diptych.engine.scheduling.block_pool import BlockCounts
 from diptych.engine.scheduling.sequence import Sequence
 from diptych.engine.scheduling.step import SequenceUpdate
+from diptych.step_model import StepModel, StepWork
 
 # Told of each step before the next is decided; it may call the engine.
 StepListener = Callable[[list[SequenceUpdate]], None]
@@ -23,6 +24,8 @@ class StepRecord(NamedTuple):
     num_decode_tokens: int
     duration_s: float  # on the model thread
     overhead_s: float  # deciding, booking and thread hops around it
+    expected_s: float = 0.0  # both, as the step model had it before this step; 0: not known
+    upper_s: float = 0.0  # that nine of ten such steps do not exceed
 
 
 class EngineLoad(NamedTuple):
@@ -35,6 +38,7 @@ class EngineLoad(NamedTuple):
     num_preemptions: int
     num_lookup_tokens: int  # of admitted sequences
     num_hit_tokens: int  # of those, found in the prefix cache
+    work: StepWork = StepWork()  # a token of each that decodes, and what prompts still need
 
 
 class Engine(Protocol):
@@ -130,6 +134,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def max_batched_tokens(self) -> int:
+        """Tokens that one step can have."""
+        ...
+
+    @property
     def num_steps(self) -> int:
         """Steps that have ended."""
         ...
@@ -157,4 +166,9 @@ class Engine(Protocol):
     @property
     def decode_step_s(self) -> float:
         """Moving average of steps without prefill chunks, s; 0 until known."""
+        ...
+
+    @property
+    def step_model(self) -> StepModel:
+        """How long its steps take, from one's decision to the next one's, as learned from them."""
         ...

@@ -48,7 +48,7 @@ class WatchRequest(_message.Message):
     def __init__(self, router_incarnation: _Optional[str] = ...) -> None: ...
 
 class WorkerState(_message.Message):
-    __slots__ = ("incarnation", "role", "state", "message", "layout", "max_model_len", "progress", "blocks", "num_running", "num_waiting", "num_pending_prefill_tokens", "prefill_tokens_per_s", "decode_step_s", "pairs", "local_prefill", "vocab_size", "faults_allowed", "max_num_seqs", "text_digest", "pairs_version")
+    __slots__ = ("incarnation", "role", "state", "message", "layout", "max_model_len", "progress", "blocks", "num_running", "num_waiting", "num_pending_prefill_tokens", "prefill_tokens_per_s", "decode_step_s", "pairs", "local_prefill", "vocab_size", "faults_allowed", "max_num_seqs", "text_digest", "pairs_version", "step_model", "max_batched_tokens", "num_pending_attention_pairs", "num_decoding", "num_context_tokens")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -69,6 +69,11 @@ class WorkerState(_message.Message):
     MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
     TEXT_DIGEST_FIELD_NUMBER: _ClassVar[int]
     PAIRS_VERSION_FIELD_NUMBER: _ClassVar[int]
+    STEP_MODEL_FIELD_NUMBER: _ClassVar[int]
+    MAX_BATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PENDING_ATTENTION_PAIRS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DECODING_FIELD_NUMBER: _ClassVar[int]
+    NUM_CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     incarnation: str
     role: WorkerRole
     state: ServingState
@@ -89,7 +94,38 @@ class WorkerState(_message.Message):
     max_num_seqs: int
     text_digest: str
     pairs_version: int
-    def __init__(self, incarnation: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., state: _Optional[_Union[ServingState, str]] = ..., message: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.KVLayout, _Mapping]] = ..., max_model_len: _Optional[int] = ..., progress: _Optional[_Union[_common_pb2.EngineProgress, _Mapping]] = ..., blocks: _Optional[_Union[BlockCounts, _Mapping]] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_pending_prefill_tokens: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_step_s: _Optional[float] = ..., pairs: _Optional[_Iterable[_Union[Pair, _Mapping]]] = ..., local_prefill: _Optional[bool] = ..., vocab_size: _Optional[int] = ..., faults_allowed: _Optional[bool] = ..., max_num_seqs: _Optional[int] = ..., text_digest: _Optional[str] = ..., pairs_version: _Optional[int] = ...) -> None: ...
+    step_model: StepModel
+    max_batched_tokens: int
+    num_pending_attention_pairs: int
+    num_decoding: int
+    num_context_tokens: int
+    def __init__(self, incarnation: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., state: _Optional[_Union[ServingState, str]] = ..., message: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.KVLayout, _Mapping]] = ..., max_model_len: _Optional[int] = ..., progress: _Optional[_Union[_common_pb2.EngineProgress, _Mapping]] = ..., blocks: _Optional[_Union[BlockCounts, _Mapping]] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_pending_prefill_tokens: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_step_s: _Optional[float] = ..., pairs: _Optional[_Iterable[_Union[Pair, _Mapping]]] = ..., local_prefill: _Optional[bool] = ..., vocab_size: _Optional[int] = ..., faults_allowed: _Optional[bool] = ..., max_num_seqs: _Optional[int] = ..., text_digest: _Optional[str] = ..., pairs_version: _Optional[int] = ..., step_model: _Optional[_Union[StepModel, _Mapping]] = ..., max_batched_tokens: _Optional[int] = ..., num_pending_attention_pairs: _Optional[int] = ..., num_decoding: _Optional[int] = ..., num_context_tokens: _Optional[int] = ...) -> None: ...
+
+class StepModel(_message.Message):
+    __slots__ = ("decode", "prefill")
+    DECODE_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
+    decode: StepCost
+    prefill: StepCost
+    def __init__(self, decode: _Optional[_Union[StepCost, _Mapping]] = ..., prefill: _Optional[_Union[StepCost, _Mapping]] = ...) -> None: ...
+
+class StepCost(_message.Message):
+    __slots__ = ("fixed_s", "row_s", "context_token_s", "prefill_token_s", "attention_pair_s", "upper_ratio", "num_steps")
+    FIXED_S_FIELD_NUMBER: _ClassVar[int]
+    ROW_S_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
+    ATTENTION_PAIR_S_FIELD_NUMBER: _ClassVar[int]
+    UPPER_RATIO_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    fixed_s: float
+    row_s: float
+    context_token_s: float
+    prefill_token_s: float
+    attention_pair_s: float
+    upper_ratio: float
+    num_steps: int
+    def __init__(self, fixed_s: _Optional[float] = ..., row_s: _Optional[float] = ..., context_token_s: _Optional[float] = ..., prefill_token_s: _Optional[float] = ..., attention_pair_s: _Optional[float] = ..., upper_ratio: _Optional[float] = ..., num_steps: _Optional[int] = ...) -> None: ...
 
 class BlockCounts(_message.Message):
     __slots__ = ("total", "free", "cached", "running", "reserved", "leased", "quarantined")
@@ -110,17 +146,31 @@ class BlockCounts(_message.Message):
     def __init__(self, total: _Optional[int] = ..., free: _Optional[int] = ..., cached: _Optional[int] = ..., running: _Optional[int] = ..., reserved: _Optional[int] = ..., leased: _Optional[int] = ..., quarantined: _Optional[int] = ...) -> None: ...
 
 class Pair(_message.Message):
-    __slots__ = ("source_address", "source_incarnation", "state", "transport", "bytes_per_s", "message")
+    __slots__ = ("source_address", "source_incarnation", "state", "transport", "bytes_per_s", "message", "transfer")
     SOURCE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     SOURCE_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_FIELD_NUMBER: _ClassVar[int]
     source_address: str
     source_incarnation: str
     state: PairState
     transport: str
     bytes_per_s: float
     message: str
-    def __init__(self, source_address: _Optional[str] = ..., source_incarnation: _Optional[str] = ..., state: _Optional[_Union[PairState, str]] = ..., transport: _Optional[str] = ..., bytes_per_s: _Optional[float] = ..., message: _Optional[str] = ...) -> None: ...
+    transfer: TransferCost
+    def __init__(self, source_address: _Optional[str] = ..., source_incarnation: _Optional[str] = ..., state: _Optional[_Union[PairState, str]] = ..., transport: _Optional[str] = ..., bytes_per_s: _Optional[float] = ..., message: _Optional[str] = ..., transfer: _Optional[_Union[TransferCost, _Mapping]] = ...) -> None: ...
+
+class TransferCost(_message.Message):
+    __slots__ = ("fixed_s", "byte_s", "upper_ratio", "num_pulls")
+    FIXED_S_FIELD_NUMBER: _ClassVar[int]
+    BYTE_S_FIELD_NUMBER: _ClassVar[int]
+    UPPER_RATIO_FIELD_NUMBER: _ClassVar[int]
+    NUM_PULLS_FIELD_NUMBER: _ClassVar[int]
+    fixed_s: float
+    byte_s: float
+    upper_ratio: float
+    num_pulls: int
+    def __init__(self, fixed_s: _Optional[float] = ..., byte_s: _Optional[float] = ..., upper_ratio: _Optional[float] = ..., num_pulls: _Optional[int] = ...) -> None: ...

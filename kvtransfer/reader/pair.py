@@ -70,7 +70,7 @@ class SourcePair:
 
     def to_proto(self) -> worker_pb2.Pair:
         machine = self._machine
-        return worker_pb2.Pair(
+        told = worker_pb2.Pair(
             source_address=self.key.address,
             source_incarnation=self.key.incarnation,
             state=_NAMES[machine.state],
@@ -78,6 +78,13 @@ class SourcePair:
             bytes_per_s=machine.bytes_per_s,
             message=machine.message,
         )
+        (fixed_s, byte_s), upper_ratio, num_pulls = machine.cost.learned
+        if num_pulls:
+            cost = worker_pb2.TransferCost(
+                fixed_s=fixed_s, byte_s=byte_s, upper_ratio=upper_ratio, num_pulls=num_pulls
+            )
+            told.transfer.CopyFrom(cost)
+        return told
 
     async def until_proven(self, timeout_s: float) -> Link | None:
         """Wait while the pair is being proven. None: it fails, is left, or takes longer."""
@@ -101,7 +108,7 @@ class SourcePair:
     def measured(self, stats: common_pb2.TransferStats) -> None:
         """A pull was proven."""
         if stats.read_s > 0:
-            self._machine.measured(stats.num_bytes / stats.read_s)
+            self._machine.measured(stats.num_bytes, stats.read_s)
 
     async def keep(self) -> None:
         """Keep the pair proven until cancelled."""

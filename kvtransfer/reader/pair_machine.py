@@ -5,6 +5,7 @@ The shell is :mod:`kvtransfer.reader.pair`. Event loop only.
 
 import enum
 
+from diptych.learned_cost import LearnedCost
 from diptych.transitions import Transitions
 from kvtransfer.reader.proven_link import Link, ProvenLink
 
@@ -72,6 +73,7 @@ class PairMachine:
         self.link: Link | None = None
         self.message = ""  # why it is not proven, or not over a better transport
         self.bytes_per_s = 0.0  # of the newest link's proof, then a moving average of pulls
+        self.cost = LearnedCost(2)  # s of a pull over the link, for itself and for each byte
 
     def prove(self, proven: ProvenLink, message: str) -> Link | None:
         """Pulls may go over this link; it comes back where it is too late for that."""
@@ -83,9 +85,10 @@ class PairMachine:
         assert unused is not None, "only a link that is there is improved on"
         return unused
 
-    def measured(self, bytes_per_s: float) -> None:
-        """A pull over the link went at this rate."""
-        self.bytes_per_s += _RATE_WEIGHT * (bytes_per_s - self.bytes_per_s)
+    def measured(self, num_bytes: int, read_s: float) -> None:
+        """A pull over the link took so long, which is more than nothing."""
+        self.bytes_per_s += _RATE_WEIGHT * (num_bytes / read_s - self.bytes_per_s)
+        self.cost.learn((1.0, float(num_bytes)), read_s)
 
     def lose(self, why: str) -> Link | None:
         """It has to be proven again. None: nothing was lost."""
@@ -108,6 +111,7 @@ class PairMachine:
             return proven.link
         before, self.message = self.link, message
         self.link, self.bytes_per_s = proven
+        self.cost = LearnedCost(2)
         return before
 
     def _drop(self, event: PairEvent, message: str) -> Link | None:

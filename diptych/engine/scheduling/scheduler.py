@@ -45,6 +45,7 @@ from diptych.errors import (
     LogitsError,
 )
 from diptych.finish_reason import FinishReason
+from diptych.step_model import StepWork, num_pairs
 
 
 class SchedulerConfig(BaseModel):
@@ -126,6 +127,20 @@ class Scheduler:
         """Tokens to compute before their sequences can sample (single tokens not counted)."""
         runnable = itertools.chain(self._queues.running, self._queues.waiting)
         return sum(num for num in map(_num_pending, runnable) if num > 1)
+
+    @property
+    def work(self) -> StepWork:
+        """To be computed: one token of each sequence that decodes, and what prompts lack."""
+        num_rows = num_context = num_tokens = num_attention_pairs = 0
+        for seq in itertools.chain(self._queues.running, self._queues.waiting):
+            num = _num_pending(seq)
+            if num > 1:
+                num_tokens += num
+                num_attention_pairs += num_pairs(seq.num_computed_tokens, seq.num_tokens)
+            else:
+                num_rows += 1
+                num_context += seq.num_tokens
+        return StepWork(num_rows, num_context, num_tokens, num_attention_pairs)
 
     @property
     def in_flight(self) -> tuple[Sequence, ...]:

@@ -18,6 +18,7 @@ from diptych.engine.scheduling.step_timing import MeasuredStep, StepTiming
 from diptych.errors import DeviceLostError, DeviceMemoryError, StepFailedError
 from diptych.finish_reason import FinishReason
 from diptych.sampling_params import SamplingParams
+from diptych.step_model import StepWork
 
 
 @dataclass
@@ -109,6 +110,9 @@ async def test_runs_to_the_end_and_sleeps() -> None:
     assert rig.engine.decode_step_s == pytest.approx(0.5)
     assert rig.engine.prefill_tokens_per_s == pytest.approx((16 + 4 + 3) / 1.5, rel=0.1)
     assert rig.engine.predicted_step_s == pytest.approx(0.5, rel=0.1)
+    model = rig.engine.step_model
+    assert (model.prefill.num_steps, model.decode.num_steps) == (3, 4)
+    assert model.decode.expected_s(StepWork(1, 22)) == pytest.approx(0.5, rel=0.2)
 
 
 async def test_a_step_in_flight_is_due_until_it_ends() -> None:

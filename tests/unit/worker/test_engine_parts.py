@@ -10,6 +10,7 @@ from diptych.engine.scheduling.block_pool import BlockCounts
 from diptych.engine.scheduling.sequence import Sequence, SequenceState
 from diptych.engine.scheduling.step import SampledToken, SequenceUpdate
 from diptych.errors import ConfigurationError
+from diptych.step_model import StepCost, StepModel, StepWork
 from diptych.v1 import common_pb2, prefill_pb2, worker_pb2
 from diptych.worker.engine_parts import EngineParts
 from diptych.worker.scratch import PoolScratch
@@ -27,6 +28,8 @@ class OtherEngine:
     predicted_step_s = 0.25
     prefill_tokens_per_s = 100.0
     decode_step_s = 0.125
+    max_batched_tokens = 64
+    step_model = StepModel(decode=StepCost(0.03, 0.001, num_steps=40))
     last_step: StepRecord | None = None
 
     def __init__(self) -> None:
@@ -83,7 +86,8 @@ class OtherEngine:
 
     def load(self) -> EngineLoad:
         blocks = BlockCounts(NUM_BLOCKS, NUM_BLOCKS, 0, 0, 0, 0, 0)
-        return EngineLoad(blocks, 0, len(self._waiting), 0, 0, 0, 0)
+        work = StepWork(2, 30, 0, 45)
+        return EngineLoad(blocks, 0, len(self._waiting), 0, 0, 0, 0, work)
 
     def mismatch(self, quarantined: Collection[int]) -> str | None:
         return None
@@ -109,6 +113,10 @@ def test_watch_tells_of_any_engine() -> None:
     assert (state.vocab_size, state.max_model_len, state.max_num_seqs) == (100, 30, 3)
     assert (state.text_digest, state.blocks.free) == ("text", NUM_BLOCKS)
     assert (state.prefill_tokens_per_s, state.decode_step_s) == (100.0, 0.125)
+    assert StepModel.from_proto(state.step_model) == OtherEngine.step_model
+    assert state.max_batched_tokens == 64
+    assert (state.num_decoding, state.num_context_tokens) == (2, 30)
+    assert state.num_pending_attention_pairs == 45
     assert parts.progress() == common_pb2.EngineProgress(predicted_step_s=0.25)
 
 

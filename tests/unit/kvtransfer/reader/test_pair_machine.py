@@ -104,8 +104,9 @@ class Pairing(RuleBasedStateMachine):
 
     @rule(rate=st.floats(1, 1e12))
     def pull_is_proven(self, rate: float) -> None:
-        before = self.pair.bytes_per_s
-        self.pair.measured(rate)
+        before, num_pulls = self.pair.bytes_per_s, self.pair.cost.learned.num_samples
+        self.pair.measured(4096, 4096 / rate)
+        assert self.pair.cost.learned.num_samples == num_pulls + 1
         low, high = sorted((before, rate))
         assert low <= self.pair.bytes_per_s * (1 + 1e-9)
         assert self.pair.bytes_per_s <= high * (1 + 1e-9)

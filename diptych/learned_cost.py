@@ -1,0 +1,140 @@
+"""What a kind of work costs, learned from how long it took. Pure.
+
+The cost is a sum: each feature of the work times a coefficient that is not negative. It is
+fitted by least squares in *relative* errors with exponential forgetting, so that a step of 40 ms
+counts as much as one of 600 ms and a machine that changed is learned anew; a measurement far
+above what was expected counts as a bound says, as it says more of the machine's neighbours than
+of the work. The *pace* follows within some ten measurements what the whole sum lags behind, such
+as a neighbour that takes half of the core for a minute. Beside them stands the ratio that nine
+of ten measurements did not exceed, moved up at each one that did and down at each that did not
+(Gibbs and Candès: adaptive conformal inference), which needs no assumption of how they are spread.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+_FORGETTING = 0.999  # weight of the past against one more measurement
+_COVERED = 0.9
+_FIRST_UPPER_RATIO = 1.5
+_FINEST_RATIO_STEP = 0.01  # of the upper ratio's logarithm
+_NUM_COARSE = 8  # measurements with steps of a tenth; finer and finer after that
+_MOST_ABOVE = 2.0  # a measurement counts as so many times the expected cost at the most ...
+_NUM_TRUSTING = 16  # ... after this many
+_PACE_WEIGHT = 0.1  # of the newest measurement in the pace's logarithm ...
+_MOST_OFF_PACE = 0.5  # ... which is moved by so much of a logarithm at the most
+_MOST_UNSOLVED = 16  # measurements between two solutions
+_RIDGE = 1e-6  # of each feature's weight: it shares out what measurements leave open
+
+
+class LearnedSum(NamedTuple):
+    """What was learned until now. ``upper_ratio``: nine of ten took at most so many times more."""
+
+    coefficients: tuple[float, ...]  # s per unit of each feature
+    upper_ratio: float
+    num_samples: int
+
+
+class LearnedCost:
+    """One cost with ``num_features``. Owned by whoever measures; about 30 µs a measurement.
+
+    Of a feature that was never seen the coefficient is 0. Where measurements cannot tell
+    features apart (all work was alike), each has its part of the cost.
+    """
+
+    def __init__(self, num_features: int) -> None:
+        self._products = [[0.0] * num_features for _ in range(num_features)]  # faded sums
+        self._targets = [0.0] * num_features
+        self._coefficients = [0.0] * num_features
+        self._log_pace = 0.0  # of the latest measurements to the sum
+        self._log_upper = math.log(_FIRST_UPPER_RATIO)
+        self._num_samples = 0
+        self._num_unsolved = 0
+
+    @property
+    def learned(self) -> LearnedSum:
+        """As of now, at the pace of now."""
+        pace = math.exp(self._log_pace)
+        return LearnedSum(
+            tuple(pace * each for each in self._coefficients),
+            math.exp(self._log_upper),
+            self._num_samples,
+        )
+
+    def expected_s(self, features: Sequence[float]) -> float:
+        """The cost of such work at the pace of now; 0 until anything is known of it."""
+        return self._sum_s(features) * math.exp(self._log_pace)
+
+    def learn(self, features: Sequence[float], measured_s: float) -> None:
+        """Such work took ``measured_s``; not positive: nothing is learned of it."""
+        if measured_s <= 0.0:
+            return
+        expected_s = self._sum_s(features)
+        if expected_s > 0.0:
+            self._follow(math.log(measured_s / expected_s) - self._log_pace)
+        self._num_samples += 1
+        is_trusted = expected_s > 0.0 and self._num_samples > _NUM_TRUSTING
+        scale_s = expected_s if is_trusted else measured_s
+        self._add(
+            [feature / scale_s for feature in features], min(measured_s / scale_s, _MOST_ABOVE)
+        )
+        self._num_unsolved += 1
+        if self._num_unsolved >= min(_MOST_UNSOLVED, 1 + self._num_samples // _MOST_UNSOLVED):
+            self._num_unsolved = 0
+            self._coefficients = _least_squares(self._products, self._targets)
+
+    def _sum_s(self, features: Sequence[float]) -> float:
+        return math.fsum(c * x for c, x in zip(self._coefficients, features, strict=True))
+
+    def _add(self, row: Sequence[float], target: float) -> None:
+        for index, value in enumerate(row):
+            products = self._products[index]
+            for other, factor in enumerate(row):
+                products[other] = products[other] * _FORGETTING + value * factor
+            self._targets[index] = self._targets[index] * _FORGETTING + value * target
+
+    def _follow(self, log_ratio: float) -> None:
+        """A measurement was so much above what was expected at the pace until now."""
+        step = max(_FINEST_RATIO_STEP, 0.1 / (1 + self._num_samples // _NUM_COARSE))
+        is_above = log_ratio > self._log_upper
+        self._log_upper = max(0.0, self._log_upper + step * (is_above - (1 - _COVERED)))
+        if self._num_samples > _NUM_TRUSTING:
+            off_pace = max(-_MOST_OFF_PACE, min(_MOST_OFF_PACE, log_ratio))
+            self._log_pace += _PACE_WEIGHT * off_pace
+
+
+def _least_squares(products: list[list[float]], targets: list[float]) -> list[float]:
+    """The coefficients that fit best of those that are not negative: the worst leaves, in turn."""
+    kept = [index for index in range(len(targets)) if products[index][index] > 0.0]
+    while kept:
+        found = _solve(products, targets, kept)
+        worst = min(range(len(kept)), key=lambda place: found[place])
+        if found[worst] >= 0.0:
+            by_index = dict(zip(kept, found, strict=True))
+            return [by_index.get(index, 0.0) for index in range(len(targets))]
+        del kept[worst]
+    return [0.0] * len(targets)
+
+
+def _solve(products: list[list[float]], targets: list[float], kept: list[int]) -> list[float]:
+    """By elimination; features are brought to one size before, and a little ridge is added."""
+    sizes = [math.sqrt(products[index][index]) for index in kept]
+    rows = [
+        [
+            products[i][j] / (sizes[a] * sizes[b]) + (_RIDGE if i == j else 0.0)
+            for b, j in enumerate(kept)
+        ]
+        + [targets[i] / sizes[a]]
+        for a, i in enumerate(kept)
+    ]
+    for pivot, row in enumerate(rows):  # positive definite: no pivoting is needed
+        for lower in rows[pivot + 1 :]:
+            factor = lower[pivot] / row[pivot]
+            for column in range(pivot, len(row)):
+                lower[column] -= factor * row[column]
+    found = [0.0] * len(rows)
+    for pivot in reversed(range(len(rows))):
+        row = rows[pivot]
+        rest = math.fsum(row[column] * found[column] for column in range(pivot + 1, len(rows)))
+        found[pivot] = (row[-1] - rest) / row[pivot]
+    return [value / size for value, size in zip(found, sizes, strict=True)]

@@ -1,0 +1,97 @@
+"""What a step of an engine computes, and how long steps take. Pure.
+
+Learned by a worker from its own steps (:mod:`diptych.engine.scheduling.step_learner`), told on
+Watch, and used by routers to look ahead.
+"""
+
+from typing import NamedTuple
+
+from diptych.v1 import worker_pb2
+
+NUM_KNOWN_STEPS = 24  # fewer of a kind say too little of it
+
+
+class StepWork(NamedTuple):
+    """The contents of one step, or of several together."""
+
+    num_decode_rows: int = 0  # sequences that get one token
+    num_context_tokens: int = 0  # that those attend to, themselves included
+    num_prefill_tokens: int = 0  # of prompts, in chunks of two and more
+    num_attention_pairs: int = 0  # of those tokens: each one with each that it attends to
+
+    @classmethod
+    def of_prompt(cls, num_tokens: int, num_cached_tokens: int) -> "StepWork":
+        """What is left to compute of a prompt of which the first tokens are there."""
+        return cls(
+            num_prefill_tokens=num_tokens - num_cached_tokens,
+            num_attention_pairs=num_pairs(num_cached_tokens, num_tokens),
+        )
+
+    def plus(self, other: "StepWork") -> "StepWork":
+        """Both together."""
+        return StepWork(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+
+
+class StepCost(NamedTuple):
+    """Seconds of one kind of step: so many for itself, and so many for each part of its work.
+
+    Nine of ten steps took at most ``upper_ratio`` times that.
+    """
+
+    fixed_s: float = 0.0
+    row_s: float = 0.0
+    context_token_s: float = 0.0
+    prefill_token_s: float = 0.0
+    attention_pair_s: float = 0.0
+    upper_ratio: float = 1.0
+    num_steps: int = 0  # it was learned from
+
+    @property
+    def is_known(self) -> bool:
+        """Whether enough steps ran to rely on it."""
+        return self.num_steps >= NUM_KNOWN_STEPS
+
+    def expected_s(self, work: StepWork, num_steps: int = 1) -> float:
+        """Of ``work``, done in so many steps."""
+        return (
+            num_steps * self.fixed_s
+            + work.num_decode_rows * self.row_s
+            + work.num_context_tokens * self.context_token_s
+            + work.num_prefill_tokens * self.prefill_token_s
+            + work.num_attention_pairs * self.attention_pair_s
+        )
+
+
+class StepModel(NamedTuple):
+    """The two kinds of step: those without parts of prompts, and those with.
+
+    They are learned apart: of the second kind even the constant part is another, and a worker
+    that runs but one of them does not forget what it knew of the other.
+    """
+
+    decode: StepCost = StepCost()
+    prefill: StepCost = StepCost()
+
+    def cost_of(self, work: StepWork) -> StepCost:
+        """Of the kind that such a step is of."""
+        return self.prefill if work.num_prefill_tokens else self.decode
+
+    def to_proto(self) -> worker_pb2.StepModel:
+        return worker_pb2.StepModel(
+            decode=worker_pb2.StepCost(**self.decode._asdict()),
+            prefill=worker_pb2.StepCost(**self.prefill._asdict()),
+        )
+
+    @classmethod
+    def from_proto(cls, told: worker_pb2.StepModel) -> "StepModel":
+        """What a worker says; of one that says nothing nothing is known."""
+        return cls(_cost(told.decode), _cost(told.prefill))
+
+
+def num_pairs(start: int, end: int) -> int:
+    """Pairs of the tokens from ``start`` on with all up to themselves."""
+    return (end * (end + 1) - start * (start + 1)) // 2
+
+
+def _cost(told: worker_pb2.StepCost) -> StepCost:
+    return StepCost(*(getattr(told, name) for name in StepCost._fields))

@@ -1,0 +1,104 @@
+"""What work costs is learned from how long it took, and how often it takes longer."""
+
+import math
+from collections.abc import Callable
+from random import Random
+
+import pytest
+
+from diptych.learned_cost import LearnedCost
+
+LAW = (0.04, 0.0015, 4e-6)  # s: for itself, for a row, for a token of context
+
+
+def features(rng: Random) -> tuple[float, float, float]:
+    num_rows = rng.randrange(1, 17)
+    return (1.0, float(num_rows), float(sum(rng.randrange(50, 1500) for _ in range(num_rows))))
+
+
+def cost_of(work: tuple[float, ...], law: tuple[float, ...] = LAW) -> float:
+    return math.fsum(c * x for c, x in zip(law, work, strict=True))
+
+
+def teach(
+    learned: LearnedCost, noise: Callable[[], float], num: int, law: tuple[float, ...] = LAW
+) -> None:
+    rng = Random(num)
+    for _ in range(num):
+        work = features(rng)
+        learned.learn(work, cost_of(work, law) * noise())
+
+
+def test_a_law_without_noise_is_found() -> None:
+    learned = LearnedCost(3)
+    teach(learned, lambda: 1.0, 300)
+    assert learned.learned.coefficients == pytest.approx(LAW, rel=0.01)
+    assert learned.learned.num_samples == 300
+
+
+@pytest.mark.parametrize("spread", [0.03, 0.1, 0.2])
+def test_the_error_is_small_and_nine_of_ten_are_below_the_upper_ratio(spread: float) -> None:
+    """One in a hundred takes five times as long: the machine had something else to do."""
+    learned, rng = LearnedCost(3), Random(7)
+    errors, num_covered = [], 0
+    for number in range(3000):
+        work = features(rng)
+        law_s = cost_of(work)
+        measured_s = law_s * rng.lognormvariate(0, spread) * (5 if rng.random() < 0.01 else 1)
+        expected_s = learned.expected_s(work)
+        if number >= 1000:
+            errors.append(abs(expected_s - law_s) / law_s)
+            num_covered += measured_s <= expected_s * learned.learned.upper_ratio
+        learned.learn(work, measured_s)
+    assert sorted(errors)[len(errors) // 2] < 0.05
+    assert 0.88 < num_covered / len(errors) < 0.92
+
+
+def test_a_machine_that_became_slower_is_learned_anew() -> None:
+    learned = LearnedCost(3)
+    teach(learned, lambda: 1.0, 1000)
+    slower = tuple(3 * value for value in LAW)
+    teach(learned, lambda: 1.0, 4000, slower)
+    work = features(Random(1))
+    assert learned.expected_s(work) == pytest.approx(cost_of(work, slower), rel=0.1)
+
+
+def test_the_pace_follows_a_neighbour_that_comes_and_goes() -> None:
+    """Every 200 measurements all work takes twice as long, or as before."""
+    learned, rng = LearnedCost(3), Random(5)
+    errors = []
+    for number in range(4000):
+        work = features(rng)
+        taken_s = cost_of(work) * (2.0 if number // 200 % 2 else 1.0)
+        if number >= 1000:
+            errors.append(abs(learned.expected_s(work) - taken_s) / taken_s)
+        learned.learn(work, taken_s)
+    assert sorted(errors)[len(errors) // 2] < 0.05
+
+
+def test_no_coefficient_is_negative() -> None:
+    """Longer contexts that took less time: their part of the cost is nothing."""
+    learned, rng = LearnedCost(2), Random(3)
+    for _ in range(200):
+        size = rng.uniform(1, 100)
+        learned.learn((1.0, size), 2.0 - 0.01 * size)
+    assert learned.learned.coefficients[1] == 0.0
+    assert learned.learned.coefficients[0] == pytest.approx(1.5, rel=0.1)
+
+
+def test_what_was_never_seen_costs_nothing_and_what_was_alike_is_shared() -> None:
+    learned = LearnedCost(3)
+    for _ in range(50):
+        learned.learn((1.0, 100.0, 0.0), 0.5)
+    fixed, each, unseen = learned.learned.coefficients
+    assert fixed == pytest.approx(0.25, rel=0.01)
+    assert each == pytest.approx(0.0025, rel=0.01)
+    assert unseen == 0.0
+
+
+def test_nothing_is_learned_of_no_time() -> None:
+    learned = LearnedCost(1)
+    learned.learn((1.0,), 0.0)
+    assert learned.learned.coefficients == (0.0,)
+    assert learned.learned.num_samples == 0
+    assert learned.expected_s((1.0,)) == 0.0

@@ -87,13 +87,10 @@ class ProcessConfig(BaseModel):
         "OTEL_EXPORTER_OTLP_ENDPOINT says, else off.",
     )
     trace_sample_ratio: float = Field(
-        1.0, ge=0, le=1, description="Share of requests traced when the client did not decide."
-    )
-    trace_caller_ratio: float = Field(
         1.0,
         ge=0,
         le=1,
-        description="Share traced of the requests whose caller asks for a trace; of workers the "
+        description="Share of requests traced when the caller did not decide; of workers the "
         "caller is the router.",
     )
     stop_with_stdin: bool = Field(

@@ -24,6 +24,7 @@ from diptych.rpc.identity import Identity
 from diptych.rpc.server import ErrorInterceptor, PublicEdge, make_server
 from diptych.telemetry import logs
 from diptych.telemetry.metrics import Metrics
+from diptych.telemetry.sampling import Sampling
 from diptych.telemetry.tracing import StandardTracing, Tracing
 
 logger = logging.getLogger(__name__)
@@ -79,8 +80,11 @@ class ServiceHost:
         instance_id: str = "",
         public: PublicEdge | None = None,
         identity: Identity | None = None,
+        sampled: Sampling | None = None,
     ) -> None:
         """``instance_id`` is the process's incarnation, for the trace's resource.
+
+        ``sampled`` where it is this process that decides what is traced.
 
         ``public`` where clients connect, and not only processes of the cluster; ``identity``
         where those, and nobody else, prove who they are.
@@ -95,8 +99,7 @@ class ServiceHost:
         self.tracing = Tracing(
             f"diptych-{config.role}",
             endpoint=config.otlp_endpoint,
-            sample_ratio=config.trace_sample_ratio,
-            caller_ratio=config.trace_caller_ratio,
+            sampled=sampled or Sampling(config.trace_sample_ratio),
             standard=standard_tracing(config.otlp_endpoint),
             instance_id=instance_id,
         )
@@ -214,6 +217,16 @@ class ServiceHost:
             "log_lines_dropped",
             "Log lines of this process that were dropped, as standard error took none.",
             logs.num_dropped_lines,
+        )
+        self.metrics.read_gauge(
+            "trace_spans_held",
+            "Spans that wait for the router's word on whether their trace is sent.",
+            lambda: self.tracing.num_held,
+        )
+        self.metrics.read_gauge(
+            "trace_spans_forgotten",
+            "Held spans of this process that were dropped without a word on their trace.",
+            lambda: self.tracing.num_forgotten,
         )
         self.registry.loop = asyncio.get_running_loop()
         self._stack.push_async_callback(asyncio.to_thread, self.tracing.shutdown)

@@ -17,6 +17,7 @@ from diptych.progress import ConsoleProgress
 from diptych.rpc.identity import Certificate
 from diptych.rpc.server import Gate, Metadata, PublicEdge
 from diptych.service_host import ServiceHost
+from diptych.telemetry.sampling import Sampling
 from router.client_settings import PublicTls
 from router.cluster.members import Cluster
 from router.config import RouterConfig
@@ -86,9 +87,12 @@ async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None
         incarnation=incarnation,
         text_digest=model.tokenizer.digest,
         on_change=room.pump_soon,
+        now_s=lambda: host.tracing.now_s(),
     )
     async with (
-        ServiceHost(config, instance_id=incarnation, public=edge) as host,
+        ServiceHost(
+            config, instance_id=incarnation, public=edge, sampled=_sampling(config)
+        ) as host,
         asyncio.TaskGroup() as tasks,
     ):
         background = _Background(tasks)
@@ -107,6 +111,7 @@ async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None
             lambda: cluster.num_proven_pairs,
             lambda: cluster.num_ready,
             lambda: discovery.age_s,
+            cluster.clock_offsets,
         )
         admission = Admission(model, cluster, config)
         generator = Generator(admission, services, metrics, host.tracing)
@@ -156,6 +161,14 @@ def public_edge(config: RouterConfig, gate: Gate | None = None) -> PublicEdge:
         max_connection_grace_s=config.max_connection_grace_s,
         certificate=_certificate(config.public_tls),
         gate=gate,
+    )
+
+
+def _sampling(config: RouterConfig) -> Sampling:
+    return Sampling(
+        config.trace_sample_ratio,
+        config.trace_caller_per_s,
+        holds=config.trace_slow_s is not None,
     )
 
 

@@ -246,6 +246,18 @@ class RouterConfig(ProcessConfig):
         ge=1,
         description="Bytes of all requests that are open; what would be more is refused.",
     )
+    trace_caller_per_s: float = Field(
+        10.0,
+        ge=0,
+        description="Requests traced a second because their client asks for it; of those beyond, "
+        "the share trace_sample_ratio.",
+    )
+    trace_slow_s: float | None = Field(
+        5.0,
+        ge=0,
+        description="A request that waited this long for a token, the first or another, is traced "
+        "whatever was sampled, as is one that failed or was tried again, s. Unset: none is.",
+    )
     client_buffer_messages: int = Field(
         1024,
         ge=1,

@@ -2,12 +2,17 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from opentelemetry.context import Context
 
-from diptych.errors import DiptychError, TransferInterruptedError, all_reasons
+from diptych.errors import (
+    DiptychError,
+    InvalidApiKeyError,
+    TransferInterruptedError,
+    all_reasons,
+)
 from diptych.finish_reason import FinishReason
 from diptych.sampling_params import SamplingParams
 from diptych.telemetry import attributes, tracing
@@ -15,11 +20,12 @@ from diptych.telemetry.families import RequestMetrics
 from diptych.telemetry.metrics import LoopHistogram, Metrics
 from diptych.telemetry.stages import Stage
 from diptych.telemetry.tracing import Tracing
+from router.cluster.worker_clock import ClockOffset
 from router.generation.answer import KVPath, Timing, Usage
 from router.placement.types import Why, WorkerId
 from router.request.actions import Retry
 from router.request.response_builder import Moments
-from router.trace import RequestTrace
+from router.trace import RequestTrace, Workers
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +52,7 @@ class RouterMetrics:
         num_proven_pairs: Callable[[], float],
         num_ready: Callable[[], tuple[int, int]],
         discovery_age_s: Callable[[], float],
+        clock_offsets: Callable[[], Iterable[tuple[str, ClockOffset]]],
     ) -> None:
         kv_paths = [path.name.lower() for path in KVPath]
         self.requests = RequestMetrics(metrics, OUTCOMES, kv_paths)
@@ -89,6 +96,18 @@ class RouterMetrics:
             "use. 0 for a static list.",
             discovery_age_s,
         )
+        metrics.read_gauges(
+            "router_worker_clock_offset_seconds",
+            "How far the clock of a worker's spans is ahead of the router's, s; negative: behind.",
+            ("worker",),
+            lambda: [((address,), clock.offset_s) for address, clock in clock_offsets()],
+        )
+        metrics.read_gauges(
+            "router_worker_clock_uncertainty_seconds",
+            "How far from that offset the true one may be, s: half a round trip.",
+            ("worker",),
+            lambda: [((address,), clock.uncertainty_s) for address, clock in clock_offsets()],
+        )
 
 
 class RequestObserver:
@@ -99,7 +118,9 @@ class RequestObserver:
         metrics: RouterMetrics,
         trace: Tracing,
         request_id: str,
+        workers: Workers,
         *,
+        slow_s: float | None,
         operation: str,
         model: str,
         metadata: Sequence[tuple[str, str | bytes]],
@@ -108,15 +129,20 @@ class RequestObserver:
         """``metadata`` is the call's, with the client's W3C context if it sent one.
 
         ``operation`` and ``model`` are bounded: GenAI's name of it, and what is served.
+        A request that waited ``slow_s`` for a token is traced, whatever was sampled.
         """
         self.request_id = request_id
         self.received_s = received_s
         self._gen_ai = (operation, attributes.PROVIDER, model)  # labels of those metrics
         self._metrics = metrics
+        self._slow_s = slow_s
+        self._longest_wait_s = 0.0  # for a token
+        self._was_retried = False
         self._trace = RequestTrace(
             trace,
             f"{operation} {model}",
             tracing.extract_metadata(metadata),
+            workers,
             received_s=received_s,
             marks={
                 attributes.OPERATION_NAME: operation,
@@ -150,12 +176,12 @@ class RequestObserver:
 
     def prefill_asked(self, worker: WorkerId) -> Context:
         """See :class:`router.request.observer.Observer`."""
-        self._trace.ask(attributes.PREFILL_WORKER, worker.address)
+        self._trace.ask(attributes.PREFILL_WORKER, worker)
         return self._trace.attempt
 
     def decode_asked(self, worker: WorkerId) -> Context:
         """See :class:`router.request.observer.Observer`."""
-        self._trace.ask(attributes.DECODE_WORKER, worker.address)
+        self._trace.ask(attributes.DECODE_WORKER, worker)
         return self._trace.stage(Stage.DECODE)
 
     def started(self) -> None:
@@ -164,6 +190,7 @@ class RequestObserver:
 
     def retried(self, retry: Retry, cause: DiptychError, awaited: Stage) -> None:
         """A fail-over."""
+        self._was_retried = True
         self._metrics.requests.retries[retry.value].inc()
         self._alarm_if_unproven(cause)
         marks = {attributes.FALLBACK: retry.value, attributes.ERROR_TYPE: cause.reason}
@@ -188,11 +215,15 @@ class RequestObserver:
         """A decode worker computes the KV itself."""
         self._metrics.local[why.value].inc()
         self._trace.mark({attributes.FALLBACK: why.value})
-        self._trace.mark_attempt({attributes.FALLBACK: why.value, attributes.PREFILL_WORKER: ""})
+        self._trace.mark_attempt({attributes.FALLBACK: why.value})
+        self._trace.leave_out(attributes.PREFILL_WORKER)
 
     def emitted(self, num_tokens: int, gap_s: float | None) -> None:
         """Tokens came from a worker, ``gap_s`` after those before."""
-        if gap_s is not None:
+        if gap_s is None:
+            self._longest_wait_s = time.monotonic() - self.received_s
+        else:
+            self._longest_wait_s = max(self._longest_wait_s, gap_s)
             _observe_gap(self._metrics.requests.emission_seconds, num_tokens, gap_s)
 
     def written(self, num_tokens: int, gap_s: float | None) -> None:
@@ -227,8 +258,19 @@ class RequestObserver:
                 self._observe_pace(usage, timing)
         if finish_reason is not None:
             self._trace.mark({attributes.FINISH_REASONS: [finish_reason.name.lower()]})
-        self._trace.end(moments, error or outcome, error)
+        if outcome != "ok" and finish_reason is None:  # nor was another token to come
+            last_s = None if moments is None else moments.last_token_s
+            wait_s = time.monotonic() - (last_s or self.received_s)
+            self._longest_wait_s = max(self._longest_wait_s, wait_s)
+        self._trace.end(moments, error or outcome, error, keep=self._is_kept(error))
         self._log(outcome, usage, timing)
+
+    def _is_kept(self, error: str | None) -> bool:
+        """Whether the request is traced although it was not sampled."""
+        if self._slow_s is None or error == InvalidApiKeyError.reason:  # not for just anybody
+            return False
+        is_slow = self._longest_wait_s >= self._slow_s
+        return error is not None or self._was_retried or is_slow
 
     def _book(self, usage: Usage, timing: Timing, *, is_ok: bool) -> None:
         family = self._metrics.requests

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass
+from typing import Protocol
 
 from opentelemetry.context import Context
 from opentelemetry.trace import Link, SpanKind
@@ -9,9 +10,23 @@ from opentelemetry.trace import Link, SpanKind
 from diptych.telemetry import attributes, tracing
 from diptych.telemetry.stages import Stage
 from diptych.telemetry.tracing import Attributes, AttributeValue, Tracing
+from router.cluster.worker_clock import ClockOffset
+from router.placement.types import WorkerId
 from router.request.response_builder import Moments
 
 UNFINISHED = "unfinished"
+
+
+class Workers(Protocol):
+    """What a trace needs of the workers that it leads over."""
+
+    def tell_trace(self, worker: WorkerId, hold: int, *, keep: bool) -> None:
+        """Whether spans that the worker holds under ``hold`` are to be sent."""
+        ...
+
+    def clock_offset(self, worker: WorkerId) -> ClockOffset | None:
+        """How the clock of the worker's spans stands; None: it is not known."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +37,7 @@ class _Attempt:
     stage: Stage
     began_s: float
     marks: dict[str, AttributeValue]
+    workers: dict[str, WorkerId]  # by the attribute that names them
     links: tuple[Link, ...]
 
 
@@ -30,15 +46,23 @@ class RequestTrace:
 
     A stage or an attempt has its id before anything is written of it, as workers begin
     their spans meanwhile. Invariant: ``end`` writes each attempt and each stage that was
-    expected, so that no worker's span is without its parent. Nothing is done for a token.
-    Event loop only.
+    expected, so that no worker's span is without its parent. Of a trace that is held, all who
+    were asked hear at its end whether it is sent. Nothing is done for a token. Event loop only.
     """
 
     def __init__(
-        self, trace: Tracing, name: str, parent: Context, *, received_s: float, marks: Attributes
+        self,
+        trace: Tracing,
+        name: str,
+        parent: Context,
+        workers: Workers,
+        *,
+        received_s: float,
+        marks: Attributes,
     ) -> None:
         """``parent`` is the client's context, ``marks`` what is known of the request."""
         self._trace = trace
+        self._workers = workers
         self._span = trace.start(
             name, parent, start_s=received_s, kind=SpanKind.SERVER, attributes=marks
         )
@@ -48,17 +72,23 @@ class RequestTrace:
         self._expected: set[Stage] = set()
         self._attempt: _Attempt | None = None
         self._num_attempts = 0
+        self._asked: set[WorkerId] = set()
 
     @property
     def attempt(self) -> Context:
         """Of the attempt that is being made."""
         return self.context if self._attempt is None else self._attempt.context
 
-    def ask(self, role: str, address: str) -> None:
+    def ask(self, role: str, worker: WorkerId) -> None:
         """A worker is asked, with which the first attempt begins; ``role`` names the attribute."""
-        if self._attempt is None:
-            self._begin_attempt(Stage.PREFILL, {}, ())
-        self.mark_attempt({role: address})
+        attempt = self._attempt or self._begin_attempt(Stage.PREFILL, {}, {}, ())
+        attempt.workers[role] = worker
+        self._asked.add(worker)
+
+    def leave_out(self, role: str) -> None:
+        """The attempt does without a worker of that role."""
+        if self._attempt is not None:
+            self._attempt.workers.pop(role, None)
 
     def retry(self, stage: Stage, marks: Attributes, error: str) -> None:
         """The attempt failed for ``error``, and one that ``stage`` waits for replaces it.
@@ -66,10 +96,13 @@ class RequestTrace:
         ``marks`` say how it does.
         """
         links = tracing.links_to(self.attempt, marks)
-        same = {} if self._attempt is None else self._attempt.marks  # until others are asked
+        failed = self._attempt
         self._span.add_event("retry", marks)
         self._write_attempt(error)
-        self._begin_attempt(stage, same, links)
+        if failed is None:
+            self._begin_attempt(stage, {}, {}, links)
+        else:  # the same until others are asked
+            self._begin_attempt(stage, failed.marks, failed.workers, links)
 
     def stage(self, stage: Stage) -> Context:
         """Of the span that ``stage`` will have if it is reached, or expected."""
@@ -91,20 +124,37 @@ class RequestTrace:
         if self._attempt is not None:
             self._attempt.marks.update(marks)
 
-    def end(self, moments: Moments | None, outcome: str, error: str | None) -> None:
-        """Write everything; ``error`` is the reason if the request failed."""
+    def end(
+        self, moments: Moments | None, outcome: str, error: str | None, *, keep: bool = False
+    ) -> None:
+        """Write everything; ``error`` is the reason if the request failed.
+
+        ``keep`` sends what is held, everywhere.
+        """
+        hold = tracing.hold_of(self.context)
+        if hold is not None and self._trace.enabled:
+            self._trace.decide(hold, keep=keep)
+            for worker in self._asked:
+                self._workers.tell_trace(worker, hold, keep=keep)
         self._write_attempt(error)
         if moments is not None:
             is_whole = outcome == "ok"
             self._write_stages(moments, None if error is None else UNFINISHED, is_whole=is_whole)
         self._trace.end(self._span, attributes={attributes.OUTCOME: outcome}, error=error)
 
-    def _begin_attempt(self, stage: Stage, marks: Attributes, links: tuple[Link, ...]) -> None:
+    def _begin_attempt(
+        self,
+        stage: Stage,
+        marks: Attributes,
+        workers: dict[str, WorkerId],
+        links: tuple[Link, ...],
+    ) -> _Attempt:
         self._num_attempts += 1
         self.expect(stage)
         context, now = self._trace.plan(self.stage(stage)), time.monotonic()
         own = {**marks, attributes.ATTEMPT: self._num_attempts}
-        self._attempt = _Attempt(context, stage, now, own, links)
+        self._attempt = _Attempt(context, stage, now, own, dict(workers), links)
+        return self._attempt
 
     def _write_attempt(self, error: str | None) -> None:
         attempt, self._attempt = self._attempt, None
@@ -115,10 +165,20 @@ class RequestTrace:
                 attempt.began_s,
                 time.monotonic(),
                 planned=attempt.context,
-                attributes=attempt.marks,
+                attributes=self._marks_of(attempt),
                 error=error,
                 links=attempt.links,
             )
+
+    def _marks_of(self, attempt: _Attempt) -> dict[str, AttributeValue]:
+        marks = dict(attempt.marks)
+        for role, worker in attempt.workers.items():
+            marks[role] = worker.address
+            clock = self._workers.clock_offset(worker)
+            if clock is not None:
+                marks[f"{role}.{attributes.CLOCK_OFFSET_S}"] = clock.offset_s
+                marks[f"{role}.{attributes.CLOCK_UNCERTAINTY_S}"] = clock.uncertainty_s
+        return marks
 
     def _write_stages(self, moments: Moments, error: str | None, *, is_whole: bool) -> None:
         """``error`` is what is said of a stage that did not come to its end."""

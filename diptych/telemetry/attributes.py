@@ -39,3 +39,7 @@ TRANSFER_READ_S: Final = "diptych.transfer.read_s"
 TRANSFER_EXPOSED_S: Final = "diptych.transfer.exposed_s"
 NUM_PREEMPTIONS: Final = "diptych.num_preemptions"
 COMPUTED_TOKENS: Final = "diptych.computed_tokens"
+
+# Of a worker, behind the attribute that names it.
+CLOCK_OFFSET_S: Final = "clock_offset_s"  # how far its clock is ahead of the router's
+CLOCK_UNCERTAINTY_S: Final = "clock_uncertainty_s"  # the truth lies within, on either side

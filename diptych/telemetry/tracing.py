@@ -10,7 +10,7 @@ export happens on the SDK's own thread and never blocks.
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
@@ -20,7 +20,6 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
-from opentelemetry.sdk.trace.sampling import ParentBased, Sampler, TraceIdRatioBased
 from opentelemetry.trace import (
     Link,
     NonRecordingSpan,
@@ -36,7 +35,9 @@ from opentelemetry.trace import (
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from diptych import __version__
-from diptych.telemetry import attributes
+from diptych.telemetry import attributes, sampling
+from diptych.telemetry.held_spans import HeldSpans
+from diptych.telemetry.sampling import Sampling
 from diptych.telemetry.stages import Stage
 
 logger = logging.getLogger(__name__)
@@ -69,21 +70,22 @@ class Tracing:
         service_name: str,
         *,
         endpoint: str | None = None,
-        sample_ratio: float = 1.0,
-        caller_ratio: float = 1.0,
+        sampled: Sampling = sampling.WHOLE,
         standard: StandardTracing = NOTHING_STANDARD,
         instance_id: str = "",
         exporter: SpanExporter | None = None,
+        wall_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         """``endpoint`` is an OTLP/gRPC collector (``http://host:4317``).
 
         Without ``endpoint`` and ``exporter`` spans cost next to nothing and go
-        nowhere, but a client's trace context is still passed on. ``caller_ratio`` is the
-        share that is traced of what its caller asks to have traced. What the
-        ``standard`` variables say is left to the SDK, which reads them itself.
+        nowhere, but a client's trace context is still passed on. What the
+        ``standard`` variables say is left to the SDK, which reads them itself. ``wall_ns``
+        is the clock of this machine.
         """
-        self._wall_offset_ns = time.time_ns() - time.monotonic_ns()
+        self._wall_offset_ns = wall_ns() - time.monotonic_ns()
         self._ids = _PlannedIds()
+        self._held: HeldSpans | None = None
         self._provider: TracerProvider | None = None
         self._tracer: Tracer = NoOpTracer()
         if exporter is None and endpoint is None and standard.has_endpoint:
@@ -104,23 +106,49 @@ class Tracing:
             }
         )
         self._provider = TracerProvider(
-            sampler=None if standard.has_sampler else _sampler(sample_ratio, caller_ratio),
+            sampler=sampling.sampler_of(
+                sampled,
+                time.monotonic,
+                # A provider that is given none makes the one that the variables name.
+                TracerProvider(shutdown_on_exit=False).sampler if standard.has_sampler else None,
+            ),
             resource=resource,
             id_generator=self._ids,
             span_limits=SpanLimits(),
             shutdown_on_exit=False,
         )
-        self._provider.add_span_processor(
+        self._held = HeldSpans(
             BatchSpanProcessor(exporter)
             if standard.has_batching
-            else BatchSpanProcessor(exporter, max_queue_size=4096, schedule_delay_millis=500)
+            else BatchSpanProcessor(exporter, max_queue_size=4096, schedule_delay_millis=500),
+            time.monotonic,
         )
+        self._provider.add_span_processor(self._held)
         self._tracer = self._provider.get_tracer("diptych", __version__)
 
     @property
     def enabled(self) -> bool:
         """Whether spans go anywhere."""
         return self._provider is not None
+
+    @property
+    def num_held(self) -> int:
+        """Spans that wait for the word on their trace."""
+        return 0 if self._held is None else self._held.num_held
+
+    @property
+    def num_forgotten(self) -> int:
+        """Held spans that were dropped without a word: it did not come, or they were too many."""
+        return 0 if self._held is None else self._held.num_forgotten
+
+    def now_s(self) -> float:
+        """What this process's spans call now: seconds since 1970 by its machine's clock."""
+        return self._wall_ns(time.monotonic()) / 1e9
+
+    def decide(self, hold: int, *, keep: bool) -> None:
+        """Send or drop what is held under ``hold``, and what will still end of it."""
+        if self._held is not None:
+            self._held.decide(hold, keep=keep)
 
     def start(
         self,
@@ -253,13 +281,6 @@ class _PlannedIds(RandomIdGenerator):
         return super().generate_span_id() if self.planned is None else self.planned
 
 
-def _sampler(sample_ratio: float, caller_ratio: float) -> Sampler:
-    """By the trace's id, so that all processes decide alike."""
-    return ParentBased(
-        TraceIdRatioBased(sample_ratio), remote_parent_sampled=TraceIdRatioBased(caller_ratio)
-    )
-
-
 def _name_and_marks(stage: Stage | str) -> tuple[str, dict[str, str]]:
     if isinstance(stage, Stage):
         return stage.span_name, {attributes.STAGE: stage.value}
@@ -275,6 +296,11 @@ def links_to(context: Context, attributes: Attributes | None = None) -> tuple[Li
     """A link to the span of ``context``, if it has one; ``attributes`` say how it is linked."""
     linked = get_current_span(context).get_span_context()
     return (Link(linked, attributes),) if linked.is_valid else ()
+
+
+def hold_of(context: Context) -> int | None:
+    """The id under which the trace of ``context`` is held until it is over; None: it is not."""
+    return sampling.hold_of(get_current_span(context).get_span_context())
 
 
 def trace_id(context: Context) -> str:

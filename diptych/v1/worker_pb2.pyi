@@ -41,6 +41,20 @@ PAIR_STATE_CONNECTING: PairState
 PAIR_STATE_PROVEN: PairState
 PAIR_STATE_FAILED: PairState
 
+class EndTracesRequest(_message.Message):
+    __slots__ = ("keep", "drop")
+    KEEP_FIELD_NUMBER: _ClassVar[int]
+    DROP_FIELD_NUMBER: _ClassVar[int]
+    keep: _containers.RepeatedScalarFieldContainer[int]
+    drop: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, keep: _Optional[_Iterable[int]] = ..., drop: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class EndTracesResponse(_message.Message):
+    __slots__ = ("time_s",)
+    TIME_S_FIELD_NUMBER: _ClassVar[int]
+    time_s: float
+    def __init__(self, time_s: _Optional[float] = ...) -> None: ...
+
 class WatchRequest(_message.Message):
     __slots__ = ("router_incarnation",)
     ROUTER_INCARNATION_FIELD_NUMBER: _ClassVar[int]

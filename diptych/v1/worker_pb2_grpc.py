@@ -39,6 +39,11 @@ class WorkerStub:
                 request_serializer=diptych_dot_v1_dot_worker__pb2.WatchRequest.SerializeToString,
                 response_deserializer=diptych_dot_v1_dot_worker__pb2.WorkerState.FromString,
                 _registered_method=True)
+        self.EndTraces = channel.unary_unary(
+                '/diptych.v1.Worker/EndTraces',
+                request_serializer=diptych_dot_v1_dot_worker__pb2.EndTracesRequest.SerializeToString,
+                response_deserializer=diptych_dot_v1_dot_worker__pb2.EndTracesResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer:
@@ -52,6 +57,14 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def EndTraces(self, request, context):
+        """EndTraces says which traces that the worker holds spans of are to be sent, and asks
+        what time it is there. Called every few seconds, and soon after a held trace ended.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -59,6 +72,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Watch,
                     request_deserializer=diptych_dot_v1_dot_worker__pb2.WatchRequest.FromString,
                     response_serializer=diptych_dot_v1_dot_worker__pb2.WorkerState.SerializeToString,
+            ),
+            'EndTraces': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndTraces,
+                    request_deserializer=diptych_dot_v1_dot_worker__pb2.EndTracesRequest.FromString,
+                    response_serializer=diptych_dot_v1_dot_worker__pb2.EndTracesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -88,6 +106,33 @@ class Worker:
             '/diptych.v1.Worker/Watch',
             diptych_dot_v1_dot_worker__pb2.WatchRequest.SerializeToString,
             diptych_dot_v1_dot_worker__pb2.WorkerState.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndTraces(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/diptych.v1.Worker/EndTraces',
+            diptych_dot_v1_dot_worker__pb2.EndTracesRequest.SerializeToString,
+            diptych_dot_v1_dot_worker__pb2.EndTracesResponse.FromString,
             options,
             channel_credentials,
             insecure,

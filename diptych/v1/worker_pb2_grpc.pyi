@@ -35,6 +35,10 @@ class WorkerStub:
     """Watch streams the worker's state: at once, on change (at most every 50 ms)
     and at least each second. Each message is whole; nothing is a delta.
     """
+    EndTraces: _grpc.UnaryUnaryMultiCallable[_worker_pb2.EndTracesRequest, _worker_pb2.EndTracesResponse]
+    """EndTraces says which traces that the worker holds spans of are to be sent, and asks
+    what time it is there. Called every few seconds, and soon after a held trace ended.
+    """
 
 @_typing.type_check_only
 class WorkerAsyncStub(WorkerStub):
@@ -42,6 +46,10 @@ class WorkerAsyncStub(WorkerStub):
     Watch: _aio.UnaryStreamMultiCallable[_worker_pb2.WatchRequest, _worker_pb2.WorkerState]  # type: ignore[assignment]
     """Watch streams the worker's state: at once, on change (at most every 50 ms)
     and at least each second. Each message is whole; nothing is a delta.
+    """
+    EndTraces: _aio.UnaryUnaryMultiCallable[_worker_pb2.EndTracesRequest, _worker_pb2.EndTracesResponse]  # type: ignore[assignment]
+    """EndTraces says which traces that the worker holds spans of are to be sent, and asks
+    what time it is there. Called every few seconds, and soon after a held trace ended.
     """
 
 class WorkerServicer(metaclass=_abc_1.ABCMeta):
@@ -53,6 +61,16 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_worker_pb2.WorkerState], _abc.AsyncIterator[_worker_pb2.WorkerState]]:
         """Watch streams the worker's state: at once, on change (at most every 50 ms)
         and at least each second. Each message is whole; nothing is a delta.
+        """
+
+    @_abc_1.abstractmethod
+    def EndTraces(
+        self,
+        request: _worker_pb2.EndTracesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.EndTracesResponse, _abc.Awaitable[_worker_pb2.EndTracesResponse]]:
+        """EndTraces says which traces that the worker holds spans of are to be sent, and asks
+        what time it is there. Called every few seconds, and soon after a held trace ended.
         """
 
 def add_WorkerServicer_to_server(servicer: WorkerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

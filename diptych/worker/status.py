@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from diptych.errors import RETRY_LATER_S, NoWorkerError, WorkerDrainingError
 from diptych.rpc.server import Context
+from diptych.telemetry.tracing import Tracing
 from diptych.v1 import worker_pb2, worker_pb2_grpc
 from diptych.v1.worker_pb2 import ServingState, WorkerRole
 
@@ -97,10 +98,11 @@ def still_loading() -> NoWorkerError:
 
 
 class WatchServicer(worker_pb2_grpc.WorkerServicer):
-    """Worker.Watch: whole states, at once, on change, and at least each second."""
+    """Worker: Watch tells whole states, at once, on change, and at least each second."""
 
-    def __init__(self, status: WorkerStatus) -> None:
+    def __init__(self, status: WorkerStatus, spans: Tracing) -> None:
         self._status = status
+        self._spans = spans
 
     async def Watch(
         self, request: worker_pb2.WatchRequest, context: Context
@@ -116,6 +118,16 @@ class WatchServicer(worker_pb2_grpc.WorkerServicer):
                 await asyncio.sleep(_LEAST_GAP_S)
                 await _wait(urgent, _LOAD_GAP_S - _LEAST_GAP_S)
                 await _wait(changed, _LONGEST_GAP_S - _LOAD_GAP_S)
+
+    async def EndTraces(
+        self, request: worker_pb2.EndTracesRequest, context: Context
+    ) -> worker_pb2.EndTracesResponse:
+        """Send or drop held spans as the router says; our clock."""
+        for hold in request.keep:
+            self._spans.decide(hold, keep=True)
+        for hold in request.drop:
+            self._spans.decide(hold, keep=False)
+        return worker_pb2.EndTracesResponse(time_s=self._spans.now_s())
 
 
 @contextmanager

@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from diptych.rpc.identity import Identity
 from diptych.rpc.peer_channel import Dialer
@@ -11,7 +13,9 @@ from router.cluster.decode_link import DecodeLink
 from router.cluster.member import DecodeMember, Gate, PrefillMember, gate_of
 from router.cluster.model_choice import ModelChoice
 from router.cluster.prefill_backlog import PrefillBacklog
+from router.cluster.trace_link import TraceLink
 from router.cluster.watch import WorkerWatch
+from router.cluster.worker_clock import ClockOffset
 from router.config import RouterConfig
 from router.discovery.source import Discovery, Targets
 from router.placement.types import Policy, Snapshot, WorkerId
@@ -19,6 +23,7 @@ from router.placement.types import Policy, Snapshot, WorkerId
 logger = logging.getLogger(__name__)
 
 Member = PrefillMember | DecodeMember
+M = TypeVar("M", PrefillMember, DecodeMember)
 _UNKNOWN_BLOCK_SIZE = 16
 
 
@@ -38,8 +43,11 @@ class Cluster:
         incarnation: str,
         text_digest: str,
         on_change: Callable[[], None],
+        now_s: Callable[[], float] = time.time,
     ) -> None:
-        """``text_digest`` is of the router's own tokenizer and config."""
+        """``text_digest`` is of the router's own tokenizer and config, ``now_s`` what its spans
+        call now.
+        """
         self.prefill_backlog = PrefillBacklog(self._backlog_changed)
         self._config = config
         self._dialer = Dialer(config.timers, Identity.of(config.tls))
@@ -47,9 +55,11 @@ class Cluster:
         self._incarnation = incarnation
         self._model = ModelChoice(text_digest)
         self._on_change = on_change
+        self._now_s = now_s
         self._has_prefill_pool = False
         self._prefill: dict[str, PrefillMember] = {}  # by address
         self._decode: dict[str, DecodeMember] = {}
+        self._traces: dict[Member, TraceLink] = {}
         self._members_changed = asyncio.Event()
         self._tasks: dict[Member, list[asyncio.Task[None]]] = {}
         self._peers: tuple[WorkerId, ...] = ()  # prefill workers that serve
@@ -70,7 +80,7 @@ class Cluster:
                     for task in self._tasks.pop(gone):
                         task.cancel()
                 for member in members - self._tasks.keys():
-                    self._tasks[member] = _start(tasks, member)
+                    self._tasks[member] = _start(tasks, member, self._traces[member])
                 await self._members_changed.wait()
 
     def set_members(self, targets: Targets) -> None:
@@ -87,9 +97,9 @@ class Cluster:
         for address in sorted(prefill - self._prefill.keys()):
             watch = self._watch(address, worker_pb2.WORKER_ROLE_PREFILL)
             most = self._config.max_pending_prefill_tokens
-            self._prefill[address] = PrefillMember(watch, max_pending_tokens=most)
+            self._join(self._prefill, PrefillMember(watch, max_pending_tokens=most))
         for address in sorted(decode - self._decode.keys()):
-            self._decode[address] = DecodeMember(self._link(address))
+            self._join(self._decode, DecodeMember(self._link(address)))
         self._members_changed.set()
         self._gates_changed()
 
@@ -134,6 +144,21 @@ class Cluster:
         """The stream to a decode worker that is still there."""
         member = self._decode.get(worker.address)
         return member.link if member is not None and member.link.worker == worker else None
+
+    def tell_trace(self, worker: WorkerId, hold: int, *, keep: bool) -> None:
+        """A trace that the worker may hold spans of is over; nothing if the worker is gone."""
+        for link in self._traces_of(worker):
+            link.tell(hold, keep=keep)
+
+    def clock_offset(self, worker: WorkerId) -> ClockOffset | None:
+        """How the clock of the worker's spans stands; None while it is not known."""
+        return next((link.clock_offset for link in self._traces_of(worker)), None)
+
+    def clock_offsets(self) -> list[tuple[str, ClockOffset]]:
+        """Of each worker whose clock is known, by its address."""
+        links = {member.watch.address: link for member, link in self._traces.items()}
+        offsets = ((address, link.clock_offset) for address, link in links.items())
+        return [(address, offset) for address, offset in offsets if offset is not None]
 
     def has_worker(self, worker: WorkerId) -> bool:
         """Whether a Watch tells of this process: while it does, placement may remember of it."""
@@ -205,6 +230,8 @@ class Cluster:
             self._policy.resize(worker, state.blocks.total)
         if isinstance(member, DecodeMember):
             member.link.watch_changed()
+        if worker != before.worker:
+            self._traces[member].worker_changed()
         self._gates_changed()
 
     def _gates_changed(self) -> None:
@@ -242,14 +269,25 @@ class Cluster:
                 self._block_size = state.layout.block_size
                 break
 
+    def _join(self, pool: dict[str, M], member: M) -> None:
+        pool[member.watch.address] = member
+        self._traces[member] = TraceLink(member.watch, self._now_s)
+
     def _leave(self, member: Member) -> None:
         logger.info("worker left", extra={"worker": member.watch.address})
+        del self._traces[member]
         if member.gate.worker is not None:
             self._policy.forget(member.gate.worker)
 
     async def _follow(self, discovery: Discovery) -> None:
         async for targets in discovery.targets():
             self.set_members(targets)
+
+    def _traces_of(self, worker: WorkerId) -> list[TraceLink]:
+        pools: tuple[dict[str, PrefillMember] | dict[str, DecodeMember], ...]
+        pools = (self._prefill, self._decode)
+        members = [pool.get(worker.address) for pool in pools]
+        return [self._traces[m] for m in members if m is not None and m.gate.worker == worker]
 
     def _members(self) -> list[Member]:
         return [*self._decode.values(), *self._prefill.values()]
@@ -279,9 +317,12 @@ class Cluster:
         )
 
 
-def _start(tasks: asyncio.TaskGroup, member: Member) -> list[asyncio.Task[None]]:
+def _start(tasks: asyncio.TaskGroup, member: Member, traces: TraceLink) -> list[asyncio.Task[None]]:
     address = member.watch.address
-    started = [tasks.create_task(member.watch.run(), name=f"watch {address}")]
+    started = [
+        tasks.create_task(member.watch.run(), name=f"watch {address}"),
+        tasks.create_task(traces.run(), name=f"traces {address}"),
+    ]
     if isinstance(member, DecodeMember):
         started.append(tasks.create_task(member.link.run(), name=f"decode stream {address}"))
     return started

@@ -98,6 +98,8 @@ class Generator:
             self._metrics,
             self._trace,
             request_id if is_valid else "invalid",
+            self._services.cluster,
+            slow_s=self._services.config.trace_slow_s,
             operation=operation,
             model=self._admission.model.name,
             metadata=metadata,

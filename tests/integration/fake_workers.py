@@ -6,6 +6,7 @@ knows every right answer. What they hold is in ``leases`` and ``reservations``.
 
 import asyncio
 import itertools
+import time
 from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
@@ -92,6 +93,11 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         return common_pb2.EngineProgress(
             num_steps=7, step_due=self.behaviour.stalled, predicted_step_s=0.01
         )
+
+    async def EndTraces(
+        self, request: worker_pb2.EndTracesRequest, context: Context
+    ) -> worker_pb2.EndTracesResponse:
+        return worker_pb2.EndTracesResponse(time_s=time.time())
 
     async def Watch(
         self, request: worker_pb2.WatchRequest, context: Context

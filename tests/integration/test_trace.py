@@ -4,6 +4,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from diptych.telemetry import attributes
 from diptych.telemetry.stages import TTFT_STAGES
 from diptych.v1 import inference_pb2, inference_pb2_grpc
 from tests.call import token_request
-from tests.cluster import running_cluster
+from tests.cluster import Cluster, Process, another_router, running_cluster
 from tests.waiting import until
 
 CLIENT_SPAN = bytes.fromhex("eee19b7ec3c1b174")
@@ -151,6 +152,16 @@ async def test_each_attempt_has_its_spans_however_the_request_ends(
             await check_fail_over(collector, address)
             await check_deadline(collector, address)
             await check_cancel(collector, address)
+            unsampled = {
+                "local-prefill-below-tokens": "0",
+                "otlp-endpoint": endpoint,
+                "trace-sample-ratio": "0",
+                "trace-caller-per-s": "0",
+                "trace-slow-s": "1000000",
+            }
+            with another_router(cluster, tmp_path, tiny_llama, unsampled) as other:
+                await other.wait_ready()
+                await check_unsampled(collector, other)
 
 
 async def check_rebind(collector: Collector, address: str) -> None:
@@ -232,6 +243,30 @@ async def check_cancel(collector: Collector, address: str) -> None:
     assert {span.status.code for span in spans.values()} == {UNSET}
 
 
+async def check_unsampled(collector: Collector, cluster: Cluster) -> None:
+    """Nothing is sampled: what failed is sent by all processes, what went well by none."""
+    address = cluster.router.address
+    quick = [f"{i:032x}" for i in range(1, 6)]
+    for i, trace_id in enumerate(quick):
+        await traced(address, prompt(20 * i + 3, 48), trace_id)
+    failed = "f" * 32
+    with pytest.raises(grpc.aio.AioRpcError):
+        await traced(address, prompt(120, 96), failed, timeout_s=1.5)
+    transfer = "prefill/attempt 1/transfer"
+    spans = await collector.whole(failed, FIRST_TOKEN | {transfer, "handoff"})
+    assert spans[""].status.message == "DEADLINE_EXCEEDED"
+    senders = {service for service, span in collector.spans if span.trace_id.hex() == failed}
+    assert senders == {"diptych-router", "diptych-prefill", "diptych-decode"}
+    for process in cluster.processes:
+        await until(partial(holds_nothing, process), within_s=15, what="words came")
+        assert process.metric("diptych_trace_spans_forgotten") == 0
+    assert all(not collector.trace(trace_id) for trace_id in quick)
+
+
+def holds_nothing(process: Process) -> bool:
+    return process.metric("diptych_trace_spans_held") == 0
+
+
 async def test_one_trace_explains_the_time_to_first_token(tiny_llama: Path, tmp_path: Path) -> None:
     trace_id = "5b8efff798038103d269b633813fc60c"
     async with collecting() as (collector, endpoint):
@@ -242,6 +277,8 @@ async def test_one_trace_explains_the_time_to_first_token(tiny_llama: Path, tmp_
             router_flags={"local-prefill-below-tokens": "0", "otlp-endpoint": endpoint},
         ) as cluster:
             await cluster.wait_ready()
+            clocks = "diptych_router_worker_clock_uncertainty_seconds"
+            await until(lambda: sum(key.startswith(clocks) for key in cluster.router.metrics()) == 2)
             timing = await traced(cluster.router.address, prompt(3, 147), trace_id)
             assert timing.kv_path == inference_pb2.KV_PATH_DISAGGREGATED
             transfer = "prefill/attempt 1/transfer"
@@ -270,3 +307,7 @@ async def test_one_trace_explains_the_time_to_first_token(tiny_llama: Path, tmp_
     marks = marks_of(spans["prefill/attempt 1"])
     assert marks[attributes.PREFILL_WORKER].string_value == cluster.prefill[0].address
     assert marks[attributes.DECODE_WORKER].string_value == cluster.decode[0].address
+    for role in (attributes.PREFILL_WORKER, attributes.DECODE_WORKER):  # on one machine
+        offset_s = marks[f"{role}.{attributes.CLOCK_OFFSET_S}"].double_value
+        assert abs(offset_s) < 60.0
+        assert marks[f"{role}.{attributes.CLOCK_UNCERTAINTY_S}"].double_value > 0

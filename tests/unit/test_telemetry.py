@@ -19,6 +19,7 @@ from diptych.telemetry import attributes, log_writer, logs
 from diptych.telemetry.families import EngineMetrics, RequestMetrics, TransferMetrics
 from diptych.telemetry.log_writer import LogWriter
 from diptych.telemetry.metrics import Metrics
+from diptych.telemetry.sampling import Sampling
 from diptych.telemetry.stages import REQUEST_STAGES, TTFT_STAGES, Stage
 from diptych.telemetry.tracing import (
     StandardTracing,
@@ -97,20 +98,12 @@ class TestTracing:
         assert span.attributes[attributes.ERROR_TYPE] == "ValueError"
 
     def test_the_client_decides_about_sampling(self) -> None:
-        tracing = Tracing("test", exporter=self.exporter, sample_ratio=0.0)
+        tracing = Tracing("test", exporter=self.exporter, sampled=Sampling(0.0))
         tracing.end(tracing.start("unsampled"))
         asked = extract_metadata([("traceparent", f"00-{'a' * 32}-{'b' * 16}-01")])
         tracing.end(tracing.start("sampled", asked))
         tracing.shutdown()
         assert [span.name for span in self.exporter.get_finished_spans()] == ["sampled"]
-
-    def test_how_much_a_caller_may_have_traced_is_bounded(self) -> None:
-        tracing = Tracing("test", exporter=self.exporter, caller_ratio=0.0)
-        asked = extract_metadata([("traceparent", f"00-{'a' * 32}-{'b' * 16}-01")])
-        tracing.end(tracing.start("asked", asked))
-        tracing.end(tracing.start("own"))
-        tracing.shutdown()
-        assert [span.name for span in self.exporter.get_finished_spans()] == ["own"]
 
     def test_a_clock_that_is_set_does_not_change_lengths(
         self, monkeypatch: pytest.MonkeyPatch
@@ -133,6 +126,7 @@ class TestTracing:
     ) -> None:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
         monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
+        monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "k8s.pod.name=p-0,service.version=9")
         monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_off")
         standard = standard_tracing()
         assert Tracing("test", standard=standard).enabled
@@ -143,7 +137,8 @@ class TestTracing:
         tracing.end(tracing.start("x"))
         tracing.shutdown()
         (span,) = self.exporter.get_finished_spans()
-        assert span.resource.attributes["service.name"] == "mine"
+        told = span.resource.attributes
+        assert (told["service.name"], told["k8s.pod.name"]) == ("mine", "p-0")
 
     @pytest.mark.parametrize("name", ["OTLP_PROTOCOL", "OTLP_TRACES_PROTOCOL"])
     @pytest.mark.parametrize("endpoint", ["OTLP_ENDPOINT", "OTLP_TRACES_ENDPOINT"])

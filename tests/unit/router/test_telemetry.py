@@ -1,18 +1,25 @@
 """What requests are counted by."""
 
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry, generate_latest
 
-from diptych.errors import all_reasons
+from diptych.errors import TransferInterruptedError, all_reasons
 from diptych.telemetry.metrics import Metrics
+from diptych.telemetry.sampling import Sampling
+from diptych.telemetry.stages import Stage
 from diptych.telemetry.tracing import Tracing
+from router.cluster.worker_clock import ClockOffset
 from router.generation.answer import KVPath, Timing, Transfer, Usage
+from router.request.actions import Retry
 from router.request.response_builder import Moments
 from router.telemetry import OUTCOMES, RequestObserver, RouterMetrics
+from tests.unit.router.told_workers import ToldWorkers
 
 TRANSFER = Transfer(
     transport="inline",
@@ -39,20 +46,29 @@ def test_each_reason_of_an_error_is_an_outcome() -> None:
     assert {"QUEUE_FULL", "STEP_FAILED"} <= set(OUTCOMES)
 
 
+CLOCKS = [("p:1", ClockOffset(-3.0, 0.25))]
+
+
 def make_metrics(registry: CollectorRegistry) -> RouterMetrics:
     room = SimpleNamespace(num_waiting=0, num_placed=0)
-    return RouterMetrics(Metrics(registry), room, lambda: 0.0, lambda: (1, 1), lambda: 7.5)
+    return RouterMetrics(
+        Metrics(registry), room, lambda: 0.0, lambda: (1, 1), lambda: 7.5, lambda: CLOCKS
+    )
 
 
-def make_observer(metrics: RouterMetrics) -> RequestObserver:
+def make_observer(
+    metrics: RouterMetrics, trace: Tracing | None = None, slow_s: float | None = None
+) -> RequestObserver:
     return RequestObserver(
         metrics,
-        Tracing("test"),
+        trace or Tracing("test"),
         "r",
+        ToldWorkers(),
+        slow_s=slow_s,
         operation="chat",
         model="m",
         metadata=(),
-        received_s=0.0,
+        received_s=time.monotonic(),
     )
 
 
@@ -67,6 +83,51 @@ def test_how_long_the_source_of_workers_was_silent_is_read_at_each_scrape() -> N
     registry = CollectorRegistry()
     make_metrics(registry)
     assert registry.get_sample_value("diptych_router_discovery_age_seconds") == 7.5
+
+
+def test_clocks_are_told_by_worker() -> None:
+    registry = CollectorRegistry()
+    make_metrics(registry)
+    name = "diptych_router_worker_clock"
+    for what, value in (("offset", -3.0), ("uncertainty", 0.25)):
+        told = registry.get_sample_value(f"{name}_{what}_seconds", {"worker": "p:1"})
+        assert told == value
+
+
+NOT_SAMPLED = Sampling(0.0, caller_per_s=0.0, holds=True)
+CAUSE = TransferInterruptedError("x")
+
+
+@pytest.mark.parametrize(
+    ("story", "is_kept"),
+    [
+        ({}, False),
+        ({"outcome": "cancelled"}, False),
+        ({"outcome": "STEP_FAILED"}, True),
+        ({"outcome": "QUEUE_FULL"}, True),
+        ({"outcome": "INVALID_API_KEY"}, False),  # whoever calls could have all traced
+        ({"is_retried": True}, True),
+        ({"gaps_s": (None, 0.1)}, False),
+        ({"gaps_s": (None, 5.0, 0.1)}, True),
+        ({"received_before_s": 6.0, "gaps_s": (None,)}, True),
+        ({"received_before_s": 6.0, "outcome": "cancelled"}, True),
+    ],
+)
+def test_what_went_wrong_or_was_slow_is_traced_though_it_was_not_sampled(
+    story: dict[str, Any], is_kept: bool
+) -> None:
+    exporter = InMemorySpanExporter()
+    trace = Tracing("test", exporter=exporter, sampled=NOT_SAMPLED)
+    observer = make_observer(make_metrics(CollectorRegistry()), trace, slow_s=5.0)
+    observer.received_s -= story.get("received_before_s", 0.0)
+    for gap_s in story.get("gaps_s", ()):
+        observer.emitted(1, gap_s)
+    if story.get("is_retried"):
+        observer.retried(Retry.REBIND, CAUSE, Stage.PREFILL)
+    observer.ended(story.get("outcome", "ok"))
+    trace.shutdown()
+    assert bool(exporter.get_finished_spans()) == is_kept
+    assert trace.num_held == 0
 
 
 def test_a_request_that_passes_every_stage_is_seen_in_every_label() -> None:

@@ -9,12 +9,17 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanContext, get_current_span
 
 from diptych.telemetry import attributes, tracing
+from diptych.telemetry.sampling import WHOLE, Sampling
 from diptych.telemetry.stages import REQUEST_STAGES, Stage
 from diptych.telemetry.tracing import Tracing
+from router.cluster.worker_clock import ClockOffset
+from router.placement.types import WorkerId
 from router.request.response_builder import Moments
 from router.trace import UNFINISHED, RequestTrace
+from tests.unit.router.told_workers import ToldWorkers
 
 CLIENT = tracing.extract_map({"traceparent": f"00-{'a' * 32}-{'b' * 16}-01"})
+PREFILL, DECODE = WorkerId("p:1", "p"), WorkerId("d:1", "d")
 RETRY = {attributes.FALLBACK: "rebind", attributes.ERROR_TYPE: "KV_TRANSFER_INTERRUPTED"}
 
 
@@ -38,10 +43,13 @@ def moments(num_passed: int) -> Moments:
 class Traced:
     """One request, and the spans that it leaves."""
 
-    def __init__(self, sample_ratio: float = 1.0) -> None:
+    def __init__(self, sampled: Sampling = WHOLE) -> None:
         self._exporter = InMemorySpanExporter()
-        self.tracing = Tracing("test", exporter=self._exporter, caller_ratio=sample_ratio)
-        self.trace = RequestTrace(self.tracing, "chat m", CLIENT, received_s=0.0, marks={})
+        self.workers = ToldWorkers()
+        self.tracing = Tracing("test", exporter=self._exporter, sampled=sampled)
+        self.trace = RequestTrace(
+            self.tracing, "chat m", CLIENT, self.workers, received_s=0.0, marks={}
+        )
 
     def spans(self) -> dict[str, ReadableSpan]:
         """By name, those of attempts with their number."""
@@ -70,9 +78,9 @@ def test_stages_hang_under_the_request_and_the_attempt_under_what_it_explains(
     traced: Traced,
 ) -> None:
     trace = traced.trace
-    trace.ask(attributes.PREFILL_WORKER, "p:1")
+    trace.ask(attributes.PREFILL_WORKER, PREFILL)
     at_lease = trace.attempt
-    trace.ask(attributes.DECODE_WORKER, "d:1")
+    trace.ask(attributes.DECODE_WORKER, DECODE)
     run = trace.stage(Stage.DECODE)
     trace.expect(Stage.DECODE)
     assert trace.attempt == at_lease
@@ -96,7 +104,7 @@ def test_stages_hang_under_the_request_and_the_attempt_under_what_it_explains(
 
 
 def test_a_retry_is_another_attempt_linked_to_the_one_that_failed(traced: Traced) -> None:
-    traced.trace.ask(attributes.PREFILL_WORKER, "p:1")
+    traced.trace.ask(attributes.PREFILL_WORKER, PREFILL)
     failed = traced.trace.attempt
     traced.trace.retry(Stage.HANDOFF, RETRY, "KV_TRANSFER_INTERRUPTED")
     assert traced.trace.attempt != failed
@@ -120,7 +128,7 @@ def test_wherever_it_breaks_off_each_span_has_its_parent(
 ) -> None:
     """``None``: the client left."""
     if num_passed:
-        traced.trace.ask(attributes.PREFILL_WORKER, "p:1")
+        traced.trace.ask(attributes.PREFILL_WORKER, PREFILL)
     if num_passed > 1:  # the decode worker began, and perhaps nothing of it reached the client
         traced.trace.retry(Stage.HANDOFF, RETRY, "KV_TRANSFER_INTERRUPTED")
         traced.trace.expect(Stage.DECODE)
@@ -139,7 +147,7 @@ def test_wherever_it_breaks_off_each_span_has_its_parent(
 
 
 def test_a_hand_off_that_nothing_followed_never_was_one(traced: Traced) -> None:
-    traced.trace.ask(attributes.PREFILL_WORKER, "p:1")
+    traced.trace.ask(attributes.PREFILL_WORKER, PREFILL)
     traced.trace.end(moments(3), "ok", None)
     assert Stage.HANDOFF.span_name not in traced.spans()
 
@@ -149,19 +157,52 @@ def test_workers_are_told_whether_the_request_is_traced() -> None:
         return get_current_span(trace.stage(Stage.DECODE)).get_span_context()
 
     for ratio in (0.0, 1.0):
-        traced = Traced(sample_ratio=ratio)
+        traced = Traced(Sampling(ratio, caller_per_s=0.0))
         told = context(traced.trace)
         assert told.trace_flags.sampled == bool(ratio)
         assert f"{told.trace_id:032x}" == "a" * 32
-        traced.trace.ask(attributes.PREFILL_WORKER, "p:1")
+        traced.trace.ask(attributes.PREFILL_WORKER, PREFILL)
         traced.trace.end(moments(5), "ok", None)
         assert bool(traced.spans()) == bool(ratio)
 
 
 def test_without_an_exporter_workers_get_the_clients_context() -> None:
-    trace = RequestTrace(Tracing("test"), "chat m", CLIENT, received_s=0.0, marks={})
-    trace.ask(attributes.PREFILL_WORKER, "p:1")
+    trace = RequestTrace(Tracing("test"), "chat m", CLIENT, ToldWorkers(), received_s=0.0, marks={})
+    trace.ask(attributes.PREFILL_WORKER, PREFILL)
     trace.retry(Stage.PREFILL, RETRY, "KV_TRANSFER_INTERRUPTED")
     for context in (trace.context, trace.attempt, trace.stage(Stage.DECODE)):
         assert tracing.inject_map(context) == tracing.inject_map(CLIENT)
     trace.end(moments(2), "cancelled", None)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_all_who_were_asked_hear_whether_a_held_trace_is_sent(keep: bool) -> None:
+    traced = Traced(Sampling(0.0, caller_per_s=0.0, holds=True))
+    traced.trace.ask(attributes.PREFILL_WORKER, PREFILL)
+    traced.trace.ask(attributes.DECODE_WORKER, DECODE)
+    hold = tracing.hold_of(traced.trace.attempt)
+    assert hold is not None
+    assert tracing.hold_of(traced.trace.stage(Stage.DECODE)) == hold
+    assert not traced.workers.words
+    traced.trace.end(moments(5), "ok", None, keep=keep)
+    assert sorted(traced.workers.words) == [(DECODE, hold, keep), (PREFILL, hold, keep)]
+    assert len(traced.spans()) == (len(REQUEST_STAGES) + 2 if keep else 0)
+
+
+def test_of_a_trace_that_is_sampled_workers_hear_nothing(traced: Traced) -> None:
+    traced.trace.ask(attributes.PREFILL_WORKER, PREFILL)
+    traced.trace.end(moments(5), "ok", None, keep=True)
+    assert not traced.workers.words
+
+
+def test_an_attempt_tells_how_its_workers_clocks_stand(traced: Traced) -> None:
+    traced.workers.offsets[DECODE] = ClockOffset(-2.5, 0.001)
+    traced.trace.ask(attributes.PREFILL_WORKER, PREFILL)
+    traced.trace.ask(attributes.DECODE_WORKER, DECODE)
+    traced.trace.end(moments(5), "ok", None)
+    marks = traced.spans()["diptych.attempt 1"].attributes
+    assert marks is not None
+    assert {key: value for key, value in marks.items() if "clock" in key} == {
+        "diptych.decode_worker.clock_offset_s": -2.5,
+        "diptych.decode_worker.clock_uncertainty_s": 0.001,
+    }

@@ -6,6 +6,7 @@ from typing import cast
 import pytest
 
 from diptych.rpc.server import Context
+from diptych.telemetry.tracing import Tracing
 from diptych.v1 import worker_pb2
 from diptych.worker import status as status_module
 from diptych.worker.status import WatchServicer, WorkerStatus
@@ -19,7 +20,9 @@ async def test_load_alone_waits_for_its_turn(
     monkeypatch.setattr(status_module, "_LOAD_GAP_S", 60.0)
     monkeypatch.setattr(status_module, "_LONGEST_GAP_S", 120.0)
     status = WorkerStatus(worker_pb2.WORKER_ROLE_DECODE)
-    stream = WatchServicer(status).Watch(worker_pb2.WatchRequest(), cast(Context, None))
+    stream = WatchServicer(status, Tracing("test")).Watch(
+        worker_pb2.WatchRequest(), cast(Context, None)
+    )
     await anext(stream)
 
     async def told() -> worker_pb2.WorkerState:

@@ -1,0 +1,171 @@
+"""Which traces are sent: at once, held and sent, held and dropped; within bounds."""
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from diptych.telemetry import tracing
+from diptych.telemetry.held_spans import HeldSpans
+from diptych.telemetry.sampling import Sampling, sampler_of
+from diptych.telemetry.stages import Stage
+from diptych.telemetry.tracing import Tracing
+
+ASKED = f"00-{'a' * 32}-{'b' * 16}-01"
+WORKER = Sampling(0.0)
+EDGE = Sampling(0.0, caller_per_s=0.0, holds=True)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Process:
+    """Its spans, and what came of them."""
+
+    def __init__(self, sampled: Sampling = WORKER) -> None:
+        self._exporter = InMemorySpanExporter()
+        self.tracing = Tracing("test", exporter=self._exporter, sampled=sampled)
+
+    def sent(self) -> list[str]:
+        self.tracing.shutdown()
+        return [span.name for span in self._exporter.get_finished_spans()]
+
+
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("is_early", [True, False], ids=["early", "late"])
+def test_what_is_held_in_two_processes_waits_for_the_word(keep: bool, is_early: bool) -> None:
+    router, worker = Process(EDGE), Process()
+    root = router.tracing.start("chat m")
+    carried = tracing.inject_map(tracing.context_of(root))
+    parent = tracing.extract_map(carried)
+    hold = tracing.hold_of(parent)
+    assert hold is not None
+    if is_early:  # what ends after the word goes where the word sent the others
+        worker.tracing.decide(hold, keep=keep)
+    worker.tracing.record(Stage.DECODE_RUN, parent, 0.0, 1.0)
+    assert worker.tracing.num_held == (0 if is_early else 1)
+    router.tracing.record(Stage.QUEUE, tracing.context_of(root), 0.0, 1.0)
+    router.tracing.end(root)
+    assert router.tracing.num_held == 2
+    for process in (router, worker):
+        process.tracing.decide(hold, keep=keep)
+        assert process.tracing.num_held == 0
+    assert router.sent() == (["diptych.queue", "chat m"] if keep else [])
+    assert worker.sent() == (["diptych.decode_run"] if keep else [])
+
+
+@pytest.mark.parametrize("named", ["0123456789abcdef", "x", "zzzzzzzzzzzzzzzz"])
+def test_a_client_names_no_hold(named: str) -> None:
+    for flags in ("00", "01"):
+        router = Process(EDGE)
+        asked = {"traceparent": f"{ASKED[:-2]}{flags}", "tracestate": f"diptych={named},other=1"}
+        root = router.tracing.start("chat m", tracing.extract_map(asked))
+        hold = tracing.hold_of(tracing.context_of(root))
+        assert hold is not None
+        assert f"{hold:016x}" != named
+        assert root.get_span_context().trace_state.get("other") == "1"
+
+
+def test_what_is_sampled_at_once_is_not_held() -> None:
+    router = Process(Sampling(1.0, caller_per_s=0.0, holds=True))
+    root = router.tracing.start("chat m")
+    assert tracing.hold_of(tracing.context_of(root)) is None
+    router.tracing.end(root)
+    assert router.sent() == ["chat m"]
+
+
+def test_what_clients_want_traced_is_granted_at_a_rate() -> None:
+    clock = Clock()
+    sampler = sampler_of(Sampling(0.0, caller_per_s=2.0), clock)
+    provider = TracerProvider(sampler=sampler, shutdown_on_exit=False)
+    tracer = provider.get_tracer("test")
+    asked = tracing.extract_map({"traceparent": ASKED})
+
+    def num_granted(num_asked: int) -> int:
+        spans = [tracer.start_span("x", asked) for _ in range(num_asked)]
+        return sum(span.is_recording() for span in spans)
+
+    assert num_granted(5) == 2
+    clock.now += 0.5
+    assert num_granted(5) == 1
+    clock.now += 1000.0
+    assert num_granted(5) == 2, "a pause does not save up"
+
+
+def test_beyond_the_rate_a_wish_counts_as_none() -> None:
+    asked = tracing.extract_map({"traceparent": ASKED})
+    router = Process(Sampling(1.0, caller_per_s=0.0))
+    router.tracing.end(router.tracing.start("as all others", asked))
+    assert router.sent() == ["as all others"]
+
+
+def test_a_client_that_wants_no_trace_has_none_unless_it_is_kept() -> None:
+    unasked = tracing.extract_map({"traceparent": f"{ASKED[:-2]}00"})
+    for holds in (False, True):
+        router = Process(Sampling(1.0, caller_per_s=9.0, holds=holds))
+        root = router.tracing.start("chat m", unasked)
+        assert root.is_recording() == holds
+        hold = tracing.hold_of(tracing.context_of(root))
+        router.tracing.end(root)
+        if hold is not None:
+            router.tracing.decide(hold, keep=True)
+        assert bool(router.sent()) == holds
+
+
+class Holding:
+    """Held spans behind a provider of their own."""
+
+    def __init__(self, *, max_spans: int = 100, max_age_s: float = 100.0) -> None:
+        self.clock = Clock()
+        self.exporter = InMemorySpanExporter()
+        self.held = HeldSpans(
+            SimpleSpanProcessor(self.exporter),
+            self.clock,
+            max_spans=max_spans,
+            max_age_s=max_age_s,
+        )
+        provider = TracerProvider(shutdown_on_exit=False)
+        provider.add_span_processor(self.held)
+        self._tracer = provider.get_tracer("test")
+
+    def end_span(self, hold: int) -> None:
+        state = {"traceparent": ASKED, "tracestate": f"diptych={hold:016x}"}
+        self._tracer.start_span(str(hold), tracing.extract_map(state)).end()
+
+    def sent(self) -> list[str]:
+        return [span.name for span in self.exporter.get_finished_spans()]
+
+
+def test_the_oldest_traces_make_room() -> None:
+    holding = Holding(max_spans=3)
+    for hold in (1, 1, 2, 3):
+        holding.end_span(hold)
+    assert (holding.held.num_held, holding.held.num_forgotten) == (2, 2)
+    for hold in (1, 2, 3):
+        holding.held.decide(hold, keep=True)
+    assert holding.sent() == ["2", "3"]
+
+
+def test_a_word_that_comes_too_late_sends_nothing() -> None:
+    holding = Holding(max_age_s=10.0)
+    holding.end_span(1)
+    holding.clock.now += 9.0
+    holding.end_span(2)
+    holding.clock.now += 2.0
+    holding.held.decide(2, keep=True)
+    assert (holding.held.num_held, holding.held.num_forgotten) == (0, 1)
+    holding.held.decide(1, keep=True)
+    assert holding.sent() == ["2"]
+
+
+@pytest.mark.parametrize("state", ["diptych=", "diptych=12", "other=1", "diptych=+123456789abcdef"])
+def test_what_is_no_hold_is_sent_at_once(state: str) -> None:
+    holding = Holding()
+    parent = tracing.extract_map({"traceparent": ASKED, "tracestate": state})
+    holding._tracer.start_span("x", parent).end()
+    assert holding.sent() == ["x"]

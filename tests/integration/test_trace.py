@@ -263,6 +263,11 @@ async def check_unsampled(collector: Collector, cluster: Cluster) -> None:
     assert all(not collector.trace(trace_id) for trace_id in quick)
 
 
+def knows_clocks(cluster: Cluster) -> bool:
+    name = "diptych_router_worker_clock_uncertainty_seconds"
+    return sum(key.startswith(name) for key in cluster.router.metrics()) == len(cluster.workers)
+
+
 def holds_nothing(process: Process) -> bool:
     return process.metric("diptych_trace_spans_held") == 0
 
@@ -278,7 +283,9 @@ async def test_one_trace_explains_the_time_to_first_token(tiny_llama: Path, tmp_
         ) as cluster:
             await cluster.wait_ready()
             clocks = "diptych_router_worker_clock_uncertainty_seconds"
-            await until(lambda: sum(key.startswith(clocks) for key in cluster.router.metrics()) == 2)
+            await until(
+                lambda: sum(key.startswith(clocks) for key in cluster.router.metrics()) == 2
+            )
             timing = await traced(cluster.router.address, prompt(3, 147), trace_id)
             assert timing.kv_path == inference_pb2.KV_PATH_DISAGGREGATED
             transfer = "prefill/attempt 1/transfer"

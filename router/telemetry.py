@@ -22,7 +22,8 @@ from diptych.telemetry.stages import Stage
 from diptych.telemetry.tracing import Tracing
 from router.cluster.worker_clock import ClockOffset
 from router.generation.answer import KVPath, Timing, Usage
-from router.placement.types import Why, WorkerId
+from router.placement.explanation import Explanation
+from router.placement.types import DecodeOnly, Paired, Placement, PrefillOnly, Why, WorkerId
 from router.request.actions import Retry
 from router.request.response_builder import Moments
 from router.trace import RequestTrace, Workers
@@ -171,6 +172,23 @@ class RequestObserver:
                 attributes.REQUEST_TOP_K: sampling.top_k,
                 attributes.REQUEST_TOP_P: sampling.top_p,
                 attributes.INPUT_TOKENS: num_prompt_tokens,
+            }
+        )
+
+    @property
+    def is_traced(self) -> bool:
+        """See :class:`router.request.observer.Observer`."""
+        return self._trace.is_recorded
+
+    def placed(self, placement: Placement, why: Explanation) -> None:
+        """See :class:`router.request.observer.Observer`."""
+        self._trace.choose(
+            {
+                attributes.PLACEMENT: _name_of(placement),
+                attributes.PREFILL_CANDIDATES: [each.text() for each in why.prefill],
+                attributes.NUM_PREFILL_CANDIDATES: why.num_prefill,
+                attributes.DECODE_CANDIDATES: [each.text() for each in why.decode],
+                attributes.NUM_DECODE_CANDIDATES: why.num_decode,
             }
         )
 
@@ -332,6 +350,16 @@ class RequestObserver:
             fields["total_s"] = round(timing.total_s, 4)
             fields["num_attempts"] = timing.num_attempts
         logger.info("request ended", extra=fields)
+
+
+def _name_of(placement: Placement) -> str:
+    match placement:
+        case Paired():
+            return "paired"
+        case PrefillOnly():
+            return "prefill_only"
+        case DecodeOnly():
+            return placement.why.value
 
 
 def _observe_gap(histogram: LoopHistogram, num_tokens: int, gap_s: float) -> None:

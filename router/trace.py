@@ -73,16 +73,27 @@ class RequestTrace:
         self._attempt: _Attempt | None = None
         self._num_attempts = 0
         self._asked: set[WorkerId] = set()
+        self._choice: Attributes = {}  # why the workers that are asked next were chosen
 
     @property
     def attempt(self) -> Context:
         """Of the attempt that is being made."""
         return self.context if self._attempt is None else self._attempt.context
 
+    @property
+    def is_recorded(self) -> bool:
+        """Whether what is said of the request may be sent."""
+        return self._span.is_recording()
+
+    def choose(self, marks: Attributes) -> None:
+        """Workers were chosen: for the attempt that asks them."""
+        self._choice = marks
+
     def ask(self, role: str, worker: WorkerId) -> None:
         """A worker is asked, with which the first attempt begins; ``role`` names the attribute."""
         attempt = self._attempt or self._begin_attempt(Stage.PREFILL, {}, {}, ())
         attempt.workers[role] = worker
+        attempt.marks.update(self._choice)
         self._asked.add(worker)
 
     def leave_out(self, role: str) -> None:

@@ -39,6 +39,12 @@ TRANSFER_READ_S: Final = "diptych.transfer.read_s"
 TRANSFER_EXPOSED_S: Final = "diptych.transfer.exposed_s"
 NUM_PREEMPTIONS: Final = "diptych.num_preemptions"
 COMPUTED_TOKENS: Final = "diptych.computed_tokens"
+# Why an attempt's workers were chosen: lines of text, the chosen one first.
+PLACEMENT: Final = "diptych.placement"  # paired, prefill_only, or why a prompt is computed locally
+PREFILL_CANDIDATES: Final = "diptych.placement.prefill_candidates"
+NUM_PREFILL_CANDIDATES: Final = "diptych.placement.num_prefill_candidates"  # not all are listed
+DECODE_CANDIDATES: Final = "diptych.placement.decode_candidates"
+NUM_DECODE_CANDIDATES: Final = "diptych.placement.num_decode_candidates"
 
 # Of a worker, behind the attribute that names it.
 CLOCK_OFFSET_S: Final = "clock_offset_s"  # how far its clock is ahead of the router's

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import NamedTuple, TypeVar
 
+from router.placement.explanation import Candidate, Explanation, best_of
 from router.placement.prefix_memory import PrefixMemory
 from router.placement.types import (
     DecodeOnly,
@@ -102,8 +103,7 @@ class LeastLoaded:
 
     def place(self, query: Query, snapshot: Snapshot) -> Placement | None:
         """See :class:`router.placement.types.Policy`."""
-        prefills = _fitting(query, [v for v in snapshot.prefill if _may_prefill(query, v)])
-        decodes = _fitting(query, [v for v in snapshot.decode if _may_decode(query, v)])
+        prefills, decodes = _usable(query, snapshot)
         if query.on_prefill is not None:
             return self._pair(query, prefills, decodes)
         local = None if query.needs_prefill else self._local(query, snapshot, decodes)
@@ -116,6 +116,22 @@ class LeastLoaded:
         else:
             placement = self._pair(query, prefills, decodes)
         return placement or self._recompute(query, snapshot, decodes)
+
+    def explain(self, query: Query, snapshot: Snapshot, placement: Placement) -> Explanation:
+        """See :class:`router.placement.types.Policy`."""
+        prefills, decodes = _usable(query, snapshot)
+        prefill = None if isinstance(placement, DecodeOnly) else placement.prefill
+        decode = None if isinstance(placement, PrefillOnly) else placement.decode
+        prefills = [] if prefill is None else prefills
+        decodes = [] if decode is None else _even(query, decodes)
+        on_prefill = self._weigh_prefills(query, prefills)
+        on_decode = self._weigh_decodes(query, decodes)
+        return Explanation(
+            best_of(_prefill_candidate(v, on_prefill[v.worker], prefill) for v in prefills),
+            best_of(_decode_candidate(v, on_decode[v.worker], decode, prefill) for v in decodes),
+            len(prefills),
+            len(decodes),
+        )
 
     def _pair(
         self, query: Query, prefills: list[PrefillView], decodes: list[DecodeView]
@@ -251,6 +267,13 @@ class LeastLoaded:
         return rank
 
 
+def _usable(query: Query, snapshot: Snapshot) -> tuple[list[PrefillView], list[DecodeView]]:
+    return (
+        _fitting(query, [v for v in snapshot.prefill if _may_prefill(query, v)]),
+        _fitting(query, [v for v in snapshot.decode if _may_decode(query, v)]),
+    )
+
+
 def _may_prefill(query: Query, view: PrefillView) -> bool:
     if query.on_prefill is not None:
         return view.worker == query.on_prefill
@@ -304,3 +327,30 @@ def _shipping_weight(prefill: PrefillView, decode: DecodeView) -> float:
     if not (bytes_per_s and prefill.tokens_per_s and decode.kv_bytes_per_token):
         return 1.0
     return min(1.0, decode.kv_bytes_per_token / bytes_per_s * prefill.tokens_per_s)
+
+
+def _prefill_candidate(view: PrefillView, cost: _Weighed, chosen: WorkerId | None) -> Candidate:
+    num_to_compute = view.num_pending_tokens + cost.num_missing
+    return Candidate(
+        view.worker.address,
+        view.worker == chosen,
+        cost.work,
+        cost.num_missing,
+        None,
+        num_to_compute / view.tokens_per_s if view.tokens_per_s else None,
+    )
+
+
+def _decode_candidate(
+    view: DecodeView, cost: _Weighed, chosen: WorkerId | None, source: WorkerId | None
+) -> Candidate:
+    bytes_per_s = 0.0 if source is None else view.bytes_per_s.get(source.incarnation, 0.0)
+    num_bytes = cost.num_missing * view.kv_bytes_per_token
+    return Candidate(
+        view.worker.address,
+        view.worker == chosen,
+        cost.work,
+        cost.num_missing,
+        view.num_sequences,
+        num_bytes / bytes_per_s if bytes_per_s else None,
+    )

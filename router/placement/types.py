@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
+from router.placement.explanation import Explanation
+
 
 class WorkerId(NamedTuple):
     """One worker process; a restart at the same address is another."""
@@ -148,6 +150,10 @@ class Policy(Protocol):
 
     def place(self, query: Query, snapshot: Snapshot) -> Placement | None:
         """The best placement there is now; None: wait."""
+        ...
+
+    def explain(self, query: Query, snapshot: Snapshot, placement: Placement) -> Explanation:
+        """What spoke for ``placement``, which ``place`` has just answered to the same."""
         ...
 
     def remember(self, worker: WorkerId, block_keys: tuple[bytes, ...]) -> None:

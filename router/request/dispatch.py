@@ -79,7 +79,11 @@ class Dispatch:
             prompt_ids, salt = self._request.shape.prompt_ids, self._request.cache_salt
             self._keys = tuple(block_keys(prompt_ids, self._block_size, salt))
         query = replace(query, block_keys=self._keys, block_size=self._block_size)
-        return self._services.policy.place(query, cluster.snapshot())
+        policy, snapshot = self._services.policy, cluster.snapshot()
+        placement = policy.place(query, snapshot)
+        if placement is not None and self._observer.is_traced:
+            self._observer.placed(placement, policy.explain(query, snapshot, placement))
+        return placement
 
     def open_lease(
         self,

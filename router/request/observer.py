@@ -6,7 +6,8 @@ from opentelemetry.context import Context
 
 from diptych.errors import DiptychError
 from diptych.telemetry.stages import Stage
-from router.placement.types import Why, WorkerId
+from router.placement.explanation import Explanation
+from router.placement.types import Placement, Why, WorkerId
 from router.request.actions import Retry
 
 
@@ -16,6 +17,15 @@ class Observer(Protocol):
     @property
     def attempt_context(self) -> Context:
         """What spans of pulls and of computing prompts hang under now."""
+        ...
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether ``placed`` is to be told why."""
+        ...
+
+    def placed(self, placement: Placement, why: Explanation) -> None:
+        """Workers were chosen; they are asked next."""
         ...
 
     def prefill_asked(self, worker: WorkerId) -> Context:

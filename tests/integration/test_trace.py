@@ -314,6 +314,13 @@ async def test_one_trace_explains_the_time_to_first_token(tiny_llama: Path, tmp_
     marks = marks_of(spans["prefill/attempt 1"])
     assert marks[attributes.PREFILL_WORKER].string_value == cluster.prefill[0].address
     assert marks[attributes.DECODE_WORKER].string_value == cluster.decode[0].address
+    assert marks[attributes.PLACEMENT].string_value == "paired"
+    for kind, chosen in (
+        (attributes.PREFILL_CANDIDATES, cluster.prefill[0]),
+        (attributes.DECODE_CANDIDATES, cluster.decode[0]),
+    ):
+        (line,) = marks[kind].array_value.values
+        assert line.string_value.startswith(f"{chosen.address} chosen work_tokens=")
     for role in (attributes.PREFILL_WORKER, attributes.DECODE_WORKER):  # on one machine
         offset_s = marks[f"{role}.{attributes.CLOCK_OFFSET_S}"].double_value
         assert abs(offset_s) < 60.0

@@ -206,3 +206,19 @@ def test_an_attempt_tells_how_its_workers_clocks_stand(traced: Traced) -> None:
         "diptych.decode_worker.clock_offset_s": -2.5,
         "diptych.decode_worker.clock_uncertainty_s": 0.001,
     }
+
+
+def test_an_attempt_tells_why_its_workers_were_chosen(traced: Traced) -> None:
+    for choice, worker in (("p:1 chosen", PREFILL), ("p:2 chosen", WorkerId("p:2", "p2"))):
+        traced.trace.choose({attributes.PREFILL_CANDIDATES: [choice]})
+        traced.trace.ask(attributes.PREFILL_WORKER, worker)
+        if worker == PREFILL:
+            traced.trace.retry(Stage.PREFILL, RETRY, "KV_TRANSFER_INTERRUPTED")
+    traced.trace.end(moments(5), "ok", None)
+    told = [
+        (traced.spans()[f"diptych.attempt {number}"].attributes or {})[
+            attributes.PREFILL_CANDIDATES
+        ]
+        for number in (1, 2)
+    ]
+    assert told == [("p:1 chosen",), ("p:2 chosen",)]

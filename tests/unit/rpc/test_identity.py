@@ -44,6 +44,11 @@ async def served(folder: Path) -> AsyncIterator[str]:
         ) -> AsyncIterator[worker_pb2.WorkerState]:
             yield worker_pb2.WorkerState(incarnation="w")
 
+        async def EndTraces(
+            self, request: worker_pb2.EndTracesRequest, context: object
+        ) -> worker_pb2.EndTracesResponse:
+            return worker_pb2.EndTracesResponse()
+
     worker_pb2_grpc.add_WorkerServicer_to_server(Watch(), server)
     await servicer.set("", SERVES)
     port = server.add_secure_port("127.0.0.1:0", identity.of_server())

@@ -234,3 +234,39 @@ def test_a_fast_link_makes_a_cached_prefix_weigh_less() -> None:
     assert policy.place(QUERY, near) == Paired(P1, D1)
     linked = Snapshot(prefill, (linked_d(D1, 1), linked_d(D2, 0)))
     assert policy.place(QUERY, linked) == Paired(P1, D2)
+
+
+def test_an_explanation_has_the_chosen_pair_first_and_what_counted() -> None:
+    policy = made()
+    policy.remember(P2, KEYS[:4])
+    rate = {"p1": 1000.0, "p2": 1000.0}
+    known: dict[str, object] = {"bytes_per_s": rate, "kv_bytes_per_token": 10.0}
+    snapshot = Snapshot(
+        (view_p(P1, 500, tokens_per_s=100.0), view_p(P2, tokens_per_s=100.0)),
+        (view_d(D1, 1, **known), view_d(D2, **known)),
+    )
+    placement = policy.place(QUERY, snapshot)
+    assert placement == Paired(P2, D2)
+    why = policy.explain(QUERY, snapshot, placement)
+    assert [each.text() for each in why.prefill] == [
+        "p2:1 chosen work_tokens=66 missing_tokens=66 predicted_s=0.6600",
+        "p1:1 work_tokens=630 missing_tokens=130 predicted_s=6.3000",
+    ]
+    assert [each.text() for each in why.decode] == [
+        "d2:1 chosen work_tokens=0 missing_tokens=130 sequences=0 predicted_s=1.3000",
+        "d1:1 work_tokens=64 missing_tokens=130 sequences=1 predicted_s=1.3000",
+    ]
+
+
+def test_an_explanation_is_bounded_and_says_of_how_many_it_tells() -> None:
+    workers = [WorkerId(f"d{i}:1", f"d{i}") for i in range(40)]
+    snapshot = Snapshot((), tuple(map(view_d, workers)), has_prefill_pool=False)
+    policy = made()
+    placement = policy.place(QUERY, snapshot)
+    assert isinstance(placement, DecodeOnly)
+    why = policy.explain(QUERY, snapshot, placement)
+    assert (why.prefill, why.num_prefill) == ((), 0)
+    assert (len(why.decode), why.num_decode) == (8, 40)
+    assert [each.is_chosen for each in why.decode] == [True, *[False] * 7]
+    assert why.decode[0].address == placement.decode.address
+    assert why.decode[0].predicted_s is None

@@ -17,9 +17,10 @@ from router.cluster.members import Cluster
 from router.cluster.watch import WorkerWatch
 from router.config import RouterConfig
 from router.discovery.source import Targets
+from router.placement.explanation import Explanation
 from router.placement.policy import LeastLoaded
 from router.placement.prefix_memory import PrefixMemory
-from router.placement.types import Query, Why, WorkerId
+from router.placement.types import Paired, Placement, Query, Why, WorkerId
 from router.placement.waiting_room import WaitingRoom
 from router.request import actions, events
 from router.request.actions import Retry
@@ -57,6 +58,10 @@ class Untraced:
     """An observer of a request that nobody traces."""
 
     attempt_context = Context()
+
+    is_traced = False
+
+    def placed(self, placement: Placement, why: Explanation) -> None: ...
 
     def prefill_asked(self, worker: WorkerId) -> Context:
         return Context()
@@ -204,3 +209,17 @@ async def test_a_worker_is_told_whether_there_will_be_a_lease_to_pull_from(
     monkeypatch.setattr(decode.link, "reserve", note)
     assert world.request().reserve(actions.Reserve(DECODE, 1, 0, to_pull=to_pull), (), Deaf())
     assert [command.to_pull for command in asked] == [to_pull]
+
+
+async def test_why_workers_were_chosen_is_worked_out_for_a_trace_alone(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Placement] = []
+    chosen = Paired(PREFILL, DECODE)
+    monkeypatch.setattr(LeastLoaded, "place", lambda self, query, snapshot: chosen)
+    monkeypatch.setattr(Untraced, "placed", lambda self, placement, why: told.append(placement))
+    world.request()
+    assert told == []
+    monkeypatch.setattr(Untraced, "is_traced", True)
+    world.request()
+    assert told == [chosen]

@@ -239,11 +239,13 @@ def test_a_fast_link_makes_a_cached_prefix_weigh_less() -> None:
 def test_an_explanation_has_the_chosen_pair_first_and_what_counted() -> None:
     policy = made()
     policy.remember(P2, KEYS[:4])
-    rate = {"p1": 1000.0, "p2": 1000.0}
-    known: dict[str, object] = {"bytes_per_s": rate, "kv_bytes_per_token": 10.0}
+    rates = {"p1": 1000.0, "p2": 1000.0}
     snapshot = Snapshot(
         (view_p(P1, 500, tokens_per_s=100.0), view_p(P2, tokens_per_s=100.0)),
-        (view_d(D1, 1, **known), view_d(D2, **known)),
+        (
+            view_d(D1, 1, bytes_per_s=rates, kv_bytes_per_token=10.0),
+            view_d(D2, 0, bytes_per_s=rates, kv_bytes_per_token=10.0),
+        ),
     )
     placement = policy.place(QUERY, snapshot)
     assert placement == Paired(P2, D2)

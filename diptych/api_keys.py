@@ -1,7 +1,8 @@
 """Keys of clients: how one is made, and what is kept of it. Pure.
 
 Keys are random and long, so a plain hash of one tells nothing of it. A file of keys has a line
-for each, ``TENANT SHA256``; empty lines and those that begin with # say nothing.
+for each, ``TENANT SHA256``, and after it what limits the tenant has, as ``max_concurrent=4``;
+empty lines and those that begin with # say nothing.
 """
 
 import hashlib
@@ -9,9 +10,11 @@ import re
 import secrets
 from collections.abc import Mapping
 
+from diptych.tenant import Limits, Tenant, read_limits
+
 _PREFIX = "dk-"
 _NUM_BYTES = 32
-_LINE = re.compile(r"(\S+)\s+([0-9a-f]{64})")
+_LINE = re.compile(r"(\S+)\s+([0-9a-f]{64})((?:\s+\w+=[0-9]{1,15})*)")
 _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -32,16 +35,34 @@ def check_tenant(name: str) -> str:
     return name
 
 
-def read_keys(text: str) -> Mapping[str, str]:
-    """Of each key's digest the tenant. Raises ValueError, which names the line and not its text."""
-    tenants: dict[str, str] = {}
+def read_keys(text: str) -> Mapping[str, Tenant]:
+    """Of each key's digest the tenant. Raises ValueError, which names the line and not its text.
+
+    Limits are a tenant's, whichever of its lines says them; two that differ are refused.
+    """
+    names: dict[str, str] = {}
+    limits: dict[str, Limits] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         found = _LINE.fullmatch(line.strip())
         if found is None or not _TENANT.fullmatch(found[1]):
             raise ValueError(f"line {number}: expected a tenant and the SHA-256 of a key")
-        if found[2] in tenants:
+        if found[2] in names:
             raise ValueError(f"line {number}: the key is there already")
-        tenants[found[2]] = found[1]
-    return tenants
+        names[found[2]] = found[1]
+        if found[3]:
+            said = _read_limits(found[3], number)
+            if limits.setdefault(found[1], said) != said:
+                raise ValueError(f"line {number}: the tenant has other limits in a line before")
+    return {key: Tenant(name, limits.get(name, Limits())) for key, name in names.items()}
+
+
+def _read_limits(text: str, number: int) -> Limits:
+    pairs = [word.split("=") for word in text.split()]
+    try:
+        if len({name for name, _ in pairs}) < len(pairs):
+            raise ValueError("a limit is there twice")
+        return read_limits({name: int(value) for name, value in pairs})
+    except ValueError as error:
+        raise ValueError(f"line {number}: {error}") from None

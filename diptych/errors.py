@@ -110,6 +110,13 @@ class QueueTimeoutError(DiptychError):
     reason = "QUEUE_TIMEOUT"
 
 
+class QuotaExceededError(DiptychError):
+    """The caller's tenant has used up what it may take; ``quota`` names what ran out. Back off."""
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    reason = "QUOTA_EXCEEDED"
+
+
 class WorkerDrainingError(DiptychError):
     """The worker shuts down. Try another."""
 

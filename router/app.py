@@ -31,6 +31,7 @@ from router.frontend.http.exchange import BodyRoom
 from router.frontend.http.routes import make_app
 from router.frontend.http.server import HttpServer, bind, bounds_of
 from router.frontend.http.service import ServiceAnswers
+from router.frontend.quotas import Quotas
 from router.frontend.served_model import ServedModel
 from router.placement.departures import Departures
 from router.placement.policy import LeastLoaded
@@ -114,7 +115,8 @@ async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None
             cluster.clock_offsets,
         )
         admission = Admission(model, cluster, config)
-        generator = Generator(admission, services, metrics, host.tracing)
+        quotas = Quotas(config.quota.limits, loop.time, metrics.quota_refused)
+        generator = Generator(admission, quotas, services, metrics, host.tracing)
         servicer = InferenceServicer(
             admission, generator, callers, max_request_bytes=config.max_request_bytes
         )

@@ -7,6 +7,8 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from diptych.tenant import Limits
+
 Algorithm = Literal[
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "Ed25519"
 ]
@@ -86,6 +88,12 @@ class JwtSettings(BaseModel):
     tenant_claim: str = Field(
         "sub", min_length=1, description="The claim that names the tenant whose requests they are."
     )
+    limits_claim: str | None = Field(
+        None,
+        min_length=1,
+        description="The claim of the tenant's limits, an object of numbers named as under quota; "
+        "what it does not say quota does. Unset: tokens say nothing of limits.",
+    )
     leeway_s: int = Field(
         30, ge=0, le=600, description="That the issuer's clock may differ from the router's, s."
     )
@@ -106,3 +114,29 @@ class JwtSettings(BaseModel):
             given = "jwks-url" if self.jwks_url is not None else "ca"
             raise ValueError(f"--jwt.{given}: no one is asked for keys with --jwt.jwks")
         return self
+
+
+class QuotaSettings(BaseModel):
+    """What each tenant may take of this router, unless its key or token says it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    requests_per_minute: int | None = Field(
+        None,
+        ge=1,
+        description="Requests that a tenant may make, a minute's worth at once. Unset: any number.",
+    )
+    tokens_per_minute: int | None = Field(
+        None,
+        ge=1,
+        description="Tokens of a tenant's prompts and answers, a minute's worth at once; "
+        "max_tokens count until an answer has ended. Unset: any number.",
+    )
+    max_concurrent: int | None = Field(
+        None, ge=1, description="Requests of a tenant that may be open. Unset: any number."
+    )
+
+    @property
+    def limits(self) -> Limits:
+        """The same as plain data."""
+        return Limits(self.requests_per_minute, self.tokens_per_minute, self.max_concurrent)

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from diptych.process import ProcessConfig
 from diptych.timers import GrpcSeconds
-from router.client_settings import JwtSettings, PublicTls
+from router.client_settings import JwtSettings, PublicTls, QuotaSettings
 
 _MOST_REQUESTS = 10**8  # gRPC's options have 31 bits, and some are sums of these
 _MOST_BYTES = 2**30  # half as much again is still below gRPC's 2 GiB
@@ -187,6 +187,7 @@ class RouterConfig(ProcessConfig):
         "seconds later. Without this and jwt.issuer anybody may call.",
     )
     jwt: JwtSettings = JwtSettings()
+    quota: QuotaSettings = QuotaSettings()
     max_queue: int = Field(
         256,
         ge=0,

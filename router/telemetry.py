@@ -20,6 +20,7 @@ from diptych.telemetry.families import RequestMetrics
 from diptych.telemetry.metrics import LoopHistogram, Metrics
 from diptych.telemetry.stages import Stage
 from diptych.telemetry.tracing import Tracing
+from diptych.tenant import Limits
 from router.cluster.worker_clock import ClockOffset
 from router.generation.answer import KVPath, Timing, Usage
 from router.placement.explanation import Explanation
@@ -69,6 +70,13 @@ class RouterMetrics:
             "why",
             [why.value for why in Why],
         )
+        self._quotas = metrics.counters(
+            "router_quota_refusals_total",
+            "Requests that were refused because their tenant's quota was used up, by which: see "
+            "--quota of the router's settings.",
+            "quota",
+            Limits._fields,
+        )
         metrics.read_gauge(
             "router_requests_waiting",
             "Requests that wait in the router for a placement.",
@@ -109,6 +117,10 @@ class RouterMetrics:
             ("worker",),
             lambda: [((address,), clock.uncertainty_s) for address, clock in clock_offsets()],
         )
+
+    def quota_refused(self, quota: str) -> None:
+        """A tenant's quota of that name, see Limits, was used up."""
+        self._quotas[quota].inc()
 
 
 class RequestObserver:

@@ -8,6 +8,7 @@ from pydantic_settings import CliPositionalArg
 
 from diptych import settings
 from diptych.api_keys import check_tenant, digest, make_key
+from diptych.tenant import Limits
 
 
 class KeyConfig(BaseModel):
@@ -21,6 +22,11 @@ class KeyConfig(BaseModel):
     tenant: CliPositionalArg[Annotated[str, AfterValidator(check_tenant)]] = Field(
         description="Whose requests those with the key are."
     )
+    requests_per_minute: int | None = Field(None, ge=1, description="The tenant's quota of them.")
+    tokens_per_minute: int | None = Field(None, ge=1, description="The tenant's quota of them.")
+    max_concurrent: int | None = Field(
+        None, ge=1, description="Requests that the tenant may have open at a time."
+    )
 
 
 def run(args: list[str]) -> int:
@@ -28,5 +34,7 @@ def run(args: list[str]) -> int:
     config = settings.load(KeyConfig, args, prog="diptych key", env_prefix="DIPTYCH_KEY_")
     key = make_key()
     print(f"the key, shown only now: {key}", file=sys.stderr)  # noqa: T201
-    print(f"{config.tenant} {digest(key)}")  # noqa: T201
+    told = config.model_dump(include=set(Limits._fields), exclude_none=True)
+    limits = "".join(f" {name}={value}" for name, value in told.items())
+    print(f"{config.tenant} {digest(key)}{limits}")  # noqa: T201
     return 0

@@ -79,9 +79,9 @@ class InferenceServicer:
         Errors carry google.rpc.ErrorInfo with a reason:
         INVALID_ARGUMENT/REQUEST_INVALID (with BadRequest field violations),
         UNAUTHENTICATED/INVALID_API_KEY, NOT_FOUND/MODEL_NOT_FOUND,
-        RESOURCE_EXHAUSTED/QUEUE_FULL, QUEUE_TIMEOUT or KV_BLOCKS_EXHAUSTED (with
-        RetryInfo), UNAVAILABLE/NO_WORKER or
-        WORKER_DRAINING, DEADLINE_EXCEEDED/DEADLINE_EXCEEDED,
+        RESOURCE_EXHAUSTED/QUEUE_FULL, QUEUE_TIMEOUT, QUOTA_EXCEEDED (quota, in the
+        metadata, names what of the tenant's ran out) or KV_BLOCKS_EXHAUSTED (with
+        RetryInfo), UNAVAILABLE/NO_WORKER or WORKER_DRAINING, DEADLINE_EXCEEDED/DEADLINE_EXCEEDED,
         ABORTED/KV_TRANSFER_INTERRUPTED or CLIENT_TOO_SLOW,
         INTERNAL/LOGITS_NOT_FINITE or STEP_FAILED (of the last attempt), or
         INTERNAL/INTERNAL (a bug in the router; error_id in the metadata is that of

@@ -6,11 +6,17 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from diptych.errors import DeadlineExceededError, DiptychError, InvalidRequestError
+from diptych.errors import (
+    DeadlineExceededError,
+    DiptychError,
+    InvalidRequestError,
+    SlowClientError,
+)
 from diptych.telemetry import logs
 from diptych.telemetry.tracing import Tracing, trace_id
 from diptych.text.detokenizer import Detokenizer
 from router.frontend.admission import Admission
+from router.frontend.quotas import Admitted, Quotas
 from router.frontend.validation import MAX_REQUEST_ID_CHARACTERS
 from router.frontend.write_watch import WriteWatch
 from router.generation.answer import GenerationEvent, Started, Summary
@@ -22,6 +28,8 @@ from router.request.session import Session
 from router.telemetry import RequestObserver, RouterMetrics
 
 _COMPLETION = "text_completion"  # as GenAI names it
+# Ends of a request that its client brought about.
+_CLIENTS_OWN = frozenset({DeadlineExceededError.reason, SlowClientError.reason})
 _CLOCK_ERROR_S = 0.001  # gRPC tells a deadline in ms
 
 Metadata = Sequence[tuple[str, str | bytes]]
@@ -36,9 +44,15 @@ class Generator:
     """Answers requests. Event loop only; each answer belongs to the task that iterates over it."""
 
     def __init__(
-        self, admission: Admission, services: Services, metrics: RouterMetrics, trace: Tracing
+        self,
+        admission: Admission,
+        quotas: Quotas,
+        services: Services,
+        metrics: RouterMetrics,
+        trace: Tracing,
     ) -> None:
         self._admission = admission
+        self._quotas = quotas
         self._services = services
         self._metrics = metrics
         self._trace = trace
@@ -64,9 +78,14 @@ class Generator:
         operation = "chat" if isinstance(request.prompt, ChatPrompt) else _COMPLETION
         observer = self._observe(request.request_id, operation, metadata)
         answer = _Answer(self._services, observer, give_up)
-        with answer.ending(deadline_s), self._admission.hold(request.num_bytes):
+        with (
+            answer.ending(deadline_s),
+            answer.within(self._quotas, request) as quota,
+            self._admission.hold(request.num_bytes),
+        ):
             logs.mark(answer.request_id, trace_id(answer.observer.context))
             resolved = await self._admission.admit(request, deadline_s)
+            quota.reserve(len(resolved.shape.prompt_ids) + resolved.shape.max_tokens)
             session = answer.open(resolved, self._builder(resolved, answer.observer), deadline_s)
             is_first = True
             while (event := await session.next_event()) is not None:
@@ -185,6 +204,31 @@ class _Answer:
             raise
         finally:
             self._end(outcome)
+
+    @contextmanager
+    def within(self, quotas: Quotas, request: GenerationRequest) -> Iterator[Admitted]:
+        """Count it as its tenant's; what it did not use of it is given back at the end.
+
+        Raises QuotaExceededError.
+        """
+        admitted = quotas.admit(request.tenant, request.num_tokens_at_least)
+        is_ours = False
+        try:
+            yield admitted
+        except DiptychError as error:
+            is_ours = error.reason not in _CLIENTS_OWN
+            raise
+        finally:
+            admitted.leave(self._num_used(is_ours=is_ours))
+
+    def _num_used(self, *, is_ours: bool) -> int:
+        """Tokens that count; none where it failed, and not by the client, before there was one."""
+        if self._session is None or self._builder is None:
+            return 0
+        usage, is_placed = self._session.usage, self._builder.moments.placed_s is not None
+        if not is_placed or (is_ours and not usage.num_output_tokens):
+            return 0
+        return usage.num_prompt_tokens + usage.num_output_tokens
 
     def _end(self, outcome: str) -> None:
         self.watch.close()

@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 from diptych.errors import InvalidApiKeyError, InvalidRequestError, NotServedError
 from diptych.rpc.decoding import decode
 from diptych.rpc.server import Context
+from diptych.tenant import Tenant
 from diptych.v1 import inference_pb2
 from router.frontend import public_messages
 from router.frontend.admission import Admission
@@ -164,7 +165,7 @@ class InferenceServicer:
             except grpc.aio.BaseError:  # the call is over: the client is gone
                 raise asyncio.CancelledError from None
 
-    async def _tenant(self, context: Context) -> str:
+    async def _tenant(self, context: Context) -> Tenant:
         """Whose call it is. Raises InvalidApiKeyError."""
         given = authorization(tuple(context.invocation_metadata() or ()))
         return await self._callers.tenant(given)

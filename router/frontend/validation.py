@@ -210,9 +210,9 @@ def _check_token_prompt(token_ids: Sequence[int], facts: ModelFacts) -> None:
 def _salt(request: GenerationRequest) -> bytes:
     """Tenants share no cached KV, whichever salts they give."""
     salt = request.cache_salt.encode()
-    if not request.tenant:
+    if not request.tenant.name:
         return salt
-    return hashlib.sha256(request.tenant.encode() + b"\0" + salt).digest()
+    return hashlib.sha256(request.tenant.name.encode() + b"\0" + salt).digest()
 
 
 def _check_salt(cache_salt: str) -> None:

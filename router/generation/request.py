@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from diptych.sampling_params import NOTHING_SAID, SamplingOptions
+from diptych.tenant import NOBODY, Tenant
 from diptych.text.chat_template import Message
 
 
@@ -44,12 +45,18 @@ class GenerationRequest:
     model: str = ""
     request_id: str = ""
     cache_salt: str = ""
-    tenant: str = ""
-    """Whose it is, by the caller's key; never by what the request says."""
+    tenant: Tenant = NOBODY
+    """Whose it is, by the caller's key or token; never by what the request says."""
     emitted_token_ids: Sequence[int] = ()  # as TokenPrompt.token_ids
     return_prompt_token_ids: bool = False
     num_bytes: int
     """Size of the request as it arrived: what it counts for while it is open."""
+
+    @property
+    def num_tokens_at_least(self) -> int:
+        """What it will come to with its answer, as far as that is known before it is tokenised."""
+        num_prompt = len(self.prompt.token_ids) if isinstance(self.prompt, TokenPrompt) else 1
+        return num_prompt + max(0, self.sampling.max_tokens or 0)
 
     @property
     def prompt_field(self) -> str:

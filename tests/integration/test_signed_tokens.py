@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from diptych.api_keys import digest
 from diptych.client import DiptychClient, SamplingOptions
-from diptych.errors import InvalidApiKeyError
+from diptych.errors import InvalidApiKeyError, QuotaExceededError
 from router.frontend.callers.key_sources import Issuer
 from router.frontend.callers.signing_keys import read_signing_keys
 from tests.integration.router_rig import PROMPT, Cluster, expected, running
@@ -28,18 +28,25 @@ class Served(NamedTuple):
     http_address: str
     issuer: Published
 
-    async def tokens(self, credential: str) -> list[int]:
-        async with DiptychClient(self.cluster.address, api_key=credential) as client:
-            chunks = client.generate(token_ids=PROMPT, options=OPTIONS)
+    async def tokens(
+        self, credential: str, options: SamplingOptions = OPTIONS, retries: int = 5
+    ) -> list[int]:
+        address = self.cluster.address
+        async with DiptychClient(address, api_key=credential, retries=retries) as client:
+            chunks = client.generate(token_ids=PROMPT, options=options)
             return [token_id async for chunk in chunks for token_id in chunk.token_ids]
 
     async def status(self, credential: str) -> int:
         """Of a request over HTTP."""
+        return (await self.posted(credential)).status_code
+
+    async def posted(self, credential: str) -> httpx.Response:
+        """What a request over HTTP gets."""
         body = {"model": "m", "prompt": PROMPT, "max_tokens": 4, "ignore_eos": True}
         async with httpx.AsyncClient(trust_env=False) as client:
             url = f"http://{self.http_address}/v1/completions"
             headers = {"authorization": f"Bearer {credential}"}
-            return (await client.post(url, json=body, headers=headers)).status_code
+            return await client.post(url, json=body, headers=headers)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -48,7 +55,7 @@ async def served(
 ) -> AsyncIterator[Served]:
     work = tmp_path_factory.mktemp("tokens")
     keys, ports = work / "keys", work / "ports"
-    keys.write_text(f"alice {digest('one')}\n")
+    keys.write_text(f"alice {digest('one')}\ncarol {digest('few')} requests_per_minute=2\n")
     async with (
         published(OLD) as issuer,
         running(
@@ -57,7 +64,12 @@ async def served(
             1,
             client={"api_key": "one"},
             api_keys=keys,
-            jwt={"issuer": ISSUER, "audience": [AUDIENCE], "jwks_url": issuer.url + KEYS_PATH},
+            jwt={
+                "issuer": ISSUER,
+                "audience": [AUDIENCE],
+                "jwks_url": issuer.url + KEYS_PATH,
+                "limits_claim": "limits",
+            },
             http=True,
             http_port=0,
             port_file=ports,
@@ -94,6 +106,47 @@ async def test_a_token_that_is_not_right_opens_nothing(
     with pytest.raises(InvalidApiKeyError) as caught:
         await served.tokens(token)
     assert token not in caught.value.message
+
+
+def num_asked(served: Served) -> int:
+    return len(served.cluster.prefill[0].specs) + len(served.cluster.decode[0].specs)
+
+
+async def test_what_is_beyond_a_quota_is_refused_over_both_and_asks_no_worker(
+    served: Served,
+) -> None:
+    await served.tokens("few")
+    assert await served.status("few") == 200
+    before = num_asked(served)
+    async with DiptychClient(served.cluster.address, api_key="few", retries=0) as client:
+        with pytest.raises(QuotaExceededError) as caught:
+            async for _ in client.generate(token_ids=PROMPT, options=OPTIONS):
+                pass
+    assert caught.value.metadata["quota"] == "requests_per_minute"
+    assert 0 < (caught.value.retry_after_s or 0) <= 60
+    answer = await served.posted("few")
+    assert answer.status_code == 429
+    assert 1 <= int(answer.headers["retry-after"]) <= 60
+    assert answer.json()["error"]["code"] == "quota_exceeded"
+    assert "requests_per_minute" in answer.json()["error"]["message"]
+    assert num_asked(served) == before
+    async with httpx.AsyncClient(trust_env=False) as http:
+        headers = {"authorization": "Bearer one"}
+        told = await http.get(f"http://{served.http_address}/metrics", headers=headers)
+    assert 'quota_refusals_total{quota="requests_per_minute"} 2.0' in told.text
+    assert await served.status("one") == 200
+
+
+async def test_tokens_that_an_answer_did_not_come_to_are_given_back(served: Served) -> None:
+    """50 a minute: 20 and 30 reserved, 21 used; what is left is enough for 25 at once."""
+    token = OLD.token(claims={"sub": "dora", "limits": {"tokens_per_minute": 50}})
+    first = SamplingOptions(max_tokens=30, ignore_eos=True, stop_token_ids=tuple(expected(1)))
+    assert len(await served.tokens(token, first)) == 1
+    assert await served.tokens(token, SamplingOptions(max_tokens=5, ignore_eos=True)) == expected(5)
+    before = num_asked(served)
+    with pytest.raises(QuotaExceededError, match="tokens_per_minute"):
+        await served.tokens(token, first, retries=0)
+    assert num_asked(served) == before
 
 
 async def test_an_issuer_that_is_down_keeps_nobody_known_out(served: Served) -> None:

@@ -7,6 +7,7 @@ import pytest
 from diptych.api_keys import check_tenant, digest, make_key, read_keys
 from diptych.cli.key import run
 from diptych.errors import ConfigurationError
+from diptych.tenant import Limits, Tenant
 
 KEY = "dk-" + "a" * 43
 
@@ -21,8 +22,8 @@ def test_a_file_names_the_tenant_of_each_key() -> None:
     other = digest("another")
     text = f"# the first\nalice {digest(KEY)}\n\n  alice\t{other}  \nbob {digest('third')}"
     tenants = read_keys(text)
-    assert tenants[digest(KEY)] == tenants[other] == "alice"
-    assert tenants[digest("third")] == "bob"
+    assert tenants[digest(KEY)] == tenants[other] == Tenant("alice")
+    assert tenants[digest("third")] == Tenant("bob")
     assert KEY not in text
 
 
@@ -60,6 +61,41 @@ def test_the_command_prints_a_line_that_fits_the_key(capsys: pytest.CaptureFixtu
     assert run(["alice"]) == 0
     said = capsys.readouterr()
     key = said.err.strip().rpartition(" ")[2]
-    assert read_keys(said.out) == {digest(key): "alice"}
+    assert read_keys(said.out) == {digest(key): Tenant("alice")}
     with pytest.raises(ConfigurationError, match="tenant"):
         run(["al/ice"])
+
+
+def test_the_command_writes_limits_down(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["alice", "--requests-per-minute", "60", "--max-concurrent", "4"]) == 0
+    said = capsys.readouterr()
+    key = said.err.strip().rpartition(" ")[2]
+    assert read_keys(said.out) == {digest(key): Tenant("alice", Limits(60, None, 4))}
+    with pytest.raises(ConfigurationError, match="--max-concurrent"):
+        run(["alice", "--max-concurrent", "0"])
+
+
+def test_limits_are_a_tenants_whichever_key_it_sends() -> None:
+    text = f"alice {digest('1')}\nbob {digest('2')}\nalice {digest('3')} tokens_per_minute=9"
+    tenants = read_keys(text)
+    assert tenants[digest("1")] == tenants[digest("3")] == Tenant("alice", Limits(None, 9))
+    assert tenants[digest("2")] == Tenant("bob")
+
+
+@pytest.mark.parametrize(
+    ("limits", "says"),
+    [
+        ("max_concurrent=0", "max_concurrent: expected a whole number above 0"),
+        ("max_concurrent=9999999999999", "max_concurrent: expected a whole number above 0"),
+        ("max_concurrent=-1", "expected a tenant and the SHA-256"),
+        ("max_concurrent=x", "expected a tenant and the SHA-256"),
+        ("secret_word=1", "expected limits by their names: requests_per_minute, tokens_per_minute"),
+        ("max_concurrent=1 max_concurrent=2", "a limit is there twice"),
+        ("max_concurrent=3", "the tenant has other limits in a line before"),
+    ],
+)
+def test_wrong_limits_are_told_by_their_line(limits: str, says: str) -> None:
+    text = f"alice {digest('x')} max_concurrent=4\nalice {digest('y')} {limits}"
+    with pytest.raises(ValueError, match=f"line 2: {says}") as caught:
+        read_keys(text)
+    assert "secret_word" not in str(caught.value)

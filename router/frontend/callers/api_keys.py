@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from diptych.api_keys import digest, read_keys
+from diptych.tenant import Tenant
 from router.frontend.callers.watched_file import WatchedFile
 
 
@@ -13,11 +14,11 @@ class ApiKeys:
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         """Raises ConfigurationError: it cannot be read, or makes no sense."""
-        self._file: WatchedFile[Mapping[str, str]] = WatchedFile(
+        self._file: WatchedFile[Mapping[str, Tenant]] = WatchedFile(
             "api-keys", path, read_keys, what="keys", clock=clock
         )
 
-    def tenant(self, key: str) -> str | None:
+    def tenant(self, key: str) -> Tenant | None:
         """Whose it is; None: it is not known, or not any more."""
         tenants = self._file.content
         return tenants.get(digest(key)) if key else None

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from diptych.errors import InvalidApiKeyError
+from diptych.tenant import NOBODY, Tenant
 from router.frontend.callers.api_keys import ApiKeys
 
 _SCHEME = "bearer "
@@ -14,7 +15,7 @@ Metadata = Sequence[tuple[str, str | bytes]]
 class Callers(Protocol):
     """Knows clients. Event loop only."""
 
-    async def tenant(self, authorization: str | None) -> str:
+    async def tenant(self, authorization: str | None) -> Tenant:
         """Whose a request is that comes with this ``authorization``. Raises InvalidApiKeyError."""
         ...
 
@@ -29,7 +30,7 @@ class Callers(Protocol):
 class Tokens(Protocol):
     """Knows those who come with a token of an issuer's."""
 
-    async def tenant(self, token: str) -> str:
+    async def tenant(self, token: str) -> Tenant:
         """Whose it is. Raises InvalidApiKeyError, which says nothing of the token's content."""
         ...
 
@@ -41,9 +42,9 @@ class Tokens(Protocol):
 class Anybody:
     """Everybody is let in, and all are one tenant."""
 
-    async def tenant(self, authorization: str | None) -> str:
+    async def tenant(self, authorization: str | None) -> Tenant:
         """See :class:`Callers`."""
-        return ""
+        return NOBODY
 
     async def run(self) -> None:
         """See :class:`Callers`."""
@@ -56,7 +57,7 @@ class KnownCallers:
         self._keys = keys
         self._tokens = tokens
 
-    async def tenant(self, authorization: str | None) -> str:
+    async def tenant(self, authorization: str | None) -> Tenant:
         """See :class:`Callers`."""
         if authorization is None or not authorization.lower().startswith(_SCHEME):
             raise InvalidApiKeyError("a key is needed: authorization: Bearer KEY")

@@ -26,6 +26,7 @@ def _tokens(settings: JwtSettings, issuer: str) -> Tokens:
         audience=settings.audience,
         algorithms=settings.algorithms,
         tenant_claim=settings.tenant_claim,
+        limits_claim=settings.limits_claim,
         leeway_s=settings.leeway_s,
     )
     keys: KeySource

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from diptych.errors import InvalidApiKeyError
+from diptych.tenant import Tenant
 from router.frontend.callers.signing_keys import SigningKeys
 from router.frontend.callers.tokens import TokenReader, UnknownSigningKeyError
 
@@ -49,7 +50,7 @@ class IssuedTokens:
         self._tell_at_s = clock()
         self._num_untold = 0
 
-    async def tenant(self, token: str) -> str:
+    async def tenant(self, token: str) -> Tenant:
         """See Tokens. One of a key that is not known waits until it was asked for."""
         try:
             return await self._read(token)
@@ -61,7 +62,7 @@ class IssuedTokens:
         """See Tokens."""
         await self._keys.run()
 
-    async def _read(self, token: str) -> str:
+    async def _read(self, token: str) -> Tenant:
         known = self._keys.known
         try:
             return self._reader.tenant(token, known)

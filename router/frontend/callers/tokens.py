@@ -14,6 +14,7 @@ from joserfc.errors import (
 from joserfc.jws import JWSRegistry
 
 from diptych.errors import InvalidApiKeyError
+from diptych.tenant import Limits, Tenant, read_limits
 from router.frontend.callers.signing_keys import SigningKeys
 
 _MAX_CHARACTERS: Final = 16_384
@@ -31,6 +32,7 @@ class Expected(NamedTuple):
     audience: Sequence[str]  # one of them
     algorithms: Sequence[str]  # asymmetric ones
     tenant_claim: str
+    limits_claim: str | None  # of the tenant's limits, an object; None: tokens say nothing of them
     leeway_s: int  # that two clocks may differ by
 
 
@@ -48,7 +50,7 @@ class TokenReader:
             exp={"essential": True},
         )
 
-    def tenant(self, token: str, keys: SigningKeys) -> str:
+    def tenant(self, token: str, keys: SigningKeys) -> Tenant:
         """Whose it is.
 
         Raises InvalidApiKeyError, whose message says why and quotes nothing of the token;
@@ -68,9 +70,9 @@ class TokenReader:
         except (JoseError, ValueError, TypeError, RecursionError) as error:
             why = error.error if isinstance(error, JoseError) else "not in form"
             raise InvalidApiKeyError(f"the token is not right: {why}") from None
-        return self._tenant(read.claims)
+        return Tenant(self._name(read.claims), self._limits(read.claims))
 
-    def _tenant(self, claims: dict[str, Any]) -> str:
+    def _name(self, claims: dict[str, Any]) -> str:
         tenant = claims.get(self._expected.tenant_claim)
         if (
             not isinstance(tenant, str)
@@ -79,6 +81,17 @@ class TokenReader:
         ):
             raise InvalidApiKeyError("the token's claim of its tenant is no name")
         return tenant
+
+    def _limits(self, claims: dict[str, Any]) -> Limits:
+        name = self._expected.limits_claim
+        if name is None or name not in claims:
+            return Limits()
+        try:
+            if not isinstance(claims[name], dict):
+                raise ValueError("expected an object")
+            return read_limits(claims[name])
+        except ValueError as error:
+            raise InvalidApiKeyError(f"the token's claim of limits: {error}") from None
 
 
 def _key_of(signed: jwk.GuestProtocol, keys: SigningKeys) -> jwk.Key:

@@ -20,6 +20,7 @@ STATUSES: Final[Mapping[str, int]] = {
     "KV_BLOCKS_EXHAUSTED": 429,
     "QUEUE_FULL": 429,
     "QUEUE_TIMEOUT": 429,
+    "QUOTA_EXCEEDED": 429,
     "NO_WORKER": 503,
     "WORKER_DRAINING": 503,
     "ROUTER_LOST": 503,

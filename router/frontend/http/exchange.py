@@ -12,6 +12,7 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from diptych.errors import RETRY_LATER_S, DiptychError, InvalidRequestError, QueueFullError
+from diptych.tenant import NOBODY, Tenant
 from router.frontend.http.answer_form import STREAM_END, sse, to_json
 from router.frontend.http.errors import ErrorAnswer, RefusedError, answer_to, bug
 from router.frontend.validation import check_request_id
@@ -86,7 +87,7 @@ class Exchange:
         self.headers = Headers(scope=scope)
         self.request_id = uuid.uuid4().hex
         """Sent back in any case; the client's, once ``take_request_id`` found it good."""
-        self.tenant: str = scope.get(TENANT, "")
+        self.tenant: Tenant = scope.get(TENANT, NOBODY)
         self._receive = receive
         self._send = send
         self._sent = _Sent.NOTHING

@@ -5,6 +5,7 @@ import pytest
 from diptych import settings
 from diptych.errors import ConfigurationError
 from diptych.rpc.server import make_server
+from diptych.tenant import Limits
 from router.app import public_edge
 from router.config import RouterConfig
 
@@ -61,6 +62,14 @@ async def test_grpc_holds_the_largest_of_all() -> None:
 
 
 ISSUED = ("--jwt.issuer", "https://login.example", "--jwt.audience", "diptych")
+
+
+def test_quotas_are_none_unless_said() -> None:
+    assert load().quota.limits == Limits()
+    told = load("--quota.requests-per-minute", "60", "--quota.tokens-per-minute", "9").quota
+    assert told.limits == Limits(60, 9, None)
+    with pytest.raises(ConfigurationError, match=r"--quota.max-concurrent: .*'0'"):
+        load("--quota.max-concurrent", "0")
 
 
 def test_tokens_are_of_one_issuer_for_somebody() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from diptych.api_keys import digest
 from diptych.errors import ConfigurationError, InvalidApiKeyError
+from diptych.tenant import NOBODY, Tenant
 from router.client_settings import JwtSettings
 from router.frontend.callers.api_keys import ApiKeys
 from router.frontend.callers.callers import Anybody, KnownCallers
@@ -56,8 +57,8 @@ def world(tmp_path: Path) -> World:
 
 @pytest.mark.parametrize("scheme", ["Bearer ", "bearer ", "BEARER  "])
 async def test_a_key_names_its_tenant(world: World, scheme: str) -> None:
-    assert await world.callers.tenant(f"{scheme}one") == "alice"
-    assert await world.callers.tenant(f"{scheme}two") == "bob"
+    assert await world.callers.tenant(f"{scheme}one") == Tenant("alice")
+    assert await world.callers.tenant(f"{scheme}two") == Tenant("bob")
 
 
 @pytest.mark.parametrize(
@@ -138,4 +139,4 @@ def test_at_the_start_it_has_to_make_sense(tmp_path: Path) -> None:
 
 async def test_without_a_file_anybody_may_call() -> None:
     assert isinstance(callers_of(None, JwtSettings()), Anybody)
-    assert await Anybody().tenant(None) == ""
+    assert await Anybody().tenant(None) == NOBODY

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from diptych.errors import ConfigurationError, InvalidApiKeyError
+from diptych.tenant import Tenant
 from router.client_settings import JwtSettings
 from router.frontend.callers.choice import callers_of
 from router.frontend.callers.issued_tokens import IssuedTokens
@@ -17,7 +18,7 @@ from router.frontend.callers.key_sources import FetchedKeys, FileKeys
 from router.frontend.callers.tokens import Expected, TokenReader
 from tests.issuer import AUDIENCE, ISSUER, Signer, key_set
 
-EXPECTED = Expected(ISSUER, [AUDIENCE], ("ES256",), "sub", 0)
+EXPECTED = Expected(ISSUER, [AUDIENCE], ("ES256",), "sub", None, 0)
 OLD, NEW = Signer("old"), Signer("new")
 
 
@@ -54,7 +55,7 @@ class World:
 
     async def knows(self, signer: Signer) -> bool:
         try:
-            assert await self.tokens.tenant(signer.token(0.0)) == "alice"
+            assert await self.tokens.tenant(signer.token(0.0)) == Tenant("alice")
         except InvalidApiKeyError:
             return False
         return True

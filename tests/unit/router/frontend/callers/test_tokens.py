@@ -7,6 +7,7 @@ import pytest
 from joserfc import jwk, jws, jwt
 
 from diptych.errors import InvalidApiKeyError
+from diptych.tenant import Limits, Tenant
 from router.frontend.callers.signing_keys import SigningKeys, read_signing_keys
 from router.frontend.callers.tokens import Expected, TokenReader, UnknownSigningKeyError
 from tests.issuer import AUDIENCE, ISSUER, Signer, key_set
@@ -19,12 +20,13 @@ EXPECTED = Expected(
     audience=[AUDIENCE, "another"],
     algorithms=("ES256", "RS256"),
     tenant_claim="sub",
+    limits_claim=None,
     leeway_s=30,
 )
 
 
 def tenant(token: str, keys: SigningKeys = KEYS, expected: Expected = EXPECTED) -> str:
-    return TokenReader(expected, lambda: NOW_S).tenant(token, keys)
+    return TokenReader(expected, lambda: NOW_S).tenant(token, keys).name
 
 
 def refused(token: str, keys: SigningKeys = KEYS, expected: Expected = EXPECTED) -> str:
@@ -153,3 +155,22 @@ def test_what_is_no_token(token: str) -> None:
 def test_claims_that_are_none(payload: bytes) -> None:
     header = {"alg": "ES256", "kid": "k1"}
     refused(jws.serialize_compact(header, payload, SIGNER.key, algorithms=["ES256"]))
+
+
+LIMITED = EXPECTED._replace(limits_claim="limits")
+
+
+def test_a_claim_may_say_limits() -> None:
+    reader = TokenReader(LIMITED, lambda: NOW_S)
+    token = SIGNER.token(NOW_S, {"limits": {"max_concurrent": 4, "tokens_per_minute": 900}})
+    assert reader.tenant(token, KEYS) == Tenant("alice", Limits(None, 900, 4))
+    assert reader.tenant(SIGNER.token(NOW_S), KEYS) == Tenant("alice")
+    assert TokenReader(EXPECTED, lambda: NOW_S).tenant(token, KEYS) == Tenant("alice")
+
+
+@pytest.mark.parametrize(
+    "limits", [7, [], "max_concurrent", {"max_concurrent": 0}, {"max_concurrent": True}, {"x": 1}]
+)
+def test_limits_that_make_no_sense_let_nobody_in(limits: object) -> None:
+    why = refused(SIGNER.token(NOW_S, {"limits": limits}), expected=LIMITED)
+    assert "claim of limits" in why

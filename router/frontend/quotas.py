@@ -1,0 +1,154 @@
+"""How much each tenant may take of this router, and what it has taken. Pure."""
+
+import enum
+from collections.abc import Callable
+
+from diptych.errors import RETRY_LATER_S, QuotaExceededError
+from diptych.tenant import Limits, Tenant
+from router.frontend.minute_bucket import MinuteBucket
+
+_LEAST_SWEPT = 1024  # tenants, before those who are idle are forgotten
+
+
+class Quota(enum.Enum):
+    """What can run out, by its name in limits."""
+
+    REQUESTS = "requests_per_minute"
+    TOKENS = "tokens_per_minute"
+    CONCURRENT = "max_concurrent"
+
+
+class _Account:
+    """What one tenant has taken. Owned by Quotas."""
+
+    def __init__(self) -> None:
+        self.limits = Limits()
+        self.num_open = 0
+        self.requests: MinuteBucket | None = None
+        self.tokens: MinuteBucket | None = None
+
+    def limit(self, limits: Limits, now_s: float) -> None:
+        """These hold from now on."""
+        if limits != self.limits:
+            self.limits = limits
+            self.requests = _changed(self.requests, limits.requests_per_minute, now_s)
+            self.tokens = _changed(self.tokens, limits.tokens_per_minute, now_s)
+
+    def is_idle(self, now_s: float) -> bool:
+        """Whether a new one would be the same."""
+        buckets = [bucket for bucket in (self.requests, self.tokens) if bucket is not None]
+        return not self.num_open and all(bucket.is_full(now_s) for bucket in buckets)
+
+
+class Quotas:
+    """Admits requests within their tenants' quotas. Event loop only.
+
+    A request that is refused takes nothing. Invariant: what ``admit`` counted as open is
+    counted out by ``Admitted.leave``, however the request ends.
+    """
+
+    def __init__(
+        self,
+        defaults: Limits,
+        clock: Callable[[], float],
+        refused: Callable[[str], None],
+    ) -> None:
+        """``defaults``: of tenants of whom nothing is said. ``refused`` is told what ran out."""
+        self._defaults = defaults
+        self._clock = clock
+        self._refused = refused
+        self._accounts: dict[str, _Account] = {}
+        self._sweep_at = _LEAST_SWEPT
+
+    @property
+    def num_tenants(self) -> int:
+        """Of whom something is remembered."""
+        return len(self._accounts)
+
+    def admit(self, tenant: Tenant, at_least_tokens: int) -> "Admitted":
+        """One request more, which will reserve so many tokens or more.
+
+        Raises QuotaExceededError.
+        """
+        now_s = self._clock()
+        account = self._account(tenant, now_s)
+        limits = account.limits
+        if limits.max_concurrent is not None and account.num_open >= limits.max_concurrent:
+            raise self._error(Quota.CONCURRENT, limits.max_concurrent, RETRY_LATER_S)
+        self._check(Quota.REQUESTS, account.requests, 1, now_s)
+        self._check(Quota.TOKENS, account.tokens, at_least_tokens, now_s)
+        if account.requests is not None:
+            account.requests.take(1)
+        account.num_open += 1
+        return Admitted(self, account)
+
+    def _reserve(self, account: _Account, num_tokens: int) -> None:
+        now_s = self._clock()
+        try:
+            self._check(Quota.TOKENS, account.tokens, num_tokens, now_s)
+        except QuotaExceededError:
+            if account.requests is not None:
+                account.requests.give_back(1)
+            raise
+        if account.tokens is not None:
+            account.tokens.take(num_tokens)
+
+    def _check(self, quota: Quota, bucket: MinuteBucket | None, amount: int, now_s: float) -> None:
+        if bucket is None:
+            return
+        wait_s = bucket.wait_s(amount, now_s)
+        if wait_s > 0:
+            raise self._error(quota, bucket.per_minute, wait_s)
+
+    def _error(self, quota: Quota, limit: int, retry_after_s: float) -> QuotaExceededError:
+        self._refused(quota.value)
+        return QuotaExceededError(
+            f"{quota.value}: the tenant's quota of {limit} is used up",
+            retry_after_s=retry_after_s,
+            quota=quota.value,
+        )
+
+    def _account(self, tenant: Tenant, now_s: float) -> _Account:
+        account = self._accounts.get(tenant.name)
+        if account is None:
+            self._sweep(now_s)
+            account = self._accounts[tenant.name] = _Account()
+        account.limit(tenant.limits.over(self._defaults), now_s)
+        return account
+
+    def _sweep(self, now_s: float) -> None:
+        """Forget who is idle, so rarely that it costs little for each tenant that comes."""
+        if len(self._accounts) < self._sweep_at:
+            return
+        kept = {name: each for name, each in self._accounts.items() if not each.is_idle(now_s)}
+        self._accounts = kept
+        self._sweep_at = max(_LEAST_SWEPT, 2 * len(kept))
+
+
+class Admitted:
+    """One request that was admitted; its owner calls ``leave`` once."""
+
+    def __init__(self, quotas: Quotas, account: _Account) -> None:
+        self._quotas = quotas
+        self._account = account
+        self._num_reserved = 0
+
+    def reserve(self, num_tokens: int) -> None:
+        """All that the request may come to. Raises QuotaExceededError."""
+        self._quotas._reserve(self._account, num_tokens)
+        self._num_reserved = num_tokens
+
+    def leave(self, num_used_tokens: int) -> None:
+        """It ended, and used so many of the tokens."""
+        self._account.num_open -= 1
+        if self._account.tokens is not None:
+            self._account.tokens.give_back(max(0, self._num_reserved - num_used_tokens))
+
+
+def _changed(bucket: MinuteBucket | None, limit: int | None, now_s: float) -> MinuteBucket | None:
+    if limit is None:
+        return None
+    if bucket is None:
+        return MinuteBucket(limit, now_s)
+    bucket.change(limit, now_s)
+    return bucket

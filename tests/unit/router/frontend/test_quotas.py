@@ -1,0 +1,176 @@
+"""What tenants may take, by a clock that the test sets."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from diptych.errors import QuotaExceededError
+from diptych.tenant import NOBODY, Limits, Tenant
+from router.frontend.minute_bucket import MinuteBucket
+from router.frontend.quotas import Admitted, Quotas
+
+
+class World:
+    def __init__(self, defaults: Limits = Limits()) -> None:  # noqa: B008 - it is immutable
+        self.now_s = 1000.0
+        self.refused: list[str] = []
+        self.quotas = Quotas(defaults, lambda: self.now_s, self.refused.append)
+
+    def admit(self, limits: Limits = Limits(), tokens: int = 1, name: str = "a") -> Admitted:  # noqa: B008
+        admitted = self.quotas.admit(Tenant(name, limits), tokens)
+        admitted.reserve(tokens)
+        return admitted
+
+    def refusal(
+        self,
+        limits: Limits = Limits(),  # noqa: B008
+        tokens: int = 1,
+        name: str = "a",
+    ) -> tuple[str, float]:
+        """Of what quota, and when to come back."""
+        with pytest.raises(QuotaExceededError) as caught:
+            self.admit(limits, tokens, name)
+        error = caught.value
+        assert error.metadata["quota"] in error.message
+        assert self.refused.pop() == error.metadata["quota"]
+        assert error.retry_after_s is not None
+        return error.metadata["quota"], error.retry_after_s
+
+
+def test_without_limits_everything_is_admitted() -> None:
+    world = World()
+    for _ in range(1000):
+        world.admit(tokens=10**9)
+
+
+def test_requests_come_back_one_after_the_other() -> None:
+    world, limits = World(), Limits(requests_per_minute=6)
+    for _ in range(6):
+        world.admit(limits)
+    quota, wait_s = world.refusal(limits)
+    assert quota == "requests_per_minute"
+    assert wait_s == pytest.approx(10.0)
+    world.now_s += 9.0
+    quota, wait_s = world.refusal(limits)
+    assert quota == "requests_per_minute"
+    assert wait_s == pytest.approx(1.0)
+    world.now_s += 1.5
+    world.admit(limits)
+    quota, wait_s = world.refusal(limits)
+    assert quota == "requests_per_minute"
+    assert wait_s == pytest.approx(9.5)
+
+
+def test_open_requests_count_until_they_end() -> None:
+    world, limits = World(), Limits(max_concurrent=2)
+    first, _ = world.admit(limits), world.admit(limits)
+    assert world.refusal(limits) == ("max_concurrent", 1.0)
+    first.leave(0)
+    world.admit(limits)
+
+
+def test_what_was_reserved_and_not_used_is_given_back() -> None:
+    world, limits = World(), Limits(tokens_per_minute=100)
+    first = world.admit(limits, tokens=100)
+    quota, wait_s = world.refusal(limits, tokens=50)
+    assert quota == "tokens_per_minute"
+    assert wait_s == pytest.approx(30.0)
+    first.leave(40)
+    world.admit(limits, tokens=60)
+    assert world.refusal(limits, tokens=1)[0] == "tokens_per_minute"
+
+
+def test_one_who_leaves_before_it_reserved_owes_nothing() -> None:
+    world, limits = World(), Limits(tokens_per_minute=100, max_concurrent=1)
+    world.quotas.admit(Tenant("a", limits), 1).leave(0)
+    world.admit(limits, tokens=100)
+
+
+def test_a_request_larger_than_a_minutes_worth_waits_for_a_full_bucket_and_owes() -> None:
+    world, limits = World(), Limits(tokens_per_minute=100)
+    world.admit(limits, tokens=300)
+    assert world.refusal(limits, tokens=1)[1] == pytest.approx(121, abs=1)
+    world.now_s += 181
+    world.admit(limits, tokens=300)
+
+
+def test_a_refused_request_takes_nothing() -> None:
+    world, limits = World(), Limits(requests_per_minute=2, tokens_per_minute=100, max_concurrent=2)
+    world.admit(limits, tokens=60)
+    late = world.quotas.admit(Tenant("a", limits), 1)  # nobody has counted its prompt yet
+    with pytest.raises(QuotaExceededError, match="tokens_per_minute"):
+        late.reserve(50)
+    late.leave(0)
+    world.admit(limits, tokens=40)
+
+
+def test_tenants_do_not_share_quotas() -> None:
+    world, limits = World(), Limits(requests_per_minute=1)
+    world.admit(limits, name="a")
+    world.admit(limits, name="b")
+    assert world.refusal(limits, name="a")[0] == "requests_per_minute"
+
+
+def test_what_a_key_does_not_say_the_settings_say() -> None:
+    world = World(Limits(requests_per_minute=1, max_concurrent=5))
+    said = Limits(requests_per_minute=2)
+    world.admit(said)
+    world.admit(said)
+    assert world.refusal(said)[0] == "requests_per_minute"
+    world.quotas.admit(NOBODY, 1)
+    with pytest.raises(QuotaExceededError, match=r"requests_per_minute: .* 1 "):
+        world.quotas.admit(NOBODY, 1)
+
+
+def test_limits_that_change_count_from_the_next_request_on() -> None:
+    world = World()
+    for _ in range(10):
+        world.admit(Limits(requests_per_minute=10))
+    assert world.refusal(Limits(requests_per_minute=10))[0] == "requests_per_minute"
+    world.admit(Limits(requests_per_minute=20))
+    assert world.refusal(Limits(requests_per_minute=5))[1] == pytest.approx(84.0)
+    world.admit()
+
+
+def test_tenants_who_are_idle_are_forgotten() -> None:
+    world, limits = World(), Limits(requests_per_minute=60)
+    busy = world.admit(limits, name="busy")
+    for number in range(5000):
+        world.now_s += 1.0
+        world.admit(limits, name=str(number)).leave(0)
+    assert world.quotas.num_tenants <= 1025
+    busy.leave(0)
+    assert world.refused == []
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 30), st.integers(1, 150), st.floats(0, 1)), min_size=1, max_size=60
+    )
+)
+def test_no_tenant_gets_more_than_its_rate_and_one_burst(
+    asked: list[tuple[float, int, float]],
+) -> None:
+    """However requests come, are refused and end."""
+    world, limits = World(), Limits(tokens_per_minute=100)
+    began_s, used = world.now_s, 0
+    for pause_s, tokens, share in asked:
+        world.now_s += pause_s
+        try:
+            admitted = world.admit(limits, tokens)
+        except QuotaExceededError as error:
+            world.now_s += (error.retry_after_s or 0.0) + 1e-6
+            admitted = world.admit(limits, tokens)  # what it says is true
+        admitted.leave(int(tokens * share))
+        used += int(tokens * share)
+        assert used <= 100 + 150 + (world.now_s - began_s) * 100 / 60 + 1
+
+
+def test_a_bucket_is_never_more_than_full() -> None:
+    bucket = MinuteBucket(60, 0.0)
+    bucket.give_back(100)
+    assert bucket.wait_s(60, 0.0) == 0
+    bucket.take(60)
+    assert bucket.wait_s(1, 0.0) == pytest.approx(1.0)
+    assert bucket.wait_s(60, 1000.0) == 0
+    assert bucket.is_full(1000.0)

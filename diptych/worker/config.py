@@ -27,7 +27,9 @@ class WorkerConfig(ProcessConfig):
     dtype: DtypeName = Field(
         "auto",
         description="Element type of weights and arithmetic; auto: float32 on a CPU, elsewhere the "
-        "model's own, where that is bfloat16. Both workers of a pair need the same.",
+        "model's own, where that is bfloat16. Both workers of a pair need the same. With auto a "
+        "CPU keeps what comes from a GGUF file in that file's own numbers, which stand for the "
+        "same float32 weights bit for bit; float32 keeps the weights themselves.",
     )
     quantization: Quantization = Field(
         "none",
@@ -64,18 +66,6 @@ class WorkerConfig(ProcessConfig):
     max_num_seqs: int = Field(64, ge=1, description="Sequences in the running batch at the most.")
     num_threads: int | None = Field(
         None, ge=1, description="Threads of one model step. Unset: one for each usable core."
-    )
-    zone: str = Field(
-        "",
-        max_length=253,
-        description="Where this worker runs, such as a cloud's zone: of pairs that are otherwise "
-        "alike routers prefer those in one. Unset: as discovery says.",
-    )
-    nvlink_domain: str = Field(
-        "",
-        max_length=253,
-        description="Which NVLink domain this worker's GPU is in, by any name: as zone, and "
-        "nearer.",
     )
     cpus: str | None = Field(
         None, description="Cores this process may use, such as 0-3,6. Unset: all it has."

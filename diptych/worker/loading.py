@@ -79,7 +79,7 @@ def load_model(
     pools = KVPools(config, model_config, dtype, num_scratch_blocks, backend)
     pool = pools.before_weights()  # what does not fit fails before they are read
     with _fitting(f"model: no memory for the weights of {source.name}"):
-        store = backend.weights(dtype, config.quantization)
+        store = backend.weights(dtype, config.quantization, compact=config.dtype == "auto")
         weights = load_weights(
             source.folder, model_config, store, lambda ratio: report("loading weights", ratio)
         )

@@ -15,9 +15,11 @@ import torch
 
 from decode_worker.config import DecodeWorkerConfig
 from decode_worker.outbox import NewToken, Outbox
+from diptych.engine.model.compact import CompactWeight
 from diptych.engine.scheduling import sequence
 from diptych.engine.scheduling.sequence import SequenceKey
 from diptych.engine.scheduling.step import Chunk, SampleSpec, SequenceUpdate, StepPlan
+from diptych.models.compact import row_bytes
 from diptych.progress import silent
 from diptych.sampling_params import SamplingParams
 from diptych.worker.engine_parts import EngineParts
@@ -30,6 +32,7 @@ T = TypeVar("T")
 
 # Of an element, and of an output feature besides (its scale).
 _WEIGHT_BYTES = {"float32": (4, 0), "bfloat16": (2, 0), "int8": (1, 4)}
+_COMPACT_BYTES = row_bytes(32, 32) / 32  # few types of ggml have smaller blocks
 _GREEDY = SampleSpec(params=SamplingParams(temperature=0.0, max_tokens=2**20), allow_stop=False)
 
 
@@ -58,6 +61,11 @@ class Rig:
 
     def set_num_threads(self, num_threads: int) -> None:
         self.call(lambda: torch.set_num_threads(num_threads))
+
+    @property
+    def is_compact(self) -> bool:
+        """Whether float32 weights are kept compact."""
+        return isinstance(self.model.runner.model.weights.embedding, CompactWeight)
 
     def decode_plan(self, batch: int, context_len: int) -> StepPlan:
         """One token for each of ``batch`` sequences that have ``context_len``, it included."""
@@ -92,7 +100,10 @@ class Rig:
         """What these steps cost."""
         cache = self.model.kv_cache
         kv_bytes = cache.block_bytes // cache.block_size // self.model.config.num_layers
-        storage = Storage(*_WEIGHT_BYTES[weight_type(self.config)], kv_bytes)
+        weight_bytes, bytes_per_row = _WEIGHT_BYTES[weight_type(self.config)]
+        storage = Storage(
+            _COMPACT_BYTES if self.is_compact else weight_bytes, bytes_per_row, kv_bytes
+        )
         return [
             op
             for plan in plans

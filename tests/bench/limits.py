@@ -175,8 +175,10 @@ def _run(
 
     measured = [machines()]
     timings: list[tuple[str, Machine, list[Timing], Shares]] = []
+    compact: list[str] = []
     for name, config in configs.items():
         with loaded(config, thread) as rig:
+            compact += [name] if rig.is_compact else []
             for machine in measured[0]:
                 show(f"{name}, threads: {machine.num_threads}")
                 rig.set_num_threads(machine.num_threads)
@@ -194,6 +196,7 @@ def _run(
         figures.append(
             {
                 "model": name,
+                "weights": "compact" if name in compact else weight_type,
                 "num_threads": machine.num_threads,
                 "tasks": rows,
                 "engine": of_step.engine._asdict(),
@@ -241,7 +244,7 @@ def table(result: dict[str, Any]) -> str:
             f"memory {machine['read_bytes_per_s'] / 1e9:.1f} GB/s, {rates}"
         )
     for figure in result["figures"]:
-        lines += ["", f"{figure['model']}, {figure['num_threads']} threads"]
+        lines += ["", f"{figure['model']}, {figure['weights']}, {figure['num_threads']} threads"]
         for row in figure["tasks"]:
             parts = f"   (of parts {row['of_parts']:.2f})" if "of_parts" in row else ""
             lines.append(

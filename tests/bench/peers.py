@@ -221,6 +221,15 @@ def servers_of(options: argparse.Namespace, folder: Path) -> list[Server]:
     ]
 
 
+def form_of_weights(server: Server) -> str:
+    """How a server of ours kept the model's weights, as its log says."""
+    if not server.command or not server.log.is_file():
+        return "not known: it was not started here"
+    if "weights are kept compact" in server.log.read_text(errors="replace"):
+        return "float32, bit for bit, kept compact"
+    return "as its command says, as loaded"
+
+
 def output_of(command: str) -> str:
     """What it prints, or how it failed."""
     try:
@@ -264,12 +273,15 @@ async def run(options: argparse.Namespace) -> int:
             "kept": options.keep,
             "model": str(folder.name),
             "servers": {s.name: s.command for s in servers},
+            "weights": {s.name: form_of_weights(s) for s in servers if s.ours},
             "failures": comparison.failures,
             "ratios": ratios(comparison.rows, scenarios, ours),
             "rows": comparison.rows,
         }
         options.out.write_text(json.dumps(result, indent=1) + "\n")
         print(table(comparison.rows, scenarios, ours))  # noqa: T201
+        for name, form in result["weights"].items():
+            print(f"weights of {name}: {form}")  # noqa: T201
     return 1 if comparison.failures else 0
 
 

@@ -27,7 +27,7 @@ class Span(NamedTuple):
 class Storage(NamedTuple):
     """What is kept how, bytes."""
 
-    weight_bytes: int = 4  # of an element of a linear
+    weight_bytes: float = 4  # of an element of a linear
     row_bytes: int = 0  # besides, per output feature (an int8 weight's scale)
     kv_bytes: int = 0  # keys and values of one token in one layer
 
@@ -54,7 +54,7 @@ def operations(config: ModelConfig, storage: Storage, spans: Sequence[Span]) -> 
     q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
 
     def linear(num_rows: int, columns: int, rows: int) -> Operation:
-        num_bytes = rows * (columns * storage.weight_bytes + storage.row_bytes)
+        num_bytes = int(rows * (columns * storage.weight_bytes + storage.row_bytes))
         return Operation(num_bytes, 2 * num_rows * columns * rows, is_linear=True)
 
     result = []

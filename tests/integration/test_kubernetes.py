@@ -11,7 +11,6 @@ import pytest
 from router.config import KubernetesSource
 from router.discovery.kubernetes import KubernetesApi, KubernetesDiscovery
 from router.discovery.source import Targets
-from router.placement.place import Place
 from tests.integration.kube_api import KubeApi, kube_api
 from tests.integration.router_rig import eventually
 
@@ -127,5 +126,4 @@ async def test_a_watch_that_just_ends_goes_on_from_where_it_was(tmp_path: Path) 
 
 
 def _one(address: str) -> Targets:
-    place = Place(f"zone of {address.partition(':')[0]}")
-    return Targets(decode=frozenset({address}), places={address: place})
+    return Targets(decode=frozenset({address}))

@@ -291,6 +291,7 @@ def test_a_token_that_is_not_numbers_spoils_its_own_sequence_only(case: Case) ->
     runner = case.runner()
     alone = runner.execute(plan_of(chunk(ids[0], 0, 40, tables[0], sample=True)))
     weights = case.model.weights
+    assert isinstance(weights.embedding, torch.Tensor)
     embedding = weights.embedding.clone()  # the head may share the model's own
     embedding[broken_id] = float("nan")
     case.model.weights = replace(weights, embedding=embedding)

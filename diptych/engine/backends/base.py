@@ -67,8 +67,13 @@ class Backend(Protocol):
         """What to compute in where nobody says; stored: the checkpoint's own element type."""
         ...
 
-    def weights(self, dtype: torch.dtype, quantization: Quantization) -> WeightStore:
-        """Raises ConfigurationError: no such combination on this device."""
+    def weights(
+        self, dtype: torch.dtype, quantization: Quantization, *, compact: bool = True
+    ) -> WeightStore:
+        """compact: float32 weights may be kept in a compact form of the same bits.
+
+        Raises ConfigurationError: no such combination on this device.
+        """
         ...
 
     def layer_ops(self, config: ModelConfig, dtype: torch.dtype) -> LayerOps: ...

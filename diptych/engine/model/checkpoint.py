@@ -11,9 +11,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from diptych.engine.model.compact import CompactWeight
+from diptych.engine.model.compact_file import CompactFile
 from diptych.engine.model.fp8 import widen
 from diptych.engine.model.rank_share import WHOLE, RankShare
-from diptych.engine.model.shard import DTYPES, FP8, MappedShard, TensorLocation, read_header
+from diptych.engine.model.shard import FLOATS, FP8, MappedShard, TensorLocation, read_header
 from diptych.engine.model.stored_format import Fp8Storage
 from diptych.errors import ConfigurationError
 
@@ -67,8 +69,11 @@ class CheckpointReader:
             self._shards = {path: MappedShard(path) for path in paths}
         except (OSError, ValueError) as error:
             raise ConfigurationError(f"cannot read the weights in {folder}: {error}") from error
+        self._compact = CompactFile(folder)
         self._num_bytes = sum(location.num_bytes for location in self._left.values())
         self._num_bytes_done = 0
+        self.num_compact = 0
+        """Tensors that were read in compact form."""
 
     def take(self, name: str, *shape: int, shared_dim: int | None = None) -> Tensor:
         """A tensor of this shape, as memory of its own. Arguments and errors as of ``fill``."""
@@ -84,20 +89,12 @@ class CheckpointReader:
         Raises:
             ConfigurationError: it is missing, of another shape, or no float.
         """
-        location = self._left.get(name)
-        if location is None:
-            raise ConfigurationError(f"{self._folder} lacks the tensor {name}")
         if self._share.size == 1:
             shared_dim = None
         shape = list(out.shape)
         if shared_dim is not None:
             shape[shared_dim] *= self._share.size
-        if list(location.shape) != shape:
-            raise ConfigurationError(
-                f"{name} in {self._folder} is {list(location.shape)}, expected {shape}"
-            )
-        if location.dtype not in DTYPES:
-            raise ConfigurationError(f"{name} in {self._folder} is {location.dtype}, not a float")
+        location = self._location(name, shape)
         shard = self._shards[location.path]
         if location.dtype == FP8:
             self._widen(name, shard.tensor(location), out, shared_dim)
@@ -107,6 +104,36 @@ class CheckpointReader:
             out.copy_(self._part(shard.tensor(location), shared_dim))
         shard.drop(location)
         self.skip(name)
+
+    def compact(self, name: str, *shape: int) -> CompactWeight | None:
+        """A tensor of this shape in compact form, to be looked at; None if it has none.
+
+        Nor has it where it is shared out: shares may end within a block. Raises as ``fill``.
+        """
+        if self._share.size > 1:
+            return None
+        location = self._location(name, list(shape))
+        return self._compact.find(name, self._shards[location.path].glance(location))
+
+    def fill_compact(self, name: str, found: CompactWeight, out: CompactWeight) -> None:
+        """Write what was found of a tensor into ``out``, instead of the tensor."""
+        self._compact.fill(name, out, found.block_size)
+        self.num_compact += 1
+        location = self._left[name]
+        self._shards[location.path].drop(location)
+        self.skip(name)
+
+    def _location(self, name: str, shape: list[int]) -> TensorLocation:
+        location = self._left.get(name)
+        if location is None:
+            raise ConfigurationError(f"{self._folder} lacks the tensor {name}")
+        if list(location.shape) != shape:
+            raise ConfigurationError(
+                f"{name} in {self._folder} is {list(location.shape)}, expected {shape}"
+            )
+        if location.dtype not in FLOATS:
+            raise ConfigurationError(f"{name} in {self._folder} is {location.dtype}, not a float")
+        return location
 
     def _part(self, whole: Tensor, shared_dim: int | None) -> Tensor:
         """A view of this process's share."""

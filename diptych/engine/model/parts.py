@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diptych.engine.inputs import StepInputs
+from diptych.engine.model.compact import CompactWeight, Weight
 
 Rows = NDArray[np.int64]  # numbers of rows of a step's flat batch, on the host
 
@@ -50,15 +51,21 @@ class WeightStore(Protocol):
         """Memory for an embedding or a layer's weight, to be filled by the caller: it stays."""
         ...
 
-    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        """Of what :meth:`allocate` gave, kept as it is or packed. [out_features, in_features].
+    def allocate_compact(
+        self, num_rows: int, num_columns: int, block_size: int
+    ) -> CompactWeight | None:
+        """The same for one in compact form; None where such a weight is not taken."""
+        ...
+
+    def linear(self, weight: Weight, bias: Tensor | None) -> Linear:
+        """Of what was allocated, kept as it is or packed. [out_features, in_features].
 
         Raises:
             ConfigurationError: it cannot be quantised.
         """
         ...
 
-    def tied_head(self, embedding: Tensor) -> Linear:
+    def tied_head(self, embedding: Weight) -> Linear:
         """Of an embedding; not copied where it can be used as it is."""
         ...
 

@@ -6,9 +6,9 @@ part of the weights (Megatron-LM's way: Shoeybi et al. 2019). Model thread only.
 
 from typing import Protocol
 
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from diptych.engine.model.compact import Weight, rows_of
 from diptych.engine.model.parts import Linear
 from diptych.engine.model.rank_share import WHOLE, RankShare
 
@@ -76,16 +76,17 @@ class GatheredLinear:
         return y if out is None else out.copy_(y)
 
 
-def look_up(token_ids: Tensor, embedding: Tensor, ranks: Ranks) -> Tensor:
+def look_up(token_ids: Tensor, embedding: Weight, ranks: Ranks) -> Tensor:
     """Rows of an embedding whose rows are shared out. token_ids: [N] -> [N, hidden_size].
 
     Exact: of each row all ranks but one give zeros.
     """
     if ranks.share.size == 1:
-        return F.embedding(token_ids, embedding)
-    own = token_ids - ranks.share.rank * len(embedding)
-    is_elsewhere = (own < 0) | (own >= len(embedding))
-    x = F.embedding(own.masked_fill_(is_elsewhere, 0), embedding)
+        return rows_of(embedding, token_ids)
+    num_rows = embedding.shape[0]
+    own = token_ids - ranks.share.rank * num_rows
+    is_elsewhere = (own < 0) | (own >= num_rows)
+    x = rows_of(embedding, own.masked_fill_(is_elsewhere, 0))
     x.masked_fill_(is_elsewhere[:, None], 0)
     ranks.sum(x)
     return x

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 FP8 = "F8_E4M3"  # means nothing without a scale
-# By the names that safetensors has for them.
-DTYPES: Mapping[str, torch.dtype] = {
+# By the names that safetensors has for them: of weights, and of all that is read.
+FLOATS: Mapping[str, torch.dtype] = {
     "F32": torch.float32,
     "F16": torch.float16,
     "BF16": torch.bfloat16,
     FP8: torch.float8_e4m3fn,
 }
+_DTYPES = {**FLOATS, "U8": torch.uint8}
 
 
 class TensorLocation(NamedTuple):
@@ -55,9 +56,13 @@ class MappedShard:
     def tensor(self, location: TensorLocation) -> Tensor:
         """It lies on the file's pages, which are asked for at once, and is to be read only."""
         self._advise(location, mmap.MADV_WILLNEED)
+        return self.glance(location)
+
+    def glance(self, location: TensorLocation) -> Tensor:
+        """The same for one of whom little is read: each page comes when it is touched."""
         flat = torch.frombuffer(
             self._pages,
-            dtype=DTYPES[location.dtype],
+            dtype=_DTYPES[location.dtype],
             count=math.prod(location.shape),
             offset=location.offset,
         )
@@ -98,5 +103,5 @@ def read_header(path: Path) -> Iterator[tuple[str, TensorLocation]]:
 
 def _is_filled(location: TensorLocation) -> bool:
     """Whether it has the bytes that its shape needs; not asked of types that nobody reads."""
-    dtype = DTYPES.get(location.dtype)
+    dtype = _DTYPES.get(location.dtype)
     return dtype is None or location.num_bytes == math.prod(location.shape) * dtype.itemsize

@@ -8,13 +8,14 @@ model. Called once per worker, off the event loop.
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from diptych.engine.model.checkpoint import CheckpointReader, LoadProgress
+from diptych.engine.model.compact import Weight
 from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.parts import Linear, WeightStore
 from diptych.engine.model.ranks import ONE_RANK, GatheredLinear, Ranks, SummedLinear
@@ -60,7 +61,7 @@ class DecoderWeights:
     ranks each has its part of all but the norms.
     """
 
-    embedding: Tensor  # [vocab_size, hidden_size], a rank's part of the rows
+    embedding: Weight  # [vocab_size, hidden_size], a rank's part of the rows
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor  # [hidden_size]
     head: Linear  # hidden_size -> vocab_size
@@ -121,8 +122,7 @@ def load_weights(
         share=share,
     )
     num_rows, hidden_size = len(share.part(config.vocab_size)), config.hidden_size
-    embedding = store.allocate(num_rows, hidden_size)
-    reader.fill("model.embed_tokens.weight", embedding, shared_dim=0)
+    embedding = _weight(reader, store, {"model.embed_tokens.weight": num_rows}, hidden_size)
     layers = tuple(
         _layer(reader, config, index, store, ranks) for index in range(config.num_layers)
     )
@@ -130,9 +130,7 @@ def load_weights(
         reader.skip("lm_head.weight")
         head = store.tied_head(embedding)
     else:
-        weight = store.allocate(num_rows, hidden_size)
-        reader.fill("lm_head.weight", weight, shared_dim=0)
-        head = store.linear(weight, None)
+        head = store.linear(_weight(reader, store, {"lm_head.weight": num_rows}, hidden_size), None)
     weights = DecoderWeights(
         embedding=embedding,
         layers=layers,
@@ -142,7 +140,34 @@ def load_weights(
         ranks=ranks,
     )
     reader.close()
+    if reader.num_compact:
+        logger.info("weights are kept compact", extra={"num_tensors": reader.num_compact})
     return weights
+
+
+def _weight(
+    reader: CheckpointReader,
+    store: WeightStore,
+    rows: dict[str, int],
+    num_columns: int,
+    shared_dim: int = 0,
+) -> Weight:
+    """These tensors one under another, of so many rows each. Compact where all of them are."""
+    ends = list(accumulate(rows.values()))
+    places = [(name, end - rows[name], end) for name, end in zip(rows, ends, strict=True)]
+    parts = [reader.compact(name, size, num_columns) for name, size in rows.items()]
+    found = [part for part in parts if part is not None]
+    if len(found) == len(parts):
+        block_size = min(part.block_size for part in found)
+        compact = store.allocate_compact(ends[-1], num_columns, block_size)
+        if compact is not None:
+            for (name, begin, end), part in zip(places, found, strict=True):
+                reader.fill_compact(name, part, compact.rows(begin, end))
+            return compact
+    weight = store.allocate(ends[-1], num_columns)
+    for name, begin, end in places:
+        reader.fill(name, weight[begin:end], shared_dim)
+    return weight
 
 
 def _layer(
@@ -157,9 +182,8 @@ def _layer(
             reader.skip(f"{prefix}self_attn.{name}")
 
     def by_rows(rows: dict[str, int], columns: int, has_bias: bool) -> Linear:
-        weight = store.allocate(sum(rows.values()), columns)
-        for name, part in zip(rows, torch.split(weight, list(rows.values())), strict=True):
-            reader.fill(f"{prefix}{name}.weight", part, shared_dim=0)
+        names = {f"{prefix}{name}.weight": size for name, size in rows.items()}
+        weight = _weight(reader, store, names, columns)
         bias = [
             reader.take(f"{prefix}{name}.bias", size, shared_dim=0)
             for name, size in rows.items()
@@ -168,8 +192,8 @@ def _layer(
         return store.linear(weight, torch.cat(bias) if has_bias else None)
 
     def by_columns(name: str, columns: int, has_bias: bool) -> Linear:
-        weight, bias = store.allocate(hidden, columns), None
-        reader.fill(f"{prefix}{name}.weight", weight, shared_dim=1)
+        names = {f"{prefix}{name}.weight": hidden}
+        weight, bias = _weight(reader, store, names, columns, shared_dim=1), None
         if has_bias and ranks.share.rank == 0:
             bias = reader.take(f"{prefix}{name}.bias", hidden)
         elif has_bias:

@@ -6,7 +6,7 @@ rotary embedding, and the 1 that it adds to Gemma's norm weights.
 """
 
 import re
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from diptych.errors import ConfigurationError
 from diptych.models.gguf_import.gguf_file import GGUFFile
 from diptych.models.gguf_import.rope import DIVISORS_TENSOR
 
-Array = NDArray[np.float32]
+Array: TypeAlias = NDArray[Any]  # of float32, or the bytes of whole rows
 
 _OUTER = {
     "token_embd": "model.embed_tokens",

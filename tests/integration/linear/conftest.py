@@ -18,7 +18,13 @@ def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
 @pytest.fixture
 def fresh_proofs() -> Iterator[None]:
     """Which kernels work is found out anew, and again afterwards."""
-    proofs = (linear.thin_works, linear.split_works, linear.wide_works, linear.packing_works)
+    proofs = (
+        linear.thin_works,
+        linear.split_works,
+        linear.wide_works,
+        linear.compact_works,
+        linear.packing_works,
+    )
     for proof in proofs:
         proof.cache_clear()
     yield

@@ -207,7 +207,7 @@ def test_several_at_once_write_once(tmp_path: Path) -> None:
     for thread in threads:
         thread.join(10)
     assert len(writes) == 1
-    assert folders == [tmp_path / "models" / "m-v1"] * 4
+    assert folders == [tmp_path / "models" / f"m-v{model_cache.FORMAT_VERSION}"] * 4
     assert (folders[0] / "config.json").read_text() == "{}"
 
 
@@ -232,11 +232,13 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigurationError, match="broken"):
         model_cache.cached_folder(tmp_path, "m", fail, silent)
-    assert [path.name for path in (tmp_path / "models").iterdir()] == ["m-v1.lock"]
+    assert [path.name for path in (tmp_path / "models").iterdir()] == [
+        f"m-v{model_cache.FORMAT_VERSION}.lock"
+    ]
 
 
 def test_the_remains_of_a_dead_process_are_removed(tmp_path: Path) -> None:
-    partial = tmp_path / "models" / "m-v1.partial"
+    partial = tmp_path / "models" / f"m-v{model_cache.FORMAT_VERSION}.partial"
     partial.mkdir(parents=True)
     (partial / "half").write_text("x")
     folder = model_cache.cached_folder(tmp_path, "m", lambda folder: None, silent)

@@ -9,11 +9,12 @@ from torch import Tensor
 from diptych.engine.backends.base import ForwardPass
 from diptych.engine.backends.cpu.huge_pages import HugePages
 from diptych.engine.backends.cpu.int8_linear import make_int8_linear
-from diptych.engine.backends.cpu.linear import make_linear
+from diptych.engine.backends.cpu.linear import make_linear, takes_compact
 from diptych.engine.backends.torch.backend import TorchBackend, check_quantization
 from diptych.engine.backends.torch.layer_ops import TorchLayerOps
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.kv.memory import HostKVMemory, KVMemory
+from diptych.engine.model.compact import CompactWeight, Weight
 from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.decoder import Decoder, EagerPass
 from diptych.engine.model.parts import Attention, LayerOps, Linear, WeightStore
@@ -21,6 +22,7 @@ from diptych.engine.sampling.sampler import Largest, sample
 from diptych.engine.scheduling.step import SampledToken, SampleSpec
 from diptych.errors import LogitsError
 from diptych.formats import Quantization
+from diptych.models.compact import row_bytes
 
 
 class CpuBackend:
@@ -38,11 +40,15 @@ class CpuBackend:
     def auto_dtype(self, stored: torch.dtype) -> torch.dtype:
         return self._torch.auto_dtype(stored)
 
-    def weights(self, dtype: torch.dtype, quantization: Quantization) -> WeightStore:
+    def weights(
+        self, dtype: torch.dtype, quantization: Quantization, *, compact: bool = True
+    ) -> WeightStore:
         check_quantization(quantization, dtype)
         if quantization == "int8":
             return _PackedStore(dtype, make_int8_linear)
-        return _HugePageStore() if dtype is torch.float32 else _PackedStore(dtype, make_linear)
+        if dtype is torch.float32:
+            return _HugePageStore(compact)
+        return _PackedStore(dtype, make_linear)
 
     def layer_ops(self, config: ModelConfig, dtype: torch.dtype) -> LayerOps:
         """The first compiled ones of a machine take seconds to make."""
@@ -93,21 +99,31 @@ def _find_largest(logits: Tensor) -> Largest:
 
 
 class _HugePageStore:
-    """float32 weights as loaded, on huge pages. Implements ``WeightStore``."""
+    """float32 weights as loaded, or compact ones, on huge pages. Implements ``WeightStore``."""
 
     dtype, device = torch.float32, torch.device("cpu")
 
-    def __init__(self) -> None:
+    def __init__(self, compact: bool) -> None:
+        self._takes_compact = compact
         self._pages = HugePages()
 
     def allocate(self, num_rows: int, num_columns: int) -> Tensor:
         space = self._pages.empty(num_rows * num_columns * self.dtype.itemsize)
         return space.view(self.dtype).view(num_rows, num_columns)
 
-    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+    def allocate_compact(
+        self, num_rows: int, num_columns: int, block_size: int
+    ) -> CompactWeight | None:
+        if not self._takes_compact or not takes_compact(num_rows, num_columns):
+            return None
+        num_bytes = row_bytes(num_columns, block_size)
+        space = self._pages.empty(num_rows * num_bytes)
+        return CompactWeight(space.view(num_rows, num_bytes), block_size)
+
+    def linear(self, weight: Weight, bias: Tensor | None) -> Linear:
         return make_linear(weight, bias)
 
-    def tied_head(self, embedding: Tensor) -> Linear:
+    def tied_head(self, embedding: Weight) -> Linear:
         return make_linear(embedding, None)
 
 
@@ -122,8 +138,12 @@ class _PackedStore:
     def allocate(self, num_rows: int, num_columns: int) -> Tensor:
         return torch.empty(num_rows, num_columns, dtype=self.dtype)
 
-    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+    def allocate_compact(self, num_rows: int, num_columns: int, block_size: int) -> None:
+        """Packed from float weights only."""
+
+    def linear(self, weight: Weight, bias: Tensor | None) -> Linear:
+        assert isinstance(weight, Tensor)
         return self._pack(weight, bias)
 
-    def tied_head(self, embedding: Tensor) -> Linear:
-        return self._pack(embedding, None)
+    def tied_head(self, embedding: Weight) -> Linear:
+        return self.linear(embedding, None)

@@ -2,8 +2,9 @@
 
 torch's own product repacks a plain weight at every call, which costs a factor of two
 at decode batch sizes. In float32 kernels of ours read it as it is, one for few rows and
-one for many; other element types are packed once by oneDNN, by operators that are private
-to torch. Each is proven at first use, and :class:`PlainLinear` is the last fallback.
+one for many, or a compact one that they widen as they go; other element types are packed
+once by oneDNN, by operators that are private to torch. Each is proven at first use, and
+:class:`PlainLinear` is the last fallback.
 Nothing else knows how weights are stored.
 """
 
@@ -20,7 +21,9 @@ from torch import Tensor
 
 from diptych.engine.backends.cpu.workspace import Workspace
 from diptych.engine.backends.torch.linear import PlainLinear
+from diptych.engine.model.compact import CompactWeight, Weight, widened
 from diptych.engine.model.parts import Linear
+from diptych.models.compact import BLOCK_SIZES, HEAD_BYTES
 
 if TYPE_CHECKING:
     from diptych.engine.backends.cpu.kernels.loop import Call
@@ -29,6 +32,8 @@ _LOG = logging.getLogger(__name__)
 _PACK_FOR_ROWS = 16
 # Measured ahead of torch's product up to 64; where that catches up is not measured.
 MAX_THIN_ROWS = 96
+# Of a compact weight: what every kernel can read.
+_COMPACT_ROWS, _COMPACT_COLUMNS = 32, range(32, 1 << 15, 32)
 
 
 @runtime_checkable
@@ -61,7 +66,7 @@ class SplitLinear:
     A row's result has the same bits in any batch.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    def __init__(self, weight: Weight, bias: Tensor | None = None) -> None:
         """Raises ValueError: a weight that the kernel does not take."""
         # Here, because numba takes a while to import and not every process needs it.
         from diptych.engine.backends.cpu.kernels import matrix_unit
@@ -71,10 +76,10 @@ class SplitLinear:
         from diptych.engine.backends.cpu.kernels import split_matmul
 
         self.out_features, self.in_features = weight.shape
-        if not split_matmul.is_taken(weight):
+        if not split_matmul.is_taken(*weight.shape):
             raise ValueError("no kernel for this weight")
         self._scratch = split_matmul.scratch
-        self._weight = weight.contiguous()
+        self._weight = _contiguous(weight)
         self._offsets = _offsets(weight, bias)
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
@@ -93,21 +98,20 @@ class WideLinear:
     From MIN_ROWS rows on, a row's result has the same bits in any batch; fewer are torch's.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    def __init__(self, weight: Weight, bias: Tensor | None = None) -> None:
         """Raises ValueError: a weight that the kernel does not take."""
         from diptych.engine.backends.cpu.kernels import wide_matmul
 
         self.out_features, self.in_features = weight.shape
-        if not wide_matmul.SUPPORTED or not wide_matmul.is_taken(weight):
+        if not wide_matmul.SUPPORTED or not wide_matmul.is_taken(*weight.shape):
             raise ValueError("no kernel for this weight on this machine")
         self._scratch, self._min_rows = wide_matmul.scratch, wide_matmul.MIN_ROWS
-        self._weight = weight.contiguous()
-        self._offsets = _offsets(weight, bias)
-        self._few = PlainLinear(weight, bias)
+        self._weight = _contiguous(weight)
+        self._bias, self._offsets = bias, _offsets(weight, bias)
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         if len(x) < self._min_rows:
-            return self._few(x, out)
+            return PlainLinear(widened(self._weight), self._bias)(x, out)
         y = x.new_empty(len(x), self.out_features) if out is None else out
         num_threads = torch.get_num_threads()
         scratch = self._scratch(num_threads)
@@ -124,7 +128,7 @@ class ThinLinear:
     """
 
     def __init__(
-        self, weight: Tensor, bias: Tensor | None = None, wide: Linear | None = None
+        self, weight: Weight, bias: Tensor | None = None, wide: Linear | None = None
     ) -> None:
         """Raises ValueError: a weight that the kernel does not take."""
         from diptych.engine.backends.cpu.kernels import thin_matmul
@@ -133,15 +137,16 @@ class ThinLinear:
         if not thin_matmul.SUPPORTED or self.out_features < thin_matmul.MIN_COLUMNS:
             raise ValueError("no kernel for this weight on this machine")
         self._multiply = thin_matmul.multiply
-        self._weight = weight.contiguous()
+        self._weight = _contiguous(weight)
         self._offsets = _offsets(weight, bias)
-        self._wide = wide or PlainLinear(weight, bias)
+        self._wide = wide or PlainLinear(widened(weight), bias)
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        if not 0 < len(x) <= MAX_THIN_ROWS:
+        if len(x) > MAX_THIN_ROWS:
             return self._wide(x, out)
         y = x.new_empty(len(x), self.out_features) if out is None else out
-        self._call(x.contiguous(), y).run(torch.get_num_threads())
+        if len(x):
+            self._call(x.contiguous(), y).run(torch.get_num_threads())
         return y
 
     def calls(self, x: Tensor, y: Tensor, workspace: Workspace) -> "list[Call]":
@@ -151,15 +156,23 @@ class ThinLinear:
         return self._multiply(x, self._weight, self._offsets, y)
 
 
-def _offsets(weight: Tensor, bias: Tensor | None) -> Tensor:
-    return weight.new_zeros(len(weight)) if bias is None else bias.contiguous()
+def _contiguous(weight: Weight) -> Weight:
+    return weight.contiguous() if isinstance(weight, Tensor) else weight
+
+
+def _offsets(weight: Weight, bias: Tensor | None) -> Tensor:
+    return torch.zeros(weight.shape[0]) if bias is None else bias.contiguous()
 
 
 _Maker = Callable[[Tensor, Tensor | None], Linear]
 
 
-def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
+def make_linear(weight: Weight, bias: Tensor | None = None) -> Linear:
     """The fastest linear that works here. weight: [out_features, in_features]."""
+    if not isinstance(weight, Tensor):
+        if takes_compact(*weight.shape):
+            return ThinLinear(weight, bias, _wide_linear(weight, bias))
+        weight = weight.widened()
     if weight.dtype is torch.float32 and len(weight) >= 4 and thin_works():
         return ThinLinear(weight, bias, _wide_linear(weight, bias))
     if packing_works(weight.dtype):
@@ -167,13 +180,13 @@ def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
     return PlainLinear(weight, bias)
 
 
-def _wide_linear(weight: Tensor, bias: Tensor | None) -> Linear:
+def _wide_linear(weight: Weight, bias: Tensor | None) -> Linear:
     """The fastest one for many rows of float32."""
     for works, make in ((split_works, SplitLinear), (wide_works, WideLinear)):
         if works():
             with contextlib.suppress(ValueError):
                 return make(weight, bias)
-    return PlainLinear(weight, bias)
+    return PlainLinear(widened(weight), bias)
 
 
 @cache
@@ -196,6 +209,41 @@ def split_works() -> bool:
 def wide_works() -> bool:
     """The same of the kernel for many rows that needs no matrix unit."""
     return _can_compile() and _is_right(WideLinear, torch.float32, 64, (97, 113))
+
+
+def takes_compact(num_rows: int, num_columns: int) -> bool:
+    """Whether a compact weight of this shape is multiplied as it is, however many rows x has."""
+    return num_rows >= _COMPACT_ROWS and num_columns in _COMPACT_COLUMNS and compact_works()
+
+
+@cache
+@torch.inference_mode()
+def compact_works() -> bool:
+    """Whether compact weights give the bits of those that they stand for, by both kernels."""
+    if not thin_works() or not (split_works() or wide_works()):
+        return False
+    for size in BLOCK_SIZES:
+        weight = _example(81, 96 // size, size)
+        floats = weight.widened()
+        few = ThinLinear(weight), ThinLinear(floats)
+        many = _wide_linear(weight, None), _wide_linear(floats, None)
+        for linears, rows in ((few, (1, 8)), (many, (97,))):
+            for num_rows in rows:
+                x = torch.linspace(-2, 2, num_rows * 96).cos().view(num_rows, 96)
+                compact, plain = (linear(x) for linear in linears)
+                if not torch.equal(compact, plain):
+                    _LOG.warning("compact weights are not usable", extra={"block_size": size})
+                    return False
+    return True
+
+
+def _example(num_rows: int, num_blocks: int, size: int) -> CompactWeight:
+    """Any compact weight."""
+    memory = torch.empty(num_rows, num_blocks, HEAD_BYTES + size, dtype=torch.uint8)
+    heads = torch.linspace(-1, 1, num_rows * num_blocks * 2).view(num_rows, num_blocks, 2)
+    memory[..., :HEAD_BYTES] = heads.half().float().view(torch.uint8)
+    memory[..., HEAD_BYTES:] = torch.arange(size) * 8 + 3
+    return CompactWeight(memory.view(num_rows, -1), size)
 
 
 def _can_compile() -> bool:

@@ -41,7 +41,9 @@ class CudaBackend:
     def auto_dtype(self, stored: torch.dtype) -> torch.dtype:
         return self._torch.auto_dtype(stored)
 
-    def weights(self, dtype: torch.dtype, quantization: Quantization) -> WeightStore:
+    def weights(
+        self, dtype: torch.dtype, quantization: Quantization, *, compact: bool = True
+    ) -> WeightStore:
         if quantization != "none":
             raise ConfigurationError(f"quantization {quantization} needs device cpu (got cuda)")
         return self._torch.weights(dtype, quantization)

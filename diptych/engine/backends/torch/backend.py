@@ -13,6 +13,7 @@ from diptych.engine.backends.torch.linear import PlainLinear
 from diptych.engine.backends.torch.memory import TorchDeviceMemory
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.kv.memory import DeviceKVMemory, HostKVMemory, KVMemory, wait_for
+from diptych.engine.model.compact import Weight
 from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.decoder import Decoder, EagerPass
 from diptych.engine.model.parts import Attention, LayerOps, Linear, WeightStore
@@ -40,7 +41,9 @@ class TorchBackend:
         is_host = self._device.type == "cpu"
         return stored if stored is torch.bfloat16 and not is_host else torch.float32
 
-    def weights(self, dtype: torch.dtype, quantization: Quantization) -> WeightStore:
+    def weights(
+        self, dtype: torch.dtype, quantization: Quantization, *, compact: bool = True
+    ) -> WeightStore:
         check_quantization(quantization, dtype)
         return _PlainStore(self._device, dtype, quantization)
 
@@ -86,12 +89,14 @@ class _PlainStore:
     def allocate(self, num_rows: int, num_columns: int) -> Tensor:
         return torch.empty(num_rows, num_columns, dtype=self.dtype, device=self.device)
 
-    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+    def allocate_compact(self, num_rows: int, num_columns: int, block_size: int) -> None:
+        """Only float weights are computed with here."""
+
+    def linear(self, weight: Weight, bias: Tensor | None) -> Linear:
+        assert isinstance(weight, Tensor)
         if self._quantization == "int8":
             return PlainInt8Linear(quantise_weight(weight), bias)
         return PlainLinear(weight, bias)
 
-    def tied_head(self, embedding: Tensor) -> Linear:
-        return (
-            PlainLinear(embedding) if self._quantization == "none" else self.linear(embedding, None)
-        )
+    def tied_head(self, embedding: Weight) -> Linear:
+        return self.linear(embedding, None)

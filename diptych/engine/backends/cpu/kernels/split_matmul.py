@@ -8,7 +8,8 @@ the bfloat16 artificial intelligence datatype for higher-precision computations"
 
 x is split once, into blocks of 32 rows. Then each thread takes as many panels, 32 rows of
 the weight each, as stay in its cache, splits them into memory of its own, and multiplies
-them with one block of x after another. Sums are kept in four tiles, float32.
+them with one block of x after another. Sums are kept in four tiles, float32. Of a
+compact weight a panel is widened before it is split.
 
 A row's result has the same bits whatever the other rows are, how many they are, and how
 many threads there are. Only where :func:`matrix_unit.is_lent`: elsewhere it does not compile.
@@ -19,6 +20,12 @@ from typing import Any
 from llvmlite import ir
 from torch import Tensor
 
+from diptych.engine.backends.cpu.kernels.compact_rows import (
+    AS_THEY_ARE,
+    row_words,
+    widen,
+    widened_bytes,
+)
 from diptych.engine.backends.cpu.kernels.loop import (
     FIRST_ARGUMENT,
     NUM_ITEMS,
@@ -40,6 +47,7 @@ from diptych.engine.backends.cpu.kernels.vector_function import (
     VectorFunction,
     written,
 )
+from diptych.engine.model.compact import Weight
 
 BLOCK = 32  # rows of x, and rows of the weight, that are multiplied at a time: two tiles
 STEP = 32  # of the inner dimension: one row of a tile
@@ -65,24 +73,24 @@ _LINE_BYTES = 64
 class SplitScratch(Scratch):
     """See :class:`Scratch`: x split, and each thread's panels, split."""
 
-    def calls(self, x: Tensor, weight: Tensor, bias: Tensor, y: Tensor) -> list[Call]:
+    def calls(self, x: Tensor, weight: Weight, bias: Tensor, y: Tensor) -> list[Call]:
         """What computes y: [rows, columns] from x: [rows, inner], weight: [columns, inner].
 
-        bias: [columns]. All contiguous float32 on the host; at least one row; a weight
-        that is_taken.
+        bias: [columns]. All contiguous float32 on the host, or a compact weight; at least one
+        row; a weight that is_taken.
         """
-        rows, inner = x.shape
-        columns = len(weight)
+        rows, (columns, inner) = len(x), weight.shape
         num_panels = -(-columns // BLOCK)
         most = max(1, _CACHED_BYTES // _split_bytes(BLOCK, inner))
         group = -(-num_panels // self.num_groups(num_panels, most))
-        thread_bytes = _split_bytes(group * BLOCK, inner) + _SUMS_BYTES
+        widened = widened_bytes(weight, BLOCK)
+        thread_bytes = _split_bytes(group * BLOCK, inner) + _SUMS_BYTES + widened
         self.make_room(_split_bytes(rows, inner), thread_bytes)
         return [
             _split_x.call(-(-rows // BLOCK), x, rows, inner, self.x),
             _multiply.call(
                 -(-num_panels // group),
-                weight,
+                *row_words(weight),
                 bias,
                 y,
                 rows,
@@ -102,9 +110,8 @@ class SplitScratch(Scratch):
 scratch = OfThread(SplitScratch)
 
 
-def is_taken(weight: Tensor) -> bool:
-    """Whether the kernel multiplies with this weight: [columns, inner]."""
-    columns, inner = weight.shape
+def is_taken(columns: int, inner: int) -> bool:
+    """Whether the kernel multiplies with a weight of this shape."""
     return columns >= BLOCK and inner > 0 and inner % STEP == 0
 
 
@@ -292,6 +299,9 @@ def _split_blocks(task: Any) -> None:
 
 (
     _WEIGHT,
+    _WEIGHT_BYTES,
+    _WEIGHT_BLOCKS,
+    _KIND,
     _BIAS,
     _Y,
     _ROWS,
@@ -304,7 +314,7 @@ def _split_blocks(task: Any) -> None:
     _NUM_THREADS,
     _NUM_TAKEN,
     _SHAPES,
-) = range(FIRST_ARGUMENT, FIRST_ARGUMENT + 13)
+) = range(FIRST_ARGUMENT, FIRST_ARGUMENT + 16)
 
 
 def _products(task: Any) -> None:
@@ -317,6 +327,7 @@ def _products(task: Any) -> None:
     number = next_item(words_at(task[_NUM_TAKEN])) % task[_NUM_THREADS]
     panels = task[_PANELS] + number * task[_THREAD_BYTES]
     sums = panels + group * block_bytes
+    widened, weight_bytes = sums + _SUMS_BYTES, task[_WEIGHT_BYTES]
     # All panels of a group together fetch the next block of x.
     lines = (_STEP_BYTES // _LINE_BYTES + group - 1) // group
     _begin(task[_SHAPES])
@@ -325,7 +336,11 @@ def _products(task: Any) -> None:
         first = item * group
         end = min(first + group, num_panels)
         for panel in range(first, end):
-            weight = task[_WEIGHT] + min(panel * BLOCK, columns - BLOCK) * inner * 4
+            weight = task[_WEIGHT] + min(panel * BLOCK, columns - BLOCK) * weight_bytes
+            if task[_KIND] != AS_THEY_ARE:
+                following = weight + BLOCK * weight_bytes
+                widen(task[_KIND], weight, BLOCK * task[_WEIGHT_BLOCKS], widened, following)
+                weight = widened
             _split_panel(weight, inner * 4, num_steps, panels + (panel - first) * block_bytes)
         for block in range(num_blocks):
             row = block * BLOCK

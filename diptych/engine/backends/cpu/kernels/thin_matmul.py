@@ -1,9 +1,10 @@
-"""``y = x @ weight.T + bias`` in float32 for few rows of x, on the weight as it is loaded.
+"""``y = x @ weight.T + bias`` in float32 for few rows of x, on the weight as it is kept.
 
 A weight is streamed from memory once, whatever the number of rows: that is the limit
 of a decode step. A tile of rows of x times a tile of weight rows is kept in vector
 registers, written here as LLVM instructions because no compiler keeps them there by
-itself. While one group of weight rows is used, the next is prefetched.
+itself. While one group of weight rows is used, the next is prefetched. Of a compact weight a
+group is widened first, into memory that stays in the thread's cache.
 
 A row's result has the same bits whatever the other rows are, how many they are, and
 how many threads there are. Needs AVX-512, or AVX2 with FMA. Compiles in a second or
@@ -17,6 +18,13 @@ from typing import Any
 from llvmlite import ir
 from torch import Tensor
 
+from diptych.engine.backends.cpu.kernels.compact_rows import (
+    AS_THEY_ARE,
+    room,
+    row_words,
+    widen,
+    widened_bytes,
+)
 from diptych.engine.backends.cpu.kernels.loop import (
     FIRST_ARGUMENT,
     NUM_ITEMS,
@@ -35,6 +43,7 @@ from diptych.engine.backends.cpu.kernels.vector_function import (
     VectorFunction,
     written,
 )
+from diptych.engine.model.compact import Weight
 
 SUPPORTED = HAS_FMA
 MIN_COLUMNS = 4  # of the weight's rows: those of one tile
@@ -46,18 +55,39 @@ _GROUPS_AHEAD = 2  # of _TILE_COLUMNS, when the next weights are fetched
 _FLOAT_BYTES = 4
 _QUAD = ir.VectorType(FLOAT, 4)
 
-_X, _WEIGHT, _BIAS, _Y, _ROWS, _COLUMNS, _INNER = range(FIRST_ARGUMENT, FIRST_ARGUMENT + 7)
+(
+    _X,
+    _WEIGHT,
+    _WEIGHT_BYTES,
+    _WEIGHT_BLOCKS,
+    _KIND,
+    _WIDENED_BYTES,
+    _BIAS,
+    _Y,
+    _ROWS,
+    _COLUMNS,
+    _INNER,
+) = range(FIRST_ARGUMENT, FIRST_ARGUMENT + 11)
 
 
-def multiply(x: Tensor, weight: Tensor, bias: Tensor, y: Tensor) -> Call:
+def multiply(x: Tensor, weight: Weight, bias: Tensor, y: Tensor) -> Call:
     """x: [rows, inner]; weight: [columns, inner]; bias: [columns]; y: [rows, columns].
 
-    All contiguous float32 on the host; at least one row and MIN_COLUMNS columns.
+    All contiguous float32 on the host, or a compact weight; at least one row and MIN_COLUMNS
+    columns.
     """
-    rows, inner = x.shape
-    columns = len(weight)
-    num_blocks = (columns + _BLOCK_COLUMNS - 1) // _BLOCK_COLUMNS
-    return _multiply.call(num_blocks, x, weight, bias, y, rows, columns, inner)
+    columns, inner = weight.shape
+    return _multiply.call(
+        (columns + _BLOCK_COLUMNS - 1) // _BLOCK_COLUMNS,
+        x,
+        *row_words(weight),
+        widened_bytes(weight, _TILE_COLUMNS),
+        bias,
+        y,
+        len(x),
+        columns,
+        inner,
+    )
 
 
 class _Function(VectorFunction):
@@ -138,9 +168,13 @@ _tile: Any = written(_write_tile, *product(range(1, _TILE_ROWS + 1), range(_FETC
 def _blocks(task: Any) -> None:
     """Blocks of columns, as long as there are any."""
     rows, columns, inner = task[_ROWS], task[_COLUMNS], task[_INNER]
-    row_bytes = inner * _FLOAT_BYTES
+    row_bytes, weight_bytes = inner * _FLOAT_BYTES, task[_WEIGHT_BYTES]
     num_tiles = (rows + _TILE_ROWS - 1) // _TILE_ROWS
     last = columns - _TILE_COLUMNS
+    is_compact = task[_KIND] != AS_THEY_ARE
+    # All tiles of a group together fetch a group, evenly, but where widening does.
+    lines_of_group = 0 if is_compact else _TILE_COLUMNS
+    widened = room(task[_WIDENED_BYTES])
     block = next_item(task)
     while block < task[NUM_ITEMS]:
         # Taken early, because its weights are fetched while the last ones of this are used.
@@ -149,18 +183,21 @@ def _blocks(task: Any) -> None:
         end = begin + _BLOCK_COLUMNS
         for group in range(begin, min(end, columns), _TILE_COLUMNS):
             column = min(group, last)  # the last group may do some columns again
-            weight = task[_WEIGHT] + column * row_bytes
+            weight = task[_WEIGHT] + column * weight_bytes
             bias = task[_BIAS] + column * _FLOAT_BYTES
             fetched = group + _GROUPS_AHEAD * _TILE_COLUMNS
             if fetched >= end:
                 fetched += following * _BLOCK_COLUMNS - end
-            ahead = task[_WEIGHT] + min(fetched, last) * row_bytes
+            ahead = task[_WEIGHT] + min(fetched, last) * weight_bytes
+            if is_compact:
+                num_blocks = _TILE_COLUMNS * task[_WEIGHT_BLOCKS]
+                widen(task[_KIND], weight, num_blocks, widened, ahead)
+                weight = widened
             row = 0
             for tile in range(num_tiles):
                 end_row = rows * (tile + 1) // num_tiles
-                # All tiles of a group together fetch a group, evenly.
-                lines = _TILE_COLUMNS * (tile + 1) // num_tiles
-                lines -= _TILE_COLUMNS * tile // num_tiles
+                lines = lines_of_group * (tile + 1) // num_tiles
+                lines -= lines_of_group * tile // num_tiles
                 x = task[_X] + row * row_bytes
                 y = task[_Y] + (row * columns + column) * _FLOAT_BYTES
                 kind = (end_row - row - 1) * _FETCHES + lines

@@ -5,7 +5,8 @@ against the grain and reaches two thirds of what the processor can; oneDNN's pac
 one is fast, but keeps a second copy of the weight. Here each thread packs as many
 panels of the weight as stay in its cache, transposed, into memory of its own, and
 multiplies them with one block of x after another, also packed, once per product
-(Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", 2008).
+(Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", 2008). Of a
+compact weight the rows that are packed next are widened first.
 A block of rows times a panel of two vectors is kept in registers.
 
 Each number of y is summed in one order, whatever the other rows
@@ -16,6 +17,12 @@ from typing import Any
 
 from torch import Tensor
 
+from diptych.engine.backends.cpu.kernels.compact_rows import (
+    AS_THEY_ARE,
+    row_words,
+    widen,
+    widened_bytes,
+)
 from diptych.engine.backends.cpu.kernels.loop import (
     FIRST_ARGUMENT,
     NUM_ITEMS,
@@ -33,6 +40,7 @@ from diptych.engine.backends.cpu.kernels.vector_function import (
     VectorFunction,
     written,
 )
+from diptych.engine.model.compact import Weight
 
 SUPPORTED = HAS_FMA
 _VECTOR_BYTES = LANES * 4
@@ -51,24 +59,25 @@ _CACHED_BYTES = 1 << 19  # of packed panels, half of the second level of cache
 class WideScratch(Scratch):
     """See :class:`Scratch`: x packed, and each thread's panels, packed."""
 
-    def calls(self, x: Tensor, weight: Tensor, bias: Tensor, y: Tensor) -> list[Call]:
+    def calls(self, x: Tensor, weight: Weight, bias: Tensor, y: Tensor) -> list[Call]:
         """What computes y: [rows, columns] from x: [rows, inner], weight: [columns, inner].
 
-        bias: [columns]. All contiguous float32 on the host; MIN_ROWS rows or more; a weight
-        that is_taken.
+        bias: [columns]. All contiguous float32 on the host, or a compact weight; MIN_ROWS rows
+        or more; a weight that is_taken.
         """
-        rows, inner = x.shape
-        columns = len(weight)
+        rows, (columns, inner) = len(x), weight.shape
         num_blocks, num_panels = -(-rows // _BLOCK), -(-columns // PANEL)
         panel_bytes = inner * PANEL * 4
         num_groups = self.num_groups(num_panels, max(1, _CACHED_BYTES // panel_bytes))
-        thread_bytes = _SUMS_BYTES + -(-num_panels // num_groups) * panel_bytes
+        widened = widened_bytes(weight, LANES)
+        thread_bytes = _SUMS_BYTES + widened + -(-num_panels // num_groups) * panel_bytes
         self.make_room(num_blocks * inner * _VECTOR_BYTES, thread_bytes)
         return [
             _pack_x.call(num_blocks, x, rows, inner, self.x),
             _multiply.call(
                 num_groups,
-                weight,
+                *row_words(weight),
+                widened,
                 bias,
                 y,
                 rows,
@@ -86,9 +95,8 @@ class WideScratch(Scratch):
 scratch = OfThread(WideScratch)
 
 
-def is_taken(weight: Tensor) -> bool:
-    """Whether the kernel multiplies with this weight: [columns, inner]."""
-    columns, inner = weight.shape
+def is_taken(columns: int, inner: int) -> bool:
+    """Whether the kernel multiplies with a weight of this shape."""
     return columns >= PANEL and inner > 0 and inner % LANES == 0
 
 
@@ -173,6 +181,10 @@ def _pack_blocks(task: Any) -> None:
 
 (
     _WEIGHT,
+    _WEIGHT_BYTES,
+    _WEIGHT_BLOCKS,
+    _KIND,
+    _WIDENED_BYTES,
     _BIAS,
     _Y,
     _ROWS,
@@ -183,7 +195,7 @@ def _pack_blocks(task: Any) -> None:
     _THREAD_BYTES,
     _NUM_THREADS,
     _NUM_TAKEN,
-) = range(FIRST_ARGUMENT, FIRST_ARGUMENT + 11)
+) = range(FIRST_ARGUMENT, FIRST_ARGUMENT + 15)
 
 
 def _products(task: Any) -> None:
@@ -194,17 +206,23 @@ def _products(task: Any) -> None:
     # Numbers that follow each other: different ones for all threads of one call.
     number = next_item(words_at(task[_NUM_TAKEN])) % task[_NUM_THREADS]
     sums = task[_PANELS] + number * task[_THREAD_BYTES]
-    panels = sums + _SUMS_BYTES
+    widened = sums + _SUMS_BYTES
+    panels = widened + task[_WIDENED_BYTES]
+    weight_bytes = task[_WEIGHT_BYTES]
     item = next_item(task)
     while item < task[NUM_ITEMS]:
         first = item * num_panels // task[NUM_ITEMS]
         end = (item + 1) * num_panels // task[NUM_ITEMS]
         for panel in range(first, end):
             # The last panel may do some columns again.
-            weight = task[_WEIGHT] + min(panel * PANEL, columns - PANEL) * inner * 4
+            weight = task[_WEIGHT] + min(panel * PANEL, columns - PANEL) * weight_bytes
             target = panels + (panel - first) * panel_bytes
             for half in range(_PANEL_VECTORS):
-                begin = weight + half * LANES * inner * 4
+                begin = weight + half * LANES * weight_bytes
+                if task[_KIND] != AS_THEY_ARE:
+                    following = begin + LANES * weight_bytes
+                    widen(task[_KIND], begin, LANES * task[_WEIGHT_BLOCKS], widened, following)
+                    begin = widened
                 place = target + half * _VECTOR_BYTES
                 _pack(begin, LANES - 1, inner * 4, inner, place, _PANEL_VECTORS * _VECTOR_BYTES)
         for block in range(num_blocks):

@@ -7,9 +7,10 @@ GENERATED := diptych/v1
 PUBLISHED := proto/published.txtpb
 GOLDEN := tests/integration/test_golden.py
 CHART_TOOLS := .cache/chart/tools
+IMAGE := tests/deploy/test_image.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test golden chaos chaos-long lint proto published bench gpu chart manifests
+.PHONY: help setup demo test golden chaos chaos-long lint proto published bench gpu chart image manifests
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -70,7 +71,10 @@ gpu: .venv/ready  ## On a machine with a GPU: the CUDA backend against transform
 	$(PY) -m tests.gpu.check --out bench-gpu.json
 
 chart: .venv/ready $(CHART_TOOLS)/ready  ## Check the Helm chart and the image's recipe with helm 3, helm 4 and validators; fetches them
-	PATH="$(CURDIR)/$(CHART_TOOLS)/bin:$$PATH" $(PYTEST) tests/deploy tests/unit/deploy
+	PATH="$(CURDIR)/$(CHART_TOOLS)/bin:$$PATH" $(PYTEST) tests/deploy tests/unit/deploy --ignore=$(IMAGE)
+
+image: .venv/ready  ## Build the image and run its demo in it, as nobody and read-only; needs buildah and root
+	$(PYTEST) $(IMAGE)
 
 manifests: .venv/ready  ## Write the chart's schema and rendered manifests anew; fetches helm 4
 	$(PY) -m tests.deploy.manifests

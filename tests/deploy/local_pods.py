@@ -1,23 +1,19 @@
-"""Pods of a rendering as processes of this machine: the container's own command and environment.
+"""The first pod of each role as a process of this machine, found by DNS.
 
-What a pod has of its own in a cluster is put in place: addresses become ports of the
-loopback address, which a name server of its own tells for the pools' names; mounted
-folders become folders here. All else stays as helm wrote it.
+Addresses become ports of the loopback address, which a name server of its own tells for
+the pools' names.
 """
 
 import json
-import os
 import signal
 import socket
 import subprocess
-import sys
 import uuid
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from diptych.models.source import DEFAULT_CACHE_DIR
+from tests.deploy import here
 from tests.deploy.name_server import NameServer
 from tests.unit.deploy.chart import NAMESPACE, ROOT, Pod, pods, settings_text
 
@@ -36,7 +32,7 @@ class Process:
         """Whether the container's probe of that name would pass now."""
         service = self.pod.container[probe]["grpc"].get("service", "")
         asked = ["health", f"--address={self.address}", f"--service={service}"]
-        return run(asked, {}, timeout_s=20).returncode == 0
+        return here.run(asked, timeout_s=20).returncode == 0
 
     def stop(self) -> int:
         """End it as Kubernetes does; its exit code. Raises TimeoutExpired: it took too long."""
@@ -68,11 +64,11 @@ class LocalPods:
             process.child.wait()
         self._names.stop()
 
-    def test(self) -> subprocess.CompletedProcess[str]:
+    def test(self) -> here.Done:
         """Run what `helm test` runs, as a new pod."""
         pod, uid = self._pods["generate"], str(uuid.uuid4())
         args = [str(arg).replace("$(POD_UID)", uid) for arg in pod.container["args"]]
-        return run([self._here(arg) for arg in args], {}, timeout_s=100)
+        return here.run([self._here(arg) for arg in args], timeout_s=100)
 
     def log(self, role: str) -> str:
         """What the container wrote."""
@@ -80,26 +76,20 @@ class LocalPods:
 
     def _start(self, pod: Pod) -> Process:
         role = pod.command
-        mounted = self._folder / role
-        mounted.mkdir()
         settings = json.loads(settings_text(pod))
         if role == "router":
             settings["dns"]["server"] = self._names.address
-        (mounted / "settings.yaml").write_text(json.dumps(settings))
         args = []
-        for arg in pod.container["args"]:
+        for arg in here.with_mounts(pod, settings, self._folder / role):
             if arg.startswith("--listen="):
                 arg = f"--listen={self._addresses[role]}"
             elif arg.startswith(("--metrics-port=", "--http-port=")):
                 arg = f"{arg.partition('=')[0]}=0"
-            arg = arg.replace("/etc/diptych", str(mounted))
-            args.append(arg.replace("=/cache", f"={DEFAULT_CACHE_DIR.expanduser()}"))
-        if role == "router":
-            args.append("--http-port=0")
-        variables = {item["name"]: item.get("value", "here") for item in pod.container["env"]}
-        variables["NUMBA_CACHE_DIR"] = str(DEFAULT_CACHE_DIR.expanduser() / "kernels")
+            args.append(arg)
         with (self._folder / f"{role}.log").open("wb") as log:
-            child = subprocess.Popen(_command(args), env=_env(variables), cwd=ROOT, stderr=log)
+            child = subprocess.Popen(
+                here.command(args), env=here.environment(pod, {}), cwd=ROOT, stderr=log
+            )
         return Process(pod, self._addresses[role], child)
 
     def _here(self, text: str) -> str:
@@ -111,29 +101,6 @@ class LocalPods:
         """The name that DNS has for the port of a pool's headless service."""
         service = self._pods[role].manifest["spec"]["serviceName"]
         return f"_grpc._tcp.{service}.{NAMESPACE}.svc.cluster.local."
-
-
-def run(
-    args: Sequence[str], variables: Mapping[str, str], timeout_s: float
-) -> subprocess.CompletedProcess[str]:
-    """Run ``diptych`` to its end."""
-    return subprocess.run(
-        _command(args),
-        env=_env(variables),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
-
-
-def _command(args: Sequence[str]) -> list[str]:
-    return [sys.executable, "-m", "diptych.cli", *args]
-
-
-def _env(variables: Mapping[str, str]) -> dict[str, str]:
-    return {"PATH": os.defpath, "HOME": "/nonexistent", **variables}
 
 
 def _free_port() -> int:

@@ -12,7 +12,7 @@ from tests.unit.deploy.chart import CHART, RENDERED, ROOT, VALUES, parsed
 
 VERSIONS = [f"1.{minor}" for minor in range(29, 38)]
 # Their schemas are not Kubernetes'.
-CUSTOM = {"PodMonitor", "PrometheusRule", "GRPCRoute", "Certificate"}
+CUSTOM = {"PodMonitor", "PrometheusRule", "GRPCRoute", "Certificate", "ScaledObject"}
 DEPLOY = ROOT / "deploy"
 
 

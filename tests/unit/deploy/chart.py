@@ -23,6 +23,9 @@ RELEASE = "try"
 VALUES: Mapping[str, tuple[Path, ...]] = {
     "default": (),
     "cpu": (CHART / "values-cpu.yaml",),
+    "gpu": (CHART / "values-gpu.yaml",),
+    "nvlink": (CHART / "values-nvlink.yaml",),
+    "rdma": (CHART / "values-rdma.yaml",),
     "everything": (Path(__file__).parent / "everything.yaml",),
 }
 
@@ -78,8 +81,13 @@ def named(manifests: Iterable[Manifest], kind: str, name: str) -> Manifest:
 
 def pods(name: str) -> list[Pod]:
     """Every pod of a rendering, the test's included."""
+    return pods_of(rendered(name), name)
+
+
+def pods_of(manifests: Iterable[Manifest], name: str) -> list[Pod]:
+    """Every pod of these manifests, which are those of rendering ``name``."""
     found = []
-    for manifest in rendered(name):
+    for manifest in manifests:
         where = f"{name}: {manifest['kind']} {manifest['metadata']['name']}"
         if manifest["kind"] == "Pod":
             labels = manifest["metadata"]["labels"]

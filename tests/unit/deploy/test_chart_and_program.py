@@ -244,8 +244,8 @@ def test_the_router_asks_for_every_pool(name: str, tmp_path: Path) -> None:
     assert isinstance(config, RouterConfig)
     expected = services_of_pools(name)
     assert expected["decode"]
-    if name == "everything":
-        assert config.discovery == "kubernetes"
+    assert config.discovery == ("kubernetes" if name in {"everything", "cpu", "rdma"} else "dns")
+    if config.discovery == "kubernetes":
         assert config.kubernetes.port == "grpc"
         assert set(config.kubernetes.prefill) == expected["prefill"]
         assert set(config.kubernetes.decode) == expected["decode"]
@@ -274,7 +274,9 @@ def test_the_test_asks_the_router_for_a_handoff(name: str) -> None:
         prog="diptych generate",
         env_prefix="DIPTYCH_GENERATE_",
     )
-    assert config.expect_handoff
+    has_prefill = any(pod.command == "prefill" for pod in pods(name))
+    assert config.expect_handoff is has_prefill
+    assert has_prefill is (name != "gpu")
     mounts = {mount["mountPath"] for mount in test.container.get("volumeMounts", [])}
     files = [path for path in (config.ca, config.api_key_file) if path is not None]
     assert {str(path.parent) for path in files} == mounts
@@ -291,24 +293,31 @@ def test_the_test_asks_the_router_for_a_handoff(name: str) -> None:
     assert service["spec"]["ports"][0]["port"] == int(port)
 
 
-def test_metrics_in_alerts_are_made_somewhere() -> None:
+def test_metrics_in_alerts_and_scaling_are_made_somewhere() -> None:
     code = "".join(
         path.read_text()
         for package in ("diptych", "router", "prefill_worker", "decode_worker", "kvtransfer")
         for path in (ROOT / package).rglob("*.py")
     )
-    rules = _rules()
+    rules, asked = _rules(), _keda_queries()
     assert len(rules) >= 8
-    for rule in rules:
-        for name in re.findall(r"diptych_[a-z_]+", rule["expr"]):
+    assert len(asked) == 2
+    for expr in (*(rule["expr"] for rule in rules), *asked):
+        for name in re.findall(r"diptych_[a-z_]+", expr):
             stem = name.removeprefix("diptych_").removesuffix("_bucket")
-            assert f'"{stem}"' in code, f"{rule['alert']}: {name}"
+            assert f'"{stem}"' in code, f"{expr}: {name}"
 
 
 def _rules() -> list[dict[str, Any]]:
     (rules,) = [m for m in rendered("everything") if m["kind"] == "PrometheusRule"]
     (group,) = rules["spec"]["groups"]
     return list(group["rules"])
+
+
+def _keda_queries() -> list[str]:
+    (scaled,) = [m for m in rendered("everything") if m["kind"] == "ScaledObject"]
+    triggers = scaled["spec"]["triggers"]
+    return [t["metadata"]["query"] for t in triggers if t["type"] == "prometheus"]
 
 
 def test_alerts_have_a_first_step_in_the_guide() -> None:

@@ -8,13 +8,18 @@ import pytest
 from tests.unit.deploy.chart import VALUES, Pod, all_pods, pods, rendered
 
 SEEN = all_pods()
+# Renderings whose routers watch EndpointSlices.
+WATCHING = {"everything", "cpu", "rdma"}
+# Those whose workers move KV by transports that have ports of their own.
+OTHER_TRANSPORTS = {"everything", "nvlink", "rdma"}
 
 
 @pytest.mark.parametrize("pod", SEEN, ids=lambda pod: pod.where)
 def test_a_pod_has_no_rights(pod: Pod) -> None:
     spec, container = pod.spec, pod.container
     assert spec["enableServiceLinks"] is False
-    asks_api = pod.where == "everything: Deployment d-router"  # for its workers' endpoints
+    name = pod.where.partition(":")[0]
+    asks_api = pod.command == "router" and name in WATCHING  # for its workers' endpoints
     assert spec["automountServiceAccountToken"] is asks_api
     assert not {"hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace"} & set(spec)
     assert spec["securityContext"]["runAsNonRoot"] is True
@@ -29,10 +34,14 @@ def test_a_pod_has_no_rights(pod: Pod) -> None:
 
 @pytest.mark.parametrize("pod", SEEN, ids=lambda pod: pod.where)
 def test_memory_is_locked_only_where_a_device_reads_it(pod: Pod) -> None:
-    wants_rdma = pod.labels.get("diptych/pool") == "near"
+    is_worker = pod.command in ("prefill", "decode")
+    by_values = pod.where.startswith("rdma:") and is_worker
+    wants_rdma = by_values or pod.labels.get("diptych/pool") == "near"
+    resources = {"rdma/hca" if by_values else "rdma/hca_shared"} if wants_rdma else set()
     added = pod.container["securityContext"]["capabilities"].get("add", [])
     assert added == (["IPC_LOCK"] if wants_rdma else [])
-    assert ("rdma/hca_shared" in pod.container["resources"]["limits"]) is wants_rdma
+    limits = pod.container["resources"]["limits"]
+    assert {key for key in limits if key.startswith("rdma/")} == resources
 
 
 @pytest.mark.parametrize("pod", SEEN, ids=lambda pod: pod.where)
@@ -70,28 +79,32 @@ def reaches(name: str, source: Pod, target: Pod, port: int | str) -> bool:
 @pytest.mark.parametrize("name", VALUES)
 def test_only_routers_reach_workers_and_only_decode_workers_their_sources(name: str) -> None:
     by_role: dict[str, Pod] = {pod.command: pod for pod in pods(name)}
-    router, test = by_role["router"], by_role["generate"]
-    prefill, decode = by_role["prefill"], by_role["decode"]
+    ports = {"router": 50051, "prefill": 50061, "decode": 50061}
     allowed = {
         (source.command, target.command)
         for source in by_role.values()
-        for target, port in ((router, 50051), (prefill, 50061), (decode, 50061))
-        if reaches(name, source, target, port)
+        for target in by_role.values()
+        if target.command in ports and reaches(name, source, target, ports[target.command])
     }
     pairs = {
         ("router", "prefill"), ("router", "decode"), ("decode", "prefill"), ("generate", "router"),
     }  # fmt: skip
-    if name == "everything":  # clients are named, and transports with ports of their own are in use
-        assert allowed == pairs | {("prefill", "decode")}
-        assert reaches(name, decode, prefill, 40000)
-    else:  # every pod of the namespace is a client
-        assert allowed == pairs | {(source, "router") for source in by_role}
-        assert not reaches(name, decode, prefill, 40000)
-    assert not reaches(name, router, test, 50051)
+    if name in OTHER_TRANSPORTS:
+        pairs |= {("prefill", "decode")}
+    if name != "everything":  # where clients are named; else every pod of the namespace is one
+        pairs |= {(source, "router") for source in by_role}
+    assert allowed == {(source, target) for source, target in pairs if target in by_role}
+    if "prefill" in by_role:
+        through = reaches(name, by_role["decode"], by_role["prefill"], 40000)
+        assert through is (name in OTHER_TRANSPORTS)
+    assert not reaches(name, by_role["router"], by_role["generate"], 50051)
 
 
 def test_a_token_reads_endpoints_and_nothing_else() -> None:
-    assert not [m for m in rendered("default") if m["kind"] in ("Role", "ClusterRole")]
+    for name in VALUES:
+        kinds = {m["kind"] for m in rendered(name)}
+        assert ("Role" in kinds) is (name in WATCHING)
+        assert "ClusterRole" not in kinds
     manifests = rendered("everything")
     (role,) = [m for m in manifests if m["kind"] == "Role"]
     assert role["rules"] == [

@@ -77,6 +77,14 @@ def values_schema() -> dict[str, Json]:
             "imagePullSecrets": ANY_LIST,
             "serviceAccount": closed({"create": FLAG, "name": TEXT, "annotations": TEXTS}),
             "model": _model(),
+            "colocation": closed({"topologyKey": TEXT, "required": FLAG, "byPool": FLAG}),
+            "keda": closed(
+                {
+                    "serverAddress": {"type": "string", "pattern": "^(https?://.+)?$"},
+                    "pollingInterval": POSITIVE,
+                    "stabilizationSeconds": COUNT,
+                }
+            ),
             "tracing": closed({"endpoint": {"type": "string", "pattern": "^(https?://.+)?$"}}),
             "metrics": closed(
                 {
@@ -168,6 +176,7 @@ def _pods(role: str) -> dict[str, Json]:
         "replicas": COUNT,
         "settings": {"$ref": f"#/definitions/{role}Settings"},
         "autoscaling": scaling,
+        "keda": _keda(role),
         "podDisruptionBudget": closed(
             {"enabled": FLAG, "maxUnavailable": {"type": ["integer", "string"]}}
         ),
@@ -187,6 +196,16 @@ def _pods(role: str) -> dict[str, Json]:
         "extraVolumeMounts": ANY_LIST,
         "initContainers": ANY_LIST,
     }
+
+
+def _keda(role: str) -> Json:
+    """How far KEDA scales a group, and by what."""
+    by: dict[str, Json] = {"openRequests": POSITIVE}
+    if role != "router":
+        share: Json = {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
+        by = {"waitingSequences": POSITIVE, "kvUsage": share}
+    bounds: dict[str, Json] = {"minReplicas": POSITIVE, "maxReplicas": POSITIVE}
+    return closed({"enabled": FLAG, **bounds, **by, "triggers": ANY_LIST})
 
 
 def _router() -> Json:

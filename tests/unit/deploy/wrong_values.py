@@ -70,4 +70,8 @@ WRONG = (
     _at("decode.hostIPC", True),
     _at("decode.terminationGracePeriodSeconds", 0),
     _at("tests.image", "busybox"),
+    _at("colocation.topology", "zone"),
+    _at("keda.serverAddress", "prometheus:9090"),
+    _at("decode.keda.kvUsage", 80),
+    _at("router.keda.kvUsage", 0.8),
 )

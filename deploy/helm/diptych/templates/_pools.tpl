@@ -20,7 +20,7 @@
 {{- define "diptych.hasWorkers" -}}
 {{- range $pool := keys (index .root.Values .role "pools") -}}
 {{- $values := include "diptych.poolValues" (dict "root" $.root "role" $.role "pool" $pool) | fromJson -}}
-{{- if or $values.autoscaling.enabled (gt (int $values.replicas) 0) -}}true{{- end -}}
+{{- if or $values.autoscaling.enabled $values.keda.enabled (gt (int $values.replicas) 0) -}}true{{- end -}}
 {{- end -}}
 {{- end -}}
 
@@ -45,4 +45,25 @@
 {{- $source := .Values.router.discovery -}}
 {{- $own := dict "discovery" $source $source (dict "prefill" $prefill "decode" $decode) -}}
 {{- mergeOverwrite (deepCopy .Values.router.settings) $own | toPrettyJson -}}
+{{- end -}}
+
+{{/*
+What a worker's `affinity` is: its own, and the nearness that `colocation` asks for. Of (dict "root" $ "role" … "pool" …
+"values" …). The first pod of all is near itself, so it may go anywhere.
+*/}}
+{{- define "diptych.affinity" -}}
+{{- $affinity := deepCopy .values.affinity -}}
+{{- with .root.Values.colocation -}}
+{{- if and .topologyKey (ne $.role "router") -}}
+{{- $labels := include "diptych.selector" (dict "root" $.root "pool" (.byPool | ternary $.pool "")) | fromYaml -}}
+{{- $component := dict "key" "app.kubernetes.io/component" "operator" "In" "values" (list "prefill" "decode") -}}
+{{- $term := dict "topologyKey" .topologyKey "labelSelector" (dict "matchLabels" $labels "matchExpressions" (list $component)) -}}
+{{- $near := default (dict) $affinity.podAffinity -}}
+{{- $kind := .required | ternary "requiredDuringSchedulingIgnoredDuringExecution" "preferredDuringSchedulingIgnoredDuringExecution" -}}
+{{- $own := .required | ternary $term (dict "weight" 100 "podAffinityTerm" $term) -}}
+{{- $_ := set $near $kind (append (default (list) (index $near $kind)) $own) -}}
+{{- $_ := set $affinity "podAffinity" $near -}}
+{{- end -}}
+{{- end -}}
+{{- if $affinity }}{{ toYaml $affinity }}{{ end -}}
 {{- end -}}

@@ -1,0 +1,30 @@
+{{/*
+What KEDA asks Prometheus for one group of pods. Of (dict "root" $ "name" … "component" … "values" …). A count is compared
+per pod, a share as it is.
+*/}}
+{{- define "diptych.triggers" -}}
+{{- $rest := eq .component "router" | ternary "[a-z0-9]+-[a-z0-9]+" "[0-9]+" -}}
+{{- $pods := printf `namespace="%s", pod=~"%s-%s"` .root.Release.Namespace .name $rest -}}
+{{- $address := required "keda.serverAddress: KEDA has to be told where Prometheus is" .root.Values.keda.serverAddress -}}
+{{- $asked := list -}}
+{{- if eq .component "router" -}}
+{{- $query := printf "sum(diptych_router_requests_waiting{%s}) + sum(diptych_router_requests_placed{%s})" $pods $pods -}}
+{{- $asked = append $asked (dict "query" $query "type" "AverageValue" "threshold" .values.keda.openRequests) -}}
+{{- else -}}
+{{- $waiting := printf "sum(diptych_sequences_waiting{%s})" $pods -}}
+{{- $asked = append $asked (dict "query" $waiting "type" "AverageValue" "threshold" .values.keda.waitingSequences) -}}
+{{- $held := printf `sum(diptych_kv_blocks{%s, owner!~"free|cached"}) / sum(diptych_kv_blocks{%s})` $pods $pods -}}
+{{- $asked = append $asked (dict "query" $held "type" "Value" "threshold" .values.keda.kvUsage) -}}
+{{- end -}}
+{{- range $asked }}
+- type: prometheus
+  metricType: {{ .type }}
+  metadata:
+    serverAddress: {{ $address }}
+    query: {{ .query | quote }}
+    threshold: {{ .threshold | quote }}
+{{- end }}
+{{- with .values.keda.triggers }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}

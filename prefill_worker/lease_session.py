@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from typing import Protocol, cast
 
 from diptych.block_hash import prompt_digest
+from diptych.engine.scheduling.report import Pooling, PoolingReport
 from diptych.engine.scheduling.sequence import Sequence, SequenceKey
 from diptych.engine.scheduling.step import SequenceUpdate
 from diptych.errors import InvalidRequestError, LeaseExpiredError
+from diptych.token_logprobs import PromptLogprobs
 from diptych.transitions import Transitions
 from diptych.v1 import common_pb2, prefill_pb2
 from diptych.worker.check_spec import check_spec
@@ -98,6 +100,7 @@ class LeaseSession:
         self._max_model_len = max_model_len
         self._clock = clock
         self._num_tokens = 0  # of the prompt: what the lease covers
+        self._sums: list[float] = []  # of hidden states, where they are pooled
         self._grant_id: int | None = None
         self._accepted_at: float | None = None
         self._first_step_at: float | None = None
@@ -177,10 +180,19 @@ class LeaseSession:
 
     def report(self, update: SequenceUpdate) -> prefill_pb2.PrefillEvent | None:
         """What a step of this sequence tells of its tokens, for before ``step`` is booked."""
-        is_ours = self.sequence is not None and update.sequence is self.sequence
-        if update.report is None or not is_ours or self.phase is not LeasePhase.COMPUTING:
+        told, seq = update.report, self.sequence
+        if told is None or update.sequence is not seq or self.phase is not LeasePhase.COMPUTING:
             return None
-        return prefill_pb2.PrefillEvent(prompt_logprobs=update.report.to_proto())
+        if isinstance(told, PromptLogprobs):
+            return prefill_pb2.PrefillEvent(prompt_logprobs=told.to_proto())
+        sums = map(sum, zip(self._sums, told.values, strict=True)) if self._sums else told.values
+        self._sums = list(sums)
+        if update.token is None:
+            return None
+        is_mean = seq.report == PoolingReport(Pooling.MEAN)
+        num_summed = self._num_tokens if is_mean else 1
+        pooled = prefill_pb2.PooledStates(values=[each / num_summed for each in self._sums])
+        return prefill_pb2.PrefillEvent(pooled=pooled)
 
     def close(self) -> None:
         """Refuse readers, then free the blocks. Idempotent."""

@@ -31,6 +31,7 @@ from router.frontend.http.exchange import BodyRoom
 from router.frontend.http.routes import make_app
 from router.frontend.http.server import HttpServer, bind, bounds_of
 from router.frontend.http.service import ServiceAnswers
+from router.frontend.prompt_answers import PromptAnswers
 from router.frontend.quotas import Quotas
 from router.frontend.served_model import ServedModel
 from router.placement.departures import Departures
@@ -117,13 +118,14 @@ async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None
         admission = Admission(model, cluster, config)
         quotas = Quotas(config.quota.limits, loop.time, metrics.quota_refused)
         generator = Generator(admission, quotas, services, metrics, host.tracing)
+        prompts = PromptAnswers(admission, quotas, services, metrics, host.tracing)
         servicer = InferenceServicer(
-            admission, generator, callers, max_request_bytes=config.max_request_bytes
+            admission, generator, prompts, callers, max_request_bytes=config.max_request_bytes
         )
         servicer.add_to(host.server)
         http = None
         if config.http:
-            front = _HttpFront(admission, generator, callers, edge.certificate)
+            front = _HttpFront(admission, generator, prompts, callers, edge.certificate)
             http = _make_http(config, host, front, stop)
         # Not guarded: a router that lost sight of its workers must not look healthy.
         watching = tasks.create_task(cluster.run(discovery), name="cluster")
@@ -230,6 +232,7 @@ class _HttpFront(NamedTuple):
 
     admission: Admission
     generator: Generator
+    prompts: PromptAnswers
     callers: Callers
     certificate: Certificate | None
 
@@ -244,7 +247,7 @@ def _make_http(
     room = BodyRoom(config.max_request_bytes, config.max_open_bytes, timers.client_write_s)
     bound = bind(host.host, config.http_port, timers)
     bounds = bounds_of(config.max_request_bytes, timers.client_write_s)
-    app = make_app(front.admission, front.generator, service, room, front.callers)
+    app = make_app(front.admission, front.generator, front.prompts, service, room, front.callers)
     server = HttpServer(app, bound, bounds, front.certificate)
     logger.info("HTTP API", extra={"address": host.reachable(server.port)})
     return server

@@ -17,6 +17,12 @@ from diptych.client.answer_reader import BrokenStreamError
 from diptych.client.blocking import BlockingClient
 from diptych.client.chunk import Chunk
 from diptych.client.client import DEFAULT_RETRIES, DiptychClient
+from diptych.client.prompts import (
+    ContinuationScore,
+    Pooling,
+    build_embed_request,
+    build_score_request,
+)
 from diptych.client.request import ChatMessage, build_request
 from diptych.finish_reason import FinishReason
 from diptych.sampling_params import SamplingOptions
@@ -28,9 +34,13 @@ __all__ = [
     "BrokenStreamError",
     "ChatMessage",
     "Chunk",
+    "ContinuationScore",
     "DiptychClient",
     "FinishReason",
+    "Pooling",
     "SamplingOptions",
     "TokenLogprobs",
+    "build_embed_request",
     "build_request",
+    "build_score_request",
 ]

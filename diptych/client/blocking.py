@@ -9,6 +9,7 @@ from typing import Self
 
 from diptych.client.chunk import Chunk
 from diptych.client.client import DEFAULT_RETRIES, DiptychClient
+from diptych.client.prompts import ContinuationScore
 from diptych.client.request import ChatMessage, build_request
 from diptych.sampling_params import NOTHING_SAID, SamplingOptions
 from diptych.v1 import inference_pb2
@@ -83,6 +84,16 @@ class BlockingClient:
         """What token ids say, see :meth:`DiptychClient.detokenize`."""
         assert self._client is not None, "use it as a context manager"
         return self._runner.run(self._client.detokenize(token_ids))
+
+    def score(self, request: inference_pb2.ScoreRequest) -> list[ContinuationScore]:
+        """How likely continuations are, see :meth:`DiptychClient.score`."""
+        assert self._client is not None, "use it as a context manager"
+        return self._runner.run(self._client.score(request))
+
+    def embed(self, request: inference_pb2.EmbedRequest) -> list[tuple[float, ...]]:
+        """Vectors of texts, see :meth:`DiptychClient.embed`."""
+        assert self._client is not None, "use it as a context manager"
+        return self._runner.run(self._client.embed(request))
 
 
 async def _open(address: str, api_key: str, tls: bool | Path, retries: int) -> DiptychClient:

@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 
 from diptych.client.answer_reader import AnswerReader
 from diptych.client.chunk import Chunk
+from diptych.client.prompts import ContinuationScore, read_scores, read_vectors
 from diptych.client.request import ChatMessage, build_request, build_tokenize_request
 from diptych.client.retries import Retries
 from diptych.client.routers import Router, Routers
@@ -162,7 +163,27 @@ class DiptychClient:
         )
         return response.text
 
-    async def _ask(self, call: _Call[_Response], timeout_s: float) -> _Response:
+    async def score(
+        self, request: inference_pb2.ScoreRequest, timeout_s: float | None = None
+    ) -> list[ContinuationScore]:
+        """How likely continuations are: :func:`build_score_request`. Raises DiptychError."""
+        response = await self._ask(
+            lambda router, left_s: router.Score(request, timeout=left_s, metadata=self._metadata),
+            timeout_s,
+        )
+        return read_scores(response)
+
+    async def embed(
+        self, request: inference_pb2.EmbedRequest, timeout_s: float | None = None
+    ) -> list[tuple[float, ...]]:
+        """Vectors of texts: :func:`build_embed_request`. Raises DiptychError."""
+        response = await self._ask(
+            lambda router, left_s: router.Embed(request, timeout=left_s, metadata=self._metadata),
+            timeout_s,
+        )
+        return read_vectors(response)
+
+    async def _ask(self, call: _Call[_Response], timeout_s: float | None) -> _Response:
         retries = Retries(self._retries, timeout_s)
         while True:
             router = self._routers.asked

@@ -47,7 +47,7 @@ def build_request(
     if prompt is not None:
         request.text = prompt
     elif messages is not None:
-        request.chat.CopyFrom(_chat(messages))
+        request.chat.CopyFrom(chat_prompt(messages))
         if template_arguments:
             request.chat.template_arguments.update(dict(template_arguments))
     elif token_ids is not None:
@@ -63,11 +63,12 @@ def build_tokenize_request(
     if text is not None and messages is None:
         return inference_pb2.TokenizeRequest(text=text)
     if text is None and messages is not None:
-        return inference_pb2.TokenizeRequest(chat=_chat(messages))
+        return inference_pb2.TokenizeRequest(chat=chat_prompt(messages))
     raise ValueError("give exactly one of text and messages")
 
 
-def _chat(messages: Sequence[ChatMessage | tuple[str, str]]) -> inference_pb2.ChatPrompt:
+def chat_prompt(messages: Sequence[ChatMessage | tuple[str, str]]) -> inference_pb2.ChatPrompt:
+    """The turns of a conversation."""
     chat = inference_pb2.ChatPrompt()
     for role, content in messages:
         chat.messages.add(role=role).content.add(text=content)

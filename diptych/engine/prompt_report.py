@@ -1,29 +1,27 @@
 """What steps tell of the tokens that they compute. On the model thread."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from diptych.engine.model.decoder import Decoder
 from diptych.engine.sampling.raw_logprobs import logprobs_of
-from diptych.engine.scheduling.report import LogprobsPart
+from diptych.engine.scheduling.report import LogprobsPart, Part, SummedStates, Told
 from diptych.engine.scheduling.step import Chunk
 from diptych.errors import LogitsError
 from diptych.token_logprobs import PromptLogprobs, TokenLogprobs
 
 _MAX_LOGITS = 2**22  # at a time: a prompt's would be more than all else that a step needs
 
-Logits = Callable[[Tensor], Tensor]
-"""Of hidden states; [R, hidden_size] -> [R, vocab_size] float32."""
-
 
 class ReportRows(NamedTuple):
     """The rows of a step's flat batch on which its chunks are to report."""
 
-    parts: Mapping[int, LogprobsPart]  # by the chunk's index
+    parts: Mapping[int, Part]  # by the chunk's index
     rows: NDArray[np.int64]  # of all parts, one after the other
 
     @classmethod
@@ -35,25 +33,39 @@ class ReportRows(NamedTuple):
         rows = [np.empty(0, np.int64)]
         for index, part in parts.items():
             first = last_rows[index] + 1 - len(chunks[index].token_ids) + part.first_row
-            rows.append(np.arange(first, first + len(part.token_ids)))
+            rows.append(np.arange(first, first + part.num_rows))
         return cls(parts, np.concatenate(rows))
 
-    def tell(
-        self, hidden: Tensor, logits: Logits, vocab_size: int
-    ) -> dict[int, PromptLogprobs | LogitsError]:
+    def tell(self, hidden: Tensor, model: Decoder) -> dict[int, Told | LogitsError]:
         """Each chunk's report, or why there is none. hidden: [len(rows), hidden_size]."""
-        told: dict[int, PromptLogprobs | LogitsError] = {}
-        begin, num_rows = 0, max(1, _MAX_LOGITS // vocab_size)
+        told: dict[int, Told | LogitsError] = {}
+        begin = 0
         for index, part in self.parts.items():
-            found: list[TokenLogprobs] = []
-            for first in range(0, len(part.token_ids), num_rows):
-                token_ids = part.token_ids[first : first + num_rows]
-                at = begin + first
-                scores = logits(hidden[at : at + len(token_ids)])
-                found += logprobs_of(scores, token_ids, [part.num_top] * len(token_ids))
-            begin += len(part.token_ids)
-            if any(math.isnan(each.logprob) for each in found):
-                told[index] = LogitsError("the model's logits for this prompt are not numbers")
+            mine = hidden[begin : begin + part.num_rows]
+            begin += part.num_rows
+            if isinstance(part, LogprobsPart):
+                told[index] = _logprobs(part, mine, model)
             else:
-                told[index] = PromptLogprobs(part.position, tuple(found))
+                told[index] = _summed(mine, model)
         return told
+
+
+def _logprobs(part: LogprobsPart, hidden: Tensor, model: Decoder) -> PromptLogprobs | LogitsError:
+    """hidden: [num_rows, hidden_size]."""
+    found: list[TokenLogprobs] = []
+    num_rows = max(1, _MAX_LOGITS // model.config.vocab_size)
+    for first in range(0, part.num_rows, num_rows):
+        token_ids = part.token_ids[first : first + num_rows]
+        logits = model.logits(hidden[first : first + num_rows])
+        found += logprobs_of(logits, token_ids, [part.num_top] * len(token_ids))
+    if any(math.isnan(each.logprob) for each in found):
+        return LogitsError("the model's logits for this prompt are not numbers")
+    return PromptLogprobs(part.position, tuple(found))
+
+
+def _summed(hidden: Tensor, model: Decoder) -> SummedStates | LogitsError:
+    """hidden: [num_rows, hidden_size]."""
+    values = tuple(model.normed(hidden).double().sum(0).tolist())
+    if not all(map(math.isfinite, values)):
+        return LogitsError("the model's hidden states for this prompt are not numbers")
+    return SummedStates(values)

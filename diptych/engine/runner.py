@@ -17,12 +17,13 @@ from diptych.engine.backends.base import Backend
 from diptych.engine.inputs import StepInputs, build_inputs
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.model.decoder import Decoder
+from diptych.engine.model.parts import Rows
 from diptych.engine.prompt_report import ReportRows
+from diptych.engine.scheduling.report import Told
 from diptych.engine.scheduling.step import Chunk, SampledToken, SampleSpec, StepOutput, StepPlan
 from diptych.engine.scheduling.step_timing import MeasuredStep
 from diptych.errors import DeviceMemoryError, LogitsError
 from diptych.sampling_params import SamplingParams
-from diptych.token_logprobs import PromptLogprobs
 
 WarmUpProgress = Callable[[float], None]  # done ratio, 0 to 1
 
@@ -31,7 +32,7 @@ class _Ran(NamedTuple):
     """What one step has made, see StepOutput."""
 
     tokens: list[SampledToken | LogitsError | None]
-    reports: dict[int, PromptLogprobs]
+    reports: dict[int, Told]
 
 
 class Runner:
@@ -114,6 +115,14 @@ class Runner:
         finally:  # whatever broke off: what came before it may still write blocks
             self._backend.synchronise()
 
+    def _hidden(self, inputs: StepInputs, last_rows: Rows, told_of: Rows) -> Tensor:
+        """Of both, one after the other; a row may be in both: [R, hidden_size]."""
+        if not len(told_of):
+            return self._forward(inputs, last_rows)
+        rows, places = np.unique(np.concatenate((last_rows, told_of)), return_inverse=True)
+        hidden = self._forward(inputs, rows)  # no row twice: a step has memory for its own
+        return hidden.index_select(0, torch.from_numpy(places).to(hidden.device))
+
     def _run(self, chunks: Sequence[Chunk], inputs: StepInputs) -> _Ran:
         wanted = [
             (index, chunk.sample, chunk.end)
@@ -123,7 +132,7 @@ class Runner:
         ran = _Ran([None] * len(chunks), {})
         last_rows = inputs.last_rows[[index for index, _, _ in wanted]]
         told_of = ReportRows.of(chunks, inputs.last_rows)
-        hidden = self._forward(inputs, np.concatenate((last_rows, told_of.rows)))
+        hidden = self._hidden(inputs, last_rows, told_of.rows)
         if wanted:
             logits = self._model.logits(hidden[: len(wanted)])
             specs, ends = [spec for _, spec, _ in wanted], [end for _, _, end in wanted]
@@ -131,8 +140,7 @@ class Runner:
             for (index, _, _), token in zip(wanted, drawn, strict=True):
                 ran.tokens[index] = token
         if told_of.parts:
-            rows, vocab_size = hidden[len(wanted) :], self._model.config.vocab_size
-            for index, told in told_of.tell(rows, self._model.logits, vocab_size).items():
+            for index, told in told_of.tell(hidden[len(wanted) :], self._model).items():
                 if isinstance(told, LogitsError):
                     ran.tokens[index] = told
                 else:

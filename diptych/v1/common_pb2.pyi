@@ -14,6 +14,12 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
     FINISH_REASON_TOOL_CALLS: _ClassVar[FinishReason]
 
+class Pooling(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    POOLING_UNSPECIFIED: _ClassVar[Pooling]
+    POOLING_MEAN: _ClassVar[Pooling]
+    POOLING_LAST_TOKEN: _ClassVar[Pooling]
+
 class KVKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     KV_KIND_UNSPECIFIED: _ClassVar[KVKind]
@@ -25,6 +31,9 @@ FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_TOOL_CALLS: FinishReason
+POOLING_UNSPECIFIED: Pooling
+POOLING_MEAN: Pooling
+POOLING_LAST_TOKEN: Pooling
 KV_KIND_UNSPECIFIED: KVKind
 KV_KIND_FULL: KVKind
 KV_KIND_SLIDING: KVKind

@@ -23,12 +23,6 @@ class KVPath(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     KV_PATH_LOCAL: _ClassVar[KVPath]
     KV_PATH_RECOMPUTED: _ClassVar[KVPath]
     KV_PATH_PREFILL_ONLY: _ClassVar[KVPath]
-
-class Pooling(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    POOLING_UNSPECIFIED: _ClassVar[Pooling]
-    POOLING_MEAN: _ClassVar[Pooling]
-    POOLING_LAST_TOKEN: _ClassVar[Pooling]
 PRIORITY_UNSPECIFIED: Priority
 PRIORITY_REALTIME: Priority
 PRIORITY_STANDARD: Priority
@@ -38,9 +32,6 @@ KV_PATH_DISAGGREGATED: KVPath
 KV_PATH_LOCAL: KVPath
 KV_PATH_RECOMPUTED: KVPath
 KV_PATH_PREFILL_ONLY: KVPath
-POOLING_UNSPECIFIED: Pooling
-POOLING_MEAN: Pooling
-POOLING_LAST_TOKEN: Pooling
 
 class GenerateRequest(_message.Message):
     __slots__ = ("model", "text", "chat", "tokens", "sampling", "request_id", "cache_salt", "emitted_token_ids", "return_prompt_token_ids", "adapter", "priority")
@@ -354,18 +345,22 @@ class Input(_message.Message):
     def __init__(self, text: _Optional[str] = ..., tokens: _Optional[_Union[TokenPrompt, _Mapping]] = ...) -> None: ...
 
 class EmbedRequest(_message.Message):
-    __slots__ = ("model", "inputs", "pooling", "dimensions", "normalize")
+    __slots__ = ("model", "inputs", "pooling", "dimensions", "normalize", "request_id", "cache_salt")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
     POOLING_FIELD_NUMBER: _ClassVar[int]
     DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
     NORMALIZE_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     model: str
     inputs: _containers.RepeatedCompositeFieldContainer[Input]
-    pooling: Pooling
+    pooling: _common_pb2.Pooling
     dimensions: int
     normalize: bool
-    def __init__(self, model: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[Input, _Mapping]]] = ..., pooling: _Optional[_Union[Pooling, str]] = ..., dimensions: _Optional[int] = ..., normalize: _Optional[bool] = ...) -> None: ...
+    request_id: str
+    cache_salt: str
+    def __init__(self, model: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[Input, _Mapping]]] = ..., pooling: _Optional[_Union[_common_pb2.Pooling, str]] = ..., dimensions: _Optional[int] = ..., normalize: _Optional[bool] = ..., request_id: _Optional[str] = ..., cache_salt: _Optional[str] = ...) -> None: ...
 
 class EmbedResponse(_message.Message):
     __slots__ = ("embeddings", "usage")
@@ -382,18 +377,22 @@ class Embedding(_message.Message):
     def __init__(self, values: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
-    __slots__ = ("model", "text", "chat", "tokens", "continuations")
+    __slots__ = ("model", "text", "chat", "tokens", "continuations", "request_id", "cache_salt")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     CONTINUATIONS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     model: str
     text: str
     chat: ChatPrompt
     tokens: TokenPrompt
     continuations: _containers.RepeatedCompositeFieldContainer[Input]
-    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., tokens: _Optional[_Union[TokenPrompt, _Mapping]] = ..., continuations: _Optional[_Iterable[_Union[Input, _Mapping]]] = ...) -> None: ...
+    request_id: str
+    cache_salt: str
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., tokens: _Optional[_Union[TokenPrompt, _Mapping]] = ..., continuations: _Optional[_Iterable[_Union[Input, _Mapping]]] = ..., request_id: _Optional[str] = ..., cache_salt: _Optional[str] = ...) -> None: ...
 
 class ScoreResponse(_message.Message):
     __slots__ = ("scores", "usage")

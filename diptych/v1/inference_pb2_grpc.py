@@ -115,15 +115,17 @@ class InferenceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Embed(self, request, context):
-        """Embed makes vectors of texts. Not served yet: UNIMPLEMENTED/NOT_SERVED.
+        """Embed makes vectors of texts: the hidden states behind the model's last norm,
+        pooled. Prefill workers do it; a router without any: UNIMPLEMENTED/NOT_SERVED.
+        Other errors as Generate's.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Score(self, request, context):
-        """Score tells how likely given continuations of a prompt are. Not served yet:
-        UNIMPLEMENTED/NOT_SERVED.
+        """Score tells how likely given continuations of a prompt are, by the model alone.
+        As Embed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

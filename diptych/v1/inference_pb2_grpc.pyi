@@ -59,10 +59,13 @@ class InferenceStub:
     Detokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeRequest, _inference_pb2.DetokenizeResponse]
     """Detokenize tells what token ids say."""
     Embed: _grpc.UnaryUnaryMultiCallable[_inference_pb2.EmbedRequest, _inference_pb2.EmbedResponse]
-    """Embed makes vectors of texts. Not served yet: UNIMPLEMENTED/NOT_SERVED."""
+    """Embed makes vectors of texts: the hidden states behind the model's last norm,
+    pooled. Prefill workers do it; a router without any: UNIMPLEMENTED/NOT_SERVED.
+    Other errors as Generate's.
+    """
     Score: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ScoreRequest, _inference_pb2.ScoreResponse]
-    """Score tells how likely given continuations of a prompt are. Not served yet:
-    UNIMPLEMENTED/NOT_SERVED.
+    """Score tells how likely given continuations of a prompt are, by the model alone.
+    As Embed.
     """
 
 @_typing.type_check_only
@@ -96,10 +99,13 @@ class InferenceAsyncStub(InferenceStub):
     Detokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeRequest, _inference_pb2.DetokenizeResponse]  # type: ignore[assignment]
     """Detokenize tells what token ids say."""
     Embed: _aio.UnaryUnaryMultiCallable[_inference_pb2.EmbedRequest, _inference_pb2.EmbedResponse]  # type: ignore[assignment]
-    """Embed makes vectors of texts. Not served yet: UNIMPLEMENTED/NOT_SERVED."""
+    """Embed makes vectors of texts: the hidden states behind the model's last norm,
+    pooled. Prefill workers do it; a router without any: UNIMPLEMENTED/NOT_SERVED.
+    Other errors as Generate's.
+    """
     Score: _aio.UnaryUnaryMultiCallable[_inference_pb2.ScoreRequest, _inference_pb2.ScoreResponse]  # type: ignore[assignment]
-    """Score tells how likely given continuations of a prompt are. Not served yet:
-    UNIMPLEMENTED/NOT_SERVED.
+    """Score tells how likely given continuations of a prompt are, by the model alone.
+    As Embed.
     """
 
 class InferenceServicer(metaclass=_abc_1.ABCMeta):
@@ -160,7 +166,10 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.EmbedRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.EmbedResponse, _abc.Awaitable[_inference_pb2.EmbedResponse]]:
-        """Embed makes vectors of texts. Not served yet: UNIMPLEMENTED/NOT_SERVED."""
+        """Embed makes vectors of texts: the hidden states behind the model's last norm,
+        pooled. Prefill workers do it; a router without any: UNIMPLEMENTED/NOT_SERVED.
+        Other errors as Generate's.
+        """
 
     @_abc_1.abstractmethod
     def Score(
@@ -168,8 +177,8 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.ScoreRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.ScoreResponse, _abc.Awaitable[_inference_pb2.ScoreResponse]]:
-        """Score tells how likely given continuations of a prompt are. Not served yet:
-        UNIMPLEMENTED/NOT_SERVED.
+        """Score tells how likely given continuations of a prompt are, by the model alone.
+        As Embed.
         """
 
 def add_InferenceServicer_to_server(servicer: InferenceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from diptych.v1 import common_pb2 as diptych_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x64iptych/v1/prefill.proto\x12\ndiptych.v1\x1a\x17\x64iptych/v1/common.proto\"\x96\x01\n\x0ePrefillCommand\x12)\n\x05start\x18\x01 \x01(\x0b\x32\x18.diptych.v1.PrefillStartH\x00\x12\"\n\x05grant\x18\x02 \x01(\x0b\x32\x11.diptych.v1.GrantH\x00\x12*\n\theartbeat\x18\x03 \x01(\x0b\x32\x15.diptych.v1.HeartbeatH\x00\x42\t\n\x07\x63ommand\"\xa5\x01\n\x0cPrefillStart\x12\x1a\n\x12router_incarnation\x18\x01 \x01(\t\x12\x13\n\x0bsequence_id\x18\x02 \x01(\x04\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12&\n\x04spec\x18\x04 \x01(\x0b\x32\x18.diptych.v1.SequenceSpec\x12(\n\x06report\x18\x05 \x01(\x0b\x32\x18.diptych.v1.PromptReport\"F\n\x0cPromptReport\x12.\n\x08logprobs\x18\x01 \x01(\x0b\x32\x1a.diptych.v1.LogprobsReportH\x00\x42\x06\n\x04kind\"O\n\x0eLogprobsReport\x12\x16\n\x0e\x66irst_position\x18\x01 \x01(\r\x12\x14\n\x0c\x65nd_position\x18\x02 \x01(\r\x12\x0f\n\x07num_top\x18\x03 \x01(\r\"E\n\x05Grant\x12\x10\n\x08grant_id\x18\x01 \x01(\r\x12\x0e\n\x06ticket\x18\x02 \x01(\x0c\x12\x1a\n\x12reader_incarnation\x18\x03 \x01(\t\"\xa8\x02\n\x0cPrefillEvent\x12/\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x1b.diptych.v1.PrefillAcceptedH\x00\x12-\n\x0b\x66irst_token\x18\x02 \x01(\x0b\x32\x16.diptych.v1.FirstTokenH\x00\x12&\n\x07granted\x18\x03 \x01(\x0b\x32\x13.diptych.v1.GrantedH\x00\x12*\n\theartbeat\x18\x04 \x01(\x0b\x32\x15.diptych.v1.HeartbeatH\x00\x12$\n\x05\x65nded\x18\x05 \x01(\x0b\x32\x13.diptych.v1.FailureH\x00\x12\x35\n\x0fprompt_logprobs\x18\x06 \x01(\x0b\x32\x1a.diptych.v1.PromptLogprobsH\x00\x42\x07\n\x05\x65vent\"A\n\x0fPrefillAccepted\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x19\n\x11num_cached_tokens\x18\x02 \x01(\r\"\xcd\x01\n\nFirstToken\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x13\n\x06margin\x18\x03 \x01(\x02H\x00\x88\x01\x01\x12/\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x18.diptych.v1.FinishReason\x12+\n\x08logprobs\x18\x07 \x01(\x0b\x32\x19.diptych.v1.TokenLogprobsB\t\n\x07_marginJ\x04\x08\x05\x10\x06J\x04\x08\x06\x10\x07R\x06wait_sR\tcompute_s\"\x1b\n\x07Granted\x12\x10\n\x08grant_id\x18\x01 \x01(\r2N\n\x07Prefill\x12\x43\n\x07Prefill\x12\x1a.diptych.v1.PrefillCommand\x1a\x18.diptych.v1.PrefillEvent(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x64iptych/v1/prefill.proto\x12\ndiptych.v1\x1a\x17\x64iptych/v1/common.proto\"\x96\x01\n\x0ePrefillCommand\x12)\n\x05start\x18\x01 \x01(\x0b\x32\x18.diptych.v1.PrefillStartH\x00\x12\"\n\x05grant\x18\x02 \x01(\x0b\x32\x11.diptych.v1.GrantH\x00\x12*\n\theartbeat\x18\x03 \x01(\x0b\x32\x15.diptych.v1.HeartbeatH\x00\x42\t\n\x07\x63ommand\"\xa5\x01\n\x0cPrefillStart\x12\x1a\n\x12router_incarnation\x18\x01 \x01(\t\x12\x13\n\x0bsequence_id\x18\x02 \x01(\x04\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12&\n\x04spec\x18\x04 \x01(\x0b\x32\x18.diptych.v1.SequenceSpec\x12(\n\x06report\x18\x05 \x01(\x0b\x32\x18.diptych.v1.PromptReport\"t\n\x0cPromptReport\x12.\n\x08logprobs\x18\x01 \x01(\x0b\x32\x1a.diptych.v1.LogprobsReportH\x00\x12,\n\x07pooling\x18\x02 \x01(\x0b\x32\x19.diptych.v1.PoolingReportH\x00\x42\x06\n\x04kind\"O\n\x0eLogprobsReport\x12\x16\n\x0e\x66irst_position\x18\x01 \x01(\r\x12\x14\n\x0c\x65nd_position\x18\x02 \x01(\r\x12\x0f\n\x07num_top\x18\x03 \x01(\r\"E\n\x05Grant\x12\x10\n\x08grant_id\x18\x01 \x01(\r\x12\x0e\n\x06ticket\x18\x02 \x01(\x0c\x12\x1a\n\x12reader_incarnation\x18\x03 \x01(\t\"5\n\rPoolingReport\x12$\n\x07pooling\x18\x01 \x01(\x0e\x32\x13.diptych.v1.Pooling\"\xd4\x02\n\x0cPrefillEvent\x12/\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x1b.diptych.v1.PrefillAcceptedH\x00\x12-\n\x0b\x66irst_token\x18\x02 \x01(\x0b\x32\x16.diptych.v1.FirstTokenH\x00\x12&\n\x07granted\x18\x03 \x01(\x0b\x32\x13.diptych.v1.GrantedH\x00\x12*\n\theartbeat\x18\x04 \x01(\x0b\x32\x15.diptych.v1.HeartbeatH\x00\x12$\n\x05\x65nded\x18\x05 \x01(\x0b\x32\x13.diptych.v1.FailureH\x00\x12\x35\n\x0fprompt_logprobs\x18\x06 \x01(\x0b\x32\x1a.diptych.v1.PromptLogprobsH\x00\x12*\n\x06pooled\x18\x07 \x01(\x0b\x32\x18.diptych.v1.PooledStatesH\x00\x42\x07\n\x05\x65vent\"A\n\x0fPrefillAccepted\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x19\n\x11num_cached_tokens\x18\x02 \x01(\r\"\xcd\x01\n\nFirstToken\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x13\n\x06margin\x18\x03 \x01(\x02H\x00\x88\x01\x01\x12/\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x18.diptych.v1.FinishReason\x12+\n\x08logprobs\x18\x07 \x01(\x0b\x32\x19.diptych.v1.TokenLogprobsB\t\n\x07_marginJ\x04\x08\x05\x10\x06J\x04\x08\x06\x10\x07R\x06wait_sR\tcompute_s\"\x1e\n\x0cPooledStates\x12\x0e\n\x06values\x18\x01 \x03(\x02\"\x1b\n\x07Granted\x12\x10\n\x08grant_id\x18\x01 \x01(\r2N\n\x07Prefill\x12\x43\n\x07Prefill\x12\x1a.diptych.v1.PrefillCommand\x1a\x18.diptych.v1.PrefillEvent(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,19 +37,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PREFILLSTART']._serialized_start=219
   _globals['_PREFILLSTART']._serialized_end=384
   _globals['_PROMPTREPORT']._serialized_start=386
-  _globals['_PROMPTREPORT']._serialized_end=456
-  _globals['_LOGPROBSREPORT']._serialized_start=458
-  _globals['_LOGPROBSREPORT']._serialized_end=537
-  _globals['_GRANT']._serialized_start=539
-  _globals['_GRANT']._serialized_end=608
-  _globals['_PREFILLEVENT']._serialized_start=611
-  _globals['_PREFILLEVENT']._serialized_end=907
-  _globals['_PREFILLACCEPTED']._serialized_start=909
-  _globals['_PREFILLACCEPTED']._serialized_end=974
-  _globals['_FIRSTTOKEN']._serialized_start=977
-  _globals['_FIRSTTOKEN']._serialized_end=1182
-  _globals['_GRANTED']._serialized_start=1184
-  _globals['_GRANTED']._serialized_end=1211
-  _globals['_PREFILL']._serialized_start=1213
-  _globals['_PREFILL']._serialized_end=1291
+  _globals['_PROMPTREPORT']._serialized_end=502
+  _globals['_LOGPROBSREPORT']._serialized_start=504
+  _globals['_LOGPROBSREPORT']._serialized_end=583
+  _globals['_GRANT']._serialized_start=585
+  _globals['_GRANT']._serialized_end=654
+  _globals['_POOLINGREPORT']._serialized_start=656
+  _globals['_POOLINGREPORT']._serialized_end=709
+  _globals['_PREFILLEVENT']._serialized_start=712
+  _globals['_PREFILLEVENT']._serialized_end=1052
+  _globals['_PREFILLACCEPTED']._serialized_start=1054
+  _globals['_PREFILLACCEPTED']._serialized_end=1119
+  _globals['_FIRSTTOKEN']._serialized_start=1122
+  _globals['_FIRSTTOKEN']._serialized_end=1327
+  _globals['_POOLEDSTATES']._serialized_start=1329
+  _globals['_POOLEDSTATES']._serialized_end=1359
+  _globals['_GRANTED']._serialized_start=1361
+  _globals['_GRANTED']._serialized_end=1388
+  _globals['_PREFILL']._serialized_start=1390
+  _globals['_PREFILL']._serialized_end=1468
 # @@protoc_insertion_point(module_scope)

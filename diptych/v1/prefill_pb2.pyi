@@ -1,7 +1,8 @@
 from diptych.v1 import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Mapping as _Mapping
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -31,10 +32,12 @@ class PrefillStart(_message.Message):
     def __init__(self, router_incarnation: _Optional[str] = ..., sequence_id: _Optional[int] = ..., request_id: _Optional[str] = ..., spec: _Optional[_Union[_common_pb2.SequenceSpec, _Mapping]] = ..., report: _Optional[_Union[PromptReport, _Mapping]] = ...) -> None: ...
 
 class PromptReport(_message.Message):
-    __slots__ = ("logprobs",)
+    __slots__ = ("logprobs", "pooling")
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    POOLING_FIELD_NUMBER: _ClassVar[int]
     logprobs: LogprobsReport
-    def __init__(self, logprobs: _Optional[_Union[LogprobsReport, _Mapping]] = ...) -> None: ...
+    pooling: PoolingReport
+    def __init__(self, logprobs: _Optional[_Union[LogprobsReport, _Mapping]] = ..., pooling: _Optional[_Union[PoolingReport, _Mapping]] = ...) -> None: ...
 
 class LogprobsReport(_message.Message):
     __slots__ = ("first_position", "end_position", "num_top")
@@ -56,21 +59,29 @@ class Grant(_message.Message):
     reader_incarnation: str
     def __init__(self, grant_id: _Optional[int] = ..., ticket: _Optional[bytes] = ..., reader_incarnation: _Optional[str] = ...) -> None: ...
 
+class PoolingReport(_message.Message):
+    __slots__ = ("pooling",)
+    POOLING_FIELD_NUMBER: _ClassVar[int]
+    pooling: _common_pb2.Pooling
+    def __init__(self, pooling: _Optional[_Union[_common_pb2.Pooling, str]] = ...) -> None: ...
+
 class PrefillEvent(_message.Message):
-    __slots__ = ("accepted", "first_token", "granted", "heartbeat", "ended", "prompt_logprobs")
+    __slots__ = ("accepted", "first_token", "granted", "heartbeat", "ended", "prompt_logprobs", "pooled")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     GRANTED_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    POOLED_FIELD_NUMBER: _ClassVar[int]
     accepted: PrefillAccepted
     first_token: FirstToken
     granted: Granted
     heartbeat: _common_pb2.Heartbeat
     ended: _common_pb2.Failure
     prompt_logprobs: _common_pb2.PromptLogprobs
-    def __init__(self, accepted: _Optional[_Union[PrefillAccepted, _Mapping]] = ..., first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., granted: _Optional[_Union[Granted, _Mapping]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ..., ended: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_common_pb2.PromptLogprobs, _Mapping]] = ...) -> None: ...
+    pooled: PooledStates
+    def __init__(self, accepted: _Optional[_Union[PrefillAccepted, _Mapping]] = ..., first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., granted: _Optional[_Union[Granted, _Mapping]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ..., ended: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_common_pb2.PromptLogprobs, _Mapping]] = ..., pooled: _Optional[_Union[PooledStates, _Mapping]] = ...) -> None: ...
 
 class PrefillAccepted(_message.Message):
     __slots__ = ("incarnation", "num_cached_tokens")
@@ -93,6 +104,12 @@ class FirstToken(_message.Message):
     finish_reason: _common_pb2.FinishReason
     logprobs: _common_pb2.TokenLogprobs
     def __init__(self, token_id: _Optional[int] = ..., position: _Optional[int] = ..., margin: _Optional[float] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., logprobs: _Optional[_Union[_common_pb2.TokenLogprobs, _Mapping]] = ...) -> None: ...
+
+class PooledStates(_message.Message):
+    __slots__ = ("values",)
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    values: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, values: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Granted(_message.Message):
     __slots__ = ("grant_id",)

@@ -14,6 +14,7 @@ from diptych.errors import (
     DeadlineExceededError,
     InvalidRequestError,
     ModelNotFoundError,
+    NotServedError,
     NoWorkerError,
     QueueFullError,
     WorkerDrainingError,
@@ -111,23 +112,28 @@ class Admission:
 
     async def admit(self, request: GenerationRequest, deadline_s: float | None) -> ResolvedRequest:
         """Everything that can be done before a worker is asked. Raises DiptychError."""
-        if self._is_draining:
-            raise WorkerDrainingError("the router shuts down", retry_after_s=RETRY_LATER_S)
-        if deadline_s is not None and time.monotonic() >= deadline_s:
-            raise DeadlineExceededError("the request's deadline passed")
+        self._check_open(deadline_s)
         prompt_ids = await self.tokenize(request)
         resolved = self._resolve(request, prompt_ids)
         if self._cluster.max_model_len is None:
             await self._wait_found(deadline_s)
             resolved = self._resolve(request, prompt_ids)
-        if (
-            resolved.shape.prompt_logprobs is not None
-            and not self._cluster.snapshot().has_prefill_pool
-        ):
+        if resolved.shape.told is not None and not self._cluster.snapshot().has_prefill_pool:
             raise InvalidRequestError(
                 "prefill workers tell them, and there shall be none", field=PROMPT_LOGPROBS
             )
         return resolved
+
+    async def admit_prompts(self, what: str, deadline_s: float | None) -> None:
+        """As ``admit``, for work that prefill workers alone do, before anything is tokenised.
+
+        Raises DiptychError; NotServedError where there shall be none of them.
+        """
+        self._check_open(deadline_s)
+        if self._cluster.max_model_len is None:
+            await self._wait_found(deadline_s)
+        if not self._cluster.snapshot().has_prefill_pool:
+            raise NotServedError(f"{what} is the work of prefill workers, and there shall be none")
 
     async def tokenize(self, request: GenerationRequest) -> list[int]:
         """The token ids of a request's prompt, once the request is checked. Raises DiptychError.
@@ -141,6 +147,12 @@ class Admission:
         facts = self._facts()
         validation.check(request, facts)
         return await self._encode(request, facts.max_model_len)
+
+    def _check_open(self, deadline_s: float | None) -> None:
+        if self._is_draining:
+            raise WorkerDrainingError("the router shuts down", retry_after_s=RETRY_LATER_S)
+        if deadline_s is not None and time.monotonic() >= deadline_s:
+            raise DeadlineExceededError("the request's deadline passed")
 
     def _facts(self) -> ModelFacts:
         tokenizer = self._model.tokenizer

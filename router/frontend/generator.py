@@ -1,6 +1,5 @@
 """A request in, the events of its answer out: what every front end stands on."""
 
-import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
@@ -16,6 +15,7 @@ from diptych.telemetry import logs
 from diptych.telemetry.tracing import Tracing, trace_id
 from diptych.text.detokenizer import Detokenizer
 from router.frontend.admission import Admission
+from router.frontend.outcome import telling_outcome
 from router.frontend.quotas import Admitted, Quotas
 from router.frontend.validation import MAX_REQUEST_ID_CHARACTERS
 from router.frontend.write_watch import WriteWatch
@@ -30,7 +30,6 @@ from router.telemetry import RequestObserver, RouterMetrics
 _COMPLETION = "text_completion"  # as GenAI names it
 # Ends of a request that its client brought about.
 _CLIENTS_OWN = frozenset({DeadlineExceededError.reason, SlowClientError.reason})
-_CLOCK_ERROR_S = 0.001  # gRPC tells a deadline in ms
 
 Metadata = Sequence[tuple[str, str | bytes]]
 """Of the call or the headers, for the W3C trace context that may be in it."""
@@ -79,7 +78,7 @@ class Generator:
         observer = self._observe(request.request_id, operation, metadata)
         answer = _Answer(self._services, observer, give_up)
         with (
-            answer.ending(deadline_s),
+            telling_outcome(answer.end, deadline_s),
             answer.within(self._quotas, request) as quota,
             self._admission.hold(request.num_bytes),
         ):
@@ -189,23 +188,6 @@ class _Answer:
         return session
 
     @contextmanager
-    def ending(self, deadline_s: float | None) -> Iterator[None]:
-        """Free everything and leave a record, however it ends."""
-        outcome = "INTERNAL"
-        try:
-            yield
-            outcome = "ok"
-        except (asyncio.CancelledError, GeneratorExit):
-            is_late = deadline_s is not None and time.monotonic() >= deadline_s - _CLOCK_ERROR_S
-            outcome = DeadlineExceededError.reason if is_late else "cancelled"
-            raise
-        except DiptychError as error:
-            outcome = error.reason
-            raise
-        finally:
-            self._end(outcome)
-
-    @contextmanager
     def within(self, quotas: Quotas, request: GenerationRequest) -> Iterator[Admitted]:
         """Count it as its tenant's; what it did not use of it is given back at the end.
 
@@ -230,7 +212,8 @@ class _Answer:
             return 0
         return usage.num_prompt_tokens + usage.num_output_tokens
 
-    def _end(self, outcome: str) -> None:
+    def end(self, outcome: str) -> None:
+        """Free everything and leave a record of how it ended."""
         self.watch.close()
         session, builder = self._session, self._builder
         if session is None or builder is None:

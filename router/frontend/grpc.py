@@ -5,21 +5,22 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
-from typing import NoReturn, TypeVar
+from typing import NamedTuple, TypeVar
 
 import grpc
 from google.protobuf.message import Message
 
-from diptych.errors import InvalidApiKeyError, InvalidRequestError, NotServedError
+from diptych.errors import InvalidApiKeyError, InvalidRequestError
 from diptych.rpc.decoding import decode
 from diptych.rpc.server import Context
 from diptych.tenant import Tenant
 from diptych.v1 import inference_pb2
-from router.frontend import public_messages
+from router.frontend import prompt_messages, public_messages
 from router.frontend.admission import Admission
 from router.frontend.callers.callers import Callers, authorization
 from router.frontend.field_names import renamed
 from router.frontend.generator import Generator, Metadata
+from router.frontend.prompt_answers import PromptAnswers
 from router.generation.request import GenerationRequest, TokenPrompt
 
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
@@ -32,6 +33,19 @@ def _serialize(message: Message) -> bytes:
     return message.SerializeToString()
 
 
+class _Call(NamedTuple):
+    """What is known of a call beside its request."""
+
+    deadline_s: float | None  # a moment of the monotonic clock
+    metadata: Metadata
+
+    @classmethod
+    def of(cls, context: Context) -> "_Call":
+        remaining_s = context.time_remaining()
+        deadline_s = None if remaining_s is None else time.monotonic() + remaining_s
+        return cls(deadline_s, tuple(context.invocation_metadata() or ()))
+
+
 class InferenceServicer:
     """Inference: one handler task per request."""
 
@@ -39,6 +53,7 @@ class InferenceServicer:
         self,
         admission: Admission,
         generator: Generator,
+        prompts: PromptAnswers,
         callers: Callers,
         *,
         max_request_bytes: int,
@@ -46,6 +61,7 @@ class InferenceServicer:
         """Requests over ``max_request_bytes`` are refused without being parsed."""
         self._admission = admission
         self._generator = generator
+        self._prompts = prompts
         self._callers = callers
         self._max_request_bytes = max_request_bytes
 
@@ -111,20 +127,24 @@ class InferenceServicer:
         text = self._admission.model.tokenizer.decode(token_ids)
         return inference_pb2.DetokenizeResponse(text=text)
 
-    async def Embed(self, request: bytes, context: Context) -> NoReturn:
-        await self._tenant(context)
-        raise NotServedError("Embed is not served yet")
+    async def Embed(self, request: bytes, context: Context) -> inference_pb2.EmbedResponse:
+        tenant, call = await self._tenant(context), _Call.of(context)
+        message = self._decode(inference_pb2.EmbedRequest, request)
+        asked = prompt_messages.read_embed(message, len(request), tenant)
+        made = await self._prompts.embed(asked, call.deadline_s, call.metadata)
+        return prompt_messages.write_embeddings(made)
 
-    async def Score(self, request: bytes, context: Context) -> NoReturn:
-        await self._tenant(context)
-        raise NotServedError("Score is not served yet")
+    async def Score(self, request: bytes, context: Context) -> inference_pb2.ScoreResponse:
+        tenant, call = await self._tenant(context), _Call.of(context)
+        message = self._decode(inference_pb2.ScoreRequest, request)
+        asked = prompt_messages.read_score(message, len(request), tenant)
+        made = await self._prompts.score(asked, call.deadline_s, call.metadata)
+        return prompt_messages.write_scores(made)
 
     async def Generate(
         self, request: bytes, context: Context
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        remaining_s = context.time_remaining()
-        deadline_s = None if remaining_s is None else time.monotonic() + remaining_s
-        metadata = tuple(context.invocation_metadata() or ())
+        deadline_s, metadata = _Call.of(context)
         try:
             tenant = await self._tenant(context)
             read = replace(self._read(request), tenant=tenant)

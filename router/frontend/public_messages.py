@@ -57,7 +57,9 @@ def read_request(message: inference_pb2.GenerateRequest, num_bytes: int) -> Gene
 
 
 def read_prompt(
-    message: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest,
+    message: inference_pb2.GenerateRequest
+    | inference_pb2.TokenizeRequest
+    | inference_pb2.ScoreRequest,
 ) -> Prompt:
     """Its ``prompt``. Raises InvalidRequestError."""
     kind = message.WhichOneof("prompt")
@@ -65,7 +67,7 @@ def read_prompt(
         return TextPrompt(message.text)
     if kind == "chat":
         return _read_chat(message.chat)
-    if isinstance(message, inference_pb2.GenerateRequest) and kind == "tokens":
+    if not isinstance(message, inference_pb2.TokenizeRequest) and kind == "tokens":
         return TokenPrompt(message.tokens.ids)
     members = [field.name for field in message.DESCRIPTOR.oneofs_by_name["prompt"].fields]
     raise InvalidRequestError(f"give one of {', '.join(members)}", field="prompt")
@@ -97,7 +99,7 @@ def write_event(event: GenerationEvent) -> inference_pb2.GenerateResponse:
         case ChoiceFinished():
             _write_finished(event, response.choice_finished)
         case Summary():
-            response.summary.usage.CopyFrom(_write_usage(event.usage))
+            response.summary.usage.CopyFrom(write_usage(event.usage))
             response.summary.timing.CopyFrom(_write_timing(event.timing))
     return response
 
@@ -190,7 +192,8 @@ _WIRE_REASONS = {
 }
 
 
-def _write_usage(usage: Usage) -> inference_pb2.Usage:
+def write_usage(usage: Usage) -> inference_pb2.Usage:
+    """The counts, as they go on the wire."""
     return inference_pb2.Usage(
         num_prompt_tokens=usage.num_prompt_tokens,
         num_output_tokens=usage.num_output_tokens,

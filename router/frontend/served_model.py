@@ -1,12 +1,20 @@
 """The model that a router answers for: what of it is needed without a worker."""
 
+import json
 import logging
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from diptych.errors import ConfigurationError
 from diptych.models.recommended import read_recommended
 from diptych.sampling_params import NOTHING_SAID, SamplingOptions
 from diptych.text.tokenizer import Tokenizer
+from router.generation.prompt_work import Pooling
+
+_POOLINGS = {
+    "pooling_mode_mean_tokens": Pooling.MEAN,
+    "pooling_mode_lasttoken": Pooling.LAST_TOKEN,
+}
 
 logger = logging.getLogger(__name__)
 
@@ -18,6 +26,8 @@ class ServedModel:
     name: str
     tokenizer: Tokenizer
     recommended: SamplingOptions = NOTHING_SAID
+    pooling: Pooling | None = None
+    """How its makers make vectors with it; None: they do not say that it is for that."""
 
     @classmethod
     def from_folder(cls, name: str, folder: Path) -> "ServedModel":
@@ -36,4 +46,22 @@ class ServedModel:
                 "sampling defaults come from the model",
                 extra={"model": name, "defaults": said, "not_served": ignored},
             )
-        return cls(name=name, tokenizer=tokenizer, recommended=options)
+        return cls(
+            name=name, tokenizer=tokenizer, recommended=options, pooling=_read_pooling(folder)
+        )
+
+
+def _read_pooling(folder: Path) -> Pooling | None:
+    """What sentence-transformers' file says. Raises ConfigurationError."""
+    path = folder / "1_Pooling" / "config.json"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{path}: {error}") from None
+    known = content if isinstance(content, dict) else {}
+    asked = {pooling for name, pooling in _POOLINGS.items() if known.get(name)}
+    if len(asked) != 1:
+        raise ConfigurationError(f"{path}: none, or several, of {', '.join(_POOLINGS)}")
+    return asked.pop()

@@ -73,8 +73,8 @@ def tokenize(request: GenerationRequest, tokenizer: Tokenizer, max_model_len: in
     match request.prompt:
         case TokenPrompt(token_ids):
             return list(token_ids)
-        case TextPrompt(text):
-            add_special = True
+        case TextPrompt(text, is_continuation):
+            add_special = not is_continuation
         case ChatPrompt(messages, arguments):
             text, add_special = tokenizer.render_chat(messages, arguments), False
     _check_text(text, request.prompt_field)
@@ -140,17 +140,17 @@ def resolve(
             max_tokens=max_tokens,
             min_tokens=given.min_tokens,
             stop_token_ids=stop_token_ids,
-            prompt_logprobs=_prompt_logprobs(request, len(prompt_ids)),
+            told=_wanted(request, len(prompt_ids)),
         ),
         sampling=SamplingParams(**chosen),
         stop=given.stop,
         includes_stop=given.include_stop_str_in_output,
-        cache_salt=_salt(request),
+        cache_salt=salt_of(request.cache_salt, request.tenant.name),
         emitted_token_ids=tuple(request.emitted_token_ids),
     )
 
 
-def _prompt_logprobs(request: GenerationRequest, num_prompt: int) -> WantedLogprobs | None:
+def _wanted(request: GenerationRequest, num_prompt: int) -> WantedLogprobs | None:
     """They came before the first token: who resumes has them."""
     num_top = request.sampling.prompt_logprobs
     if num_top is None or request.emitted_token_ids:
@@ -207,12 +207,12 @@ def _check_token_prompt(token_ids: Sequence[int], facts: ModelFacts) -> None:
     _check_ids(token_ids, facts.vocab_size, "tokens.ids")
 
 
-def _salt(request: GenerationRequest) -> bytes:
+def salt_of(cache_salt: str, tenant: str) -> bytes:
     """Tenants share no cached KV, whichever salts they give."""
-    salt = request.cache_salt.encode()
-    if not request.tenant.name:
+    salt = cache_salt.encode()
+    if not tenant:
         return salt
-    return hashlib.sha256(request.tenant.name.encode() + b"\0" + salt).digest()
+    return hashlib.sha256(tenant.encode() + b"\0" + salt).digest()
 
 
 def _check_salt(cache_salt: str) -> None:

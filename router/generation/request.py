@@ -13,6 +13,8 @@ class TextPrompt:
     """A text to continue, tokenised as it is."""
 
     text: str
+    is_continuation: bool = False
+    """Other tokens come before it: no special ones are added."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from router.placement.waiting_room import WaitingRoom
 from router.request import actions, events, worker_messages
 from router.request.events import Event
 from router.request.observer import Observer
-from router.request.prompt_told import WantedLogprobs
+from router.request.prompt_told import Wanted
 from router.request.resolved import ResolvedRequest
 
 
@@ -90,7 +90,7 @@ class Dispatch:
         action: actions.OpenLease,
         emitted: Sequence[int],
         listener: LeaseListener,
-        untold: WantedLogprobs | None = None,
+        untold: Wanted | None = None,
     ) -> bool:
         """Open the lease's stream; False if its worker is gone.
 

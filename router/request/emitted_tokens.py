@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from diptych.token_logprobs import TokenLogprobs
 from diptych.v1 import common_pb2
-from router.request.prompt_told import WantedLogprobs
+from router.request.prompt_told import Wanted
 
 # Takes new tokens, their margins and log probabilities (as many, or none of these); True: a
 # stop string ended the text within them.
@@ -20,7 +20,7 @@ class RequestShape:
     max_tokens: int
     min_tokens: int = 0
     stop_token_ids: frozenset[int] = frozenset()
-    prompt_logprobs: WantedLogprobs | None = None
+    told: Wanted | None = None
 
 
 class EmittedTokens:

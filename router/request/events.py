@@ -11,6 +11,7 @@ from typing import NamedTuple
 from diptych.errors import DiptychError
 from diptych.token_logprobs import TokenLogprobs
 from diptych.v1 import common_pb2
+from router.request.prompt_told import ToldPart
 
 
 class Begin(NamedTuple):
@@ -62,11 +63,11 @@ class FirstToken(NamedTuple):
     logprobs: TokenLogprobs | None = None
 
 
-class PromptLogprobs(NamedTuple):
+class PromptTold(NamedTuple):
     """A part of what the lease was asked to tell of the prompt."""
 
     sequence_id: int
-    part: common_pb2.PromptLogprobs
+    part: ToldPart
 
 
 class Granted(NamedTuple):
@@ -142,7 +143,7 @@ Event = (
     | ClientTooSlow
     | Accepted
     | FirstToken
-    | PromptLogprobs
+    | PromptTold
     | Granted
     | LeaseEnded
     | Reserved

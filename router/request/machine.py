@@ -11,10 +11,9 @@ reservation that was opened is closed by its worker or by us before that; output
 positions have neither gaps nor repeats.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from diptych.errors import DeadlineExceededError, DiptychError, SlowClientError
-from diptych.v1 import common_pb2
 from router.placement.types import Placement
 from router.request import actions, events
 from router.request.actions import Action
@@ -26,7 +25,7 @@ from router.request.events import Event
 from router.request.fail_over import FailOver, GiveUp, Met, Outcome
 from router.request.placing import Placing
 from router.request.prefill_lease import PrefillLeaseEvent
-from router.request.prompt_told import PromptTold, WantedLogprobs
+from router.request.prompt_told import PromptTold, ToldSink, Wanted
 from router.request.request_state import REQUEST_TRANSITIONS, RequestEvent, RequestState
 from router.request.retry_state import RetryState
 from router.request.stall_watch import StallWatch
@@ -43,7 +42,7 @@ class RequestMachine:
         *,
         deadline_s: float | None = None,
         resumed: Sequence[int] = (),
-        prompt_sink: Callable[[common_pb2.PromptLogprobs], None] = lambda part: None,
+        prompt_sink: ToldSink = lambda part: None,
     ) -> None:
         """``sink`` gets the tokens as they are emitted; ``deadline_s`` is a moment of the clock.
 
@@ -63,7 +62,7 @@ class RequestMachine:
         self._ended_due_s: float | None = None  # of the worker's last word, once all tokens came
         self._stall_watch = StallWatch(deps.timers.sequence_progress_s)
         self._retry = RetryState(deps.timers, deps.max_attempts)
-        self._told = PromptTold(shape.prompt_logprobs, prompt_sink)
+        self._told = PromptTold(shape.told, prompt_sink)
         self._placing = Placing(deps, self._retry, self._output, self._told)
         # What is held now; read only, for others.
         self.attempt = Attempt(len(shape.prompt_ids), deps, self._do)
@@ -82,7 +81,7 @@ class RequestMachine:
         return self._output.token_ids
 
     @property
-    def untold(self) -> WantedLogprobs | None:
+    def untold(self) -> Wanted | None:
         """What is still wanted of the prompt; None: nothing."""
         return self._told.missing
 
@@ -127,8 +126,8 @@ class RequestMachine:
                 self.attempt.accepted(event)
             case events.FirstToken():
                 self._on_first_token(event)
-            case events.PromptLogprobs():
-                self._on_prompt_logprobs(event)
+            case events.PromptTold():
+                self._on_prompt_told(event)
             case events.Granted():
                 self.attempt.granted(event)
             case events.LeaseEnded():
@@ -193,7 +192,7 @@ class RequestMachine:
 
     # What workers say
 
-    def _on_prompt_logprobs(self, event: events.PromptLogprobs) -> None:
+    def _on_prompt_told(self, event: events.PromptTold) -> None:
         lease = self.attempt.lease_of(event.sequence_id)
         if lease is not None and not self._told.accept(event.part):
             self._follow(self._fail_over.lease_broken("it skipped a log probability"))

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from diptych.v1 import common_pb2
+from diptych.v1 import common_pb2, prefill_pb2
 
 
 class WantedLogprobs(NamedTuple):
@@ -14,33 +14,46 @@ class WantedLogprobs(NamedTuple):
     num_top: int  # likeliest tokens in each one's place
 
 
+class WantedStates(NamedTuple):
+    """One vector of the prompt's hidden states."""
+
+    pooling: int  # common_pb2.Pooling
+
+
+Wanted = WantedLogprobs | WantedStates
+ToldPart = common_pb2.PromptLogprobs | prefill_pb2.PooledStates
+ToldSink = Callable[[ToldPart], None]
+
+
 class PromptTold:
     """Accepts parts only at the position that is next. Owned by the request's machine.
 
     Invariant: ``sink`` saw what is wanted in order, each token once.
     """
 
-    def __init__(
-        self,
-        wanted: WantedLogprobs | None,
-        sink: Callable[[common_pb2.PromptLogprobs], None],
-    ) -> None:
+    def __init__(self, wanted: Wanted | None, sink: ToldSink) -> None:
         self._wanted = wanted
         self._sink = sink
 
     @property
-    def missing(self) -> WantedLogprobs | None:
+    def missing(self) -> Wanted | None:
         """What is still to be told; None: nothing."""
         wanted = self._wanted
-        if wanted is None or wanted.first_position >= wanted.end_position:
+        if isinstance(wanted, WantedLogprobs) and wanted.first_position >= wanted.end_position:
             return None
         return wanted
 
-    def accept(self, part: common_pb2.PromptLogprobs) -> bool:
+    def accept(self, part: ToldPart) -> bool:
         """Take what is next of a part, and nothing twice. False: tokens before it are missing."""
         wanted = self.missing
-        if wanted is None:
+        if isinstance(part, prefill_pb2.PooledStates):
+            if isinstance(wanted, WantedStates):
+                self._wanted = None
+                self._sink(part)
             return True
+        return not isinstance(wanted, WantedLogprobs) or self._accept_next(wanted, part)
+
+    def _accept_next(self, wanted: WantedLogprobs, part: common_pb2.PromptLogprobs) -> bool:
         known = wanted.first_position - part.position
         if known < 0:
             return False

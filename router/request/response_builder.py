@@ -13,6 +13,7 @@ from diptych.token_logprobs import PromptLogprobs, TokenLogprobs
 from diptych.v1 import common_pb2
 from router.generation.answer import ChoiceFinished, Delta, Timing
 from router.request.emitted_tokens import RequestShape
+from router.request.prompt_told import ToldPart
 
 # Told of new tokens: how many, and how long after those before, s (None: the first).
 OnEmitted = Callable[[int, float | None], None]
@@ -88,6 +89,7 @@ class ResponseBuilder:
         self.moments = Moments(received_s)
         self.num_output_tokens = 0
         self.stop_match: str | None = None
+        self.states: tuple[float, ...] = ()  # of the prompt, if they were wanted
         self._shape = shape
         self._detokenizer = detokenizer
         self._clock = clock
@@ -139,9 +141,12 @@ class ResponseBuilder:
             self._emit(Delta(text, used_ids, position, used_margins, tuple(logprobs[:used])))
         return delta.stop_match is not None
 
-    def prompt_sink(self, part: common_pb2.PromptLogprobs) -> None:
-        """What was told of more of the prompt's tokens."""
-        self._prompt_parts.append(part)
+    def prompt_sink(self, part: ToldPart) -> None:
+        """See :data:`router.request.prompt_told.ToldSink`."""
+        if isinstance(part, common_pb2.PromptLogprobs):
+            self._prompt_parts.append(part)
+        else:
+            self.states = tuple(part.values)
 
     def take_prompt(self) -> PromptLogprobs | None:
         """What was told next of the prompt's tokens; None: there is no more."""

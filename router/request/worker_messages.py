@@ -9,7 +9,7 @@ from diptych.v1 import common_pb2, decode_pb2, prefill_pb2
 from router.generation.answer import Transfer
 from router.request import actions, events
 from router.request.events import Event
-from router.request.prompt_told import WantedLogprobs
+from router.request.prompt_told import Wanted, WantedStates
 
 _NO_TRACE: Mapping[str, str] = MappingProxyType({})
 
@@ -29,7 +29,9 @@ def prefill_event(sequence_id: int, message: prefill_pb2.PrefillEvent) -> Event 
                 sequence_id, first.token_id, first.position, margin, first.finish_reason, logprobs
             )
         case "prompt_logprobs":
-            return events.PromptLogprobs(sequence_id, message.prompt_logprobs)
+            return events.PromptTold(sequence_id, message.prompt_logprobs)
+        case "pooled":
+            return events.PromptTold(sequence_id, message.pooled)
         case "granted":
             return events.Granted(sequence_id, message.granted.grant_id)
         case _:
@@ -94,8 +96,11 @@ def grant(action: actions.Grant) -> prefill_pb2.Grant:
     )
 
 
-def report(wanted: WantedLogprobs) -> prefill_pb2.PromptReport:
+def report(wanted: Wanted) -> prefill_pb2.PromptReport:
     """What a lease is to tell of the prompt."""
+    if isinstance(wanted, WantedStates):
+        pooling = common_pb2.Pooling.Name(wanted.pooling)
+        return prefill_pb2.PromptReport(pooling=prefill_pb2.PoolingReport(pooling=pooling))
     return prefill_pb2.PromptReport(logprobs=prefill_pb2.LogprobsReport(**wanted._asdict()))
 
 

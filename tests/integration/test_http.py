@@ -102,6 +102,21 @@ async def refused(http: httpx.AsyncClient, content: bytes, path: str = "/v1/comp
     return {"status": response.status_code, **error}
 
 
+@pytest.mark.parametrize(
+    ("path", "members"),
+    [
+        ("/rerank", {"query": "a", "documents": ["b"]}),
+        ("/score", {"text_1": "a", "text_2": "b"}),
+    ],
+)
+async def test_texts_are_compared_only_by_models_made_for_it(
+    http: httpx.AsyncClient, model: str, path: str, members: dict[str, Any]
+) -> None:
+    error = await refused(http, json.dumps({"model": model, **members}).encode(), path)
+    assert (error["status"], error["param"]) == (400, "model")
+    assert "1_Pooling" in error["message"]
+
+
 async def test_models(client: openai.AsyncOpenAI, model: str) -> None:
     (listed,) = (await client.models.list()).data
     assert listed.id == model

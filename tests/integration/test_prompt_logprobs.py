@@ -1,6 +1,8 @@
 """What the prefill pool tells of prompts equals transformers, through a real cluster."""
 
 import asyncio
+import math
+import shutil
 from collections.abc import AsyncIterator, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +15,13 @@ import pytest
 import pytest_asyncio
 import torch
 
-from diptych.client import DiptychClient, SamplingOptions
+from diptych.client import (
+    DiptychClient,
+    Pooling,
+    SamplingOptions,
+    build_embed_request,
+    build_score_request,
+)
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.runner import Runner
 from diptych.engine.scheduling.block_pool import BlockPool
@@ -21,14 +29,14 @@ from diptych.engine.scheduling.report import LogprobsReport
 from diptych.engine.scheduling.scheduler import Scheduler, SchedulerConfig
 from diptych.engine.scheduling.sequence import Sequence as EngineSequence
 from diptych.engine.scheduling.sequence import SequenceKey, SequenceState
-from diptych.errors import InvalidRequestError
+from diptych.errors import InvalidRequestError, ModelNotFoundError
 from diptych.rpc.channel import open_channel
 from diptych.sampling_params import SamplingParams
-from diptych.token_logprobs import TokenLogprobs
+from diptych.token_logprobs import PromptLogprobs, TokenLogprobs
 from diptych.v1 import common_pb2
 from tests import hf_reference
 from tests.call import generate, token_request
-from tests.cluster import Cluster, running_cluster
+from tests.cluster import Cluster, Process, running_cluster
 from tests.engines import CPU, load_decoder
 from tests.integration.conftest import BLOCK_SIZE
 from tests.prompts import prompt
@@ -80,7 +88,7 @@ class Engine:
             self.num_steps += 1
             self.num_computed += plan.num_tokens
             for update in self._scheduler.update(plan, self._runner.execute(plan)):
-                if update.report is not None:
+                if isinstance(update.report, PromptLogprobs):
                     told[update.sequence.key.sequence_id] += update.report.logprobs
         for seq in sequences:
             self._scheduler.release(seq)
@@ -120,10 +128,21 @@ async def test_an_engine_tells_what_transformers_says_in_any_batch(
 
 
 @pytest.fixture(scope="module")
-def cluster(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def folder(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose makers say how vectors are made with it."""
+    folder = tmp_path_factory.mktemp("embeds") / tiny_llama.name
+    shutil.copytree(tiny_llama, folder)
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cluster(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with running_cluster(
         tmp_path_factory.mktemp("prompts"),
-        str(tiny_llama),
+        str(folder),
+        num_prefill=2,
         worker_flags={"num-blocks": "128", "max-model-len": "256"},
         prefill_flags={"max-batched-tokens": str(MAX_BATCHED_TOKENS), "max-num-seqs": "16"},
     ) as running:
@@ -249,6 +268,189 @@ async def test_a_chat_tells_them_beside_its_choices(
     for entry in rest:
         assert 2 <= len(entry) <= 3
         assert sorted(each["rank"] for each in entry.values() if each["rank"]) == [1, 2]
+
+
+def states(folder: Path, token_ids: Sequence[int]) -> torch.Tensor:
+    """transformers' last hidden states: [num_tokens, hidden_size]."""
+    with torch.inference_mode():
+        made = hf_reference.load(folder).model(torch.tensor([list(token_ids)]))
+    hidden: torch.Tensor = made.last_hidden_state[0].double()
+    return hidden
+
+
+def scored(folder: Path, before: Sequence[int], token_ids: Sequence[int]) -> list[float]:
+    tokens = [*before, *token_ids]
+    expected = torch.log_softmax(hf_reference.logits(folder, tokens).double(), -1)
+    first = max(1, len(before))
+    return [float(expected[at - 1, tokens[at]]) for at in range(first, len(tokens))]
+
+
+def num_computed(workers: Sequence[Process]) -> float:
+    """Tokens that their engines have computed so far."""
+    return sum(worker.metric("diptych_engine_tokens_total") for worker in workers)
+
+
+async def test_continuations_are_as_likely_as_transformers_says(
+    client: DiptychClient, cluster: Cluster, tiny_llama: Path
+) -> None:
+    before = prompt(70, seed=9)
+    greedy = int(hf_reference.logits(tiny_llama, before)[-1].argmax())
+    given = [[greedy], *(prompt(2 + number, seed=20 + number) for number in range(20))]
+    computed = num_computed(cluster.prefill), num_computed(cluster.decode)
+    scores = await client.score(build_score_request(given, before))
+    for token_ids, score in zip(given, scores, strict=True):
+        assert score.logprobs == pytest.approx(scored(tiny_llama, before, token_ids), abs=CLOSE)
+    assert [score.is_greedy for score in scores] == [True] + [False] * 20
+    alone = sum(len(before) % BLOCK_SIZE + len(token_ids) for token_ids in given)
+    most = alone + len(cluster.prefill) * len(before)  # once where it comes, not for each
+    assert num_computed(cluster.prefill) - computed[0] <= most
+    assert num_computed(cluster.decode) == computed[1], "it is the prefill pool's work"
+
+
+async def test_without_a_prompt_texts_are_scored_from_their_second_token(
+    client: DiptychClient, tiny_llama: Path
+) -> None:
+    tokens = prompt(40, seed=11)
+    (score,) = await client.score(build_score_request([tokens]))
+    expected = scored(tiny_llama, [], tokens)
+    assert score.logprobs == pytest.approx(expected, abs=CLOSE)
+    assert score.perplexity == pytest.approx(math.exp(-sum(expected) / 39), rel=1e-3)
+
+
+async def test_a_continuing_text_has_no_special_tokens(client: DiptychClient) -> None:
+    before = await client.tokenize("The small river")
+    texts = [" carries", " opens another letter"]
+    ids = [(await client.tokenize(text)) for text in texts]
+    bos = [each[1:] if each[0] == before[0] and len(each) > 1 else each for each in ids]
+    by_text = await client.score(build_score_request(texts, "The small river"))
+    assert [len(score.logprobs) for score in by_text] in (
+        [len(each) for each in ids],
+        [len(each) for each in bos],
+    )
+
+
+@pytest.mark.parametrize("pooling", [Pooling.MEAN, Pooling.LAST_TOKEN, None])
+async def test_vectors_are_those_of_transformers(
+    client: DiptychClient, tiny_llama: Path, pooling: Pooling | None
+) -> None:
+    given = [prompt(3 + 17 * number, seed=40 + number) for number in range(8)]
+    request = build_embed_request(given, pooling=pooling, normalize=False)
+    again = build_embed_request(given, pooling=pooling, dimensions=10)
+    plain, unit = await client.embed(request), await client.embed(again)
+    for token_ids, vector, short in zip(given, plain, unit, strict=True):
+        hidden = states(tiny_llama, token_ids)
+        expected = hidden[-1] if pooling is Pooling.LAST_TOKEN else hidden.mean(0)
+        assert vector == pytest.approx(expected.tolist(), abs=CLOSE)
+        expected = torch.nn.functional.normalize(expected[:10], dim=0)
+        assert short == pytest.approx(expected.tolist(), abs=CLOSE)
+
+
+async def test_detail_24_openais_client_reads_vectors(
+    http: httpx.AsyncClient, client: DiptychClient, tiny_llama: Path
+) -> None:
+    """It asks for base64 by default."""
+    given = [prompt(9, seed=1), prompt(12, seed=2)]
+    expected = await client.embed(build_embed_request(given))
+    async with openai.AsyncOpenAI(base_url=f"{http.base_url}/v1", api_key="none") as asked:
+        made = await asked.embeddings.create(model=tiny_llama.name, input=given)
+        one = await asked.embeddings.create(model=tiny_llama.name, input="The small river")
+    assert [each.embedding for each in made.data] == [
+        pytest.approx(vector, abs=1e-6) for vector in expected
+    ]
+    assert made.usage.prompt_tokens == 21
+    (alone,) = await client.embed(build_embed_request(["The small river"]))
+    assert one.data[0].embedding == pytest.approx(alone, abs=1e-6)
+
+
+async def test_documents_are_ranked_by_how_near_they_are(
+    http: httpx.AsyncClient, tiny_llama: Path
+) -> None:
+    texts = ["another letter", "The quiet garden", "The small river"]
+    body = {"model": tiny_llama.name, "query": "The small river", "documents": texts}
+    ranked = (await http.post("/rerank", json=body)).json()["results"]
+    assert ranked[0]["index"] == 2
+    assert ranked[0]["relevance_score"] == pytest.approx(1.0, abs=CLOSE)
+    near = [each["relevance_score"] for each in ranked]
+    assert near == sorted(near, reverse=True)
+    assert (await http.post("/v1/rerank", json={**body, "top_n": 1})).json()["results"] == [
+        ranked[0] | {"relevance_score": pytest.approx(ranked[0]["relevance_score"])}
+    ]
+    body = {"model": tiny_llama.name, "text_1": "The small river", "text_2": texts}
+    compared = (await http.post("/score", json=body)).json()["data"]
+    by_index = {each["index"]: each["relevance_score"] for each in ranked}
+    assert {each["index"]: each["score"] for each in compared} == pytest.approx(by_index, abs=CLOSE)
+
+
+async def test_continuations_are_scored_over_http(
+    http: httpx.AsyncClient, client: DiptychClient, tiny_llama: Path
+) -> None:
+    body = {"model": tiny_llama.name, "prompt": "The small", "continuations": [" river", [5, 6]]}
+    made = (await http.post("/score", json=body)).json()["data"]
+    expected = await client.score(build_score_request([" river", [5, 6]], "The small"))
+    for each, score in zip(made, expected, strict=True):
+        assert each["logprobs"] == pytest.approx(score.logprobs, abs=CLOSE)
+        assert each["score"] == pytest.approx(score.logprob, abs=CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("path", "members", "field"),
+    [
+        ("/v1/embeddings", {}, "input"),
+        ("/v1/embeddings", {"input": []}, "input"),
+        ("/v1/embeddings", {"input": ["a", ""]}, "input[1]"),
+        ("/v1/embeddings", {"input": ["a", 3]}, "input[1]"),
+        ("/v1/embeddings", {"input": [[5, 100_000]]}, "input[0][1]"),
+        ("/v1/embeddings", {"input": "a", "encoding_format": "hex"}, "encoding_format"),
+        ("/v1/embeddings", {"input": "a", "dimensions": 10_000}, "dimensions"),
+        ("/v1/embeddings", {"input": ["a"] * 2049}, "input"),
+        ("/score", {"prompt": "a", "continuations": []}, "continuations"),
+        ("/score", {"prompt": "", "continuations": ["a"]}, "prompt"),
+        ("/score", {"continuations": [[5]]}, "continuations[0]"),
+        ("/score", {"text_1": "a"}, "text_2"),
+        ("/score", {"text_1": ["a", "b"], "text_2": ["a"]}, "text_1"),
+        ("/rerank", {"query": "a", "documents": ["a", ""]}, "documents[1]"),
+        ("/rerank", {"query": "a"}, "documents"),
+    ],
+)
+async def test_what_is_wrong_is_refused_by_its_name(
+    http: httpx.AsyncClient, tiny_llama: Path, path: str, members: dict[str, Any], field: str
+) -> None:
+    response = await http.post(path, json={"model": tiny_llama.name, **members})
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == field
+
+
+async def test_what_is_wrong_is_refused_by_its_name_over_grpc(client: DiptychClient) -> None:
+    wrong = {
+        "continuations": build_score_request([], "a"),
+        "continuations[1].tokens.ids[0]": build_score_request(["a", [10_000]], "a"),
+        "continuations[0]": build_score_request([prompt(200)], prompt(100)),
+    }
+    for field, request in wrong.items():
+        with pytest.raises(InvalidRequestError) as caught:
+            await client.score(request)
+        assert caught.value.field == field
+    with pytest.raises(InvalidRequestError) as caught:
+        await client.embed(build_embed_request(["a"], dimensions=10_000))
+    assert caught.value.field == "dimensions"
+    with pytest.raises(ModelNotFoundError):
+        await client.embed(build_embed_request(["a"], model="gpt-17"))
+
+
+async def test_a_killed_prefill_workers_prompts_are_computed_by_another(
+    client: DiptychClient, cluster: Cluster, tiny_llama: Path
+) -> None:
+    given = [prompt(200 + number % 8, seed=100 + number) for number in range(120)]
+    request = build_embed_request(given, pooling=Pooling.MEAN, normalize=False)
+    killed = cluster.prefill[0]
+    async with asyncio.TaskGroup() as tasks:
+        embedding = tasks.create_task(client.embed(request, timeout_s=60.0))
+        while not killed.metric("diptych_leases_open"):
+            await asyncio.sleep(0.002)
+        killed.kill()
+    for token_ids, vector in zip(given[::15], embedding.result()[::15], strict=True):
+        assert vector == pytest.approx(states(tiny_llama, token_ids).mean(0).tolist(), abs=CLOSE)
+    assert cluster.router.metric("diptych_retries_total") > 0
 
 
 async def test_nothing_is_left_behind(cluster: Cluster) -> None:

@@ -110,10 +110,16 @@ async def test_another_model_is_not_found(cluster: Cluster) -> None:
     assert isinstance(await refusal(cluster, "Tokenize", asked), ModelNotFoundError)
 
 
-async def test_what_is_not_served_says_so(cluster: Cluster) -> None:
-    asked = {"Embed": inference_pb2.EmbedRequest(), "Score": inference_pb2.ScoreRequest()}
-    for method, request in asked.items():
-        error = await refusal(cluster, method, request)
-        assert isinstance(error, NotServedError)
-        assert error.code is grpc.StatusCode.UNIMPLEMENTED
-        assert method in error.message
+async def test_what_is_not_served_says_so(wide_model: Path) -> None:
+    """By a router that has no prefill workers."""
+    each = [inference_pb2.Input(text=TEXT)]
+    asked = {
+        "Embed": inference_pb2.EmbedRequest(inputs=each),
+        "Score": inference_pb2.ScoreRequest(text=TEXT, continuations=each),
+    }
+    async with running(wide_model, 0, 1) as cluster:
+        for method, request in asked.items():
+            error = await refusal(cluster, method, request)
+            assert isinstance(error, NotServedError)
+            assert error.code is grpc.StatusCode.UNIMPLEMENTED
+            assert method in error.message

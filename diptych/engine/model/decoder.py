@@ -67,14 +67,18 @@ class Decoder:
             for rope, frequencies in self._frequencies.items()
         }
 
+    def normed(self, hidden: Tensor) -> Tensor:
+        """Behind the last norm. hidden: [R, hidden_size], as is what is returned."""
+        normed = torch.empty_like(hidden)
+        self.ops.norm(hidden, self.weights.final_norm, normed)
+        return normed
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of the next token. hidden: [R, hidden_size] -> [R, vocab_size] float32.
 
         Of several ranks in the first one alone: the others get [0, vocab_size].
         """
-        normed = torch.empty_like(hidden)
-        self.ops.norm(hidden, self.weights.final_norm, normed)
-        scores = self.weights.head(normed).float()
+        scores = self.weights.head(self.normed(hidden)).float()
         cap = self.config.logit_softcap
         return scores if cap is None else torch.tanh(scores / cap) * cap
 

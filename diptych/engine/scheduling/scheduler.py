@@ -25,7 +25,6 @@ from diptych.engine.scheduling.block_pool import BlockPool, Owner
 from diptych.engine.scheduling.block_tables import BlockTables
 from diptych.engine.scheduling.prefill_shares import PrefillShares
 from diptych.engine.scheduling.queues import Queues
-from diptych.engine.scheduling.report import LogprobsPart
 from diptych.engine.scheduling.sequence import Sequence, SequenceState
 from diptych.engine.scheduling.step import (
     Chunk,
@@ -436,7 +435,7 @@ class Scheduler:
             start=start,
             block_table=self._tables.packed(seq),
             sample=sample,
-            report=seq.report and LogprobsPart.of(seq.report, seq.token_ids, start, end),
+            report=seq.report and seq.report.part(seq.token_ids, start, end),
         )
 
 

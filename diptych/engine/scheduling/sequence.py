@@ -11,7 +11,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from diptych.engine.scheduling.report import LogprobsReport
+from diptych.engine.scheduling.report import Report
 from diptych.sampling_params import SamplingParams
 from diptych.v1 import common_pb2
 
@@ -48,7 +48,7 @@ class Sequence:
     cache_salt: bytes = b""
     prefill_only: bool = False  # stop after the first sampled token and hold the blocks
     to_pull: bool = False  # a reserved one's missing KV is to come from elsewhere
-    report: LogprobsReport | None = None  # what to tell of the tokens of a prefill_only one
+    report: Report | None = None  # what to tell of the tokens of a prefill_only one
 
     # What an engine writes: diptych.engine.protocol.Engine says what each promises.
     state: SequenceState = SequenceState.RESERVED
@@ -75,8 +75,10 @@ class Sequence:
     @property
     def num_shareable_tokens(self) -> int:
         """Of which others may compute the KV, if it is to draw a token: not the last one's."""
-        at_most = self.num_tokens - 1
-        return at_most if self.report is None else min(at_most, self.report.num_shareable_tokens)
+        num_tokens = self.num_tokens
+        return (
+            num_tokens - 1 if self.report is None else self.report.num_shareable_tokens(num_tokens)
+        )
 
     @classmethod
     def from_spec(
@@ -85,7 +87,7 @@ class Sequence:
         spec: common_pb2.SequenceSpec,
         *,
         prefill_only: bool,
-        report: LogprobsReport | None = None,
+        report: Report | None = None,
     ) -> "Sequence":
         """Make a fresh sequence from the wire."""
         return cls(

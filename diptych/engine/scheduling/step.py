@@ -10,12 +10,12 @@ from array import array
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from diptych.engine.scheduling.report import LogprobsPart
+from diptych.engine.scheduling.report import Part, Told
 from diptych.engine.scheduling.sequence import Sequence
 from diptych.errors import DiptychError, LogitsError
 from diptych.finish_reason import FinishReason
 from diptych.sampling_params import SamplingParams
-from diptych.token_logprobs import PromptLogprobs, TokenLogprobs
+from diptych.token_logprobs import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class Chunk:
     # longer copy of it, so that ids need not pass through Python one by one.
     block_table: collections.abc.Sequence[int]
     sample: "SampleSpec | None"  # None: more of the prompt follows
-    report: LogprobsPart | None = None  # what to tell of these tokens
+    report: Part | None = None  # what to tell of these tokens
 
     @property
     def end(self) -> int:
@@ -90,7 +90,7 @@ class StepOutput:
 
     tokens: tuple[SampledToken | LogitsError | None, ...]
     duration_s: float  # model thread, inputs to tokens
-    reports: collections.abc.Mapping[int, PromptLogprobs] = field(default_factory=dict)
+    reports: collections.abc.Mapping[int, Told] = field(default_factory=dict)
 
 
 class SequenceUpdate(NamedTuple):
@@ -103,7 +103,7 @@ class SequenceUpdate(NamedTuple):
     position: int | None  # of the token
     finish_reason: FinishReason | None
     error: DiptychError | None = None  # it ended, or (prefill_only) will have no token
-    report: PromptLogprobs | None = None  # what the step told of its tokens
+    report: Told | None = None  # what the step told of its tokens
 
 
 def check_step_limits(*, max_batched_tokens: int, max_num_seqs: int) -> None:

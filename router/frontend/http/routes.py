@@ -23,8 +23,10 @@ from router.frontend.http.exchange import BodyRoom, Exchange
 from router.frontend.http.generation import GenerationAnswers
 from router.frontend.http.identified import Identified
 from router.frontend.http.posted import Posted
+from router.frontend.http.prompt_work import PromptRoutes
 from router.frontend.http.service import ServiceAnswers, refusal
 from router.frontend.http.tokens import TokenAnswers
+from router.frontend.prompt_answers import PromptAnswers
 
 logger = logging.getLogger(__name__)
 
@@ -32,17 +34,21 @@ logger = logging.getLogger(__name__)
 def make_app(
     admission: Admission,
     generator: Generator,
+    prompts: PromptAnswers,
     service: ServiceAnswers,
     room: BodyRoom,
     callers: Callers,
 ) -> ASGIApp:
     """The application; ``room`` bounds the bodies of all its requests together."""
-    tokens = TokenAnswers(admission)
+    tokens, alone = TokenAnswers(admission), PromptRoutes(admission, prompts)
     completions = GenerationAnswers(admission, generator, read_completion, COMPLETION)
     chats = GenerationAnswers(admission, generator, read_chat, CHAT)
     posted = {
         "/v1/completions": Posted(completions, room, completions.refused),
         "/v1/chat/completions": Posted(chats, room, chats.refused),
+        "/v1/embeddings": Posted(alone.embeddings, room),
+        **dict.fromkeys(("/score", "/v1/score"), Posted(alone.score, room)),
+        **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), Posted(alone.rerank, room)),
         "/tokenize": Posted(tokens.tokenize, room),
         "/detokenize": Posted(tokens.detokenize, room),
     }

@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diptych.engine.scheduling.block_pool import BlockPool
-from diptych.engine.scheduling.report import LogprobsPart, LogprobsReport
+from diptych.engine.scheduling.report import (
+    LogprobsPart,
+    LogprobsReport,
+    Pooling,
+    PoolingReport,
+    Report,
+    StatesPart,
+)
 from diptych.engine.scheduling.scheduler import Scheduler, SchedulerConfig
 from diptych.engine.scheduling.sequence import Sequence, SequenceKey, SequenceState
 from diptych.engine.scheduling.step import SampledToken, StepOutput
@@ -20,7 +27,7 @@ from prefill_worker.asked_report import read_report
 BLOCK_SIZE = 4
 
 
-def sequence(number: int, num_tokens: int, report: LogprobsReport | None) -> Sequence:
+def sequence(number: int, num_tokens: int, report: Report | None) -> Sequence:
     return Sequence(
         key=SequenceKey("router", number),
         token_ids=list(range(num_tokens)),
@@ -46,6 +53,7 @@ def run(scheduler: Scheduler, seq: Sequence) -> list[LogprobsPart]:
         assert plan is not None
         (chunk,) = plan.chunks
         if chunk.report is not None:
+            assert isinstance(chunk.report, LogprobsPart)
             at = chunk.report.first_row
             rows = chunk.token_ids[at : at + len(chunk.report.token_ids)]
             assert rows == tuple(each - 1 for each in chunk.report.token_ids)
@@ -109,6 +117,40 @@ def test_a_report_comes_with_its_sequences_update_and_one_without_numbers_ends_i
     scheduler.release(seq)
     counts = scheduler.pool.counts()
     assert counts.free + counts.cached == counts.total
+
+
+def states_parts(pooling: Pooling, max_batched_tokens: int, *, is_cached: bool) -> tuple[int, int]:
+    """Rows that are summed of 20 tokens, and tokens that were computed."""
+    scheduler = scheduler_of(max_batched_tokens)
+    if is_cached:
+        other = sequence(1, 20, None)
+        scheduler.add_prefill(other)
+        run(scheduler, other)
+    seq = sequence(2, 20, PoolingReport(pooling))
+    scheduler.add_prefill(seq)
+    num_rows = num_computed = 0
+    while seq.state is not SequenceState.LEASED:
+        plan = scheduler.schedule()
+        assert plan is not None
+        (chunk,) = plan.chunks
+        num_computed += len(chunk.token_ids)
+        if isinstance(chunk.report, StatesPart):
+            assert chunk.report.first_row + chunk.report.num_rows == len(chunk.token_ids)
+            num_rows += chunk.report.num_rows
+        token = SampledToken(7, math.nan) if chunk.sample else None
+        scheduler.update(plan, StepOutput(tokens=(token,), duration_s=0.0))
+    return num_rows, num_computed
+
+
+@pytest.mark.parametrize("max_batched_tokens", [6, 48])
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_a_mean_is_of_all_tokens_and_a_last_state_of_one(
+    max_batched_tokens: int, *, is_cached: bool
+) -> None:
+    mean = states_parts(Pooling.MEAN, max_batched_tokens, is_cached=is_cached)
+    assert mean == (20, 20)
+    last = states_parts(Pooling.LAST_TOKEN, max_batched_tokens, is_cached=is_cached)
+    assert last == (1, 4 if is_cached else 20)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from diptych.errors import NoWorkerError
 from diptych.v1 import common_pb2
 from router.generation.answer import KVPath
 from router.request import events
-from router.request.prompt_told import PromptTold, WantedLogprobs
+from router.request.prompt_told import PromptTold, ToldPart, WantedLogprobs
 from tests.unit.router.request.world import PROMPT, World, worker
 
 END = len(PROMPT)
@@ -23,19 +23,20 @@ class Told:
     def __init__(self) -> None:
         self.values: list[float] = []
 
-    def __call__(self, told: common_pb2.PromptLogprobs) -> None:
+    def __call__(self, told: ToldPart) -> None:
+        assert isinstance(told, common_pb2.PromptLogprobs)
         assert told.position == 1 + len(self.values)
         self.values += [each.logprob for each in told.logprobs]
 
 
 def world_that_tells() -> tuple[World, Told]:
     told = Told()
-    world = World(prompt_logprobs=WantedLogprobs(1, END, 2), prompt_sink=told)
+    world = World(told=WantedLogprobs(1, END, 2), prompt_sink=told)
     return world.begin(), told
 
 
 def tell(world: World, position: int, *values: float) -> None:
-    world.on(events.PromptLogprobs(world.lease.sequence_id, part(position, *values)))
+    world.on(events.PromptTold(world.lease.sequence_id, part(position, *values)))
 
 
 def test_nothing_is_told_twice_and_nothing_beyond_what_is_wanted() -> None:
@@ -53,9 +54,7 @@ def test_nothing_is_told_twice_and_nothing_beyond_what_is_wanted() -> None:
 
 def test_only_a_prefill_worker_is_asked_even_for_a_prompt_that_decode_has_cached() -> None:
     told = Told()
-    world = World(
-        prompt_logprobs=WantedLogprobs(1, END, 0), prompt_sink=told, believed_cached=("d1",)
-    ).begin()
+    world = World(told=WantedLogprobs(1, END, 0), prompt_sink=told, believed_cached=("d1",)).begin()
     assert world.lease
     world.accept()
     tell(world, 1, 1, 2, 3, 4)

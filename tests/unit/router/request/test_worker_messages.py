@@ -21,13 +21,15 @@ def test_every_prefill_event() -> None:
         "prompt_logprobs": prefill_pb2.PrefillEvent(
             prompt_logprobs=common_pb2.PromptLogprobs(position=4)
         ),
+        "pooled": prefill_pb2.PrefillEvent(pooled=prefill_pb2.PooledStates(values=[1])),
         "granted": prefill_pb2.PrefillEvent(granted=prefill_pb2.Granted(grant_id=2)),
     }
     heard = {kind: worker_messages.prefill_event(1, message) for kind, message in said.items()}
     assert heard == {
         "accepted": events.Accepted(1, 3),
         "first_token": events.FirstToken(1, 7, 5, None, stop),
-        "prompt_logprobs": events.PromptLogprobs(1, common_pb2.PromptLogprobs(position=4)),
+        "prompt_logprobs": events.PromptTold(1, common_pb2.PromptLogprobs(position=4)),
+        "pooled": events.PromptTold(1, prefill_pb2.PooledStates(values=[1])),
         "granted": events.Granted(1, 2),
     }
     kinds = {field.name for field in prefill_pb2.PrefillEvent.DESCRIPTOR.oneofs[0].fields}

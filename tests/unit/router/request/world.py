@@ -1,7 +1,7 @@
 """Workers on paper, which accept, refuse, repeat, lie and die, for one request's machine."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from diptych.errors import DiptychError, NoWorkerError
@@ -25,7 +25,7 @@ from router.request.deps import RequestDeps
 from router.request.emitted_tokens import RequestShape
 from router.request.events import Event
 from router.request.machine import RequestMachine
-from router.request.prompt_told import WantedLogprobs
+from router.request.prompt_told import ToldSink, Wanted
 
 PROMPT = (11, 12, 13, 14, 15)
 KEYS = tuple(bytes([token]) for token in PROMPT)  # blocks of one token
@@ -90,8 +90,8 @@ class World:
         allow_recompute: bool = True,
         stop_at: int | None = None,
         believed_cached: tuple[str, ...] = (),
-        prompt_logprobs: WantedLogprobs | None = None,
-        prompt_sink: Callable[[common_pb2.PromptLogprobs], None] = lambda part: None,
+        told: Wanted | None = None,
+        prompt_sink: ToldSink = lambda part: None,
     ) -> None:
         """``believed_cached``: decode workers that placement takes to have the whole prompt."""
         self.now = 100.0
@@ -121,7 +121,7 @@ class World:
                 prompt_ids=PROMPT,
                 max_tokens=max_tokens,
                 stop_token_ids=stop_token_ids,
-                prompt_logprobs=prompt_logprobs,
+                told=told,
             ),
             RequestDeps(
                 clock=self.clock,

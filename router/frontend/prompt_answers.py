@@ -1,0 +1,232 @@
+"""Scores and vectors of texts: checked, tokenised, computed by the prefill pool alone."""
+
+import math
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from diptych.errors import DeadlineExceededError, InvalidRequestError
+from diptych.telemetry import logs
+from diptych.telemetry.tracing import Tracing, trace_id
+from router.frontend.admission import Admission
+from router.frontend.field_names import renamed
+from router.frontend.outcome import telling_outcome
+from router.frontend.prompt_jobs import Errand, Job, JobResult, PromptJobs
+from router.frontend.quotas import Admitted, Quotas
+from router.frontend.validation import MAX_REQUEST_ID_CHARACTERS, check_room, salt_of
+from router.generation.answer import KVPath, Timing, Usage
+from router.generation.prompt_work import (
+    ContinuationScore,
+    Embeddings,
+    EmbedRequest,
+    Input,
+    Pooling,
+    PromptWork,
+    ScoreRequest,
+    Scores,
+)
+from router.generation.request import GenerationRequest, Prompt, TextPrompt
+from router.request.dispatch import Services
+from router.request.prompt_told import WantedLogprobs, WantedStates
+from router.telemetry import RequestObserver, RouterMetrics
+
+MAX_INPUTS = 2048
+
+# Ends that the client brought about: what was reserved is not given back.
+_CLIENTS_OWN = ("cancelled", DeadlineExceededError.reason)
+
+Metadata = Sequence[tuple[str, str | bytes]]
+
+_ON_WIRE = {Pooling.MEAN: 1, Pooling.LAST_TOKEN: 2}  # common_pb2.Pooling
+
+
+@dataclass(slots=True)
+class _Call:
+    """One call that is being answered."""
+
+    work: PromptWork
+    errand: Errand
+    quota: Admitted
+    num_reserved: int = 0
+    usage: Usage | None = None  # what it took, once that is known
+
+    def reserve(self, num_tokens: int) -> None:
+        """Before any worker is asked. Raises QuotaExceededError."""
+        self.quota.reserve(num_tokens)
+        self.num_reserved = num_tokens
+
+
+class PromptAnswers:
+    """Answers Score and Embed. Event loop only; each call belongs to the task that awaits it."""
+
+    def __init__(
+        self,
+        admission: Admission,
+        quotas: Quotas,
+        services: Services,
+        metrics: RouterMetrics,
+        trace: Tracing,
+    ) -> None:
+        self._admission = admission
+        self._quotas = quotas
+        self._services = services
+        self._jobs = PromptJobs(admission.model.tokenizer, services)
+        self._metrics = metrics
+        self._trace = trace
+
+    async def score(
+        self, request: ScoreRequest, deadline_s: float | None = None, metadata: Metadata = ()
+    ) -> Scores:
+        """How likely each continuation is. Raises DiptychError.
+
+        ``deadline_s`` is a moment of the monotonic clock.
+        """
+        check_num_inputs(len(request.continuations), "continuations")
+        with self._answering(request, "score", deadline_s, metadata) as call:
+            await self._admission.admit_prompts("Score", deadline_s)
+            before = [] if request.prompt is None else await self._read(call, request.prompt, "")
+            jobs = []
+            for index, each in enumerate(request.continuations):
+                token_ids = await self._read_input(call, each, f"continuations[{index}]", before)
+                jobs.append(_score_job(before, token_ids, f"continuations[{index}]"))
+                check_room(len(jobs[-1].token_ids), self._max_len, f"continuations[{index}]")
+            num_tokens = len(before) + sum(len(job.token_ids) - len(before) for job in jobs)
+            call.reserve(num_tokens)
+            results = await self._jobs.run(jobs, call.errand)
+            usage = _usage(num_tokens, min(result.num_cached_tokens for result in results))
+            call.usage = usage
+        scores = [_score(job, result) for job, result in zip(jobs, results, strict=True)]
+        return Scores(tuple(scores), usage)
+
+    async def embed(
+        self, request: EmbedRequest, deadline_s: float | None = None, metadata: Metadata = ()
+    ) -> Embeddings:
+        """A vector of each input. Raises DiptychError. ``deadline_s`` as in ``score``."""
+        check_num_inputs(len(request.inputs), "inputs")
+        pooling = request.pooling or self._admission.model.pooling or Pooling.LAST_TOKEN
+        with self._answering(request, "embeddings", deadline_s, metadata) as call:
+            await self._admission.admit_prompts("Embed", deadline_s)
+            jobs = []
+            for index, each in enumerate(request.inputs):
+                token_ids = await self._read_input(call, each, f"inputs[{index}]", [])
+                jobs.append(Job(token_ids, WantedStates(_ON_WIRE[pooling])))
+            num_tokens = sum(len(job.token_ids) for job in jobs)
+            call.reserve(num_tokens)
+            results = await self._jobs.run(jobs, call.errand)
+            usage = _usage(num_tokens, sum(result.num_cached_tokens for result in results))
+            call.usage = usage
+            vectors = [_vector(result.states, request) for result in results]
+        return Embeddings(tuple(vectors), usage)
+
+    @property
+    def _max_len(self) -> int:
+        return self._admission.max_model_len
+
+    @contextmanager
+    def _answering(
+        self,
+        work: PromptWork,
+        operation: str,
+        deadline_s: float | None,
+        metadata: Metadata,
+    ) -> Iterator[_Call]:
+        """Hold a place, and leave a record, however it ends."""
+        request_id = work.request_id or uuid.uuid4().hex
+        is_valid = len(request_id) <= MAX_REQUEST_ID_CHARACTERS
+        observer = RequestObserver(
+            self._metrics,
+            self._trace,
+            request_id if is_valid else "invalid",
+            self._services.cluster,
+            slow_s=self._services.config.trace_slow_s,
+            operation=operation,
+            model=self._admission.model.name,
+            metadata=metadata,
+            received_s=time.monotonic(),
+        )
+        salt = salt_of(work.cache_salt, work.tenant.name)
+        errand = Errand(observer.request_id, salt, deadline_s, observer)
+        calls: list[_Call] = []
+
+        def tell(outcome: str) -> None:
+            usage = None
+            if calls:
+                usage = calls[0].usage
+                is_taken = usage is not None or outcome in _CLIENTS_OWN
+                calls[0].quota.leave(calls[0].num_reserved if is_taken else 0)
+            total_s = time.monotonic() - observer.received_s
+            timing = Timing(total_s=total_s, kv_path=KVPath.PREFILL_ONLY)
+            observer.ended(outcome, None, usage, None if usage is None else timing)
+
+        with telling_outcome(tell, deadline_s):
+            calls.append(_Call(work, errand, self._quotas.admit(work.tenant, 1)))
+            with self._admission.hold(work.num_bytes):
+                logs.mark(observer.request_id, trace_id(observer.context))
+                yield calls[0]
+
+    async def _read_input(
+        self, call: _Call, each: Input, field: str, before: Sequence[int]
+    ) -> list[int]:
+        if before and isinstance(each, TextPrompt):
+            each = TextPrompt(each.text, is_continuation=True)
+        return await self._read(call, each, field)
+
+    async def _read(self, call: _Call, prompt: Prompt, field: str) -> list[int]:
+        """The token ids of one text, once it is checked. Raises DiptychError."""
+        work = call.work
+        request = GenerationRequest(
+            prompt=prompt,
+            model=work.model,
+            request_id=work.request_id,
+            cache_salt=work.cache_salt,
+            num_bytes=work.num_bytes,
+        )
+        try:
+            return await self._admission.tokenize(request)
+        except InvalidRequestError as error:
+            names = {name: f"{field}.{name}" for name in ("text", "tokens") if field}
+            raise renamed(error, names) from None
+
+
+def check_num_inputs(num_inputs: int, field: str) -> None:
+    """For front ends too, before they go through them. Raises InvalidRequestError."""
+    if not 1 <= num_inputs <= MAX_INPUTS:
+        raise InvalidRequestError(f"has {num_inputs} items, not 1 to {MAX_INPUTS}", field=field)
+
+
+def _score_job(before: Sequence[int], token_ids: Sequence[int], field: str) -> Job:
+    if not before and len(token_ids) < 2:
+        raise InvalidRequestError("has one token, and none before it", field=field)
+    tokens = [*before, *token_ids]
+    return Job(tokens, WantedLogprobs(max(1, len(before)), len(tokens), num_top=1))
+
+
+def _score(job: Job, result: JobResult) -> ContinuationScore:
+    token_ids = job.token_ids[len(job.token_ids) - len(result.logprobs) :]
+    is_greedy = all(
+        found.top_token_ids == (token_id,)
+        for token_id, found in zip(token_ids, result.logprobs, strict=True)
+    )
+    return ContinuationScore(tuple(found.logprob for found in result.logprobs), is_greedy)
+
+
+def _vector(states: Sequence[float], request: EmbedRequest) -> tuple[float, ...]:
+    kept = states[: request.dimensions] if request.dimensions is not None else states
+    if request.dimensions is not None and not 1 <= request.dimensions <= len(states):
+        raise InvalidRequestError(
+            f"{request.dimensions} is not from 1 to {len(states)}, the model's", field="dimensions"
+        )
+    if not request.normalize:
+        return tuple(kept)
+    length = math.hypot(*kept) or 1.0
+    return tuple(value / length for value in kept)
+
+
+def _usage(num_prompt_tokens: int, num_cached_tokens: int) -> Usage:
+    return Usage(
+        num_prompt_tokens=num_prompt_tokens,
+        num_output_tokens=0,
+        num_cached_tokens=min(num_cached_tokens, num_prompt_tokens),
+    )

@@ -1,0 +1,126 @@
+"""Prompts that only prefill workers compute: each a request of its own, which draws nothing."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from diptych.errors import DiptychError
+from diptych.sampling_params import SamplingParams
+from diptych.text.detokenizer import Detokenizer
+from diptych.text.tokenizer import Tokenizer
+from diptych.token_logprobs import PromptLogprobs, TokenLogprobs
+from router.request.dispatch import Services
+from router.request.emitted_tokens import RequestShape
+from router.request.observer import Observer
+from router.request.prompt_told import Wanted
+from router.request.resolved import ResolvedRequest
+from router.request.response_builder import ResponseBuilder
+from router.request.session import Session
+
+_MAX_AT_ONCE = 16  # of one call: enough to fill steps, and not the queue
+# Workers draw a token behind every prompt; nobody looks at this one.
+_SAMPLING = SamplingParams(temperature=0.0, max_tokens=1)
+
+
+class Job(NamedTuple):
+    """Tokens, and what to tell of them."""
+
+    token_ids: Sequence[int]
+    wanted: Wanted
+
+
+class JobResult(NamedTuple):
+    """What was told."""
+
+    logprobs: tuple[TokenLogprobs, ...]
+    states: tuple[float, ...]
+    num_cached_tokens: int
+
+
+class Errand(NamedTuple):
+    """What the jobs of one call have in common."""
+
+    request_id: str
+    cache_salt: bytes
+    deadline_s: float | None  # a moment of the monotonic clock
+    observer: Observer
+
+
+class PromptJobs:
+    """Runs jobs on the prefill pool. Event loop only.
+
+    Placement, retries and failures are those of any request (:mod:`router.request.machine`).
+    """
+
+    def __init__(self, tokenizer: Tokenizer, services: Services) -> None:
+        self._tokenizer = tokenizer
+        self._services = services
+
+    async def run(self, jobs: Sequence[Job], errand: Errand) -> list[JobResult]:
+        """All results, in the jobs' order. The first failure ends all. Raises DiptychError.
+
+        Those of like lengths go together, so that steps are full.
+        """
+        results: dict[int, JobResult] = {}
+        failures: list[DiptychError] = []
+        running: list[asyncio.Task[None]] = []
+
+        def fail(error: DiptychError) -> None:
+            failures.append(error)
+            for task in running:
+                task.cancel()
+
+        turns = iter(sorted(range(len(jobs)), key=lambda index: len(jobs[index].token_ids)))
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(min(len(jobs), _MAX_AT_ONCE)):
+                work = self._work(turns, jobs, errand, results, fail)
+                running.append(tasks.create_task(work, name=f"prompt-job-{number}"))
+        if failures:
+            raise failures[0]
+        return [results[index] for index in range(len(jobs))]
+
+    async def _work(
+        self,
+        turns: Iterator[int],
+        jobs: Sequence[Job],
+        errand: Errand,
+        results: dict[int, JobResult],
+        fail: Callable[[DiptychError], None],
+    ) -> None:
+        """Do one job after another, until none is left or one failed."""
+        for index in turns:
+            try:
+                results[index] = await self._run_one(jobs[index], errand)
+            except DiptychError as error:
+                fail(error)
+                return
+
+    async def _run_one(self, job: Job, errand: Errand) -> JobResult:
+        shape = RequestShape(prompt_ids=tuple(job.token_ids), max_tokens=1, told=job.wanted)
+        request = ResolvedRequest(shape=shape, sampling=_SAMPLING, cache_salt=errand.cache_salt)
+        builder = ResponseBuilder(
+            shape,
+            Detokenizer(self._tokenizer, (), 0),
+            received_s=time.monotonic(),
+            clock=time.monotonic,
+            max_unsent=self._services.config.client_buffer_messages,
+        )
+        session = Session(
+            errand.request_id,
+            request,
+            builder,
+            errand.observer,
+            self._services,
+            deadline_s=errand.deadline_s,
+            on_failed=lambda: None,
+        )
+        told: list[TokenLogprobs] = []
+        try:
+            session.start()
+            while (event := await session.next_event()) is not None:
+                if isinstance(event, PromptLogprobs):
+                    told += event.logprobs
+        finally:
+            session.close()
+        return JobResult(tuple(told), builder.states, session.usage.num_cached_tokens)

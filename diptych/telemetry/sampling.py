@@ -117,7 +117,9 @@ class _EdgeSampler(Sampler):
         result = self._at_once.should_sample(
             parent_context, trace_id, name, kind, attributes, links
         )
-        state = (result.trace_state or TraceState()).delete(HOLD_KEY)
+        state = result.trace_state or TraceState()
+        if HOLD_KEY in state:
+            state = state.delete(HOLD_KEY)
         is_first = parent.is_remote or not parent.is_valid
         decision = result.decision
         if self._holds and is_first and decision is not Decision.RECORD_AND_SAMPLE:

@@ -71,12 +71,13 @@ def test_a_client_names_no_hold(named: str) -> None:
         assert root.get_span_context().trace_state.get("other") == "1"
 
 
-def test_what_is_sampled_at_once_is_not_held() -> None:
+def test_what_is_sampled_at_once_is_not_held(caplog: pytest.LogCaptureFixture) -> None:
     router = Process(Sampling(1.0, caller_per_s=0.0, holds=True))
     root = router.tracing.start("chat m")
     assert tracing.hold_of(tracing.context_of(root)) is None
     router.tracing.end(root)
     assert router.sent() == ["chat m"]
+    assert not caplog.records, "the SDK warns of what a trace state lacks"
 
 
 def test_what_clients_want_traced_is_granted_at_a_rate() -> None:

@@ -163,6 +163,7 @@ def public_edge(config: RouterConfig, gate: Gate | None = None) -> PublicEdge:
         max_receive_bytes=config.max_request_bytes + config.max_request_bytes // 2,
         max_connection_age_s=config.max_connection_age_s,
         max_connection_grace_s=config.max_connection_grace_s,
+        body_patience_s=config.timers.client_write_s,
         certificate=_certificate(config.public_tls),
         gate=gate,
     )

@@ -12,7 +12,7 @@ import grpc
 from google.protobuf.message import Message
 from grpc_status import rpc_status
 
-from diptych.errors import DiptychError, InvalidRequestError
+from diptych.errors import DiptychError, InvalidRequestError, SlowClientError
 from diptych.rpc.channel import MAX_MESSAGE_BYTES, SIZE_OPTIONS, ChannelOptions, keepalive_options
 from diptych.rpc.decoding import decode
 from diptych.rpc.identity import Certificate, Identity
@@ -41,7 +41,8 @@ class PublicEdge:
     ends after ``max_connection_age_s`` (its calls go on for ``max_connection_grace_s``),
     so that clients spread over routers that came later. ``max_concurrent_streams`` calls
     at most go over one connection, more wait at their client; a message of more than
-    ``max_receive_bytes`` ends its call before it is in memory.
+    ``max_receive_bytes`` ends its call before it is in memory; one that is not there
+    ``body_patience_s`` after its call began ends it, too.
     """
 
     max_concurrent_rpcs: int
@@ -49,6 +50,7 @@ class PublicEdge:
     max_receive_bytes: int
     max_connection_age_s: float
     max_connection_grace_s: float
+    body_patience_s: float
     keepalive_s: float = 30.0
     keepalive_answer_s: float = 20.0
     certificate: Certificate | None = None  # clients speak TLS
@@ -72,7 +74,7 @@ def make_server(
         ("grpc.so_reuseport", 0),
     ]
     return grpc.aio.server(
-        interceptors=[ErrorInterceptor(identity, None if public is None else public.gate)],
+        interceptors=[ErrorInterceptor(identity, public)],
         options=options,
         maximum_concurrent_rpcs=None if public is None else public.max_concurrent_rpcs,
     )
@@ -100,13 +102,14 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     field if the reason is a string that is not UTF-8.
     """
 
-    def __init__(self, identity: Identity | None = None, gate: Gate | None = None) -> None:
+    def __init__(self, identity: Identity | None = None, public: PublicEdge | None = None) -> None:
         """With an ``identity``, a caller whose role may not call is refused first of all.
 
-        A ``gate`` is asked before anything of the request is taken.
+        The gate of a ``public`` edge is asked before anything of the request is taken.
         """
         self._identity = identity
-        self._gate = gate
+        self._gate = None if public is None else public.gate
+        self._patience_s = None if public is None else public.body_patience_s
 
     async def intercept_service(
         self,
@@ -123,13 +126,16 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         if handler is None:  # unknown method: gRPC answers UNIMPLEMENTED
             return None
         codec = (_tolerant(handler.request_deserializer), handler.response_serializer)
+        # gRPC itself waits for a single request without an end; of a stream one is asked for.
+        patience_s = None if handler.request_streaming else self._patience_s
+        takes_stream = handler.request_streaming or patience_s is not None
         if handler.response_streaming:
             inner_stream = handler.stream_stream or handler.unary_stream
 
             async def stream(request: Any, context: Context) -> AsyncIterator[Message]:
                 try:
                     self._check(method, context)
-                    check_decoded(request)
+                    request = await _received(request, patience_s)
                     responses = inner_stream(request, context)
                     if inspect.isawaitable(responses):  # it writes them to the context itself
                         await responses
@@ -141,7 +147,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 except Exception as error:  # noqa: BLE001 - the boundary of the process
                     await _abort(context, error, method)
 
-            if handler.request_streaming:
+            if takes_stream:
                 return grpc.stream_stream_rpc_method_handler(stream, *codec)
             return grpc.unary_stream_rpc_method_handler(stream, *codec)
 
@@ -150,7 +156,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         async def unary(request: Any, context: Context) -> Message:
             try:
                 self._check(method, context)
-                check_decoded(request)
+                request = await _received(request, patience_s)
                 response: Message = await inner_unary(request, context)
             except (asyncio.CancelledError, grpc.RpcError):
                 raise
@@ -158,7 +164,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 await _abort(context, error, method)
             return response
 
-        if handler.request_streaming:
+        if takes_stream:
             return grpc.stream_unary_rpc_method_handler(unary, *codec)
         return grpc.unary_unary_rpc_method_handler(unary, *codec)
 
@@ -196,6 +202,23 @@ def _tolerant(deserializer: Any) -> Any:
             return _Undecodable(error)
 
     return deserialize
+
+
+async def _received(request: Any, patience_s: float | None) -> Any:
+    """What the handler gets; with a patience ``request`` is a stream, and it gets the first of it.
+
+    Raises InvalidRequestError, SlowClientError.
+    """
+    if patience_s is not None:
+        try:
+            async with asyncio.timeout(patience_s):
+                request = await anext(aiter(request))
+        except TimeoutError:
+            raise SlowClientError(f"the request did not come within {patience_s:g} s") from None
+        except StopAsyncIteration:
+            raise InvalidRequestError("did not come", field="request") from None
+    check_decoded(request)
+    return request
 
 
 def check_decoded(request: object) -> None:

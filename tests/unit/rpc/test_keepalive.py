@@ -43,6 +43,7 @@ def test_clients_may_pause_for_longer_than_peers(monkeypatch: pytest.MonkeyPatch
         max_receive_bytes=4096,
         max_connection_age_s=60,
         max_connection_grace_s=9,
+        body_patience_s=30,
     )
     make_server(Timers(keepalive_s=0.25, keepalive_answer_s=1.5), edge)
     assert made["grpc.keepalive_time_ms"] == 30_000

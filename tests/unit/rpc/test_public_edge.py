@@ -1,0 +1,83 @@
+"""What clients may do to a server that anybody may connect to."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+import pytest_asyncio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from diptych.errors import DiptychError, InvalidRequestError, SlowClientError
+from diptych.rpc.channel import open_channel
+from diptych.rpc.server import PublicEdge, make_server
+from diptych.rpc.status import from_rpc_error
+from diptych.timers import Timers
+
+SERVES = health_pb2.HealthCheckResponse.SERVING
+EDGE = PublicEdge(
+    max_concurrent_rpcs=2,
+    max_concurrent_streams=10,
+    max_receive_bytes=100,
+    max_connection_age_s=1000,
+    max_connection_grace_s=1000,
+    body_patience_s=1.0,
+)
+CHECK, WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
+
+
+@pytest_asyncio.fixture
+async def channel() -> AsyncIterator[grpc.aio.Channel]:
+    """To a server that serves health, two calls at a time."""
+    server = make_server(Timers(), EDGE)
+    servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    await servicer.set("", SERVES)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with open_channel(f"127.0.0.1:{port}") as opened:
+        yield opened
+    await server.stop(None)
+
+
+async def end_of(channel: grpc.aio.Channel, method: str, *sent: bytes) -> DiptychError:
+    """Of a call whose client sends these; an empty one says that there is nothing more."""
+    call = channel.stream_stream(method, request_serializer=None, response_deserializer=None)(None)
+    for piece in sent:
+        await (call.write(piece) if piece else call.done_writing())
+    try:
+        async for _ in call:
+            pass
+        raise AssertionError("it ended well")
+    except grpc.aio.AioRpcError as error:
+        return from_rpc_error(error)
+
+
+async def served(channel: grpc.aio.Channel) -> None:
+    stub = health_pb2_grpc.HealthStub(channel)
+    assert (await stub.Check(health_pb2.HealthCheckRequest(), timeout=10)).status == SERVES
+    async for answer in stub.Watch(health_pb2.HealthCheckRequest(), timeout=10):
+        assert answer.status == SERVES
+        break
+
+
+@pytest.mark.parametrize("method", [CHECK, WATCH])
+async def test_calls_whose_request_never_comes_take_no_place_for_long(
+    channel: grpc.aio.Channel, method: str
+) -> None:
+    async with asyncio.TaskGroup() as tasks:  # all the places that there are
+        silent = range(EDGE.max_concurrent_rpcs)
+        ends = [tasks.create_task(end_of(channel, method)) for _ in silent]
+    for error in (end.result() for end in ends):
+        assert isinstance(error, SlowClientError)
+        assert "within 1 s" in error.message
+    await served(channel)
+
+
+@pytest.mark.parametrize("method", [CHECK, WATCH])
+async def test_a_call_without_a_request_or_with_a_wrong_one_is_refused(
+    channel: grpc.aio.Channel, method: str
+) -> None:
+    for sent in (b"", b"\xff\xff"):
+        assert isinstance(await end_of(channel, method, sent), InvalidRequestError)
+    await served(channel)

@@ -105,6 +105,7 @@ class PromptAnswers:
     ) -> Embeddings:
         """A vector of each input. Raises DiptychError. ``deadline_s`` as in ``score``."""
         check_num_inputs(len(request.inputs), "inputs")
+        self._check_dimensions(request)
         pooling = request.pooling or self._admission.model.pooling or Pooling.LAST_TOKEN
         with self._answering(request, "embeddings", deadline_s, metadata) as call:
             await self._admission.admit_prompts("Embed", deadline_s)
@@ -119,6 +120,14 @@ class PromptAnswers:
             call.usage = usage
             vectors = [_vector(result.states, request) for result in results]
         return Embeddings(tuple(vectors), usage)
+
+    def _check_dimensions(self, request: EmbedRequest) -> None:
+        num_asked, num_there = request.dimensions, self._admission.model.vector_size
+        if num_asked is None or num_there is None or 1 <= num_asked <= num_there:
+            return
+        raise InvalidRequestError(
+            f"{num_asked} is not from 1 to {num_there}, the model's", field="dimensions"
+        )
 
     @property
     def _max_len(self) -> int:
@@ -214,10 +223,6 @@ def _score(job: Job, result: JobResult) -> ContinuationScore:
 
 def _vector(states: Sequence[float], request: EmbedRequest) -> tuple[float, ...]:
     kept = states[: request.dimensions] if request.dimensions is not None else states
-    if request.dimensions is not None and not 1 <= request.dimensions <= len(states):
-        raise InvalidRequestError(
-            f"{request.dimensions} is not from 1 to {len(states)}, the model's", field="dimensions"
-        )
     if not request.normalize:
         return tuple(kept)
     length = math.hypot(*kept) or 1.0

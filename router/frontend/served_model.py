@@ -28,6 +28,8 @@ class ServedModel:
     recommended: SamplingOptions = NOTHING_SAID
     pooling: Pooling | None = None
     """How its makers make vectors with it; None: they do not say that it is for that."""
+    vector_size: int | None = None
+    """Of its vectors; None: its config does not say."""
 
     @classmethod
     def from_folder(cls, name: str, folder: Path) -> "ServedModel":
@@ -47,8 +49,19 @@ class ServedModel:
                 extra={"model": name, "defaults": said, "not_served": ignored},
             )
         return cls(
-            name=name, tokenizer=tokenizer, recommended=options, pooling=_read_pooling(folder)
+            name=name,
+            tokenizer=tokenizer,
+            recommended=options,
+            pooling=_read_pooling(folder),
+            vector_size=_read_vector_size(folder),
         )
+
+
+def _read_vector_size(folder: Path) -> int | None:
+    """The width of its hidden states. The tokenizer has read the same file."""
+    content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    width = content.get("text_config", content).get("hidden_size")
+    return width if isinstance(width, int) else None
 
 
 def _read_pooling(folder: Path) -> Pooling | None:

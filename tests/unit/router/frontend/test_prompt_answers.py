@@ -1,0 +1,151 @@
+"""Work on prompts alone is counted and refused as any request, before a worker is asked."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from diptych.errors import InvalidRequestError, NoWorkerError, QuotaExceededError
+from diptych.telemetry.tracing import Tracing
+from diptych.tenant import Limits, Tenant
+from diptych.token_logprobs import TokenLogprobs
+from router.frontend.prompt_answers import PromptAnswers
+from router.frontend.prompt_jobs import Errand, Job, JobResult
+from router.frontend.quotas import Quotas
+from router.generation.prompt_work import EmbedRequest, ScoreRequest
+from router.generation.request import GenerationRequest, TextPrompt, TokenPrompt
+from router.request.prompt_told import WantedLogprobs, WantedStates
+from tests.unit.router.test_telemetry import make_metrics
+from tests.unit.router.told_workers import ToldWorkers
+
+TENANT = Tenant("t", Limits(tokens_per_minute=20, max_concurrent=1))
+
+
+class FakeAdmission:
+    """A text of n characters has n tokens."""
+
+    max_model_len = 100
+
+    def __init__(self) -> None:
+        self.model = SimpleNamespace(name="m", tokenizer=None, pooling=None, vector_size=4)
+        self.read: list[TextPrompt] = []
+
+    @contextmanager
+    def hold(self, num_bytes: int) -> Iterator[None]:
+        yield
+
+    async def admit_prompts(self, what: str, deadline_s: float | None) -> None: ...
+
+    async def tokenize(self, request: GenerationRequest) -> list[int]:
+        prompt = request.prompt
+        if isinstance(prompt, TokenPrompt):
+            return list(prompt.token_ids)
+        assert isinstance(prompt, TextPrompt)
+        self.read.append(prompt)
+        if not prompt.text:
+            raise InvalidRequestError("is empty", field="text")
+        return list(range(len(prompt.text)))
+
+
+class FakeJobs:
+    """Prefill workers that find every token equally likely, or fail."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Job] = []
+        self.error: NoWorkerError | None = None
+
+    async def run(self, jobs: Sequence[Job], errand: Errand) -> list[JobResult]:
+        if self.error is not None:
+            raise self.error
+        self.jobs += jobs
+        results = []
+        for job in jobs:
+            found: tuple[TokenLogprobs, ...] = ()
+            if isinstance(job.wanted, WantedLogprobs):
+                told = job.token_ids[job.wanted.first_position :]
+                found = tuple(TokenLogprobs(-1.0, (each,), (-1.0,)) for each in told)
+            results.append(JobResult(found, (3.0, 4.0, 0.0, 9.0), 2))
+        return results
+
+
+class Rig:
+    def __init__(self) -> None:
+        self.admission, self.jobs = FakeAdmission(), FakeJobs()
+        config = SimpleNamespace(trace_slow_s=None)
+        services: Any = SimpleNamespace(cluster=ToldWorkers(), config=config)
+        admission: Any = self.admission
+        self.answers = PromptAnswers(
+            admission,
+            Quotas(Limits(), lambda: 0.0, lambda quota: None),
+            services,
+            make_metrics(CollectorRegistry()),
+            Tracing("test"),
+        )
+        jobs: Any = self.jobs
+        self.answers._jobs = jobs
+
+
+def score(prompt: str | None, *continuations: str) -> ScoreRequest:
+    return ScoreRequest(
+        prompt=None if prompt is None else TextPrompt(prompt),
+        continuations=[TextPrompt(each) for each in continuations],
+        tenant=TENANT,
+        num_bytes=9,
+    )
+
+
+def embed(*texts: str, dimensions: int | None = None) -> EmbedRequest:
+    inputs = [TextPrompt(text) for text in texts]
+    return EmbedRequest(inputs=inputs, dimensions=dimensions, tenant=TENANT, num_bytes=9)
+
+
+async def test_of_each_continuation_its_own_tokens_are_told() -> None:
+    rig = Rig()
+    made = await rig.answers.score(score("abcde", "xy", "z"))
+    assert [each.logprobs for each in made.scores] == [(-1.0, -1.0), (-1.0,)]
+    assert [job.wanted for job in rig.jobs.jobs] == [
+        WantedLogprobs(5, 7, 1),
+        WantedLogprobs(5, 6, 1),
+    ]
+    assert [text.is_continuation for text in rig.admission.read] == [False, True, True]
+    assert made.usage.num_prompt_tokens == 8, "the prompt counts once"
+    (alone,) = (await rig.answers.score(score(None, "abcd"))).scores
+    assert len(alone.logprobs) == 3
+    assert not rig.admission.read[-1].is_continuation
+
+
+async def test_a_vector_is_cut_and_then_scaled() -> None:
+    rig = Rig()
+    made = await rig.answers.embed(embed("abc", dimensions=2))
+    assert made.vectors == ((0.6, 0.8),)
+    assert rig.jobs.jobs[0].wanted == WantedStates(2), "the last token's, unless somebody says"
+    with pytest.raises(InvalidRequestError) as caught:
+        await rig.answers.embed(embed("abc", dimensions=5))
+    assert caught.value.field == "dimensions"
+    assert len(rig.jobs.jobs) == 1, "it cost no worker anything"
+
+
+async def test_what_is_wrong_is_named_by_its_place() -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        await Rig().answers.embed(embed("a", ""))
+    assert caught.value.field == "inputs[1].text"
+    with pytest.raises(InvalidRequestError) as caught:
+        await Rig().answers.score(score(None, "ab", "a"))
+    assert caught.value.field == "continuations[1]"
+
+
+async def test_a_tenants_quota_counts_what_was_computed() -> None:
+    rig = Rig()
+    rig.jobs.error = NoWorkerError("gone")
+    for _ in range(3):
+        with pytest.raises(NoWorkerError):
+            await rig.answers.embed(embed("a" * 15))
+    rig.jobs.error = None
+    await rig.answers.embed(embed("a" * 15))
+    with pytest.raises(QuotaExceededError):
+        await rig.answers.embed(embed("a" * 15))
+    assert len(rig.jobs.jobs) == 1
+    await rig.answers.score(score("abc", "de"))

@@ -65,6 +65,14 @@ def test_a_wrong_value_is_refused_and_named(helm: Release, wrong: Wrong, tmp_pat
             {"model": {"existingClaim": "a", "image": {"reference": "b"}}},
             "existingClaim and image.reference are both mounted",
         ),
+        (
+            {
+                "keda": {"serverAddress": "http://prometheus:9090"},
+                "decode": {"autoscaling": {"enabled": True}, "keda": {"enabled": True}},
+            },
+            "autoscaling and keda would scale the same pods",
+        ),
+        ({"router": {"keda": {"enabled": True}}}, "keda.serverAddress"),
     ],
 )
 def test_values_that_make_no_cluster_are_refused(

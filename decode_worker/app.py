@@ -151,7 +151,9 @@ async def serve(config: DecodeWorkerConfig, stop: asyncio.Event, ready: Ready) -
     """Serve until ``stop`` is set, then drain for ``timers.drain_s`` at the most."""
     if config.cpus is not None:
         confine_to(config.cpus)
-    status = WorkerStatus(worker_pb2.WORKER_ROLE_DECODE)
+    status = WorkerStatus(
+        worker_pb2.WORKER_ROLE_DECODE, zone=config.zone, nvlink_domain=config.nvlink_domain
+    )
     identity = Identity.of(config.tls)
     async with ServiceHost(config, instance_id=status.incarnation, identity=identity) as host:
         deps = StreamDeps(

@@ -17,7 +17,8 @@ _MOST_BYTES = 2**30  # half as much again is still below gRPC's 2 GiB
 _SERVICE = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
-def _check_addresses(value: list[str]) -> list[str]:
+def check_addresses(value: list[str]) -> list[str]:
+    """Each is host:port, and there once. Raises ValueError."""
     for address in value:
         if not _is_address(address):
             raise ValueError(f"expected host:port, found {address!r}")
@@ -62,7 +63,7 @@ def _check_server(value: str | None) -> str | None:
     return value
 
 
-Addresses = Annotated[list[str], AfterValidator(_check_addresses)]
+Addresses = Annotated[list[str], AfterValidator(check_addresses)]
 """Of workers, as host:port, each once."""
 
 Services = Annotated[list[str], AfterValidator(_check_services)]

@@ -67,6 +67,18 @@ class WorkerConfig(ProcessConfig):
     num_threads: int | None = Field(
         None, ge=1, description="Threads of one model step. Unset: one for each usable core."
     )
+    zone: str = Field(
+        "",
+        max_length=253,
+        description="Where this worker runs, such as a cloud's zone: of pairs that are otherwise "
+        "alike routers prefer those in one. Unset: as discovery says.",
+    )
+    nvlink_domain: str = Field(
+        "",
+        max_length=253,
+        description="Which NVLink domain this worker's GPU is in, by any name: as zone, and "
+        "nearer.",
+    )
     cpus: str | None = Field(
         None, description="Cores this process may use, such as 0-3,6. Unset: all it has."
     )

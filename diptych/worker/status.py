@@ -28,8 +28,11 @@ class WorkerStatus:
     else Watch tells is filled in by ``describe`` once there is something to tell.
     """
 
-    def __init__(self, role: WorkerRole) -> None:
+    def __init__(self, role: WorkerRole, *, zone: str = "", nvlink_domain: str = "") -> None:
+        """Where it runs, as far as it is known, is told with everything else."""
         self.role = role
+        self._zone = zone
+        self._nvlink_domain = nvlink_domain
         self.incarnation = uuid.uuid4().hex
         self.state: ServingState = worker_pb2.SERVING_STATE_STARTING
         self.message = "loading"
@@ -74,7 +77,12 @@ class WorkerStatus:
     def snapshot(self) -> worker_pb2.WorkerState:
         """All that Watch tells, now."""
         state = worker_pb2.WorkerState(
-            incarnation=self.incarnation, role=self.role, state=self.state, message=self.message
+            incarnation=self.incarnation,
+            role=self.role,
+            state=self.state,
+            message=self.message,
+            zone=self._zone,
+            nvlink_domain=self._nvlink_domain,
         )
         self.describe(state)
         return state

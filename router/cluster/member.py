@@ -6,6 +6,7 @@ from typing import NamedTuple
 from diptych.v1 import worker_pb2
 from router.cluster.decode_link import DecodeLink
 from router.cluster.watch import WorkerWatch
+from router.placement.place import NOWHERE, Place
 from router.placement.types import DecodeView, PrefillView, WorkerId
 
 
@@ -48,6 +49,7 @@ class PrefillMember:
         self.watch = watch
         self.gate = gate_of(watch)
         self.is_placeable = False  # it is ready and has the model that is served
+        self.found_at = NOWHERE  # where its discovery says that it is
         self._max_pending_tokens = max_pending_tokens
         self._num_own_tokens = 0
         self._num_others_tokens = 0
@@ -81,6 +83,7 @@ class PrefillMember:
                 has_runway=self._has_runway,
                 num_available_blocks=_num_available_blocks(state),
                 tokens_per_s=state.prefill_tokens_per_s,
+                place=_place(state).over(self.found_at),
             )
         return self._view
 
@@ -102,6 +105,7 @@ class DecodeMember:
         self.watch = link.watch
         self.gate = gate_of(link.watch)
         self.is_placeable = False  # it is ready and has the model that is served
+        self.found_at = NOWHERE  # where its discovery says that it is
         self._num_others = 0
         self._pairs: Mapping[WorkerId, float] = {}  # proven ones, to bytes/s
         self._bytes_per_s: Mapping[str, float] = {}  # of those, to sources that we know
@@ -158,6 +162,7 @@ class DecodeMember:
                 step_s=state.decode_step_s,
                 kv_bytes_per_token=state.layout.block_bytes / (state.layout.block_size or 1),
                 bytes_per_s=self._bytes_per_s,
+                place=_place(state).over(self.found_at),
             )
         return self._view
 
@@ -171,6 +176,10 @@ class DecodeMember:
         view = self.view
         was_open, self._was_open = self._was_open, view is not None and view.has_room
         return self._was_open and not was_open
+
+
+def _place(state: worker_pb2.WorkerState) -> Place:
+    return Place(state.zone, state.nvlink_domain)
 
 
 def _num_available_blocks(state: worker_pb2.WorkerState) -> int | None:

@@ -18,6 +18,7 @@ from router.cluster.watch import WorkerWatch
 from router.cluster.worker_clock import ClockOffset
 from router.config import RouterConfig
 from router.discovery.source import Discovery, Targets
+from router.placement.place import NOWHERE
 from router.placement.types import Policy, Snapshot, WorkerId
 
 logger = logging.getLogger(__name__)
@@ -100,6 +101,8 @@ class Cluster:
             self._join(self._prefill, PrefillMember(watch, max_pending_tokens=most))
         for address in sorted(decode - self._decode.keys()):
             self._join(self._decode, DecodeMember(self._link(address)))
+        for member in self._members():
+            member.found_at = targets.places.get(member.watch.address, NOWHERE)
         self._members_changed.set()
         self._gates_changed()
 

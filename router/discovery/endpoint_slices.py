@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from router.discovery.source import Targets
+from router.placement.place import Place
 
 
 class Endpoint(NamedTuple):
@@ -12,6 +13,7 @@ class Endpoint(NamedTuple):
     address: str
     is_ready: bool
     is_terminating: bool
+    zone: str = ""  # empty: not known
 
 
 class Slice(NamedTuple):
@@ -71,14 +73,19 @@ class EndpointSet:
 
     def _name(self) -> None:
         before = self._targets
+        prefill = self._used(self._prefill, before.prefill)
+        decode = self._used(self._decode, before.decode)
+        zones = {**prefill, **decode}
         self._targets = Targets(
-            prefill=self._used(self._prefill, before.prefill),
-            decode=self._used(self._decode, before.decode),
+            prefill=frozenset(prefill),
+            decode=frozenset(decode),
             has_prefill_pool=before.has_prefill_pool,
+            places={address: Place(zone) for address, zone in zones.items() if zone},
         )
 
-    def _used(self, services: frozenset[str], before: frozenset[str]) -> frozenset[str]:
-        used = set()
+    def _used(self, services: frozenset[str], before: frozenset[str]) -> dict[str, str]:
+        """The zone of each address."""
+        used: dict[str, str] = {}
         filled = [known for known in self._slices.values() if known.endpoints]
         have_ipv4 = {known.service for known in filled if not known.is_ipv6}
         for known in filled:
@@ -89,8 +96,8 @@ class EndpointSet:
             for endpoint in known.endpoints:
                 address = _address(endpoint.address, known.port)
                 if endpoint.is_ready or (endpoint.is_terminating and address in before):
-                    used.add(address)
-        return frozenset(used)
+                    used[address] = endpoint.zone
+        return used
 
 
 def _address(host: str, port: int) -> str:

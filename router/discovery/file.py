@@ -1,7 +1,7 @@
 """Workers from a YAML or JSON file that whoever starts them keeps up to date.
 
     prefill: ["10.0.0.1:50061"]
-    decode: ["10.0.0.2:50062", "10.0.0.3:50062"]
+    decode: ["10.0.0.2:50062", {address: "10.0.0.3:50062", zone: a, nvlink_domain: rack-7}]
 
 The file is read anew each time, so it may be replaced, also behind symbolic links, as
 Kubernetes does with a mounted ConfigMap. Whoever writes it replaces it whole.
@@ -10,15 +10,50 @@ Kubernetes does with a mounted ConfigMap. Whoever writes it replaces it whole.
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Annotated
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from diptych.errors import ConfigurationError
-from router.config import Addresses
+from router.config import check_addresses
 from router.discovery.source import Clock, Doubt, Freshness, Targets
+from router.placement.place import NOWHERE, Place
 
 _MAX_BYTES = 2**18
+
+
+class _Worker(BaseModel):
+    """An address, and where that is as far as it is known."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    address: str
+    zone: str = ""
+    nvlink_domain: str = ""
+
+    @property
+    def place(self) -> Place:
+        return Place(self.zone, self.nvlink_domain)
+
+
+def _as_worker(value: object) -> object:
+    """Its address alone is enough."""
+    if isinstance(value, str):
+        return {"address": value}
+    if not isinstance(value, dict):
+        raise ValueError("should be a string, host:port, or a mapping with an address")
+    return value
+
+
+def _check_workers(workers: list[_Worker]) -> list[_Worker]:
+    check_addresses([worker.address for worker in workers])
+    return workers
+
+
+_Workers = Annotated[
+    list[Annotated[_Worker, BeforeValidator(_as_worker)]], AfterValidator(_check_workers)
+]
 
 
 class _Pools(BaseModel):
@@ -30,8 +65,8 @@ class _Pools(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    prefill: Addresses | None = None
-    decode: Addresses
+    prefill: _Workers | None = None
+    decode: _Workers
 
 
 def read_targets(data: bytes) -> Targets:
@@ -48,10 +83,12 @@ def read_targets(data: bytes) -> Targets:
         raise ValueError(f"{field}: {first['msg'].removeprefix('Value error, ')}") from None
     except (yaml.YAMLError, UnicodeDecodeError, OverflowError, RecursionError) as error:
         raise ValueError(f"not YAML: {' '.join(str(error).split())}") from None
+    prefill = pools.prefill or []
     return Targets(
-        prefill=frozenset(pools.prefill or ()),
-        decode=frozenset(pools.decode),
+        prefill=frozenset(worker.address for worker in prefill),
+        decode=frozenset(worker.address for worker in pools.decode),
         has_prefill_pool=pools.prefill is not None,
+        places={w.address: w.place for w in (*prefill, *pools.decode) if w.place != NOWHERE},
     )
 
 

@@ -196,7 +196,8 @@ def _plain(model: SliceModel, port_name: str) -> Slice:
         is_ready = conditions is None or conditions.ready is not False
         is_terminating = conditions is not None and conditions.terminating is True
         endpoints.extend(
-            Endpoint(address, is_ready, is_terminating) for address in each.addresses[:1]
+            Endpoint(address, is_ready, is_terminating, each.zone or "")
+            for address in each.addresses[:1]
         )
     service = (metadata.labels or {}).get(_SERVICE_LABEL, "")
     port = ports.get(port_name, ports.get("") if len(ports) == 1 else None)

@@ -1,11 +1,12 @@
 """What a source of workers is: it tells, over and over, the whole set of addresses."""
 
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from diptych.errors import ConfigurationError
+from router.placement.place import Place
 
 logger = logging.getLogger(__name__)
 
@@ -17,12 +18,15 @@ Clock = Callable[[], float]
 class Targets:
     """Every worker that this router shall use, as host:port, by pool.
 
-    ``has_prefill_pool`` says whether there shall be prefill workers, also while none is there.
+    ``has_prefill_pool`` says whether there shall be prefill workers, also while none is there;
+    ``places`` where those are of whom the source knows it, by address: a worker's own word counts
+    before it.
     """
 
     prefill: frozenset[str] = frozenset()
     decode: frozenset[str] = frozenset()
     has_prefill_pool: bool = True
+    places: Mapping[str, Place] = field(default_factory=dict)
 
 
 class Discovery(Protocol):

@@ -6,6 +6,7 @@ from random import Random
 from typing import NamedTuple, TypeVar
 
 from router.placement.explanation import Candidate, Explanation, best_of
+from router.placement.place import distance_ratio
 from router.placement.prefix_memory import PrefixMemory
 from router.placement.types import (
     DecodeOnly,
@@ -48,9 +49,10 @@ class LeastLoaded:
     Work of a prefill worker: what waits there and the uncached part of this prompt, more
     where it computes slower than others. Of a decode worker: its sequences, weighted, the
     prompts it computes, and the part of this prompt that it lacks, less where that is
-    fetched faster than computed. Only proven pairs are used, and no decode worker with as
-    many sequences as it runs at a time. A prefix draws sequences to a decode worker only
-    while it has hardly more of them than the others.
+    fetched faster than computed, and a little less where the two are near each other (in one
+    NVLink domain, or at least in one zone). Only proven pairs are used, and no decode worker
+    with as many sequences as it runs at a time. A prefix draws sequences to a decode worker
+    only while it has hardly more of them than the others.
 
     Routers that know the same do not choose alike: among equals each has an order of its own
     (rendezvous hashing), and of large pools each weighs the likely best and two at random
@@ -323,10 +325,11 @@ def _even(query: Query, views: list[DecodeView]) -> list[DecodeView]:
 
 def _shipping_weight(prefill: PrefillView, decode: DecodeView) -> float:
     """How much a token that is shipped costs of what a computed one does, at the most 1."""
+    ratio = distance_ratio(prefill.place, decode.place)
     bytes_per_s = decode.bytes_per_s.get(prefill.worker.incarnation, 0.0)
     if not (bytes_per_s and prefill.tokens_per_s and decode.kv_bytes_per_token):
-        return 1.0
-    return min(1.0, decode.kv_bytes_per_token / bytes_per_s * prefill.tokens_per_s)
+        return ratio
+    return ratio * min(1.0, decode.kv_bytes_per_token / bytes_per_s * prefill.tokens_per_s)
 
 
 def _prefill_candidate(view: PrefillView, cost: _Weighed, chosen: WorkerId | None) -> Candidate:

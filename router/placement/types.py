@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 from router.placement.explanation import Explanation
+from router.placement.place import NOWHERE, Place
 
 
 class WorkerId(NamedTuple):
@@ -32,6 +33,7 @@ class PrefillView:
     has_runway: bool = True  # may take more of this router's prompts
     num_available_blocks: int | None = None  # free or cached; None: it does not say
     tokens_per_s: float = 0.0  # measured; 0 until known
+    place: Place = NOWHERE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,7 @@ class DecodeView:
     step_s: float = 0.0  # measured; 0 until known
     kv_bytes_per_token: float = 0.0
     bytes_per_s: Mapping[str, float] = field(default_factory=dict)  # of proven pairs; 0: unknown
+    place: Place = NOWHERE
 
     @property
     def has_room(self) -> bool:

@@ -58,7 +58,10 @@ class KubeApi:
             },
             "addressType": "IPv4",
             "ports": [{"name": "metrics", "port": 1}, {"name": "grpc", "port": port}],
-            "endpoints": [{"addresses": [host], "conditions": {"ready": ready}} for host in hosts],
+            "endpoints": [
+                {"addresses": [host], "conditions": {"ready": ready}, "zone": f"zone of {host}"}
+                for host in hosts
+            ],
         }
         await self._tell(kind, self._slices[name])
 

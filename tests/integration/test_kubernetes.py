@@ -11,6 +11,7 @@ import pytest
 from router.config import KubernetesSource
 from router.discovery.kubernetes import KubernetesApi, KubernetesDiscovery
 from router.discovery.source import Targets
+from router.placement.place import Place
 from tests.integration.kube_api import KubeApi, kube_api
 from tests.integration.router_rig import eventually
 
@@ -126,4 +127,5 @@ async def test_a_watch_that_just_ends_goes_on_from_where_it_was(tmp_path: Path) 
 
 
 def _one(address: str) -> Targets:
-    return Targets(decode=frozenset({address}))
+    place = Place(f"zone of {address.partition(':')[0]}")
+    return Targets(decode=frozenset({address}), places={address: place})

@@ -42,3 +42,9 @@ def test_each_start_is_another_incarnation() -> None:
     one, two = (WorkerStatus(worker_pb2.WORKER_ROLE_DECODE) for _ in range(2))
     assert one.incarnation != two.incarnation
     assert one.snapshot().incarnation == one.incarnation
+
+
+def test_where_it_runs_is_told_with_every_state() -> None:
+    status = WorkerStatus(worker_pb2.WORKER_ROLE_PREFILL, zone="a", nvlink_domain="rack 7")
+    state = status.snapshot()
+    assert (state.zone, state.nvlink_domain) == ("a", "rack 7")

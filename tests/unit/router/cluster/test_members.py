@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -16,6 +17,7 @@ from router.cluster.members import Cluster
 from router.cluster.watch import WorkerWatch
 from router.config import RouterConfig
 from router.discovery.source import StaticDiscovery, Targets
+from router.placement.place import Place
 from router.placement.policy import LeastLoaded
 from router.placement.prefix_memory import PrefixMemory
 from router.placement.types import DecodeOnly, Paired, Query, Snapshot, Why, WorkerId
@@ -104,6 +106,19 @@ class World:
         welcome = decode_pb2.Welcome(incarnation=f"{address}-1")
         link._handle(decode_pb2.DecodeEvent(welcome=welcome))
         return link
+
+
+def test_where_workers_are_reaches_placement() -> None:
+    """By what they say, else by what their discovery says, which may change."""
+    world = World(prefill=2, decode=1)
+    world.says("p0:1", zone="own", nvlink_domain="rack")
+    found = {"p0:1": Place("found", "other"), "p1:1": Place("found"), "d0:1": Place("found")}
+    world.cluster.set_members(replace(targets(world.prefill, world.decode), places=found))
+    snapshot = world.cluster.snapshot()
+    assert [view.place for view in snapshot.prefill] == [Place("own", "rack"), Place("found")]
+    assert [view.place for view in snapshot.decode] == [Place("found")]
+    world.cluster.set_members(targets(world.prefill, world.decode))
+    assert [view.place for view in world.cluster.snapshot().decode] == [Place()]
 
 
 def proven(source: str) -> worker_pb2.Pair:

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from router.discovery.endpoint_slices import Endpoint, EndpointSet, Slice
 from router.discovery.source import Targets
+from router.placement.place import Place
 
 
 def endpoint(host: str, *, is_ready: bool = True, is_terminating: bool = False) -> Endpoint:
@@ -34,6 +35,17 @@ def test_slices_of_one_service_join_and_those_of_others_do_not_count() -> None:
     assert known.targets == Targets(
         prefill=frozenset({"a:2"}), decode=frozenset({"a:1", "b:1", "d:1"})
     )
+
+
+def test_zones_are_told_of_those_that_are_used() -> None:
+    known = new_set()
+    endpoints = (
+        Endpoint("a", True, False, "zone-1"),
+        Endpoint("b", False, False, "zone-1"),
+        Endpoint("c", True, False),
+    )
+    known.listed([decode("d-1", *endpoints)])
+    assert known.targets.places == {"a:1": Place("zone-1")}
 
 
 def test_a_service_of_both_families_names_each_pod_once() -> None:

@@ -9,6 +9,7 @@ import pytest
 from diptych.errors import ConfigurationError
 from router.discovery.file import FileDiscovery, FileSet, read_targets
 from router.discovery.source import Targets
+from router.placement.place import Place
 from tests.unit.router.discovery.scripted import ScriptIsOverError, told_by
 
 FIRST = b'{"prefill": ["p0:1"], "decode": ["d0:1"]}'
@@ -27,6 +28,13 @@ def test_yaml_and_json_say_the_same() -> None:
     assert read_targets(b"{prefill: [], decode: []}") == Targets()
 
 
+def test_an_address_may_say_where_it_is() -> None:
+    data = b"decode: [{address: d0:1, zone: a, nvlink_domain: rack-7}, d1:1, {address: d2:1}]"
+    told = read_targets(data)
+    assert told.decode == {"d0:1", "d1:1", "d2:1"}
+    assert told.places == {"d0:1": Place("a", "rack-7")}
+
+
 @pytest.mark.parametrize(
     ("data", "why"),
     [
@@ -37,6 +45,10 @@ def test_yaml_and_json_say_the_same() -> None:
         (b"decode: [d0:1, d0:1]", "decode: an address is listed twice"),
         (b"decode: [d0:1, 7]", "decode: expected host:port, found '7'"),
         (b"decode: [d0:1, [d1:1]]", r"decode\.1: .*string"),
+        (b"decode: [{zone: a}]", r"decode\.0\.address: Field required"),
+        (b"decode: [{address: d0:1, rack: a}]", r"decode\.0\.rack: Extra"),
+        (b"decode: [{address: d0:1, zone: [a]}]", r"decode\.0\.zone: .*string"),
+        (b"decode: [d0:1, {address: d0:1}]", "decode: an address is listed twice"),
         (b"decode: !!timestamp soon", "decode: .*list"),
         (b"decode: &all [*all]", "not YAML: .*recursive"),
         (b"decode: [d0:1]\nprefill:", "prefill: .*list"),

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from router.placement.place import Place
 from router.placement.policy import LeastLoaded
 from router.placement.prefix_memory import PrefixMemory
 from router.placement.types import (
@@ -72,6 +73,54 @@ def test_cached_prefix_outweighs_some_load() -> None:
     assert policy.place(QUERY, busier) == Paired(P2, D2)
     policy.forget(P1)
     assert policy.place(QUERY, busy) == Paired(P2, D1)
+
+
+ZONE_A, ZONE_B = Place("a"), Place("b")
+
+
+@pytest.mark.parametrize("near", [P1, P2])
+@pytest.mark.parametrize(
+    ("here", "there"),
+    [
+        (Place("a", "rack 1"), Place("a", "rack 2")),
+        (Place("", "rack 1"), Place("", "rack 2")),
+        (ZONE_A, ZONE_B),
+        (ZONE_A, Place()),
+    ],
+)
+def test_among_equals_the_near_pair(near: WorkerId, here: Place, there: Place) -> None:
+    prefills = tuple(view_p(p, place=here if p == near else there) for p in (P1, P2))
+    alone = Snapshot(prefills, (view_d(D1, place=here),))
+    assert made().place(QUERY, alone) == Paired(near, D1)
+    both = Snapshot(prefills, (view_d(D1, place=here), view_d(D2, place=there)))
+    chosen = made().place(QUERY, both)
+    assert isinstance(chosen, Paired)
+    if there == Place():
+        assert chosen == Paired(near, D1)
+    else:
+        assert (chosen.prefill == near) == (chosen.decode == D1)
+
+
+def test_a_domain_is_nearer_than_a_zone() -> None:
+    prefills = (view_p(P1, place=Place("a", "1")), view_p(P2, place=Place("a", "2")))
+    for domain, nearer in (("1", P1), ("2", P2)):
+        snapshot = Snapshot(prefills, (view_d(D1, place=Place("b", domain)),))
+        assert made().place(QUERY, snapshot) == Paired(nearer, D1)
+
+
+def test_nearness_is_not_waited_for() -> None:
+    """A few hundred tokens of work weigh more."""
+    prefills = (view_p(P1, 300, place=ZONE_A), view_p(P2, place=ZONE_B))
+    assert made().place(QUERY, Snapshot(prefills, (view_d(D1, place=ZONE_A),))) == Paired(P2, D1)
+
+
+def test_what_a_link_really_moves_counts_more_than_a_name() -> None:
+    fast = {"p1": 1e6, "p2": 1e9}
+    decode = view_d(D1, place=ZONE_A, bytes_per_s=fast, kv_bytes_per_token=1000.0)
+    prefills = tuple(
+        view_p(p, tokens_per_s=500.0, place=place) for p, place in ((P1, ZONE_A), (P2, ZONE_B))
+    )
+    assert made().place(QUERY, Snapshot(prefills, (decode,))) == Paired(P2, D1)
 
 
 def test_only_proven_pairs() -> None:

@@ -22,7 +22,7 @@ from tests.deploy.service_address import ServiceAddress, service_address
 from tests.integration.kube_api import KubeApi, kube_api
 from tests.unit.deploy.chart import Manifest, Pod, named, pods_of
 
-_READY_S = 180.0
+_READY_S = 600.0
 _LOOK_S = 0.2
 # Many pods share few cores here: who is slow is not taken for lost, which would end it.
 _PATIENCE = {

@@ -17,7 +17,7 @@ from tests.deploy.helm import HELM_4, template
 from tests.deploy.local_cluster import LocalCluster, local_cluster, metric
 from tests.unit.deploy.chart import VALUES, parsed
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.asyncio(loop_scope="module")]
 
 _WITHIN_S = 180.0
 _OPTIONS = SamplingOptions(max_tokens=8, ignore_eos=True)

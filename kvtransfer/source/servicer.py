@@ -2,7 +2,12 @@
 
 from collections.abc import AsyncIterator, Callable
 
-from diptych.errors import DiptychError, LayoutMismatchError, TransferInterruptedError
+from diptych.errors import (
+    DiptychError,
+    InvalidRequestError,
+    LayoutMismatchError,
+    TransferInterruptedError,
+)
 from diptych.rpc.server import Context
 from diptych.timers import Timers
 from diptych.v1 import common_pb2, kv_source_pb2
@@ -15,6 +20,8 @@ from kvtransfer.source.lease_table import LeaseTable
 from kvtransfer.source.probe_blocks import ProbeBlocks
 from kvtransfer.source.range_digests import RangeDigests
 from kvtransfer.transports.base import Transport
+
+_MAX_TRANSPORTS = 16  # that a reader may name
 
 
 class KVSourceServicer(pb_grpc.KVSourceServicer):
@@ -99,6 +106,11 @@ class KVSourceServicer(pb_grpc.KVSourceServicer):
     async def _common_transport(self, request: kv_source_pb2.ConnectRequest) -> Transport:
         """The first that both have and that is ready, given that the layouts agree."""
         ours = self._endpoint.transports
+        if len(request.transports) > _MAX_TRANSPORTS:
+            raise InvalidRequestError(
+                f"{len(request.transports)} are named, more than {_MAX_TRANSPORTS}",
+                field="transports",
+            )
         compare_layouts(request.layout, self._endpoint.layout)
         common = [name for name in request.transports if name in ours]
         if not common:

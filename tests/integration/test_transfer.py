@@ -12,8 +12,9 @@ import grpc
 import pytest
 import xxhash
 
-from diptych.errors import ConfigurationError
+from diptych.errors import ConfigurationError, InvalidRequestError
 from diptych.rpc.channel import open_channel
+from diptych.rpc.status import from_rpc_error
 from diptych.v1 import common_pb2, decode_pb2, kv_source_pb2, kv_source_pb2_grpc, worker_pb2
 from kvtransfer.digest import combined_digest
 from kvtransfer.errors import TransportError
@@ -425,3 +426,19 @@ async def test_heartbeats_keep_a_waiting_pull_alive(source: Source, reader: Read
         assert not pull.done()
         source.leases.announce("lease", NUM_TOKENS)
         await pull
+
+
+async def test_a_reader_that_names_hosts_of_transports_is_refused() -> None:
+    async with open_source(config("inline")) as source, open_channel(source.address) as channel:
+        stub: kv_source_pb2_grpc.KVSourceAsyncStub = kv_source_pb2_grpc.KVSourceStub(channel)
+        request = kv_source_pb2.ConnectRequest(
+            layout=source.endpoint.layout, transports=["inline", *["x" * 1000] * 16]
+        )
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Connect(request)
+        error = from_rpc_error(caught.value)
+        assert isinstance(error, InvalidRequestError)
+        assert error.field == "transports"
+        assert "xxx" not in error.message
+        del request.transports[16:]
+        assert (await stub.Connect(request)).transport == "inline"

@@ -11,8 +11,26 @@ def scrape(address: str) -> dict[str, float]:
 
     Blocks: a test that shares its event loop with the process asks from a thread.
     """
+    return parse(_text(address))
+
+
+def unmoved(address: str) -> dict[str, bool]:
+    """Of each family that the process tells, whether all its samples are 0 still."""
+    is_unmoved, name = {}, ""
+    for line in _text(address).splitlines():
+        if line.startswith("# TYPE "):
+            name = line.split()[2].removesuffix("_total")
+            if not name.endswith("_created"):
+                is_unmoved[name] = True
+        elif not line.startswith("#") and name in is_unmoved:
+            is_unmoved[name] &= float(line.rpartition(" ")[2]) == 0.0
+    return is_unmoved
+
+
+def _text(address: str) -> str:
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=_TIMEOUT_S) as reply:
-        return parse(reply.read().decode())
+        text: str = reply.read().decode()
+        return text
 
 
 def parse(text: str) -> dict[str, float]:

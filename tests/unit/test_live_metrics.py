@@ -1,0 +1,125 @@
+"""What is read at each scrape: its value is that of what it is about, then."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from decode_worker import pair_metrics
+from diptych.process import ProcessConfig
+from diptych.service_host import ServiceHost
+from diptych.telemetry import logs
+from diptych.telemetry.families import LeaseMetrics
+from diptych.telemetry.metrics import Metrics
+from diptych.telemetry.tracing import Tracing
+from diptych.worker.step_metrics import StepMetrics
+from prefill_worker import source_metrics
+from router.telemetry import RouterMetrics
+from tests.metric_tests import MOVED_BY, ROOT
+
+
+def told(register: Callable[[Metrics], object]) -> Callable[..., float | None]:
+    """What a scrape says of a metric, by its name without prefix."""
+    registry = CollectorRegistry()
+    register(Metrics(registry))
+
+    def value(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(f"diptych_{name}", labels)
+
+    return value
+
+
+def test_pairs() -> None:
+    counters = SimpleNamespace(
+        num_pairs_failed={"KV_LAYOUT_MISMATCH": 2},
+        num_transport_fallbacks=3,
+        num_refetches=4,
+        num_agent_teardowns=5,
+    )
+    pairs = SimpleNamespace(
+        counters=counters,
+        pairs=list,
+        num_open_reads=6,
+        oldest_quarantined_s=7.5,
+        num_quarantined_blocks_ever=8,
+    )
+    value = told(lambda metrics: pair_metrics.register(metrics, cast(Any, pairs)))
+    assert value("kv_pairs_failed", reason="KV_LAYOUT_MISMATCH") == 2
+    assert value("kv_transport_fallbacks") == 3
+    assert value("kv_pull_refetches") == 4
+    assert value("kv_agent_teardowns") == 5
+    assert value("kv_reads_open") == 6
+    assert value("kv_quarantine_age_seconds") == 7.5
+    assert value("kv_quarantined_blocks_ever") == 8
+
+
+def test_what_a_source_serves() -> None:
+    counters = SimpleNamespace(num_fetches_open=2, num_confirmed=3, num_refused={}, digest_s=0.5)
+    leases = SimpleNamespace(num_grants=4)
+
+    def register(metrics: Metrics) -> None:
+        source_metrics.register(metrics, cast(Any, counters), cast(Any, leases))
+        LeaseMetrics(metrics, lambda: 5)
+
+    value = told(register)
+    assert value("kv_fetches_open") == 2
+    assert value("kv_tickets_valid") == 4
+    assert value("leases_open") == 5
+
+
+def test_what_an_engine_runs() -> None:
+    loads = [
+        SimpleNamespace(
+            blocks=SimpleNamespace(_asdict=dict),
+            num_running=running,
+            num_waiting=7,
+            num_preemptions=preempted,
+            num_lookup_tokens=0,
+            num_hit_tokens=0,
+        )
+        for running, preempted in ((0, 1), (2, 4))
+    ]
+    engine = SimpleNamespace(last_step=None, load=lambda: loads[0])
+    made: list[StepMetrics] = []
+    parts: Any = SimpleNamespace(engine=engine)
+    value = told(lambda metrics: made.append(StepMetrics(metrics, parts)))
+    engine.load = lambda: loads[1]
+    made[0].book()
+    assert value("sequences_running") == 2
+    assert value("sequences_waiting") == 7
+    assert value("preemptions_total") == 3
+
+
+def test_what_a_router_has() -> None:
+    room = SimpleNamespace(num_waiting=2, num_placed=3)
+    value = told(
+        lambda metrics: RouterMetrics(metrics, room, lambda: 0.0, lambda: (1, 1), lambda: 0.0, list)
+    )
+    assert value("router_requests_waiting") == 2
+    assert value("router_requests_placed") == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "held"),
+    [
+        ("log_lines_dropped", None),
+        ("trace_spans_held", "num_held"),
+        ("trace_spans_forgotten", "num_forgotten"),
+    ],
+)
+async def test_what_every_process_holds_back_or_drops(
+    monkeypatch: pytest.MonkeyPatch, name: str, held: str | None
+) -> None:
+    if held is None:
+        monkeypatch.setattr(logs, "num_dropped_lines", lambda: 9)
+    else:
+        monkeypatch.setattr(Tracing, held, 9)
+    async with ServiceHost(ProcessConfig()) as host:
+        assert host.registry.get_sample_value(f"diptych_{name}") == 9
+
+
+def test_each_metric_is_named_where_it_is_said_to_be_moved() -> None:
+    for name, file in MOVED_BY.items():
+        assert name in (ROOT / file).read_text(), f"{name} is not in {file}"

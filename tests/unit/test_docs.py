@@ -8,6 +8,7 @@ from pydantic import BaseModel
 
 from diptych.cli.generate import GenerateConfig
 from diptych.cli.health import HealthConfig
+from diptych.cli.trace import TraceConfig
 from diptych.cli.up import UpConfig
 from diptych.errors import DiptychError
 from router.config import RouterConfig
@@ -68,6 +69,7 @@ def test_settings_in_the_readme_exist() -> None:
         UpConfig,
         GenerateConfig,
         HealthConfig,
+        TraceConfig,
     ):
         known |= settings_of(config)
     text = (ROOT / "README.md").read_text()

@@ -17,7 +17,6 @@ from diptych.telemetry.tracing import Tracing
 from diptych.worker.step_metrics import StepMetrics
 from prefill_worker import source_metrics
 from router.telemetry import RouterMetrics
-from tests.metric_tests import MOVED_BY, ROOT
 
 
 def told(register: Callable[[Metrics], object]) -> Callable[..., float | None]:
@@ -118,8 +117,3 @@ async def test_what_every_process_holds_back_or_drops(
         monkeypatch.setattr(Tracing, held, 9)
     async with ServiceHost(ProcessConfig()) as host:
         assert host.registry.get_sample_value(f"diptych_{name}") == 9
-
-
-def test_each_metric_is_named_where_it_is_said_to_be_moved() -> None:
-    for name, file in MOVED_BY.items():
-        assert name in (ROOT / file).read_text(), f"{name} is not in {file}"

@@ -133,7 +133,7 @@ async def test_what_is_beyond_a_quota_is_refused_over_both_and_asks_no_worker(
     async with httpx.AsyncClient(trust_env=False) as http:
         headers = {"authorization": "Bearer one"}
         told = await http.get(f"http://{served.http_address}/metrics", headers=headers)
-    assert 'quota_refusals_total{quota="requests_per_minute"} 2.0' in told.text
+    assert 'router_quota_refusals_total{quota="requests_per_minute"} 2.0' in told.text
     assert await served.status("one") == 200
 
 

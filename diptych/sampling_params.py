@@ -26,6 +26,7 @@ MAX_STOP_TOKEN_IDS = 1024
 MAX_BIASED_TOKEN_IDS = 1024
 MAX_LOGPROBS = 20
 MAX_BAD_WORDS = 64
+MAX_CHOICES = 16
 MAX_BAD_WORD_CHARACTERS = 128
 
 _UINT32 = 2**32 - 1
@@ -119,6 +120,9 @@ class SamplingOptions:
     prompt_logprobs: int | None = _option(
         "Report the same of the prompt's tokens but the first.", high=MAX_LOGPROBS, is_flag=False
     )
+    n: int | None = _option(
+        "Choices to make from one prompt.", default=1, low=1, high=MAX_CHOICES, is_flag=False
+    )
     seed: int | None = _option(
         "The same seed gives the same answer; unset: a new one.", high=_UINT64
     )
@@ -211,7 +215,6 @@ WORKER_NAMES: Final = tuple(item.name for item in fields(SamplingParams))
 """The parameters that workers know."""
 
 NEUTRAL: Final[Mapping[str, object]] = {
-    "n": 1,
     "best_of": 1,
 }
 """Parameters that clients know and nothing serves yet, with what changes nothing."""

@@ -1,5 +1,7 @@
 """One answer over all the calls that it takes: what came, and what to ask for next. Pure."""
 
+from typing import Any
+
 from diptych.client.chunk import Chunk
 from diptych.errors import DiptychError
 from diptych.finish_reason import FinishReason
@@ -28,11 +30,19 @@ class AnswerReader:
         self._rest = ""  # of the text: what came behind the last token
         self._known_rest = ""  # what this call has to repeat of it
         self._finished = inference_pb2.ChoiceFinished()
+        self._num_choices = request.sampling.n or 1
+        self._num_by_choice = [0] * self._num_choices  # tokens, where there are several
+        self._num_finished = 0
 
     @property
     def num_tokens(self) -> int:
         """Of the output so far, whichever call brought them."""
         return len(self._token_ids)
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether another call could bring the rest: of several choices none can."""
+        return self._num_choices == 1 or not any(self._num_by_choice)
 
     def next_request(self) -> inference_pb2.GenerateRequest:
         """What the next call asks for: the answer, or what is missing of it."""
@@ -60,6 +70,8 @@ class AnswerReader:
                 return self._part(response.delta)
             case "choice_finished":
                 self._finished = response.choice_finished
+                if self._num_choices > 1:
+                    return self._end_of(response.choice_finished)
             case "summary":
                 return self._last(response.summary)
         return None
@@ -92,6 +104,8 @@ class AnswerReader:
         return self._started
 
     def _part(self, delta: inference_pb2.Delta) -> Chunk | None:
+        if self._num_choices > 1:
+            return self._part_of(delta)
         if delta.position != self.num_tokens:
             raise BrokenStreamError(
                 f"tokens were skipped or repeated: position {delta.position} came "
@@ -119,6 +133,50 @@ class AnswerReader:
             prompt_logprobs=told,
         )
 
+    def _part_of(self, delta: inference_pb2.Delta) -> Chunk:
+        """As ``_part``, of one of several choices, which come in one call or not at all."""
+        due = self._due(delta.choice)
+        if delta.position != due:
+            raise BrokenStreamError(f"position {delta.position} came where {due} was due")
+        self._num_by_choice[delta.choice] += len(delta.token_ids)
+        told = tuple(self._prompt_logprobs)
+        self._prompt_logprobs.clear()
+        return self._chunk(
+            choice=delta.choice,
+            text=delta.text,
+            token_ids=tuple(delta.token_ids),
+            position=delta.position,
+            margins=tuple(delta.margins),
+            logprobs=tuple(map(TokenLogprobs.from_proto, delta.logprobs)),
+            prompt_logprobs=told,
+        )
+
+    def _end_of(self, finished: inference_pb2.ChoiceFinished) -> Chunk:
+        self._num_finished += 1
+        by_token = finished.HasField("stop_token_id")
+        return self._chunk(
+            choice=finished.choice,
+            position=self._due(finished.choice),
+            finish_reason=FinishReason(finished.reason),
+            stop_match=finished.stop,
+            stop_token_id=finished.stop_token_id if by_token else None,
+        )
+
+    def _due(self, choice: int) -> int:
+        if choice >= self._num_choices:
+            raise BrokenStreamError(f"choice {choice} came, of {self._num_choices}")
+        return self._num_by_choice[choice]
+
+    def _chunk(self, **members: Any) -> Chunk:
+        started = self._begun()
+        return Chunk(
+            request_id=started.request_id,
+            model=started.model,
+            seed=started.seed,
+            prompt_token_ids=tuple(started.prompt_token_ids),
+            **members,
+        )
+
     def _beyond_known(self, delta: inference_pb2.Delta) -> str:
         """The delta's text without what an earlier call brought after the same token.
 
@@ -135,6 +193,8 @@ class AnswerReader:
             raise BrokenStreamError("the answer ended without a finish reason")
         if self._known_rest:
             raise BrokenStreamError("the answer ended before the text that had come")
+        if self._num_choices > 1:
+            return self._behind_all(summary)
         self.is_whole = True
         started, by_token = self._begun(), finished.HasField("stop_token_id")
         return Chunk(
@@ -149,3 +209,9 @@ class AnswerReader:
             usage=summary.usage,
             timing=summary.timing,
         )
+
+    def _behind_all(self, summary: inference_pb2.Summary) -> Chunk:
+        if self._num_finished != self._num_choices:
+            raise BrokenStreamError("the answer ended without the end of each choice")
+        self.is_whole = True
+        return self._chunk(usage=summary.usage, timing=summary.timing)

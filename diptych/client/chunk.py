@@ -12,14 +12,17 @@ class Chunk:
     """A part of an answer.
 
     ``finish_reason``, what matched, ``usage`` and ``timing`` are in the last one only;
-    those two are of the last call, where an answer took several. ``seed`` and all
-    ``token_ids`` so far continue the answer in another program, should this one end
-    (``emitted_token_ids`` of the next request).
+    those two are of the last call, where an answer took several. Of several choices each has
+    a last one with its ``finish_reason``; ``usage`` and ``timing`` come behind all.
+
+    ``seed`` and all ``token_ids`` so far continue the answer in another program, should
+    this one end (``emitted_token_ids`` of the next request).
     """
 
     request_id: str
     model: str
     seed: int
+    choice: int = 0  # which of n
     text: str = ""
     token_ids: tuple[int, ...] = ()
     position: int = 0  # in the output, of token_ids[0]

@@ -118,6 +118,8 @@ class DiptychClient:
                 call.cancel()
             if answer.is_whole:
                 return
+            if not answer.can_go_on:
+                raise failure
             if answer.num_tokens > num_before:
                 retries.renew()
             await self._recover(router, failure, retries)

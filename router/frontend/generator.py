@@ -4,6 +4,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from diptych.errors import (
     DeadlineExceededError,
@@ -21,6 +22,8 @@ from router.frontend.validation import MAX_REQUEST_ID_CHARACTERS
 from router.frontend.write_watch import WriteWatch
 from router.generation.answer import GenerationEvent, Started, Summary
 from router.generation.request import ChatPrompt, GenerationRequest
+from router.placement.types import WorkerId
+from router.request.choices import Choices
 from router.request.dispatch import Services
 from router.request.resolved import ResolvedRequest
 from router.request.response_builder import ResponseBuilder
@@ -84,8 +87,9 @@ class Generator:
         ):
             logs.mark(answer.request_id, trace_id(answer.observer.context))
             resolved = await self._admission.admit(request, deadline_s)
-            quota.reserve(len(resolved.shape.prompt_ids) + resolved.shape.max_tokens)
-            session = answer.open(resolved, self._builder(resolved, answer.observer), deadline_s)
+            quota.reserve(resolved.num_tokens_at_most)
+            build = partial(self._builder, resolved, answer.observer)
+            session = answer.open(resolved, build, deadline_s)
             is_first = True
             while (event := await session.next_event()) is not None:
                 if is_first:  # only now is it certain that there is an answer
@@ -160,7 +164,7 @@ class _Answer:
         self._stuck = f"the client did not take a response for {patience_s:g} s"
         self._services = services
         self._give_up = give_up
-        self._session: Session | None = None
+        self._session: Session | Choices | None = None
         self._builder: ResponseBuilder | None = None
 
     @property
@@ -169,19 +173,30 @@ class _Answer:
         return self.observer.request_id
 
     def open(
-        self, resolved: ResolvedRequest, builder: ResponseBuilder, deadline_s: float | None
-    ) -> Session:
+        self,
+        resolved: ResolvedRequest,
+        build: Callable[[], ResponseBuilder],
+        deadline_s: float | None,
+    ) -> Session | Choices:
         """Ask for workers. Raises InvalidRequestError: the resumed output had ended before."""
         self.observer.resolved(resolved.sampling, len(resolved.shape.prompt_ids))
-        session = Session(
-            self.request_id,
-            resolved,
-            builder,
-            self.observer,
-            self._services,
-            deadline_s=deadline_s,
-            on_failed=self._on_failed,
-        )
+        builder = build()
+
+        def make(index: int, beside: WorkerId | None, on_output: Callable[[], None]) -> Session:
+            return Session(
+                self.request_id,
+                resolved.choice(index),
+                builder if index == 0 else build(),
+                self.observer,
+                self._services,
+                deadline_s=deadline_s,
+                on_failed=self._on_failed,
+                on_output=on_output,
+                beside=beside,
+            )
+
+        num_choices = resolved.num_choices
+        session = make(0, None, _nothing) if num_choices == 1 else Choices(num_choices, make)
         builder.check_resumed()
         self._session, self._builder = session, builder
         session.start()

@@ -146,8 +146,16 @@ def resolve(
         stop=given.stop,
         includes_stop=given.include_stop_str_in_output,
         cache_salt=salt_of(request.cache_salt, request.tenant.name),
+        num_choices=_num_choices(request),
         emitted_token_ids=tuple(request.emitted_token_ids),
     )
+
+
+def _num_choices(request: GenerationRequest) -> int:
+    num_choices = 1 if request.sampling.n is None else request.sampling.n
+    if num_choices > 1 and request.emitted_token_ids:
+        raise InvalidRequestError("goes on with one choice only", field="emitted_token_ids")
+    return num_choices
 
 
 def _wanted(request: GenerationRequest, num_prompt: int) -> WantedLogprobs | None:

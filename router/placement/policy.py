@@ -108,6 +108,9 @@ class LeastLoaded:
         prefills, decodes = _usable(query, snapshot)
         if query.on_prefill is not None:
             return self._pair(query, prefills, decodes)
+        near = self._beside(query, decodes)
+        if near is not None:
+            return near
         local = None if query.needs_prefill else self._local(query, snapshot, decodes)
         if local is not None:
             return local
@@ -168,6 +171,16 @@ class LeastLoaded:
                 if best is None or score < best:
                     best, pair = score, Paired(prefill.worker, decode.worker)
         return pair
+
+    def _beside(self, query: Query, decodes: list[DecodeView]) -> DecodeOnly | None:
+        """With another choice of the same prompt: its blocks are shared where they are."""
+        if query.beside is None or query.on_decode is not None or query.failed:
+            return None
+        near = (view for view in decodes if view.worker == query.beside and view.local_prefill)
+        view = next(near, None)
+        if view is None or self._num_missing(query, view.worker) > query.block_size:
+            return None
+        return self._decode_only(query, view, Why.CHOICE)
 
     def _local(
         self, query: Query, snapshot: Snapshot, decodes: list[DecodeView]

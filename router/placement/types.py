@@ -101,6 +101,7 @@ class Query:
     on_prefill: WorkerId | None = None
     on_decode: WorkerId | None = None
     num_cached_on_decode: int | None = None
+    beside: WorkerId | None = None  # runs another choice of the same prompt, whose blocks it has
     needs_prefill: bool = False  # a prefill worker has to compute the prompt: no other tells of it
 
     def on(self, decode: WorkerId, num_cached_tokens: int | None) -> "Query":

@@ -59,8 +59,10 @@ class Dispatch:
         request: ResolvedRequest,
         services: Services,
         observer: Observer,
+        beside: WorkerId | None = None,
     ) -> None:
-        """``observer`` says what workers' spans hang under."""
+        """``observer`` says what workers' spans hang under; ``beside``, who has the prompt."""
+        self._beside = beside
         self._request_id = request_id
         self._request = request
         self._sampling = request.sampling.to_proto()
@@ -78,7 +80,9 @@ class Dispatch:
             self._block_size = cluster.block_size()
             prompt_ids, salt = self._request.shape.prompt_ids, self._request.cache_salt
             self._keys = tuple(block_keys(prompt_ids, self._block_size, salt))
-        query = replace(query, block_keys=self._keys, block_size=self._block_size)
+        query = replace(
+            query, block_keys=self._keys, block_size=self._block_size, beside=self._beside
+        )
         policy, snapshot = self._services.policy, cluster.snapshot()
         placement = policy.place(query, snapshot)
         if placement is not None and self._observer.is_traced:

@@ -1,6 +1,6 @@
 """A request that was checked and in which nothing is open any more."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from diptych.sampling_params import SamplingParams
 from router.request.emitted_tokens import RequestShape
@@ -15,4 +15,21 @@ class ResolvedRequest:
     stop: tuple[str, ...] = ()  # the router's own affair, as is the next
     includes_stop: bool = False  # the text ends with what ended the output
     cache_salt: bytes = b""
+    num_choices: int = 1
     emitted_token_ids: tuple[int, ...] = ()  # the client has these already
+
+    @property
+    def num_tokens_at_most(self) -> int:
+        """Of the prompt, once, and of all choices."""
+        return len(self.shape.prompt_ids) + self.num_choices * self.shape.max_tokens
+
+    def choice(self, index: int) -> "ResolvedRequest":
+        """What one choice alone would be. The first is told of the prompt."""
+        if index == 0:
+            return self
+        seed = (self.sampling.seed + index) % 2**64
+        return replace(
+            self,
+            sampling=replace(self.sampling, seed=seed),
+            shape=replace(self.shape, told=None),
+        )

@@ -16,6 +16,7 @@ from diptych.finish_reason import FinishReason
 from diptych.token_logprobs import PromptLogprobs
 from diptych.v1 import decode_pb2, prefill_pb2
 from router.generation.answer import ChoiceFinished, Delta, Timing, Usage
+from router.placement.types import WorkerId
 from router.request import actions, events, worker_messages
 from router.request.actions import Action
 from router.request.deps import RequestDeps
@@ -23,6 +24,7 @@ from router.request.dispatch import Dispatch, Services
 from router.request.events import Event
 from router.request.machine import RequestMachine
 from router.request.observer import Observer
+from router.request.request_state import RequestState
 from router.request.resolved import ResolvedRequest
 from router.request.response_builder import ResponseBuilder
 
@@ -46,8 +48,14 @@ class Session:
         *,
         deadline_s: float | None,
         on_failed: Callable[[], None],
+        on_output: Callable[[], None] = lambda: None,
+        beside: WorkerId | None = None,
     ) -> None:
-        """``on_failed`` is called when there will be no more output, ``next_event`` says why."""
+        """``on_failed`` is called when there will be no more output, ``next_event`` says why.
+
+        ``on_output`` is called when ``poll`` may have more than before, or it runs. ``beside``: a
+        decode worker that has the prompt, on which it is placed if that is possible.
+        """
         self._request_id = request_id
         self._request = request
         self._answer = answer
@@ -55,11 +63,12 @@ class Session:
         self._services = services
         self._config = services.config
         self._loop = asyncio.get_running_loop()
-        self._dispatch = Dispatch(request_id, request, services, observer)
+        self._dispatch = Dispatch(request_id, request, services, observer, beside)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_s: float | None = None
         self._waiter: asyncio.Future[None] | None = None  # of who asked for more output
         self._on_failed = on_failed
+        self._on_output = on_output
         self._num_taken: int | None = None  # tokens of the delta that is being written
         self._finish_reason: FinishReason | None = None
         self._is_ended = False  # the rest of the text was taken
@@ -95,24 +104,29 @@ class Session:
         What is told of the prompt comes before the first token, and with it. None after the
         ChoiceFinished. Raises DiptychError.
         """
-        self._book_written()
-        while True:
-            if self._bug is not None:
-                raise self._bug
-            if self._error is not None:
-                raise self._error
-            if self._answer.has_unsent or self._finish_reason is not None:
-                told = self._answer.take_prompt()
-                if told is not None:
-                    return told
-            delta = self._answer.take()
-            if delta is not None:
-                self._num_taken = len(delta.token_ids)
-                return delta
-            if self._finish_reason is not None:
-                return self._next_of_end(self._finish_reason)
+        while (event := self.poll()) is None and self._finish_reason is None:
             self._waiter = self._loop.create_future()
             await self._waiter
+        return event
+
+    def poll(self) -> PromptLogprobs | Delta | ChoiceFinished | None:
+        """As ``next_event``, without waiting: None, too, while there is no more yet."""
+        self._book_written()
+        if self._bug is not None:
+            raise self._bug
+        if self._error is not None:
+            raise self._error
+        if self._answer.has_unsent or self._finish_reason is not None:
+            told = self._answer.take_prompt()
+            if told is not None:
+                return told
+        delta = self._answer.take()
+        if delta is not None:
+            self._num_taken = len(delta.token_ids)
+            return delta
+        if self._finish_reason is not None:
+            return self._next_of_end(self._finish_reason)
+        return None
 
     def close(self) -> None:
         """Free everything at once, however far it came. Idempotent."""
@@ -158,6 +172,18 @@ class Session:
     def finish_reason(self) -> FinishReason | None:
         """None unless it finished."""
         return self._finish_reason
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether its prompt is where it is needed."""
+        is_decoding = self._machine.state is RequestState.DECODING
+        return is_decoding or self._finish_reason is not None
+
+    @property
+    def decode_worker(self) -> WorkerId | None:
+        """The one that has its blocks now; None: none has."""
+        held = self._machine.attempt.reservation
+        return None if held is None else held.worker
 
     # What the queue says
 
@@ -257,6 +283,7 @@ class Session:
                 self._dispatch.bind(action)
             case actions.Start():
                 self._dispatch.start(action)
+                self._on_output()
             case actions.Release():
                 self._dispatch.release(action.sequence_id)
             case actions.RunLocally():
@@ -301,6 +328,7 @@ class Session:
 
     def _wake(self) -> None:
         """Whoever waits for output looks again; an asyncio.Event does more for each token."""
+        self._on_output()
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():  # done: who waited was cancelled
             waiter.set_result(None)

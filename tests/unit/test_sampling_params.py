@@ -21,13 +21,13 @@ from diptych.v1 import common_pb2, inference_pb2
 
 # In the public message, and refused as long as no code serves it.
 NOT_SERVED = {
-    "constraint", "n", "best_of",
+    "constraint", "best_of",
 }  # fmt: skip
 
 EVERYTHING = SamplingOptions(
     temperature=0.5, top_k=3, top_p=0.25, min_p=0.125, logit_bias={7: -0.5, 8: 100.0},
     presence_penalty=0.5, frequency_penalty=-2.0, repetition_penalty=1.25, logprobs=3,
-    prompt_logprobs=4, seed=2**64 - 1, max_tokens=9, min_tokens=2,
+    prompt_logprobs=4, n=2, seed=2**64 - 1, max_tokens=9, min_tokens=2,
     stop=("a", "b"), stop_token_ids=(4, 5),
     include_stop_str_in_output=True, bad_words=("b", "c d"), ignore_eos=True,
     return_margins=True,

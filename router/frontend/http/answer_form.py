@@ -85,6 +85,8 @@ class Heading:
     request_id: str
     model: str
     created_s: int  # Unix time
+    index: int = 0
+    """Of the choice that it heads."""
     stop_token_ids: frozenset[int] = frozenset()
     """Those that the client named: that one of these came is news to it."""
 
@@ -105,7 +107,8 @@ class Heading:
     ) -> dict[str, object]:
         """A choice with its reason to end, which is null until it has one."""
         told = None if logprobs is None else logprobs.take()
-        made = {"index": 0, **members, "logprobs": told, "finish_reason": None, "stop_reason": None}
+        made = {"index": self.index, **members, "logprobs": told}
+        made |= {"finish_reason": None, "stop_reason": None}
         if finished is not None:
             made["finish_reason"] = _REASONS[finished.reason]
             made["stop_reason"] = self._stop_reason(finished.matched)
@@ -153,14 +156,19 @@ class WholeAnswer:
         """The answer, once every event was taken."""
         assert self._usage is not None
         form, told = self.heading.form, {} if self.prompt is None else self.prompt.members()
-        members = form.text_of("".join(self._texts))
-        choice = self.heading.choice(members, self._finished, self.logprobs)
         return {
             **self.heading.head(form.whole),
-            "choices": [{**choice, **told} if form.has_prompt_in_choice else choice],
+            "choices": [self.choice()],
             **({} if form.has_prompt_in_choice else told),
             "usage": usage_content(_counted(self._usage, self.prompt)),
         }
+
+    def choice(self) -> Mapping[str, object]:
+        """The choice, once every event was taken."""
+        form, told = self.heading.form, {} if self.prompt is None else self.prompt.members()
+        members = form.text_of("".join(self._texts))
+        choice = self.heading.choice(members, self._finished, self.logprobs)
+        return {**choice, **told} if form.has_prompt_in_choice else choice
 
 
 @dataclass(slots=True)
@@ -208,11 +216,16 @@ class StreamedAnswer:
             case ChoiceFinished():
                 self._finished = event
             case Summary():
-                return self._end(event.usage)
+                return self.last_piece() + self.end(event.usage)
         return b""
 
-    def _end(self, usage: Usage) -> bytes:
-        end = self._piece("", self._finished)
+    def last_piece(self) -> bytes:
+        """What says why the choice has ended."""
+        return self._piece("", self._finished)
+
+    def end(self, usage: Usage) -> bytes:
+        """What comes behind the last piece."""
+        end = b""
         if self.includes_usage:
             counts = usage_content(_counted(usage, self.prompt))
             end += f'{self._head}],"usage":{_encode(counts)}}}\n\n'.encode()

@@ -74,6 +74,13 @@ def asked_of(
         raise InvalidRequestError("is only for streams", field="stream_options")
     options = body.stream_options or StreamOptions()
     counts_along = bool(options.include_usage and options.continuous_usage_stats)
+    if (request.sampling.n or 1) > 1:
+        if prompt is not None and prompt.echoes:
+            raise InvalidRequestError("is for one choice", field="echo")
+        if counts_along:
+            raise InvalidRequestError(
+                "is for one choice", field="stream_options.continuous_usage_stats"
+            )
     return Asked(
         request=replace(request, return_prompt_token_ids=counts_along or prompt is not None),
         prompt=prompt,

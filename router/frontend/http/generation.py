@@ -13,9 +13,10 @@ from router.frontend.generator import Generator
 from router.frontend.http.answer_form import Form, Heading, StreamedAnswer, WholeAnswer
 from router.frontend.http.asked import Asked, Envelope
 from router.frontend.http.body import parse
+from router.frontend.http.choices_form import StreamedChoices, WholeChoices
 from router.frontend.http.errors import RefusedError, reason_of
 from router.frontend.http.exchange import Exchange
-from router.frontend.http.logprob_form import CompletionLogprobs
+from router.frontend.http.logprob_form import CompletionLogprobs, LogprobWriter
 from router.frontend.http.prompt_form import PromptForm
 from router.generation.answer import GenerationEvent
 
@@ -90,23 +91,41 @@ class GenerationAnswers:
         heading: Heading,
         events: AsyncGenerator[GenerationEvent, None],
     ) -> None:
-        logprobs = prompt = None
-        if asked.request.sampling.logprobs is not None:
-            logprobs = self.form.logprobs_of(self.admission.model.tokenizer.text)
-        if asked.prompt is not None:
-            echoed = logprobs if isinstance(logprobs, CompletionLogprobs) else None
-            prompt = PromptForm(asked.prompt, self.admission.model.tokenizer.text, echoed)
+        num_choices = asked.request.sampling.n or 1
         if asked.is_stream:
-            stream = StreamedAnswer(
-                heading, asked.includes_usage, asked.counts_along, logprobs, prompt
-            )
+            streams = [self._streamed(asked, heading, index) for index in range(num_choices)]
+            stream = streams[0] if num_choices == 1 else StreamedChoices(streams)
             async for event in events:
                 piece = stream.send(event)
                 if piece:
                     await exchange.send_piece(piece)
             await exchange.end_stream()
         else:
-            whole = WholeAnswer(heading, logprobs, prompt)
+            parts = [self._whole(asked, heading, index) for index in range(num_choices)]
+            whole = parts[0] if num_choices == 1 else WholeChoices(parts)
             async for event in events:
                 whole.add(event)
             await exchange.send_json(whole.content())
+
+    def _streamed(self, asked: Asked, heading: Heading, index: int) -> StreamedAnswer:
+        logprobs, prompt = self._writers(asked, index)
+        return StreamedAnswer(
+            replace(heading, index=index),
+            asked.includes_usage,
+            asked.counts_along,
+            logprobs,
+            prompt,
+        )
+
+    def _whole(self, asked: Asked, heading: Heading, index: int) -> WholeAnswer:
+        return WholeAnswer(replace(heading, index=index), *self._writers(asked, index))
+
+    def _writers(self, asked: Asked, index: int) -> tuple[LogprobWriter | None, PromptForm | None]:
+        """Of one choice; the first one tells of the prompt."""
+        logprobs = prompt = None
+        if asked.request.sampling.logprobs is not None:
+            logprobs = self.form.logprobs_of(self.admission.model.tokenizer.text)
+        if asked.prompt is not None and index == 0:
+            echoed = logprobs if isinstance(logprobs, CompletionLogprobs) else None
+            prompt = PromptForm(asked.prompt, self.admission.model.tokenizer.text, echoed)
+        return logprobs, prompt

@@ -10,6 +10,7 @@ from diptych.v1.inference_pb2 import (
     Delta,
     GenerateRequest,
     GenerateResponse,
+    SamplingOptions,
     Started,
     Summary,
 )
@@ -53,6 +54,38 @@ def test_what_is_told_of_the_prompt_comes_once_with_the_first_token() -> None:
     assert second is not None
     assert [each.logprob for each in first.prompt_logprobs] == [-1.0, -2.0, -3.0]
     assert second.prompt_logprobs == ()
+
+
+def test_of_several_choices_each_has_its_own_positions_and_its_own_end() -> None:
+    reader = AnswerReader(GenerateRequest(text="a", sampling=SamplingOptions(n=2)))
+    reader.next_request()
+    reader.read(STARTED)
+    assert reader.can_go_on, "nothing came"
+
+    def of(choice: int, position: int, *token_ids: int) -> GenerateResponse:
+        return GenerateResponse(delta=Delta(choice=choice, position=position, token_ids=token_ids))
+
+    def end(choice: int) -> GenerateResponse:
+        reason = common_pb2.FINISH_REASON_LENGTH
+        return GenerateResponse(choice_finished=ChoiceFinished(choice=choice, reason=reason))
+
+    chunks = [reader.read(each) for each in (of(0, 0, 5, 6), of(1, 0, 7), of(0, 2, 8), end(0))]
+    assert [chunk and (chunk.choice, chunk.position) for chunk in chunks] == [
+        (0, 0),
+        (1, 0),
+        (0, 2),
+        (0, 3),
+    ]
+    assert not reader.can_go_on
+    with pytest.raises(BrokenStreamError, match="position 3 came where 1 was due"):
+        reader.read(of(1, 3, 9))
+    with pytest.raises(BrokenStreamError, match="without the end of each choice"):
+        reader.read(SUMMARY)
+    reader.read(end(1))
+    last = reader.read(SUMMARY)
+    assert last is not None
+    assert last.usage is not None
+    assert reader.is_whole
 
 
 def test_what_is_told_of_the_prompt_has_no_gaps() -> None:

@@ -113,7 +113,7 @@ def resumed(emitted: list[int], **sampling: object) -> inference_pb2.GenerateReq
         (tokens(5, logprobs=21), "sampling.logprobs"),
         (tokens(5, prompt_logprobs=21), "sampling.prompt_logprobs"),
         (tokens(5, constraint={"regex": "a"}), "sampling.constraint"),
-        (tokens(5, n=2), "sampling.n"),
+        (tokens(5, n=17), "sampling.n"),
         (tokens(5, best_of=2), "sampling.best_of"),
         (inference_pb2.GenerateRequest(text="a", adapter="b"), "adapter"),
         (

@@ -50,6 +50,7 @@ def test_every_declared_parameter_is_read_under_its_name() -> None:
         "repetition_penalty": 1.1,
         "logprobs": 4,
         "prompt_logprobs": 5,
+        "n": 3,
         "logit_bias": {"5": -100, "6": 0.5},
         "seed": 2**64 - 1,
         "max_tokens": 5,
@@ -142,6 +143,14 @@ def test_a_prompts_log_probabilities_are_for_answers_in_one_piece() -> None:
     content = {"model": "m", "prompt": "p", "prompt_logprobs": 0, "stream": True}
     assert refusal(content).field == "prompt_logprobs"
     assert completion(echo=True, logprobs=1, stream=True).prompt is not None
+
+
+def test_what_is_for_one_choice_alone_is_refused_for_several() -> None:
+    several = {"model": "m", "prompt": "p", "n": 2}
+    assert refusal({**several, "echo": True}).field == "echo"
+    counted = {"include_usage": True, "continuous_usage_stats": True}
+    asked = {**several, "stream": True, "stream_options": counted}
+    assert refusal(asked).field == "stream_options.continuous_usage_stats"
 
 
 @pytest.mark.parametrize("name", OF_OTHER_CHATS)
@@ -253,7 +262,7 @@ def test_a_chat() -> None:
         ({"stop": ["a"] * 17}, "stop"),
         ({"stop_token_ids": [1, -1]}, "stop_token_ids[1]"),
         ({"ignore_eos": 1}, "ignore_eos"),
-        ({"n": 2}, "n"),
+        ({"best_of": 2}, "best_of"),
         ({"n": True}, "n"),
         ({"logit_bias": [5]}, "logit_bias"),
         ({"logit_bias": {"five": 1}}, "logit_bias"),

@@ -1,0 +1,160 @@
+"""Several choices of one prompt, through a real cluster: each is what it would be alone."""
+
+import asyncio
+import json
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from diptych.client import Chunk, DiptychClient, SamplingOptions, build_request
+from diptych.errors import InvalidRequestError
+from tests.cluster import Cluster, Process, running_cluster
+from tests.integration.conftest import BLOCK_SIZE
+from tests.prompts import prompt
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+NUM_TOKENS = 12
+PROMPT = prompt(100, seed=7)
+OPTIONS = SamplingOptions(
+    temperature=1.5, seed=2**64 - 2, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=1
+)
+
+
+@pytest.fixture(scope="module")
+def cluster(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running_cluster(
+        tmp_path_factory.mktemp("choices"),
+        str(tiny_llama),
+        worker_flags={"num-blocks": "64", "max-model-len": "256"},
+        router_flags={"local-prefill-below-tokens": "0"},
+    ) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(cluster: Cluster) -> AsyncIterator[DiptychClient]:
+    await cluster.wait_ready()
+    async with cluster.client() as opened:
+        yield opened
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def http(client: DiptychClient, cluster: Cluster) -> AsyncIterator[httpx.AsyncClient]:
+    url = f"http://{cluster.router.http_address}"
+    async with httpx.AsyncClient(base_url=url, timeout=60) as opened:
+        yield opened
+
+
+async def ask(client: DiptychClient, options: SamplingOptions, salt: str = "") -> list[Chunk]:
+    request = build_request(token_ids=PROMPT, options=options, cache_salt=salt)
+    return [chunk async for chunk in client.stream(request, 60.0)]
+
+
+def by_choice(chunks: Sequence[Chunk]) -> dict[int, list[int]]:
+    made: dict[int, list[int]] = defaultdict(list)
+    for chunk in chunks:
+        made[chunk.choice] += chunk.token_ids
+    return made
+
+
+def counted(worker: Process, name: str) -> float:
+    return worker.metric(f"diptych_{name}")
+
+
+async def test_each_choice_is_a_request_with_the_next_seed_and_the_prompt_is_shared(
+    client: DiptychClient, cluster: Cluster
+) -> None:
+    (prefill,), (decode,) = cluster.prefill, cluster.decode
+    names = ((prefill, "engine_tokens_total"), (decode, "engine_tokens_total"))
+    names += ((decode, "kv_pulls_total"),)  # type: ignore[assignment]
+    before = [counted(*name) for name in names]
+    chunks = await ask(client, replace(OPTIONS, n=3), salt="together")
+    prefilled, decoded, pulls = (
+        now - was for now, was in zip([counted(*name) for name in names], before, strict=True)
+    )
+    assert pulls == 1
+    assert prefilled == len(PROMPT)
+    rest = len(PROMPT) % BLOCK_SIZE  # behind the whole blocks
+    assert decoded <= 3 * NUM_TOKENS + 2 * rest
+    made = by_choice(chunks)
+    for index in range(3):
+        alone = replace(OPTIONS, seed=(2**64 - 2 + index) % 2**64)
+        assert made[index] == by_choice(await ask(client, alone, salt=f"alone {index}"))[0]
+    assert len({tuple(made[index]) for index in range(3)}) == 3
+    usage = chunks[-1].usage
+    assert usage is not None
+    assert (usage.num_prompt_tokens, usage.num_output_tokens) == (100, 3 * NUM_TOKENS)
+    ended = [chunk.choice for chunk in chunks if chunk.finish_reason is not None]
+    assert sorted(ended) == [0, 1, 2]
+    assert all(chunk.logprobs for chunk in chunks if chunk.token_ids)
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2])
+async def test_short_choices_need_no_more(client: DiptychClient, max_tokens: int) -> None:
+    options = replace(OPTIONS, max_tokens=max_tokens)
+    made = by_choice(await ask(client, replace(options, n=4)))
+    for index in range(4):
+        alone = replace(options, seed=(2**64 - 2 + index) % 2**64)
+        assert made[index] == by_choice(await ask(client, alone))[0]
+
+
+async def test_choices_end_when_each_of_them_does(client: DiptychClient) -> None:
+    whole = by_choice(await ask(client, replace(OPTIONS, n=2)))
+    stop = next(token for token in whole[1][3:] if token not in whole[0])
+    chunks = await ask(client, replace(OPTIONS, n=2, stop_token_ids=(stop,)))
+    made = by_choice(chunks)
+    assert made[0] == whole[0]
+    assert made[1] == whole[1][: whole[1].index(stop) + 1]
+
+
+async def test_over_http_whole_and_streamed(
+    http: httpx.AsyncClient, client: DiptychClient, tiny_llama: Path
+) -> None:
+    body = {"model": tiny_llama.name, "prompt": PROMPT, "n": 3, "seed": 5, "temperature": 1.5}
+    body |= {"max_tokens": NUM_TOKENS, "ignore_eos": True, "logprobs": 1}
+    whole = (await http.post("/v1/completions", json=body)).json()
+    texts = [choice["text"] for choice in whole["choices"]]
+    assert [choice["index"] for choice in whole["choices"]] == [0, 1, 2]
+    assert len(set(texts)) == 3
+    assert all(len(each["logprobs"]["tokens"]) == NUM_TOKENS for each in whole["choices"])
+    assert whole["usage"]["completion_tokens"] == 3 * NUM_TOKENS
+    streamed, reasons = ["", "", ""], []
+    async with http.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
+        lines = [line.removeprefix("data: ") async for line in response.aiter_lines() if line]
+    assert lines.pop() == "[DONE]"
+    for line in lines:
+        (choice,) = json.loads(line)["choices"]
+        streamed[choice["index"]] += choice["text"]
+        reasons += [choice["index"]] if choice["finish_reason"] else []
+    assert streamed == texts
+    assert sorted(reasons) == [0, 1, 2]
+
+
+async def test_several_choices_cannot_be_resumed(client: DiptychClient) -> None:
+    request = build_request(
+        token_ids=PROMPT, options=replace(OPTIONS, n=2), emitted_token_ids=[5, 6]
+    )
+    with pytest.raises(InvalidRequestError) as caught:
+        async for _ in client.stream(request):
+            pass
+    assert caught.value.field == "emitted_token_ids"
+
+
+async def test_a_client_that_leaves_ends_all(client: DiptychClient, cluster: Cluster) -> None:
+    options = replace(OPTIONS, n=8, max_tokens=150)
+
+    async def leave() -> None:
+        async for chunk in client.generate(token_ids=PROMPT, options=options):
+            if chunk.choice == 7:
+                return
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(2):
+            tasks.create_task(leave())
+    await cluster.wait_baseline(10.0)

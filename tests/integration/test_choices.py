@@ -32,7 +32,8 @@ def cluster(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         tmp_path_factory.mktemp("choices"),
         str(tiny_llama),
         worker_flags={"num-blocks": "64", "max-model-len": "256"},
-        router_flags={"local-prefill-below-tokens": "0"},
+        # A worker that answers slowly is not given up for another, which would compute again.
+        router_flags={"local-prefill-below-tokens": "0", "timers.accept-s": "5"},
     ) as running:
         yield running
 

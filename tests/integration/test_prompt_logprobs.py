@@ -145,6 +145,8 @@ def cluster(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         str(folder),
         num_prefill=2,
         worker_flags={"num-blocks": "128", "max-model-len": "256"},
+        # A worker that answers slowly is not given up for another, which would compute again.
+        router_flags={"timers.accept-s": "5"},
         prefill_flags={"max-batched-tokens": str(MAX_BATCHED_TOKENS), "max-num-seqs": "16"},
     ) as running:
         yield running

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
+from diptych.constraint import MAX_CONSTRAINT_CHARACTERS, Constraint, OutputGrammar
 from diptych.errors import InvalidRequestError
 from diptych.v1 import common_pb2, inference_pb2
 
@@ -148,6 +149,16 @@ class SamplingOptions:
         max_items=MAX_BAD_WORDS,
         max_characters=MAX_BAD_WORD_CHARACTERS,
     )
+    constraint: Constraint | None = field(
+        default=None,
+        metadata={
+            "option": Option(
+                help="What the output has to be.",
+                max_characters=MAX_CONSTRAINT_CHARACTERS,
+                is_flag=False,
+            )
+        },
+    )
     ignore_eos: bool = _option("Go on after the model's end-of-sequence token.", False)
     return_margins: bool = _option(
         "Report how far each token was from being another one.", False, is_flag=False
@@ -175,6 +186,7 @@ class SamplingParams:
     min_tokens: int = 0
     stop_token_ids: frozenset[int] = frozenset()  # the model's own among them
     bad_words: frozenset[tuple[int, ...]] = frozenset()  # tokens that may not come in a row
+    constraint: OutputGrammar | None = None
     return_margins: bool = False
     logprobs: int | None = None  # of how many likeliest tokens; None: not even of the drawn one
 
@@ -183,6 +195,7 @@ class SamplingParams:
         """Whether the tokens so far change how the next one is drawn."""
         return bool(
             self.presence_penalty
+            or self.constraint is not None
             or self.frequency_penalty
             or self.repetition_penalty != 1.0
             or any(len(word) > 1 for word in self.bad_words)
@@ -195,6 +208,8 @@ class SamplingParams:
         given["stop_token_ids"] = frozenset(message.stop_token_ids)
         given["logit_bias"] = dict(message.logit_bias)
         given["bad_words"] = frozenset(tuple(word.token_ids) for word in message.bad_words)
+        if message.HasField("constraint"):
+            given["constraint"] = OutputGrammar.from_proto(message.constraint)
         return cls(**given)
 
     def to_proto(self) -> common_pb2.SamplingParams:
@@ -203,6 +218,8 @@ class SamplingParams:
         values["stop_token_ids"] = sorted(self.stop_token_ids)
         words = sorted(self.bad_words)
         values["bad_words"] = [common_pb2.TokenSequence(token_ids=word) for word in words]
+        if self.constraint is not None:
+            values["constraint"] = self.constraint.to_proto()
         return common_pb2.SamplingParams(**values)
 
 
@@ -233,6 +250,8 @@ def options_from_proto(message: inference_pb2.SamplingOptions, path: str) -> Sam
         if option is None:
             if value != NEUTRAL.get(name):
                 raise InvalidRequestError("is not supported yet", field=f"{path}.{name}")
+        elif name == "constraint":
+            given[name] = Constraint.from_proto(value, f"{path}.{name}")
         elif option.max_items:
             _check_length(name, len(value), option, path)
             given[name] = dict(value) if isinstance(value, Mapping) else tuple(value)
@@ -244,6 +263,8 @@ def options_from_proto(message: inference_pb2.SamplingOptions, path: str) -> Sam
 def options_to_proto(options: SamplingOptions) -> inference_pb2.SamplingOptions:
     """What a client sends; what is None stays unset."""
     values = {name: getattr(options, name) for name in OPTIONS}
+    if options.constraint is not None:
+        values["constraint"] = options.constraint.to_proto()
     return inference_pb2.SamplingOptions(**values)
 
 
@@ -263,6 +284,8 @@ def _check(name: str, value: Any, option: Option, path: str) -> None:
         _check_length(name, len(value), option, path)
         if option.max_characters:
             _check_strings(name, value, option, path)
+    elif isinstance(value, Constraint):
+        value.check(f"{path}.{name}")
     elif isinstance(value, Mapping):
         _check_length(name, len(value), option, path)
         for key, number in value.items():

@@ -145,6 +145,7 @@ async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None
         await _drain(host, http, admission, config.timers.drain_s)
         background.stop()
         knowing.cancel()
+        await admission.close()
         watching.cancel()
 
 

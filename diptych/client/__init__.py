@@ -24,6 +24,7 @@ from diptych.client.prompts import (
     build_score_request,
 )
 from diptych.client.request import ChatMessage, build_request
+from diptych.constraint import Constraint
 from diptych.finish_reason import FinishReason
 from diptych.sampling_params import SamplingOptions
 from diptych.token_logprobs import TokenLogprobs
@@ -34,6 +35,7 @@ __all__ = [
     "BrokenStreamError",
     "ChatMessage",
     "Chunk",
+    "Constraint",
     "ContinuationScore",
     "DiptychClient",
     "FinishReason",

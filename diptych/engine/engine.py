@@ -21,6 +21,7 @@ from diptych.engine.scheduling.step import SequenceUpdate, StepOutput, StepPlan
 from diptych.engine.scheduling.step_learner import StepLearner, work_of
 from diptych.engine.scheduling.step_timing import MeasuredStep, StepTiming
 from diptych.errors import DeviceLostError, DeviceMemoryError, StepFailedError
+from diptych.sampling_params import SamplingParams
 from diptych.step_model import StepModel
 
 logger = logging.getLogger(__name__)
@@ -59,16 +60,19 @@ class StepEngine:
         *,
         model_thread: Executor | None = None,
         measured: MeasuredStep | None = None,
+        prepare: Callable[[SamplingParams], None] = lambda params: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``model_thread`` has one thread, the caller's to shut down; without it ``run`` makes one.
 
-        ``measured`` is a step that was run before the first one, to predict that.
+        ``measured`` is a step that was run before the first one, to predict that. ``prepare``
+        is told of each new sequence's parameters, to begin elsewhere what they will need.
         """
         self.num_steps = 0  # completed
         self.last_step: StepRecord | None = None  # set before listeners are told; None: it failed
         self._scheduler = scheduler
         self._runner = runner
+        self._prepare = prepare
         self._pool: BlockPool = scheduler.pool
         self._listeners: dict[object, StepListener] = {}  # in the order in which they came
         self._model_thread = model_thread
@@ -113,10 +117,12 @@ class StepEngine:
     def add_prefill(self, seq: Sequence) -> None:
         """See the scheduler; so the next ones."""
         self._scheduler.add_prefill(seq)
+        self._prepare(seq.sampling)
         self._awake.set()
 
     def reserve(self, seq: Sequence) -> None:
         self._scheduler.reserve(seq)
+        self._prepare(seq.sampling)
 
     def mark_proven(self, seq: Sequence) -> None:
         self._scheduler.mark_proven(seq)

@@ -19,11 +19,13 @@ from diptych.engine.kv.cache import KVCache
 from diptych.engine.model.decoder import Decoder
 from diptych.engine.model.parts import Rows
 from diptych.engine.prompt_report import ReportRows
+from diptych.engine.sampling.grammar_states import GrammarStates
 from diptych.engine.scheduling.report import Told
 from diptych.engine.scheduling.step import Chunk, SampledToken, SampleSpec, StepOutput, StepPlan
 from diptych.engine.scheduling.step_timing import MeasuredStep
-from diptych.errors import DeviceMemoryError, LogitsError
+from diptych.errors import DeviceMemoryError, DiptychError, LogitsError
 from diptych.sampling_params import SamplingParams
+from diptych.text.grammars import Grammars
 
 WarmUpProgress = Callable[[float], None]  # done ratio, 0 to 1
 
@@ -31,24 +33,40 @@ WarmUpProgress = Callable[[float], None]  # done ratio, 0 to 1
 class _Ran(NamedTuple):
     """What one step has made, see StepOutput."""
 
-    tokens: list[SampledToken | LogitsError | None]
+    tokens: list[SampledToken | DiptychError | None]
     reports: dict[int, Told]
 
 
 class Runner:
     """Runs steps of one model on one KV cache."""
 
-    def __init__(self, model: Decoder, kv_cache: KVCache, backend: Backend) -> None:
-        """Take the model and the memory, both of that backend; they stay the caller's to free."""
+    def __init__(
+        self,
+        model: Decoder,
+        kv_cache: KVCache,
+        backend: Backend,
+        grammars: Grammars | None = None,
+    ) -> None:
+        """Take the model and the memory, both of that backend; they stay the caller's to free.
+
+        ``grammars`` is None where no output can be held to a constraint.
+        """
         self._model = model
         self._kv_cache = kv_cache
         self._backend = backend
         self._forward = backend.forward_pass(model, kv_cache)
+        self._grammars = grammars
+        self._grammar_states = GrammarStates(grammars)
 
     @property
     def model(self) -> Decoder:
         """What it runs; for checks."""
         return self._model
+
+    def prepare(self, params: SamplingParams) -> None:
+        """Begin to compile what these parameters need, elsewhere. From any thread."""
+        if params.constraint is not None and self._grammars is not None:
+            self._grammars.compile(params.constraint.text)
 
     def warm_up(self, progress: WarmUpProgress = lambda ratio: None) -> MeasuredStep:
         """Compile and touch everything before the first real step; how long one takes then.
@@ -135,10 +153,11 @@ class Runner:
         hidden = self._hidden(inputs, last_rows, told_of.rows)
         if wanted:
             logits = self._model.logits(hidden[: len(wanted)])
-            specs, ends = [spec for _, spec, _ in wanted], [end for _, _, end in wanted]
-            drawn = self._backend.sample(logits, specs, ends)
-            for (index, _, _), token in zip(wanted, drawn, strict=True):
-                ran.tokens[index] = token
+            # A device computes meanwhile: it was only told what to do.
+            specs, refused = self._grammar_states.constrain([spec for _, spec, _ in wanted])
+            drawn = self._backend.sample(logits, specs, [end for _, _, end in wanted])
+            for row, ((index, _, _), token) in enumerate(zip(wanted, drawn, strict=True)):
+                ran.tokens[index] = refused.get(row, token)
         if told_of.parts:
             for index, told in told_of.tell(hidden[len(wanted) :], self._model).items():
                 if isinstance(told, LogitsError):

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x64iptych/v1/common.proto\x12\ndiptych.v1\"\xcc\x04\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x01\x88\x01\x01\x12\x11\n\x04seed\x18\x04 \x01(\x04H\x02\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x05 \x01(\rH\x03\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x06 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\r\x12\x16\n\x0ereturn_margins\x18\n \x01(\x08\x12\r\n\x05min_p\x18\x0b \x01(\x02\x12\x18\n\x10presence_penalty\x18\x0c \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\r \x01(\x02\x12\x1f\n\x12repetition_penalty\x18\x0e \x01(\x02H\x04\x88\x01\x01\x12=\n\nlogit_bias\x18\x0f \x03(\x0b\x32).diptych.v1.SamplingParams.LogitBiasEntry\x12\x15\n\x08logprobs\x18\x10 \x01(\rH\x05\x88\x01\x01\x12,\n\tbad_words\x18\x16 \x03(\x0b\x32\x19.diptych.v1.TokenSequence\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x07\n\x05_seedB\r\n\x0b_max_tokensB\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobsJ\x04\x08\x08\x10\tJ\x04\x08\t\x10\nR\x04stopR\nignore_eos\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"M\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x15\n\rtop_token_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"O\n\x0ePromptLogprobs\x12\x10\n\x08position\x18\x01 \x01(\r\x12+\n\x08logprobs\x18\x02 \x03(\x0b\x32\x19.diptych.v1.TokenLogprobs\"~\n\x0cSequenceSpec\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\r\x12,\n\x08sampling\x18\x03 \x01(\x0b\x32\x1a.diptych.v1.SamplingParams\x12\x12\n\ncache_salt\x18\x04 \x01(\x0c\"\xcc\x01\n\x07\x46\x61ilure\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x33\n\x08metadata\x18\x04 \x03(\x0b\x32!.diptych.v1.Failure.MetadataEntry\x12\x1a\n\rretry_after_s\x18\x05 \x01(\x01H\x00\x88\x01\x01\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x10\n\x0e_retry_after_s\"O\n\x0e\x45ngineProgress\x12\x11\n\tnum_steps\x18\x01 \x01(\x04\x12\x10\n\x08step_due\x18\x02 \x01(\x08\x12\x18\n\x10predicted_step_s\x18\x03 \x01(\x01\"9\n\tHeartbeat\x12,\n\x08progress\x18\x01 \x01(\x0b\x32\x1a.diptych.v1.EngineProgress\"\x97\x01\n\x07KVGroup\x12 \n\x04kind\x18\x01 \x01(\x0e\x32\x12.diptych.v1.KVKind\x12\x0e\n\x06window\x18\x02 \x01(\r\x12\x0e\n\x06layers\x18\x03 \x03(\r\x12\x14\n\x0cnum_kv_heads\x18\x04 \x01(\r\x12\x10\n\x08head_dim\x18\x05 \x01(\r\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x13\n\x0b\x62lock_bytes\x18\x07 \x01(\x04\"\xd0\x02\n\x08KVLayout\x12\x16\n\x0e\x66ormat_version\x18\x01 \x01(\r\x12\x14\n\x0cmodel_digest\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x12\n\nblock_size\x18\x04 \x01(\r\x12\x12\n\nnum_layers\x18\x05 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x06 \x01(\r\x12\x10\n\x08head_dim\x18\x07 \x01(\r\x12\x1c\n\x14tensor_parallel_rank\x18\x08 \x01(\r\x12\x1c\n\x14tensor_parallel_size\x18\t \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\n \x01(\x04\x12\x14\n\x0c\x64igest_level\x18\x0b \x01(\t\x12\x14\n\x0cquantization\x18\x0c \x01(\t\x12\x15\n\rcompute_dtype\x18\r \x01(\t\x12#\n\x06groups\x18\x0e \x03(\x0b\x32\x13.diptych.v1.KVGroup\"\x8f\x01\n\rTransferStats\x12\x11\n\ttransport\x18\x01 \x01(\t\x12\x11\n\tnum_bytes\x18\x02 \x01(\x04\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\x12\x0e\n\x06read_s\x18\x04 \x01(\x01\x12\x11\n\texposed_s\x18\x05 \x01(\x01\x12\x0f\n\x07total_s\x18\x06 \x01(\x01\x12\x10\n\x08\x64igest_s\x18\x07 \x01(\x01*}\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1c\n\x18\x46INISH_REASON_TOOL_CALLS\x10\x03*L\n\x07Pooling\x12\x17\n\x13POOLING_UNSPECIFIED\x10\x00\x12\x10\n\x0cPOOLING_MEAN\x10\x01\x12\x16\n\x12POOLING_LAST_TOKEN\x10\x02*s\n\x06KVKind\x12\x17\n\x13KV_KIND_UNSPECIFIED\x10\x00\x12\x10\n\x0cKV_KIND_FULL\x10\x01\x12\x13\n\x0fKV_KIND_SLIDING\x10\x02\x12\x12\n\x0eKV_KIND_LATENT\x10\x03\x12\x15\n\x11KV_KIND_RECURRENT\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x64iptych/v1/common.proto\x12\ndiptych.v1\"\xfb\x04\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x01\x88\x01\x01\x12\x11\n\x04seed\x18\x04 \x01(\x04H\x02\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x05 \x01(\rH\x03\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x06 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\r\x12\x16\n\x0ereturn_margins\x18\n \x01(\x08\x12\r\n\x05min_p\x18\x0b \x01(\x02\x12\x18\n\x10presence_penalty\x18\x0c \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\r \x01(\x02\x12\x1f\n\x12repetition_penalty\x18\x0e \x01(\x02H\x04\x88\x01\x01\x12=\n\nlogit_bias\x18\x0f \x03(\x0b\x32).diptych.v1.SamplingParams.LogitBiasEntry\x12\x15\n\x08logprobs\x18\x10 \x01(\rH\x05\x88\x01\x01\x12,\n\tbad_words\x18\x16 \x03(\x0b\x32\x19.diptych.v1.TokenSequence\x12-\n\nconstraint\x18\x12 \x01(\x0b\x32\x19.diptych.v1.OutputGrammar\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x07\n\x05_seedB\r\n\x0b_max_tokensB\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobsJ\x04\x08\x08\x10\tJ\x04\x08\t\x10\nR\x04stopR\nignore_eos\"4\n\rOutputGrammar\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x15\n\rend_token_ids\x18\x02 \x03(\r\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"M\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x15\n\rtop_token_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"O\n\x0ePromptLogprobs\x12\x10\n\x08position\x18\x01 \x01(\r\x12+\n\x08logprobs\x18\x02 \x03(\x0b\x32\x19.diptych.v1.TokenLogprobs\"~\n\x0cSequenceSpec\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\r\x12,\n\x08sampling\x18\x03 \x01(\x0b\x32\x1a.diptych.v1.SamplingParams\x12\x12\n\ncache_salt\x18\x04 \x01(\x0c\"\xcc\x01\n\x07\x46\x61ilure\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x33\n\x08metadata\x18\x04 \x03(\x0b\x32!.diptych.v1.Failure.MetadataEntry\x12\x1a\n\rretry_after_s\x18\x05 \x01(\x01H\x00\x88\x01\x01\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x10\n\x0e_retry_after_s\"O\n\x0e\x45ngineProgress\x12\x11\n\tnum_steps\x18\x01 \x01(\x04\x12\x10\n\x08step_due\x18\x02 \x01(\x08\x12\x18\n\x10predicted_step_s\x18\x03 \x01(\x01\"9\n\tHeartbeat\x12,\n\x08progress\x18\x01 \x01(\x0b\x32\x1a.diptych.v1.EngineProgress\"\x97\x01\n\x07KVGroup\x12 \n\x04kind\x18\x01 \x01(\x0e\x32\x12.diptych.v1.KVKind\x12\x0e\n\x06window\x18\x02 \x01(\r\x12\x0e\n\x06layers\x18\x03 \x03(\r\x12\x14\n\x0cnum_kv_heads\x18\x04 \x01(\r\x12\x10\n\x08head_dim\x18\x05 \x01(\r\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x13\n\x0b\x62lock_bytes\x18\x07 \x01(\x04\"\xd0\x02\n\x08KVLayout\x12\x16\n\x0e\x66ormat_version\x18\x01 \x01(\r\x12\x14\n\x0cmodel_digest\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x12\n\nblock_size\x18\x04 \x01(\r\x12\x12\n\nnum_layers\x18\x05 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x06 \x01(\r\x12\x10\n\x08head_dim\x18\x07 \x01(\r\x12\x1c\n\x14tensor_parallel_rank\x18\x08 \x01(\r\x12\x1c\n\x14tensor_parallel_size\x18\t \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\n \x01(\x04\x12\x14\n\x0c\x64igest_level\x18\x0b \x01(\t\x12\x14\n\x0cquantization\x18\x0c \x01(\t\x12\x15\n\rcompute_dtype\x18\r \x01(\t\x12#\n\x06groups\x18\x0e \x03(\x0b\x32\x13.diptych.v1.KVGroup\"\x8f\x01\n\rTransferStats\x12\x11\n\ttransport\x18\x01 \x01(\t\x12\x11\n\tnum_bytes\x18\x02 \x01(\x04\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\x12\x0e\n\x06read_s\x18\x04 \x01(\x01\x12\x11\n\texposed_s\x18\x05 \x01(\x01\x12\x0f\n\x07total_s\x18\x06 \x01(\x01\x12\x10\n\x08\x64igest_s\x18\x07 \x01(\x01*}\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1c\n\x18\x46INISH_REASON_TOOL_CALLS\x10\x03*L\n\x07Pooling\x12\x17\n\x13POOLING_UNSPECIFIED\x10\x00\x12\x10\n\x0cPOOLING_MEAN\x10\x01\x12\x16\n\x12POOLING_LAST_TOKEN\x10\x02*s\n\x06KVKind\x12\x17\n\x13KV_KIND_UNSPECIFIED\x10\x00\x12\x10\n\x0cKV_KIND_FULL\x10\x01\x12\x13\n\x0fKV_KIND_SLIDING\x10\x02\x12\x12\n\x0eKV_KIND_LATENT\x10\x03\x12\x15\n\x11KV_KIND_RECURRENT\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,36 +35,38 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
   _globals['_FAILURE_METADATAENTRY']._loaded_options = None
   _globals['_FAILURE_METADATAENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=1940
-  _globals['_FINISHREASON']._serialized_end=2065
-  _globals['_POOLING']._serialized_start=2067
-  _globals['_POOLING']._serialized_end=2143
-  _globals['_KVKIND']._serialized_start=2145
-  _globals['_KVKIND']._serialized_end=2260
+  _globals['_FINISHREASON']._serialized_start=2041
+  _globals['_FINISHREASON']._serialized_end=2166
+  _globals['_POOLING']._serialized_start=2168
+  _globals['_POOLING']._serialized_end=2244
+  _globals['_KVKIND']._serialized_start=2246
+  _globals['_KVKIND']._serialized_end=2361
   _globals['_SAMPLINGPARAMS']._serialized_start=40
-  _globals['_SAMPLINGPARAMS']._serialized_end=628
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=464
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=512
-  _globals['_TOKENSEQUENCE']._serialized_start=630
-  _globals['_TOKENSEQUENCE']._serialized_end=664
-  _globals['_TOKENLOGPROBS']._serialized_start=666
-  _globals['_TOKENLOGPROBS']._serialized_end=743
-  _globals['_PROMPTLOGPROBS']._serialized_start=745
-  _globals['_PROMPTLOGPROBS']._serialized_end=824
-  _globals['_SEQUENCESPEC']._serialized_start=826
-  _globals['_SEQUENCESPEC']._serialized_end=952
-  _globals['_FAILURE']._serialized_start=955
-  _globals['_FAILURE']._serialized_end=1159
-  _globals['_FAILURE_METADATAENTRY']._serialized_start=1094
-  _globals['_FAILURE_METADATAENTRY']._serialized_end=1141
-  _globals['_ENGINEPROGRESS']._serialized_start=1161
-  _globals['_ENGINEPROGRESS']._serialized_end=1240
-  _globals['_HEARTBEAT']._serialized_start=1242
-  _globals['_HEARTBEAT']._serialized_end=1299
-  _globals['_KVGROUP']._serialized_start=1302
-  _globals['_KVGROUP']._serialized_end=1453
-  _globals['_KVLAYOUT']._serialized_start=1456
-  _globals['_KVLAYOUT']._serialized_end=1792
-  _globals['_TRANSFERSTATS']._serialized_start=1795
-  _globals['_TRANSFERSTATS']._serialized_end=1938
+  _globals['_SAMPLINGPARAMS']._serialized_end=675
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=511
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=559
+  _globals['_OUTPUTGRAMMAR']._serialized_start=677
+  _globals['_OUTPUTGRAMMAR']._serialized_end=729
+  _globals['_TOKENSEQUENCE']._serialized_start=731
+  _globals['_TOKENSEQUENCE']._serialized_end=765
+  _globals['_TOKENLOGPROBS']._serialized_start=767
+  _globals['_TOKENLOGPROBS']._serialized_end=844
+  _globals['_PROMPTLOGPROBS']._serialized_start=846
+  _globals['_PROMPTLOGPROBS']._serialized_end=925
+  _globals['_SEQUENCESPEC']._serialized_start=927
+  _globals['_SEQUENCESPEC']._serialized_end=1053
+  _globals['_FAILURE']._serialized_start=1056
+  _globals['_FAILURE']._serialized_end=1260
+  _globals['_FAILURE_METADATAENTRY']._serialized_start=1195
+  _globals['_FAILURE_METADATAENTRY']._serialized_end=1242
+  _globals['_ENGINEPROGRESS']._serialized_start=1262
+  _globals['_ENGINEPROGRESS']._serialized_end=1341
+  _globals['_HEARTBEAT']._serialized_start=1343
+  _globals['_HEARTBEAT']._serialized_end=1400
+  _globals['_KVGROUP']._serialized_start=1403
+  _globals['_KVGROUP']._serialized_end=1554
+  _globals['_KVLAYOUT']._serialized_start=1557
+  _globals['_KVLAYOUT']._serialized_end=1893
+  _globals['_TRANSFERSTATS']._serialized_start=1896
+  _globals['_TRANSFERSTATS']._serialized_end=2039
 # @@protoc_insertion_point(module_scope)

@@ -7,6 +7,7 @@ from diptych.sampling_params import MAX_BAD_WORDS, SamplingParams, check_options
 from diptych.v1 import common_pb2
 
 MAX_SALT_BYTES = 64  # as inference.proto says
+MAX_GRAMMAR_BYTES = 512 * 2**10  # as common.proto says
 
 
 def check_spec(spec: common_pb2.SequenceSpec, *, vocab_size: int, max_model_len: int) -> None:
@@ -41,6 +42,16 @@ def check_token_ids(token_ids: Iterable[int], *, vocab_size: int, field: str) ->
         raise InvalidRequestError(f"{bad} is not below {vocab_size}", field=f"{field}[{index}]")
 
 
+def _check_constraint(sampling: common_pb2.SamplingParams, *, vocab_size: int) -> None:
+    if not sampling.HasField("constraint"):
+        return
+    field = "spec.sampling.constraint.end_token_ids"
+    ends = sampling.constraint.end_token_ids
+    if not ends or not set(ends) <= set(sampling.stop_token_ids):
+        raise InvalidRequestError("must be some of stop_token_ids", field=field)
+    check_token_ids(ends, vocab_size=vocab_size, field=field)
+
+
 def _check_sampling(
     sampling: common_pb2.SamplingParams, *, num_output: int, vocab_size: int
 ) -> None:
@@ -51,6 +62,10 @@ def _check_sampling(
         raise InvalidRequestError(
             f"has {num_stops} items, more than there are tokens, {vocab_size}",
             field="spec.sampling.stop_token_ids",
+        )
+    if len(sampling.constraint.text) > MAX_GRAMMAR_BYTES:
+        raise InvalidRequestError(
+            f"longer than {MAX_GRAMMAR_BYTES} bytes", field="spec.sampling.constraint.text"
         )
     num_words = len(sampling.bad_words)
     if num_words > 2 * MAX_BAD_WORDS:  # each as it is alone and after a space
@@ -72,6 +87,7 @@ def _check_sampling(
     check_token_ids(
         sampling.stop_token_ids, vocab_size=vocab_size, field="spec.sampling.stop_token_ids"
     )
+    _check_constraint(sampling, vocab_size=vocab_size)
     for index, word in enumerate(sampling.bad_words):
         field = f"spec.sampling.bad_words[{index}]"
         if not word.token_ids:

@@ -55,7 +55,11 @@ class EngineParts:
         )
         scheduler = Scheduler(limits, pool)
         engine = StepEngine(
-            scheduler, model.runner, model_thread=model_thread, measured=model.measured
+            scheduler,
+            model.runner,
+            model_thread=model_thread,
+            measured=model.measured,
+            prepare=model.runner.prepare,
         )
         memory = pool_memory(model.kv_cache)
         return cls(

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -24,6 +25,7 @@ from diptych.engine.scheduling.step_timing import MeasuredStep
 from diptych.errors import ConfigurationError, DeviceMemoryError
 from diptych.models import source as model_source
 from diptych.progress import Progress
+from diptych.text.grammars import Grammars
 from diptych.text.identity import text_digest
 from diptych.v1 import common_pb2
 from diptych.worker.config import WorkerConfig
@@ -85,8 +87,9 @@ def load_model(
         )
     decoder = Decoder(model_config, weights, backend.layer_ops(model_config, dtype))
     pool = pool or pools.beside(decoder)
+    grammars = _load_grammars(source.folder, model_config.vocab_size)
     with _fitting("kv_cache_memory or gpu_memory_utilization: no room for steps beside the pool"):
-        runner = Runner(decoder, pool.cache, backend)
+        runner = Runner(decoder, pool.cache, backend, grammars)
         measured = runner.warm_up(lambda ratio: report("warming up", ratio))
     layout = kv_layout(
         model_config,
@@ -106,6 +109,15 @@ def load_model(
         text_digest=text_digest(source.folder),
         max_model_len=pool.max_model_len,
     )
+
+
+def _load_grammars(folder: Path, vocab_size: int) -> Grammars | None:
+    """None: outputs cannot be held to constraints here, which requests are told that want it."""
+    try:
+        return Grammars.from_folder(folder, vocab_size)
+    except ConfigurationError as error:
+        logger.warning("no constraints are served", extra={"reason": error.message})
+        return None
 
 
 @contextmanager

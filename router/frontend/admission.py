@@ -22,6 +22,7 @@ from diptych.errors import (
 from router.cluster.members import Cluster
 from router.config import RouterConfig
 from router.frontend import validation
+from router.frontend.constraint_check import ConstraintCheck
 from router.frontend.served_model import ServedModel
 from router.frontend.validation import ModelFacts
 from router.generation.request import GenerationRequest, TokenPrompt
@@ -54,6 +55,7 @@ class Admission:
         self._cluster = cluster
         self._config = config
         self._tokenizing = asyncio.Semaphore(_MAX_TOKENIZING)
+        self._constraints = ConstraintCheck()
         self._is_draining = False
         self._num_open = 0
         self._num_open_bytes = 0
@@ -88,6 +90,10 @@ class Admission:
         """Take nothing new."""
         self._is_draining = True
 
+    async def close(self) -> None:
+        """End what outlives requests."""
+        await self._constraints.close()
+
     async def wait_idle(self) -> None:
         """Wait until no request is open."""
         await self._idle.wait()
@@ -114,15 +120,23 @@ class Admission:
         """Everything that can be done before a worker is asked. Raises DiptychError."""
         self._check_open(deadline_s)
         prompt_ids = await self.tokenize(request)
-        resolved = self._resolve(request, prompt_ids)
+        resolved = self._resolve(request, prompt_ids, "")
+        grammar = await self._check_constraint(request)
         if self._cluster.max_model_len is None:
             await self._wait_found(deadline_s)
-            resolved = self._resolve(request, prompt_ids)
+        elif not grammar:
+            self._check_told(resolved)
+            return resolved
+        resolved = self._resolve(request, prompt_ids, grammar)
+        self._check_told(resolved)
+        return resolved
+
+    def _check_told(self, resolved: ResolvedRequest) -> None:
+        """Raise InvalidRequestError: nobody here can tell what is asked of the prompt."""
         if resolved.shape.told is not None and not self._cluster.snapshot().has_prefill_pool:
             raise InvalidRequestError(
                 "prefill workers tell them, and there shall be none", field=PROMPT_LOGPROBS
             )
-        return resolved
 
     async def admit_prompts(self, what: str, deadline_s: float | None) -> None:
         """As ``admit``, for work that prefill workers alone do, before anything is tokenised.
@@ -172,7 +186,22 @@ class Admission:
                 retry_after_s=RETRY_LATER_S,
             )
 
-    def _resolve(self, request: GenerationRequest, prompt_ids: list[int]) -> ResolvedRequest:
+    async def _check_constraint(self, request: GenerationRequest) -> str:
+        """Its grammar; nothing where it has none."""
+        constraint = request.sampling.constraint
+        if constraint is None:
+            return ""
+        tokenizer, emitted_ids = self._model.tokenizer, request.emitted_token_ids
+        spellings = (
+            tokenizer.text.spelling(each)
+            for each in emitted_ids
+            if each not in tokenizer.eos_token_ids
+        )
+        return await self._constraints.check(constraint, b"".join(spellings))
+
+    def _resolve(
+        self, request: GenerationRequest, prompt_ids: list[int], grammar: str
+    ) -> ResolvedRequest:
         words = request.sampling.bad_words
         return validation.resolve(
             request,
@@ -180,6 +209,7 @@ class Admission:
             self._facts(),
             drawn_seed=secrets.randbits(63),
             bad_words=validation.tokenize_bad_words(words, self._model.tokenizer),
+            grammar=grammar,
         )
 
     async def _encode(self, request: GenerationRequest, max_model_len: int) -> list[int]:

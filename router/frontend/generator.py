@@ -131,7 +131,7 @@ class Generator:
     def _builder(self, resolved: ResolvedRequest, observer: RequestObserver) -> ResponseBuilder:
         tokenizer = self._admission.model.tokenizer
         try:
-            detokenizer = Detokenizer(tokenizer, resolved.stop, resolved.shape.min_tokens)
+            detokenizer = Detokenizer(tokenizer, resolved.stop, resolved.min_tokens_to_stop)
         except ValueError as error:
             raise InvalidRequestError(str(error), field="sampling.stop") from None
         return ResponseBuilder(

@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from diptych.constraint import OutputGrammar
 from diptych.errors import InvalidRequestError
 from diptych.sampling_params import (
     OPTIONS,
@@ -51,6 +52,7 @@ def check(request: GenerationRequest, facts: ModelFacts) -> None:
         _check_text(stop, f"sampling.stop[{index}]")
     for index, word in enumerate(request.sampling.bad_words):
         _check_text(word, f"sampling.bad_words[{index}]")
+    _check_constraint(request.sampling, facts)
     _check_ids(request.sampling.stop_token_ids, facts.vocab_size, "sampling.stop_token_ids")
     _check_keys(request.sampling.logit_bias, facts.vocab_size, "sampling.logit_bias")
     if request.request_id:
@@ -109,12 +111,13 @@ def resolve(
     *,
     drawn_seed: int,
     bad_words: frozenset[tuple[int, ...]] = frozenset(),
+    grammar: str = "",
 ) -> ResolvedRequest:
     """Fill in what the client left open, within the context length.
 
     What the client did not say the model's makers do, then the defaults;
     ``drawn_seed`` is used if the client gave none; ``bad_words`` are the tokens of the
-    client's. Raises InvalidRequestError.
+    client's, ``grammar`` its constraint's, if it has one. Raises InvalidRequestError.
     """
     check_room(len(prompt_ids), facts.max_model_len, request.prompt_field)
     max_tokens = _max_tokens(request, len(prompt_ids), facts.max_model_len)
@@ -127,23 +130,27 @@ def resolve(
     stop_token_ids = frozenset(given.stop_token_ids)
     if not given.ignore_eos:
         stop_token_ids |= facts.eos_token_ids
-    _check_goes_on(request.emitted_token_ids, stop_token_ids, given.min_tokens)
+    # With a constraint a stop token that comes early came because nothing else fits.
+    min_tokens = 0 if grammar else given.min_tokens
+    _check_goes_on(request.emitted_token_ids, stop_token_ids, min_tokens)
     chosen["seed"] = drawn_seed if given.seed is None else given.seed
     chosen |= {
         "max_tokens": max_tokens,
         "stop_token_ids": stop_token_ids,
         "bad_words": bad_words,
+        "constraint": OutputGrammar(grammar, facts.eos_token_ids) if grammar else None,
     }
     return ResolvedRequest(
         shape=RequestShape(
             prompt_ids=tuple(prompt_ids),
             max_tokens=max_tokens,
-            min_tokens=given.min_tokens,
+            min_tokens=min_tokens,
             stop_token_ids=stop_token_ids,
             told=_wanted(request, len(prompt_ids)),
         ),
         sampling=SamplingParams(**chosen),
         stop=given.stop,
+        min_tokens_to_stop=given.min_tokens,
         includes_stop=given.include_stop_str_in_output,
         cache_salt=salt_of(request.cache_salt, request.tenant.name),
         num_choices=_num_choices(request),
@@ -194,6 +201,22 @@ def _max_tokens(request: GenerationRequest, num_prompt: int, max_model_len: int)
             field="emitted_token_ids",
         )
     return max_tokens
+
+
+def _check_constraint(given: SamplingOptions, facts: ModelFacts) -> None:
+    """All but whether it can be compiled."""
+    constraint = given.constraint
+    if constraint is None:
+        return
+    path = f"sampling.constraint.{constraint.kind.value}"
+    for text in constraint.texts:
+        _check_text(text, path)
+    if not facts.eos_token_ids:
+        raise InvalidRequestError("this model has no token that ends an output", field=path)
+    if given.ignore_eos:
+        raise InvalidRequestError(
+            "an output with a constraint ends where that does", field="sampling.ignore_eos"
+        )
 
 
 def _check_goes_on(

@@ -12,7 +12,8 @@ class ResolvedRequest:
 
     shape: RequestShape
     sampling: SamplingParams  # as workers get it
-    stop: tuple[str, ...] = ()  # the router's own affair, as is the next
+    stop: tuple[str, ...] = ()  # the router's own affair, as are the next
+    min_tokens_to_stop: int = 0  # before which no stop string ends the output
     includes_stop: bool = False  # the text ends with what ended the output
     cache_salt: bytes = b""
     num_choices: int = 1

@@ -6,6 +6,7 @@ from dataclasses import fields
 import pytest
 
 from diptych.cli.generate import GenerateConfig
+from diptych.constraint import Constraint, OutputGrammar
 from diptych.errors import InvalidRequestError
 from diptych.sampling_params import (
     NOTHING_SAID,
@@ -21,7 +22,7 @@ from diptych.v1 import common_pb2, inference_pb2
 
 # In the public message, and refused as long as no code serves it.
 NOT_SERVED = {
-    "constraint", "best_of",
+    "best_of",
 }  # fmt: skip
 
 EVERYTHING = SamplingOptions(
@@ -30,7 +31,7 @@ EVERYTHING = SamplingOptions(
     prompt_logprobs=4, n=2, seed=2**64 - 1, max_tokens=9, min_tokens=2,
     stop=("a", "b"), stop_token_ids=(4, 5),
     include_stop_str_in_output=True, bad_words=("b", "c d"), ignore_eos=True,
-    return_margins=True,
+    return_margins=True, constraint=Constraint.choice("a", "é"),
 )  # fmt: skip
 
 
@@ -74,6 +75,7 @@ def test_everything_crosses_the_wire_and_comes_back() -> None:
         presence_penalty=0.5, frequency_penalty=-2.0, repetition_penalty=1.25, logprobs=0,
         bad_words=frozenset({(7,), (8, 9)}), seed=2**64 - 1, max_tokens=9, min_tokens=2,
         stop_token_ids=frozenset({4, 5}), return_margins=True,
+        constraint=OutputGrammar("start: \"a\"", frozenset({4})),
     )  # fmt: skip
     assert SamplingParams.from_proto(resolved.to_proto()) == resolved
     greedy = SamplingParams(temperature=0.0).to_proto()
@@ -104,6 +106,10 @@ def test_everything_crosses_the_wire_and_comes_back() -> None:
         (SamplingOptions(repetition_penalty=math.inf), "repetition_penalty"),
         (SamplingOptions(logit_bias={3: 0.0, 4: 100.5}), "logit_bias[4]"),
         (SamplingOptions(logit_bias={3: math.nan}), "logit_bias[3]"),
+        (SamplingOptions(constraint=Constraint.regex("")), "constraint.regex"),
+        (SamplingOptions(constraint=Constraint.regex("a" * 65_537)), "constraint.regex"),
+        (SamplingOptions(constraint=Constraint.choice("a", "")), "constraint.choice.texts[1]"),
+        (SamplingOptions(constraint=Constraint.choice(*"a" * 1025)), "constraint.choice.texts"),
         (SamplingOptions(logit_bias=dict.fromkeys(range(1025), 1.0)), "logit_bias"),
     ],
 )
@@ -116,6 +122,20 @@ def test_ranges_are_those_declared(options: SamplingOptions, field: str) -> None
 def test_bounds_themselves_are_allowed() -> None:
     check_options(SamplingOptions(temperature=100.0, top_p=1.0, seed=2**64 - 1), "x")
     check_options(SamplingOptions(temperature=0.0, top_k=0, max_tokens=1), "x")
+
+
+@pytest.mark.parametrize("kind", ["json_schema", "regex", "grammar"])
+def test_each_kind_of_constraint_crosses_the_wire(kind: str) -> None:
+    options = SamplingOptions(constraint=getattr(Constraint, kind)('{"a": 1}'))
+    assert options_from_proto(options_to_proto(options), "sampling") == options
+    assert options_to_proto(options).constraint.WhichOneof("kind") == kind
+
+
+def test_a_constraint_of_no_kind_is_refused() -> None:
+    message = inference_pb2.SamplingOptions(constraint=inference_pb2.Constraint())
+    with pytest.raises(InvalidRequestError) as caught:
+        options_from_proto(message, "sampling")
+    assert caught.value.field == "sampling.constraint"
 
 
 def test_a_list_that_is_too_long_is_not_copied() -> None:

@@ -7,9 +7,10 @@ token at position ``p`` of a sequence with seed ``s``::
     weights = exp((logits - max) / temperature)   # of the tokens that pass the filters
     token = first id whose cumulative weight, in order of ids, exceeds u * total
 
-In this order, which is that of vLLM and transformers: what would complete one of
-``bad_words`` is masked; ``logit_bias`` is added; the penalties of repetition (of prompt
-and output), frequency and presence (of the output) are applied; stop tokens before
+In this order, which is that of vLLM and transformers: what a constraint does not allow is
+masked; what would complete one of ``bad_words`` is masked; ``logit_bias`` is added; the
+penalties of repetition (of prompt and output), frequency and presence (of the output) are
+applied; stop tokens before
 ``min_tokens`` are masked; temperature; ``top_k`` keeps the k most likely; ``top_p``
 keeps, of those, the shortest run of the most likely whose share of the weight reaches
 p; ``min_p`` keeps, of those, the tokens with at least that part of the likeliest one's
@@ -285,7 +286,8 @@ def _draw_narrow(batch: _Batch) -> tuple[_Draw, NDArray[np.bool_]]:
     # of what top_k keeps, which may reach beyond the candidates without being everything.
     edge = values[np.arange(len(values)), num_kept - 1]
     whole = (batch.top_ks <= num_candidates) | (batch.top_ks == vocab_size)
-    decided = (num_candidates == vocab_size) | ((edge > values[:, -1]) & whole)
+    everything_seen = (num_candidates == vocab_size) | np.isneginf(values[:, -1])
+    decided = everything_seen | ((edge > values[:, -1]) & whole)
 
     weights[ranks >= num_kept[:, None]] = 0.0
     width = int(num_kept.max())

@@ -311,10 +311,10 @@ class Scheduler:
                 other.is_private = True
 
     def _book(
-        self, seq: Sequence, chunk: Chunk, token: SampledToken | LogitsError | None
+        self, seq: Sequence, chunk: Chunk, token: SampledToken | DiptychError | None
     ) -> SequenceUpdate:
         num_step_tokens = len(chunk.token_ids)
-        if isinstance(token, LogitsError):
+        if isinstance(token, DiptychError):
             self._leave_batch(seq)
             return SequenceUpdate(seq, chunk.end, num_step_tokens, None, None, None, token)
         if chunk.sample is None:
@@ -338,7 +338,9 @@ class Scheduler:
     def _finish_reason(
         self, seq: Sequence, sample: SampleSpec, token_id: int
     ) -> FinishReason | None:
-        if sample.allow_stop and token_id in seq.sampling.stop_token_ids:
+        # Before min_tokens a constraint's row draws one only where nothing else fits.
+        may_stop = sample.allow_stop or seq.sampling.constraint is not None
+        if may_stop and token_id in seq.sampling.stop_token_ids:
             return FinishReason.STOP
         if seq.num_output_tokens >= seq.sampling.max_tokens:
             return FinishReason.LENGTH
@@ -429,6 +431,7 @@ class Scheduler:
                 params=params,
                 allow_stop=seq.num_output_tokens >= params.min_tokens,
                 history=_history(seq) if params.needs_history else None,
+                key=None if params.constraint is None else seq.key,
             )
         return Chunk(
             token_ids=tuple(seq.token_ids[start:end]),

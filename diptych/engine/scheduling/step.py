@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from diptych.engine.scheduling.report import Part, Told
-from diptych.engine.scheduling.sequence import Sequence
-from diptych.errors import DiptychError, LogitsError
+from diptych.engine.scheduling.sequence import Sequence, SequenceKey
+from diptych.errors import DiptychError
 from diptych.finish_reason import FinishReason
 from diptych.sampling_params import SamplingParams
 from diptych.token_logprobs import TokenLogprobs
@@ -53,6 +53,9 @@ class SampleSpec:
     params: SamplingParams
     allow_stop: bool  # False before min_tokens: stop tokens are masked out
     history: History | None = None  # None where ``params.needs_history`` is False
+    key: SequenceKey | None = None  # whose it is, where ``params.constraint`` is set
+    # By the runner, of those: bit i of byte b is of token 8 * b + i, for all of the vocabulary.
+    allowed: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +91,7 @@ class StepOutput:
     the chunk was to report are no numbers. ``reports`` has what the others had to, by index.
     """
 
-    tokens: tuple[SampledToken | LogitsError | None, ...]
+    tokens: tuple[SampledToken | DiptychError | None, ...]
     duration_s: float  # model thread, inputs to tokens
     reports: collections.abc.Mapping[int, Told] = field(default_factory=dict)
 

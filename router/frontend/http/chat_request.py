@@ -15,6 +15,7 @@ from router.frontend.http.asked import (
     asked_of,
 )
 from router.frontend.http.body import StrictModel, validated
+from router.frontend.http.constraint_fields import read_constraint
 from router.frontend.http.sampling_fields import read_sampling
 from router.frontend.validation import MAX_MESSAGES, MAX_PARTS
 from router.generation.request import ChatPrompt, GenerationRequest
@@ -75,14 +76,15 @@ def read_chat(content: Mapping[str, object], envelope: Envelope) -> Asked:
     """What a client asks for. Raises InvalidRequestError."""
     body = validated(_ChatBody, content)
     unserved.refuse(content, unserved.OF_CHAT)
-    names = {**CHAT_NAMES, "sampling.logprobs": "top_logprobs"}
+    said = read_constraint(content)
+    names = {**CHAT_NAMES, **(said.names if said else {}), "sampling.logprobs": "top_logprobs"}
     if body.max_completion_tokens is not None:  # the older name counts where it stands alone
         content = {**content, "max_tokens": body.max_completion_tokens}
         names["sampling.max_tokens"] = "max_completion_tokens"
     content = {**content, "logprobs": _num_logprobs(body)}
     request = GenerationRequest(
         prompt=read_messages(content),
-        sampling=read_sampling(content),
+        sampling=read_sampling(content, constraint=None if said is None else said.constraint),
         model=body.model,
         request_id=envelope.request_id,
         cache_salt=body.cache_salt or "",

@@ -15,6 +15,7 @@ from router.frontend.http.asked import (
     asked_of,
 )
 from router.frontend.http.body import refusal, validated
+from router.frontend.http.constraint_fields import read_constraint
 from router.frontend.http.prompt_form import PromptWish
 from router.frontend.http.sampling_fields import read_sampling
 from router.frontend.validation import check_room
@@ -41,15 +42,21 @@ def read_completion(content: Mapping[str, object], envelope: Envelope) -> Asked:
     is_all = bool(body.echo) and content.get("max_tokens") == 0
     if is_all:
         content = {**content, "max_tokens": 1}  # which is drawn, and left out
+    said = read_constraint(content)
     request = GenerationRequest(
         prompt=read_prompt(content.get("prompt"), envelope.max_model_len),
-        sampling=read_sampling(content, max_tokens=DEFAULT_MAX_TOKENS),
+        sampling=read_sampling(
+            content,
+            max_tokens=DEFAULT_MAX_TOKENS,
+            constraint=None if said is None else said.constraint,
+        ),
         model=body.model,
         request_id=envelope.request_id,
         cache_salt=body.cache_salt or "",
         num_bytes=envelope.num_bytes,
     )
-    asked = asked_of(body, request, PROMPT_NAMES, _wish(request, is_all) if body.echo else None)
+    names = {**PROMPT_NAMES, **(said.names if said else {})}
+    asked = asked_of(body, request, names, _wish(request, is_all) if body.echo else None)
     return _with_echoed_logprobs(asked) if body.echo else asked
 
 

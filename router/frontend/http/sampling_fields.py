@@ -15,10 +15,10 @@ from diptych.errors import InvalidRequestError
 from diptych.sampling_params import OPTIONS, Option, SamplingOptions
 from router.frontend.http.body import StrictModel, validated
 
-# An answer over HTTP has no place for them.
-_WITHOUT_ANSWER: Final = frozenset({"return_margins"})
+# An answer over HTTP has no place for margins; constraints have names of their own.
+_NOT_BY_NAME: Final = frozenset({"return_margins", "constraint"})
 
-SERVED: Final = frozenset(OPTIONS) - _WITHOUT_ANSWER
+SERVED: Final = frozenset(OPTIONS) - _NOT_BY_NAME
 """The names that a body may use."""
 
 

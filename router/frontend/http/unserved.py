@@ -16,25 +16,17 @@ Unserved = Mapping[str, tuple[object, ...]]
 _ANY_BODY: Final[Unserved] = {
     **{name: (value,) for name, value in NEUTRAL.items()},
     "adapter": ("",),
+    "constraint": (),
     "allowed_token_ids": (),
     "custom_logit_processor": (),
     "custom_params": ({},),
-    "ebnf": (),
-    "grammar": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "json_schema": (),
     "kv_transfer_params": (),
     "length_penalty": (1,),
     "logits_processors": ([],),
     "lora_path": ("",),
     "no_stop_trim": (False,),
     "priority": (0,),
-    "regex": (),
     "repetition_detection": (),
-    "response_format": ({"type": "text"},),
     "return_cached_tokens_details": (False,),
     "return_hidden_states": (False,),
     "return_margins": (False,),
@@ -45,7 +37,6 @@ _ANY_BODY: Final[Unserved] = {
     "skip_special_tokens": (True,),
     "stop_regex": ([], ""),
     "structural_tag": (),
-    "structured_outputs": ({},),
     "thinking_token_budget": (),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
@@ -80,6 +71,13 @@ OF_CHAT: Final[Unserved] = {
     "tools": ([],),
     "verbosity": (),
     "web_search_options": (),
+}
+
+OF_STRUCTURED_OUTPUTS: Final[Unserved] = {
+    "disable_additional_properties": (False,),
+    "disable_any_whitespace": (False,),
+    "structural_tag": (),
+    "whitespace_pattern": (),
 }
 
 OF_MESSAGE: Final[Unserved] = {

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from diptych.constraint import OutputGrammar
 from diptych.errors import InvalidRequestError
 from diptych.sampling_params import (
     NOTHING_SAID,
@@ -27,6 +28,7 @@ from tests.text_models import byte_level_tokenizer, write_folder
 VOCAB_SIZE = 512
 MAX_LEN = 64
 EOS = frozenset({2})
+GRAMMAR = 'start: "a"'  # of any constraint
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +59,25 @@ def resolve(
     validation.check(request, known)
     words = frozenset((ord(word),) for word in request.sampling.bad_words)  # a letter is a token
     prompt_ids = list(message.tokens.ids)
-    return validation.resolve(request, prompt_ids, known, drawn_seed=77, bad_words=words)
+    grammar = "" if request.sampling.constraint is None else GRAMMAR
+    return validation.resolve(
+        request, prompt_ids, known, drawn_seed=77, bad_words=words, grammar=grammar
+    )
+
+
+def test_with_a_constraint_any_stop_token_ends_but_stop_strings_wait() -> None:
+    resolved = resolve(tokens(5, constraint={"regex": "a"}, min_tokens=3, max_tokens=9))
+    assert (resolved.shape.min_tokens, resolved.min_tokens_to_stop) == (0, 3)
+    assert resolved.sampling.min_tokens == 3
+    free = resolve(tokens(5, min_tokens=3, max_tokens=9))
+    assert (free.shape.min_tokens, free.min_tokens_to_stop) == (3, 3)
+
+
+def test_a_model_without_an_end_has_no_constraints() -> None:
+    endless = facts()._replace(eos_token_ids=frozenset())
+    with pytest.raises(InvalidRequestError) as caught:
+        resolve(tokens(5, constraint={"regex": "a"}), endless)
+    assert caught.value.field == "sampling.constraint.regex"
 
 
 def chat(*turns: tuple[str, str]) -> inference_pb2.GenerateRequest:
@@ -112,8 +132,9 @@ def resumed(emitted: list[int], **sampling: object) -> inference_pb2.GenerateReq
         (tokens(5, logit_bias={5: 1.0, 512: 1.0}), "sampling.logit_bias[512]"),
         (tokens(5, logprobs=21), "sampling.logprobs"),
         (tokens(5, prompt_logprobs=21), "sampling.prompt_logprobs"),
-        (tokens(5, constraint={"regex": "a"}), "sampling.constraint"),
         (tokens(5, n=17), "sampling.n"),
+        (tokens(5, constraint={}), "sampling.constraint"),
+        (tokens(5, constraint={"regex": "a"}, ignore_eos=True), "sampling.ignore_eos"),
         (tokens(5, best_of=2), "sampling.best_of"),
         (inference_pb2.GenerateRequest(text="a", adapter="b"), "adapter"),
         (
@@ -305,12 +326,13 @@ def test_every_parameter_of_the_workers_is_the_clients() -> None:
         "min_tokens": 2, "stop_token_ids": (4, 5), "return_margins": True,
         "min_p": 0.125, "logit_bias": {4: -1.5}, "presence_penalty": 0.5,
         "frequency_penalty": -0.5, "repetition_penalty": 1.5, "logprobs": 0,
-        "bad_words": ("a",),
+        "bad_words": ("a",), "constraint": {"regex": "a"},
     }  # fmt: skip
     assert set(given) == set(WORKER_NAMES)
     sampling = resolve(tokens(5, **given)).sampling
     unlike = {name for name in WORKER_NAMES if getattr(sampling, name) != given[name]}
-    assert unlike == {"stop_token_ids", "bad_words"}
+    assert unlike == {"stop_token_ids", "bad_words", "constraint"}
+    assert sampling.constraint == OutputGrammar(GRAMMAR, EOS)
     assert sampling.bad_words == {(97,)}
     assert sampling.stop_token_ids == {4, 5, *EOS}
     defaults = SamplingParams()

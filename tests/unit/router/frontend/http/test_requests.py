@@ -81,9 +81,7 @@ OF_OTHERS = [
     "best_of",
     "custom_logit_processor",
     "custom_params",
-    "ebnf",
     "echo",
-    "json_schema",
     "kv_transfer_params",
     "length_penalty",
     "logits_processors",
@@ -92,7 +90,6 @@ OF_OTHERS = [
     "priority",
     "prompt_embeds",
     "prompt_logprobs",
-    "regex",
     "repetition_detection",
     "return_cached_tokens_details",
     "return_hidden_states",
@@ -271,7 +268,9 @@ def test_a_chat() -> None:
         ({"logit_bias": {"5": "1"}}, "logit_bias[5]"),
         ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
         ({"return_margins": True}, "return_margins"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "grammar"}}, "response_format.type"),
+        ({"response_format": []}, "response_format"),
+        ({"constraint": {"regex": "a"}}, "constraint"),
     ],
 )
 @pytest.mark.parametrize("is_chat", [False, True])

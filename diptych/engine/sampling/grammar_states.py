@@ -1,0 +1,99 @@
+"""Where each output stands in its grammar, and so which tokens may come next. Model thread.
+
+A state is a cache of the output's tokens: it is made again from them wherever there is
+none (a hand-off, another worker, one that was forgotten), and then moved by what is new.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+import llguidance
+import numpy as np
+
+from diptych.constraint import OutputGrammar
+from diptych.engine.scheduling.sequence import SequenceKey
+from diptych.engine.scheduling.step import History, SampleSpec
+from diptych.errors import InvalidRequestError
+from diptych.text.grammars import Grammars
+
+MAX_STATES: Final = 512  # more than a batch has; those of ended sequences go the first
+_FIELD: Final = "sampling.constraint"
+
+
+class Constrained(NamedTuple):
+    """What to draw from, and for which rows there is nothing to draw."""
+
+    specs: list[SampleSpec]
+    refused: dict[int, InvalidRequestError]
+
+
+@dataclass(slots=True)
+class _State:
+    matcher: llguidance.LLMatcher
+    num_consumed: int = 0  # tokens of the output
+
+
+class GrammarStates:
+    """Owns the matchers. Invariant: a state is at a prefix of its sequence's output."""
+
+    def __init__(self, grammars: Grammars | None) -> None:
+        """``grammars`` is None where the model has no tokenizer: no row may have a constraint."""
+        self._grammars = grammars
+        self._states: OrderedDict[SequenceKey, _State] = OrderedDict()
+
+    def constrain(self, specs: Sequence[SampleSpec]) -> Constrained:
+        """Give each row with a constraint the tokens that it allows."""
+        constrained = Constrained(list(specs), {})
+        for row, spec in enumerate(specs):
+            grammar = spec.params.constraint
+            if grammar is None:
+                continue
+            assert spec.key is not None, "a constraint's row has its sequence's key"
+            assert spec.history is not None, "a constraint needs what came before"
+            try:
+                allowed = self._allowed(spec.key, grammar, spec.history)
+            except InvalidRequestError as error:
+                constrained.refused[row] = error
+            else:
+                constrained.specs[row] = replace(spec, allowed=allowed)
+        return constrained
+
+    def _allowed(self, key: SequenceKey, grammar: OutputGrammar, history: History) -> bytes:
+        grammars = self._grammars
+        if grammars is None:
+            raise InvalidRequestError("this worker's model has no tokenizer", field=_FIELD)
+        state = self._advanced(key, grammar, history, grammars)
+        mask = np.frombuffer(state.matcher.compute_bitmask(), np.uint8).copy()
+        if state.matcher.is_error():
+            raise InvalidRequestError("is too complex to follow", field=_FIELD)
+        for token_id in grammars.own_end_ids:
+            mask[token_id >> 3] &= ~(1 << (token_id & 7)) & 0xFF
+        if state.matcher.is_accepting():
+            for token_id in grammar.end_token_ids:
+                mask[token_id >> 3] |= 1 << (token_id & 7)
+        if not mask.any():
+            raise InvalidRequestError("leaves no token to go on with", field=_FIELD)
+        return mask.tobytes()
+
+    def _advanced(
+        self, key: SequenceKey, grammar: OutputGrammar, history: History, grammars: Grammars
+    ) -> _State:
+        """Raises InvalidRequestError; the state is then forgotten."""
+        begin = history.num_prompt_tokens
+        num_output = len(history.token_ids) - begin
+        state = self._states.pop(key, None)
+        if state is None or state.num_consumed > num_output:
+            compiled = grammars.compile(grammar.text).result()
+            if compiled.matcher is None:
+                raise InvalidRequestError(f"cannot be held to: {compiled.problem}", field=_FIELD)
+            state = _State(compiled.begin())
+        new = history.token_ids[begin + state.num_consumed :].tolist()
+        if new and not state.matcher.consume_tokens(new):
+            raise InvalidRequestError("does not fit the output so far", field=_FIELD)
+        state.num_consumed = num_output
+        self._states[key] = state
+        if len(self._states) > MAX_STATES:
+            self._states.popitem(last=False)
+        return state

@@ -1,0 +1,84 @@
+"""Whether a constraint can be held to. A program of its own: some take for ever to compile.
+
+It reads lines of JSON from standard input, and answers each with one::
+
+    {"kind": "regex", "texts": ["a+"], "output": "YWE="}   # base64, of what was emitted
+    {"grammar": "...", "num_fitting": 2}    or    {"problem": "..."}
+
+A line that takes longer than ``MAX_COMPILE_S`` of processor time, or more memory than
+``MAX_MEMORY_BYTES``, ends the program: the kernel sees to it, whatever the library does.
+It checks bytes rather than tokens, so that it needs no model.
+"""
+
+import base64
+import json
+import resource
+import signal
+import sys
+from typing import Final
+
+import llguidance
+from llguidance.gbnf_to_lark import any_to_lark
+
+MAX_COMPILE_S: Final = 2.0
+MAX_MEMORY_BYTES: Final = 2 * 2**30
+_MAX_PROBLEM_CHARACTERS: Final = 200
+_WHITESPACE: Final = r"[ \n]{1,8}"  # models end up in loops of what has no bound
+
+
+def write_grammar(kind: str, texts: list[str]) -> str:
+    """A constraint in llguidance's own form, not compiled. Raises ValueError."""
+    match kind:
+        case "json_schema":
+            return llguidance.LLMatcher.grammar_from_json_schema(
+                texts[0], defaults={"whitespace_pattern": _WHITESPACE}
+            )
+        case "regex":
+            return llguidance.LLMatcher.grammar_from_regex(texts[0])
+        case "grammar":
+            try:
+                lark = any_to_lark(texts[0])
+            except Exception as error:  # noqa: BLE001 - it has errors of its own
+                raise ValueError(str(error)) from None
+            return llguidance.LLMatcher.grammar_from_lark(lark)
+    lark = "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
+    return llguidance.LLMatcher.grammar_from_lark(lark)
+
+
+def check(kind: str, texts: list[str], output: bytes) -> dict[str, object]:
+    """The answer to one line."""
+    try:
+        grammar = write_grammar(kind, texts)
+    except ValueError as error:
+        return {"problem": _one_line(str(error))}
+    limits = llguidance.LLParserLimits(verbose_errors=False)
+    matcher = llguidance.LLMatcher(_BYTES, grammar, log_level=0, limits=limits)
+    if not matcher.is_error():
+        matcher.compute_bitmask()  # what has no first token shows only here
+    if matcher.is_error():
+        return {"problem": _one_line(matcher.get_error())}
+    return {"grammar": grammar, "num_fitting": matcher.try_consume_tokens(list(output))}
+
+
+def main() -> None:
+    """Answer until standard input ends."""
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the router ends first
+    for line in sys.stdin.buffer:
+        signal.setitimer(signal.ITIMER_PROF, MAX_COMPILE_S)
+        asked = json.loads(line)
+        answer = check(asked["kind"], asked["texts"], base64.b64decode(asked["output"]))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+
+def _one_line(problem: str) -> str:
+    return (problem.strip().partition("\n")[0] or "nothing fits it")[:_MAX_PROBLEM_CHARACTERS]
+
+
+_BYTES: Final = llguidance.LLTokenizer("byte")
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Grammars over a tokenizer's tokens, by llguidance: what may come next in an output. Any thread.
+
+Compiling takes milliseconds and lets other threads run meanwhile. Reading the tokenizer
+does not, which is why it is read at start. A matcher is a cache of the tokens that it has
+consumed: 1 us each brings one to where another was.
+"""
+
+import threading
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import llguidance
+
+from diptych.errors import ConfigurationError
+
+MAX_REMEMBERED: Final = 256  # grammars
+
+
+class Compiled(NamedTuple):
+    """A grammar with this tokenizer, or why there is none."""
+
+    matcher: llguidance.LLMatcher | None  # at its begin; copied, never moved
+    problem: str
+
+    def begin(self) -> llguidance.LLMatcher:
+        """A matcher of one's own, at the grammar's begin. Copies share what they learn."""
+        assert self.matcher is not None, "there is none"
+        return self.matcher.deep_copy()
+
+
+class Grammars:
+    """Compiles for one tokenizer, and remembers what was asked for last.
+
+    Invariant: a grammar is compiled once as long as it is remembered, however many ask.
+    """
+
+    def __init__(self, tokenizer: llguidance.LLTokenizer) -> None:
+        self.num_compiled = 0
+        self.own_end_ids = frozenset(tokenizer.eos_tokens)
+        """What the library takes for an output's end, whatever the model's makers say."""
+        self._tokenizer = tokenizer
+        self._limits = llguidance.LLParserLimits(verbose_errors=False)  # they quote the text
+        self._compiler = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        self._lock = threading.Lock()
+        self._known: OrderedDict[str, Future[Compiled]] = OrderedDict()
+
+    @classmethod
+    def from_folder(cls, folder: Path, vocab_size: int) -> "Grammars":
+        """Of a model's tokenizer. Blocking, and holds up all other threads, up to seconds.
+
+        Raises:
+            ConfigurationError: there is no tokenizer, or one of a kind that is not known.
+        """
+        path = folder / "tokenizer.json"
+        try:
+            text = path.read_text(encoding="utf-8")
+            return cls(llguidance.LLTokenizer(text, n_vocab=vocab_size))
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"{path}: {error}") from None
+
+    def compile(self, text: str) -> "Future[Compiled]":
+        """Begin to compile a grammar, unless that was done. The result never raises."""
+        with self._lock:
+            known = self._known.get(text)
+            if known is None:
+                known = self._known[text] = self._compiler.submit(self._compile, text)
+                if len(self._known) > MAX_REMEMBERED:
+                    self._known.popitem(last=False)
+            else:
+                self._known.move_to_end(text)
+            return known
+
+    def _compile(self, text: str) -> Compiled:
+        self.num_compiled += 1
+        matcher = llguidance.LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # what has no first token shows only here
+        if matcher.is_error():
+            return Compiled(None, matcher.get_error().partition("\n")[0])
+        return Compiled(matcher, "")

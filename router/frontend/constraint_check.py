@@ -1,0 +1,143 @@
+"""Constraints are checked in a process of their own, so that none can take the router with it."""
+
+import asyncio
+import base64
+import json
+import signal
+import sys
+from collections import OrderedDict
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+from diptych.constraint import Constraint
+from diptych.errors import RETRY_LATER_S, InvalidRequestError, QueueFullError
+
+_PROGRAM: Final = "diptych.text.grammar_check"
+_MAX_LINE_BYTES: Final = 2**20  # an answer: a constraint has 64 Ki characters at the most
+_MAX_REMEMBERED: Final = 256
+_MAX_WAITING: Final = 256
+
+
+_TOO_MUCH: Final = "it takes too much time or memory"
+_ENDED_BY_OTHERS: Final = (0, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
+
+
+class _Verdict(NamedTuple):
+    """What is known of a constraint: its grammar, or why it has none."""
+
+    grammar: str
+    problem: str
+    num_fitting: int  # bytes of the output so far
+
+
+class ConstraintCheck:
+    """Owns the process, which begins with the first constraint and ends with ``close``.
+
+    One that takes too much ends it, and the next constraint begins another. What was asked
+    for last is remembered. Event loop only.
+    """
+
+    def __init__(self) -> None:
+        self.num_checked = 0
+        """By the process: not from memory."""
+        self._child: asyncio.subprocess.Process | None = None
+        self._turn = asyncio.Lock()
+        self._num_waiting = 0
+        self._known: OrderedDict[Constraint, _Verdict] = OrderedDict()
+
+    async def check(self, constraint: Constraint, emitted: bytes = b"") -> str:
+        """The constraint as a grammar, in which an output may begin with ``emitted``.
+
+        Raises:
+            InvalidRequestError: it cannot be held to, or what was emitted does not fit it.
+            QueueFullError: too many wait to be checked.
+        """
+        known = self._known.get(constraint)
+        if known is None or (emitted and not known.problem):
+            known = await self._ask(constraint, emitted)
+            self._remember(constraint, known)
+        if known.problem:
+            raise InvalidRequestError(
+                f"cannot be held to: {known.problem}",
+                field=f"sampling.constraint.{constraint.kind.value}",
+            )
+        if known.num_fitting < len(emitted):
+            raise InvalidRequestError(
+                "is no output that fits sampling.constraint", field="emitted_token_ids"
+            )
+        return known.grammar
+
+    async def close(self) -> None:
+        """End the process. Idempotent."""
+        child, self._child = self._child, None
+        if child is not None:
+            with suppress(ProcessLookupError):
+                child.kill()
+            await child.wait()
+
+    def _remember(self, constraint: Constraint, verdict: _Verdict) -> None:
+        self._known[constraint] = verdict
+        self._known.move_to_end(constraint)
+        if len(self._known) > _MAX_REMEMBERED:
+            self._known.popitem(last=False)
+
+    async def _ask(self, constraint: Constraint, emitted: bytes) -> _Verdict:
+        if self._num_waiting >= _MAX_WAITING:
+            raise QueueFullError(
+                f"{self._num_waiting} constraints wait to be checked", retry_after_s=RETRY_LATER_S
+            )
+        self._num_waiting += 1
+        try:
+            async with self._turn:
+                return await self._exchange(constraint, emitted)
+        finally:
+            self._num_waiting -= 1
+
+    async def _exchange(self, constraint: Constraint, emitted: bytes) -> _Verdict:
+        output = base64.b64encode(emitted).decode()
+        asked = {"kind": constraint.kind, "texts": constraint.texts, "output": output}
+        line = json.dumps(asked).encode() + b"\n"
+        answered = await self._line(line) or await self._line(line)
+        if not answered:
+            return _Verdict("", _TOO_MUCH, 0)
+        answer = json.loads(answered)
+        if "problem" in answer:
+            return _Verdict("", answer["problem"], 0)
+        return _Verdict(answer["grammar"], "", answer["num_fitting"])
+
+    async def _line(self, asked: bytes) -> bytes:
+        """The process's answer; none if somebody else ended it, so that another may be asked."""
+        child = await self._running()
+        assert child.stdin is not None
+        assert child.stdout is not None
+        self.num_checked += 1
+        line = b""
+        try:
+            with suppress(ConnectionError, RuntimeError):  # it ended: so says what it answers
+                child.stdin.write(asked)
+                await child.stdin.drain()
+            line = await child.stdout.readline()
+        finally:
+            if not line.endswith(b"\n"):
+                if line or not child.stdout.at_eof():  # somebody gave up: the answer is nobody's
+                    with suppress(ProcessLookupError):
+                        child.kill()
+                self._child = None
+        if line.endswith(b"\n"):
+            return line
+        is_others_doing = await child.wait() in _ENDED_BY_OTHERS
+        return b"" if is_others_doing else json.dumps({"problem": _TOO_MUCH}).encode()
+
+    async def _running(self) -> asyncio.subprocess.Process:
+        child = self._child
+        if child is None or child.returncode is not None:
+            child = self._child = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                _PROGRAM,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,  # it would quote what clients say
+                limit=_MAX_LINE_BYTES,
+            )
+        return child

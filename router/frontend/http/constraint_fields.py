@@ -1,0 +1,124 @@
+"""The form that an output must have, under the names that other servers gave it. Pure."""
+
+import json
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from diptych.constraint import Constraint, ConstraintKind
+from diptych.errors import InvalidRequestError
+from router.frontend.http import unserved
+
+_ANY_OBJECT: Final[Mapping[str, object]] = {"type": "object"}
+# Members of a body, and of ``structured_outputs``, which say one constraint each.
+_OF_BODY: Final = {
+    "guided_json": ConstraintKind.JSON_SCHEMA,
+    "guided_regex": ConstraintKind.REGEX,
+    "guided_grammar": ConstraintKind.GRAMMAR,
+    "guided_choice": ConstraintKind.CHOICE,
+    "json_schema": ConstraintKind.JSON_SCHEMA,
+    "regex": ConstraintKind.REGEX,
+    "ebnf": ConstraintKind.GRAMMAR,
+    "grammar": ConstraintKind.GRAMMAR,
+}
+_OF_STRUCTURED_OUTPUTS: Final = {
+    "json": ConstraintKind.JSON_SCHEMA,
+    "regex": ConstraintKind.REGEX,
+    "grammar": ConstraintKind.GRAMMAR,
+    "choice": ConstraintKind.CHOICE,
+}
+
+
+class SaidConstraint(NamedTuple):
+    """A constraint, and where in the body it stands."""
+
+    constraint: Constraint
+    field: str
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """How to call the request's fields, see :func:`router.frontend.field_names.renamed`."""
+        return {
+            f"sampling.constraint.{self.constraint.kind.value}": self.field,
+            "sampling.constraint": self.field,
+        }
+
+
+def read_constraint(content: Mapping[str, object]) -> SaidConstraint | None:
+    """What a body says of the output's form; None: nothing. Raises InvalidRequestError."""
+    found = [
+        SaidConstraint(_read(content[name], kind, name), name)
+        for name, kind in _OF_BODY.items()
+        if content.get(name) is not None
+    ]
+    found += _of_structured_outputs(content.get("structured_outputs"))
+    of_format = _of_response_format(content.get("response_format"))
+    if of_format is not None:
+        found.append(of_format)
+    if len(found) > 1:
+        raise InvalidRequestError(f"cannot go with {found[0].field}", field=found[1].field)
+    return found[0] if found else None
+
+
+def _of_response_format(value: object) -> SaidConstraint | None:
+    path = "response_format"
+    if value is None:
+        return None
+    match _object(value, path).get("type"):
+        case "text":
+            return None
+        case "json_object":
+            return SaidConstraint(Constraint.json_schema(_ANY_OBJECT), path)
+        case "json_schema":
+            path += ".json_schema"
+            given = _object(_object(value, path).get("json_schema"), path)
+            schema = given.get("schema")
+            path += ".schema"
+            if schema is None:
+                return SaidConstraint(Constraint.json_schema(_ANY_OBJECT), path)
+            return SaidConstraint(_schema(schema, path), path)
+    raise InvalidRequestError(
+        "should be text, json_object or json_schema", field="response_format.type"
+    )
+
+
+def _of_structured_outputs(value: object) -> list[SaidConstraint]:
+    within = "structured_outputs"
+    if value is None:
+        return []
+    given = _object(value, within)
+    unserved.refuse(given, unserved.OF_STRUCTURED_OUTPUTS, within)
+    found = [
+        SaidConstraint(_read(given[name], kind, f"{within}.{name}"), f"{within}.{name}")
+        for name, kind in _OF_STRUCTURED_OUTPUTS.items()
+        if given.get(name) is not None
+    ]
+    if given.get("json_object"):
+        found.append(SaidConstraint(Constraint.json_schema(_ANY_OBJECT), f"{within}.json_object"))
+    return found
+
+
+def _read(value: object, kind: ConstraintKind, path: str) -> Constraint:
+    if kind is ConstraintKind.JSON_SCHEMA:
+        return _schema(value, path)
+    if kind is ConstraintKind.CHOICE:
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise InvalidRequestError("should be a list of texts", field=path)
+        return Constraint.choice(*value)
+    if not isinstance(value, str):
+        raise InvalidRequestError("should be a text", field=path)
+    return Constraint(kind, (value,))
+
+
+def _schema(value: object, path: str) -> Constraint:
+    """A schema, or its text."""
+    if isinstance(value, bool):
+        return Constraint.json_schema(json.dumps(value))
+    if not isinstance(value, str | dict):
+        raise InvalidRequestError("should be a JSON schema", field=path)
+    return Constraint.json_schema(value)
+
+
+def _object(value: object, path: str) -> Mapping[str, object]:
+    if not isinstance(value, dict):
+        raise InvalidRequestError("should be an object", field=path)
+    return value

@@ -1,0 +1,155 @@
+"""Which tokens a constraint lets through, and what else is asked for beside it."""
+
+from array import array
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from diptych.constraint import OutputGrammar
+from diptych.engine.sampling.grammar_states import MAX_STATES, GrammarStates
+from diptych.engine.sampling.logit_edits import edit_logits
+from diptych.engine.sampling.sampler import sample
+from diptych.engine.scheduling.sequence import SequenceKey
+from diptych.engine.scheduling.step import History, SampledToken, SampleSpec
+from diptych.errors import ConfigurationError, InvalidRequestError
+from diptych.sampling_params import SamplingParams
+from diptych.text.grammars import Grammars
+from diptych.text.tokenizer import Tokenizer
+from tests.tiny_model import write_tiny_model
+
+VOCAB_SIZE = 512
+ENDS = frozenset({2, 4})
+PROMPT = [7, 8, 9]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("grammars"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> Tokenizer:
+    return Tokenizer.from_folder(folder)
+
+
+@pytest.fixture
+def grammars(folder: Path) -> Grammars:
+    return Grammars.from_folder(folder, VOCAB_SIZE)
+
+
+def spec(
+    grammar: str, output: list[int], number: int = 1, *, allow_stop: bool = True, **params: object
+) -> SampleSpec:
+    given = {"temperature": 0.0, "stop_token_ids": ENDS, **params}
+    return SampleSpec(
+        params=SamplingParams(constraint=OutputGrammar(grammar, ENDS), **given),  # type: ignore[arg-type]
+        allow_stop=allow_stop,
+        history=History(array("q", [*PROMPT, *output]), len(PROMPT)),
+        key=SequenceKey("router", number),
+    )
+
+
+def allowed(states: GrammarStates, asked: SampleSpec) -> set[int]:
+    found = states.constrain([asked])
+    if found.refused:
+        raise found.refused[0]
+    mask = found.specs[0].allowed
+    assert mask is not None
+    bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
+    return set(np.flatnonzero(bits[:VOCAB_SIZE]).tolist())
+
+
+def draw(states: GrammarStates, asked: SampleSpec, likeliest: int = 300) -> int:
+    logits = torch.zeros(1, VOCAB_SIZE)
+    logits[0, likeliest] = 9.0
+    (drawn,) = sample(logits, states.constrain([asked]).specs, [9])
+    assert isinstance(drawn, SampledToken)
+    return drawn.token_id
+
+
+def test_only_what_fits_is_allowed_and_all_ends_where_it_is_whole(
+    grammars: Grammars, tokenizer: Tokenizer
+) -> None:
+    states, a = GrammarStates(grammars), tokenizer.encode("a")
+    assert allowed(states, spec('start: "a" "a"?', [])) == set(a)
+    assert allowed(states, spec('start: "a" "a"?', a)) == {*a, *ENDS}
+    assert allowed(states, spec('start: "a" "a"?', a * 2)) == ENDS
+
+
+def test_a_state_is_made_again_from_tokens(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    text = "start: /[a-c]+-[0-9]{2}/"
+    output = tokenizer.encode("abc-4")
+    whole = GrammarStates(grammars)
+    for end in range(len(output) + 1):  # moved by one each time, and made anew
+        asked = spec(text, output[:end])
+        assert allowed(whole, asked) == allowed(GrammarStates(grammars), asked)
+    assert allowed(whole, spec(text, output[:2])) == allowed(
+        GrammarStates(grammars), spec(text, output[:2])
+    ), "an earlier place is found again, too"
+    assert grammars.num_compiled == 1
+
+
+def test_states_are_bounded(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    states, output = GrammarStates(grammars), tokenizer.encode("a")
+    for number in range(MAX_STATES + 5):
+        allowed(states, spec('start: "aa"', output, number))
+    assert allowed(states, spec('start: "aa"', output, 0)) == set(output), "forgotten, and made"
+
+
+def test_rows_without_one_are_left_alone(grammars: Grammars) -> None:
+    free = SampleSpec(params=SamplingParams(), allow_stop=True)
+    assert GrammarStates(grammars).constrain([free]).specs == [free]
+    assert GrammarStates(None).constrain([free]).specs == [free]
+
+
+def test_one_row_that_cannot_go_on_leaves_the_others(grammars: Grammars) -> None:
+    asked = [spec('start: "a"', [300, 301], 1), spec('start: "a"', [], 2), spec("start: (", [], 3)]
+    found = GrammarStates(grammars).constrain(asked)
+    assert set(found.refused) == {0, 2}
+    assert all(isinstance(error, InvalidRequestError) for error in found.refused.values())
+    assert found.specs[1].allowed is not None
+    assert set(GrammarStates(None).constrain(asked).refused) == {0, 1, 2}
+
+
+def test_other_rows_of_a_batch_keep_their_logits(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    free = SampleSpec(params=SamplingParams(), allow_stop=True)
+    logits = torch.randn(3, VOCAB_SIZE)
+    before = logits.clone()
+    specs = GrammarStates(grammars).constrain([free, spec('start: "a"', []), free]).specs
+    edit_logits(logits, specs)
+    assert torch.equal(logits[0], before[0])
+    assert torch.equal(logits[2], before[2])
+    assert torch.isfinite(logits[1]).nonzero()[:, 0].tolist() == tokenizer.encode("a")
+
+
+def test_bad_words_and_min_tokens_yield_where_nothing_else_fits(
+    grammars: Grammars, tokenizer: Tokenizer
+) -> None:
+    states = GrammarStates(grammars)
+    (a,), (b,) = tokenizer.encode("a"), tokenizer.encode("b")
+    bad = frozenset({(a,)})
+    assert draw(states, spec('start: "a" | "b"', [], 1, bad_words=bad), a) == b
+    assert draw(states, spec('start: "a"', [], 2, bad_words=bad), a) == a
+    assert draw(states, spec('start: "a"+', [a], 3, allow_stop=False), 2) == a
+    assert draw(states, spec('start: "a"', [a], 4, allow_stop=False), a) in ENDS
+    assert draw(states, spec('start: "b"', [], 5, logit_bias={a: 100.0}), a) == b
+
+
+@pytest.mark.parametrize("top_k", [0, 3, 50])
+@pytest.mark.parametrize("top_p", [0.5, 1.0])
+def test_filters_draw_from_what_fits(
+    grammars: Grammars, tokenizer: Tokenizer, top_k: int, top_p: float
+) -> None:
+    fitting = {tokenizer.encode(each)[0] for each in "abc"}
+    for seed in range(8):
+        params: dict[str, Any] = {"temperature": 1.0, "top_k": top_k, "top_p": top_p, "seed": seed}
+        asked = spec("start: /[abc]/", [], 1, **params)
+        assert draw(GrammarStates(grammars), asked) in fitting
+
+
+def test_no_tokenizer_no_grammars(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError):
+        Grammars.from_folder(tmp_path, VOCAB_SIZE)

@@ -1,0 +1,86 @@
+"""Constraints are checked by a process of its own, which none of them outlives for long."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import psutil
+import pytest
+import pytest_asyncio
+
+from diptych.constraint import Constraint
+from diptych.errors import InvalidRequestError
+from router.frontend.constraint_check import ConstraintCheck
+
+ENDLESS = Constraint.json_schema(
+    {"allOf": [{"type": "string", "pattern": f"(a|b)*a(a|b){{{i}}}"} for i in range(10, 40)]}
+)
+LETTERS = Constraint.regex("a+")
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared() -> AsyncIterator[ConstraintCheck]:
+    check = ConstraintCheck()
+    yield check
+    await check.close()
+    await check.close()
+
+
+async def test_a_good_one_is_asked_for_once(shared: ConstraintCheck) -> None:
+    before = shared.num_checked
+    first = await shared.check(LETTERS)
+    assert await shared.check(LETTERS) == first
+    assert shared.num_checked == before + 1
+    assert json.loads(first)["grammars"]
+
+
+async def test_so_is_a_bad_one(shared: ConstraintCheck) -> None:
+    before = shared.num_checked
+    for _ in range(2):
+        with pytest.raises(InvalidRequestError, match="Invalid type") as caught:
+            await shared.check(Constraint.json_schema({"type": "banana"}))
+        assert caught.value.field == "sampling.constraint.json_schema"
+    assert shared.num_checked == before + 1
+
+
+async def test_what_was_emitted_has_to_fit(shared: ConstraintCheck) -> None:
+    assert await shared.check(LETTERS, b"aaa") == await shared.check(LETTERS)
+    with pytest.raises(InvalidRequestError) as caught:
+        await shared.check(LETTERS, b"aab")
+    assert caught.value.field == "emitted_token_ids"
+    assert await shared.check(Constraint.choice("é\n"), "é".encode()[:1])
+
+
+async def test_one_without_end_is_refused_and_the_next_is_checked(shared: ConstraintCheck) -> None:
+    with pytest.raises(InvalidRequestError, match="too much time"):
+        await shared.check(ENDLESS)
+    assert await shared.check(Constraint.choice("after"))
+    before = shared.num_checked
+    with pytest.raises(InvalidRequestError, match="too much time"):
+        await shared.check(ENDLESS)
+    assert shared.num_checked == before, "it is known now"
+
+
+async def test_one_who_gives_up_takes_no_answer_of_anothers(shared: ConstraintCheck) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        gone = tasks.create_task(shared.check(Constraint.regex("gone")))
+        others = [tasks.create_task(shared.check(Constraint.choice(f"x{i}"))) for i in range(3)]
+        await asyncio.sleep(0)
+        gone.cancel()
+    assert gone.cancelled()
+    for index, other in enumerate(others):
+        assert f"x{index}" in other.result()
+
+
+async def test_a_process_that_somebody_ends_is_replaced(shared: ConstraintCheck) -> None:
+    await shared.check(Constraint.choice("before"))
+    for index in range(3):
+        child = next(
+            each
+            for each in psutil.Process().children()
+            if "diptych.text.grammar_check" in each.cmdline()
+        )
+        child.kill()
+        assert "good" in await shared.check(Constraint.choice(f"good{index}"))

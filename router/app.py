@@ -36,7 +36,9 @@ from router.frontend.quotas import Quotas
 from router.frontend.served_model import ServedModel
 from router.placement.departures import Departures
 from router.placement.policy import LeastLoaded
+from router.placement.predicted import Predicted
 from router.placement.prefix_memory import PrefixMemory
+from router.placement.types import Objectives, Policy
 from router.placement.waiting_room import WaitingRoom
 from router.request.dispatch import Services
 from router.telemetry import RouterMetrics
@@ -67,13 +69,7 @@ async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None
     edge = public_edge(config, None if isinstance(callers, Anybody) else gate)
     model = await asyncio.to_thread(_load_model, config)
     incarnation = secrets.token_hex(8)
-    policy = LeastLoaded(
-        PrefixMemory(config.prefix_memory_blocks),
-        local_below_tokens=config.local_prefill_below_tokens,
-        allow_local=config.allow_local_prefill,
-        allow_recompute=config.allow_recompute,
-        router_incarnation=incarnation,
-    )
+    policy = _make_policy(config, incarnation)
     loop = asyncio.get_running_loop()
     room = WaitingRoom(
         max_waiting=config.max_queue,
@@ -220,6 +216,23 @@ class _Background:
             await work
         except Exception:
             logger.exception("background task crashed")
+
+
+def _make_policy(config: RouterConfig, incarnation: str) -> Policy:
+    plain = LeastLoaded(
+        PrefixMemory(config.prefix_memory_blocks),
+        local_below_tokens=config.local_prefill_below_tokens,
+        allow_local=config.allow_local_prefill,
+        allow_recompute=config.allow_recompute,
+        router_incarnation=incarnation,
+    )
+    if config.placement == "least-loaded":
+        return plain
+    ttft_ms, tpot_ms = config.ttft_objective_ms, config.tpot_objective_ms
+    objectives = Objectives(
+        None if ttft_ms is None else ttft_ms / 1000, None if tpot_ms is None else tpot_ms / 1000
+    )
+    return Predicted(plain, objectives)
 
 
 def _load_model(config: RouterConfig) -> ServedModel:

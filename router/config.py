@@ -214,6 +214,23 @@ class RouterConfig(ProcessConfig):
         ge=1,
         description="Prompt tokens this router lets wait on one prefill worker; more wait here.",
     )
+    placement: Literal["least-loaded", "predicted"] = Field(
+        "least-loaded",
+        description="How workers are chosen: by the fewest tokens of work, or by the least "
+        "predicted loss: objectives missed, then everybody's seconds.",
+    )
+    ttft_objective_ms: float | None = Field(
+        None,
+        gt=0,
+        description="Time to first token, from its placement on, that placement predicted aims "
+        "at, ms. Unset: the shorter the better.",
+    )
+    tpot_objective_ms: float | None = Field(
+        None,
+        gt=0,
+        description="Mean time between tokens that placement predicted aims at, ms. Unset: the "
+        "shorter the better.",
+    )
     max_attempts: int = Field(
         3, ge=1, description="Attempts of one request, the first included. Refusals do not count."
     )

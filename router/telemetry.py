@@ -19,17 +19,27 @@ from diptych.telemetry import attributes, tracing
 from diptych.telemetry.families import RequestMetrics
 from diptych.telemetry.metrics import LoopHistogram, Metrics
 from diptych.telemetry.stages import Stage
-from diptych.telemetry.tracing import Tracing
+from diptych.telemetry.tracing import Attributes, Tracing
 from diptych.tenant import Limits
 from router.cluster.worker_clock import ClockOffset
 from router.generation.answer import KVPath, Timing, Usage
 from router.placement.explanation import Explanation
-from router.placement.types import DecodeOnly, Paired, Placement, PrefillOnly, Why, WorkerId
+from router.placement.types import (
+    DecodeOnly,
+    Forecast,
+    Paired,
+    Placement,
+    PrefillOnly,
+    Why,
+    WorkerId,
+)
 from router.request.actions import Retry
 from router.request.response_builder import Moments
 from router.trace import RequestTrace, Workers
 
 logger = logging.getLogger(__name__)
+
+_RATIO_BUCKETS = (0.25, 0.5, 0.7, 0.8, 0.88, 0.94, 1.0, 1.06, 1.12, 1.2, 1.3, 1.5, 2.0, 4.0)
 
 OUTCOMES = ("ok", "cancelled", *all_reasons())
 
@@ -76,6 +86,11 @@ class RouterMetrics:
             "--quota of the router's settings.",
             "quota",
             Limits._fields,
+        )
+        self.foretold_ratio = metrics.histogram(
+            "router_ttft_foretold_ratio",
+            "Time from placement to first token, over what placement predicted had foretold.",
+            _RATIO_BUCKETS,
         )
         metrics.read_gauge(
             "router_requests_waiting",
@@ -146,6 +161,7 @@ class RequestObserver:
         """
         self.request_id = request_id
         self.received_s = received_s
+        self._forecast: Forecast | None = None
         self._gen_ai = (operation, attributes.PROVIDER, model)  # labels of those metrics
         self._metrics = metrics
         self._slow_s = slow_s
@@ -192,6 +208,10 @@ class RequestObserver:
         """See :class:`router.request.observer.Observer`."""
         return self._trace.is_recorded
 
+    def foretold(self, forecast: Forecast) -> None:
+        """See :class:`router.request.observer.Observer`. The last one before workers are asked."""
+        self._forecast = forecast
+
     def placed(self, placement: Placement, why: Explanation) -> None:
         """See :class:`router.request.observer.Observer`."""
         self._trace.choose(
@@ -201,6 +221,7 @@ class RequestObserver:
                 attributes.NUM_PREFILL_CANDIDATES: why.num_prefill,
                 attributes.DECODE_CANDIDATES: [each.text() for each in why.decode],
                 attributes.NUM_DECODE_CANDIDATES: why.num_decode,
+                **_foretold_marks(placement),
             }
         )
 
@@ -282,6 +303,7 @@ class RequestObserver:
         family.duration_seconds.labels(*self._gen_ai, error or "").observe(total_s)
         if moments is not None:
             self._observe_stages(moments)
+            self._observe_foretold(moments, timing)
         if usage is not None and timing is not None:
             self._book(usage, timing, is_ok=outcome == "ok")
             if moments is not None and moments.second_written_s is not None:
@@ -338,6 +360,14 @@ class RequestObserver:
         tpot_s = (timing.handoff_gap_s + timing.decode_s) / (usage.num_new_tokens - 1)
         family.tpot_seconds.labels(*self._gen_ai).observe(tpot_s)
 
+    def _observe_foretold(self, moments: Moments, timing: Timing | None) -> None:
+        """Of a request that one placement brought to its first token."""
+        if self._forecast is None or timing is None or timing.num_attempts > 1:
+            return
+        if moments.placed_s is not None and moments.first_token_s is not None:
+            taken_s = moments.first_token_s - moments.placed_s
+            self._metrics.foretold_ratio.observe(taken_s / self._forecast.chosen.ttft_s)
+
     def _observe_stages(self, moments: Moments) -> None:
         """One observation for each stage that was passed."""
         for stage, start_s, stop_s in moments.stages:
@@ -362,6 +392,17 @@ class RequestObserver:
             fields["total_s"] = round(timing.total_s, 4)
             fields["num_attempts"] = timing.num_attempts
         logger.info("request ended", extra=fields)
+
+
+def _foretold_marks(placement: Placement) -> Attributes:
+    forecast = None if isinstance(placement, PrefillOnly) else placement.forecast
+    if forecast is None:
+        return {}
+    return {
+        attributes.FORETOLD_TTFT: forecast.chosen.ttft_s,
+        attributes.FORETOLD_TPOT: forecast.chosen.tpot_s,
+        attributes.FORETOLD_CANDIDATES: [each.text() for each in forecast.candidates],
+    }
 
 
 def _name_of(placement: Placement) -> str:

@@ -48,6 +48,7 @@ class DecodeLink:
         self._router_incarnation = router_incarnation
         self._timers = timers
         self._on_change = on_change
+        self.num_asked_tokens = 0  # of prompts, ever, that the worker was asked to compute itself
         self._listeners: dict[int, ReservationListener] = {}
         self._outbox: CommandQueue[decode_pb2.DecodeCommand] | None = None  # of the stream
         self._peers: tuple[WorkerId, ...] = ()
@@ -64,6 +65,8 @@ class DecodeLink:
         if self.worker is None:
             return False
         self._listeners[command.sequence_id] = listener
+        if not command.to_pull:
+            self.num_asked_tokens += len(command.spec.token_ids)
         self._send(decode_pb2.DecodeCommand(reserve=command))
         self._on_change(self)
         return True

@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from diptych.step_model import StepModel, StepWork
 from diptych.v1 import worker_pb2
 from router.cluster.decode_link import DecodeLink
 from router.cluster.watch import WorkerWatch
 from router.placement.place import NOWHERE, Place
-from router.placement.types import DecodeView, PrefillView, WorkerId
+from router.placement.types import DecodeView, EngineView, PrefillView, WorkerId
 
 
 class Gate(NamedTuple):
@@ -53,6 +54,7 @@ class PrefillMember:
         self._max_pending_tokens = max_pending_tokens
         self._num_own_tokens = 0
         self._num_others_tokens = 0
+        self._num_told_tokens = 0  # of ours, when the worker said how it is
         self._was_open = False
         self._view: PrefillView | None = None
 
@@ -62,6 +64,7 @@ class PrefillMember:
         if state is not None:
             published = state.num_pending_prefill_tokens
             self._num_others_tokens = max(0, published - self._num_own_tokens)
+            self._num_told_tokens = self._num_own_tokens
         return self.refresh()
 
     def loaded(self, num_own_tokens: int) -> bool:
@@ -84,6 +87,7 @@ class PrefillMember:
                 num_available_blocks=_num_available_blocks(state),
                 tokens_per_s=state.prefill_tokens_per_s,
                 place=_place(state).over(self.found_at),
+                engine=_engine(state, self._num_own_tokens - self._num_told_tokens),
             )
         return self._view
 
@@ -107,6 +111,7 @@ class DecodeMember:
         self.is_placeable = False  # it is ready and has the model that is served
         self.found_at = NOWHERE  # where its discovery says that it is
         self._num_others = 0
+        self._num_told_tokens = 0  # of prompts of ours, when the worker said how it is
         self._pairs: Mapping[WorkerId, float] = {}  # proven ones, to bytes/s
         self._bytes_per_s: Mapping[str, float] = {}  # of those, to sources that we know
         self._proven: frozenset[str] = frozenset()
@@ -119,6 +124,7 @@ class DecodeMember:
         if state is not None:
             published = state.num_running + state.num_waiting
             self._num_others = max(0, published - self.link.num_sequences)
+            self._num_told_tokens = self.link.num_asked_tokens
         return self.refresh()
 
     def loaded(self) -> bool:
@@ -163,6 +169,7 @@ class DecodeMember:
                 kv_bytes_per_token=state.layout.block_bytes / (state.layout.block_size or 1),
                 bytes_per_s=self._bytes_per_s,
                 place=_place(state).over(self.found_at),
+                engine=_engine(state, self.link.num_asked_tokens - self._num_told_tokens),
             )
         return self._view
 
@@ -180,6 +187,22 @@ class DecodeMember:
 
 def _place(state: worker_pb2.WorkerState) -> Place:
     return Place(state.zone, state.nvlink_domain)
+
+
+def _engine(state: worker_pb2.WorkerState, num_departed_tokens: int) -> EngineView | None:
+    if not state.HasField("step_model"):
+        return None
+    return EngineView(
+        model=StepModel.from_proto(state.step_model),
+        max_batched_tokens=state.max_batched_tokens,
+        work=StepWork(
+            num_decode_rows=state.num_decoding,
+            num_context_tokens=state.num_context_tokens,
+            num_prefill_tokens=state.num_pending_prefill_tokens,
+            num_attention_pairs=state.num_pending_attention_pairs,
+        ),
+        num_departed_tokens=num_departed_tokens,
+    )
 
 
 def _num_available_blocks(state: worker_pb2.WorkerState) -> int | None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import NamedTuple, TypeVar
 
+from router.placement.eligible import evenly_loaded, is_pair, usable
 from router.placement.explanation import Candidate, Explanation, best_of
 from router.placement.place import distance_ratio
 from router.placement.prefix_memory import PrefixMemory
@@ -26,9 +27,6 @@ V = TypeVar("V", bound=PrefillView | DecodeView)
 
 # A running sequence weighs as much as so many tokens to ship or compute.
 _SEQUENCE_WEIGHT_TOKENS = 64
-# A cached prefix does not draw a sequence to a decode worker that has so many more than another.
-_MAX_IMBALANCE_RATIO = 1.1
-_MAX_IMBALANCE_SEQUENCES = 1
 # Of larger pools not every worker is weighed: the best holder, the least loaded, and two drawn.
 _NUM_WEIGHED_ALL = 16
 _NUM_LEAST_LOADED = 4
@@ -105,7 +103,7 @@ class LeastLoaded:
 
     def place(self, query: Query, snapshot: Snapshot) -> Placement | None:
         """See :class:`router.placement.types.Policy`."""
-        prefills, decodes = _usable(query, snapshot)
+        prefills, decodes = usable(query, snapshot)
         if query.on_prefill is not None:
             return self._pair(query, prefills, decodes)
         near = self._beside(query, decodes)
@@ -124,11 +122,11 @@ class LeastLoaded:
 
     def explain(self, query: Query, snapshot: Snapshot, placement: Placement) -> Explanation:
         """See :class:`router.placement.types.Policy`."""
-        prefills, decodes = _usable(query, snapshot)
+        prefills, decodes = usable(query, snapshot)
         prefill = None if isinstance(placement, DecodeOnly) else placement.prefill
         decode = None if isinstance(placement, PrefillOnly) else placement.decode
         prefills = [] if prefill is None else prefills
-        decodes = [] if decode is None else _even(query, decodes)
+        decodes = [] if decode is None else evenly_loaded(query, decodes)
         on_prefill = self._weigh_prefills(query, prefills)
         on_decode = self._weigh_decodes(query, decodes)
         return Explanation(
@@ -138,12 +136,27 @@ class LeastLoaded:
             len(decodes),
         )
 
+    def num_missing(self, query: Query, worker: WorkerId) -> int:
+        """Tokens of the request that ``worker`` probably has no KV of."""
+        if query.num_cached_on_decode is not None and worker == query.on_decode:
+            return query.num_tokens - query.num_cached_on_decode
+        hit = self._memory.num_hit_blocks(worker.incarnation, query.block_keys)
+        return query.num_tokens - hit * query.block_size
+
+    def rank(self, worker: WorkerId) -> bytes:
+        """Its place in this router's own order among equals."""
+        rank = self._ranks.get(worker.incarnation)
+        if rank is None:
+            name = f"{self._router_incarnation} {worker.incarnation}".encode()
+            rank = self._ranks[worker.incarnation] = hashlib.blake2b(name, digest_size=8).digest()
+        return rank
+
     def _pair(
         self, query: Query, prefills: list[PrefillView], decodes: list[DecodeView]
     ) -> Paired | None:
         """The pair with the least work of both; among equals the decode worker's counts first."""
-        can = [d for d in decodes if any(_is_pair(query, p, d) for p in prefills)]
-        even = _even(query, can)
+        can = [d for d in decodes if any(is_pair(query, p, d) for p in prefills)]
+        even = evenly_loaded(query, can)
         on_prefill = self._weigh_prefills(query, prefills)
         on_decode = self._weigh_decodes(query, even)
         few_p, few_d = self._few(prefills, on_prefill), self._few(even, on_decode)
@@ -163,7 +176,7 @@ class LeastLoaded:
         for prefill in prefills:
             first = on_prefill[prefill.worker]
             for decode in decodes:
-                if not _is_pair(query, prefill, decode):
+                if not is_pair(query, prefill, decode):
                     continue
                 second = on_decode[decode.worker]
                 shipping = second.num_missing * _shipping_weight(prefill, decode)
@@ -178,7 +191,7 @@ class LeastLoaded:
             return None
         near = (view for view in decodes if view.worker == query.beside and view.local_prefill)
         view = next(near, None)
-        if view is None or self._num_missing(query, view.worker) > query.block_size:
+        if view is None or self.num_missing(query, view.worker) > query.block_size:
             return None
         return self._decode_only(query, view, Why.CHOICE)
 
@@ -196,7 +209,7 @@ class LeastLoaded:
             return None
         elif not snapshot.prefill:
             why = Why.NO_PREFILL if self._allow_local else None
-        elif self._num_missing(query, best.worker) < self._local_below_tokens:
+        elif self.num_missing(query, best.worker) < self._local_below_tokens:
             why = Why.CHOICE
         return None if why is None else self._decode_only(query, best, why)
 
@@ -222,12 +235,12 @@ class LeastLoaded:
         return None if best is None else self._decode_only(query, best, Why.RECOMPUTE)
 
     def _decode_only(self, query: Query, view: DecodeView, why: Why) -> DecodeOnly:
-        num_assumed_tokens = query.num_tokens - self._num_missing(query, view.worker)
+        num_assumed_tokens = query.num_tokens - self.num_missing(query, view.worker)
         return DecodeOnly(view.worker, why, num_assumed_tokens)
 
     def _least_work(self, query: Query, views: list[DecodeView]) -> DecodeView | None:
         """The decode worker that would compute the whole prompt with the least work in all."""
-        even = _even(query, views)
+        even = evenly_loaded(query, views)
         weighed = self._weigh_decodes(query, even)
 
         def cost(view: DecodeView) -> tuple[float, _Weighed]:
@@ -243,9 +256,9 @@ class LeastLoaded:
         weighed = {}
         for view in views:
             slowness = fastest / view.tokens_per_s if view.tokens_per_s else 1.0
-            missing = self._num_missing(query, view.worker)
+            missing = self.num_missing(query, view.worker)
             work = (view.num_pending_tokens + missing) * slowness
-            weighed[view.worker] = _Weighed(work, self._rank(view.worker), missing)
+            weighed[view.worker] = _Weighed(work, self.rank(view.worker), missing)
         return weighed
 
     def _weigh_decodes(self, query: Query, views: Sequence[DecodeView]) -> dict[WorkerId, _Weighed]:
@@ -255,8 +268,8 @@ class LeastLoaded:
         for view in views:
             slowness = view.step_s / min(known) if view.step_s else 1.0
             there = view.num_sequences * _SEQUENCE_WEIGHT_TOKENS + view.num_pending_tokens
-            missing = self._num_missing(query, view.worker)
-            weighed[view.worker] = _Weighed(there * slowness, self._rank(view.worker), missing)
+            missing = self.num_missing(query, view.worker)
+            weighed[view.worker] = _Weighed(there * slowness, self.rank(view.worker), missing)
         return weighed
 
     def _few(self, views: Sequence[V], weighed: dict[WorkerId, _Weighed]) -> Sequence[V]:
@@ -267,73 +280,6 @@ class LeastLoaded:
         holder = min(by_load, key=lambda view: weighed[view.worker].num_missing)
         drawn = self._random.sample(by_load[_NUM_LEAST_LOADED:], _NUM_DRAWN)
         return [holder, *by_load[:_NUM_LEAST_LOADED], *drawn]
-
-    def _num_missing(self, query: Query, worker: WorkerId) -> int:
-        if query.num_cached_on_decode is not None and worker == query.on_decode:
-            return query.num_tokens - query.num_cached_on_decode
-        hit = self._memory.num_hit_blocks(worker.incarnation, query.block_keys)
-        return query.num_tokens - hit * query.block_size
-
-    def _rank(self, worker: WorkerId) -> bytes:
-        rank = self._ranks.get(worker.incarnation)
-        if rank is None:
-            name = f"{self._router_incarnation} {worker.incarnation}".encode()
-            rank = self._ranks[worker.incarnation] = hashlib.blake2b(name, digest_size=8).digest()
-        return rank
-
-
-def _usable(query: Query, snapshot: Snapshot) -> tuple[list[PrefillView], list[DecodeView]]:
-    return (
-        _fitting(query, [v for v in snapshot.prefill if _may_prefill(query, v)]),
-        _fitting(query, [v for v in snapshot.decode if _may_decode(query, v)]),
-    )
-
-
-def _may_prefill(query: Query, view: PrefillView) -> bool:
-    if query.on_prefill is not None:
-        return view.worker == query.on_prefill
-    incarnation = view.worker.incarnation
-    return (
-        view.has_runway
-        and view.max_model_len >= query.num_max_tokens
-        and incarnation not in query.failed
-        and incarnation not in query.refused
-    )
-
-
-def _may_decode(query: Query, view: DecodeView) -> bool:
-    if query.on_decode is not None:
-        return view.worker == query.on_decode
-    incarnation = view.worker.incarnation
-    return (
-        view.has_room
-        and view.max_model_len >= query.num_max_tokens
-        and incarnation not in query.failed
-        and incarnation not in query.refused
-    )
-
-
-def _is_pair(query: Query, prefill: PrefillView, decode: DecodeView) -> bool:
-    incarnation = prefill.worker.incarnation
-    return incarnation in decode.proven and not (
-        query.failed_pairs and Pair(incarnation, decode.worker.incarnation) in query.failed_pairs
-    )
-
-
-def _fitting(query: Query, views: list[V]) -> list[V]:
-    """Those with enough blocks; all if none has, as one may have more than it last said."""
-    needed = query.num_tokens // query.block_size + 1
-    fit = [v for v in views if v.num_available_blocks is None or v.num_available_blocks >= needed]
-    return fit or views
-
-
-def _even(query: Query, views: list[DecodeView]) -> list[DecodeView]:
-    """Those with hardly more sequences than the others; all if one of them is held already."""
-    if query.on_decode is not None:
-        return views
-    least = min((view.num_sequences for view in views), default=0)
-    most = least * _MAX_IMBALANCE_RATIO + _MAX_IMBALANCE_SEQUENCES
-    return [view for view in views if view.num_sequences <= most]
 
 
 def _shipping_weight(prefill: PrefillView, decode: DecodeView) -> float:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
+from diptych.step_model import StepModel, StepWork
 from router.placement.explanation import Explanation
 from router.placement.place import NOWHERE, Place
 
@@ -24,6 +25,16 @@ class Pair(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineView:
+    """What a worker says of its engine, and what was sent there since: to look ahead."""
+
+    model: StepModel
+    max_batched_tokens: int  # of one step; 0: it does not say
+    work: StepWork  # that it has; a token for each sequence that decodes
+    num_departed_tokens: int = 0  # of this router's prompts, more than then (or less)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillView:
     """A prefill worker that is ready, as the router sees it now. Lengths in tokens."""
 
@@ -34,6 +45,7 @@ class PrefillView:
     num_available_blocks: int | None = None  # free or cached; None: it does not say
     tokens_per_s: float = 0.0  # measured; 0 until known
     place: Place = NOWHERE
+    engine: EngineView | None = None  # None: it does not say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +64,7 @@ class DecodeView:
     kv_bytes_per_token: float = 0.0
     bytes_per_s: Mapping[str, float] = field(default_factory=dict)  # of proven pairs; 0: unknown
     place: Place = NOWHERE
+    engine: EngineView | None = None  # None: it does not say
 
     @property
     def has_room(self) -> bool:
@@ -109,6 +122,12 @@ class Query:
         return replace(self, on_decode=decode, num_cached_on_decode=num_cached_tokens)
 
     @property
+    def is_fresh(self) -> bool:
+        """Nothing is held, and nothing broke."""
+        held = self.on_prefill is not None or self.on_decode is not None
+        return not (held or self.failed or self.failed_pairs)
+
+    @property
     def prefill_alone(self) -> bool:
         """No token is left for a decode worker: prefill samples the only one."""
         return self.num_max_tokens - self.num_tokens <= 1
@@ -122,12 +141,50 @@ class Why(enum.Enum):
     RECOMPUTE = "recompute"  # those alive failed this request
 
 
+class Objectives(NamedTuple):
+    """What requests shall have, s; None: no matter."""
+
+    ttft_s: float | None = None  # from their placement until their first token
+    tpot_s: float | None = None  # between two tokens, on average
+
+
+class Outlook(NamedTuple):
+    """One way to place a request, and what was predicted of it."""
+
+    prefill: WorkerId | None  # None: the decode worker computes the prompt
+    decode: WorkerId
+    ttft_s: float  # from its placement on, queues included
+    ttft_upper_s: float  # that nine of ten do not exceed
+    tpot_s: float
+    num_missed: float  # objectives, by expectation: its own, and others' because of it
+    seconds: float  # until its answer is whole, and the seconds by which others come later
+
+    def text(self) -> str:
+        """One line; the workers are first."""
+        workers = [self.decode.address]
+        if self.prefill is not None:
+            workers.insert(0, self.prefill.address)
+        return (
+            f"{' '.join(workers)} ttft_s={self.ttft_s:.3f} tpot_s={self.tpot_s:.4f} "
+            f"missed={self.num_missed:.2f} seconds={self.seconds:.2f}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What a placement was chosen by."""
+
+    chosen: Outlook
+    candidates: tuple[Outlook, ...]  # the best, in order; the chosen one is the first
+
+
 @dataclass(frozen=True, slots=True)
 class Paired:
     """Prefill on one worker, decode on the other, which pulls the KV."""
 
     prefill: WorkerId
     decode: WorkerId
+    forecast: Forecast | None = field(default=None, compare=False)  # None: none was made
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +201,7 @@ class DecodeOnly:
     decode: WorkerId
     why: Why
     num_assumed_tokens: int = 0  # that placement believed to be in the worker's prefix cache
+    forecast: Forecast | None = field(default=None, compare=False)  # None: none was made
 
 
 Placement = Paired | PrefillOnly | DecodeOnly

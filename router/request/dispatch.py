@@ -11,7 +11,7 @@ from router.cluster.decode_link import DecodeLink, ReservationListener
 from router.cluster.members import Cluster
 from router.cluster.prefill_link import LeaseListener, PrefillLink
 from router.config import RouterConfig
-from router.placement.types import Placement, Policy, Query, WorkerId
+from router.placement.types import DecodeOnly, Paired, Placement, Policy, Query, WorkerId
 from router.placement.waiting_room import WaitingRoom
 from router.request import actions, events, worker_messages
 from router.request.events import Event
@@ -87,6 +87,8 @@ class Dispatch:
         placement = policy.place(query, snapshot)
         if placement is not None and self._observer.is_traced:
             self._observer.placed(placement, policy.explain(query, snapshot, placement))
+        if isinstance(placement, Paired | DecodeOnly) and placement.forecast is not None:
+            self._observer.foretold(placement.forecast)
         return placement
 
     def open_lease(

@@ -7,7 +7,7 @@ from opentelemetry.context import Context
 from diptych.errors import DiptychError
 from diptych.telemetry.stages import Stage
 from router.placement.explanation import Explanation
-from router.placement.types import Placement, Why, WorkerId
+from router.placement.types import Forecast, Placement, Why, WorkerId
 from router.request.actions import Retry
 
 
@@ -22,6 +22,10 @@ class Observer(Protocol):
     @property
     def is_traced(self) -> bool:
         """Whether ``placed`` is to be told why."""
+        ...
+
+    def foretold(self, forecast: Forecast) -> None:
+        """Workers were chosen by this; what came true of it is worth knowing."""
         ...
 
     def placed(self, placement: Placement, why: Explanation) -> None:

@@ -16,6 +16,7 @@ import grpc
 from diptych.errors import DiptychError, NoWorkerError
 from diptych.rpc.server import Context, make_server
 from diptych.rpc.status import to_failure
+from diptych.step_model import StepModel
 from diptych.v1 import (
     common_pb2,
     decode_pb2,
@@ -64,6 +65,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.state = worker_pb2.SERVING_STATE_READY
         self.local_prefill = True
         self.model_digest = "m"
+        self.step_model = StepModel()
         self.address = "127.0.0.1:0"
         self.pairs: list[worker_pb2.Pair] = []
         self.request_ids: list[str] = []
@@ -116,6 +118,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                     pairs=self.pairs,
                     local_prefill=self.local_prefill,
                     vocab_size=512,
+                    step_model=self.step_model.to_proto(),
+                    max_batched_tokens=64,
                 )
             await asyncio.sleep(0.02)
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,6 +26,7 @@ from diptych.errors import (
     NoWorkerError,
     QueueFullError,
 )
+from diptych.step_model import StepCost, StepModel
 from diptych.v1 import inference_pb2
 from router.request.attempt import Attempt
 from tests import metrics
@@ -301,3 +303,32 @@ async def test_a_worker_that_tells_nothing_of_the_prompt_gives_no_answer(wide_mo
         answer = await generate(cluster.channel, request)
         assert isinstance(answer.error, NoWorkerError)
         assert answer.token_ids == []
+
+
+async def test_the_worker_of_the_fastest_steps_is_chosen_and_what_came_true_is_told(
+    wide_model: Path, tmp_path: Path
+) -> None:
+    ports = tmp_path / "ports.json"
+    settings: dict[str, Any] = {"placement": "predicted", "metrics_port": 0, "port_file": ports}
+    async with running(wide_model, 2, 2, **settings) as cluster:
+        slow, fast = cluster.prefill
+        slow.step_model = StepModel(prefill=StepCost(5.0, num_steps=100))
+        fast.step_model = StepModel(prefill=StepCost(0.1, num_steps=100))
+        near, far = cluster.decode
+        near.step_model = StepModel(decode=StepCost(0.01, num_steps=100))
+        far.step_model = StepModel(decode=StepCost(0.5, num_steps=100))
+        address = json.loads(ports.read_text())["metrics_address"]
+
+        async def num_foretold() -> float:
+            samples = await asyncio.to_thread(metrics.scrape, address)
+            return samples["diptych_router_ttft_foretold_ratio_count"]
+
+        while not await num_foretold():  # until the workers have said so
+            await cluster.generate()
+        workers, known = (fast, near, slow, far), await num_foretold()
+        before = [len(worker.specs) for worker in workers]
+        for _ in range(3):
+            await cluster.generate()
+        more = [len(worker.specs) - num for worker, num in zip(workers, before, strict=True)]
+        assert more == [3, 3, 0, 0]
+        assert await num_foretold() == known + 3

@@ -16,6 +16,7 @@ from diptych.telemetry.stages import Stage
 from diptych.telemetry.tracing import Tracing
 from router.cluster.worker_clock import ClockOffset
 from router.generation.answer import KVPath, Timing, Transfer, Usage
+from router.placement.types import Forecast, Outlook, WorkerId
 from router.request.actions import Retry
 from router.request.response_builder import Moments
 from router.telemetry import OUTCOMES, RequestObserver, RouterMetrics
@@ -215,3 +216,21 @@ def test_each_token_but_the_first_has_one_gap_and_those_that_came_together_none_
         assert registry.get_sample_value(f"{family}_sum") == 0.75
         assert registry.get_sample_value(f"{family}_bucket", {"le": "0.001"}) == 2
         assert registry.get_sample_value(f"{family}_bucket", {"le": "0.25"}) == 3
+
+
+@pytest.mark.parametrize("num_attempts", [1, 2])
+def test_what_was_foretold_of_a_first_token_is_compared_with_what_came_true(
+    num_attempts: int,
+) -> None:
+    """Not where another attempt brought it: that was not foretold."""
+    registry = CollectorRegistry()
+    observer = make_observer(make_metrics(registry))
+    chosen = Outlook(WorkerId("p:1", "p"), WorkerId("d:1", "d"), 0.8, 1.0, 0.05, 0.0, 9.0)
+    observer.foretold(Forecast(chosen, (chosen,)))
+    usage = Usage(num_prompt_tokens=1, num_output_tokens=3, num_cached_tokens=0)
+    timing = Timing(ttft_s=3.0, kv_path=KVPath.DISAGGREGATED, num_attempts=num_attempts)
+    observer.ended("ok", MOMENTS, usage, timing)
+    name = "diptych_router_ttft_foretold_ratio"
+    assert registry.get_sample_value(f"{name}_count") == (num_attempts == 1)
+    taken_s = 1.0  # from its placement on
+    assert registry.get_sample_value(f"{name}_sum") == (taken_s / 0.8 if num_attempts == 1 else 0)

@@ -9,6 +9,7 @@ import pytest
 
 from diptych.errors import ConfigurationError, DiptychError
 from diptych.rpc import peer_channel
+from diptych.step_model import StepCost, StepModel, StepWork
 from diptych.timers import Timers
 from diptych.v1 import common_pb2, decode_pb2, worker_pb2
 from router.cluster.decode_link import DecodeLink
@@ -20,7 +21,7 @@ from router.discovery.source import StaticDiscovery, Targets
 from router.placement.place import Place
 from router.placement.policy import LeastLoaded
 from router.placement.prefix_memory import PrefixMemory
-from router.placement.types import DecodeOnly, Paired, Query, Snapshot, Why, WorkerId
+from router.placement.types import DecodeOnly, EngineView, Paired, Query, Snapshot, Why, WorkerId
 from router.placement.waiting_room import WaitingRoom
 from tests.unit.router.cluster.last_words import LastWords
 
@@ -68,11 +69,12 @@ class World:
         self.num_changes += 1
         self.on_change()
 
-    def reserve(self, worker: WorkerId) -> None:
+    def reserve(self, worker: WorkerId, *, num_tokens: int = 0, to_pull: bool = False) -> None:
         """One sequence of ours on ``worker``."""
         index = self.decode.index(worker.address)
         sequence_id = next(self._next_id)
-        reserve = decode_pb2.Reserve(sequence_id=sequence_id)
+        spec = common_pb2.SequenceSpec(token_ids=range(num_tokens))
+        reserve = decode_pb2.Reserve(sequence_id=sequence_id, spec=spec, to_pull=to_pull)
         assert self.links[index].reserve(reserve, LastWords())
         self.sequence_ids[index].append(sequence_id)
 
@@ -357,6 +359,34 @@ async def test_views_carry_what_workers_measured() -> None:
     assert (decode.step_s, decode.num_available_blocks, decode.max_num_seqs) == (0.05, 7, 4)
     assert decode.bytes_per_s == {"p0:1-1": 2e9}
     assert decode.kv_bytes_per_token == 100
+
+
+async def test_views_carry_what_workers_say_of_their_engines_and_what_was_sent_since() -> None:
+    """Until a worker speaks again: then it has counted what it was sent."""
+    world = World(prefill=1, decode=1)
+    assert world.cluster.snapshot().prefill[0].engine is None
+    model = StepModel(StepCost(0.04, 0.002, num_steps=30), StepCost(0.1, num_steps=30))
+    load = {
+        "step_model": model.to_proto(),
+        "max_batched_tokens": 512,
+        "num_pending_prefill_tokens": 70,
+        "num_pending_attention_pairs": 900,
+        "num_decoding": 2,
+        "num_context_tokens": 50,
+    }
+    said = EngineView(model=model, max_batched_tokens=512, work=StepWork(2, 50, 70, 900))
+    for _ in range(2):
+        world.says("p0:1", **load)
+        world.says("d0:1", **load)
+        snapshot = world.cluster.snapshot()
+        assert (snapshot.prefill[0].engine, snapshot.decode[0].engine) == (said, said)
+        prefill, decode = snapshot.prefill[0].worker, snapshot.decode[0].worker
+        world.cluster.prefill_backlog.opened(next(world._next_id), prefill, 30)
+        for to_pull in (False, True):
+            world.reserve(decode, num_tokens=20, to_pull=to_pull)
+        snapshot = world.cluster.snapshot()
+        assert snapshot.prefill[0].engine == replace(said, num_departed_tokens=30)
+        assert snapshot.decode[0].engine == replace(said, num_departed_tokens=20)
 
 
 async def test_one_worker_with_other_weights_is_left_out_and_not_the_others(

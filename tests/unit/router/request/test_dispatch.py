@@ -20,7 +20,7 @@ from router.discovery.source import Targets
 from router.placement.explanation import Explanation
 from router.placement.policy import LeastLoaded
 from router.placement.prefix_memory import PrefixMemory
-from router.placement.types import Paired, Placement, Query, Why, WorkerId
+from router.placement.types import Forecast, Paired, Placement, Query, Why, WorkerId
 from router.placement.waiting_room import WaitingRoom
 from router.request import actions, events
 from router.request.actions import Retry
@@ -62,6 +62,8 @@ class Untraced:
     is_traced = False
 
     def placed(self, placement: Placement, why: Explanation) -> None: ...
+
+    def foretold(self, forecast: Forecast) -> None: ...
 
     def prefill_asked(self, worker: WorkerId) -> Context:
         return Context()

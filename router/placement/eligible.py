@@ -1,0 +1,69 @@
+"""Which workers may be chosen for a request at all, whatever they cost it. Pure."""
+
+from typing import TypeVar
+
+from router.placement.types import DecodeView, Pair, PrefillView, Query, Snapshot
+
+V = TypeVar("V", bound=PrefillView | DecodeView)
+
+# A cached prefix does not draw a sequence to a decode worker that has so many more than another.
+_MAX_IMBALANCE_RATIO = 1.1
+_MAX_IMBALANCE_SEQUENCES = 1
+
+
+def usable(query: Query, snapshot: Snapshot) -> tuple[list[PrefillView], list[DecodeView]]:
+    """Those that may be chosen, of each pool."""
+    return (
+        _fitting(query, [v for v in snapshot.prefill if _may_prefill(query, v)]),
+        _fitting(query, [v for v in snapshot.decode if _may_decode(query, v)]),
+    )
+
+
+def _may_prefill(query: Query, view: PrefillView) -> bool:
+    """Whether it may compute the prompt."""
+    if query.on_prefill is not None:
+        return view.worker == query.on_prefill
+    incarnation = view.worker.incarnation
+    return (
+        view.has_runway
+        and view.max_model_len >= query.num_max_tokens
+        and incarnation not in query.failed
+        and incarnation not in query.refused
+    )
+
+
+def _may_decode(query: Query, view: DecodeView) -> bool:
+    """Whether it may run the sequence."""
+    if query.on_decode is not None:
+        return view.worker == query.on_decode
+    incarnation = view.worker.incarnation
+    return (
+        view.has_room
+        and view.max_model_len >= query.num_max_tokens
+        and incarnation not in query.failed
+        and incarnation not in query.refused
+    )
+
+
+def is_pair(query: Query, prefill: PrefillView, decode: DecodeView) -> bool:
+    """Whether KV can move from the one to the other."""
+    incarnation = prefill.worker.incarnation
+    return incarnation in decode.proven and not (
+        query.failed_pairs and Pair(incarnation, decode.worker.incarnation) in query.failed_pairs
+    )
+
+
+def _fitting(query: Query, views: list[V]) -> list[V]:
+    """Those with enough blocks; all if none has, as one may have more than it last said."""
+    needed = query.num_tokens // query.block_size + 1
+    fit = [v for v in views if v.num_available_blocks is None or v.num_available_blocks >= needed]
+    return fit or views
+
+
+def evenly_loaded(query: Query, views: list[DecodeView]) -> list[DecodeView]:
+    """Those with hardly more sequences than the others; all if one of them is held already."""
+    if query.on_decode is not None:
+        return views
+    least = min((view.num_sequences for view in views), default=0)
+    most = least * _MAX_IMBALANCE_RATIO + _MAX_IMBALANCE_SEQUENCES
+    return [view for view in views if view.num_sequences <= most]

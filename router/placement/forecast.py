@@ -1,0 +1,119 @@
+"""When a request's first token would come from a worker, and how far apart the next. Pure.
+
+A forecast is a function of what workers said on Watch and of what this router has sent them
+since: the queue there is worked off in steps as long as the worker's own model of them says.
+Prompts are computed in the order in which they came; what a step has of one is bounded by the
+worker's budget.
+"""
+
+import math
+from typing import NamedTuple
+
+from diptych.step_model import StepWork
+from router.placement.types import DecodeView, EngineView, PrefillView
+
+_NINE_OF_TEN = 1.2816  # standard deviations
+
+
+class Span(NamedTuple):
+    """How long something takes: as expected, and what nine of ten do not exceed."""
+
+    expected_s: float
+    upper_s: float
+
+    def later(self, more_s: float) -> "Span":
+        """The same with so much more in any case."""
+        return Span(self.expected_s + more_s, self.upper_s + more_s)
+
+    def miss_ratio(self, within_s: float) -> float:
+        """How likely it takes longer, if its logarithm is spread evenly around what is expected."""
+        if self.expected_s <= 0.0:
+            return 0.0
+        if self.upper_s <= self.expected_s:
+            return float(self.expected_s > within_s)
+        spread = math.log(self.upper_s / self.expected_s) / _NINE_OF_TEN
+        return 0.5 * math.erfc(math.log(within_s / self.expected_s) / (spread * math.sqrt(2.0)))
+
+
+class PrefillForecast(NamedTuple):
+    """A prompt on one worker, behind all that waits there."""
+
+    first_token: Span
+    own_s: float  # of that, the prompt's own steps
+    num_own_steps: int
+
+
+def of_prefill(view: PrefillView | DecodeView, prompt: StepWork) -> PrefillForecast | None:
+    """What computing ``prompt`` takes there; None: the worker's steps are not known yet."""
+    engine = view.engine
+    if engine is None or not engine.model.prefill.is_known or not engine.max_batched_tokens:
+        return None
+    cost, rows = engine.model.prefill, engine.work.num_decode_rows
+    queued = _queued(engine, prompt)
+    budget = max(1, engine.max_batched_tokens - rows)
+    beside = StepWork(rows, engine.work.num_context_tokens)  # with each of the steps
+
+    def steps_s(work: StepWork) -> tuple[float, int]:
+        num_steps = math.ceil(work.num_prefill_tokens / budget)
+        each_s = cost.expected_s(beside, 0)
+        return cost.expected_s(work, num_steps) + num_steps * each_s, num_steps
+
+    before_s, num_before = steps_s(queued)
+    total_s, num_steps = steps_s(queued.plus(prompt))
+    expected_s = max(total_s - _elapsed_s(engine, before_s, num_before), total_s - before_s)
+    first = Span(expected_s, expected_s * cost.upper_ratio)
+    return PrefillForecast(first, total_s - before_s, max(1, num_steps - num_before))
+
+
+class DecodeForecast(NamedTuple):
+    """The time between two tokens on one worker, without and with one sequence more."""
+
+    num_rows: int  # sequences that are there, or were sent there
+    before: Span
+    after: Span
+
+
+def of_decode(view: DecodeView, num_tokens: int) -> DecodeForecast | None:
+    """With one sequence of so many tokens more; None: the worker's steps are not known yet.
+
+    Sequences that were sent there and do not run yet are taken to be as long.
+    """
+    engine = view.engine
+    if engine is None or not engine.model.decode.is_known:
+        return None
+    cost, said = engine.model.decode, engine.work
+    num_rows = max(view.num_sequences, said.num_decode_rows)
+
+    def pace(num: int) -> Span:
+        num_context = said.num_context_tokens + (num - said.num_decode_rows) * num_tokens
+        step_s = cost.expected_s(StepWork(num, num_context))
+        return Span(step_s, step_s * cost.upper_ratio)
+
+    return DecodeForecast(num_rows, pace(num_rows), pace(num_rows + 1))
+
+
+def _queued(engine: EngineView, prompt: StepWork) -> StepWork:
+    """Prompts ahead of ours: what the worker said, and what changed since.
+
+    Of what was sent since, the lengths are taken to be ours.
+    """
+    said, since = engine.work, engine.num_departed_tokens
+    num_tokens = max(0, said.num_prefill_tokens + since)
+    if since >= 0:
+        each = prompt.num_attention_pairs / (prompt.num_prefill_tokens or 1)
+        pairs = said.num_attention_pairs + since * each
+    else:
+        pairs = said.num_attention_pairs * num_tokens / (said.num_prefill_tokens or 1)
+    return StepWork(num_prefill_tokens=num_tokens, num_attention_pairs=round(pairs))
+
+
+def _elapsed_s(engine: EngineView, queued_s: float, num_queued: int) -> float:
+    """What is over, by expectation, of the step that runs; less than 0 if it is none of those.
+
+    A step was half done when it was told of. One without prompts has its other half before it.
+    """
+    if engine.work.num_prefill_tokens and num_queued:
+        return 0.5 * queued_s / num_queued
+    if engine.work.num_decode_rows and engine.model.decode.is_known:
+        return -0.5 * engine.model.decode.expected_s(engine.work)
+    return 0.0

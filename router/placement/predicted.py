@@ -1,0 +1,181 @@
+"""Placement by what is predicted to be lost: objectives first, then everybody's seconds. Pure."""
+
+from collections.abc import Sequence
+from heapq import nsmallest
+from typing import NamedTuple
+
+from diptych.step_model import StepWork
+from router.placement.eligible import is_pair, usable
+from router.placement.explanation import Explanation
+from router.placement.forecast import DecodeForecast, PrefillForecast, of_decode, of_prefill
+from router.placement.loss import Consequences
+from router.placement.place import distance_ratio
+from router.placement.policy import LeastLoaded
+from router.placement.types import (
+    DecodeOnly,
+    DecodeView,
+    Forecast,
+    Objectives,
+    Outlook,
+    Paired,
+    Placement,
+    PrefillView,
+    Query,
+    Snapshot,
+    Why,
+    WorkerId,
+)
+
+_NUM_WEIGHED = 8  # of each pool, those with the least to wait for
+_NUM_TOLD = 4  # candidates that a forecast names, the best
+_PER_OBJECTIVE = 20  # differences that are smaller are left to seconds
+_NUM_OUTPUT_TOKENS = 128  # that an answer is taken to have, if it may; its length is not known
+
+
+class _Loss(NamedTuple):
+    """What a candidate costs all whom it concerns; the least is the best."""
+
+    objectives: int  # twentieths of one that is missed because of it, by expectation
+    seconds: float
+    rank: bytes  # among equals
+
+
+class Predicted:
+    """The pair, or the decode worker alone, with the least predicted loss.
+
+    Every pair of a prefill and a decode worker is a candidate, and each decode worker that may
+    compute prompts by itself. Of each the time to the first token is rolled out, the time
+    between tokens at hand-off, and what the request does to sequences that run there: a row more
+    in each step, and steps with parts of its prompt. Objectives that these break, ours included,
+    count first; without objectives, and among equals, seconds do.
+
+    Whatever is not a fresh placement, and all placements while a worker's steps are not known,
+    are ``plain``'s, which also keeps what prefixes are cached where.
+    """
+
+    def __init__(self, plain: LeastLoaded, objectives: Objectives) -> None:
+        self._plain = plain
+        self._objectives = objectives
+
+    def remember(self, worker: WorkerId, block_keys: tuple[bytes, ...]) -> None:
+        """See :class:`router.placement.types.Policy`."""
+        self._plain.remember(worker, block_keys)
+
+    def expect(self, worker: WorkerId, block_keys: tuple[bytes, ...]) -> None:
+        """See :class:`router.placement.types.Policy`."""
+        self._plain.expect(worker, block_keys)
+
+    def retract(self, worker: WorkerId, block_keys: tuple[bytes, ...]) -> None:
+        """See :class:`router.placement.types.Policy`."""
+        self._plain.retract(worker, block_keys)
+
+    def correct(
+        self, worker: WorkerId, block_keys: tuple[bytes, ...], num_cached_blocks: int
+    ) -> None:
+        """See :class:`router.placement.types.Policy`."""
+        self._plain.correct(worker, block_keys, num_cached_blocks)
+
+    def resize(self, worker: WorkerId, num_blocks: int) -> None:
+        """See :class:`router.placement.types.Policy`."""
+        self._plain.resize(worker, num_blocks)
+
+    def forget(self, worker: WorkerId) -> None:
+        """See :class:`router.placement.types.Policy`."""
+        self._plain.forget(worker)
+
+    def place(self, query: Query, snapshot: Snapshot) -> Placement | None:
+        """See :class:`router.placement.types.Policy`."""
+        if not query.is_fresh or query.prefill_alone or not snapshot.prefill:
+            return self._plain.place(query, snapshot)
+        prefills, decodes = usable(query, snapshot)
+        weighed = self._weigh(query, prefills, decodes)
+        if not weighed:
+            return self._plain.place(query, snapshot)
+        best = nsmallest(_NUM_TOLD, weighed, key=lambda each: each[0])
+        chosen = best[0][1]
+        forecast = Forecast(chosen, tuple(candidate for _, candidate in best))
+        if chosen.prefill is not None:
+            return Paired(chosen.prefill, chosen.decode, forecast)
+        num_assumed = query.num_tokens - self._plain.num_missing(query, chosen.decode)
+        return DecodeOnly(chosen.decode, Why.CHOICE, num_assumed, forecast)
+
+    def explain(self, query: Query, snapshot: Snapshot, placement: Placement) -> Explanation:
+        """See :class:`router.placement.types.Policy`. What was foretold is in the placement."""
+        return self._plain.explain(query, snapshot, placement)
+
+    def _weigh(
+        self, query: Query, prefills: Sequence[PrefillView], decodes: Sequence[DecodeView]
+    ) -> list[tuple[_Loss, Outlook]]:
+        """Every candidate with its loss; none while somebody's steps are not known."""
+        computed = [(view, of_prefill(view, self._prompt(query, view.worker))) for view in prefills]
+        decoded = [(view, of_decode(view, query.num_tokens)) for view in decodes]
+        known = [(view, forecast) for view, forecast in computed if forecast is not None]
+        paces = [(view, forecast) for view, forecast in decoded if forecast is not None]
+        if len(known) < len(computed) or len(paces) < len(decoded):
+            return []
+        few_p = nsmallest(_NUM_WEIGHED, known, key=lambda each: each[1].first_token.expected_s)
+        few_d = nsmallest(_NUM_WEIGHED, paces, key=lambda each: each[1].after.expected_s)
+        pairs = (
+            self._pair(query, prefill, decode)
+            for prefill in few_p
+            for decode in few_d
+            if is_pair(query, prefill[0], decode[0])
+        )
+        alone = (self._alone(query, view, pace) for view, pace in few_d)
+        return [*pairs, *(each for each in alone if each is not None)]
+
+    def _pair(
+        self,
+        query: Query,
+        prefill: tuple[PrefillView, PrefillForecast],
+        decode: tuple[DecodeView, DecodeForecast],
+    ) -> tuple[_Loss, Outlook]:
+        (source, computed), (view, pace) = prefill, decode
+        missing = self._plain.num_missing(query, view.worker)
+        handoff_s = _transfer_s(source, view, missing)
+        come = Consequences(computed.first_token, pace, handoff_s)
+        return self._valued(query, source.worker, view.worker, come)
+
+    def _alone(
+        self, query: Query, view: DecodeView, pace: DecodeForecast
+    ) -> tuple[_Loss, Outlook] | None:
+        """The decode worker computes the prompt itself; None: it may not, or cannot tell yet."""
+        if not view.local_prefill:
+            return None
+        computed = of_prefill(view, self._prompt(query, view.worker))
+        if computed is None:
+            return None
+        # Those that run there get a token with each of the prompt's steps.
+        in_time_s = computed.num_own_steps * pace.before.expected_s
+        stalled_s = max(0.0, computed.own_s - in_time_s)
+        come = Consequences(computed.first_token, pace, stalled_s=stalled_s)
+        return self._valued(query, None, view.worker, come)
+
+    def _valued(
+        self, query: Query, prefill: WorkerId | None, decode: WorkerId, come: Consequences
+    ) -> tuple[_Loss, Outlook]:
+        num_output = min(_NUM_OUTPUT_TOKENS, max(1, query.num_max_tokens - query.num_tokens))
+        missed = come.objectives_missed(self._objectives, num_output)
+        seconds = come.seconds(num_output)
+        rank = self._plain.rank(decode) + (b"" if prefill is None else self._plain.rank(prefill))
+        loss = _Loss(round(missed * _PER_OBJECTIVE), seconds, rank)
+        first = come.first_token
+        pace_s = come.pace.after.expected_s
+        candidate = Outlook(
+            prefill, decode, first.expected_s, first.upper_s, pace_s, missed, seconds
+        )
+        return loss, candidate
+
+    def _prompt(self, query: Query, worker: WorkerId) -> StepWork:
+        """What ``worker`` would have to compute of the prompt; its last token at the least."""
+        num_cached = query.num_tokens - self._plain.num_missing(query, worker)
+        return StepWork.of_prompt(query.num_tokens, min(num_cached, query.num_tokens - 1))
+
+
+def _transfer_s(source: PrefillView, view: DecodeView, num_tokens: int) -> float:
+    """A pull of what is missing, if prefill hid nothing of it; a little less from nearby."""
+    bytes_per_s = view.bytes_per_s.get(source.worker.incarnation, 0.0)
+    if not bytes_per_s:
+        return 0.0
+    num_bytes = num_tokens * view.kv_bytes_per_token
+    return distance_ratio(source.place, view.place) * num_bytes / bytes_per_s

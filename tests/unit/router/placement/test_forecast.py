@@ -1,0 +1,103 @@
+"""What is foretold of a worker follows from what it said, and what was sent there since."""
+
+import math
+
+import pytest
+
+from diptych.step_model import NUM_KNOWN_STEPS, StepCost, StepModel, StepWork, num_pairs
+from router.placement.forecast import Span, of_decode, of_prefill
+from router.placement.types import DecodeView, EngineView, PrefillView, WorkerId
+
+MODEL = StepModel(
+    StepCost(0.04, 0.002, 0.00001, 0.0, 0.0, 1.25, NUM_KNOWN_STEPS),
+    StepCost(0.1, 0.002, 0.00001, 0.001, 0.0000001, 1.5, NUM_KNOWN_STEPS),
+)
+IDLE = StepWork()
+PROMPT = StepWork.of_prompt(1000, 0)
+
+
+def prefill_view(engine: EngineView | None) -> PrefillView:
+    worker = WorkerId("p:1", "p")
+    return PrefillView(worker=worker, num_pending_tokens=0, max_model_len=4096, engine=engine)
+
+
+def decode_view(engine: EngineView | None, num_sequences: int = 0) -> DecodeView:
+    return DecodeView(
+        worker=WorkerId("d:1", "d"),
+        num_sequences=num_sequences,
+        max_model_len=4096,
+        local_prefill=True,
+        proven=frozenset(),
+        engine=engine,
+    )
+
+
+def engine(work: StepWork = IDLE, since: int = 0, model: StepModel = MODEL) -> EngineView:
+    return EngineView(model=model, max_batched_tokens=500, work=work, num_departed_tokens=since)
+
+
+def first_token_s(view: EngineView) -> float:
+    forecast = of_prefill(prefill_view(view), PROMPT)
+    assert forecast is not None
+    return forecast.first_token.expected_s
+
+
+def test_an_idle_worker_takes_the_steps_of_the_prompt() -> None:
+    forecast = of_prefill(prefill_view(engine()), PROMPT)
+    assert forecast is not None
+    pairs = num_pairs(0, 1000)
+    assert forecast.first_token.expected_s == pytest.approx(2 * 0.1 + 1.0 + pairs * 1e-7)
+    assert forecast.first_token.upper_s == pytest.approx(1.5 * forecast.first_token.expected_s)
+    assert (forecast.num_own_steps, forecast.own_s) == (2, forecast.first_token.expected_s)
+
+
+def test_a_queue_is_worked_off_first_and_half_of_its_step_is_over() -> None:
+    queue = StepWork.of_prompt(1000, 0)
+    alone_s = first_token_s(engine())
+    assert first_token_s(engine(queue)) == pytest.approx(2 * alone_s - 0.5 * alone_s / 2)
+
+
+def test_sequences_that_decode_are_in_every_step_and_take_of_its_budget() -> None:
+    rows = StepWork(100, 20_000)
+    forecast = of_prefill(prefill_view(engine(rows)), PROMPT)
+    assert forecast is not None
+    assert forecast.num_own_steps == 3  # of 400 tokens
+    steps_s = 3 * (0.1 + 100 * 0.002 + 20_000 * 0.00001) + 1.0 + num_pairs(0, 1000) * 1e-7
+    running_s = 0.04 + 100 * 0.002 + 20_000 * 0.00001
+    assert forecast.own_s == pytest.approx(steps_s)
+    assert forecast.first_token.expected_s == pytest.approx(steps_s + 0.5 * running_s)
+
+
+def test_what_was_sent_since_is_ahead_and_what_was_done_since_is_not() -> None:
+    idle_s, queue = first_token_s(engine()), StepWork.of_prompt(1000, 0)
+    assert first_token_s(engine(since=1000)) == pytest.approx(2 * idle_s, rel=0.01)
+    assert first_token_s(engine(queue, since=-1000)) == pytest.approx(idle_s)
+    assert first_token_s(engine(queue, since=-5000)) == pytest.approx(idle_s)
+
+
+def test_tokens_come_further_apart_with_a_sequence_more() -> None:
+    """One of three does not run yet: it is taken to be as long as ours."""
+    forecast = of_decode(decode_view(engine(StepWork(2, 300)), num_sequences=3), 1000)
+    assert forecast is not None
+    assert forecast.num_rows == 3
+    assert forecast.before.expected_s == pytest.approx(0.04 + 3 * 0.002 + 1300 * 0.00001)
+    assert forecast.after.expected_s == pytest.approx(0.04 + 4 * 0.002 + 2300 * 0.00001)
+    assert forecast.after.upper_s == pytest.approx(1.25 * forecast.after.expected_s)
+
+
+def test_nothing_is_foretold_of_steps_that_are_not_known() -> None:
+    cold = engine(model=StepModel(MODEL.decode._replace(num_steps=1), MODEL.prefill))
+    assert of_decode(decode_view(cold), 10) is None
+    assert of_prefill(decode_view(cold), PROMPT) is not None
+    assert of_prefill(prefill_view(None), PROMPT) is None
+    assert of_decode(decode_view(None), 10) is None
+
+
+def test_how_likely_a_span_is_exceeded() -> None:
+    span = Span(1.0, 1.5)
+    assert span.miss_ratio(1.0) == pytest.approx(0.5)
+    assert span.miss_ratio(1.5) == pytest.approx(0.1, abs=0.001)
+    assert span.miss_ratio(100.0) < 1e-6
+    assert Span(1.0, 1.0).miss_ratio(0.9) == 1.0
+    assert Span(1.0, 1.0).miss_ratio(1.1) == 0.0
+    assert Span(0.0, 0.0).miss_ratio(math.ulp(0.0)) == 0.0

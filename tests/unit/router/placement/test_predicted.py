@@ -1,0 +1,172 @@
+"""Who is chosen where workers say what their steps take."""
+
+import dataclasses
+
+import pytest
+
+from diptych.step_model import NUM_KNOWN_STEPS, StepCost, StepModel, StepWork
+from router.placement.policy import LeastLoaded
+from router.placement.predicted import Predicted
+from router.placement.prefix_memory import PrefixMemory
+from router.placement.types import (
+    DecodeOnly,
+    DecodeView,
+    EngineView,
+    Objectives,
+    Paired,
+    Placement,
+    PrefillOnly,
+    PrefillView,
+    Query,
+    Snapshot,
+    Why,
+    WorkerId,
+)
+
+P1, P2, D1, D2 = (WorkerId(f"{name}:1", name) for name in ("p1", "p2", "d1", "d2"))
+MODEL = StepModel(
+    StepCost(0.04, 0.002, 0.00001, 0.0, 0.0, 1.2, NUM_KNOWN_STEPS),
+    StepCost(0.1, 0.002, 0.00001, 0.001, 0.0, 1.2, NUM_KNOWN_STEPS),
+)
+NO_PREFILL = MODEL._replace(prefill=StepCost())
+NO_OBJECTIVES = Objectives()
+KEYS = tuple(bytes([i]) * 16 for i in range(62))
+QUERY = Query(num_tokens=1000, num_max_tokens=1100, block_keys=KEYS)
+
+
+def view_p(worker: WorkerId, num_queued: int = 0, model: StepModel = MODEL) -> PrefillView:
+    work = StepWork.of_prompt(num_queued, 0)
+    return PrefillView(
+        worker=worker,
+        num_pending_tokens=num_queued,
+        max_model_len=4096,
+        engine=EngineView(model=model, max_batched_tokens=512, work=work),
+    )
+
+
+def view_d(
+    worker: WorkerId, num_rows: int = 0, model: StepModel = NO_PREFILL, **changes: object
+) -> DecodeView:
+    work = StepWork(num_rows, 500 * num_rows)
+    view = DecodeView(
+        worker=worker,
+        num_sequences=num_rows,
+        max_model_len=4096,
+        local_prefill=True,
+        proven=frozenset({"p1", "p2"}),
+        engine=EngineView(model=model, max_batched_tokens=512, work=work),
+    )
+    return dataclasses.replace(view, **changes)  # type: ignore[arg-type]
+
+
+def made(objectives: Objectives = NO_OBJECTIVES, below: int = 0) -> Predicted:
+    plain = LeastLoaded(
+        PrefixMemory(100), local_below_tokens=below, allow_local=True, allow_recompute=True
+    )
+    return Predicted(plain, objectives)
+
+
+def place(
+    prefills: tuple[PrefillView, ...],
+    decodes: tuple[DecodeView, ...],
+    objectives: Objectives = NO_OBJECTIVES,
+    query: Query = QUERY,
+) -> Placement | None:
+    return made(objectives).place(query, Snapshot(prefills, decodes))
+
+
+def test_the_shortest_queue_and_the_shortest_step() -> None:
+    chosen = place((view_p(P1, 3000), view_p(P2, 500)), (view_d(D1, 9), view_d(D2, 2)))
+    assert chosen == Paired(P2, D2)
+    assert isinstance(chosen, Paired)
+    assert chosen.forecast is not None
+    best = chosen.forecast.chosen
+    assert (best.prefill, best.decode) == (P2, D2)
+    assert best.ttft_s == pytest.approx(3 * 0.1 + 1.5 - 0.5 * 0.6)  # half of the step is over
+    assert best.tpot_s == pytest.approx(0.04 + 3 * 0.002 + 2000 * 0.00001)
+    assert best == chosen.forecast.candidates[0]
+    seconds = [candidate.seconds for candidate in chosen.forecast.candidates]
+    assert len(seconds) == 4
+    assert seconds == sorted(seconds)
+
+
+def test_a_worker_that_computes_faster_may_have_more_waiting() -> None:
+    fast = MODEL._replace(prefill=MODEL.prefill._replace(prefill_token_s=0.0002))
+    assert place((view_p(P1, 2000, fast), view_p(P2, 1000)), (view_d(D1),)) == Paired(P1, D1)
+
+
+def test_a_cached_prefix_is_time_that_is_saved() -> None:
+    policy, snapshot = made(), Snapshot((view_p(P1, 300), view_p(P2)), (view_d(D1),))
+    assert policy.place(QUERY, snapshot) == Paired(P2, D1)
+    policy.remember(P1, KEYS)
+    assert policy.place(QUERY, snapshot) == Paired(P1, D1)
+    policy.forget(P1)
+    assert policy.place(QUERY, snapshot) == Paired(P2, D1)
+
+
+def test_an_idle_decode_worker_computes_what_would_wait_for_long() -> None:
+    """And only where what that takes is known."""
+    queued = (view_p(P1, 8000),)
+    assert place(queued, (view_d(D1, model=MODEL),)) == DecodeOnly(D1, Why.CHOICE)
+    assert place(queued, (view_d(D1),)) == Paired(P1, D1)
+    assert place(queued, (view_d(D1, model=MODEL, local_prefill=False),)) == Paired(P1, D1)
+
+
+def test_a_decode_worker_with_many_sequences_does_not_stall_them() -> None:
+    """Forty wait for each of its steps: their seconds are more than those that it would save."""
+    queued = (view_p(P1, 2000),)
+    assert place(queued, (view_d(D1, 40, model=MODEL),)) == Paired(P1, D1)
+    assert place(queued, (view_d(D1, 1, model=MODEL),)) == DecodeOnly(D1, Why.CHOICE)
+
+
+def test_objectives_come_before_seconds() -> None:
+    """What computing here breaks is one objective of eight others; the queue breaks ours alone."""
+    prefills, decodes = (view_p(P1, 8000),), (view_d(D1, 8, model=MODEL),)
+    assert place(prefills, decodes) == DecodeOnly(D1, Why.CHOICE)
+    tpot = Objectives(tpot_s=0.105)
+    assert place(prefills, decodes, Objectives(ttft_s=2.0)) == DecodeOnly(D1, Why.CHOICE)
+    assert place(prefills, decodes, Objectives(ttft_s=2.0, tpot_s=0.105)) == Paired(P1, D1)
+    chosen = place(prefills, decodes, tpot)
+    assert isinstance(chosen, Paired)
+    assert chosen.forecast is not None
+    assert chosen.forecast.chosen.num_missed < chosen.forecast.candidates[1].num_missed
+
+
+def test_the_least_loaded_until_all_steps_are_known() -> None:
+    cold = view_p(P2, 10, StepModel())
+    chosen = place((view_p(P1, 500), cold), (view_d(D1, 3), view_d(D2, 1)))
+    assert chosen == Paired(P2, D2)
+    assert isinstance(chosen, Paired)
+    assert chosen.forecast is None
+    silent = dataclasses.replace(view_d(D2, 1), engine=None)
+    assert place((view_p(P1),), (view_d(D1, 3), silent)) == Paired(P1, D2)
+
+
+def test_what_is_no_fresh_placement_is_as_ever() -> None:
+    prefills, decodes = (view_p(P1), view_p(P2)), (view_d(D1, model=MODEL), view_d(D2, model=MODEL))
+    held = dataclasses.replace(QUERY, on_prefill=P2)
+    assert isinstance(place(prefills, decodes, query=held), Paired)
+    failed = dataclasses.replace(QUERY, failed=frozenset({"p1", "p2"}))
+    again = place(prefills, decodes, query=failed)
+    assert isinstance(again, DecodeOnly)
+    assert again.why is Why.RECOMPUTE
+    alone = dataclasses.replace(QUERY, num_max_tokens=1001)
+    assert isinstance(place(prefills, decodes, query=alone), PrefillOnly)
+    assert place((), decodes) in {DecodeOnly(D1, Why.NO_PREFILL), DecodeOnly(D2, Why.NO_PREFILL)}
+
+
+def test_nobody_is_chosen_where_nobody_has_room() -> None:
+    full = view_d(D1, 4, max_num_seqs=4)
+    assert place((view_p(P1),), (full,)) is None
+    refused = dataclasses.replace(QUERY, refused=frozenset({"p1"}))
+    assert place((view_p(P1), view_p(P2, 9000)), (view_d(D1),), query=refused) == Paired(P2, D1)
+
+
+def test_of_many_workers_few_are_weighed() -> None:
+    prefills = tuple(view_p(WorkerId(f"p{n}:1", f"p{n}"), 100 * n) for n in range(32))
+    proven = frozenset(f"p{n}" for n in range(32))
+    decodes = tuple(
+        view_d(WorkerId(f"d{n}:1", f"d{n}"), n + 1, model=MODEL, proven=proven) for n in range(32)
+    )
+    chosen = place(prefills, decodes)
+    assert chosen == Paired(WorkerId("p0:1", "p0"), WorkerId("d0:1", "d0"))

@@ -15,6 +15,7 @@ from typing import Protocol
 from diptych.engine.protocol import EngineLoad, StepListener, StepRecord
 from diptych.engine.scheduling.audit import pool_mismatch
 from diptych.engine.scheduling.block_pool import BlockPool
+from diptych.engine.scheduling.pacer import Pacer
 from diptych.engine.scheduling.scheduler import Scheduler
 from diptych.engine.scheduling.sequence import Sequence
 from diptych.engine.scheduling.step import SequenceUpdate, StepOutput, StepPlan
@@ -61,12 +62,15 @@ class StepEngine:
         model_thread: Executor | None = None,
         measured: MeasuredStep | None = None,
         prepare: Callable[[SamplingParams], None] = lambda params: None,
+        tpot_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``model_thread`` has one thread, the caller's to shut down; without it ``run`` makes one.
 
         ``measured`` is a step that was run before the first one, to predict that. ``prepare``
         is told of each new sequence's parameters, to begin elsewhere what they will need.
+        ``tpot_s`` is the time between tokens that parts of prompts in the same steps must leave
+        to others.
         """
         self.num_steps = 0  # completed
         self.last_step: StepRecord | None = None  # set before listeners are told; None: it failed
@@ -85,6 +89,8 @@ class StepEngine:
         self._in_step = False
         self._timing = StepTiming(measured)
         self._learner = StepLearner()
+        max_tokens = scheduler.config.max_batched_tokens
+        self._pacer = None if tpot_s is None else Pacer(tpot_s, max_tokens)
 
     async def run(self) -> None:
         """Run steps until cancelled; sleeps when nothing can run.
@@ -207,7 +213,7 @@ class StepEngine:
         while True:
             self._awake.clear()
             began_s = self._clock()
-            plan = self._scheduler.schedule()
+            plan = self._scheduler.schedule(self._max_prompt_tokens(began_s))
             if plan is None:
                 await self._awake.wait()
                 continue
@@ -223,6 +229,12 @@ class StepEngine:
             self.num_steps += 1
             for listener in tuple(self._listeners.values()):
                 listener(updates)
+
+    def _max_prompt_tokens(self, now_s: float) -> int | None:
+        if self._pacer is None:
+            return None
+        scheduler, model = self._scheduler, self._learner.model
+        return self._pacer.max_prompt_tokens(scheduler.decoding, scheduler.work, model, now_s)
 
     def _fail(self, plan: StepPlan, error: Exception) -> list[SequenceUpdate]:
         if isinstance(error, DeviceMemoryError):

@@ -64,6 +64,13 @@ class WorkerConfig(ProcessConfig):
     )
     max_batched_tokens: int = Field(512, ge=1, description="Tokens of one step at the most.")
     max_num_seqs: int = Field(64, ge=1, description="Sequences in the running batch at the most.")
+    tpot_ms: float | None = Field(
+        None,
+        gt=0,
+        description="Mean time between tokens that sequences are promised while prompts are "
+        "computed beside them, ms: a step has no more of those than leaves nine of ten on time. "
+        "Unset: as many as fit.",
+    )
     num_threads: int | None = Field(
         None, ge=1, description="Threads of one model step. Unset: one for each usable core."
     )

@@ -60,6 +60,7 @@ class EngineParts:
             model_thread=model_thread,
             measured=model.measured,
             prepare=model.runner.prepare,
+            tpot_s=None if config.tpot_ms is None else config.tpot_ms / 1000,
         )
         memory = pool_memory(model.kv_cache)
         return cls(

@@ -12,6 +12,7 @@ from router.placement.prefix_memory import PrefixMemory
 from router.placement.types import (
     DecodeOnly,
     DecodeView,
+    Forecast,
     Pair,
     Paired,
     Placement,
@@ -119,6 +120,9 @@ class LeastLoaded:
         else:
             placement = self._pair(query, prefills, decodes)
         return placement or self._recompute(query, snapshot, decodes)
+
+    def came_true(self, forecast: Forecast, ttft_s: float) -> None:
+        """See :class:`router.placement.types.Policy`. It foretells nothing."""
 
     def explain(self, query: Query, snapshot: Snapshot, placement: Placement) -> Explanation:
         """See :class:`router.placement.types.Policy`."""

@@ -29,6 +29,7 @@ from router.placement.types import (
 _NUM_WEIGHED = 8  # of each pool, those with the least to wait for
 _NUM_TOLD = 4  # candidates that a forecast names, the best
 _PER_OBJECTIVE = 20  # differences that are smaller are left to seconds
+_OVERHEAD_WEIGHT = 0.05  # of the latest first token
 _NUM_OUTPUT_TOKENS = 128  # that an answer is taken to have, if it may; its length is not known
 
 
@@ -49,6 +50,9 @@ class Predicted:
     in each step, and steps with parts of its prompt. Objectives that these break, ours included,
     count first; without objectives, and among equals, seconds do.
 
+    What first tokens take beside steps (messages, what steps do not tell of themselves) is learned
+    from those that came.
+
     Whatever is not a fresh placement, and all placements while a worker's steps are not known,
     are ``plain``'s, which also keeps what prefixes are cached where.
     """
@@ -56,6 +60,7 @@ class Predicted:
     def __init__(self, plain: LeastLoaded, objectives: Objectives) -> None:
         self._plain = plain
         self._objectives = objectives
+        self._overhead_s = 0.0
 
     def remember(self, worker: WorkerId, block_keys: tuple[bytes, ...]) -> None:
         """See :class:`router.placement.types.Policy`."""
@@ -99,6 +104,12 @@ class Predicted:
         num_assumed = query.num_tokens - self._plain.num_missing(query, chosen.decode)
         return DecodeOnly(chosen.decode, Why.CHOICE, num_assumed, forecast)
 
+    def came_true(self, forecast: Forecast, ttft_s: float) -> None:
+        """See :class:`router.placement.types.Policy`. What is far off moves it as a bound says."""
+        foretold_s = forecast.chosen.ttft_s
+        off_s = max(-foretold_s, min(foretold_s, ttft_s - foretold_s))
+        self._overhead_s = max(0.0, self._overhead_s + _OVERHEAD_WEIGHT * off_s)
+
     def explain(self, query: Query, snapshot: Snapshot, placement: Placement) -> Explanation:
         """See :class:`router.placement.types.Policy`. What was foretold is in the placement."""
         return self._plain.explain(query, snapshot, placement)
@@ -133,7 +144,8 @@ class Predicted:
         (source, computed), (view, pace) = prefill, decode
         missing = self._plain.num_missing(query, view.worker)
         handoff_s = _transfer_s(source, view, missing)
-        come = Consequences(computed.first_token, pace, handoff_s)
+        first = computed.first_token.later(self._overhead_s)
+        come = Consequences(first, pace, handoff_s)
         return self._valued(query, source.worker, view.worker, come)
 
     def _alone(
@@ -148,7 +160,8 @@ class Predicted:
         # Those that run there get a token with each of the prompt's steps.
         in_time_s = computed.num_own_steps * pace.before.expected_s
         stalled_s = max(0.0, computed.own_s - in_time_s)
-        come = Consequences(computed.first_token, pace, stalled_s=stalled_s)
+        first = computed.first_token.later(self._overhead_s)
+        come = Consequences(first, pace, stalled_s=stalled_s)
         return self._valued(query, None, view.worker, come)
 
     def _valued(

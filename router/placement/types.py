@@ -214,6 +214,10 @@ class Policy(Protocol):
         """The best placement there is now; None: wait."""
         ...
 
+    def came_true(self, forecast: Forecast, ttft_s: float) -> None:
+        """A request that was placed by ``forecast`` had its first token after so long, s."""
+        ...
+
     def explain(self, query: Query, snapshot: Snapshot, placement: Placement) -> Explanation:
         """What spoke for ``placement``, which ``place`` has just answered to the same."""
         ...

@@ -1,8 +1,9 @@
 """Sends one request's actions to workers: streams of leases, commands about reservations."""
 
+import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from diptych.block_hash import block_keys
 from diptych.telemetry import tracing
@@ -11,7 +12,15 @@ from router.cluster.decode_link import DecodeLink, ReservationListener
 from router.cluster.members import Cluster
 from router.cluster.prefill_link import LeaseListener, PrefillLink
 from router.config import RouterConfig
-from router.placement.types import DecodeOnly, Paired, Placement, Policy, Query, WorkerId
+from router.placement.types import (
+    DecodeOnly,
+    Forecast,
+    Paired,
+    Placement,
+    Policy,
+    Query,
+    WorkerId,
+)
 from router.placement.waiting_room import WaitingRoom
 from router.request import actions, events, worker_messages
 from router.request.events import Event
@@ -31,6 +40,13 @@ class Services:
     incarnation: str
     sequence_ids: Iterator[int]
     spawn: Callable[[Coroutine[Any, Any, None], str], None]  # a task that outlives the session
+
+
+class _Foretold(NamedTuple):
+    """What was foretold of the newest placement, and when that was made (monotonic, s)."""
+
+    forecast: Forecast
+    placed_s: float
 
 
 @dataclass(slots=True)
@@ -72,6 +88,7 @@ class Dispatch:
         self._reservations: dict[int, _Reservation] = {}
         self._keys: tuple[bytes, ...] | None = None
         self._block_size = 0
+        self._foretold: _Foretold | None = None  # of the first token that a lease will bring
 
     def place(self, query: Query) -> Placement | None:
         """Ask the policy, with the prompt's block keys."""
@@ -89,6 +106,7 @@ class Dispatch:
             self._observer.placed(placement, policy.explain(query, snapshot, placement))
         if isinstance(placement, Paired | DecodeOnly) and placement.forecast is not None:
             self._observer.foretold(placement.forecast)
+            self._foretold = _Foretold(placement.forecast, time.monotonic())
         return placement
 
     def open_lease(
@@ -143,8 +161,10 @@ class Dispatch:
                 self._services.room.pump_soon()  # there is more runway
             case events.FirstToken():
                 backlog.computed(event.sequence_id)
+                self._came_true()
                 self._services.room.pump_soon()
             case events.LeaseEnded():
+                self._foretold = None
                 self._forget_lease(event.sequence_id)
             case events.Reserved():
                 self._correct(event)
@@ -200,6 +220,13 @@ class Dispatch:
             self.close_lease(sequence_id)
         for sequence_id in list(self._reservations):
             self.release(sequence_id)
+
+    def _came_true(self) -> None:
+        """The first token of a placement is there; another one's was not foretold."""
+        foretold, self._foretold = self._foretold, None
+        if foretold is not None:
+            taken_s = time.monotonic() - foretold.placed_s
+            self._services.policy.came_true(foretold.forecast, taken_s)
 
     def _attempt(self) -> dict[str, str]:
         return tracing.inject_map(self._observer.attempt_context)

@@ -18,11 +18,25 @@ from diptych.engine.scheduling.sequence import Sequence
 class PrefillShares:
     """Shares of ``num_tokens``, what a step has left for prompts."""
 
-    def __init__(self, num_tokens: int, *, block_size: int, max_step_tokens: int) -> None:
-        """No step has more than ``max_step_tokens``: what makes a prompt a long one."""
+    def __init__(
+        self,
+        num_tokens: int,
+        *,
+        block_size: int,
+        max_step_tokens: int,
+        max_prompt_tokens: int | None = None,
+    ) -> None:
+        """No step has more than ``max_step_tokens``: what makes a prompt a long one.
+
+        ``max_prompt_tokens``: of these that prompts may have; single tokens are none.
+        """
+        num_for_prompts = num_tokens
+        if max_prompt_tokens is not None:
+            num_for_prompts = min(num_tokens, max_prompt_tokens)
         self.ends: dict[Sequence, int] = {}  # where the chunk of each sequence ends
         self._num_left = num_tokens
-        self._num_left_for_long = num_tokens - num_tokens // 2
+        self._num_left_for_prompts = num_for_prompts
+        self._num_left_for_long = num_for_prompts - num_for_prompts // 2
         self._block_size = block_size
         self._max_step_tokens = max_step_tokens
         self._unfinished: list[Sequence] = []  # long ones, by arrival
@@ -46,16 +60,17 @@ class PrefillShares:
             self._num_left_for_long -= num_tokens
         if num_tokens:
             self.ends[seq] = end
-            self._num_left -= num_tokens
+            self._spend(seq, num_tokens)
 
     def share_out_rest(self) -> None:
         """All had their turn: give the long ones what is left."""
         for seq in self._unfinished:
             before = self.ends.pop(seq, seq.num_computed_tokens)
-            end = self._end(seq, before - seq.num_computed_tokens + self._num_left)
+            num_left = min(self._num_left, self._num_left_for_prompts)
+            end = self._end(seq, before - seq.num_computed_tokens + num_left)
             if end > seq.num_computed_tokens:
                 self.ends[seq] = end
-                self._num_left -= end - before
+                self._spend(seq, end - before)
 
     def _is_long(self, seq: Sequence) -> bool:
         return seq.num_tokens - seq.num_computed_tokens > self._max_step_tokens
@@ -63,7 +78,14 @@ class PrefillShares:
     def _allowed(self, seq: Sequence) -> int:
         if self._is_long(seq):
             return min(self._num_left, self._num_left_for_long)
-        return self._num_left
+        if _is_single(seq):
+            return self._num_left
+        return min(self._num_left, self._num_left_for_prompts)
+
+    def _spend(self, seq: Sequence, num_tokens: int) -> None:
+        self._num_left -= num_tokens
+        if not _is_single(seq):
+            self._num_left_for_prompts -= num_tokens
 
     def _end(self, seq: Sequence, num_allowed: int) -> int:
         start = seq.num_computed_tokens
@@ -74,3 +96,8 @@ class PrefillShares:
         if aligned > start:
             return aligned
         return start if self.ends else end  # the first one must get on
+
+
+def _is_single(seq: Sequence) -> bool:
+    """Whether it lacks one token: it decodes, or is about to."""
+    return seq.num_tokens - seq.num_computed_tokens == 1

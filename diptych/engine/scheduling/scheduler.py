@@ -231,8 +231,15 @@ class Scheduler:
         if seq not in self.in_flight:
             self._tables.drop(seq, owner)
 
-    def schedule(self) -> StepPlan | None:
+    @property
+    def decoding(self) -> list[Sequence]:
+        """Sequences of the batch that get one token with each step."""
+        return [seq for seq in self._queues.running if _num_pending(seq) == 1]
+
+    def schedule(self, max_prompt_tokens: int | None = None) -> StepPlan | None:
         """Decide the next step; None if nothing can run until somebody calls in.
+
+        ``max_prompt_tokens``: no more than that of prompts, if anybody decodes.
 
         Each plan is followed by ``update`` or ``fail`` before the next ``schedule``.
         """
@@ -244,6 +251,7 @@ class Scheduler:
             self.config.max_batched_tokens - len(ends),
             block_size=self.pool.block_size,
             max_step_tokens=self.config.max_batched_tokens,
+            max_prompt_tokens=max_prompt_tokens if ends else None,
         )
         prefilling = [seq for seq in self._queues.running if _num_pending(seq) > 1]
         for seq in itertools.chain(prefilling, self._admissions(shares)):

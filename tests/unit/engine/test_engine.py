@@ -3,6 +3,7 @@
 import asyncio
 import math
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -45,7 +46,12 @@ class GatedRunner:
 class Rig:
     """An engine over a fake runner, and what its listener heard."""
 
-    def __init__(self, on_step: Callable[[list[SequenceUpdate]], None] | None = None) -> None:
+    def __init__(
+        self,
+        on_step: Callable[[list[SequenceUpdate]], None] | None = None,
+        *,
+        tpot_s: float | None = None,
+    ) -> None:
         config = SchedulerConfig(max_model_len=60, max_batched_tokens=16, max_num_seqs=8)
         self.pool = BlockPool(16, 4)
         self.scheduler = Scheduler(config, self.pool)
@@ -54,7 +60,8 @@ class Rig:
         self.updates: list[SequenceUpdate] = []
         self.stepped = asyncio.Event()
         self.on_step = on_step
-        self.engine = StepEngine(self.scheduler, self.runner)
+        clock = time.monotonic if tpot_s is None else lambda: 0.0
+        self.engine = StepEngine(self.scheduler, self.runner, tpot_s=tpot_s, clock=clock)
         self.engine.subscribe(self._listen)
 
     def _listen(self, updates: list[SequenceUpdate]) -> None:
@@ -263,6 +270,27 @@ async def test_cancelling_does_not_wait_for_a_step_that_is_given_up() -> None:
         assert rig.pool.counts().running == 2, "the step may still write them"
     finally:
         rig.runner.gate.set()
+
+
+@pytest.mark.parametrize("tpot_s", [None, 1.0])
+async def test_a_promised_pace_holds_a_prompt_back_until_there_is_time(
+    tpot_s: float | None,
+) -> None:
+    """Time stands still, so that each token that is drawn is a promised interval to spare."""
+    rig = Rig(tpot_s=tpot_s)
+    for _ in range(30):
+        rig.engine._learner.learn(StepWork(1, 10), 0.5)
+        rig.engine._learner.learn(StepWork(0, 0, 8, 36), 20.0)
+    async with rig.running():
+        rig.start(3, max_tokens=30)
+        while len(rig.runner.plans) < 2:
+            rig.stepped.clear()
+            await rig.stepped.wait()
+        num_before = len(rig.runner.plans)
+        await rig.until_finished(rig.start(12, max_tokens=2))
+    sizes = [plan.num_tokens for plan in rig.runner.plans[num_before:]]
+    num_held = next(index for index, num_tokens in enumerate(sizes) if num_tokens > 1)
+    assert (num_held >= 2) is (tpot_s is not None)
 
 
 def test_a_step_measured_before_the_first_predicts_it() -> None:

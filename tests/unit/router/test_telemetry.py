@@ -10,16 +10,19 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client import CollectorRegistry, generate_latest
 
 from diptych.errors import TransferInterruptedError, all_reasons
+from diptych.telemetry import attributes
 from diptych.telemetry.metrics import Metrics
 from diptych.telemetry.sampling import Sampling
 from diptych.telemetry.stages import Stage
 from diptych.telemetry.tracing import Tracing
 from router.cluster.worker_clock import ClockOffset
 from router.generation.answer import KVPath, Timing, Transfer, Usage
-from router.placement.types import Forecast, Outlook, WorkerId
+from router.placement.explanation import Explanation
+from router.placement.types import Forecast, Outlook, Paired, WorkerId
 from router.request.actions import Retry
 from router.request.response_builder import Moments
 from router.telemetry import OUTCOMES, RequestObserver, RouterMetrics
+from router.trace import RequestTrace
 from tests.unit.router.told_workers import ToldWorkers
 
 TRANSFER = Transfer(
@@ -234,3 +237,24 @@ def test_what_was_foretold_of_a_first_token_is_compared_with_what_came_true(
     assert registry.get_sample_value(f"{name}_count") == (num_attempts == 1)
     taken_s = 1.0  # from its placement on
     assert registry.get_sample_value(f"{name}_sum") == (taken_s / 0.8 if num_attempts == 1 else 0)
+
+
+def test_an_attempt_tells_what_was_foretold_of_its_candidates(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    observer = make_observer(make_metrics(CollectorRegistry()))
+    chosen: dict[str, object] = {}
+    monkeypatch.setattr(RequestTrace, "choose", lambda trace, marks: chosen.update(marks))
+    prefill, decode = WorkerId("p:1", "p"), WorkerId("d:1", "d")
+    pair = Outlook(prefill, decode, 0.8, 1.0, 0.05, 0.25, 9.0)
+    alone = Outlook(None, decode, 1.5, 2.0, 0.05, 1.0, 9.5)
+    why = Explanation((), (), 0, 0)
+    observer.placed(Paired(prefill, decode, Forecast(pair, (pair, alone))), why)
+    assert chosen[attributes.FORETOLD_TTFT] == 0.8
+    assert chosen[attributes.FORETOLD_CANDIDATES] == [
+        "p:1 d:1 ttft_s=0.800 tpot_s=0.0500 missed=0.25 seconds=9.00",
+        "d:1 ttft_s=1.500 tpot_s=0.0500 missed=1.00 seconds=9.50",
+    ]
+    chosen.clear()
+    observer.placed(Paired(prefill, decode), why)
+    assert not any("foretold" in name for name in chosen)

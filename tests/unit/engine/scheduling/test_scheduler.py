@@ -87,6 +87,32 @@ def test_a_step_mixes_decode_tokens_and_chunks_of_several_prompts() -> None:
     assert (scheduler.num_running, scheduler.num_waiting) == (3, 0)
 
 
+def test_a_bound_on_prompts_lets_those_that_decode_and_those_that_begin_to_pass() -> None:
+    scheduler = make_scheduler(32, max_batched_tokens=16, max_num_seqs=4)
+    start_local(scheduler, make_sequence([1, 2, 3]))
+    step(scheduler)
+    long = start_local(scheduler, make_sequence([5] * 20))
+    proven = make_sequence([6] * 7)
+    scheduler.reserve(proven)
+    scheduler.mark_proven(proven)
+    scheduler.start(proven, [8], compute_missing=False)
+    for most, num_computed in ((0, 0), (8, 8), (5, 12), (None, 20)):
+        plan = scheduler.schedule(most)
+        assert plan is not None
+        tokens = tuple(SampledToken(7, math.nan) if chunk.sample else None for chunk in plan.chunks)
+        scheduler.update(plan, StepOutput(tokens=tokens, duration_s=0.01))
+        assert long.num_computed_tokens == num_computed
+        assert sum(len(chunk.token_ids) == 1 for chunk in plan.chunks) == 2
+
+
+def test_a_bound_on_prompts_stops_nothing_where_nobody_decodes() -> None:
+    scheduler = make_scheduler(32, max_batched_tokens=16, max_num_seqs=4)
+    start_local(scheduler, make_sequence([5] * 6))
+    plan = scheduler.schedule(0)
+    assert plan is not None
+    assert plan.num_tokens == 6
+
+
 def test_chunks_end_with_a_block_unless_the_prompt_ends() -> None:
     scheduler = make_scheduler(max_batched_tokens=10, max_num_seqs=4)
     start_local(scheduler, make_sequence([5] * 19))

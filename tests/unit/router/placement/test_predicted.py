@@ -12,6 +12,7 @@ from router.placement.types import (
     DecodeOnly,
     DecodeView,
     EngineView,
+    Forecast,
     Objectives,
     Paired,
     Placement,
@@ -170,3 +171,24 @@ def test_of_many_workers_few_are_weighed() -> None:
     )
     chosen = place(prefills, decodes)
     assert chosen == Paired(WorkerId("p0:1", "p0"), WorkerId("d0:1", "d0"))
+
+
+def test_what_first_tokens_take_beside_steps_is_learned() -> None:
+    """A tenth of a second of messages; and one that took a minute changes little."""
+    policy, snapshot = made(), Snapshot((view_p(P1),), (view_d(D1),))
+
+    def foretold() -> Forecast:
+        chosen = policy.place(QUERY, snapshot)
+        assert isinstance(chosen, Paired)
+        assert chosen.forecast is not None
+        return chosen.forecast
+
+    steps_s = foretold().chosen.ttft_s
+    for _ in range(200):
+        policy.came_true(foretold(), steps_s + 0.1)
+    assert foretold().chosen.ttft_s == pytest.approx(steps_s + 0.1, rel=0.001)
+    policy.came_true(foretold(), 60.0)
+    assert foretold().chosen.ttft_s < 1.1 * (steps_s + 0.1)
+    for _ in range(300):
+        policy.came_true(foretold(), 0.0)
+    assert foretold().chosen.ttft_s == pytest.approx(steps_s)

@@ -1,7 +1,7 @@
 """What the router remembers of workers' prefix caches, from what it asked of them. No sockets."""
 
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
@@ -20,7 +20,16 @@ from router.discovery.source import Targets
 from router.placement.explanation import Explanation
 from router.placement.policy import LeastLoaded
 from router.placement.prefix_memory import PrefixMemory
-from router.placement.types import Forecast, Paired, Placement, Query, Why, WorkerId
+from router.placement.types import (
+    Forecast,
+    Outlook,
+    Paired,
+    Placement,
+    Query,
+    Snapshot,
+    Why,
+    WorkerId,
+)
 from router.placement.waiting_room import WaitingRoom
 from router.request import actions, events
 from router.request.actions import Retry
@@ -225,3 +234,36 @@ async def test_why_workers_were_chosen_is_worked_out_for_a_trace_alone(
     monkeypatch.setattr(Untraced, "is_traced", True)
     world.request()
     assert told == [chosen]
+
+
+class Foreteller(LeastLoaded):
+    """Foretells the same of every request, and remembers of which it came true."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            PrefixMemory(1), local_below_tokens=0, allow_local=True, allow_recompute=True
+        )
+        self.came: list[Forecast] = []
+
+    def place(self, query: Query, snapshot: Snapshot) -> Placement:
+        outlook = Outlook(PREFILL, DECODE, 0.5, 0.6, 0.05, 0.0, 9.0)
+        return Paired(PREFILL, DECODE, Forecast(outlook, (outlook,)))
+
+    def came_true(self, forecast: Forecast, ttft_s: float) -> None:
+        assert ttft_s >= 0
+        self.came.append(forecast)
+
+
+async def test_what_came_true_of_a_placement_is_told_once_and_not_of_what_broke(
+    world: World,
+) -> None:
+    policy = Foreteller()
+    world.services = replace(world.services, policy=policy)
+    request, first = world.request(), events.FirstToken(1, 7, len(PROMPT), None, 0)
+    request.heard(first)
+    request.heard(first)
+    assert len(policy.came) == 1
+    broken = world.request()
+    broken.heard(events.LeaseEnded(1, BlocksExhaustedError("full", retry_after_s=1.0)))
+    broken.heard(first)
+    assert len(policy.came) == 1

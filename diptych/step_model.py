@@ -48,8 +48,8 @@ class StepCost(NamedTuple):
 
     @property
     def is_known(self) -> bool:
-        """Whether enough steps ran to rely on it."""
-        return self.num_steps >= NUM_KNOWN_STEPS
+        """Whether enough steps ran to rely on it, and took any time."""
+        return self.num_steps >= NUM_KNOWN_STEPS and any(self[:5])
 
     def expected_s(self, work: StepWork, num_steps: int = 1) -> float:
         """Of ``work``, done in so many steps."""

@@ -74,6 +74,13 @@ class WorkerConfig(ProcessConfig):
     num_threads: int | None = Field(
         None, ge=1, description="Threads of one model step. Unset: one for each usable core."
     )
+    tensor_parallel: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Processes that share the model out, each with its part of every layer, of the "
+        "KV heads and of the threads. More than one: on a CPU alone, with weights as loaded.",
+    )
     zone: str = Field(
         "",
         max_length=253,
@@ -102,6 +109,20 @@ class WorkerConfig(ProcessConfig):
         check_step_limits(
             max_batched_tokens=self.max_batched_tokens, max_num_seqs=self.max_num_seqs
         )
+        return self
+
+    @model_validator(mode="after")
+    def _check_ranks(self) -> Self:
+        if self.tensor_parallel == 1:
+            return self
+        for name, value, wanted in (
+            ("device", self.device, "cpu"),  # elsewhere a rank could not reach the others' pool
+            ("quantization", self.quantization, "none"),  # scales of parts are not those of a whole
+        ):
+            if value != wanted:
+                raise ValueError(
+                    f"tensor_parallel ({self.tensor_parallel}) needs {name} {wanted} (got {value})"
+                )
         return self
 
 

@@ -38,12 +38,16 @@ class KVPools:
         dtype: torch.dtype,
         num_scratch_blocks: int,
         backend: Backend,
+        heads: range,
     ) -> None:
-        """dtype: of weights and arithmetic, and of the cache where no setting names another."""
+        """dtype: of weights and arithmetic, and of the cache where no setting names another.
+
+        heads: key-value heads that are computed in this process.
+        """
         name = config.kv_cache_dtype
         self._dtype = dtype if name == "auto" else KV_DTYPES[name]
         self._config, self._model_config, self._backend = config, model_config, backend
-        self._num_scratch_blocks = num_scratch_blocks
+        self._num_scratch_blocks, self._heads = num_scratch_blocks, heads
 
     def before_weights(self) -> KVPool | None:
         """None: how large it may be has to be measured. Raises ConfigurationError."""
@@ -118,5 +122,10 @@ class KVPools:
     def _cache(self, num_blocks: int) -> KVCache:
         config = self._config
         return KVCache(
-            self._model_config, num_blocks, config.block_size, self._dtype, self._backend.kv_memory
+            self._model_config,
+            num_blocks,
+            config.block_size,
+            self._dtype,
+            self._backend.kv_memory,
+            self._heads,
         )

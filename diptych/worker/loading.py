@@ -7,7 +7,7 @@ the thread that calls it.
 import logging
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,10 @@ from diptych.engine.kv.cache import KVCache
 from diptych.engine.kv.fingerprint import kv_layout, model_digest
 from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.decoder import Decoder
+from diptych.engine.model.rank_share import RankShare
+from diptych.engine.model.ranks import ONE_RANK
 from diptych.engine.model.weights import load_weights, resolve_dtype
+from diptych.engine.parallel.leader import Leader
 from diptych.engine.runner import Runner
 from diptych.engine.scheduling.step_timing import MeasuredStep
 from diptych.errors import ConfigurationError, DeviceMemoryError
@@ -31,8 +34,12 @@ from diptych.v1 import common_pb2
 from diptych.worker.config import WorkerConfig
 from diptych.worker.cores import num_usable_cores
 from diptych.worker.kv_pool import KVPools
+from diptych.worker.rank_setup import RankSetup
+from diptych.worker.rank_team import RankTeam
 
 logger = logging.getLogger(__name__)
+
+_NO_ROOM_FOR_STEPS = "kv_cache_memory or gpu_memory_utilization: no room for steps beside the pool"
 
 
 class LoadAbandonedError(Exception):
@@ -51,6 +58,7 @@ class LoadedModel:
     layout: common_pb2.KVLayout
     text_digest: str  # of tokenizer and config, see :mod:`diptych.text.identity`
     max_model_len: int  # tokens: min(model's context, configured, what the pool holds)
+    team: RankTeam | None = None  # the other ranks, to be closed after the last step
 
 
 def load_model(
@@ -71,44 +79,75 @@ def load_model(
             raise LoadAbandonedError
         progress(stage, done_ratio)
 
-    torch.set_num_threads(config.num_threads or num_usable_cores())
+    share = RankShare(0, config.tensor_parallel)
+    num_threads = max(1, (config.num_threads or num_usable_cores()) // share.size)
+    torch.set_num_threads(num_threads)
     cache_dir = config.cache_dir or model_source.DEFAULT_CACHE_DIR
     source = model_source.resolve(config.model, cache_dir, report)
     model_config = ModelConfig.from_folder(source.folder)
+    own_config = share.of(model_config)
     backend = make_backend(config.device)
     dtype = resolve_dtype(config.dtype, model_config, backend.auto_dtype)
     _log_model(source.name, model_config, backend, dtype)
-    pools = KVPools(config, model_config, dtype, num_scratch_blocks, backend)
+    own_heads = share.part(model_config.num_kv_heads)
+    pools = KVPools(config, model_config, dtype, num_scratch_blocks, backend, own_heads)
     pool = pools.before_weights()  # what does not fit fails before they are read
-    with _fitting(f"model: no memory for the weights of {source.name}"):
-        store = backend.weights(dtype, config.quantization, compact=config.dtype == "auto")
-        weights = load_weights(
-            source.folder, model_config, store, lambda ratio: report("loading weights", ratio)
+    with ExitStack() as started:
+        team = None
+        if share.size > 1:
+            assert pool is not None, "the settings let ranks share a pool on the host alone"
+            setup = RankSetup.of(config, source.folder, dtype, pool.cache, num_threads)
+            team = started.enter_context(closing(RankTeam(setup, pool.cache.memory)))
+            team.join(lambda: report("starting ranks", 0.0))
+        with _fitting(f"model: no memory for the weights of {source.name}"):
+            weights = load_weights(
+                source.folder,
+                model_config,
+                backend.weights(dtype, config.quantization, compact=config.dtype == "auto"),
+                lambda ratio: report("loading weights", ratio),
+                ONE_RANK if team is None else team.ranks,
+            )
+        decoder = Decoder(own_config, weights, backend.layer_ops(own_config, dtype))
+        pool = pool or pools.beside(decoder)
+        grammars = _load_grammars(source.folder, model_config.vocab_size)
+        with _fitting(_NO_ROOM_FOR_STEPS):
+            runner = _runner(decoder, pool.cache, backend, grammars, team, report)
+            measured = runner.warm_up(lambda ratio: report("warming up", ratio))
+        loaded = LoadedModel(
+            config=model_config,
+            kv_cache=pool.cache,
+            num_blocks=pool.num_blocks,
+            runner=runner,
+            measured=measured,
+            layout=kv_layout(
+                model_config,
+                pool.cache,
+                model_digest(source.folder),
+                dtype,
+                digest_level=digest_level,
+                quantization=config.quantization,
+            ),
+            text_digest=text_digest(source.folder),
+            max_model_len=pool.max_model_len,
+            team=team,
         )
-    decoder = Decoder(model_config, weights, backend.layer_ops(model_config, dtype))
-    pool = pool or pools.beside(decoder)
-    grammars = _load_grammars(source.folder, model_config.vocab_size)
-    with _fitting("kv_cache_memory or gpu_memory_utilization: no room for steps beside the pool"):
-        runner = Runner(decoder, pool.cache, backend, grammars)
-        measured = runner.warm_up(lambda ratio: report("warming up", ratio))
-    layout = kv_layout(
-        model_config,
-        pool.cache,
-        model_digest(source.folder),
-        dtype,
-        digest_level=digest_level,
-        quantization=config.quantization,
-    )
-    return LoadedModel(
-        config=model_config,
-        kv_cache=pool.cache,
-        num_blocks=pool.num_blocks,
-        runner=runner,
-        measured=measured,
-        layout=layout,
-        text_digest=text_digest(source.folder),
-        max_model_len=pool.max_model_len,
-    )
+        started.pop_all()
+    return loaded
+
+
+def _runner(
+    decoder: Decoder,
+    cache: KVCache,
+    backend: Backend,
+    grammars: Grammars | None,
+    team: RankTeam | None,
+    report: Progress,
+) -> Runner:
+    """Over this process alone, or all ranks."""
+    if team is None:
+        return Runner(decoder, cache, backend, grammars)
+    team.wait(lambda: report("loading weights", 1.0))
+    return Leader(decoder, cache, backend, team.ranks, team.links, grammars)
 
 
 def _load_grammars(folder: Path, vocab_size: int) -> Grammars | None:

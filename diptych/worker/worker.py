@@ -23,6 +23,7 @@ from diptych.worker.config import WorkerConfig
 from diptych.worker.engine_parts import EngineParts
 from diptych.worker.engine_watch import EngineStuckError, EngineWatch
 from diptych.worker.loading import LoadAbandonedError, LoadedModel, load_model
+from diptych.worker.rank_team import RankTeam
 from diptych.worker.status import WorkerStatus
 from diptych.worker.step_metrics import StepMetrics
 from diptych.worker.transfer_watch import TransferStuckError, TransferWatch
@@ -97,7 +98,11 @@ class WorkerLife:
         try:
             model = await self._load(model_thread, stop)
             if model is not None:
-                await self._serve(model, model_thread, stop)
+                try:
+                    await self._serve(model, model_thread, stop)
+                finally:
+                    if model.team is not None:
+                        model.team.close()
         finally:
             model_thread.shutdown(wait=False)  # idle by now, unless it is stuck
 
@@ -109,7 +114,9 @@ class WorkerLife:
         parts.engine.subscribe(lambda updates: self._stepped(metrics))
         async with asyncio.TaskGroup() as tasks:
             engine = tasks.create_task(self._run_engine(parts), name="engine")
-            engine_watch = tasks.create_task(self._watch_engine(parts), name="engine-watch")
+            watches = [tasks.create_task(self._watch_engine(parts), name="engine-watch")]
+            if model.team is not None:
+                watches.append(tasks.create_task(self._watch_ranks(model.team), name="rank-watch"))
             try:
                 async with self._role.attached(parts, metrics):
                     try:
@@ -123,7 +130,8 @@ class WorkerLife:
                         await self._host.server.stop(_STOP_GRACE_S)
             finally:
                 await self._end_engine(engine, parts)
-            engine_watch.cancel()
+            for watch in watches:
+                watch.cancel()
 
     async def _end_engine(self, engine: asyncio.Task[None], parts: EngineParts) -> None:
         """Let the engine end its last step, however serving ended. Raises EngineStuckError.
@@ -225,6 +233,15 @@ class WorkerLife:
             await self._wait_zero(self._role.num_streams, _END_S)
             parts.engine.abandon()
             raise
+
+    async def _watch_ranks(self, team: RankTeam) -> None:
+        while True:
+            lost = team.lost()
+            if lost is not None:
+                logger.critical("a rank is lost", extra={"reason": lost})
+                await self._tell_failed(lost)
+                raise DeviceLostError(lost)
+            await asyncio.sleep(self._config.timers.heartbeat_s / 2)
 
     async def _watch_transfer(self, watch: TransferWatch) -> None:
         try:

@@ -7,13 +7,10 @@ Ends with its worker, whichever way that ends. One thread; light imports.
 
 import argparse
 import contextlib
-import ctypes
 import mmap
 import os
 import select
-import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Collection
 
@@ -22,6 +19,7 @@ import numpy as np
 from kvtransfer.agents.base import Agent, AgentCopy, AgentPeer, AgentSettings, Library, Region
 from kvtransfer.agents.nixl import NixlAgent
 from kvtransfer.agents.nixl_reads import NixlPeer
+from kvtransfer.agents.parent import end_with_parent
 from kvtransfer.agents.ucxx import UcxxAgent, UcxxPeer
 from kvtransfer.agents.wire import (
     Channel,
@@ -41,7 +39,6 @@ LIBRARIES = {
 POLL_MIN_S = 50e-6  # between polls while something moves
 POLL_MAX_S = 1e-3  # and when nothing has for a while
 MAX_PEERS = 1024  # each costs memory in proportion to its pool, and files
-_PR_SET_PDEATHSIG = 1
 
 
 class AgentLoop:
@@ -184,16 +181,6 @@ def map_pool(
     pool = mmap.mmap(fd, block_bytes * num_blocks, flags=flags, prot=prot)
     address = np.frombuffer(pool, np.uint8).ctypes.data
     return pool, Region(address, block_bytes, num_blocks)
-
-
-def end_with_parent(parent_pid: int) -> None:
-    """SIGKILL for us when the worker ends, even if a hang keeps us from seeing it."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:
-        sys.exit(0)
-    # Whoever ends the worker's whole group wants it to drain first.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def main() -> None:

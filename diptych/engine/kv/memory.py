@@ -1,5 +1,6 @@
 """The bytes behind a KV cache, of the host or of a device."""
 
+import mmap
 from typing import Literal, Protocol
 
 import torch
@@ -52,6 +53,21 @@ class HostKVMemory:
     @property
     def shared_fd(self) -> int | None:
         return self._shared.fd
+
+    def synchronise(self) -> None:
+        """Everything is done when it returns."""
+
+
+class MappedKVMemory:
+    """The host memory of another process, as a child that was given its file sees it."""
+
+    kind: Literal["DRAM"] = "DRAM"
+    device_id = 0
+
+    def __init__(self, fd: int, num_bytes: int) -> None:
+        """Raises OSError, ValueError: it cannot be mapped."""
+        self.shared_fd: int | None = fd
+        self.bytes = torch.frombuffer(mmap.mmap(fd, num_bytes), dtype=torch.uint8)
 
     def synchronise(self) -> None:
         """Everything is done when it returns."""

@@ -1,6 +1,7 @@
 """Computes along with the leader, in any other rank. Knows neither sequences nor samples."""
 
 from multiprocessing.connection import Connection
+from typing import NoReturn
 
 import torch
 
@@ -8,7 +9,7 @@ from diptych.engine.backends.base import Backend
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.model.decoder import Decoder
 from diptych.engine.parallel.process_ranks import ProcessRanks
-from diptych.engine.parallel.step_link import hear
+from diptych.engine.parallel.step_link import RankEnd, RankHead, RankStep, hear
 
 
 class Follower:
@@ -22,12 +23,14 @@ class Follower:
         self._forward = backend.forward_pass(model, kv_cache)
 
     @torch.inference_mode()
-    def run(self, link: Connection) -> None:
+    def run(self, link: Connection) -> NoReturn:
         """Until the leader is gone. Raises EOFError then, DeviceLostError."""
         while True:
-            inputs, rows = hear(link)
-            hidden = self._forward(inputs, rows)
-            if len(rows):
-                self._model.logits(hidden)
-            self._backend.synchronise()
-            self._ranks.meet()
+            match hear(link):
+                case RankStep(inputs, rows):
+                    self._forward(inputs, rows)
+                case RankHead(x):
+                    self._model.weights.head(x)
+                case RankEnd():
+                    self._backend.synchronise()
+                    self._ranks.meet()

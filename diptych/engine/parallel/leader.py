@@ -4,6 +4,8 @@ The scheduler knows of this process alone; the others are told each step's input
 compute along. Lives on the model thread.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection
 
 import torch
@@ -13,12 +15,13 @@ from diptych.engine.backends.base import Backend, ForwardPass
 from diptych.engine.inputs import StepInputs
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.model.decoder import Decoder
-from diptych.engine.model.parts import Rows
+from diptych.engine.model.parts import Linear, Rows
 from diptych.engine.parallel.process_ranks import ProcessRanks
-from diptych.engine.parallel.step_link import RankStep, tell
+from diptych.engine.parallel.step_link import RankEnd, RankHead, RankStep, tell
 from diptych.engine.runner import Runner
 from diptych.engine.scheduling.step import StepOutput, StepPlan
 from diptych.errors import DeviceLostError
+from diptych.text.grammars import Grammars
 
 
 class Leader(Runner):
@@ -33,12 +36,14 @@ class Leader(Runner):
         kv_cache: KVCache,
         backend: Backend,
         ranks: ProcessRanks,
-        links: list[Connection],
+        links: Sequence[Connection],
+        grammars: Grammars | None = None,
     ) -> None:
         """links: to the other ranks."""
-        super().__init__(model, kv_cache, backend)
+        weights = replace(model.weights, head=_ToldHead(model.weights.head, links))
+        super().__init__(Decoder(model.config, weights, model.ops), kv_cache, backend, grammars)
         self._forward = _ToldPass(self._forward, links)
-        self._ranks = ranks
+        self._ranks, self._links = ranks, links
 
     def execute(self, plan: StepPlan) -> StepOutput:
         """As a runner's; when it returns, all ranks have completed the step.
@@ -47,7 +52,7 @@ class Leader(Runner):
         """
         try:
             output = super().execute(plan)
-            self._ranks.meet()
+            self._end_step()
         except DeviceLostError:
             raise
         except Exception as error:
@@ -57,16 +62,32 @@ class Leader(Runner):
     @torch.inference_mode()
     def logits(self, plan: StepPlan) -> Tensor:
         logits = super().logits(plan)
-        self._ranks.meet()
+        self._end_step()
         return logits
+
+    def _end_step(self) -> None:
+        tell(self._links, RankEnd())
+        self._ranks.meet()
 
 
 class _ToldPass:
     """A forward pass that all followers begin as well. Implements ``ForwardPass``."""
 
-    def __init__(self, forward: ForwardPass, links: list[Connection]) -> None:
+    def __init__(self, forward: ForwardPass, links: Sequence[Connection]) -> None:
         self._forward, self._links = forward, links
 
     def __call__(self, inputs: StepInputs, rows: Rows) -> Tensor:
         tell(self._links, RankStep(inputs, rows))
         return self._forward(inputs, rows)
+
+
+class _ToldHead:
+    """A head that all followers multiply with as well, each its rows. Implements ``Linear``."""
+
+    def __init__(self, head: Linear, links: Sequence[Connection]) -> None:
+        self._head, self._links = head, links
+        self.in_features, self.out_features = head.in_features, head.out_features
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        tell(self._links, RankHead(x))
+        return self._head(x, out)

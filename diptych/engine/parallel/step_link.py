@@ -1,28 +1,41 @@
-"""How the leader tells one follower of a step: bytes over a socket pair, one message a step."""
+"""What the leader tells its followers of a step: messages over a socket pair for each of them."""
 
 import pickle
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import NamedTuple
+
+from torch import Tensor
 
 from diptych.engine.inputs import StepInputs
 from diptych.engine.model.parts import Rows
 
 
 class RankStep(NamedTuple):
-    """What a follower computes: the same as the leader, with its own part of the weights."""
+    """All layers follow: the same as the leader's, with a follower's own part of the weights."""
 
     inputs: StepInputs
-    rows: Rows  # whose logits the leader wants
+    rows: Rows  # whose hidden states the leader wants
 
 
-def tell(links: list[Connection], step: RankStep) -> None:
-    """Send a step to all followers. Raises OSError: one of them is gone."""
-    message = pickle.dumps(step, pickle.HIGHEST_PROTOCOL)
+class RankHead(NamedTuple):
+    """A product with the head follows; any number of them after a step's layers, or none."""
+
+    x: Tensor  # [num_rows, hidden_size]
+
+
+class RankEnd(NamedTuple):
+    """That was all of the step: all ranks meet."""
+
+
+def tell(links: Sequence[Connection], message: RankStep | RankHead | RankEnd) -> None:
+    """Tell all followers. Raises OSError: one of them is gone."""
+    told = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     for link in links:
-        link.send_bytes(message)
+        link.send_bytes(told)
 
 
-def hear(link: Connection) -> RankStep:
-    """Wait for the next step. Raises EOFError: the leader is gone."""
-    step: RankStep = pickle.loads(link.recv_bytes())
-    return step
+def hear(link: Connection) -> RankStep | RankHead | RankEnd:
+    """Wait for the next message. Raises EOFError: the leader is gone."""
+    message: RankStep | RankHead | RankEnd = pickle.loads(link.recv_bytes())
+    return message

@@ -38,6 +38,15 @@ def test_defaults() -> None:
         ((), "--model"),
         (("--model", "demo", "--max-batched-tokens", "8"), "max_num_seqs"),
         (("--model", "demo", "--gpu-memory-utilization", "0"), "gpu-memory-utilization"),
+        (("--model", "demo", "--tensor-parallel", "0"), "tensor-parallel"),
+        (
+            ("--model", "demo", "--tensor-parallel", "2", "--quantization", "int8"),
+            r"tensor_parallel \(2\) needs quantization none \(got int8\)",
+        ),
+        (
+            ("--model", "demo", "--tensor-parallel", "2", "--device", "auto"),
+            r"tensor_parallel \(2\) needs device cpu \(got auto\)",
+        ),
         (("--model", "demo", "--gpu-memory-utilization", "1.1"), "gpu-memory-utilization"),
         (("--model", "demo", "--cpus", "3-1"), "counts down"),
         (("--model", "demo", "--cpus", "a"), "expected cores"),

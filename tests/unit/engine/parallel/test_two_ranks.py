@@ -10,9 +10,12 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from diptych.engine.kv.cache import KVCache
+from diptych.engine.model.checkpoint import tensor_index
 from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.rank_share import RankShare
+from diptych.engine.model.shard import MappedShard
 from diptych.engine.runner import Runner
+from diptych.engine.scheduling.report import LogprobsPart, StatesPart, SummedStates, Told
 from diptych.engine.scheduling.step import Chunk, SampledToken, SampleSpec, StepPlan
 from diptych.errors import ConfigurationError, DeviceLostError
 from diptych.sampling_params import SamplingParams
@@ -88,6 +91,7 @@ def check(folder: Path, meeting_file: Path) -> None:
             assert drawn(leader, spec, 12) == drawn(one, spec, 12)
 
 
+@pytest.mark.timeout(400)  # the first one may have all kernels to compile
 @pytest.mark.parametrize("family", sorted(ARCHITECTURES))
 def test_every_family(family: str, tmp_path: Path) -> None:
     check(write_tiny_model(tmp_path, family, sliding_window=16), tmp_path / "meeting")
@@ -110,6 +114,29 @@ def test_each_rank_has_its_heads_in_caches_of_other_types(
             assert_close(got, want, 0.02)
     same = (shared.memory.bytes == whole.memory.bytes).float().mean()
     assert same > 0.98
+
+
+def test_what_is_told_of_a_prompt_and_the_steps_after_it(tmp_path: Path) -> None:
+    """The head may be asked several times in a step, or not at all."""
+    folder = write_tiny_model(tmp_path)
+    ids, logprobs = tuple(IDS[:20]), LogprobsPart(2, tuple(IDS[3:20]), 3, 2)
+    told = [
+        Chunk(token_ids=ids, start=0, block_table=TABLE, sample=None, report=StatesPart(0, 20)),
+        Chunk(token_ids=ids, start=0, block_table=TABLE, sample=GREEDY, report=logprobs),
+    ]
+    one = Runner(load_decoder(folder), cache_of(folder), CPU)
+    with two_ranks(folder, cache_of(folder), tmp_path / "meeting", CPU) as leader:
+        for chunk in told:
+            got, want = (runner.execute(StepPlan(chunks=(chunk,))) for runner in (leader, one))
+            assert_close(numbers_of(got.reports[0]), numbers_of(want.reports[0]))
+        assert drawn(leader, GREEDY, 4) == drawn(one, GREEDY, 4)
+
+
+def numbers_of(told: Told) -> torch.Tensor:
+    """All that a report says."""
+    if isinstance(told, SummedStates):
+        return torch.tensor(told.values)
+    return torch.tensor([[each.logprob, *each.top_logprobs] for each in told.logprobs])
 
 
 def test_a_backend_of_plain_torch(tmp_path: Path) -> None:
@@ -151,6 +178,25 @@ def test_what_cannot_be_shared_evenly_is_refused(
     folder = write_tiny_model(tmp_path, shape=shape)
     with pytest.raises(ConfigurationError, match=f"tensor_parallel: 2 ranks.*{field}"):
         RankShare(0, 2).of(ModelConfig.from_folder(folder))
+
+
+def test_a_rank_has_and_reads_its_part_alone(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path)
+    with two_ranks(folder, cache_of(folder), tmp_path / "meeting", CPU) as leader:
+        weights, whole = leader.model.weights, load_decoder(folder).weights
+    assert isinstance(weights.embedding, torch.Tensor)
+    assert isinstance(whole.embedding, torch.Tensor)
+    assert torch.equal(weights.embedding, whole.embedding[:256])
+    layer, want = weights.layers[0], whole.layers[0]
+    assert 2 * layer.qkv.out_features == want.qkv.out_features
+    assert 2 * layer.gate_up.out_features == want.gate_up.out_features
+    assert 2 * layer.output.in_features == want.output.in_features
+    assert 2 * layer.down.in_features == want.down.in_features
+    assert weights.head.out_features == 512
+    location = tensor_index(folder)["model.embed_tokens.weight"]
+    part = location.rows(range(256, 512))
+    assert (part.shape, 2 * part.num_bytes) == ((256, 64), location.num_bytes)
+    assert torch.equal(MappedShard(part.path).tensor(part), whole.embedding[256:])
 
 
 def test_parts_are_all_there_is_and_overlap_nowhere() -> None:

@@ -1,0 +1,131 @@
+"""The other ranks of a worker whose model several processes share out. On the model thread."""
+
+import logging
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import NamedTuple
+
+from diptych.engine.kv.memory import KVMemory
+from diptych.engine.parallel.process_ranks import ProcessRanks
+from diptych.errors import ConfigurationError, DeviceLostError
+from diptych.worker.rank_setup import RankSetup, hear_word, send
+
+logger = logging.getLogger(__name__)
+
+_TURN_S = 0.1  # between two looks at whether loading was given up
+
+
+class RankProcess(NamedTuple):
+    """One of them; ``link`` is this process's end of what they say to each other."""
+
+    rank: int
+    process: "subprocess.Popen[bytes]"
+    link: Connection
+
+
+class RankTeam:
+    """Their processes, from the start to their certain end.
+
+    A rank has nothing of its own to save, so it is killed. ``lost`` may be asked on the event
+    loop; the rest is for the model thread, and after its last step for whoever ends the worker.
+    """
+
+    def __init__(self, setup: RankSetup, pool: KVMemory) -> None:
+        """Start all but rank 0, whose setup it is; the pool's memory is for all of them.
+
+        Raises ConfigurationError: it cannot be shared, or there are no processes to be had.
+        """
+        if pool.shared_fd is None:
+            raise ConfigurationError("tensor_parallel: this system has no memory to share")
+        self._ranks: list[RankProcess] = []
+        self._folder = tempfile.TemporaryDirectory(
+            prefix="diptych-ranks-", ignore_cleanup_errors=True
+        )
+        self._setup = setup._replace(meeting_file=Path(self._folder.name) / "meeting")
+        try:
+            for rank in range(1, setup.share.size):
+                self._ranks.append(_start(rank, pool.shared_fd))
+                send(self._ranks[-1].link, self._setup.of_rank(rank))
+        except OSError as error:
+            self.close()
+            raise ConfigurationError(
+                f"tensor_parallel: a rank cannot be started: {error}"
+            ) from None
+
+    def join(self, still_wanted: Callable[[], None]) -> None:
+        """Until all are there and ``ranks`` can be used. Arguments and errors as of ``wait``."""
+        self.wait(still_wanted)
+        self.ranks = ProcessRanks(self._setup.share, self._setup.meeting_file)
+
+    @property
+    def links(self) -> list[Connection]:
+        """To the others, in the order of their ranks."""
+        return [each.link for each in self._ranks]
+
+    @property
+    def pids(self) -> list[int]:
+        return [each.process.pid for each in self._ranks]
+
+    def wait(self, still_wanted: Callable[[], None]) -> None:
+        """Until each has said its next word; ``still_wanted()`` is called meanwhile, and may raise.
+
+        Raises:
+            ConfigurationError: a setting or file is wrong for one.
+            DeviceLostError: one has ended.
+        """
+        for each in self._ranks:
+            while not each.link.poll(_TURN_S):
+                still_wanted()
+            try:
+                word = hear_word(each.link)
+            except (EOFError, OSError):
+                raise DeviceLostError(f"rank {each.rank} has ended") from None
+            if word.wrong:
+                raise ConfigurationError(word.wrong)
+
+    def lost(self) -> str | None:
+        """Which one has ended, and how; None: all are there."""
+        for each in self._ranks:
+            code = each.process.poll()
+            if code is not None:
+                how = f"signal {-code}" if code < 0 else f"code {code}"
+                return f"rank {each.rank} has ended: {how}"
+        return None
+
+    def close(self) -> None:
+        """End them and wait until they are gone. Idempotent."""
+        for each in self._ranks:
+            each.process.kill()
+        for each in self._ranks:
+            each.process.wait()
+            each.link.close()
+        self._folder.cleanup()
+
+
+def _start(rank: int, pool_fd: int) -> RankProcess:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        arguments = {
+            "parent-pid": os.getpid(),
+            "socket-fd": theirs.fileno(),
+            "pool-fd": pool_fd,
+        }
+        command = [sys.executable, "-m", "diptych.worker.rank_main"]
+        try:
+            process = subprocess.Popen(
+                [*command, *(f"--{name}={value}" for name, value in arguments.items())],
+                pass_fds=(theirs.fileno(), pool_fd),
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # nobody parses that
+            )
+        except BaseException:
+            ours.close()
+            raise
+    logger.info("a rank starts", extra={"rank": rank, "pid": process.pid})
+    return RankProcess(rank, process, Connection(ours.detach()))

@@ -90,7 +90,8 @@ class Predicted:
 
     def place(self, query: Query, snapshot: Snapshot) -> Placement | None:
         """See :class:`router.placement.types.Policy`."""
-        if not query.is_fresh or query.prefill_alone or not snapshot.prefill:
+        bound = not query.is_fresh or query.prefill_alone or query.beside is not None
+        if bound or not snapshot.prefill:
             return self._plain.place(query, snapshot)
         prefills, decodes = usable(query, snapshot)
         weighed = self._weigh(query, prefills, decodes)
@@ -152,7 +153,7 @@ class Predicted:
         self, query: Query, view: DecodeView, pace: DecodeForecast
     ) -> tuple[_Loss, Outlook] | None:
         """The decode worker computes the prompt itself; None: it may not, or cannot tell yet."""
-        if not view.local_prefill:
+        if not view.local_prefill or query.needs_prefill:
             return None
         computed = of_prefill(view, self._prompt(query, view.worker))
         if computed is None:

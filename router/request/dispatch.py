@@ -104,6 +104,7 @@ class Dispatch:
         placement = policy.place(query, snapshot)
         if placement is not None and self._observer.is_traced:
             self._observer.placed(placement, policy.explain(query, snapshot, placement))
+        self._foretold = None  # what an earlier placement foretold has not come true
         if isinstance(placement, Paired | DecodeOnly) and placement.forecast is not None:
             self._observer.foretold(placement.forecast)
             self._foretold = _Foretold(placement.forecast, time.monotonic())

@@ -113,6 +113,23 @@ def test_an_idle_decode_worker_computes_what_would_wait_for_long() -> None:
     assert place(queued, (view_d(D1, model=MODEL, local_prefill=False),)) == Paired(P1, D1)
 
 
+def test_a_prompt_that_is_to_be_told_of_goes_to_a_prefill_worker_however_long_it_waits() -> None:
+    queued, decodes = (view_p(P1, 8000),), (view_d(D1, model=MODEL),)
+    told = dataclasses.replace(QUERY, needs_prefill=True)
+    assert place(queued, decodes, query=QUERY) == DecodeOnly(D1, Why.CHOICE)
+    assert place(queued, decodes, query=told) == Paired(P1, D1)
+
+
+def test_another_choice_of_a_prompt_runs_beside_the_first_one() -> None:
+    policy, snapshot = made(), Snapshot((view_p(P1),), (view_d(D1), view_d(D2, 9)))
+    policy.remember(D2, KEYS)
+    assert policy.place(QUERY, snapshot) == Paired(P1, D1)
+    beside = dataclasses.replace(QUERY, beside=D2, block_size=16)
+    chosen = policy.place(beside, snapshot)
+    assert isinstance(chosen, DecodeOnly)
+    assert chosen.decode == D2
+
+
 def test_a_decode_worker_with_many_sequences_does_not_stall_them() -> None:
     """Forty wait for each of its steps: their seconds are more than those that it would save."""
     queued = (view_p(P1, 2000),)

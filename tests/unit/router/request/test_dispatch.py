@@ -246,6 +246,8 @@ class Foreteller(LeastLoaded):
         self.came: list[Forecast] = []
 
     def place(self, query: Query, snapshot: Snapshot) -> Placement:
+        if not query.is_fresh:
+            return Paired(PREFILL, DECODE)
         outlook = Outlook(PREFILL, DECODE, 0.5, 0.6, 0.05, 0.0, 9.0)
         return Paired(PREFILL, DECODE, Forecast(outlook, (outlook,)))
 
@@ -267,3 +269,12 @@ async def test_what_came_true_of_a_placement_is_told_once_and_not_of_what_broke(
     broken.heard(events.LeaseEnded(1, BlocksExhaustedError("full", retry_after_s=1.0)))
     broken.heard(first)
     assert len(policy.came) == 1
+
+
+async def test_what_an_earlier_placement_foretold_is_not_said_of_a_later_one(world: World) -> None:
+    policy = Foreteller()
+    world.services = replace(world.services, policy=policy)
+    request = world.request()
+    request.place(Query(num_tokens=9, num_max_tokens=13, failed=frozenset({"lost"})))
+    request.heard(events.FirstToken(1, 7, len(PROMPT), None, 0))
+    assert not policy.came

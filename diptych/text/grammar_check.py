@@ -5,8 +5,10 @@ It reads lines of JSON from standard input, and answers each with one::
     {"kind": "regex", "texts": ["a+"], "output": "YWE="}   # base64, of what was emitted
     {"grammar": "...", "num_fitting": 2}    or    {"problem": "..."}
 
-A line that takes longer than ``MAX_COMPILE_S`` of processor time, or more memory than
-``MAX_MEMORY_BYTES``, ends the program: the kernel sees to it, whatever the library does.
+A line that takes longer than ``MAX_COMPILE_S`` of processor time, more memory than
+``MAX_MEMORY_BYTES`` or a deeper stack than ``MAX_STACK_BYTES`` ends the program: the kernel sees
+to it, whatever the library does. Workers compile on deeper stacks, so that none dies of what
+passes here.
 It checks bytes rather than tokens, so that it needs no model.
 """
 
@@ -15,6 +17,7 @@ import json
 import resource
 import signal
 import sys
+import threading
 from typing import Final
 
 import llguidance
@@ -22,6 +25,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 MAX_COMPILE_S: Final = 2.0
 MAX_MEMORY_BYTES: Final = 2 * 2**30
+MAX_STACK_BYTES: Final = 2**20  # half of the least that threads have by default
 _MAX_PROBLEM_CHARACTERS: Final = 200
 _WHITESPACE: Final = r"[ \n]{1,8}"  # models end up in loops of what has no bound
 
@@ -65,6 +69,13 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the router ends first
+    threading.stack_size(MAX_STACK_BYTES)
+    answering = threading.Thread(target=_answer_all)
+    answering.start()
+    answering.join()
+
+
+def _answer_all() -> None:
     for line in sys.stdin.buffer:
         signal.setitimer(signal.ITIMER_PROF, MAX_COMPILE_S)
         asked = json.loads(line)

@@ -32,7 +32,9 @@ from router.telemetry import RequestObserver, RouterMetrics
 
 _COMPLETION = "text_completion"  # as GenAI names it
 # Ends of a request that its client brought about.
-_CLIENTS_OWN = frozenset({DeadlineExceededError.reason, SlowClientError.reason})
+_CLIENTS_OWN = frozenset(
+    {DeadlineExceededError.reason, SlowClientError.reason, InvalidRequestError.reason}
+)
 
 Metadata = Sequence[tuple[str, str | bytes]]
 """Of the call or the headers, for the W3C trace context that may be in it."""

@@ -84,3 +84,18 @@ async def test_a_process_that_somebody_ends_is_replaced(shared: ConstraintCheck)
         )
         child.kill()
         assert "good" in await shared.check(Constraint.choice(f"good{index}"))
+
+
+async def test_one_that_nests_deeper_than_a_workers_stack_bears_is_refused(
+    shared: ConstraintCheck,
+) -> None:
+    """Whatever the stack of the router's own process is: that of a worker's thread counts."""
+
+    def chain(num_rules: int) -> Constraint:
+        rules = [f"r{i}: r{i + 1}" for i in range(num_rules)]
+        return Constraint.grammar("\n".join(["start: r0", *rules, f'r{num_rules}: "a"']))
+
+    assert await shared.check(chain(100))
+    with pytest.raises(InvalidRequestError) as caught:
+        await shared.check(chain(1500))
+    assert caught.value.field == "sampling.constraint.grammar"

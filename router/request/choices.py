@@ -42,6 +42,8 @@ class Choices:
             for _ in self._sessions:
                 index, self._next = self._next, (self._next + 1) % len(self._sessions)
                 event = self._sessions[index].poll()
+                if isinstance(event, PromptLogprobs):
+                    self._next = index  # all of the prompt comes before the first token
                 if isinstance(event, ChoiceFinished):
                     self._num_finished += 1
                 if isinstance(event, ChoiceFinished | Delta):

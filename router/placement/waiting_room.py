@@ -93,6 +93,8 @@ class WaitingRoom:
     def enter(self, waiter: Waiter, *, front: bool) -> None:
         """Let ``waiter`` wait; ``front``: it was placed before, so before all who were not.
 
+        So do the other choices of a request of which one was placed: without slots yet.
+
         The next pump, soon, places it, lets it wait, or turns it away if nobody else
         may wait (never if ``front``).
         """

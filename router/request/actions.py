@@ -16,7 +16,7 @@ class Retry(enum.StrEnum):
 
 
 class Enqueue(NamedTuple):
-    """Wait for a placement; ``front``: the request was placed before."""
+    """Wait for a placement; ``front``: the request, or a choice of it, was placed before."""
 
     front: bool
 

@@ -88,7 +88,7 @@ class Choices:
         beside = first.decode_worker
         for index in range(1, self._num_choices):
             self._sessions.append(self._make(index, beside, self._wake))
-            self._sessions[index].start()
+            self._sessions[index].start(front=True)
 
     def _wake(self) -> None:
         waiter, self._waiter = self._waiter, None

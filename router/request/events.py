@@ -15,7 +15,12 @@ from router.request.prompt_told import ToldPart
 
 
 class Begin(NamedTuple):
-    """The request was admitted and wants its first placement. First event, once."""
+    """The request was admitted and wants its first placement. First event, once.
+
+    ``front``: another choice of it was placed before.
+    """
+
+    front: bool = False
 
 
 class Offered(NamedTuple):

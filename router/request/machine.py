@@ -111,7 +111,7 @@ class RequestMachine:
     def _handle(self, event: Event) -> None:
         match event:
             case events.Begin():
-                self._begin()
+                self._begin(front=event.front)
             case events.Offered():
                 self._on_offered(event)
             case events.TurnedAway():
@@ -144,12 +144,12 @@ class RequestMachine:
             case events.Ended() | events.ReservationLost():
                 self._on_reservation_over(event)
 
-    def _begin(self) -> None:
+    def _begin(self, *, front: bool) -> None:
         whole = self._output.complete_reason  # what is resumed may lack nothing
         if whole:
             self._finish(whole)
         else:
-            self._queue(front=False)
+            self._queue(front=front)
 
     # The queue and the clock
 

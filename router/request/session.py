@@ -94,9 +94,9 @@ class Session:
             prompt_sink=answer.prompt_sink,
         )
 
-    def start(self) -> None:
-        """Ask for workers."""
-        self._handle(events.Begin())
+    def start(self, *, front: bool = False) -> None:
+        """Ask for workers; ``front``: another choice has some, so it is never turned away."""
+        self._handle(events.Begin(front))
 
     async def next_event(self) -> PromptLogprobs | Delta | ChoiceFinished | None:
         """Wait for more output; asking for it says that what came before was written.

@@ -3,14 +3,18 @@
 from collections.abc import Callable
 from typing import cast
 
+import pytest
+
 from diptych.client.answer_reader import AnswerReader
 from diptych.finish_reason import FinishReason
 from diptych.token_logprobs import PromptLogprobs, TokenLogprobs
 from diptych.v1 import inference_pb2
 from router.generation.answer import ChoiceFinished, Delta
 from router.placement.types import WorkerId
+from router.request import actions, events
 from router.request.choices import Choices
 from router.request.session import Session
+from tests.unit.router.request.world import World
 
 Output = PromptLogprobs | Delta | ChoiceFinished
 D = WorkerId("d:1", "d-1")
@@ -24,15 +28,16 @@ class FakeSession:
 
     def __init__(self, output: list[Output]) -> None:
         self._output = output
+        self.front: bool | None = None  # None: it was not started
 
-    def start(self) -> None: ...
+    def start(self, *, front: bool = False) -> None:
+        self.front = front
 
     def poll(self) -> Output | None:
         return self._output.pop(0) if self._output else None
 
 
-def make_choices(*outputs: list[Output]) -> Choices:
-    sessions = [FakeSession(output) for output in outputs]
+def make_choices(*sessions: FakeSession) -> Choices:
 
     def make(index: int, beside: WorkerId | None, on_output: Callable[[], None]) -> Session:
         return cast("Session", sessions[index])
@@ -57,16 +62,35 @@ def to_proto(event: Output) -> inference_pb2.GenerateResponse:
 async def test_all_that_is_told_of_the_prompt_comes_before_any_choice_has_a_token() -> None:
     """A long prompt's parts wait together for a slow writer, as do the tokens of the others."""
     end, token = ChoiceFinished(FinishReason.LENGTH), Delta("", [7], 0, [])
-    choices = make_choices([told(1), told(2), told(3), token, end], [token, end], [token, end])
-    events: list[Output] = []
+    first = FakeSession([told(1), told(2), told(3), token, end])
+    choices = make_choices(first, FakeSession([token, end]), FakeSession([token, end]))
+    came: list[Output] = []
     while (event := await choices.next_event()) is not None:
-        events.append(event)
-    assert events[:3] == [told(1), told(2), told(3)]
-    assert events[3:6] == [token._replace(choice=index) for index in range(3)]
+        came.append(event)
+    assert came[:3] == [told(1), told(2), told(3)]
+    assert came[3:6] == [token._replace(choice=index) for index in range(3)]
 
     reader = AnswerReader(
         inference_pb2.GenerateRequest(sampling=inference_pb2.SamplingOptions(n=3))
     )
     reader.read(inference_pb2.GenerateResponse(started=inference_pb2.Started(request_id="r")))
-    chunks = [chunk for event in events[:6] if (chunk := reader.read(to_proto(event)))]
+    chunks = [chunk for event in came[:6] if (chunk := reader.read(to_proto(event)))]
     assert [len(chunk.prompt_logprobs) for chunk in chunks] == [3, 0, 0]
+
+
+async def test_only_the_first_choice_can_be_turned_away() -> None:
+    """Of the others one would end an answer that is being streamed."""
+    sessions = [FakeSession([Delta("", [7], 0, [])]) for _ in range(3)]
+    choices = make_choices(*sessions)
+    choices.start()
+    assert [session.front for session in sessions] == [False, None, None]
+    await choices.next_event()
+    assert [session.front for session in sessions] == [False, True, True]
+
+
+@pytest.mark.parametrize("front", [False, True])
+def test_who_may_not_be_turned_away_waits_where_nobody_else_may(front: bool) -> None:
+    world = World()
+    world.is_full = True
+    world.on(events.Begin(front))
+    assert world.log == [actions.Enqueue(front)]

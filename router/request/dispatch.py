@@ -19,6 +19,7 @@ from router.placement.types import (
     Placement,
     Policy,
     Query,
+    Why,
     WorkerId,
 )
 from router.placement.waiting_room import WaitingRoom
@@ -102,6 +103,8 @@ class Dispatch:
         )
         policy, snapshot = self._services.policy, cluster.snapshot()
         placement = policy.place(query, snapshot)
+        if isinstance(placement, DecodeOnly) and self.is_beside(placement.decode, placement.why):
+            return placement
         if placement is not None and self._observer.is_traced:
             self._observer.placed(placement, policy.explain(query, snapshot, placement))
         self._foretold = None  # what an earlier placement foretold has not come true
@@ -109,6 +112,10 @@ class Dispatch:
             self._observer.foretold(placement.forecast)
             self._foretold = _Foretold(placement.forecast, time.monotonic())
         return placement
+
+    def is_beside(self, worker: WorkerId | None, why: Why) -> bool:
+        """Whether it shares another choice's blocks there, so that its own way is none to tell."""
+        return self._beside is not None and worker == self._beside and why is Why.CHOICE
 
     def open_lease(
         self,

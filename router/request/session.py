@@ -287,7 +287,8 @@ class Session:
             case actions.Release():
                 self._dispatch.release(action.sequence_id)
             case actions.RunLocally():
-                self._observer.ran_locally(action.why)
+                if not self._dispatch.is_beside(self.decode_worker, action.why):
+                    self._observer.ran_locally(action.why)
             case actions.Retried():
                 self._observer.retried(action.retry, action.cause, self._answer.moments.awaited)
             case actions.Enqueue():

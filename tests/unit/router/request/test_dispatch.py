@@ -4,6 +4,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 from opentelemetry.context import Context
@@ -21,6 +22,7 @@ from router.placement.explanation import Explanation
 from router.placement.policy import LeastLoaded
 from router.placement.prefix_memory import PrefixMemory
 from router.placement.types import (
+    DecodeOnly,
     Forecast,
     Outlook,
     Paired,
@@ -36,6 +38,8 @@ from router.request.actions import Retry
 from router.request.dispatch import Dispatch, Services
 from router.request.emitted_tokens import RequestShape
 from router.request.resolved import ResolvedRequest
+from router.request.response_builder import ResponseBuilder
+from router.request.session import Session
 
 PROMPT = tuple(range(40))
 NUM_BLOCKS = 2  # whole ones, of 16 tokens
@@ -278,3 +282,48 @@ async def test_what_an_earlier_placement_foretold_is_not_said_of_a_later_one(wor
     request.place(Query(num_tokens=9, num_max_tokens=13, failed=frozenset({"lost"})))
     request.heard(events.FirstToken(1, 7, len(PROMPT), None, 0))
     assert not policy.came
+
+
+@pytest.mark.parametrize(
+    ("beside", "why", "is_told"),
+    [
+        (None, Why.CHOICE, True),
+        (DECODE, Why.CHOICE, False),
+        (DECODE, Why.NO_PREFILL, True),
+        (WorkerId("d:2", "d-2"), Why.CHOICE, True),
+    ],
+)
+async def test_what_shares_the_blocks_of_another_choice_is_no_local_prefill(
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    beside: WorkerId | None,
+    why: Why,
+    is_told: bool,
+) -> None:
+    """The trace and the counters are those of the first choice's way, too."""
+    told: list[object] = []
+    monkeypatch.setattr(LeastLoaded, "place", lambda *asked: DecodeOnly(DECODE, why))
+    monkeypatch.setattr(LeastLoaded, "explain", lambda *asked: None)
+    monkeypatch.setattr(Untraced, "is_traced", True)
+    monkeypatch.setattr(Untraced, "ran_locally", lambda observer, why: told.append(why))
+    monkeypatch.setattr(Untraced, "placed", lambda observer, *chosen: told.append("placed"))
+    (decode,) = world.cluster._decode.values()
+    decode.link._handle(decode_pb2.DecodeEvent(welcome=decode_pb2.Welcome(incarnation="d-1")))
+    shape = RequestShape(prompt_ids=PROMPT, max_tokens=4, stop_token_ids=frozenset())
+    session = Session(
+        "r",
+        ResolvedRequest(shape=shape, sampling=SamplingParams(max_tokens=4)),
+        create_autospec(ResponseBuilder, instance=True, has_unsent=False, is_overfull=False),
+        Untraced(),
+        world.services,
+        deadline_s=None,
+        on_failed=lambda: None,
+        beside=beside,
+    )
+    session.start()
+    world.services.room.pump()
+    reserved = decode_pb2.Reserved(sequence_id=1, num_cached_tokens=32)
+    session.on_decode_event(decode_pb2.DecodeEvent(reserved=reserved))
+    assert session.is_under_way
+    assert told == (["placed", why] if is_told else [])
+    session.close()

@@ -290,10 +290,12 @@ class RequestObserver:
         timing: Timing | None = None,
         *,
         finish_reason: FinishReason | None = None,
+        num_other_tokens: int = 0,
     ) -> None:
         """The last word; ``outcome`` is ok, cancelled, or the error's reason.
 
-        What is None it did not get to.
+        What is None it did not get to. ``num_other_tokens``: of the choices behind the first,
+        whose time ``timing`` does not tell.
         """
         family = self._metrics.requests
         known = outcome if outcome in family.requests else DiptychError.reason
@@ -307,7 +309,7 @@ class RequestObserver:
         if usage is not None and timing is not None:
             self._book(usage, timing, is_ok=outcome == "ok")
             if moments is not None and moments.second_written_s is not None:
-                self._observe_pace(usage, timing)
+                self._observe_pace(usage.num_new_tokens - num_other_tokens, timing)
         if finish_reason is not None:
             self._trace.mark({attributes.FINISH_REASONS: [finish_reason.name.lower()]})
         if outcome != "ok" and finish_reason is None:  # nor was another token to come
@@ -353,11 +355,11 @@ class RequestObserver:
             }
         )
 
-    def _observe_pace(self, usage: Usage, timing: Timing) -> None:
+    def _observe_pace(self, num_tokens: int, timing: Timing) -> None:
         """Of an answer that brought the client a second token: before that there is none."""
         family = self._metrics.requests
         family.handoff_gap_seconds.observe(timing.handoff_gap_s)
-        tpot_s = (timing.handoff_gap_s + timing.decode_s) / (usage.num_new_tokens - 1)
+        tpot_s = (timing.handoff_gap_s + timing.decode_s) / (num_tokens - 1)
         family.tpot_seconds.labels(*self._gen_ai).observe(tpot_s)
 
     def _observe_foretold(self, moments: Moments, timing: Timing | None) -> None:

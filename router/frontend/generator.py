@@ -237,12 +237,14 @@ class _Answer:
             self.observer.ended(outcome)
             return
         session.close()
+        usage = session.usage
         self.observer.ended(
             outcome,
             builder.moments,
-            session.usage,
+            usage,
             session.timing,
             finish_reason=session.finish_reason,
+            num_other_tokens=usage.num_output_tokens - builder.num_output_tokens,
         )
 
     def _on_stuck(self) -> None:

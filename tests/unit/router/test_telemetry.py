@@ -197,6 +197,17 @@ def test_tokens_that_the_client_had_already_are_in_no_average(
     assert registry.get_sample_value("diptych_output_tokens_total") == num_new
 
 
+def test_the_pace_is_that_of_the_first_of_several_choices() -> None:
+    registry = CollectorRegistry()
+    usage = Usage(num_prompt_tokens=1, num_output_tokens=12, num_cached_tokens=0)
+    timing = Timing(handoff_gap_s=1.5, decode_s=0.5)
+    observer = make_observer(make_metrics(registry))
+    observer.ended("ok", MOMENTS, usage, timing, num_other_tokens=7)
+    tpot = "gen_ai_server_time_per_output_token_seconds_sum"
+    assert registry.get_sample_value(tpot, GEN_AI_LABELS) == 0.5
+    assert registry.get_sample_value("diptych_output_tokens_total") == 12
+
+
 def test_an_answer_that_broke_off_before_its_second_token_was_written_has_no_pace() -> None:
     """However many tokens had come from the worker."""
     registry = CollectorRegistry()

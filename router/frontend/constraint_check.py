@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from diptych.constraint import Constraint
-from diptych.errors import RETRY_LATER_S, InvalidRequestError, QueueFullError
+from diptych.errors import RETRY_LATER_S, InvalidRequestError, NoWorkerError, QueueFullError
 
 _PROGRAM: Final = "diptych.text.grammar_check"
 _MAX_LINE_BYTES: Final = 2**20  # an answer: a constraint has 64 Ki characters at the most
@@ -51,11 +51,13 @@ class ConstraintCheck:
         Raises:
             InvalidRequestError: it cannot be held to, or what was emitted does not fit it.
             QueueFullError: too many wait to be checked.
+            NoWorkerError: somebody ended the process, twice: nothing is known of the constraint.
         """
         known = self._known.get(constraint)
         if known is None or (emitted and not known.problem):
             known = await self._ask(constraint, emitted)
-            self._remember(constraint, known)
+            if not (emitted and known.problem):  # the output may be to blame, not the constraint
+                self._remember(constraint, known)
         if known.problem:
             raise InvalidRequestError(
                 f"cannot be held to: {known.problem}",
@@ -76,6 +78,9 @@ class ConstraintCheck:
             await child.wait()
 
     def _remember(self, constraint: Constraint, verdict: _Verdict) -> None:
+        before = self._known.get(constraint)
+        if before is not None and verdict.problem and not before.problem:
+            return  # what was once good stays good
         self._known[constraint] = verdict
         self._known.move_to_end(constraint)
         if len(self._known) > _MAX_REMEMBERED:
@@ -99,7 +104,9 @@ class ConstraintCheck:
         line = json.dumps(asked).encode() + b"\n"
         answered = await self._line(line) or await self._line(line)
         if not answered:
-            return _Verdict("", _TOO_MUCH, 0)
+            raise NoWorkerError(
+                "the constraint's check was ended twice by others", retry_after_s=RETRY_LATER_S
+            )
         answer = json.loads(answered)
         if "problem" in answer:
             return _Verdict("", answer["problem"], 0)

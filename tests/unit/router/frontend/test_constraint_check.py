@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from diptych.constraint import Constraint
-from diptych.errors import InvalidRequestError
+from diptych.errors import RETRY_LATER_S, InvalidRequestError, NoWorkerError
 from router.frontend.constraint_check import ConstraintCheck
 
 ENDLESS = Constraint.json_schema(
@@ -99,3 +99,50 @@ async def test_one_that_nests_deeper_than_a_workers_stack_bears_is_refused(
     with pytest.raises(InvalidRequestError) as caught:
         await shared.check(chain(1500))
     assert caught.value.field == "sampling.constraint.grammar"
+
+
+class Scripted(ConstraintCheck):
+    """Its process answers as it is told to; nothing: somebody ended it."""
+
+    def __init__(self, *answers: str) -> None:
+        super().__init__()
+        self._answers = list(answers)
+
+    async def _line(self, asked: bytes) -> bytes:
+        await asyncio.sleep(0)
+        return self._answers.pop(0).encode()
+
+
+GOOD = '{"grammar": "g", "num_fitting": 0}'
+BAD = '{"problem": "it takes too much time or memory"}'
+
+
+async def test_one_clients_output_spoils_no_constraint() -> None:
+    check = Scripted(BAD, GOOD, BAD)
+    for _ in range(2):
+        with pytest.raises(InvalidRequestError, match="too much"):
+            await check.check(LETTERS, b"a" * 1000)
+        assert await check.check(LETTERS) == "g"
+
+
+async def test_a_good_verdict_is_not_replaced() -> None:
+    check = Scripted(GOOD, BAD)
+    async with asyncio.TaskGroup() as tasks:
+        first, second = (tasks.create_task(_tried(check)) for _ in range(2))
+    assert (first.result(), second.result()) == ("g", "")
+    assert await check.check(LETTERS) == "g"
+
+
+async def test_two_kills_by_others_say_nothing_of_the_constraint() -> None:
+    check = Scripted("", "", GOOD)
+    with pytest.raises(NoWorkerError) as caught:
+        await check.check(LETTERS)
+    assert caught.value.retry_after_s == RETRY_LATER_S
+    assert await check.check(LETTERS) == "g"
+
+
+async def _tried(check: ConstraintCheck) -> str:
+    try:
+        return await check.check(LETTERS)
+    except InvalidRequestError:
+        return ""

@@ -121,7 +121,7 @@ class Admission:
         self._check_open(deadline_s)
         prompt_ids = await self.tokenize(request)
         resolved = self._resolve(request, prompt_ids, "")
-        grammar = await self._check_constraint(request)
+        grammar = await self._check_constraint(request, deadline_s)
         if self._cluster.max_model_len is None:
             await self._wait_found(deadline_s)
         elif not grammar:
@@ -186,8 +186,8 @@ class Admission:
                 retry_after_s=RETRY_LATER_S,
             )
 
-    async def _check_constraint(self, request: GenerationRequest) -> str:
-        """Its grammar; nothing where it has none."""
+    async def _check_constraint(self, request: GenerationRequest, deadline_s: float | None) -> str:
+        """Its grammar; nothing where it has none. Waits for others' until the deadline."""
         constraint = request.sampling.constraint
         if constraint is None:
             return ""
@@ -197,7 +197,12 @@ class Admission:
             for each in emitted_ids
             if each not in tokenizer.eos_token_ids
         )
-        return await self._constraints.check(constraint, b"".join(spellings))
+        left_s = None if deadline_s is None else deadline_s - time.monotonic()
+        try:
+            async with asyncio.timeout(left_s):
+                return await self._constraints.check(constraint, b"".join(spellings))
+        except TimeoutError:
+            raise DeadlineExceededError("the request's deadline passed") from None
 
     def _resolve(
         self, request: GenerationRequest, prompt_ids: list[int], grammar: str

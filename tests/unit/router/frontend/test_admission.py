@@ -1,11 +1,14 @@
 """Room for requests is counted in bytes too."""
 
+import asyncio
+import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from diptych.errors import QueueFullError
+from diptych.constraint import Constraint
+from diptych.errors import DeadlineExceededError, QueueFullError
 from router.config import RouterConfig
 from router.frontend.admission import Admission
 
@@ -37,3 +40,27 @@ async def test_a_request_that_fails_is_counted_out() -> None:
         raise KeyError
     with door.hold(100):
         assert door.num_open == 1
+
+
+async def test_a_constraint_behind_others_waits_no_longer_than_the_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    door = admission(100)
+
+    async def tokenize(request: object) -> list[int]:
+        return [1]
+
+    async def never(constraint: Constraint, emitted: bytes) -> str:
+        await asyncio.Event().wait()
+        raise AssertionError("it ended")
+
+    model: Any = SimpleNamespace(tokenizer=SimpleNamespace(eos_token_ids=frozenset()))
+    monkeypatch.setattr(door, "_model", model)
+    monkeypatch.setattr(door, "_resolve", lambda *_: None)
+    monkeypatch.setattr(door, "tokenize", tokenize)
+    monkeypatch.setattr(door._constraints, "check", never)
+    sampling = SimpleNamespace(constraint=Constraint.regex("a+"))
+    request: Any = SimpleNamespace(sampling=sampling, emitted_token_ids=())
+    async with asyncio.timeout(5):
+        with pytest.raises(DeadlineExceededError):
+            await door.admit(request, time.monotonic() + 0.02)

@@ -188,7 +188,7 @@ class LogitsError(DiptychError):
 
 
 class StepFailedError(DiptychError):
-    """A model step broke off, and with it every sequence in it. Try another worker."""
+    """A model step broke off, for all its sequences or for one of them. Try another worker."""
 
     code = grpc.StatusCode.INTERNAL
     reason = "STEP_FAILED"

@@ -1,6 +1,7 @@
 """Which tokens a constraint lets through, and what else is asked for beside it."""
 
 from array import array
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ from diptych.engine.sampling.logit_edits import edit_logits
 from diptych.engine.sampling.sampler import sample
 from diptych.engine.scheduling.sequence import SequenceKey
 from diptych.engine.scheduling.step import History, SampledToken, SampleSpec
-from diptych.errors import ConfigurationError, InvalidRequestError
+from diptych.errors import ConfigurationError, InvalidRequestError, StepFailedError
 from diptych.sampling_params import SamplingParams
-from diptych.text.grammars import Grammars
+from diptych.text.grammars import Compiled, Grammars
 from diptych.text.tokenizer import Tokenizer
 from tests.tiny_model import write_tiny_model
 
@@ -153,3 +154,22 @@ def test_filters_draw_from_what_fits(
 def test_no_tokenizer_no_grammars(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError):
         Grammars.from_folder(tmp_path, VOCAB_SIZE)
+
+
+@pytest.mark.timeout(30)
+def test_rows_whose_grammars_are_not_compiled_in_time_end_alone(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile_one, slow = grammars.compile, Future[Compiled]()
+    monkeypatch.setattr(
+        grammars, "compile", lambda text: slow if "slow" in text else compile_one(text)
+    )
+    compile_one('start: "a"').result()
+    states = GrammarStates(grammars, max_wait_s=0.01)
+    asked = [spec('start: "slow"', [], 1), spec('start: "slow"', [], 2), spec('start: "a"', [], 3)]
+    found = states.constrain(asked)
+    assert set(found.refused) == {0, 1}
+    assert all(isinstance(error, StepFailedError) for error in found.refused.values())
+    assert found.specs[2].allowed is not None
+    slow.set_result(compile_one('start: "slow"').result())
+    assert not states.constrain(asked).refused, "once it is compiled"

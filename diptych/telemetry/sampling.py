@@ -23,6 +23,7 @@ from opentelemetry.util.types import Attributes
 
 HOLD_KEY: Final = "diptych"  # of the tracestate's entry
 _HOLD = re.compile("[0-9a-f]{16}")
+_MAX_OTHERS: Final = 31  # a tracestate has 32 entries at the most: one of them is the hold
 
 
 class Sampling(NamedTuple):
@@ -123,6 +124,8 @@ class _EdgeSampler(Sampler):
         is_first = parent.is_remote or not parent.is_valid
         decision = result.decision
         if self._holds and is_first and decision is not Decision.RECORD_AND_SAMPLE:
+            if len(state) > _MAX_OTHERS:  # the last is the oldest
+                state = TraceState(list(state.items())[:_MAX_OTHERS])
             # Not to be guessed by clients, and no two routers' are the same.
             state = state.add(HOLD_KEY, f"{random.getrandbits(64):016x}")
             decision = Decision.RECORD_AND_SAMPLE

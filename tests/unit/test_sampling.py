@@ -71,6 +71,23 @@ def test_a_client_names_no_hold(named: str) -> None:
         assert root.get_span_context().trace_state.get("other") == "1"
 
 
+def test_a_client_that_fills_the_trace_state_is_not_traced_for_that(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    router = Process(EDGE)
+    state = ",".join(f"k{index}=1" for index in range(32))
+    asked = {"traceparent": f"{ASKED[:-2]}00", "tracestate": state}
+    root = router.tracing.start("chat m", tracing.extract_map(asked))
+    hold = tracing.hold_of(tracing.context_of(root))
+    assert hold is not None
+    kept = root.get_span_context().trace_state
+    assert list(kept) == ["diptych", *(f"k{index}" for index in range(31))]
+    router.tracing.end(root)
+    router.tracing.decide(hold, keep=False)
+    assert router.sent() == []
+    assert not caplog.records
+
+
 def test_what_is_sampled_at_once_is_not_held(caplog: pytest.LogCaptureFixture) -> None:
     router = Process(Sampling(1.0, caller_per_s=0.0, holds=True))
     root = router.tracing.start("chat m")

@@ -68,10 +68,6 @@ class RankTeam:
         """To the others, in the order of their ranks."""
         return [each.link for each in self._ranks]
 
-    @property
-    def pids(self) -> list[int]:
-        return [each.process.pid for each in self._ranks]
-
     def wait(self, still_wanted: Callable[[], None]) -> None:
         """Until each has said its next word; ``still_wanted()`` is called meanwhile, and may raise.
 

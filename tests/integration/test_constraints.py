@@ -306,6 +306,7 @@ async def test_random_schemas_hold_through_preemption_and_a_killed_worker(
     async def kill_one() -> None:
         while len(done) < NUM_REQUESTS // 3:
             await asyncio.sleep(0.01)
+        assert cluster.decode[0].alive  # a second try has none to kill
         cluster.decode[0].kill()
 
     async with asyncio.TaskGroup() as tasks:

@@ -93,10 +93,11 @@ async def test_workers_of_any_degree_are_pairs(
     assert not ranks_of(os.getpid())
 
 
-@pytest.fixture(scope="module")
-def cluster(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+@pytest.fixture
+def cluster(tiny_llama: Path, tmp_path: Path) -> Iterator[Cluster]:
+    """Of each test its own: both end a worker."""
     with running_cluster(
-        tmp_path_factory.mktemp("cluster"),
+        tmp_path,
         str(tiny_llama),
         worker_flags={**FLAGS, "tensor-parallel": "2"},
         router_flags={"local-prefill-below-tokens": "0"},
@@ -149,7 +150,8 @@ async def test_a_lost_rank_ends_its_worker_and_no_request(
 
 @pytest.mark.asyncio
 async def test_a_rank_that_hangs_ends_its_worker(cluster: Cluster) -> None:
-    """Together with what was hung: no process is left. The prefill worker has gone before."""
+    """Together with what was hung: no process is left."""
+    await cluster.wait_ready()
     (decode,) = cluster.decode
     (rank,) = ranks_of(decode.pid)
     rank.suspend()

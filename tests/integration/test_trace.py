@@ -225,11 +225,6 @@ async def check_many(collector: Collector, address: str) -> None:
         assert not [path for path in found() if path.startswith("?") or path == " again"]
 
 
-def knows_clocks(cluster: Cluster) -> bool:
-    name = "diptych_router_worker_clock_uncertainty_seconds"
-    return sum(key.startswith(name) for key in cluster.router.metrics()) == len(cluster.workers)
-
-
 def check_metrics(*clusters: Cluster) -> None:
     """Every metric of every process is other than 0 by now, or is one that another test names."""
     unmoved: dict[str, bool] = {}

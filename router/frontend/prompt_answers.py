@@ -87,13 +87,17 @@ class PromptAnswers:
         with self._answering(request, "score", deadline_s, metadata) as call:
             await self._admission.admit_prompts("Score", deadline_s)
             before = [] if request.prompt is None else await self._read(call, request.prompt, "")
-            jobs = []
+            read = []
             for index, each in enumerate(request.continuations):
-                token_ids = await self._read_input(call, each, f"continuations[{index}]", before)
-                jobs.append(_score_job(before, token_ids, f"continuations[{index}]"))
-                check_room(len(jobs[-1].token_ids), self._max_len, f"continuations[{index}]")
-            num_tokens = len(before) + sum(len(job.token_ids) - len(before) for job in jobs)
+                field = f"continuations[{index}]"
+                own = await self._read_input(call, each, field, before)
+                if not before and len(own) < 2:
+                    raise InvalidRequestError("has one token, and none before it", field=field)
+                check_room(len(before) + len(own), self._max_len, field)
+                read.append(own)
+            num_tokens = len(before) + sum(map(len, read))
             call.reserve(num_tokens)
+            jobs = [_score_job(before, own) for own in read]
             results = await self._jobs.run(jobs, call.errand)
             usage = _usage(num_tokens, min(result.num_cached_tokens for result in results))
             call.usage = usage
@@ -113,7 +117,7 @@ class PromptAnswers:
             for index, each in enumerate(request.inputs):
                 token_ids = await self._read_input(call, each, f"inputs[{index}]", [])
                 jobs.append(Job(token_ids, WantedStates(_ON_WIRE[pooling])))
-            num_tokens = sum(len(job.token_ids) for job in jobs)
+            num_tokens = sum(job.num_tokens for job in jobs)
             call.reserve(num_tokens)
             results = await self._jobs.run(jobs, call.errand)
             usage = _usage(num_tokens, sum(result.num_cached_tokens for result in results))
@@ -205,15 +209,13 @@ def check_num_inputs(num_inputs: int, field: str) -> None:
         raise InvalidRequestError(f"has {num_inputs} items, not 1 to {MAX_INPUTS}", field=field)
 
 
-def _score_job(before: Sequence[int], token_ids: Sequence[int], field: str) -> Job:
-    if not before and len(token_ids) < 2:
-        raise InvalidRequestError("has one token, and none before it", field=field)
-    tokens = [*before, *token_ids]
-    return Job(tokens, WantedLogprobs(max(1, len(before)), len(tokens), num_top=1))
+def _score_job(before: Sequence[int], own: Sequence[int]) -> Job:
+    end = len(before) + len(own)
+    return Job(own, WantedLogprobs(max(1, len(before)), end, num_top=1), before)
 
 
 def _score(job: Job, result: JobResult) -> ContinuationScore:
-    token_ids = job.token_ids[len(job.token_ids) - len(result.logprobs) :]
+    token_ids = job.own[len(job.own) - len(result.logprobs) :]
     is_greedy = all(
         found.top_token_ids == (token_id,)
         for token_id, found in zip(token_ids, result.logprobs, strict=True)

@@ -24,10 +24,19 @@ _SAMPLING = SamplingParams(temperature=0.0, max_tokens=1)
 
 
 class Job(NamedTuple):
-    """Tokens, and what to tell of them."""
+    """Tokens, and what to tell of them.
 
-    token_ids: Sequence[int]
+    They are joined only while they are computed: thousands may share what comes before.
+    """
+
+    own: Sequence[int]
     wanted: Wanted
+    before: Sequence[int] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Of both."""
+        return len(self.before) + len(self.own)
 
 
 class JobResult(NamedTuple):
@@ -71,7 +80,7 @@ class PromptJobs:
             for task in running:
                 task.cancel()
 
-        turns = iter(sorted(range(len(jobs)), key=lambda index: len(jobs[index].token_ids)))
+        turns = iter(sorted(range(len(jobs)), key=lambda index: jobs[index].num_tokens))
         async with asyncio.TaskGroup() as tasks:
             for number in range(min(len(jobs), _MAX_AT_ONCE)):
                 work = self._work(turns, jobs, errand, results, fail)
@@ -97,7 +106,7 @@ class PromptJobs:
                 return
 
     async def _run_one(self, job: Job, errand: Errand) -> JobResult:
-        shape = RequestShape(prompt_ids=tuple(job.token_ids), max_tokens=1, told=job.wanted)
+        shape = RequestShape(prompt_ids=(*job.before, *job.own), max_tokens=1, told=job.wanted)
         request = ResolvedRequest(shape=shape, sampling=_SAMPLING, cache_salt=errand.cache_salt)
         builder = ResponseBuilder(
             shape,

@@ -12,6 +12,7 @@ from diptych.errors import InvalidRequestError, NoWorkerError, QuotaExceededErro
 from diptych.telemetry.tracing import Tracing
 from diptych.tenant import Limits, Tenant
 from diptych.token_logprobs import TokenLogprobs
+from router.frontend import prompt_answers
 from router.frontend.prompt_answers import PromptAnswers
 from router.frontend.prompt_jobs import Errand, Job, JobResult
 from router.frontend.quotas import Quotas
@@ -65,7 +66,7 @@ class FakeJobs:
         for job in jobs:
             found: tuple[TokenLogprobs, ...] = ()
             if isinstance(job.wanted, WantedLogprobs):
-                told = job.token_ids[job.wanted.first_position :]
+                told = [*job.before, *job.own][job.wanted.first_position :]
                 found = tuple(TokenLogprobs(-1.0, (each,), (-1.0,)) for each in told)
             results.append(JobResult(found, (3.0, 4.0, 0.0, 9.0), 2))
         return results
@@ -115,6 +116,29 @@ async def test_of_each_continuation_its_own_tokens_are_told() -> None:
     (alone,) = (await rig.answers.score(score(None, "abcd"))).scores
     assert len(alone.logprobs) == 3
     assert not rig.admission.read[-1].is_continuation
+
+
+async def test_continuations_share_the_prompt_that_is_before_them() -> None:
+    rig = Rig()
+    rig.admission.max_model_len = 50_000
+    prompt, unbound = TokenPrompt(range(40_000)), Tenant("u")
+    inputs = [TextPrompt("xy")] * 2048
+    asked = ScoreRequest(prompt=prompt, continuations=inputs, tenant=unbound, num_bytes=9)
+    made = await rig.answers.score(asked)
+    assert made.usage.num_prompt_tokens == 40_000 + 2 * 2048
+    first, *others = rig.jobs.jobs
+    assert all(job.before is first.before for job in others), "none has a copy"
+    assert first == Job([0, 1], WantedLogprobs(40_000, 40_002, 1), list(range(40_000)))
+
+
+async def test_no_job_is_made_of_what_a_quota_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+    await rig.answers.embed(embed("a" * 15))
+    made: list[object] = []
+    monkeypatch.setattr(prompt_answers, "_score_job", lambda *given: made.append(given))
+    with pytest.raises(QuotaExceededError):
+        await rig.answers.score(score("a" * 15, "xy", "z"))
+    assert not made
 
 
 async def test_a_vector_is_cut_and_then_scaled() -> None:

@@ -15,6 +15,7 @@ from router.frontend.field_names import renamed
 from router.frontend.outcome import telling_outcome
 from router.frontend.prompt_jobs import Errand, Job, JobResult, PromptJobs
 from router.frontend.quotas import Admitted, Quotas
+from router.frontend.turns import one_by_one
 from router.frontend.validation import MAX_REQUEST_ID_CHARACTERS, check_room, salt_of
 from router.generation.answer import KVPath, Timing, Usage
 from router.generation.prompt_work import (
@@ -33,6 +34,8 @@ from router.request.prompt_told import WantedLogprobs, WantedStates
 from router.telemetry import RequestObserver, RouterMetrics
 
 MAX_INPUTS = 2048
+MAX_NUMBERS = 2048 * 4096
+"""In the vectors of one answer: about 170 MB of JSON."""
 
 # Ends that the client brought about: what was reserved is not given back.
 _CLIENTS_OWN = ("cancelled", DeadlineExceededError.reason)
@@ -122,16 +125,23 @@ class PromptAnswers:
             results = await self._jobs.run(jobs, call.errand)
             usage = _usage(num_tokens, sum(result.num_cached_tokens for result in results))
             call.usage = usage
-            vectors = [_vector(result.states, request) for result in results]
+            vectors = await one_by_one(lambda result: _vector(result.states, request), results)
         return Embeddings(tuple(vectors), usage)
 
     def _check_dimensions(self, request: EmbedRequest) -> None:
         num_asked, num_there = request.dimensions, self._admission.model.vector_size
-        if num_asked is None or num_there is None or 1 <= num_asked <= num_there:
+        if num_there is None:
             return
-        raise InvalidRequestError(
-            f"{num_asked} is not from 1 to {num_there}, the model's", field="dimensions"
-        )
+        if num_asked is not None and not 1 <= num_asked <= num_there:
+            raise InvalidRequestError(
+                f"{num_asked} is not from 1 to {num_there}, the model's", field="dimensions"
+            )
+        num_inputs, num_each = len(request.inputs), num_asked or num_there
+        if num_inputs * num_each > MAX_NUMBERS:
+            raise InvalidRequestError(
+                f"has {num_inputs} items of {num_each} dimensions, together not over {MAX_NUMBERS}",
+                field="inputs",
+            )
 
     @property
     def _max_len(self) -> int:

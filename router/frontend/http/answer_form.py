@@ -1,7 +1,7 @@
 """Answers as OpenAI's JSON: in one piece, or as the events of a stream. Pure."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
@@ -29,6 +29,8 @@ _REASONS: Final[Mapping[FinishReason, str]] = {
     FinishReason.LENGTH: "length",
     FinishReason.TOOL_CALLS: "tool_calls",
 }
+_NESTED: Final = (dict, list, tuple)
+_NUM_AT_ONCE: Final = 1024  # items of a list that are written in one go: less than a millisecond
 STREAM_END: Final = b"data: [DONE]\n\n"
 
 
@@ -273,9 +275,34 @@ def sse(content: Mapping[str, object]) -> bytes:
     return f"data: {_encode(content)}\n\n".encode()
 
 
-def to_json(content: Mapping[str, object]) -> bytes:
-    """A body."""
-    return _encode(content).encode()
+def json_parts(content: object) -> Iterator[str]:
+    """A body in parts, each written in a moment: what calls may do other work in between."""
+    if isinstance(content, dict) and _is_deep(content.values()):
+        begin = "{"
+        for name, value in content.items():
+            yield f"{begin}{_encode(name)}:"
+            yield from json_parts(value)
+            begin = ","
+        yield "}"
+    elif isinstance(content, list | tuple) and _is_deep(content):
+        begin = "["
+        for value in content:
+            yield begin
+            yield from json_parts(value)
+            begin = ","
+        yield "]"
+    elif isinstance(content, list | tuple) and len(content) > _NUM_AT_ONCE:
+        begin = "["
+        for start in range(0, len(content), _NUM_AT_ONCE):
+            yield f"{begin}{_encode(content[start : start + _NUM_AT_ONCE])[1:-1]}"
+            begin = ","
+        yield "]"
+    else:
+        yield _encode(content)
+
+
+def _is_deep(values: Iterable[object]) -> bool:
+    return any(isinstance(value, _NESTED) for value in values)
 
 
 def usage_content(usage: Usage) -> Mapping[str, object]:

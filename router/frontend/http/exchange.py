@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from diptych.errors import RETRY_LATER_S, DiptychError, InvalidRequestError, QueueFullError
 from diptych.tenant import NOBODY, Tenant
-from router.frontend.http.answer_form import STREAM_END, sse, to_json
+from router.frontend.http.answer_form import STREAM_END, json_parts, sse
 from router.frontend.http.errors import ErrorAnswer, RefusedError, answer_to, bug
 from router.frontend.validation import check_request_id
 
@@ -24,6 +24,7 @@ TENANT: Final = "diptych.tenant"  # in the scope, where callers are known
 TIMEOUT_HEADER: Final = "x-request-timeout"
 _MAX_TIMEOUT_S: Final = 1_000_000
 _TRACE_HEADERS: Final = ("traceparent", "tracestate")
+_CHARACTERS_A_TURN: Final = 32_768  # of JSON: about a millisecond
 _STREAM_HEADERS: Final = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
@@ -159,8 +160,8 @@ class Exchange:
     async def send_json(
         self, content: Mapping[str, object], status: int = 200, retry_after_s: int | None = None
     ) -> None:
-        """The whole response."""
-        body = to_json(content)
+        """The whole response; other tasks run while a large one is written."""
+        body = await _written(content)
         headers = {"content-type": "application/json", "content-length": str(len(body))}
         if retry_after_s is not None:
             headers["retry-after"] = str(retry_after_s)
@@ -222,3 +223,16 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": body, "more_body": more_body})
         if not more_body:
             self._sent = _Sent.ALL
+
+
+async def _written(content: Mapping[str, object]) -> bytes:
+    """JSON, in turns with other tasks."""
+    parts: list[bytes] = []
+    num_characters = 0
+    for part in json_parts(content):
+        parts.append(part.encode())
+        num_characters += len(part)
+        if num_characters >= _CHARACTERS_A_TURN:
+            num_characters = 0
+            await asyncio.sleep(0)
+    return b"".join(parts)

@@ -116,6 +116,7 @@ def read_rerank(content: Mapping[str, object], envelope: Envelope) -> Ranking:
     request = _compared([body.query, *texts], body, envelope)
     names = {"inputs[0].text": "query", "inputs[0]": "query"}
     names |= {f"inputs[{index + 1}].text": f"documents[{index}]" for index in range(len(texts))}
+    names["inputs"] = "documents"
     return Ranking(request, texts, body.top_n or len(texts), names)
 
 
@@ -138,6 +139,7 @@ def _read_comparison(body: _ScoreBody, envelope: Envelope) -> Comparison:
     names |= {
         f"inputs[{len(firsts) + index}].text": f"text_2[{index}]" for index in range(len(seconds))
     }
+    names["inputs"] = "text_2"
     return Comparison(request, pairs, names)
 
 
@@ -178,12 +180,15 @@ def _refuse(field: str) -> Input:
 def _names(field: str, num_inputs: int, *, is_one: bool) -> Names:
     """Of the inputs, as the client wrote them: one alone, or in a list."""
     if is_one:
-        return {f"inputs[0].{kind}": field for kind in ("tokens.ids", "tokens", "text")}
-    return {
+        return {f"inputs[0].{kind}": field for kind in ("tokens.ids", "tokens", "text")} | {
+            "inputs": field
+        }
+    names = {
         f"inputs[{index}].{kind}": f"{field}[{index}]"
         for index in range(num_inputs)
         for kind in ("tokens.ids", "tokens", "text")
     }
+    return {**names, "inputs": field}
 
 
 SCORE_NAMES: Final[Names] = {

@@ -22,6 +22,7 @@ from router.frontend.http.prompt_bodies import (
     read_score,
 )
 from router.frontend.prompt_answers import PromptAnswers
+from router.frontend.turns import one_by_one
 from router.generation.answer import Usage
 from router.generation.prompt_work import Embeddings, EmbedRequest, ScoreRequest
 
@@ -40,13 +41,15 @@ class PromptRoutes:
         """A vector for each input. Raises DiptychError."""
         asked = read_embeddings(*self._read(exchange, data))
         made = await self._embed(exchange, asked.request, asked.names)
-        write = _base64 if asked.is_base64 else list
+        written: Sequence[object] = made.vectors
+        if asked.is_base64:
+            written = await one_by_one(_base64, made.vectors)
         await exchange.send_json(
             {
                 **self._head(exchange, "list"),
                 "data": [
-                    {"object": "embedding", "index": index, "embedding": write(vector)}
-                    for index, vector in enumerate(made.vectors)
+                    {"object": "embedding", "index": index, "embedding": vector}
+                    for index, vector in enumerate(written)
                 ],
                 "usage": _counts(made.usage),
             }
@@ -84,7 +87,7 @@ class PromptRoutes:
         self._check_compares()
         made = await self._embed(exchange, asked.request, asked.names)
         query, *documents = made.vectors
-        near = [_dot(query, document) for document in documents]
+        near = await one_by_one(lambda document: _dot(query, document), documents)
         order = sorted(range(len(near)), key=lambda index: -near[index])[: asked.top_n]
         await exchange.send_json(
             {
@@ -105,7 +108,8 @@ class PromptRoutes:
     async def _compare(self, exchange: Exchange, asked: Comparison) -> None:
         self._check_compares()
         made = await self._embed(exchange, asked.request, asked.names)
-        near = [_dot(made.vectors[one], made.vectors[other]) for one, other in asked.pairs]
+        vectors = made.vectors
+        near = await one_by_one(lambda pair: _dot(vectors[pair[0]], vectors[pair[1]]), asked.pairs)
         await exchange.send_json(
             {
                 **self._head(exchange, "list"),

@@ -1,5 +1,6 @@
 """Work on prompts alone is counted and refused as any request, before a worker is asked."""
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -150,6 +151,27 @@ async def test_a_vector_is_cut_and_then_scaled() -> None:
         await rig.answers.embed(embed("abc", dimensions=5))
     assert caught.value.field == "dimensions"
     assert len(rig.jobs.jobs) == 1, "it cost no worker anything"
+
+
+async def test_the_numbers_of_one_answer_are_bounded() -> None:
+    rig = Rig()
+    rig.admission.model.vector_size = prompt_answers.MAX_NUMBERS // 2
+    with pytest.raises(InvalidRequestError) as caught:
+        await rig.answers.embed(embed("a", "b", "c"))
+    assert caught.value.field == "inputs"
+    assert not rig.jobs.jobs
+    await rig.answers.embed(embed("a", "b"))
+    await rig.answers.embed(embed("a", "b", "c", dimensions=4))
+
+
+async def test_other_tasks_run_while_vectors_are_scaled() -> None:
+    num_turns = 0
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(Rig().answers.embed(embed(*"a" * 20)), name="embed")
+        while not running.done():
+            num_turns += 1
+            await asyncio.sleep(0)
+    assert num_turns >= 20
 
 
 async def test_what_is_wrong_is_named_by_its_place() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from diptych.errors import NoWorkerError, QueueFullError
+from router.frontend.http import answer_form
 from router.frontend.http.exchange import BodyRoom, Exchange
 from router.frontend.http.posted import Answer, Posted
 
@@ -219,3 +220,32 @@ async def test_detail_19_a_failure_amid_a_stream_is_an_event_before_its_end() ->
     first, told, last, rest = call.body.decode().split("\n\n")
     assert (first, last, rest, call.is_whole) == ("data: 1", "data: [DONE]", "", True)
     assert json.loads(told.removeprefix("data: "))["error"]["code"] == "no_worker"
+
+
+async def test_other_tasks_run_while_a_large_answer_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    longest = 0
+    real = answer_form._encode
+
+    def encode(content: object) -> str:
+        nonlocal longest
+        text = real(content)
+        longest = max(longest, len(text))
+        return text
+
+    vectors = [[index / 7] * 3000 for index in range(50)]
+    content = {"é\u2028": None, "data": [{"index": 1, "embedding": each} for each in vectors]}
+    in_one_go = answer_form.sse(content).removeprefix(b"data: ").removesuffix(b"\n\n")
+    monkeypatch.setattr(answer_form, "_encode", encode)
+    call = Call(lambda exchange, data: exchange.send_json(content), [b"{}"])
+    num_turns = 0
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(call.run(), name="call")
+        while not running.done():
+            num_turns += 1
+            await asyncio.sleep(0)
+    assert json.loads(call.body) == content
+    assert call.body == in_one_go
+    assert longest < 32_768, "nothing is written in one go that takes long"
+    assert num_turns > len(call.body) // 65_536

@@ -9,11 +9,18 @@ from pydantic import ValidationError
 from diptych.errors import InvalidRequestError
 from diptych.sampling_params import NEUTRAL, OPTIONS, SamplingOptions
 from diptych.text.chat_template import Message
+from router.frontend.field_names import renamed
 from router.frontend.http import unserved
 from router.frontend.http.asked import Asked, Envelope
 from router.frontend.http.body import parse
 from router.frontend.http.chat_request import read_chat
 from router.frontend.http.completion_request import read_completion
+from router.frontend.http.prompt_bodies import (
+    Comparison,
+    read_embeddings,
+    read_rerank,
+    read_score,
+)
 from router.frontend.http.prompt_form import PromptWish
 from router.frontend.http.sampling_fields import SERVED, read_sampling
 from router.frontend.validation import MAX_MESSAGES, MAX_PARTS
@@ -388,3 +395,16 @@ def test_what_is_no_json_object_is_refused(data: bytes) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         parse(data, MAX_LEN)
     assert caught.value.field == "body"
+
+
+def test_too_many_inputs_are_named_as_their_client_wrote_them() -> None:
+    error = InvalidRequestError("too many", field="inputs")
+    embeddings = read_embeddings({"input": ["a", "b"]}, ENVELOPE)
+    assert renamed(error, embeddings.names).field == "input"
+    alone = read_embeddings({"input": "a"}, ENVELOPE)
+    assert renamed(error, alone.names).field == "input"
+    ranking = read_rerank({"query": "a", "documents": ["b"]}, ENVELOPE)
+    assert renamed(error, ranking.names).field == "documents"
+    comparison = read_score({"text_1": "a", "text_2": ["b"]}, ENVELOPE)
+    assert isinstance(comparison, Comparison)
+    assert renamed(error, comparison.names).field == "text_2"

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import logging
 import signal
 import sys
 from collections import OrderedDict
@@ -12,6 +13,8 @@ from typing import Final, NamedTuple
 from diptych.constraint import Constraint
 from diptych.errors import RETRY_LATER_S, InvalidRequestError, NoWorkerError, QueueFullError
 
+logger = logging.getLogger(__name__)
+
 _PROGRAM: Final = "diptych.text.grammar_check"
 _MAX_LINE_BYTES: Final = 2**20  # an answer: a constraint has 64 Ki characters at the most
 _MAX_REMEMBERED: Final = 256
@@ -19,6 +22,7 @@ _MAX_WAITING: Final = 256
 
 
 _TOO_MUCH: Final = "it takes too much time or memory"
+_DIED: Final = json.dumps({"problem": _TOO_MUCH}).encode()  # of what it was asked, it seems
 _ENDED_BY_OTHERS: Final = (0, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
 
 
@@ -102,7 +106,9 @@ class ConstraintCheck:
         output = base64.b64encode(emitted).decode()
         asked = {"kind": constraint.kind, "texts": constraint.texts, "output": output}
         line = json.dumps(asked).encode() + b"\n"
-        answered = await self._line(line) or await self._line(line)
+        answered = await self._line(line)
+        if not answered or answered == _DIED:  # a machine that stands still may look like that
+            answered = await self._line(line)
         if not answered:
             raise NoWorkerError(
                 "the constraint's check was ended twice by others", retry_after_s=RETRY_LATER_S
@@ -132,8 +138,10 @@ class ConstraintCheck:
                 self._child = None
         if line.endswith(b"\n"):
             return line
-        is_others_doing = await child.wait() in _ENDED_BY_OTHERS
-        return b"" if is_others_doing else json.dumps({"problem": _TOO_MUCH}).encode()
+        code = await child.wait()
+        logger.warning("the check of a constraint ended", extra={"code": code})
+        is_others_doing = code in _ENDED_BY_OTHERS
+        return b"" if is_others_doing else _DIED
 
     async def _running(self) -> asyncio.subprocess.Process:
         child = self._child

@@ -114,7 +114,8 @@ class Scripted(ConstraintCheck):
 
 
 GOOD = '{"grammar": "g", "num_fitting": 0}'
-BAD = '{"problem": "it takes too much time or memory"}'
+BAD = '{"problem": "too much of it"}'
+DIED = '{"problem": "it takes too much time or memory"}'
 
 
 async def test_one_clients_output_spoils_no_constraint() -> None:
@@ -131,6 +132,13 @@ async def test_a_good_verdict_is_not_replaced() -> None:
         first, second = (tasks.create_task(_tried(check)) for _ in range(2))
     assert (first.result(), second.result()) == ("g", "")
     assert await check.check(LETTERS) == "g"
+
+
+async def test_one_that_ends_the_process_is_asked_of_another_before_it_is_believed() -> None:
+    """A machine that stands still may count as the process's time."""
+    assert await Scripted(DIED, GOOD).check(LETTERS) == "g"
+    with pytest.raises(InvalidRequestError, match="too much time"):
+        await Scripted(DIED, DIED).check(LETTERS)
 
 
 async def test_two_kills_by_others_say_nothing_of_the_constraint() -> None:

@@ -1,11 +1,11 @@
 """A role's process by a fork of one that has imported the role already, and done nothing else.
 
-``python -m decode_worker`` computes for three seconds before its first line runs, nearly all of
-it importing torch, and a test run starts hundreds of workers. So each role has one process here
-that imports it once, and forks. What is forked goes on like ``python -m`` would: the same module
-as ``__main__``, arguments of its own, the interpreter's ordinary end. It is a process like any
-other, with its own threads, signals and memory. Starts by ``python -m`` itself are tested too,
-by ``test_up.py`` and ``test_process.py`` among others.
+``python -m decode_worker`` computes for four seconds before it can run a step, nearly all of it
+importing torch and the compiled loops, and a test run starts hundreds of workers. So each role has
+one process here that imports them once, and forks. What is forked goes on like ``python -m`` would:
+the same module as ``__main__``, arguments of its own, the interpreter's ordinary end. It is a
+process like any other, with its own threads, signals and memory. Starts by ``python -m`` itself are
+tested too, by ``test_up.py`` and ``test_process.py`` among others.
 """
 
 import atexit
@@ -19,6 +19,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import BinaryIO, NoReturn, Protocol
 
@@ -111,6 +112,18 @@ class ForkServer:
 
 
 _NOT_PASSED = {"PYTEST_CURRENT_TEST": ""}  # changes with every test, and says nothing to a role
+_KERNELS = "diptych.engine.backends.cpu.kernels"
+# What a worker imports of them when it loads a model of float32.
+_USED_LOOPS = (
+    "int8_slot_loop",
+    "layer_loops",
+    "paged_loops",
+    "prefill_loop",
+    "program",
+    "slot_loop",
+    "thin_matmul",
+    "wide_matmul",
+)
 _ROLES = ("router", "prefill_worker", "decode_worker")
 _servers: dict[str, ForkServer] = {}
 
@@ -192,6 +205,9 @@ def _main(module: str, fd: int) -> NoReturn:
     # A Ctrl-C reaches this process with all the others: it ends when the test run does.
     on_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
     import_module(f"{module}.app")
+    if module != "router" and find_spec("numba") is not None:
+        for name in _USED_LOOPS:
+            import_module(f"{_KERNELS}.{name}")
     args = _serve(module, socket.socket(fileno=fd))
     signal.signal(signal.SIGINT, on_interrupt)
     sys.argv = [str(Path(module) / "__main__.py"), *args]

@@ -116,9 +116,11 @@ def _results(ops: LayerOps, config: ModelConfig, num_rows: int) -> list[Tensor]:
     head_dim, hidden, inner = config.head_dim, config.hidden_size, config.intermediate_size
     num_heads, num_kv_heads = config.num_heads, config.num_kv_heads
     weight, head_weight = torch.linspace(0.5, 2, hidden), torch.linspace(0.5, 2, head_dim)
+    widest = max(hidden, (num_heads + 2 * num_kv_heads) * head_dim, 2 * inner)
+    numbers = torch.arange(float(num_rows * widest)).sin_().mul_(4)
 
     def rows(size: int) -> Tensor:
-        return torch.linspace(-6, 6, num_rows * size).sin_().mul_(4).view(num_rows, size)
+        return numbers[: num_rows * size].clone().view(num_rows, size)
 
     plain, normed, norm, summed = (rows(hidden) for _ in range(4))
     ops.norm(rows(hidden), weight, norm)

@@ -25,6 +25,7 @@ from router.discovery.choice import choose
 from router.frontend.admission import Admission, most_open
 from router.frontend.callers.callers import Anybody, Callers, authorization
 from router.frontend.callers.choice import callers_of
+from router.frontend.cluster_view import ClusterView
 from router.frontend.generator import Generator
 from router.frontend.grpc import SERVICE, InferenceServicer
 from router.frontend.http.exchange import BodyRoom
@@ -115,17 +116,19 @@ async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None
         quotas = Quotas(config.quota.limits, loop.time, metrics.quota_refused)
         generator = Generator(admission, quotas, services, metrics, host.tracing)
         prompts = PromptAnswers(admission, quotas, services, metrics, host.tracing)
+        view = _make_view(config, cluster, room, metrics, admission, callers)
         servicer = InferenceServicer(
-            admission, generator, prompts, callers, max_request_bytes=config.max_request_bytes
+            admission, generator, prompts, callers, view, max_request_bytes=config.max_request_bytes
         )
         servicer.add_to(host.server)
         http = None
         if config.http:
-            front = _HttpFront(admission, generator, prompts, callers, edge.certificate)
+            front = _HttpFront(admission, generator, prompts, callers, view, edge.certificate)
             http = _make_http(config, host, front, stop)
         # Not guarded: a router that lost sight of its workers must not look healthy.
         watching = tasks.create_task(cluster.run(discovery), name="cluster")
         knowing = tasks.create_task(callers.run(), name="callers")
+        viewing = tasks.create_task(view.run(), name="cluster-view")
         if http is not None:
             tasks.create_task(http.serve(), name="http")
         await host.start([SERVICE], {} if http is None else {"http": http.port})
@@ -141,6 +144,7 @@ async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None
         await _drain(host, http, admission, config.timers.drain_s)
         background.stop()
         knowing.cancel()
+        viewing.cancel()
         await admission.close()
         watching.cancel()
 
@@ -235,6 +239,26 @@ def _make_policy(config: RouterConfig, incarnation: str) -> Policy:
     return Predicted(plain, objectives)
 
 
+def _make_view(
+    config: RouterConfig,
+    cluster: Cluster,
+    room: WaitingRoom,
+    metrics: RouterMetrics,
+    admission: Admission,
+    callers: Callers,
+) -> ClusterView:
+    told = config.cluster_view
+    return ClusterView(
+        admission.model.name,
+        cluster.overview,
+        room,
+        time.monotonic,
+        ttft=metrics.requests.ttft_seconds,
+        itl=metrics.requests.itl_seconds,
+        is_told=told == "always" or (told == "unless-keyed" and isinstance(callers, Anybody)),
+    )
+
+
 def _load_model(config: RouterConfig) -> ServedModel:
     cache_dir = config.cache_dir or model_source.DEFAULT_CACHE_DIR
     with ConsoleProgress() as progress:
@@ -249,6 +273,7 @@ class _HttpFront(NamedTuple):
     generator: Generator
     prompts: PromptAnswers
     callers: Callers
+    view: ClusterView
     certificate: Certificate | None
 
 
@@ -258,7 +283,7 @@ def _make_http(
     """The HTTP API, whose port is taken now. Raises ConfigurationError."""
     timers = config.timers
     registry = host.registry if config.http_metrics else None
-    service = ServiceAnswers(front.admission, registry, lambda: not stop.is_set())
+    service = ServiceAnswers(front.admission, registry, lambda: not stop.is_set(), front.view)
     room = BodyRoom(config.max_request_bytes, config.max_open_bytes, timers.client_write_s)
     bound = bind(host.host, config.http_port, timers)
     bounds = bounds_of(config.max_request_bytes, timers.client_write_s)

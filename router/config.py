@@ -180,6 +180,12 @@ class RouterConfig(ProcessConfig):
         True,
         description="Tell the metrics on the HTTP API's port too, to all who reach it.",
     )
+    cluster_view: Literal["unless-keyed", "always", "never"] = Field(
+        "unless-keyed",
+        description="Whether clients are told how the pools are (GET /v1/cluster, the page, "
+        "diptych top). These are sums over all tenants, so where clients have keys they are not, "
+        "unless always.",
+    )
     public_tls: PublicTls = PublicTls()
     api_keys: Path | None = Field(
         None,

@@ -70,6 +70,11 @@ class BlockingClient:
         assert self._client is not None, "use it as a context manager"
         return self._runner.run(self._client.models())
 
+    def cluster(self) -> inference_pb2.DescribeClusterResponse:
+        """How the pools are now, see :meth:`DiptychClient.cluster`."""
+        assert self._client is not None, "use it as a context manager"
+        return self._runner.run(self._client.cluster())
+
     def tokenize(
         self,
         text: str | None = None,

@@ -135,6 +135,18 @@ class DiptychClient:
         )
         return list(response.models)
 
+    async def cluster(
+        self, timeout_s: float = _SHORT_TIMEOUT_S
+    ) -> inference_pb2.DescribeClusterResponse:
+        """How the pools are now. Raises DiptychError: NotServedError where it is not told."""
+        request = inference_pb2.DescribeClusterRequest()
+        return await self._ask(
+            lambda router, left_s: router.DescribeCluster(
+                request, timeout=left_s, metadata=self._metadata
+            ),
+            timeout_s,
+        )
+
     async def tokenize(
         self,
         text: str | None = None,

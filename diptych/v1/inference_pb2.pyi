@@ -417,3 +417,105 @@ class ContinuationScore(_message.Message):
     logprobs: _containers.RepeatedScalarFieldContainer[float]
     is_greedy: bool
     def __init__(self, logprobs: _Optional[_Iterable[float]] = ..., is_greedy: _Optional[bool] = ...) -> None: ...
+
+class DescribeClusterRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DescribeClusterResponse(_message.Message):
+    __slots__ = ("model", "num_waiting", "num_placed", "num_output_tokens", "ttft", "itl", "num_prefill", "num_decode", "num_pairs", "prefill", "decode", "pairs")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
+    NUM_PLACED_FIELD_NUMBER: _ClassVar[int]
+    NUM_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TTFT_FIELD_NUMBER: _ClassVar[int]
+    ITL_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREFILL_FIELD_NUMBER: _ClassVar[int]
+    NUM_DECODE_FIELD_NUMBER: _ClassVar[int]
+    NUM_PAIRS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
+    DECODE_FIELD_NUMBER: _ClassVar[int]
+    PAIRS_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    num_waiting: int
+    num_placed: int
+    num_output_tokens: int
+    ttft: RecentLatency
+    itl: RecentLatency
+    num_prefill: int
+    num_decode: int
+    num_pairs: int
+    prefill: _containers.RepeatedCompositeFieldContainer[WorkerView]
+    decode: _containers.RepeatedCompositeFieldContainer[WorkerView]
+    pairs: _containers.RepeatedCompositeFieldContainer[PairView]
+    def __init__(self, model: _Optional[str] = ..., num_waiting: _Optional[int] = ..., num_placed: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., ttft: _Optional[_Union[RecentLatency, _Mapping]] = ..., itl: _Optional[_Union[RecentLatency, _Mapping]] = ..., num_prefill: _Optional[int] = ..., num_decode: _Optional[int] = ..., num_pairs: _Optional[int] = ..., prefill: _Optional[_Iterable[_Union[WorkerView, _Mapping]]] = ..., decode: _Optional[_Iterable[_Union[WorkerView, _Mapping]]] = ..., pairs: _Optional[_Iterable[_Union[PairView, _Mapping]]] = ...) -> None: ...
+
+class RecentLatency(_message.Message):
+    __slots__ = ("num_samples", "p50_s", "p95_s")
+    NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    P50_S_FIELD_NUMBER: _ClassVar[int]
+    P95_S_FIELD_NUMBER: _ClassVar[int]
+    num_samples: int
+    p50_s: float
+    p95_s: float
+    def __init__(self, num_samples: _Optional[int] = ..., p50_s: _Optional[float] = ..., p95_s: _Optional[float] = ...) -> None: ...
+
+class WorkerView(_message.Message):
+    __slots__ = ("address", "state", "message", "is_used", "blocks", "num_running", "num_waiting", "max_num_seqs", "num_pending_prefill_tokens", "prefill_tokens_per_s", "decode_step_s")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    IS_USED_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
+    MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PENDING_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    DECODE_STEP_S_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    state: str
+    message: str
+    is_used: bool
+    blocks: BlockView
+    num_running: int
+    num_waiting: int
+    max_num_seqs: int
+    num_pending_prefill_tokens: int
+    prefill_tokens_per_s: float
+    decode_step_s: float
+    def __init__(self, address: _Optional[str] = ..., state: _Optional[str] = ..., message: _Optional[str] = ..., is_used: _Optional[bool] = ..., blocks: _Optional[_Union[BlockView, _Mapping]] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., num_pending_prefill_tokens: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_step_s: _Optional[float] = ...) -> None: ...
+
+class BlockView(_message.Message):
+    __slots__ = ("total", "free", "cached", "running", "reserved", "leased", "quarantined")
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    FREE_FIELD_NUMBER: _ClassVar[int]
+    CACHED_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_FIELD_NUMBER: _ClassVar[int]
+    LEASED_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINED_FIELD_NUMBER: _ClassVar[int]
+    total: int
+    free: int
+    cached: int
+    running: int
+    reserved: int
+    leased: int
+    quarantined: int
+    def __init__(self, total: _Optional[int] = ..., free: _Optional[int] = ..., cached: _Optional[int] = ..., running: _Optional[int] = ..., reserved: _Optional[int] = ..., leased: _Optional[int] = ..., quarantined: _Optional[int] = ...) -> None: ...
+
+class PairView(_message.Message):
+    __slots__ = ("prefill", "decode", "state", "transport", "bytes_per_s", "num_pulls")
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
+    DECODE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_PULLS_FIELD_NUMBER: _ClassVar[int]
+    prefill: str
+    decode: str
+    state: str
+    transport: str
+    bytes_per_s: float
+    num_pulls: int
+    def __init__(self, prefill: _Optional[str] = ..., decode: _Optional[str] = ..., state: _Optional[str] = ..., transport: _Optional[str] = ..., bytes_per_s: _Optional[float] = ..., num_pulls: _Optional[int] = ...) -> None: ...

@@ -64,6 +64,11 @@ class InferenceStub:
                 request_serializer=diptych_dot_v1_dot_inference__pb2.ScoreRequest.SerializeToString,
                 response_deserializer=diptych_dot_v1_dot_inference__pb2.ScoreResponse.FromString,
                 _registered_method=True)
+        self.DescribeCluster = channel.unary_unary(
+                '/diptych.v1.Inference/DescribeCluster',
+                request_serializer=diptych_dot_v1_dot_inference__pb2.DescribeClusterRequest.SerializeToString,
+                response_deserializer=diptych_dot_v1_dot_inference__pb2.DescribeClusterResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServicer:
@@ -131,6 +136,14 @@ class InferenceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DescribeCluster(self, request, context):
+        """DescribeCluster tells how the pools are, to be asked once a second or so: sums over
+        all requests, nothing of any one. A router that does not tell: UNIMPLEMENTED/NOT_SERVED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -163,6 +176,11 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.Score,
                     request_deserializer=diptych_dot_v1_dot_inference__pb2.ScoreRequest.FromString,
                     response_serializer=diptych_dot_v1_dot_inference__pb2.ScoreResponse.SerializeToString,
+            ),
+            'DescribeCluster': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeCluster,
+                    request_deserializer=diptych_dot_v1_dot_inference__pb2.DescribeClusterRequest.FromString,
+                    response_serializer=diptych_dot_v1_dot_inference__pb2.DescribeClusterResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -327,6 +345,33 @@ class Inference:
             '/diptych.v1.Inference/Score',
             diptych_dot_v1_dot_inference__pb2.ScoreRequest.SerializeToString,
             diptych_dot_v1_dot_inference__pb2.ScoreResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeCluster(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/diptych.v1.Inference/DescribeCluster',
+            diptych_dot_v1_dot_inference__pb2.DescribeClusterRequest.SerializeToString,
+            diptych_dot_v1_dot_inference__pb2.DescribeClusterResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -67,6 +67,10 @@ class InferenceStub:
     """Score tells how likely given continuations of a prompt are, by the model alone.
     As Embed.
     """
+    DescribeCluster: _grpc.UnaryUnaryMultiCallable[_inference_pb2.DescribeClusterRequest, _inference_pb2.DescribeClusterResponse]
+    """DescribeCluster tells how the pools are, to be asked once a second or so: sums over
+    all requests, nothing of any one. A router that does not tell: UNIMPLEMENTED/NOT_SERVED.
+    """
 
 @_typing.type_check_only
 class InferenceAsyncStub(InferenceStub):
@@ -106,6 +110,10 @@ class InferenceAsyncStub(InferenceStub):
     Score: _aio.UnaryUnaryMultiCallable[_inference_pb2.ScoreRequest, _inference_pb2.ScoreResponse]  # type: ignore[assignment]
     """Score tells how likely given continuations of a prompt are, by the model alone.
     As Embed.
+    """
+    DescribeCluster: _aio.UnaryUnaryMultiCallable[_inference_pb2.DescribeClusterRequest, _inference_pb2.DescribeClusterResponse]  # type: ignore[assignment]
+    """DescribeCluster tells how the pools are, to be asked once a second or so: sums over
+    all requests, nothing of any one. A router that does not tell: UNIMPLEMENTED/NOT_SERVED.
     """
 
 class InferenceServicer(metaclass=_abc_1.ABCMeta):
@@ -179,6 +187,16 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_inference_pb2.ScoreResponse, _abc.Awaitable[_inference_pb2.ScoreResponse]]:
         """Score tells how likely given continuations of a prompt are, by the model alone.
         As Embed.
+        """
+
+    @_abc_1.abstractmethod
+    def DescribeCluster(
+        self,
+        request: _inference_pb2.DescribeClusterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.DescribeClusterResponse, _abc.Awaitable[_inference_pb2.DescribeClusterResponse]]:
+        """DescribeCluster tells how the pools are, to be asked once a second or so: sums over
+        all requests, nothing of any one. A router that does not tell: UNIMPLEMENTED/NOT_SERVED.
         """
 
 def add_InferenceServicer_to_server(servicer: InferenceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

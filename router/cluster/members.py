@@ -12,6 +12,7 @@ from diptych.v1 import worker_pb2
 from router.cluster.decode_link import DecodeLink
 from router.cluster.member import DecodeMember, Gate, PrefillMember, gate_of
 from router.cluster.model_choice import ModelChoice
+from router.cluster.overview import Overview, overview
 from router.cluster.prefill_backlog import PrefillBacklog
 from router.cluster.trace_link import TraceLink
 from router.cluster.watch import WorkerWatch
@@ -137,6 +138,10 @@ class Cluster:
         """Ready prefill and decode workers."""
         snapshot = self.snapshot()
         return len(snapshot.prefill), len(snapshot.decode)
+
+    def overview(self) -> Overview:
+        """What the workers said last, for people."""
+        return overview(self._prefill.values(), self._decode.values())
 
     def prefill_watch(self, worker: WorkerId) -> WorkerWatch | None:
         """The watch of a prefill worker that is still there."""

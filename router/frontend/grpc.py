@@ -18,6 +18,8 @@ from diptych.v1 import inference_pb2
 from router.frontend import prompt_messages, public_messages
 from router.frontend.admission import Admission
 from router.frontend.callers.callers import Callers, authorization
+from router.frontend.cluster_message import write_report
+from router.frontend.cluster_view import ClusterView
 from router.frontend.field_names import renamed
 from router.frontend.generator import Generator, Metadata
 from router.frontend.prompt_answers import PromptAnswers
@@ -55,6 +57,7 @@ class InferenceServicer:
         generator: Generator,
         prompts: PromptAnswers,
         callers: Callers,
+        view: ClusterView,
         *,
         max_request_bytes: int,
     ) -> None:
@@ -63,6 +66,7 @@ class InferenceServicer:
         self._generator = generator
         self._prompts = prompts
         self._callers = callers
+        self._view = view
         self._max_request_bytes = max_request_bytes
 
     def add_to(self, server: grpc.aio.Server) -> None:
@@ -76,6 +80,7 @@ class InferenceServicer:
             "Detokenize": self.Detokenize,
             "Embed": self.Embed,
             "Score": self.Score,
+            "DescribeCluster": self.DescribeCluster,
         }
         handlers = {
             name: grpc.unary_unary_rpc_method_handler(method, response_serializer=_serialize)
@@ -140,6 +145,12 @@ class InferenceServicer:
         asked = prompt_messages.read_score(message, len(request), tenant)
         made = await self._prompts.score(asked, call.deadline_s, call.metadata)
         return prompt_messages.write_scores(made)
+
+    async def DescribeCluster(
+        self, request: bytes, context: Context
+    ) -> inference_pb2.DescribeClusterResponse:
+        await self._tenant(context)
+        return write_report(self._view.report())
 
     async def Generate(
         self, request: bytes, context: Context

@@ -139,6 +139,38 @@ async def test_a_completion_is_what_grpc_answers(
     assert "".join([piece.choices[0].text async for piece in stream]) == expected
 
 
+async def test_an_answer_tells_where_its_time_went_to_who_asks(
+    http: httpx.AsyncClient, model: str
+) -> None:
+    body = body_of(model, ignore_eos=True, return_timing=True)
+    whole = (await http.post("/v1/completions", json=body)).json()
+    *_, last = await events(http, "/v1/completions", body)
+    for timing in (whole["timing"], last["timing"]):
+        stages = timing["queue_s"] + timing["prefill_s"] + timing["first_write_s"]
+        assert timing["ttft_s"] == pytest.approx(stages)
+        assert timing["decode_s"] > 0
+    assert whole["timing"]["kv_path"] == "disaggregated"
+    assert whole["timing"]["transfer"]["num_bytes"] > 0
+
+
+async def test_how_the_pools_are_is_told_over_both_front_ends(
+    http: httpx.AsyncClient, cluster: Cluster
+) -> None:
+    told = (await http.get("/v1/cluster")).json()
+    async with cluster.client() as grpc:
+        by_grpc = await grpc.cluster()
+    (prefill,), (decode,), (pair,) = told["prefill"], told["decode"], told["pairs"]
+    assert [prefill["address"], decode["address"]] == [
+        by_grpc.prefill[0].address,
+        by_grpc.decode[0].address,
+    ]
+    assert (pair["prefill"], pair["decode"]) == (prefill["address"], decode["address"])
+    assert (pair["state"], prefill["state"], decode["is_used"]) == ("proven", "ready", True)
+    for worker in (prefill, decode):
+        blocks = worker["blocks"]
+        assert blocks.pop("total") == sum(blocks.values()) == 128
+
+
 async def test_a_chat_is_what_grpc_answers(
     client: openai.AsyncOpenAI, cluster: Cluster, model: str
 ) -> None:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Final, NamedTuple
 
 from diptych.finish_reason import FinishReason
@@ -16,6 +16,7 @@ from router.generation.answer import (
     GenerationEvent,
     Started,
     Summary,
+    Timing,
     Usage,
 )
 
@@ -131,9 +132,10 @@ class WholeAnswer:
     """None where nobody asks for log probabilities."""
     prompt: PromptForm | None = None
     """None where nothing is told of the prompt."""
+    tells_timing: bool = False
     _texts: list[str] = field(default_factory=list)
     _finished: ChoiceFinished | None = None
-    _usage: Usage | None = None
+    _summary: Summary | None = None
 
     def add(self, event: GenerationEvent) -> None:
         """Take the next event."""
@@ -145,7 +147,7 @@ class WholeAnswer:
             case ChoiceFinished():
                 self._finished = event
             case Summary():
-                self._usage = event.usage
+                self._summary = event
             case Started() if self.prompt is not None:
                 self.prompt.begin(event.prompt_token_ids)
                 self._texts.append(self.prompt.echoed)
@@ -156,13 +158,14 @@ class WholeAnswer:
 
     def content(self) -> Mapping[str, object]:
         """The answer, once every event was taken."""
-        assert self._usage is not None
+        assert self._summary is not None
         form, told = self.heading.form, {} if self.prompt is None else self.prompt.members()
         return {
             **self.heading.head(form.whole),
             "choices": [self.choice()],
             **({} if form.has_prompt_in_choice else told),
-            "usage": usage_content(_counted(self._usage, self.prompt)),
+            "usage": usage_content(_counted(self._summary.usage, self.prompt)),
+            **({"timing": timing_content(self._summary.timing)} if self.tells_timing else {}),
         }
 
     def choice(self) -> Mapping[str, object]:
@@ -190,6 +193,8 @@ class StreamedAnswer:
     come with the next one."""
     prompt: PromptForm | None = None
     """None where nothing is told of the prompt."""
+    tells_timing: bool = False
+    """Whether the last event before the end says where the time went."""
     _is_begun: bool = False
     _num_prompt_tokens: int = 0
     _num_output_tokens: int = 0
@@ -218,20 +223,23 @@ class StreamedAnswer:
             case ChoiceFinished():
                 self._finished = event
             case Summary():
-                return self.last_piece() + self.end(event.usage)
+                return self.last_piece() + self.end(event)
         return b""
 
     def last_piece(self) -> bytes:
         """What says why the choice has ended."""
         return self._piece("", self._finished)
 
-    def end(self, usage: Usage) -> bytes:
+    def end(self, summary: Summary) -> bytes:
         """What comes behind the last piece."""
-        end = b""
+        told: dict[str, object] = {}
         if self.includes_usage:
-            counts = usage_content(_counted(usage, self.prompt))
-            end += f'{self._head}],"usage":{_encode(counts)}}}\n\n'.encode()
-        return end + STREAM_END
+            told["usage"] = usage_content(_counted(summary.usage, self.prompt))
+        if self.tells_timing:
+            told["timing"] = timing_content(summary.timing)
+        if not told:
+            return STREAM_END
+        return f"{self._head}],{_encode(told)[1:]}\n\n".encode() + STREAM_END
 
     def _piece(self, text: str, finished: ChoiceFinished | None) -> bytes:
         form = self.heading.form
@@ -311,6 +319,11 @@ def usage_content(usage: Usage) -> Mapping[str, object]:
         **_counts(usage.num_prompt_tokens, usage.num_output_tokens),
         "prompt_tokens_details": {"cached_tokens": usage.num_cached_tokens},
     }
+
+
+def timing_content(timing: Timing) -> Mapping[str, object]:
+    """Where the time went, under the names of ``Timing`` in inference.proto; null: no transfer."""
+    return {**asdict(timing), "kv_path": timing.kv_path.name.lower()}
 
 
 def _counts(num_prompt_tokens: int, num_output_tokens: int) -> Mapping[str, int]:

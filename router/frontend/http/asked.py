@@ -29,6 +29,8 @@ class Asked:
     """Whether a stream ends with its usage; an answer in one piece always has it."""
     counts_along: bool
     """Whether each piece of a stream with usage has the counts so far."""
+    tells_timing: bool
+    """Whether the answer says where its time went."""
     prompt: PromptWish | None
     """What to tell of the prompt; None: nothing."""
     names: Mapping[str, str]
@@ -49,6 +51,7 @@ class GenerationBody(StrictModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: str | None = None
+    return_timing: bool | None = None
 
 
 COMMON_NAMES: Final[Mapping[str, str]] = {"sampling.": "", "request_id": "x-request-id"}
@@ -87,5 +90,6 @@ def asked_of(
         is_stream=bool(body.stream),
         includes_usage=bool(options.include_usage),
         counts_along=counts_along,
+        tells_timing=bool(body.return_timing),
         names={**names, **COMMON_NAMES},
     )

@@ -45,5 +45,5 @@ class StreamedChoices:
                 ended = self.choices[event.choice]
                 return ended.send(event) + ended.last_piece()
             case Summary():
-                return self.choices[0].end(event.usage)
+                return self.choices[0].end(event)
         return self.choices[0].send(event)

@@ -115,10 +115,14 @@ class GenerationAnswers:
             asked.counts_along,
             logprobs,
             prompt,
+            tells_timing=asked.tells_timing,
         )
 
     def _whole(self, asked: Asked, heading: Heading, index: int) -> WholeAnswer:
-        return WholeAnswer(replace(heading, index=index), *self._writers(asked, index))
+        logprobs, prompt = self._writers(asked, index)
+        return WholeAnswer(
+            replace(heading, index=index), logprobs, prompt, tells_timing=asked.tells_timing
+        )
 
     def _writers(self, asked: Asked, index: int) -> tuple[LogprobWriter | None, PromptForm | None]:
         """Of one choice; the first one tells of the prompt."""

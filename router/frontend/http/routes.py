@@ -57,6 +57,7 @@ def make_app(
             *(Route(path, each, methods=["POST"]) for path, each in posted.items()),
             Route("/v1/models", service.models),
             Route("/v1/models/{name:path}", service.model),
+            Route("/v1/cluster", service.cluster),
             Route("/health", service.health),
             Route("/metrics", service.metrics),
         ],

@@ -1,8 +1,10 @@
 """What the HTTP API tells of the router itself: its model, its health, its metrics."""
 
 import asyncio
+import json
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
@@ -10,9 +12,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from diptych.errors import RETRY_LATER_S, ModelNotFoundError, NoWorkerError
+from diptych.errors import RETRY_LATER_S, ModelNotFoundError, NotServedError, NoWorkerError
 from router.frontend.admission import Admission
+from router.frontend.cluster_view import ClusterView
 from router.frontend.http.errors import ErrorAnswer, answer_to
+from router.generation.cluster_report import ClusterReport
 
 
 class ServiceAnswers:
@@ -23,6 +27,7 @@ class ServiceAnswers:
         admission: Admission,
         registry: CollectorRegistry | None,
         is_serving: Callable[[], bool],
+        view: ClusterView,
     ) -> None:
         """``is_serving`` says whether clients should come here at all.
 
@@ -31,6 +36,9 @@ class ServiceAnswers:
         self._admission = admission
         self._registry = registry
         self._is_serving = is_serving
+        self._view = view
+        self._written_report: ClusterReport | None = None
+        self._cluster_body = b""
         self._scraping = asyncio.Lock()
         self._created_s = int(time.time())
 
@@ -52,6 +60,18 @@ class ServiceAnswers:
             return JSONResponse(self._model())
         missing = ModelNotFoundError(f"no model {name[:128]!r} here; there is {served!r}")
         return refusal(answer_to(missing))
+
+    async def cluster(self, request: Request) -> Response:
+        """How the pools are; written once for all who ask for the same report."""
+        try:
+            report = self._view.report()
+        except NotServedError as error:
+            return refusal(answer_to(error))
+        if report is not self._written_report:
+            self._written_report = report
+            self._cluster_body = json.dumps(asdict(report), separators=(",", ":")).encode()
+        headers = {"content-type": "application/json", "cache-control": "no-store"}
+        return Response(self._cluster_body, headers=headers)
 
     async def metrics(self, request: Request) -> Response:
         """The same as the metrics port serves; one after the other, as threads are few."""

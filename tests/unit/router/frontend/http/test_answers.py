@@ -35,9 +35,11 @@ from router.generation.answer import (
     ChoiceFinished,
     Delta,
     GenerationEvent,
+    KVPath,
     Started,
     Summary,
     Timing,
+    Transfer,
     Usage,
 )
 from tests.text_models import byte_level_tokenizer, write_folder
@@ -93,6 +95,33 @@ def whole(form: Form, events: list[GenerationEvent]) -> Any:
     for event in events:
         answer.add(event)
     return answer.content()
+
+
+TRANSFER = Transfer(
+    transport="nixl", num_bytes=64, num_tokens=5, read_s=0.1, exposed_s=0.2, total_s=0.3,
+    digest_s=0.01,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("includes_usage", [False, True])
+def test_timing_is_told_to_who_asks_for_it(includes_usage: bool) -> None:
+    timing = Timing(ttft_s=0.5, transfer=TRANSFER, kv_path=KVPath.DISAGGREGATED)
+    events = [*events_of(["a"])[:-1], Summary(USAGE, timing)]
+    stream = StreamedAnswer(heading(CHAT), includes_usage, tells_timing=True)
+    *_, last = b"".join(map(stream.send, events)).removesuffix(STREAM_END).decode().split("data: ")
+    answer = WholeAnswer(heading(CHAT), tells_timing=True)
+    for event in events:
+        answer.add(event)
+    in_stream = json.loads(last)
+    assert in_stream["choices"] == []
+    assert ("usage" in in_stream) == includes_usage
+    told = in_stream["timing"]
+    assert told == answer.content()["timing"]
+    assert (told["ttft_s"], told["kv_path"], told["transfer"]["num_bytes"]) == (
+        0.5, "disaggregated", 64,
+    )  # fmt: skip
+    assert "timing" not in whole(CHAT, events)
+    assert not any("timing" in piece for piece in streamed(CHAT, events, includes_usage=True))
 
 
 @settings(deadline=None)

@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from router.frontend.admission import Admission
+from router.frontend.cluster_view import ClusterView
 from router.frontend.http.service import ServiceAnswers
 
 REQUEST = Request({"type": "http", "headers": []})
@@ -39,7 +40,8 @@ class Slow(Collector):
 
 
 def answers(registry: CollectorRegistry | None) -> ServiceAnswers:
-    return ServiceAnswers(cast(Admission, SimpleNamespace()), registry, lambda: True)
+    admission, view = cast(Admission, SimpleNamespace()), cast(ClusterView, SimpleNamespace())
+    return ServiceAnswers(admission, registry, lambda: True, view)
 
 
 async def test_metrics_are_gathered_for_one_at_a_time() -> None:

@@ -1,0 +1,99 @@
+"""What the workers said last, as plain data for people. Pure."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+from diptych.v1 import worker_pb2
+from router.cluster.member import DecodeMember, PrefillMember
+from router.generation.cluster_report import BlockReport, PairReport, WorkerReport
+
+MAX_WORKERS: Final = 256  # of one pool that are told of
+MAX_PAIRS: Final = 1024
+MAX_MESSAGE_CHARACTERS: Final = 200
+UNREACHABLE: Final = "unreachable"
+
+_STATES: Final[Mapping[int, str]] = {
+    worker_pb2.SERVING_STATE_STARTING: "starting",
+    worker_pb2.SERVING_STATE_READY: "ready",
+    worker_pb2.SERVING_STATE_DRAINING: "draining",
+    worker_pb2.SERVING_STATE_FAILED: "failed",
+}
+_PAIR_STATES: Final[Mapping[int, str]] = {
+    worker_pb2.PAIR_STATE_CONNECTING: "connecting",
+    worker_pb2.PAIR_STATE_PROVEN: "proven",
+    worker_pb2.PAIR_STATE_FAILED: "failed",
+}
+_UNKNOWN: Final = "unknown"  # what a newer worker says
+
+
+class Overview(NamedTuple):
+    """The workers of both pools, and the ways between those that this router knows."""
+
+    num_prefill: int
+    num_decode: int
+    num_pairs: int
+    prefill: tuple[WorkerReport, ...]
+    decode: tuple[WorkerReport, ...]
+    pairs: tuple[PairReport, ...]
+
+
+def overview(prefill: Iterable[PrefillMember], decode: Iterable[DecodeMember]) -> Overview:
+    """By address; of each kind no more than the bounds above."""
+    sources = sorted(prefill, key=_address)
+    sinks = sorted(decode, key=_address)
+    pairs = [pair for sink in sinks for pair in _pairs(sink, {*map(_address, sources)})]
+    return Overview(
+        num_prefill=len(sources),
+        num_decode=len(sinks),
+        num_pairs=len(pairs),
+        prefill=tuple(map(_worker, sources[:MAX_WORKERS])),
+        decode=tuple(map(_worker, sinks[:MAX_WORKERS])),
+        pairs=tuple(pairs[:MAX_PAIRS]),
+    )
+
+
+def _address(member: PrefillMember | DecodeMember) -> str:
+    return member.watch.address
+
+
+def _worker(member: PrefillMember | DecodeMember) -> WorkerReport:
+    state = member.watch.state
+    if state is None:
+        return WorkerReport(address=_address(member), state=UNREACHABLE)
+    blocks = state.blocks
+    return WorkerReport(
+        address=_address(member),
+        state=_STATES.get(state.state, _UNKNOWN),
+        message=state.message[:MAX_MESSAGE_CHARACTERS],
+        is_used=member.view is not None,
+        blocks=BlockReport(
+            total=blocks.total,
+            free=blocks.free,
+            cached=blocks.cached,
+            running=blocks.running,
+            reserved=blocks.reserved,
+            leased=blocks.leased,
+            quarantined=blocks.quarantined,
+        ),
+        num_running=state.num_running,
+        num_waiting=state.num_waiting,
+        max_num_seqs=state.max_num_seqs,
+        num_pending_prefill_tokens=state.num_pending_prefill_tokens,
+        prefill_tokens_per_s=state.prefill_tokens_per_s,
+        decode_step_s=state.decode_step_s,
+    )
+
+
+def _pairs(member: DecodeMember, sources: set[str]) -> Iterator[PairReport]:
+    """Of this router's own prefill workers: a worker may know others by other routers."""
+    state = member.watch.state
+    for pair in () if state is None else state.pairs:
+        if pair.source_address in sources:
+            yield PairReport(
+                prefill=pair.source_address,
+                decode=_address(member),
+                state=_PAIR_STATES.get(pair.state, _UNKNOWN),
+                transport=pair.transport,
+                bytes_per_s=pair.bytes_per_s,
+                num_pulls=pair.transfer.num_pulls,
+            )

@@ -1,0 +1,108 @@
+"""A cluster as the router sees it, without sockets: its workers say what a test makes them say."""
+
+import itertools
+from collections.abc import Callable, Sequence
+
+from diptych.v1 import common_pb2, decode_pb2, worker_pb2
+from router.cluster.decode_link import DecodeLink
+from router.cluster.members import Cluster
+from router.cluster.watch import WorkerWatch
+from router.config import RouterConfig
+from router.discovery.source import Targets
+from router.placement.policy import LeastLoaded
+from router.placement.prefix_memory import PrefixMemory
+from router.placement.types import WorkerId
+from tests.unit.router.cluster.last_words import LastWords
+
+READY = worker_pb2.SERVING_STATE_READY
+
+
+class FakeChannel:
+    async def close(self, grace: float | None) -> None:
+        pass
+
+
+def targets(prefill: Sequence[str], decode: Sequence[str]) -> Targets:
+    return Targets(prefill=frozenset(prefill), decode=frozenset(decode))
+
+
+class World:
+    """A cluster whose workers say what a test makes them say."""
+
+    def __init__(self, *, prefill: int = 0, decode: int = 0) -> None:
+        self.num_changes = 0
+        self.on_change: Callable[[], object] = lambda: None
+        self.links: list[DecodeLink] = []
+        self.sequence_ids: list[list[int]] = []  # by link
+        self._next_id = itertools.count(1)
+        self.policy = LeastLoaded(
+            PrefixMemory(1000), local_below_tokens=0, allow_local=True, allow_recompute=True
+        )
+        self.cluster = Cluster(
+            RouterConfig(model="m"),
+            self.policy,
+            incarnation="r1",
+            text_digest="text",
+            on_change=self._changed,
+        )
+        self.prefill = [f"p{i}:1" for i in range(prefill)]
+        self.decode = [f"d{i}:1" for i in range(decode)]
+        self.cluster.set_members(targets(self.prefill, self.decode))
+        for address in [*self.prefill, *self.decode]:
+            self.says(address)
+        for address in self.decode:
+            self.links.append(self.link(address))
+            self.sequence_ids.append([])
+
+    def _changed(self) -> None:
+        self.num_changes += 1
+        self.on_change()
+
+    def reserve(self, worker: WorkerId, *, num_tokens: int = 0, to_pull: bool = False) -> None:
+        """One sequence of ours on ``worker``."""
+        index = self.decode.index(worker.address)
+        sequence_id = next(self._next_id)
+        spec = common_pb2.SequenceSpec(token_ids=range(num_tokens))
+        reserve = decode_pb2.Reserve(sequence_id=sequence_id, spec=spec, to_pull=to_pull)
+        assert self.links[index].reserve(reserve, LastWords())
+        self.sequence_ids[index].append(sequence_id)
+
+    def says(self, address: str, **changes: object) -> None:
+        """The worker at ``address`` sends a state: ready, all its pairs proven, no load."""
+        is_prefill = address.startswith("p")
+        state = worker_pb2.WorkerState(
+            incarnation=f"{address}-1",
+            role=worker_pb2.WORKER_ROLE_PREFILL if is_prefill else worker_pb2.WORKER_ROLE_DECODE,
+            state=READY,
+            layout=common_pb2.KVLayout(block_size=16, model_digest="m", block_bytes=1600),
+            text_digest="text",
+            max_model_len=1000,
+            max_num_seqs=4,
+            pairs_version=0 if is_prefill else 1,
+            local_prefill=True,
+        )
+        if not is_prefill:
+            state.pairs.extend(proven(source) for source in self.prefill)
+        if "model_digest" in changes:
+            state.layout.model_digest = str(changes.pop("model_digest"))
+        state.MergeFrom(worker_pb2.WorkerState(**changes))  # type: ignore[arg-type]
+        self.watch(address)._update(state)
+
+    def watch(self, address: str) -> WorkerWatch:
+        return next(m.watch for m in self.cluster._members() if m.watch.address == address)
+
+    def link(self, address: str) -> DecodeLink:
+        """The stream to a decode worker, which is up from now on."""
+        link = next(m.link for m in self.cluster._decode.values() if m.watch.address == address)
+        welcome = decode_pb2.Welcome(incarnation=f"{address}-1")
+        link._handle(decode_pb2.DecodeEvent(welcome=welcome))
+        return link
+
+
+def proven(source: str) -> worker_pb2.Pair:
+    return worker_pb2.Pair(
+        source_address=source,
+        source_incarnation=f"{source}-1",
+        state=worker_pb2.PAIR_STATE_PROVEN,
+        bytes_per_s=2e9,
+    )

@@ -82,6 +82,13 @@ class PeerNotAllowedError(DiptychError):
     reason = "PEER_NOT_ALLOWED"
 
 
+class ClassNotAllowedError(DiptychError):
+    """The caller's requests may not be as urgent as this one wants to be."""
+
+    code = grpc.StatusCode.PERMISSION_DENIED
+    reason = "CLASS_NOT_ALLOWED"
+
+
 class TicketInvalidError(DiptychError):
     """Unknown, revoked or somebody else's ticket. The router grants a new one."""
 

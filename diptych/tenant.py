@@ -1,7 +1,9 @@
-"""Whose requests are, and how many of them there may be."""
+"""Whose requests are, how many of them there may be, and how urgent."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
+
+from diptych.request_class import RequestClass, read_class
 
 _MOST = 10**12
 
@@ -18,21 +20,49 @@ class Limits(NamedTuple):
         return Limits(*(b if a is None else a for a, b in zip(self, others, strict=True)))
 
 
+class Classes(NamedTuple):
+    """How urgent a tenant's requests are; None: nothing is said of it."""
+
+    default_class: RequestClass | None = None  # of those that do not say it
+    highest_class: RequestClass | None = None  # the most urgent that one may be
+
+
+class Terms(NamedTuple):
+    """All that is said of a tenant."""
+
+    limits: Limits = Limits()
+    classes: Classes = Classes()
+
+
 class Tenant(NamedTuple):
     """Who pays for a request; the one without a name is everybody, where nobody is known."""
 
     name: str
     limits: Limits = Limits()
+    classes: Classes = Classes()
 
 
 NOBODY = Tenant("")
 
 
-def read_limits(given: Mapping[str, object]) -> Limits:
-    """Limits by their names. Raises ValueError, which quotes nothing but names that it knows."""
-    if given.keys() - set(Limits._fields):
-        raise ValueError(f"expected limits by their names: {', '.join(Limits._fields)}")
-    for name, value in given.items():
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= _MOST:
-            raise ValueError(f"{name}: expected a whole number above 0")
-    return Limits(**given)  # type: ignore[arg-type]
+def read_terms(given: Mapping[str, object]) -> Terms:
+    """Terms by their names. Raises ValueError, which quotes nothing but names that it knows."""
+    names = (*Limits._fields, *Classes._fields)
+    if given.keys() - set(names):
+        raise ValueError(f"expected limits by their names: {', '.join(names)}")
+    limits = {name: _read_limit(name, given[name]) for name in Limits._fields if name in given}
+    classes = {name: _read_class(name, given[name]) for name in Classes._fields if name in given}
+    return Terms(Limits(**limits), Classes(**classes))
+
+
+def _read_limit(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= _MOST:
+        raise ValueError(f"{name}: expected a whole number above 0")
+    return value
+
+
+def _read_class(name: str, value: object) -> RequestClass:
+    try:
+        return read_class(value)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None

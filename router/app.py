@@ -39,7 +39,7 @@ from router.placement.departures import Departures
 from router.placement.policy import LeastLoaded
 from router.placement.predicted import Predicted
 from router.placement.prefix_memory import PrefixMemory
-from router.placement.types import Objectives, Policy
+from router.placement.types import Policy
 from router.placement.waiting_room import WaitingRoom
 from router.request.dispatch import Services
 from router.telemetry import RouterMetrics
@@ -232,11 +232,7 @@ def _make_policy(config: RouterConfig, incarnation: str) -> Policy:
     )
     if config.placement == "least-loaded":
         return plain
-    ttft_ms, tpot_ms = config.ttft_objective_ms, config.tpot_objective_ms
-    objectives = Objectives(
-        None if ttft_ms is None else ttft_ms / 1000, None if tpot_ms is None else tpot_ms / 1000
-    )
-    return Predicted(plain, objectives)
+    return Predicted(plain)
 
 
 def _make_view(

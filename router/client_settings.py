@@ -2,11 +2,12 @@
 
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, NamedTuple, Self
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from diptych.request_class import RequestClass
 from diptych.tenant import Limits
 
 Algorithm = Literal[
@@ -140,3 +141,53 @@ class QuotaSettings(BaseModel):
     def limits(self) -> Limits:
         """The same as plain data."""
         return Limits(self.requests_per_minute, self.tokens_per_minute, self.max_concurrent)
+
+
+class Objectives(NamedTuple):
+    """What requests shall have, ms; None: no matter."""
+
+    ttft_ms: float | None = None  # from a request's arrival until its first token
+    tpot_ms: float | None = None  # between two tokens, on average
+
+
+class ClassSettings(BaseModel):
+    """Of one class of requests."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    ttft_ms: float | None = Field(
+        None,
+        gt=0,
+        description="Time to first token, from the arrival on, of requests that do not say it, "
+        "ms. Unset: ttft_objective_ms.",
+    )
+    tpot_ms: float | None = Field(
+        None,
+        gt=0,
+        description="Mean time between tokens of requests that do not say it, ms. Unset: "
+        "tpot_objective_ms.",
+    )
+
+
+class ClassesSettings(BaseModel):
+    """How urgent requests are, and what each class is promised."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    default: RequestClass = Field(
+        RequestClass.STANDARD,
+        description="The class of requests that do not say theirs, unless the client's key does.",
+    )
+    highest: RequestClass = Field(
+        RequestClass.REALTIME,
+        description="The most urgent class that a request may have, unless the client's key says "
+        "another.",
+    )
+    realtime: ClassSettings = ClassSettings()
+    standard: ClassSettings = ClassSettings()
+    batch: ClassSettings = ClassSettings()
+
+    def of(self, request_class: RequestClass) -> ClassSettings:
+        """The settings of one class."""
+        settings: ClassSettings = getattr(self, request_class.value)
+        return settings

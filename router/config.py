@@ -10,7 +10,13 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from diptych.process import ProcessConfig
 from diptych.timers import GrpcSeconds
-from router.client_settings import JwtSettings, PublicTls, QuotaSettings
+from router.client_settings import (
+    ClassesSettings,
+    JwtSettings,
+    Objectives,
+    PublicTls,
+    QuotaSettings,
+)
 
 _MOST_REQUESTS = 10**8  # gRPC's options have 31 bits, and some are sums of these
 _MOST_BYTES = 2**30  # half as much again is still below gRPC's 2 GiB
@@ -195,6 +201,7 @@ class RouterConfig(ProcessConfig):
     )
     jwt: JwtSettings = JwtSettings()
     quota: QuotaSettings = QuotaSettings()
+    classes: ClassesSettings = ClassesSettings()
     max_queue: int = Field(
         256,
         ge=0,
@@ -228,14 +235,15 @@ class RouterConfig(ProcessConfig):
     ttft_objective_ms: float | None = Field(
         None,
         gt=0,
-        description="Time to first token, from its placement on, that placement predicted aims "
-        "at, ms. Unset: the shorter the better.",
+        description="Time to first token, from a request's arrival on, that placement predicted "
+        "aims at where neither the request nor its class says it, ms. Unset: the shorter the "
+        "better.",
     )
     tpot_objective_ms: float | None = Field(
         None,
         gt=0,
-        description="Mean time between tokens that placement predicted aims at, ms. Unset: the "
-        "shorter the better.",
+        description="Mean time between tokens that placement predicted aims at where neither the "
+        "request nor its class says it, ms. Unset: the shorter the better.",
     )
     max_attempts: int = Field(
         3, ge=1, description="Attempts of one request, the first included. Refusals do not count."
@@ -304,6 +312,11 @@ class RouterConfig(ProcessConfig):
                 given = next(iter(source.model_dump(exclude_defaults=True)))
                 raise ValueError(self._not_chosen(f"{name}.{given}", name))
         return self
+
+    @property
+    def objectives(self) -> Objectives:
+        """Of requests whose class has none of its own."""
+        return Objectives(self.ttft_objective_ms, self.tpot_objective_ms)
 
     def _not_chosen(self, setting: str, source: str) -> str:
         flag = setting.replace("_", "-")

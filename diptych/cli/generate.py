@@ -14,6 +14,8 @@ from diptych.cli.sampling_flags import read_options, sampling_fields
 from diptych.cli.shown_answer import Write, show_answer
 from diptych.client import ChatMessage, Chunk, DiptychClient, build_request
 from diptych.errors import ConfigurationError, DiptychError
+from diptych.request_class import RequestClass
+from diptych.service_level import LEVEL_HELP, ServiceLevel
 from diptych.v1 import inference_pb2
 
 EXIT_REFUSED = 1
@@ -30,6 +32,9 @@ class _GenerateConfig(Connection):
     prompt: str | None = Field(None, description="Text to continue, as it is.")
     chat: str | None = Field(None, description="A user's message, put into the chat template.")
     system: str | None = Field(None, description="The system message that goes before a user's.")
+    priority: RequestClass | None = Field(None, description=LEVEL_HELP["priority"])
+    ttft_ms: float | None = Field(None, description=LEVEL_HELP["ttft_ms"])
+    tpot_ms: float | None = Field(None, description=LEVEL_HELP["tpot_ms"])
     timing: bool = Field(False, description="Show where the time went, on standard error.")
     expect_handoff: bool = Field(
         False,
@@ -48,14 +53,16 @@ class _GenerateConfig(Connection):
     def request(self, *, has_chat_template: bool) -> inference_pb2.GenerateRequest:
         """The request that these settings describe. Raises InvalidRequestError."""
         options, said = read_options(self), self.chat
+        level = ServiceLevel(self.priority, self.ttft_ms, self.tpot_ms)
+        level.check()
         if said is None and (has_chat_template or self.system is not None):
             said = self.message
         if said is None:
             text = _text(self.prompt or self.message or "")
-            return build_request(text, options=options, model=self.model)
+            return build_request(text, options=options, model=self.model, level=level)
         messages = [] if self.system is None else [ChatMessage("system", self.system)]
         messages.append(ChatMessage("user", _text(said)))
-        return build_request(messages=messages, options=options, model=self.model)
+        return build_request(messages=messages, options=options, model=self.model, level=level)
 
 
 GenerateConfig = create_model(

@@ -8,7 +8,8 @@ from pydantic_settings import CliPositionalArg
 
 from diptych import settings
 from diptych.api_keys import check_tenant, digest, make_key
-from diptych.tenant import Limits
+from diptych.request_class import RequestClass
+from diptych.tenant import Classes, Limits
 
 
 class KeyConfig(BaseModel):
@@ -27,6 +28,12 @@ class KeyConfig(BaseModel):
     max_concurrent: int | None = Field(
         None, ge=1, description="Requests that the tenant may have open at a time."
     )
+    default_class: RequestClass | None = Field(
+        None, description="How urgent the tenant's requests are that do not say it."
+    )
+    highest_class: RequestClass | None = Field(
+        None, description="The most urgent class that the tenant's requests may have."
+    )
 
 
 def run(args: list[str]) -> int:
@@ -34,7 +41,7 @@ def run(args: list[str]) -> int:
     config = settings.load(KeyConfig, args, prog="diptych key", env_prefix="DIPTYCH_KEY_")
     key = make_key()
     print(f"the key, shown only now: {key}", file=sys.stderr)  # noqa: T201
-    told = config.model_dump(include=set(Limits._fields), exclude_none=True)
+    told = config.model_dump(include={*Limits._fields, *Classes._fields}, exclude_none=True)
     limits = "".join(f" {name}={value}" for name, value in told.items())
     print(f"{config.tenant} {digest(key)}{limits}")  # noqa: T201
     return 0

@@ -26,7 +26,9 @@ from diptych.client.prompts import (
 from diptych.client.request import ChatMessage, build_request
 from diptych.constraint import Constraint
 from diptych.finish_reason import FinishReason
+from diptych.request_class import RequestClass
 from diptych.sampling_params import SamplingOptions
+from diptych.service_level import ServiceLevel
 from diptych.token_logprobs import TokenLogprobs
 
 __all__ = [
@@ -40,7 +42,9 @@ __all__ = [
     "DiptychClient",
     "FinishReason",
     "Pooling",
+    "RequestClass",
     "SamplingOptions",
+    "ServiceLevel",
     "TokenLogprobs",
     "build_embed_request",
     "build_request",

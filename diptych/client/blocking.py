@@ -12,6 +12,7 @@ from diptych.client.client import DEFAULT_RETRIES, DiptychClient
 from diptych.client.prompts import ContinuationScore
 from diptych.client.request import ChatMessage, build_request
 from diptych.sampling_params import NOTHING_SAID, SamplingOptions
+from diptych.service_level import NO_LEVEL, ServiceLevel
 from diptych.v1 import inference_pb2
 
 
@@ -53,11 +54,14 @@ class BlockingClient:
         messages: Sequence[ChatMessage | tuple[str, str]] | None = None,
         token_ids: Sequence[int] | None = None,
         options: SamplingOptions = NOTHING_SAID,
+        level: ServiceLevel = NO_LEVEL,
         timeout_s: float | None = None,
     ) -> Iterator[Chunk]:
         """Stream an answer, see :meth:`DiptychClient.generate`. Raises DiptychError."""
         assert self._client is not None, "use it as a context manager"
-        request = build_request(prompt, messages=messages, token_ids=token_ids, options=options)
+        request = build_request(
+            prompt, messages=messages, token_ids=token_ids, options=options, level=level
+        )
         chunks = self._client.stream(request, timeout_s)
         try:
             while (chunk := self._runner.run(_next(chunks))) is not None:

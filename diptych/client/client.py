@@ -18,6 +18,7 @@ from diptych.client.routers import Router, Routers
 from diptych.errors import ConfigurationError, DiptychError
 from diptych.rpc.status import from_rpc_error
 from diptych.sampling_params import NOTHING_SAID, SamplingOptions
+from diptych.service_level import NO_LEVEL, ServiceLevel
 from diptych.v1 import inference_pb2
 
 DEFAULT_RETRIES = 5
@@ -78,14 +79,18 @@ class DiptychClient:
         messages: Sequence[ChatMessage | tuple[str, str]] | None = None,
         token_ids: Sequence[int] | None = None,
         options: SamplingOptions = NOTHING_SAID,
+        level: ServiceLevel = NO_LEVEL,
         timeout_s: float | None = None,
     ) -> AsyncGenerator[Chunk, None]:
         """Stream the continuation of one prompt, chat or token list.
 
-        ``timeout_s`` is the request's deadline. What else a request may have:
+        ``timeout_s`` is the request's deadline, ``level`` how urgent it is, and what it wants
+        of its service. What else a request may have:
         :func:`build_request` and :meth:`stream`. Raises DiptychError.
         """
-        request = build_request(prompt, messages=messages, token_ids=token_ids, options=options)
+        request = build_request(
+            prompt, messages=messages, token_ids=token_ids, options=options, level=level
+        )
         return self.stream(request, timeout_s)
 
     async def stream(

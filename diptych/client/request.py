@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from diptych.sampling_params import NOTHING_SAID, SamplingOptions, options_to_proto
+from diptych.service_level import NO_LEVEL, ServiceLevel
 from diptych.v1 import inference_pb2
 
 JSONValue: TypeAlias = "str | float | bool | Mapping[str, JSONValue] | Sequence[JSONValue] | None"
@@ -28,11 +29,13 @@ def build_request(
     model: str = "",
     request_id: str = "",
     cache_salt: str = "",
+    level: ServiceLevel = NO_LEVEL,
 ) -> inference_pb2.GenerateRequest:
     """Make a request from exactly one of ``prompt``, ``messages`` and ``token_ids``.
 
-    ``emitted_token_ids`` is the output that an earlier call brought: the answer goes
-    on after it. The rest is as in ``GenerateRequest`` in inference.proto.
+    ``level`` is how urgent it is, and what it wants. ``emitted_token_ids`` is the output
+    that an earlier call brought: the answer goes on after it. The rest is as in
+    ``GenerateRequest`` in inference.proto.
     """
     if sum(given is not None for given in (prompt, messages, token_ids)) != 1:
         raise ValueError("give exactly one of prompt, messages and token_ids")
@@ -44,6 +47,7 @@ def build_request(
         emitted_token_ids=emitted_token_ids,
         return_prompt_token_ids=return_prompt_token_ids,
     )
+    level.write_to(request)
     if prompt is not None:
         request.text = prompt
     elif messages is not None:

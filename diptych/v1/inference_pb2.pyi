@@ -34,7 +34,7 @@ KV_PATH_RECOMPUTED: KVPath
 KV_PATH_PREFILL_ONLY: KVPath
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "text", "chat", "tokens", "sampling", "request_id", "cache_salt", "emitted_token_ids", "return_prompt_token_ids", "adapter", "priority")
+    __slots__ = ("model", "text", "chat", "tokens", "sampling", "request_id", "cache_salt", "emitted_token_ids", "return_prompt_token_ids", "adapter", "priority", "ttft_ms", "tpot_ms")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
@@ -46,6 +46,8 @@ class GenerateRequest(_message.Message):
     RETURN_PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    TTFT_MS_FIELD_NUMBER: _ClassVar[int]
+    TPOT_MS_FIELD_NUMBER: _ClassVar[int]
     model: str
     text: str
     chat: ChatPrompt
@@ -57,7 +59,9 @@ class GenerateRequest(_message.Message):
     return_prompt_token_ids: bool
     adapter: str
     priority: Priority
-    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., tokens: _Optional[_Union[TokenPrompt, _Mapping]] = ..., sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., request_id: _Optional[str] = ..., cache_salt: _Optional[str] = ..., emitted_token_ids: _Optional[_Iterable[int]] = ..., return_prompt_token_ids: _Optional[bool] = ..., adapter: _Optional[str] = ..., priority: _Optional[_Union[Priority, str]] = ...) -> None: ...
+    ttft_ms: float
+    tpot_ms: float
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., tokens: _Optional[_Union[TokenPrompt, _Mapping]] = ..., sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., request_id: _Optional[str] = ..., cache_salt: _Optional[str] = ..., emitted_token_ids: _Optional[_Iterable[int]] = ..., return_prompt_token_ids: _Optional[bool] = ..., adapter: _Optional[str] = ..., priority: _Optional[_Union[Priority, str]] = ..., ttft_ms: _Optional[float] = ..., tpot_ms: _Optional[float] = ...) -> None: ...
 
 class ChatPrompt(_message.Message):
     __slots__ = ("messages", "template_arguments", "tools")

@@ -83,7 +83,8 @@ class InferenceServicer:
         with an error and nothing before.
         Errors carry google.rpc.ErrorInfo with a reason:
         INVALID_ARGUMENT/REQUEST_INVALID (with BadRequest field violations),
-        UNAUTHENTICATED/INVALID_API_KEY, NOT_FOUND/MODEL_NOT_FOUND,
+        UNAUTHENTICATED/INVALID_API_KEY, PERMISSION_DENIED/CLASS_NOT_ALLOWED,
+        NOT_FOUND/MODEL_NOT_FOUND,
         RESOURCE_EXHAUSTED/QUEUE_FULL, QUEUE_TIMEOUT, QUOTA_EXCEEDED (quota, in the
         metadata, names what of the tenant's ran out) or KV_BLOCKS_EXHAUSTED (with
         RetryInfo), UNAVAILABLE/NO_WORKER or WORKER_DRAINING, DEADLINE_EXCEEDED/DEADLINE_EXCEEDED,

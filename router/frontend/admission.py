@@ -24,8 +24,10 @@ from router.config import RouterConfig
 from router.frontend import validation
 from router.frontend.constraint_check import ConstraintCheck
 from router.frontend.served_model import ServedModel
+from router.frontend.service_classes import ServiceClasses
 from router.frontend.validation import ModelFacts
 from router.generation.request import GenerationRequest, TokenPrompt
+from router.placement.claim import Claim
 from router.request.resolved import ResolvedRequest
 
 PROMPT_LOGPROBS = "sampling.prompt_logprobs"
@@ -56,6 +58,7 @@ class Admission:
         self._config = config
         self._tokenizing = asyncio.Semaphore(_MAX_TOKENIZING)
         self._constraints = ConstraintCheck()
+        self._classes = ServiceClasses(config.classes, config.objectives, time.monotonic)
         self._is_draining = False
         self._num_open = 0
         self._num_open_bytes = 0
@@ -119,15 +122,16 @@ class Admission:
     async def admit(self, request: GenerationRequest, deadline_s: float | None) -> ResolvedRequest:
         """Everything that can be done before a worker is asked. Raises DiptychError."""
         self._check_open(deadline_s)
+        claim = self._classes.claim(request.level, request.tenant)
         prompt_ids = await self.tokenize(request)
-        resolved = self._resolve(request, prompt_ids, "")
+        resolved = self._resolve(request, prompt_ids, claim, "")
         grammar = await self._check_constraint(request, deadline_s)
         if self._cluster.max_model_len is None:
             await self._wait_found(deadline_s)
         elif not grammar:
             self._check_told(resolved)
             return resolved
-        resolved = self._resolve(request, prompt_ids, grammar)
+        resolved = self._resolve(request, prompt_ids, claim, grammar)
         self._check_told(resolved)
         return resolved
 
@@ -205,7 +209,7 @@ class Admission:
             raise DeadlineExceededError("the request's deadline passed") from None
 
     def _resolve(
-        self, request: GenerationRequest, prompt_ids: list[int], grammar: str
+        self, request: GenerationRequest, prompt_ids: list[int], claim: Claim, grammar: str
     ) -> ResolvedRequest:
         words = request.sampling.bad_words
         return validation.resolve(
@@ -213,6 +217,7 @@ class Admission:
             prompt_ids,
             self._facts(),
             drawn_seed=secrets.randbits(63),
+            claim=claim,
             bad_words=validation.tokenize_bad_words(words, self._model.tokenizer),
             grammar=grammar,
         )

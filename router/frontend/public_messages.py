@@ -12,6 +12,7 @@ from google.protobuf import struct_pb2
 from diptych.errors import InvalidRequestError
 from diptych.finish_reason import FinishReason
 from diptych.sampling_params import options_from_proto
+from diptych.service_level import ServiceLevel
 from diptych.text.chat_template import Message, ToolCall
 from diptych.token_logprobs import PromptLogprobs
 from diptych.v1 import common_pb2, inference_pb2
@@ -42,14 +43,13 @@ def read_request(message: inference_pb2.GenerateRequest, num_bytes: int) -> Gene
     """
     if message.adapter:
         raise InvalidRequestError("is not supported yet", field="adapter")
-    if message.priority:
-        raise InvalidRequestError("is not supported yet", field="priority")
     return GenerationRequest(
         prompt=read_prompt(message),
         sampling=options_from_proto(message.sampling, "sampling"),
         model=message.model,
         request_id=message.request_id,
         cache_salt=message.cache_salt,
+        level=ServiceLevel.of(message),
         emitted_token_ids=message.emitted_token_ids,
         return_prompt_token_ids=message.return_prompt_token_ids,
         num_bytes=num_bytes,

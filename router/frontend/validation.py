@@ -23,6 +23,7 @@ from diptych.sampling_params import (
 from diptych.text.chat_template import Message
 from diptych.text.tokenizer import Tokenizer
 from router.generation.request import ChatPrompt, GenerationRequest, TextPrompt, TokenPrompt
+from router.placement.claim import NO_CLAIM, Claim
 from router.request.emitted_tokens import RequestShape
 from router.request.prompt_told import WantedLogprobs
 from router.request.resolved import ResolvedRequest
@@ -58,6 +59,7 @@ def check(request: GenerationRequest, facts: ModelFacts) -> None:
     if request.request_id:
         check_request_id(request.request_id)
     _check_salt(request.cache_salt)
+    request.level.check()
     match request.prompt:
         case TextPrompt(text):
             if not text:
@@ -110,6 +112,7 @@ def resolve(
     facts: ModelFacts,
     *,
     drawn_seed: int,
+    claim: Claim = NO_CLAIM,
     bad_words: frozenset[tuple[int, ...]] = frozenset(),
     grammar: str = "",
 ) -> ResolvedRequest:
@@ -153,6 +156,7 @@ def resolve(
         min_tokens_to_stop=given.min_tokens,
         includes_stop=given.include_stop_str_in_output,
         cache_salt=salt_of(request.cache_salt, request.tenant.name),
+        claim=claim,
         num_choices=_num_choices(request),
         emitted_token_ids=tuple(request.emitted_token_ids),
     )

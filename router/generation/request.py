@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from diptych.sampling_params import NOTHING_SAID, SamplingOptions
+from diptych.service_level import NO_LEVEL, ServiceLevel
 from diptych.tenant import NOBODY, Tenant
 from diptych.text.chat_template import Message
 
@@ -47,6 +48,7 @@ class GenerationRequest:
     model: str = ""
     request_id: str = ""
     cache_salt: str = ""
+    level: ServiceLevel = NO_LEVEL
     tenant: Tenant = NOBODY
     """Whose it is, by the caller's key or token; never by what the request says."""
     emitted_token_ids: Sequence[int] = ()  # as TokenPrompt.token_ids

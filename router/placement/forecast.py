@@ -27,6 +27,8 @@ class Span(NamedTuple):
 
     def miss_ratio(self, within_s: float) -> float:
         """How likely it takes longer, if its logarithm is spread evenly around what is expected."""
+        if within_s <= 0.0:
+            return 1.0
         if self.expected_s <= 0.0:
             return 0.0
         if self.upper_s <= self.expected_s:

@@ -15,7 +15,6 @@ from router.placement.types import (
     DecodeOnly,
     DecodeView,
     Forecast,
-    Objectives,
     Outlook,
     Paired,
     Placement,
@@ -57,9 +56,8 @@ class Predicted:
     are ``plain``'s, which also keeps what prefixes are cached where.
     """
 
-    def __init__(self, plain: LeastLoaded, objectives: Objectives) -> None:
+    def __init__(self, plain: LeastLoaded) -> None:
         self._plain = plain
-        self._objectives = objectives
         self._overhead_s = 0.0
 
     def remember(self, worker: WorkerId, block_keys: tuple[bytes, ...]) -> None:
@@ -169,7 +167,7 @@ class Predicted:
         self, query: Query, prefill: WorkerId | None, decode: WorkerId, come: Consequences
     ) -> tuple[_Loss, Outlook]:
         num_output = min(_NUM_OUTPUT_TOKENS, max(1, query.num_max_tokens - query.num_tokens))
-        missed = come.objectives_missed(self._objectives, num_output)
+        missed = come.objectives_missed(query.objectives, num_output)
         seconds = come.seconds(num_output)
         rank = self._plain.rank(decode) + (b"" if prefill is None else self._plain.rank(prefill))
         loss = _Loss(round(missed * _PER_OBJECTIVE), seconds, rank)

@@ -3,7 +3,7 @@
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from diptych.step_model import StepModel, StepWork
 from router.placement.explanation import Explanation
@@ -94,6 +94,16 @@ class Snapshot:
         return bool(rooms) and (may_prefill or any(view.local_prefill for view in rooms))
 
 
+class Objectives(NamedTuple):
+    """What a request shall have, s; None: no matter."""
+
+    ttft_s: float | None = None  # from now until its first token; not positive: it is too late
+    tpot_s: float | None = None  # between two tokens, on average
+
+
+NO_OBJECTIVES: Final = Objectives()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
     """One request that needs workers.
@@ -116,6 +126,7 @@ class Query:
     num_cached_on_decode: int | None = None
     beside: WorkerId | None = None  # runs another choice of the same prompt, whose blocks it has
     needs_prefill: bool = False  # a prefill worker has to compute the prompt: no other tells of it
+    objectives: Objectives = NO_OBJECTIVES
 
     def on(self, decode: WorkerId, num_cached_tokens: int | None) -> "Query":
         """The same with a reservation that is held already."""
@@ -139,13 +150,6 @@ class Why(enum.Enum):
     CHOICE = "choice"  # shipping would cost more than it saves, or there is no prefill pool
     NO_PREFILL = "no_prefill"  # none is alive
     RECOMPUTE = "recompute"  # those alive failed this request
-
-
-class Objectives(NamedTuple):
-    """What requests shall have, s; None: no matter."""
-
-    ttft_s: float | None = None  # from their placement until their first token
-    tpot_s: float | None = None  # between two tokens, on average
 
 
 class Outlook(NamedTuple):

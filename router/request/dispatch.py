@@ -15,6 +15,7 @@ from router.config import RouterConfig
 from router.placement.types import (
     DecodeOnly,
     Forecast,
+    Objectives,
     Paired,
     Placement,
     Policy,
@@ -99,7 +100,11 @@ class Dispatch:
             prompt_ids, salt = self._request.shape.prompt_ids, self._request.cache_salt
             self._keys = tuple(block_keys(prompt_ids, self._block_size, salt))
         query = replace(
-            query, block_keys=self._keys, block_size=self._block_size, beside=self._beside
+            query,
+            block_keys=self._keys,
+            block_size=self._block_size,
+            beside=self._beside,
+            objectives=self._objectives(),
         )
         policy, snapshot = self._services.policy, cluster.snapshot()
         placement = policy.place(query, snapshot)
@@ -112,6 +117,12 @@ class Dispatch:
             self._observer.foretold(placement.forecast)
             self._foretold = _Foretold(placement.forecast, time.monotonic())
         return placement
+
+    def _objectives(self) -> Objectives:
+        """What is left of them, now that the request has waited."""
+        claim = self._request.claim
+        due_s = claim.first_token_due_s
+        return Objectives(None if due_s is None else due_s - time.monotonic(), claim.tpot_s)
 
     def is_beside(self, worker: WorkerId | None, why: Why) -> bool:
         """Whether it shares another choice's blocks there, so that its own way is none to tell."""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from diptych.sampling_params import SamplingParams
+from router.placement.claim import NO_CLAIM, Claim
 from router.request.emitted_tokens import RequestShape
 
 
@@ -17,6 +18,7 @@ class ResolvedRequest:
     includes_stop: bool = False  # the text ends with what ended the output
     cache_salt: bytes = b""
     num_choices: int = 1
+    claim: Claim = NO_CLAIM
     emitted_token_ids: tuple[int, ...] = ()  # the client has these already
 
     @property

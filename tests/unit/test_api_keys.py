@@ -7,7 +7,8 @@ import pytest
 from diptych.api_keys import check_tenant, digest, make_key, read_keys
 from diptych.cli.key import run
 from diptych.errors import ConfigurationError
-from diptych.tenant import Limits, Tenant
+from diptych.request_class import RequestClass
+from diptych.tenant import Classes, Limits, Tenant
 
 KEY = "dk-" + "a" * 43
 
@@ -75,6 +76,17 @@ def test_the_command_writes_limits_down(capsys: pytest.CaptureFixture[str]) -> N
         run(["alice", "--max-concurrent", "0"])
 
 
+def test_the_command_writes_classes_down(capsys: pytest.CaptureFixture[str]) -> None:
+    classes = ["--default-class", "batch", "--highest-class", "standard"]
+    assert run(["alice", "--max-concurrent", "4", *classes]) == 0
+    said = capsys.readouterr()
+    key = said.err.strip().rpartition(" ")[2]
+    terms = (Limits(max_concurrent=4), Classes(RequestClass.BATCH, RequestClass.STANDARD))
+    assert read_keys(said.out) == {digest(key): Tenant("alice", *terms)}
+    with pytest.raises(ConfigurationError, match="--highest-class"):
+        run(["alice", "--highest-class", "urgent"])
+
+
 def test_limits_are_a_tenants_whichever_key_it_sends() -> None:
     text = f"alice {digest('1')}\nbob {digest('2')}\nalice {digest('3')} tokens_per_minute=9"
     tenants = read_keys(text)
@@ -91,6 +103,9 @@ def test_limits_are_a_tenants_whichever_key_it_sends() -> None:
         ("max_concurrent=x", "expected a tenant and the SHA-256"),
         ("secret_word=1", "expected limits by their names: requests_per_minute, tokens_per_minute"),
         ("max_concurrent=1 max_concurrent=2", "a limit is there twice"),
+        ("default_class=urgent", "default_class: expected one of realtime, standard, batch"),
+        ("highest_class=1", "highest_class: expected one of realtime, standard, batch"),
+        ("max_concurrent=4 default_class=batch", "the tenant has other limits"),
         ("max_concurrent=3", "the tenant has other limits in a line before"),
     ],
 )

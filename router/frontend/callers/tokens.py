@@ -14,7 +14,7 @@ from joserfc.errors import (
 from joserfc.jws import JWSRegistry
 
 from diptych.errors import InvalidApiKeyError
-from diptych.tenant import Limits, Tenant, read_limits
+from diptych.tenant import Tenant, Terms, read_terms
 from router.frontend.callers.signing_keys import SigningKeys
 
 _MAX_CHARACTERS: Final = 16_384
@@ -70,7 +70,7 @@ class TokenReader:
         except (JoseError, ValueError, TypeError, RecursionError) as error:
             why = error.error if isinstance(error, JoseError) else "not in form"
             raise InvalidApiKeyError(f"the token is not right: {why}") from None
-        return Tenant(self._name(read.claims), self._limits(read.claims))
+        return Tenant(self._name(read.claims), *self._terms(read.claims))
 
     def _name(self, claims: dict[str, Any]) -> str:
         tenant = claims.get(self._expected.tenant_claim)
@@ -82,14 +82,14 @@ class TokenReader:
             raise InvalidApiKeyError("the token's claim of its tenant is no name")
         return tenant
 
-    def _limits(self, claims: dict[str, Any]) -> Limits:
+    def _terms(self, claims: dict[str, Any]) -> Terms:
         name = self._expected.limits_claim
         if name is None or name not in claims:
-            return Limits()
+            return Terms()
         try:
             if not isinstance(claims[name], dict):
                 raise ValueError("expected an object")
-            return read_limits(claims[name])
+            return read_terms(claims[name])
         except ValueError as error:
             raise InvalidApiKeyError(f"the token's claim of limits: {error}") from None
 

@@ -2,9 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Annotated, Final
+
+from pydantic import BeforeValidator
 
 from diptych.errors import InvalidRequestError
+from diptych.request_class import RequestClass, read_class
+from diptych.service_level import ServiceLevel
 from router.frontend.http.body import StrictModel
 from router.frontend.http.prompt_form import PromptWish
 from router.generation.request import GenerationRequest
@@ -44,7 +48,27 @@ class StreamOptions(StrictModel):
     continuous_usage_stats: bool | None = None
 
 
-class GenerationBody(StrictModel):
+def _read_priority(value: object) -> RequestClass | None:
+    """The class of that name; other servers' number for no priority says nothing."""
+    if value is None or (value == 0 and isinstance(value, int) and not isinstance(value, bool)):
+        return None
+    return read_class(value)
+
+
+class LevelFields(StrictModel):
+    """The members of a body that say a request's service level."""
+
+    priority: Annotated[RequestClass | None, BeforeValidator(_read_priority)] = None
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+
+    @property
+    def level(self) -> ServiceLevel:
+        """The same as plain data."""
+        return ServiceLevel(**{name: getattr(self, name) for name in ServiceLevel._fields})
+
+
+class GenerationBody(LevelFields):
     """What completions and chats have in common, beside the sampling parameters."""
 
     model: str

@@ -88,6 +88,7 @@ def read_chat(content: Mapping[str, object], envelope: Envelope) -> Asked:
         model=body.model,
         request_id=envelope.request_id,
         cache_salt=body.cache_salt or "",
+        level=body.level,
         num_bytes=envelope.num_bytes,
     )
     return asked_of(body, request, names)

@@ -53,6 +53,7 @@ def read_completion(content: Mapping[str, object], envelope: Envelope) -> Asked:
         model=body.model,
         request_id=envelope.request_id,
         cache_salt=body.cache_salt or "",
+        level=body.level,
         num_bytes=envelope.num_bytes,
     )
     names = {**PROMPT_NAMES, **(said.names if said else {})}

@@ -15,6 +15,7 @@ _LEAST_RETRY_S: Final = 1  # the header has whole seconds
 STATUSES: Final[Mapping[str, int]] = {
     "REQUEST_INVALID": 400,
     "INVALID_API_KEY": 401,
+    "CLASS_NOT_ALLOWED": 403,
     "MODEL_NOT_FOUND": 404,
     "NOT_SERVED": 501,
     "KV_BLOCKS_EXHAUSTED": 429,
@@ -39,6 +40,7 @@ STATUSES: Final[Mapping[str, int]] = {
 }
 _TYPES: Final[Mapping[int, str]] = {
     401: "authentication_error",
+    403: "permission_error",
     429: "rate_limit_error",
     500: "server_error",
     503: "service_unavailable_error",

@@ -25,7 +25,6 @@ _ANY_BODY: Final[Unserved] = {
     "logits_processors": ([],),
     "lora_path": ("",),
     "no_stop_trim": (False,),
-    "priority": (0,),
     "repetition_detection": (),
     "return_cached_tokens_details": (False,),
     "return_hidden_states": (False,),

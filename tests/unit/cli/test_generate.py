@@ -9,6 +9,8 @@ from diptych.cli import generate
 from diptych.cli.generate import GenerateConfig
 from diptych.client import Chunk
 from diptych.errors import ConfigurationError, InvalidRequestError
+from diptych.request_class import RequestClass
+from diptych.service_level import NO_LEVEL, ServiceLevel
 from diptych.v1 import inference_pb2
 
 
@@ -40,6 +42,16 @@ def test_flags_become_options() -> None:
     assert (asked.temperature, asked.seed, asked.ignore_eos) == (0.5, 3, True)
     assert (asked.min_p, dict(asked.logit_bias)) == (0.5, {7: 1.5, 8: -2.0})
     assert (list(asked.stop), list(asked.stop_token_ids)) == (["a", "b"], [7])
+
+
+def test_a_service_level_goes_with_the_request() -> None:
+    level = ("--priority", "batch", "--ttft-ms", "500", "--tpot-ms", "40.5")
+    for args in (("Hello", *level), ("--prompt", "Hello", *level)):
+        assert ServiceLevel.of(request(*args)) == ServiceLevel(RequestClass.BATCH, 500, 40.5)
+    assert ServiceLevel.of(request("Hello")) == NO_LEVEL
+    with pytest.raises(InvalidRequestError) as caught:
+        request("Hello", "--ttft-ms", "0")
+    assert caught.value.field == "ttft_ms"
 
 
 @pytest.mark.parametrize("args", [(), ("a", "--chat", "b"), ("--prompt", "a", "--system", "b")])

@@ -9,6 +9,8 @@ import pytest
 
 from diptych.constraint import Constraint
 from diptych.errors import DeadlineExceededError, QueueFullError
+from diptych.service_level import NO_LEVEL
+from diptych.tenant import NOBODY
 from router.config import RouterConfig
 from router.frontend.admission import Admission
 
@@ -60,7 +62,9 @@ async def test_a_constraint_behind_others_waits_no_longer_than_the_deadline(
     monkeypatch.setattr(door, "tokenize", tokenize)
     monkeypatch.setattr(door._constraints, "check", never)
     sampling = SimpleNamespace(constraint=Constraint.regex("a+"))
-    request: Any = SimpleNamespace(sampling=sampling, emitted_token_ids=())
+    request: Any = SimpleNamespace(
+        sampling=sampling, emitted_token_ids=(), level=NO_LEVEL, tenant=NOBODY
+    )
     async with asyncio.timeout(5):
         with pytest.raises(DeadlineExceededError):
             await door.admit(request, time.monotonic() + 0.02)

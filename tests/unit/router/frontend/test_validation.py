@@ -25,6 +25,7 @@ from router.generation.request import ChatPrompt, GenerationRequest, TextPrompt,
 from router.request.resolved import ResolvedRequest
 from tests.text_models import byte_level_tokenizer, write_folder
 
+UNKNOWN: Any = 9  # no class has that number
 VOCAB_SIZE = 512
 MAX_LEN = 64
 EOS = frozenset({2})
@@ -137,10 +138,12 @@ def resumed(emitted: list[int], **sampling: object) -> inference_pb2.GenerateReq
         (tokens(5, constraint={"regex": "a"}, ignore_eos=True), "sampling.ignore_eos"),
         (tokens(5, best_of=2), "sampling.best_of"),
         (inference_pb2.GenerateRequest(text="a", adapter="b"), "adapter"),
-        (
-            inference_pb2.GenerateRequest(text="a", priority=inference_pb2.PRIORITY_BATCH),
-            "priority",
-        ),
+        (inference_pb2.GenerateRequest(text="a", priority=UNKNOWN), "priority"),
+        (inference_pb2.GenerateRequest(text="a", ttft_ms=0), "ttft_ms"),
+        (inference_pb2.GenerateRequest(text="a", ttft_ms=-1), "ttft_ms"),
+        (inference_pb2.GenerateRequest(text="a", ttft_ms=math.nan), "ttft_ms"),
+        (inference_pb2.GenerateRequest(text="a", tpot_ms=math.inf), "tpot_ms"),
+        (inference_pb2.GenerateRequest(text="a", tpot_ms=9e7), "tpot_ms"),
         (
             inference_pb2.GenerateRequest(
                 chat=inference_pb2.ChatPrompt(tools=[inference_pb2.Tool(name="a")])

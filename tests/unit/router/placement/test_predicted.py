@@ -60,11 +60,11 @@ def view_d(
     return dataclasses.replace(view, **changes)  # type: ignore[arg-type]
 
 
-def made(objectives: Objectives = NO_OBJECTIVES, below: int = 0) -> Predicted:
+def made(below: int = 0) -> Predicted:
     plain = LeastLoaded(
         PrefixMemory(100), local_below_tokens=below, allow_local=True, allow_recompute=True
     )
-    return Predicted(plain, objectives)
+    return Predicted(plain)
 
 
 def place(
@@ -73,7 +73,8 @@ def place(
     objectives: Objectives = NO_OBJECTIVES,
     query: Query = QUERY,
 ) -> Placement | None:
-    return made(objectives).place(query, Snapshot(prefills, decodes))
+    asked = dataclasses.replace(query, objectives=objectives)
+    return made().place(asked, Snapshot(prefills, decodes))
 
 
 def test_the_shortest_queue_and_the_shortest_step() -> None:
@@ -148,6 +149,16 @@ def test_objectives_come_before_seconds() -> None:
     assert isinstance(chosen, Paired)
     assert chosen.forecast is not None
     assert chosen.forecast.chosen.num_missed < chosen.forecast.candidates[1].num_missed
+
+
+def test_a_first_token_that_is_too_late_anyway_is_missed_everywhere() -> None:
+    """What is left then decides among the candidates."""
+    late = Objectives(ttft_s=-1.0)
+    chosen = place((view_p(P1, 3000), view_p(P2, 500)), (view_d(D1),), late)
+    assert chosen == Paired(P2, D1)
+    assert isinstance(chosen, Paired)
+    assert chosen.forecast is not None
+    assert [each.num_missed for each in chosen.forecast.candidates] == [1.0, 1.0]
 
 
 def test_the_least_loaded_until_all_steps_are_known() -> None:

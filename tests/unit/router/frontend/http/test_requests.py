@@ -7,7 +7,9 @@ import pytest
 from pydantic import ValidationError
 
 from diptych.errors import InvalidRequestError
+from diptych.request_class import RequestClass
 from diptych.sampling_params import NEUTRAL, OPTIONS, SamplingOptions
+from diptych.service_level import NO_LEVEL, ServiceLevel
 from diptych.text.chat_template import Message
 from router.frontend.field_names import renamed
 from router.frontend.http import unserved
@@ -186,6 +188,23 @@ def test_nothing_is_served_and_refused() -> None:
         assert not SERVED & set(table)
         assert set(OPTIONS) <= SERVED | set(table)
         assert set(NEUTRAL) <= set(table)
+
+
+def test_the_service_level_is_read_by_its_fields_names() -> None:
+    wanted = ServiceLevel(RequestClass.REALTIME, 500, 40.5)
+    said = {"priority": "realtime", "ttft_ms": 500, "tpot_ms": 40.5}
+    assert set(said) == set(ServiceLevel._fields)
+    assert completion(**said).request.level == chat(**said).request.level == wanted
+    assert completion(priority=0, ttft_ms=None).request.level == NO_LEVEL, "other servers' default"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("priority", 1), ("priority", False), ("priority", 0.0), ("ttft_ms", "5"), ("tpot_ms", True)],
+)
+def test_a_service_level_that_says_something_else_is_refused(name: str, value: object) -> None:
+    assert refusal({"model": "m", "prompt": "p", name: value}).field == name
+    assert refusal({"model": "m", "messages": [TURN], name: value}, is_chat=True).field == name
 
 
 def test_a_completion() -> None:

@@ -1,0 +1,53 @@
+"""What a request may claim, class and objectives: by its word, its tenant's, or the settings'."""
+
+from collections.abc import Callable
+
+from diptych.errors import ClassNotAllowedError
+from diptych.request_class import RequestClass
+from diptych.service_level import ServiceLevel
+from diptych.tenant import Tenant
+from router.client_settings import ClassesSettings, Objectives
+from router.placement.claim import Claim
+
+
+class ServiceClasses:
+    """Makes claims. Pure but for the clock, whose moments they name."""
+
+    def __init__(
+        self, settings: ClassesSettings, for_all: Objectives, clock: Callable[[], float]
+    ) -> None:
+        """``for_all``: objectives of classes that have none of their own."""
+        self._settings = settings
+        self._for_all = for_all
+        self._clock = clock
+
+    def claim(self, level: ServiceLevel, tenant: Tenant) -> Claim:
+        """What a request that came now may claim. Raises ClassNotAllowedError."""
+        request_class = self._class_of(level, tenant)
+        settings = self._settings.of(request_class)
+        ttft_ms = _first(level.ttft_ms, settings.ttft_ms, self._for_all.ttft_ms)
+        tpot_ms = _first(level.tpot_ms, settings.tpot_ms, self._for_all.tpot_ms)
+        return Claim(
+            request_class,
+            tenant.name,
+            None if ttft_ms is None else self._clock() + ttft_ms / 1000,
+            None if tpot_ms is None else tpot_ms / 1000,
+        )
+
+    def _class_of(self, level: ServiceLevel, tenant: Tenant) -> RequestClass:
+        """Nobody who did not ask for more than he may have is refused: he gets what he may."""
+        highest = tenant.classes.highest_class or self._settings.highest
+        if level.priority is not None:
+            if level.priority.is_above(highest):
+                raise ClassNotAllowedError(
+                    f"priority: {level.priority} is not for this client, at most {highest}",
+                    field="priority",
+                )
+            return level.priority
+        default = tenant.classes.default_class or self._settings.default
+        return highest if default.is_above(highest) else default
+
+
+def _first(*values: float | None) -> float | None:
+    """The first that says anything."""
+    return next((value for value in values if value is not None), None)

@@ -228,6 +228,18 @@ class ServiceHost:
             "Held spans of this process that were dropped without a word on their trace.",
             lambda: self.tracing.num_forgotten,
         )
+        if self.tracing.enabled:  # so that who looks sees whether anything is traced at all
+            self.metrics.read_gauge(
+                "trace_spans_sent",
+                "Spans of this process that the collector took; absent where nothing is traced.",
+                lambda: self.tracing.num_sent,
+            )
+            self.metrics.read_gauge(
+                "trace_spans_unsent",
+                "Spans of this process that were to be sent, and that the collector did not take; "
+                "absent where nothing is traced.",
+                lambda: self.tracing.num_unsent,
+            )
         self.registry.loop = asyncio.get_running_loop()
         self._stack.push_async_callback(asyncio.to_thread, self.tracing.shutdown)
         self._schedule_lag()

@@ -40,6 +40,10 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
             for export in self.exports
         ]
 
+    def senders(self, trace_id: str) -> set[str]:
+        """Which services sent spans of it."""
+        return {service for service, span in self.spans if span.trace_id.hex() == trace_id}
+
     def trace(self, trace_id: str) -> dict[str, Any]:
         """Its spans by their path from the one root, ``prefill/attempt 1/transfer``; of equal
         ones the second has a mark. A path of one whose parent is missing begins with ``?``,
@@ -82,8 +86,9 @@ def marks_of(span: Any) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def collecting() -> AsyncIterator[tuple[Collector, str]]:
-    collector, server = Collector(), grpc.aio.server()
+async def collecting(collector: Collector | None = None) -> AsyncIterator[tuple[Collector, str]]:
+    """A collector that is reached, and where; one that takes all, unless another is given."""
+    collector, server = collector or Collector(), grpc.aio.server()
     add: Any = trace_service_pb2_grpc.add_TraceServiceServicer_to_server  # untyped
     add(collector, server)
     port = server.add_insecure_port("127.0.0.1:0")

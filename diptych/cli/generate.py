@@ -10,8 +10,9 @@ from pydantic_settings import CliPositionalArg
 from diptych import settings
 from diptych.cli.breakdown import breakdown, kv_path, kv_was_handed_off
 from diptych.cli.connection import Connection
+from diptych.cli.expected_trace import ExpectedTrace
 from diptych.cli.sampling_flags import read_options, sampling_fields
-from diptych.cli.shown_answer import Write, show_answer
+from diptych.cli.shown_answer import Metadata, Write, show_answer
 from diptych.client import ChatMessage, Chunk, DiptychClient, build_request
 from diptych.errors import ConfigurationError, DiptychError
 from diptych.request_class import RequestClass
@@ -40,6 +41,12 @@ class _GenerateConfig(Connection):
         False,
         description="Fail unless a decode worker pulled the prompt's KV and computed none of it. "
         "Routers do not ship short prompts.",
+    )
+    expect_trace: str | None = Field(
+        None,
+        description="host:port of the metrics of routers and workers, several with commas; of a "
+        "name all addresses. Have the request traced, and fail unless those that served it send "
+        "spans to their collector. Where they trace nothing, it is only said.",
     )
 
     @model_validator(mode="after")
@@ -74,12 +81,13 @@ GenerateConfig = create_model(
 
 
 def run(args: list[str]) -> int:
-    """Stream the answer; 0, or 1 if the router refused or failed, or KV was to move and did not."""
+    """Stream the answer; 0, or 1 if the router refused or failed, or what was expected was not."""
     config = settings.load(
         GenerateConfig, args, prog="diptych generate", env_prefix="DIPTYCH_GENERATE_"
     )
+    trace = None if config.expect_trace is None else ExpectedTrace(config.expect_trace)
     try:
-        last = asyncio.run(_generate(config))
+        last = asyncio.run(_generate(config, trace))
     except ConfigurationError:
         raise
     except DiptychError as error:
@@ -88,9 +96,10 @@ def run(args: list[str]) -> int:
     print(flush=True)  # noqa: T201
     if config.timing and last.usage is not None and last.timing is not None:
         print("\n".join(breakdown(last.usage, last.timing)), file=sys.stderr)  # noqa: T201
-    if config.expect_handoff and not _was_handed_off(last):
-        return EXIT_REFUSED
-    return 0
+    is_well = not config.expect_handoff or _was_handed_off(last)
+    if trace is not None:
+        is_well &= asyncio.run(trace.was_sent(last.timing))
+    return 0 if is_well else EXIT_REFUSED
 
 
 def _was_handed_off(last: Chunk) -> bool:
@@ -117,12 +126,16 @@ async def stream(
         return await show_answer(client, request, write, timeout_s)
 
 
-async def _generate(config: _GenerateConfig) -> Chunk:
+async def _generate(config: _GenerateConfig, trace: ExpectedTrace | None) -> Chunk:
     async with config.client() as client:
+        metadata: Metadata = ()
+        if trace is not None:
+            await trace.begin()
+            metadata = trace.metadata
         asks = config.message is not None
         has_template = asks and (await config.find_model(client)).has_chat_template
         request = config.request(has_chat_template=has_template)
-        return await show_answer(client, request, _write, config.timeout_s)
+        return await show_answer(client, request, _write, config.timeout_s, metadata)
 
 
 def _text(value: str) -> str:

@@ -1,12 +1,14 @@
 """An answer that is shown while it comes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
+from typing import TypeAlias
 
 from diptych.client import Chunk, DiptychClient
 from diptych.v1 import inference_pb2
 
 Write = Callable[[str], None]
+Metadata: TypeAlias = Sequence[tuple[str, str]]
 
 
 async def show_answer(
@@ -14,10 +16,11 @@ async def show_answer(
     request: inference_pb2.GenerateRequest,
     write: Write,
     timeout_s: float | None,
+    metadata: Metadata = (),
 ) -> Chunk:
     """``write`` each text as it comes; the last chunk (usage, timing). Raises DiptychError."""
     last = None
-    async with aclosing(client.stream(request, timeout_s)) as chunks:
+    async with aclosing(client.stream(request, timeout_s, metadata)) as chunks:
         async for chunk in chunks:
             write(chunk.text)
             last = chunk

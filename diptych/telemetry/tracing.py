@@ -36,6 +36,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from diptych import __version__
 from diptych.telemetry import attributes, sampling
+from diptych.telemetry.counted_exporter import CountedExporter
 from diptych.telemetry.held_spans import HeldSpans
 from diptych.telemetry.sampling import Sampling
 from diptych.telemetry.stages import Stage
@@ -86,6 +87,7 @@ class Tracing:
         self._wall_offset_ns = wall_ns() - time.monotonic_ns()
         self._ids = _PlannedIds()
         self._held: HeldSpans | None = None
+        self._exporter: CountedExporter | None = None
         self._provider: TracerProvider | None = None
         self._tracer: Tracer = NoOpTracer()
         if exporter is None and endpoint is None and standard.has_endpoint:
@@ -98,6 +100,7 @@ class Tracing:
             )
         if exporter is None:
             return
+        self._exporter = CountedExporter(exporter)
         resource = Resource.create(
             {
                 **({} if standard.has_service_name else {"service.name": service_name}),
@@ -118,9 +121,9 @@ class Tracing:
             shutdown_on_exit=False,
         )
         self._held = HeldSpans(
-            BatchSpanProcessor(exporter)
+            BatchSpanProcessor(self._exporter)
             if standard.has_batching
-            else BatchSpanProcessor(exporter, max_queue_size=4096, schedule_delay_millis=500),
+            else BatchSpanProcessor(self._exporter, max_queue_size=4096, schedule_delay_millis=500),
             time.monotonic,
         )
         self._provider.add_span_processor(self._held)
@@ -140,6 +143,16 @@ class Tracing:
     def num_forgotten(self) -> int:
         """Held spans that were dropped without a word: it did not come, or they were too many."""
         return 0 if self._held is None else self._held.num_forgotten
+
+    @property
+    def num_sent(self) -> int:
+        """Spans that the collector took."""
+        return 0 if self._exporter is None else self._exporter.num_sent
+
+    @property
+    def num_unsent(self) -> int:
+        """Spans that were to be sent, and that the collector did not take."""
+        return 0 if self._exporter is None else self._exporter.num_unsent
 
     def now_s(self) -> float:
         """What this process's spans call now: seconds since 1970 by its machine's clock."""

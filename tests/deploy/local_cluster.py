@@ -44,6 +44,11 @@ class Group(NamedTuple):
     def is_router(self) -> bool:
         return self.pod.command == "router"
 
+    @property
+    def headless(self) -> str:
+        """The service whose name has the address of each pod."""
+        return f"{self.name}-headless" if self.is_router else self.name
+
 
 class LocalCluster:
     """The pods of one rendering; owns them until ``close``."""
@@ -98,7 +103,7 @@ class LocalCluster:
         """Run what `helm test` runs, as a new pod."""
         uid, service = str(uuid.uuid4()), f"{self.router.name}:{self.address.rpartition(':')[2]}"
         args = [
-            str(arg).replace("$(POD_UID)", uid).replace(service, self.address)
+            self._named_here(str(arg)).replace("$(POD_UID)", uid).replace(service, self.address)
             for arg in self._test.container["args"]
         ]
         return await asyncio.to_thread(here.run, args, 100)
@@ -125,6 +130,18 @@ class LocalCluster:
         async with asyncio.TaskGroup() as tasks:
             stops = {pod.name: tasks.create_task(self._kubelet.stop(pod)) for pod in everything}
         return {name: stop.result() for name, stop in stops.items()}
+
+    def _named_here(self, arg: str) -> str:
+        """A flag with the addresses that DNS would have for the headless services in it."""
+        flag, _, names = arg.partition("=")
+        if flag != "--expect-trace":
+            return arg
+        known = {group.headless: group.name for group in self.groups.values()}
+        found = []
+        for name in names.split(","):
+            host, _, port = name.partition(":")
+            found += [f"{pod.ip}:{port}" for pod in self.running[known[host]]]
+        return f"{flag}={','.join(found)}"
 
     async def _add(self, group: Group, name: str | None = None) -> None:
         number = len(self.running[group.name])

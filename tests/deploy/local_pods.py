@@ -47,6 +47,7 @@ class LocalPods:
         self._folder = folder
         self._pods = {pod.command: pod for pod in pods(rendering)}
         self._addresses = {role: f"127.0.0.1:{_free_port()}" for role in _PORTS}
+        self._metrics_ports = {role: _free_port() for role in _PORTS}
         self._names = NameServer(
             {self._service(role): self._addresses[role] for role in ("prefill", "decode")}
         )
@@ -83,8 +84,10 @@ class LocalPods:
         for arg in here.with_mounts(pod, settings, self._folder / role):
             if arg.startswith("--listen="):
                 arg = f"--listen={self._addresses[role]}"
-            elif arg.startswith(("--metrics-port=", "--http-port=")):
-                arg = f"{arg.partition('=')[0]}=0"
+            elif arg.startswith("--metrics-port="):
+                arg = f"--metrics-port={self._metrics_ports[role]}"
+            elif arg.startswith("--http-port="):
+                arg = "--http-port=0"
             args.append(arg)
         with (self._folder / f"{role}.log").open("wb") as log:
             child = subprocess.Popen(
@@ -93,7 +96,10 @@ class LocalPods:
         return Process(pod, self._addresses[role], child)
 
     def _here(self, text: str) -> str:
-        """With the router's address as it is here."""
+        """With the router's address, and those of metrics, as they are here."""
+        if text.startswith("--expect-trace="):
+            places = [f"127.0.0.1:{port}" for port in self._metrics_ports.values()]
+            return f"--expect-trace={','.join(places)}"
         router = self._pods["router"].manifest["metadata"]["name"]
         return text.replace(f"{router}:{_PORTS['router']}", self._addresses["router"])
 

@@ -38,6 +38,7 @@ def test_helm_test_passes_each_time(cluster: LocalPods) -> None:
         done = cluster.test()
         assert done.returncode == 0, done.stderr
         assert "KV pulled" in done.stderr
+        assert "no trace was looked for: router, prefill, decode send none" in done.stderr
 
 
 def test_everything_ends_within_its_grace_period(cluster: LocalPods) -> None:

@@ -5,6 +5,7 @@ With the demo model, which is fetched if it is not in the user's cache.
 
 import asyncio
 import itertools
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import NamedTuple
@@ -15,6 +16,7 @@ import pytest_asyncio
 from diptych.client import Chunk, DiptychClient, FinishReason, SamplingOptions
 from tests.deploy.helm import HELM_4, template
 from tests.deploy.local_cluster import LocalCluster, local_cluster, metric
+from tests.trace_collector import Collector, collecting
 from tests.unit.deploy.chart import VALUES, parsed
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.asyncio(loop_scope="module")]
@@ -32,9 +34,26 @@ class Answer(NamedTuple):
     last: Chunk
 
 
+class Traced(NamedTuple):
+    """Where all processes send their spans."""
+
+    collector: Collector
+    endpoint: str
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalCluster]:
-    manifests = parsed(template(HELM_4, VALUES["cpu"]))
+async def traced() -> AsyncIterator[Traced]:
+    async with collecting() as (collector, endpoint):
+        yield Traced(collector, endpoint)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(
+    traced: Traced, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[LocalCluster]:
+    """Nothing is traced by chance: what is traced, somebody asked for."""
+    values = f"tracing.endpoint={traced.endpoint},router.settings.trace_sample_ratio=0"
+    manifests = parsed(template(HELM_4, VALUES["cpu"], f"--set={values}"))
     async with local_cluster(manifests, tmp_path_factory.mktemp("cluster")) as cluster:
         yield cluster
 
@@ -116,11 +135,19 @@ async def test_all_probes_pass_and_every_worker_is_found(cluster: LocalCluster) 
         await routers_know(cluster, role, 2)
 
 
-async def test_helm_test_passes_each_time(cluster: LocalCluster) -> None:
+async def test_helm_test_passes_each_time(cluster: LocalCluster, traced: Traced) -> None:
+    services = {"diptych-router", "diptych-prefill", "diptych-decode"}
     for _ in range(2):
         done = await cluster.test()
         assert done.returncode == 0, done.stderr
         assert "KV pulled" in done.stderr
+        said = re.search("router, prefill, decode sent spans of trace ([0-9a-f]{32})", done.stderr)
+        assert said, done.stderr
+
+        async def arrived(trace_id: str = said[1]) -> bool:
+            return traced.collector.senders(trace_id) == services
+
+        await eventually(arrived, "all of them sent spans of that trace")
 
 
 async def test_more_and_fewer_workers_are_followed(cluster: LocalCluster) -> None:

@@ -192,8 +192,7 @@ async def check_unsampled(collector: Collector, cluster: Cluster) -> None:
     await until(lambda: wanted <= collector.trace(failed).keys(), within_s=15)
     root = collector.trace(failed)[""]
     assert root.status.message == "KV_TRANSFER_INTERRUPTED"
-    senders = {service for service, span in collector.spans if span.trace_id.hex() == failed}
-    assert senders == {"diptych-router", "diptych-prefill", "diptych-decode"}
+    assert collector.senders(failed) == {"diptych-router", "diptych-prefill", "diptych-decode"}
     for process in cluster.processes:
         await until(partial(holds_nothing, process), within_s=15, what="words came")
         assert process.metric("diptych_trace_spans_forgotten") == 0
@@ -260,8 +259,7 @@ async def test_one_trace_explains_the_time_to_first_token(tiny_llama: Path, tmp_
             transfer = "prefill/attempt 1/transfer"
             wanted = FIRST_TOKEN | RUN | {transfer, f"{transfer}/transfer_exposed"}
             spans = await collector.whole(trace_id, wanted)
-    services = {service for service, span in collector.spans if span.trace_id.hex() == trace_id}
-    assert services == {"diptych-router", "diptych-prefill", "diptych-decode"}
+    assert collector.senders(trace_id) == {"diptych-router", "diptych-prefill", "diptych-decode"}
 
     lengths = {
         path: (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9

@@ -89,7 +89,7 @@ def test_a_handoff_that_was_expected_and_did_not_happen_is_a_failure(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    async def answer(config: Any) -> Chunk:
+    async def answer(config: Any, trace: Any) -> Chunk:
         return Chunk(request_id="r", model="m", seed=1, timing=answered)
 
     monkeypatch.setattr(generate, "_generate", answer)

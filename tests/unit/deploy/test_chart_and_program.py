@@ -293,6 +293,23 @@ def test_the_test_asks_the_router_for_a_handoff(name: str) -> None:
     assert service["spec"]["ports"][0]["port"] == int(port)
 
 
+@pytest.mark.parametrize("name", VALUES)
+def test_the_test_asks_every_process_for_its_spans(name: str) -> None:
+    """By headless services, whose names have the addresses of all pods."""
+    (test,) = [pod for pod in pods(name) if pod.command == "generate"]
+    (flag,) = [arg for arg in test.container["args"] if str(arg).startswith("--expect-trace=")]
+    asked = set()
+    for address in str(flag).partition("=")[2].split(","):
+        host, _, port = address.partition(":")
+        service = named(rendered(name), "Service", host)
+        assert service["spec"]["clusterIP"] == "None"
+        for pod in [pod for pod in servers() if pod.where.startswith(f"{name}:")]:
+            if service["spec"]["selector"].items() <= pod.labels.items():
+                assert {"name": "metrics", "containerPort": int(port)} in pod.container["ports"]
+                asked.add(pod.where)
+    assert asked == {pod.where for pod in servers() if pod.where.startswith(f"{name}:")}
+
+
 def test_metrics_in_alerts_and_scaling_are_made_somewhere() -> None:
     code = "".join(
         path.read_text()

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.deploy.chart import VALUES, Pod, all_pods, pods, rendered
+from tests.unit.deploy.chart import VALUES, Pod, all_pods, pods, rendered, servers
 
 SEEN = all_pods()
 # Renderings whose routers watch EndpointSlices.
@@ -98,6 +98,15 @@ def test_only_routers_reach_workers_and_only_decode_workers_their_sources(name: 
         through = reaches(name, by_role["decode"], by_role["prefill"], 40000)
         assert through is (name in OTHER_TRANSPORTS)
     assert not reaches(name, by_role["router"], by_role["generate"], 50051)
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_the_test_reads_metrics_of_all_whoever_else_may(name: str) -> None:
+    (test,) = [pod for pod in pods(name) if pod.command == "generate"]
+    (router,) = [pod for pod in pods(name) if pod.command == "router"]
+    for target in [pod for pod in servers() if pod.where.startswith(f"{name}:")]:
+        assert reaches(name, test, target, 9100)
+        assert reaches(name, router, target, 9100) is (name != "everything")
 
 
 def test_a_token_reads_endpoints_and_nothing_else() -> None:

@@ -16,6 +16,17 @@
 {{- $names | toJson -}}
 {{- end -}}
 
+{{/* Where all processes' metrics are: their headless services, whose names have the address of each pod. */}}
+{{- define "diptych.metricsAddresses" -}}
+{{- $names := list (printf "%s-headless" (include "diptych.routerName" .)) -}}
+{{- range $role := list "prefill" "decode" -}}
+{{- range $pool := keys (index $.Values $role "pools") | sortAlpha -}}
+{{- $names = append $names (include "diptych.poolName" (dict "root" $ "role" $role "pool" $pool)) -}}
+{{- end -}}
+{{- end -}}
+{{- join ":9100," $names }}:9100
+{{- end -}}
+
 {{/* "true" if there is any worker of a role. */}}
 {{- define "diptych.hasWorkers" -}}
 {{- range $pool := keys (index .root.Values .role "pools") -}}

@@ -1,0 +1,38 @@
+"""Counts what an exporter sent, so that metrics tell whether spans reach their collector."""
+
+from collections.abc import Sequence
+
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+
+class CountedExporter(SpanExporter):
+    """Passes everything on to another exporter, which it owns.
+
+    Exports on the one thread that the SDK has for them; the counts may be read on any.
+    """
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        self._exporter = exporter
+        self.num_sent = 0  # spans that the collector took
+        self.num_unsent = 0  # spans that it did not take, however often it was tried
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """See the SDK's SpanExporter."""
+        result = SpanExportResult.FAILURE
+        try:
+            result = self._exporter.export(spans)
+        finally:
+            if result is SpanExportResult.SUCCESS:
+                self.num_sent += len(spans)
+            else:
+                self.num_unsent += len(spans)
+        return result
+
+    def shutdown(self) -> None:
+        """See the SDK's SpanExporter."""
+        self._exporter.shutdown()
+
+    def force_flush(self, timeout_millis: int = 30000) -> bool:
+        """See the SDK's SpanExporter."""
+        return self._exporter.force_flush(timeout_millis)

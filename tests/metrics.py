@@ -1,7 +1,15 @@
 """Reading what a process says of itself in Prometheus' text format."""
 
+import re
 import urllib.request
+from pathlib import Path
 
+_ROOT = Path(__file__).parents[1]
+_PACKAGES = ("diptych", "router", "prefill_worker", "decode_worker", "kvtransfer")
+_MADE = re.compile(
+    r"\.(?:counters?|gauges?|histograms?|labelled_histogram|loop_histogram|read_gauges?)"
+    r'\(\s*"([a-z_]+)"'
+)
 _TIMEOUT_S = 60.0
 _BLOCKS = 'diptych_kv_blocks{owner="'
 
@@ -25,6 +33,20 @@ def unmoved(address: str) -> dict[str, bool]:
         elif not line.startswith("#") and name in is_unmoved:
             is_unmoved[name] &= float(line.rpartition(" ")[2]) == 0.0
     return is_unmoved
+
+
+def made_in_code() -> set[str]:
+    """The names, without prefix, of all metrics that are made under a name of their own."""
+    code = [path for package in _PACKAGES for path in (_ROOT / package).rglob("*.py")]
+    found = [name for path in code for name in _MADE.findall(path.read_text())]
+    return {name.removesuffix("_total") for name in found}
+
+
+def is_asserted(name: str, test: str) -> bool:
+    """Whether the text of a test has this metric's whole name, and not to find it at 0."""
+    ends = r"(?:_total|_count|_sum)?"
+    found = rf"""["'](?:diptych_)?{name}{ends}(?:\{{|["'](?!\]\)? == 0\b))"""
+    return re.search(found, test) is not None
 
 
 def _text(address: str) -> str:

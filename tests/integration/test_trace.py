@@ -225,14 +225,23 @@ async def check_many(collector: Collector, address: str) -> None:
 
 
 def check_metrics(*clusters: Cluster) -> None:
-    """Every metric of every process is other than 0 by now, or is one that another test names."""
-    unmoved: dict[str, bool] = {}
+    """Every metric that the code makes is other than 0 by now, or a test of its own moves it."""
+    moved: set[str] = set()
+    told: set[str] = set()
     for process in (process for cluster in clusters for process in cluster.processes):
         for name, is_unmoved in metrics.unmoved(process.metrics_address).items():
-            unmoved[name] = is_unmoved and unmoved.get(name, True)
-    left = {name.removeprefix("diptych_") for name, is_unmoved in unmoved.items() if is_unmoved}
+            told.add(name.removeprefix("diptych_"))
+            if not is_unmoved:
+                moved.add(name.removeprefix("diptych_"))
+    made = metrics.made_in_code()
+    assert len(made) > 60
     tests = [path.read_text() for path in TESTS.rglob("test_*.py") if path != Path(__file__)]
-    assert not {name for name in left if not any(name in test for test in tests)}
+    left = {
+        name
+        for name in (told | made) - moved
+        if not any(metrics.is_asserted(name, text) for text in tests)
+    }
+    assert not left
 
 
 def holds_nothing(process: Process) -> bool:
@@ -290,5 +299,7 @@ async def test_one_trace_explains_the_time_to_first_token(tiny_llama: Path, tmp_
         assert line.string_value.startswith(f"{chosen.address} chosen work_tokens=")
     for role in (attributes.PREFILL_WORKER, attributes.DECODE_WORKER):  # on one machine
         offset_s = marks[f"{role}.{attributes.CLOCK_OFFSET_S}"].double_value
-        assert abs(offset_s) < 60.0
-        assert marks[f"{role}.{attributes.CLOCK_UNCERTAINTY_S}"].double_value > 0
+        uncertain_s = marks[f"{role}.{attributes.CLOCK_UNCERTAINTY_S}"].double_value
+        assert uncertain_s > 0
+        # A process that pauses while it reads its two clocks at start is off by that pause.
+        assert abs(offset_s) < uncertain_s + 1.0

@@ -9,8 +9,8 @@ from diptych.errors import ConfigurationError, ModelNotFoundError
 from diptych.v1 import inference_pb2
 
 
-class Connection(BaseModel):
-    """Settings of every command that asks for answers."""
+class RouterConnection(BaseModel):
+    """Settings of every command that asks a router."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -23,8 +23,6 @@ class Connection(BaseModel):
         description="Tries in a row that bring nothing new, before an answer that broke off, "
         "or was refused for the moment, is given up.",
     )
-    model: str = Field("", description="Name of the model; unset: the router's only one.")
-    timeout_s: float | None = Field(None, gt=0, description="Give an answer up after this, s.")
     api_key_file: Path | None = Field(
         None, description="File with the key that the router asks for, and nothing else."
     )
@@ -45,6 +43,13 @@ class Connection(BaseModel):
         return DiptychClient(
             self.address, api_key=key, tls=self.ca or self.tls, retries=self.retries
         )
+
+
+class Connection(RouterConnection):
+    """And of those that ask for answers."""
+
+    model: str = Field("", description="Name of the model; unset: the router's only one.")
+    timeout_s: float | None = Field(None, gt=0, description="Give an answer up after this, s.")
 
     async def find_model(self, client: DiptychClient) -> inference_pb2.Model:
         """The model that is to answer. Raises DiptychError."""

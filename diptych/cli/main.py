@@ -24,6 +24,7 @@ COMMANDS = (
     Command("up", "start a local cluster: a router and its workers as child processes", "up"),
     Command("generate", "stream one answer from a router", "generate"),
     Command("chat", "talk with a model, line by line", "chat"),
+    Command("top", "watch the pools in the terminal", "top"),
     Command("health", "ask a router or a worker for its health", "health"),
     Command("key", "make a client's key", "key"),
     Command("trace", "list, convert and draw recorded traces", "trace"),

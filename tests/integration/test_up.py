@@ -138,6 +138,11 @@ def test_it_serves_and_ends_cleanly(tiny_llama: Path) -> None:
             timeout=60,
         )
         assert said.returncode == 0, said.stderr
+        shown = subprocess.run(
+            [*DIPTYCH, "top", "--address", address], capture_output=True, text=True, timeout=60
+        )
+        assert shown.returncode == 0, shown.stderr
+        assert "proven" in shown.stdout, "the pair"
         handed_off = subprocess.run(
             [
                 *(*DIPTYCH, "generate", "--address", address, "--prompt", "a b c " * 25),

@@ -1,0 +1,158 @@
+"""What ``diptych top`` shows of a report, and how it ends."""
+
+import io
+from collections.abc import Callable
+
+import pytest
+from rich.console import Console, RenderableType
+
+from diptych.cli import top
+from diptych.cli.top_screen import OWNERS, Sample, block_bar, screen
+from diptych.client import DiptychClient
+from diptych.errors import DiptychError, NotServedError
+from diptych.v1.inference_pb2 import (
+    BlockView,
+    DescribeClusterResponse,
+    PairView,
+    RecentLatency,
+    WorkerView,
+)
+
+
+def worker(address: str, **told: object) -> WorkerView:
+    made = WorkerView(address=address, state="ready", is_used=True, max_num_seqs=64)
+    made.MergeFrom(WorkerView(**told))  # type: ignore[arg-type]
+    return made
+
+
+def report(num_output_tokens: int = 100, num_pulls: int = 7) -> DescribeClusterResponse:
+    blocks = BlockView(
+        total=100, free=60, cached=20, running=11, reserved=5, leased=3, quarantined=1
+    )
+    pair = PairView(
+        prefill="p:1", decode="d:1", state="proven", transport="nixl", bytes_per_s=2.5e9,
+        num_pulls=num_pulls,
+    )  # fmt: skip
+    return DescribeClusterResponse(
+        model="m",
+        num_waiting=2,
+        num_placed=3,
+        num_output_tokens=num_output_tokens,
+        ttft=RecentLatency(num_samples=5, p50_s=0.3, p95_s=1.25),
+        num_prefill=1,
+        num_decode=2,
+        num_pairs=1,
+        prefill=[worker("p:1", blocks=blocks, num_pending_prefill_tokens=1234)],
+        decode=[worker("d:1", num_running=9, decode_step_s=0.0205)],
+        pairs=[pair],
+    )
+
+
+def text_of(shown: RenderableType) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    with console.capture() as captured:
+        console.print(shown)
+    return captured.get()
+
+
+def test_everything_is_there() -> None:
+    lines = text_of(screen(Sample(report(), 0.0), None, has_bars=False)).splitlines()
+    said = [" ".join(line.split()) for line in lines]
+    assert said[:2] == [
+        "m queue 2 waiting, 3 on workers",
+        "TTFT p50 300 ms, p95 1.25 s ITL - (last 30 s)",
+    ]
+    assert " ".join(OWNERS) in said[3]
+    assert "p:1 ready 11 5 3 1 20 60 0/64 0 1,234" in said
+    assert "d:1 ready 0 0 0 0 0 0 9/64 0 0 20.5 ms a step" in said
+    assert "and 1 more" in said
+    assert "p:1 d:1 proven nixl 2.50 7" in said
+
+
+def test_rates_are_since_the_look_before() -> None:
+    before, now = Sample(report(), 10.0), Sample(report(150, 17), 12.0)
+    shown = text_of(screen(now, before, has_bars=True))
+    assert "25.0 tokens/s" in shown
+    assert shown.split()[-2:] == ["17", "5.0"]
+    assert "11 running  5 reserved  3 leased  1 quarantined  20 cached  60 free" in shown
+    restarted = text_of(screen(before, now._replace(at_s=8.0), has_bars=True))
+    assert "0.0 tokens/s" in restarted
+
+
+def test_a_bar_has_a_cell_for_each_owner_of_any_block() -> None:
+    assert block_bar(BlockView(total=1000, leased=1, free=999)).plain == "█" + "░" * 23
+    assert block_bar(BlockView(total=4, running=4)).plain == "█" * 24
+    assert block_bar(BlockView()).plain == ""
+
+
+def test_what_would_steer_a_terminal_is_not_shown() -> None:
+    hostile = report()
+    hostile.decode[0].MergeFrom(WorkerView(state="failed", message="\x1b]0;x\x07[red]y"))
+    shown = text_of(screen(Sample(hostile, 0.0), None, has_bars=False))
+    assert "failed ?]0;x?[red]y" in shown
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[object]], None]:
+    """Have the router give these answers, one after the other."""
+
+    def script(given: list[object]) -> None:
+        async def cluster(self: DiptychClient, timeout_s: float) -> DescribeClusterResponse:
+            answer = given.pop(0)
+            if isinstance(answer, BaseException):
+                raise answer
+            assert isinstance(answer, DescribeClusterResponse)
+            return answer
+
+        monkeypatch.setattr(DiptychClient, "cluster", cluster)
+
+    return script
+
+
+def test_without_a_terminal_it_is_plain_text_once(
+    answers: Callable[[list[object]], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers([report()])
+    assert top.run([]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("m   queue 2 waiting")
+    assert said.isascii()
+    assert all(line == line.rstrip() for line in said.splitlines())
+
+
+def test_a_router_that_does_not_tell_or_is_not_there_is_one_line(
+    answers: Callable[[list[object]], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers([NotServedError("this router does\nnot tell")])
+    assert top.run(["--address", "r:1", "--once"]) == top.EXIT_REFUSED
+    assert capsys.readouterr() == ("", "diptych top: r:1: NOT_SERVED: this router does not tell\n")
+
+
+def test_ctrl_c_ends_it_cleanly(
+    answers: Callable[[list[object]], None],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    answers([KeyboardInterrupt()])
+    assert top.run([]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_router_that_is_lost_meanwhile_is_told_and_looked_for_again(
+    answers: Callable[[list[object]], None],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setattr("asyncio.sleep", _no_pause)
+    lost = DiptychError("gone")
+    answers([report(), lost, report(150), KeyboardInterrupt()])
+    assert top.run(["--address", "r:1"]) == 0
+    said = capsys.readouterr().out
+    assert "r:1: INTERNAL: gone" in said
+    assert said.count("queue 2 waiting") == 3
+
+
+async def _no_pause(seconds: float) -> None:
+    pass

@@ -28,6 +28,7 @@ COMMANDS = (
     Command("health", "ask a router or a worker for its health", "health"),
     Command("key", "make a client's key", "key"),
     Command("trace", "list, convert and draw recorded traces", "trace"),
+    Command("simulate", "say what so many workers would give, on a trace", "simulate"),
     Command("model", "fetch a model, or import a GGUF file, ahead of time", "model"),
     Command("router", "run a router", "router", is_role=True),
     Command("prefill", "run a prefill worker", "prefill_worker", is_role=True),

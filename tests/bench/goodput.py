@@ -30,8 +30,9 @@ import grpc
 import psutil
 
 from diptych.rpc.channel import open_channel
+from diptych.simulation.outcome import Objective, Outcome, goodput, medians
 from tests.bench.environment import environment
-from tests.bench.slo import Lengths, Objective, Outcome, best, goodput, medians, read_azure
+from tests.bench.slo import Lengths, best, read_azure
 from tests.call import generate, token_request
 from tests.cluster import Cluster, running_cluster
 

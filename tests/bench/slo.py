@@ -1,8 +1,7 @@
-"""Goodput: requests per second, of all that were offered, that met every objective. Pure."""
+"""The lengths of a trace, and the best of several settings. Pure."""
 
 import csv
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,38 +11,6 @@ class Lengths(NamedTuple):
 
     prompt: int
     output: int
-
-
-class Outcome(NamedTuple):
-    """What became of one offered request; None where it never came that far."""
-
-    ttft_s: float | None
-    tpot_s: float | None  # (last - first token time) / (n - 1)
-
-    @classmethod
-    def of(cls, due_s: float, times: Sequence[float], num_wanted: int) -> "Outcome":
-        """From when it was due and when its tokens arrived; unfinished requests are misses."""
-        if len(times) < num_wanted:
-            return cls(None, None)
-        tpot_s = (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else 0.0
-        return cls(times[0] - due_s, tpot_s)
-
-
-class Objective(NamedTuple):
-    """Both must hold."""
-
-    ttft_s: float
-    tpot_s: float
-
-    def met_by(self, outcome: Outcome) -> bool:
-        if outcome.ttft_s is None or outcome.tpot_s is None:
-            return False
-        return outcome.ttft_s <= self.ttft_s and outcome.tpot_s <= self.tpot_s
-
-
-def goodput(outcomes: Sequence[Outcome], objective: Objective, duration_s: float) -> float:
-    """Requests per second that met ``objective``; misses and failures count as offered only."""
-    return sum(map(objective.met_by, outcomes)) / duration_s
 
 
 def best(by_setting: Mapping[str, float]) -> tuple[str, float]:
@@ -66,12 +33,3 @@ def read_azure(path: Path, divisor: float, max_prompt: int, max_output: int) -> 
             )
             for row in csv.DictReader(file)
         ]
-
-
-def medians(outcomes: Iterable[Outcome]) -> Objective:
-    """The median TTFT and TPOT of those that finished, as a yardstick for objectives."""
-    done = [o for o in outcomes if o.ttft_s is not None and o.tpot_s is not None]
-    return Objective(
-        statistics.median(o.ttft_s for o in done if o.ttft_s is not None),
-        statistics.median(o.tpot_s for o in done if o.tpot_s is not None),
-    )

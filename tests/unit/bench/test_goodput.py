@@ -7,9 +7,10 @@ from typing import Any, cast
 import grpc
 import pytest
 
+from diptych.simulation.outcome import Objective, Outcome
 from tests.bench import goodput
 from tests.bench.goodput import APART, TOGETHER, Deployment, cells, one
-from tests.bench.slo import Lengths, Objective, Outcome
+from tests.bench.slo import Lengths
 from tests.call import Answer
 
 CHANNEL = cast(grpc.aio.Channel, None)

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.slo import Lengths, Objective, Outcome, best, goodput, medians, read_azure
+from diptych.simulation.outcome import Objective, Outcome, goodput, medians
+from tests.bench.slo import Lengths, best, read_azure
 
 
 def test_an_outcome_counts_from_when_the_request_was_due() -> None:

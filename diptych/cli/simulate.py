@@ -1,0 +1,121 @@
+"""``diptych simulate``: what would so many workers give?"""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+
+from diptych import __version__, settings
+from diptych.errors import ConfigurationError
+from diptych.simulation.cluster import Split
+from diptych.simulation.measured_steps import DEMO_NAME, text
+from diptych.simulation.outcome import Objective, medians
+from diptych.simulation.plot import line_chart
+from diptych.simulation.report import Case, Measured, document, series, table
+from diptych.simulation.settings import SimulationConfig
+from diptych.simulation.simulation import Placing, Setup, Simulation
+from diptych.simulation.workload import Shape, read_trace
+from diptych.step_model import StepModel
+from router.placement.types import Objectives
+
+_NUM_UNLOADED = 16  # requests, one at a time
+_UNLOADED_GAP_S = 600.0
+
+
+def run(args: list[str]) -> int:
+    """Simulate, print, write; the exit code."""
+    config = settings.load(
+        SimulationConfig, args, prog="diptych simulate", env_prefix="DIPTYCH_SIMULATE_"
+    )
+    model = config.step_model()
+    measured = _measure(config, model, read_trace(config.trace))
+    print(table(measured))  # noqa: T201
+    print(f"steps of {config.steps or DEMO_NAME}")  # noqa: T201
+    if config.json_ is not None:
+        told = {**document(measured, _environment(config, model)), "divide": config.divide}
+        _write("--json", config.json_, json.dumps(told, indent=1) + "\n")
+    if config.svg is not None:
+        title = "Goodput over time (simulated)"
+        drawn = line_chart(series(measured), title=title, across="s", up="requests/s")
+        _write("--svg", config.svg, drawn)
+    if config.save_steps is not None:
+        _write("--save-steps", config.save_steps, text(model))
+    return 0
+
+
+def _measure(config: SimulationConfig, model: StepModel, shapes: Sequence[Shape]) -> Measured:
+    unit = _unloaded(config, model, shapes)
+    goal = Objective(config.ttft_multiple * unit.ttft_s, config.tpot_multiple * unit.tpot_s)
+    cases = []
+    with Progress(console=Console(file=sys.stderr), transient=True) as shown:
+        for split, placement, rate in _combinations(config):
+            name = f"{split.name} {placement}" + ("" if rate is None else f" {rate:g}/s")
+            bar = shown.add_task(name, total=1.0)
+            setup = _setup(config, model, split, placement, goal)
+            simulation = Simulation(setup, config.requests(shapes, rate))
+            done = simulation.run(
+                config.duration_s,
+                config.drain_s,
+                lambda share, bar=bar: shown.update(bar, completed=share),
+            )
+            arrived = len(done.outcomes) / config.duration_s
+            cases.append(Case(split, placement, arrived if rate is None else rate, done))
+    return Measured(unit, goal, config.duration_s, cases)
+
+
+def _combinations(config: SimulationConfig) -> Iterator[tuple[Split, str, float | None]]:
+    rates: Sequence[float | None] = config.rate or [None]
+    for rate in rates:
+        for split in config.splits:
+            for placement in config.placement:
+                yield split, placement, rate
+
+
+def _setup(
+    config: SimulationConfig, model: StepModel, split: Split, placement: str, goal: Objective
+) -> Setup:
+    objectives = Objectives(goal.ttft_s, goal.tpot_s)
+    return Setup(
+        split,
+        config.engines(model),
+        config.wires(),
+        config.limits(),
+        Placing(placement, objectives, config.local_prefill_below_tokens),
+        config.seed,
+        config.divide,
+    )
+
+
+def _unloaded(config: SimulationConfig, model: StepModel, shapes: Sequence[Shape]) -> Objective:
+    """Medians of requests that have two colocated engines to themselves."""
+    every = max(1, len(shapes) // _NUM_UNLOADED)
+    spread = [
+        shape._replace(at_s=place * _UNLOADED_GAP_S, prefix=())
+        for place, shape in enumerate(shapes[::every][:_NUM_UNLOADED])
+    ]
+    alone = config.model_copy(update={"drift_ratio": 1.0, "speed": 1.0, "duration_s": 1e9})
+    setup = _setup(config, model, Split(0, 2), "least-loaded", Objective(1.0, 1.0))
+    simulation = Simulation(setup, alone.requests(spread, None))
+    done = simulation.run(_UNLOADED_GAP_S * len(spread), _UNLOADED_GAP_S)
+    if not any(outcome.ttft_s is not None for outcome in done.outcomes):
+        raise ConfigurationError("--trace: no request of it can be answered by such workers")
+    return medians(done.outcomes)
+
+
+def _environment(config: SimulationConfig, model: StepModel) -> dict[str, object]:
+    return {
+        "simulated": True,
+        "version": __version__,
+        "settings": config.model_dump(mode="json", exclude={"json_", "svg", "save_steps"}),
+        "step_model": {kind: cost._asdict() for kind, cost in model._asdict().items()},
+    }
+
+
+def _write(flag: str, path: Path, content: str) -> None:
+    try:
+        path.write_text(content)
+    except OSError as error:
+        raise ConfigurationError(f"{flag}: {path}: {error.strerror}") from None

@@ -1,0 +1,269 @@
+"""What one placement of one request asks of workers, and what they answer. Pure.
+
+Messages take their time, a lease and a reservation are asked for at once, and blocks are pulled
+as prefill completes them. The sequence starts where it decodes when its first token and its last
+block are there.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from diptych.engine.scheduling.sequence import Sequence, SequenceKey
+from diptych.engine.scheduling.step import SequenceUpdate
+from diptych.errors import BlocksExhaustedError, DiptychError
+from diptych.sampling_params import SamplingParams
+from diptych.simulation.cluster import Seat, SimulatedCluster
+from diptych.simulation.seen import DecodeSeen, PrefillSeen
+from router.placement.types import DecodeOnly, Paired, Placement, PrefillOnly, WorkerId
+
+
+class Request(NamedTuple):
+    """What is asked for, as the router knows it."""
+
+    number: int
+    due_s: float
+    prompt_ids: list[int]
+    num_output_tokens: int
+    block_keys: tuple[bytes, ...]  # of the prompt's whole blocks
+
+    def sequence(self, *, prefill_only: bool, to_pull: bool = False) -> Sequence:
+        """As one worker has it."""
+        return Sequence(
+            key=SequenceKey("router", self.number),
+            token_ids=list(self.prompt_ids),
+            num_prompt_tokens=len(self.prompt_ids),
+            sampling=SamplingParams(temperature=0.0, max_tokens=self.num_output_tokens),
+            prefill_only=prefill_only,
+            to_pull=to_pull,
+            block_keys=list(self.block_keys),
+        )
+
+
+class Owner(Protocol):
+    """Whose attempt it is. Called when the router hears of it."""
+
+    def refused(self, worker: WorkerId, error: DiptychError) -> None:
+        """A worker said no."""
+        ...
+
+    def drew_first(self) -> None:
+        """The first token is there."""
+        ...
+
+    def ended(self) -> None:
+        """The last token is there."""
+        ...
+
+
+class _Lease:
+    """A prompt on a prefill worker."""
+
+    def __init__(self, seat: Seat[PrefillSeen], seq: Sequence) -> None:
+        self.seat = seat
+        self.seq = seq
+        self.num_waiting = 0  # tokens that the router counts as waiting there
+        self.is_expected = False  # the worker has not accepted it yet
+
+    def waits(self, num_tokens: int) -> None:
+        """So many tokens of it are to be computed."""
+        more, self.num_waiting = num_tokens - self.num_waiting, num_tokens
+        if more:
+            self.seat.seen.sent(more)
+
+
+class _Reservation:
+    """A sequence on a decode worker."""
+
+    def __init__(self, seat: Seat[DecodeSeen], seq: Sequence) -> None:
+        self.seat = seat
+        self.seq = seq
+        self.num_there = 0  # tokens whose KV is there, or asked for
+        self.pulled_s = 0.0  # when what was asked for has come
+
+
+class Attempt:
+    """Everything that one placement holds. Nothing comes of it after ``close``."""
+
+    def __init__(self, cluster: SimulatedCluster, request: Request, owner: Owner) -> None:
+        self.has_first = False
+        self._cluster = cluster
+        self._agenda = cluster.agenda
+        self._request = request
+        self._owner = owner
+        self._is_open = True
+        self._is_proven = False
+        self._drawn_s = 0.0
+        self._lease: _Lease | None = None
+        self._reservation: _Reservation | None = None
+
+    def open(self, placement: Placement) -> None:
+        """Ask for all of it."""
+        match placement:
+            case Paired():
+                self._ask_lease(placement.prefill)
+                self._ask_reservation(placement.decode, to_pull=True)
+            case PrefillOnly():
+                self._ask_lease(placement.prefill)
+            case DecodeOnly():
+                self._ask_reservation(placement.decode, to_pull=False)
+
+    def close(self) -> None:
+        """Give back whatever is held. Idempotent."""
+        if self._is_open:
+            self._is_open = False
+            self._close_lease()
+            self._close_reservation()
+
+    def _later(self, happening: Callable[[], None], at_s: float | None = None) -> None:
+        """A message's time later, or then, unless the attempt is closed by then."""
+
+        def if_open() -> None:
+            if self._is_open:
+                happening()
+
+        self._agenda.at(
+            self._agenda.now_s + self._cluster.wires.message_s if at_s is None else at_s, if_open
+        )
+
+    def _refused(self, worker: WorkerId, error: DiptychError) -> None:
+        self._later(lambda: self._owner.refused(worker, error))
+
+    # The lease
+
+    def _ask_lease(self, worker: WorkerId) -> None:
+        lease = _Lease(self._cluster.prefill[worker], self._request.sequence(prefill_only=True))
+        self._lease = lease
+        if self._request.block_keys:
+            lease.is_expected = True
+            self._cluster.policy.expect(worker, self._request.block_keys)
+        lease.waits(len(self._request.prompt_ids))
+        self._later(lambda: self._begin_lease(lease))
+
+    def _begin_lease(self, lease: _Lease) -> None:
+        try:
+            lease.seat.host.engine.add_prefill(
+                lease.seq, lambda update: self._on_prefill(lease, update)
+            )
+        except BlocksExhaustedError as error:
+            self._refused(lease.seat.host.worker, error)
+        else:
+            self._later(lambda: self._accepted(lease, lease.seq.num_cached_tokens))
+
+    def _accepted(self, lease: _Lease, num_cached_tokens: int) -> None:
+        if lease.is_expected:
+            lease.is_expected = False
+            self._cluster.policy.remember(lease.seat.host.worker, self._request.block_keys)
+        if not self.has_first:
+            lease.waits(len(self._request.prompt_ids) - num_cached_tokens)
+        self._cluster.room.pump_soon()  # there is more runway
+
+    def _on_prefill(self, lease: _Lease, update: SequenceUpdate) -> None:
+        held = self._reservation
+        if held is not None:
+            self._pull(held, update.num_computed_tokens)
+        if update.token is None:
+            return
+        self._drawn_s = self._agenda.now_s
+        self._later(lambda: self._drew_first(lease))
+        if held is not None:
+            proven_s = held.pulled_s + self._cluster.wires.pull_s
+            self._later(lambda: self._proven(held), at_s=proven_s)
+
+    def _drew_first(self, lease: _Lease) -> None:
+        self.has_first = True
+        lease.waits(0)
+        self._cluster.room.pump_soon()
+        self._owner.drew_first()
+        if self._reservation is None:
+            self._owner.ended()
+        else:
+            self._start_if_proven(self._reservation)
+
+    def _close_lease(self) -> None:
+        lease, self._lease = self._lease, None
+        if lease is None:
+            return
+        lease.waits(0)
+        if lease.is_expected:
+            self._cluster.policy.retract(lease.seat.host.worker, self._request.block_keys)
+        lease.seat.host.engine.release(lease.seq)
+
+    # The reservation
+
+    def _ask_reservation(self, worker: WorkerId, *, to_pull: bool) -> None:
+        seq = self._request.sequence(prefill_only=False, to_pull=to_pull)
+        held = _Reservation(self._cluster.decode[worker], seq)
+        self._reservation = held
+        held.seat.seen.asked(0 if to_pull else seq.num_tokens)
+        self._later(lambda: self._reserve(held))
+
+    def _reserve(self, held: _Reservation) -> None:
+        try:
+            held.seat.host.engine.reserve(held.seq, lambda update: self._on_decode(held, update))
+        except BlocksExhaustedError as error:
+            self._refused(held.seat.host.worker, error)
+        else:
+            held.num_there = held.seq.num_cached_tokens
+            held.pulled_s = self._agenda.now_s
+            self._later(lambda: self._reserved(held))
+
+    def _reserved(self, held: _Reservation) -> None:
+        if self._request.block_keys:
+            num_blocks = held.seq.num_cached_tokens // self._cluster.block_size
+            worker, keys = held.seat.host.worker, self._request.block_keys
+            self._cluster.policy.correct(worker, keys, num_blocks)
+        if not held.seq.to_pull:
+            self._start(held)
+
+    def _pull(self, held: _Reservation, num_computed_tokens: int) -> None:
+        """Whole blocks, as soon as they are computed; the last one with the prompt's end."""
+        end = num_computed_tokens
+        if end < len(self._request.prompt_ids):
+            end -= end % self._cluster.block_size
+        if end > held.num_there:
+            wires = self._cluster.wires
+            num_bytes = (end - held.num_there) * wires.kv_bytes_per_token
+            held.pulled_s = held.seat.host.pull(num_bytes, wires.bytes_per_s)
+            held.num_there = end
+
+    def _proven(self, held: _Reservation) -> None:
+        held.seat.host.engine.mark_proven(held.seq)
+        self._close_lease_at_worker()
+        self._later(lambda: self._heard_proven(held))
+
+    def _close_lease_at_worker(self) -> None:
+        """The reader has all of it."""
+        if self._lease is not None:
+            self._lease.seat.host.engine.release(self._lease.seq)
+
+    def _heard_proven(self, held: _Reservation) -> None:
+        self._is_proven = True
+        self._start_if_proven(held)
+
+    def _start_if_proven(self, held: _Reservation) -> None:
+        if self.has_first and self._is_proven:
+            self._start(held)
+
+    def _start(self, held: _Reservation) -> None:
+        if self._request.block_keys:
+            self._cluster.policy.remember(held.seat.host.worker, self._request.block_keys)
+        self._later(lambda: self._run(held))
+
+    def _run(self, held: _Reservation) -> None:
+        if held.seq.to_pull:
+            held.seat.host.engine.start(held.seq, [self._request.number], self._drawn_s)
+        else:
+            held.seat.host.engine.start(held.seq, [])
+
+    def _on_decode(self, held: _Reservation, update: SequenceUpdate) -> None:
+        if not self.has_first and not held.seq.to_pull:
+            self.has_first = True
+            self._later(self._owner.drew_first)
+        if update.finish_reason is not None:
+            self._later(self._owner.ended)
+
+    def _close_reservation(self) -> None:
+        held, self._reservation = self._reservation, None
+        if held is not None:
+            held.seat.seen.ended()
+            held.seat.host.engine.release(held.seq)

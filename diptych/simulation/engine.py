@@ -1,0 +1,337 @@
+"""One worker's engine: the real scheduler, and a clock instead of a device. Pure.
+
+A step takes what the step model expects of its work, times noise. Steps in which sequences do
+nothing but decode are taken together, many at a time, as long as nobody calls in: to scheduler,
+pool and cache, so many tokens of one sequence in one step are the same as one in each of so many
+steps. Where somebody does call in, what ended before that moment is booked first.
+"""
+
+import math
+import random
+from bisect import bisect_left
+from collections.abc import Callable
+from itertools import pairwise
+from typing import NamedTuple
+
+from diptych.engine.scheduling.audit import pool_mismatch
+from diptych.engine.scheduling.block_pool import BlockPool
+from diptych.engine.scheduling.pacer import Pacer
+from diptych.engine.scheduling.scheduler import Scheduler, SchedulerConfig
+from diptych.engine.scheduling.sequence import Sequence
+from diptych.engine.scheduling.step import (
+    Chunk,
+    SampledToken,
+    SequenceUpdate,
+    StepOutput,
+    StepPlan,
+)
+from diptych.engine.scheduling.step_learner import work_of
+from diptych.simulation.agenda import Agenda
+from diptych.simulation.gaps import Gaps
+from diptych.step_model import StepModel, StepWork
+
+_NINE_OF_TEN = 1.2816  # standard deviations
+_NUM_DRAWN = 1021  # of noise; then it comes again
+_MOST_TOGETHER = 256  # steps
+
+Listener = Callable[[SequenceUpdate], None]
+
+
+class EngineLimits(NamedTuple):
+    """What a worker's settings say of its engine. ``tpot_s``: promised to those that decode."""
+
+    max_num_seqs: int = 64
+    max_batched_tokens: int = 512
+    max_model_len: int = 4096
+    num_blocks: int = 4096
+    block_size: int = 16
+    tpot_s: float | None = None
+
+
+class Noise:
+    """By how much each step of one engine takes longer than expected; the same for each run."""
+
+    def __init__(self, seed: str, is_on: bool) -> None:
+        drawn = random.Random(seed)
+        self._normal = [drawn.gauss(0.0, 1.0) if is_on else 0.0 for _ in range(_NUM_DRAWN)]
+
+    def factor(self, num_step: int, upper_ratio: float) -> float:
+        """Of a step: one in ten is above ``upper_ratio``, half of them below one."""
+        spread = math.log(max(1.0, upper_ratio)) / _NINE_OF_TEN
+        return math.exp(spread * self._normal[num_step % _NUM_DRAWN])
+
+
+class _Step(NamedTuple):
+    """The step in flight."""
+
+    plan: StepPlan
+    sequences: tuple[Sequence, ...]
+
+
+class SimulatedEngine:
+    """Owns one scheduler and one pool. Listeners hear of their sequence's update when a step
+    ended that finished it, drew its first token or computed a part of its prompt.
+    """
+
+    def __init__(
+        self,
+        limits: EngineLimits,
+        model: StepModel,
+        agenda: Agenda,
+        noise: Noise,
+        *,
+        on_load: Callable[[], None] = lambda: None,
+        may_leap: bool = True,
+    ) -> None:
+        """``on_load`` is told that what a router may see is another; ``may_leap``: take steps
+        together that are alike.
+        """
+        self.model = model
+        self.limits = limits
+        self.gaps = Gaps()
+        self.busy_s = 0.0
+        self.num_steps = 0
+        self.used_block_s = 0.0  # blocks that somebody holds, times s
+        self.pool = BlockPool(limits.num_blocks, limits.block_size)
+        self.scheduler = Scheduler(
+            SchedulerConfig(
+                max_num_seqs=limits.max_num_seqs,
+                max_batched_tokens=limits.max_batched_tokens,
+                max_model_len=limits.max_model_len,
+            ),
+            self.pool,
+        )
+        self._agenda = agenda
+        self._noise = noise
+        self._on_load = on_load
+        self._may_leap = may_leap
+        self._listeners: dict[Sequence, Listener] = {}
+        self._last_token_s: dict[Sequence, float] = {}
+        self._step: _Step | None = None
+        self._ends_s: list[float] = []  # of steps that are taken together; none: they are not
+        self._num_turns = 0  # of the clock: only the newest counts
+        self._looked_s = 0.0
+        if limits.tpot_s is None:
+            self._pacer = None
+        else:
+            self._pacer = Pacer(limits.tpot_s, limits.max_batched_tokens)
+
+    def add_prefill(self, seq: Sequence, listener: Listener) -> None:
+        """See the scheduler; so the next ones. Raises as it does."""
+        self._settle()
+        self.scheduler.add_prefill(seq)
+        self._listeners[seq] = listener
+        self._wake()
+
+    def reserve(self, seq: Sequence, listener: Listener) -> None:
+        self._settle()
+        self.scheduler.reserve(seq)
+        self._listeners[seq] = listener
+        self._on_load()
+
+    def mark_proven(self, seq: Sequence) -> None:
+        self._settle()
+        self.scheduler.mark_proven(seq)
+
+    def start(self, seq: Sequence, emitted: list[int], first_token_s: float | None = None) -> None:
+        """``first_token_s``: when the token came that was drawn elsewhere; None: none was."""
+        self._settle()
+        self.scheduler.start(seq, emitted, compute_missing=True)
+        if first_token_s is not None:
+            self._last_token_s[seq] = first_token_s
+        self._wake()
+
+    def release(self, seq: Sequence) -> None:
+        self._settle()
+        self._forget(seq)
+        self.scheduler.release(seq)
+        self._wake()
+
+    @property
+    def num_listeners(self) -> int:
+        """Sequences that somebody wants to hear of."""
+        return len(self._listeners)
+
+    def load(self) -> StepWork:
+        """What is to be computed now."""
+        self._settle()
+        return self.scheduler.work
+
+    def mismatch(self) -> str | None:
+        """What is wrong with the pool's books; None: nothing."""
+        return pool_mismatch(self.pool, self.scheduler)
+
+    def _wake(self) -> None:
+        self._on_load()
+        if self._step is None and not self._ends_s:
+            self._begin()
+
+    # Steps
+
+    def _begin(self) -> None:
+        """Decide the next step, or several; nothing if nobody wants one."""
+        num_together = self._num_together() if self._may_leap else 1
+        if num_together > 1:
+            self._begin_together(num_together)
+            return
+        plan = self.scheduler.schedule(self._max_prompt_tokens())
+        if plan is not None:
+            self._go(plan, self._agenda.now_s + self._took_s(work_of(plan), self.num_steps))
+
+    def _max_prompt_tokens(self) -> int | None:
+        if self._pacer is None:
+            return None
+        decoding, work = self.scheduler.decoding, self.scheduler.work
+        return self._pacer.max_prompt_tokens(decoding, work, self.model, self._agenda.now_s)
+
+    def _go(self, plan: StepPlan, end_s: float) -> None:
+        self._step = _Step(plan, self.scheduler.in_flight)
+        self._due(end_s, self._end_step)
+
+    def _due(self, at_s: float, happening: Callable[[], None]) -> None:
+        self._num_turns += 1
+        turn = self._num_turns
+
+        def if_newest() -> None:
+            if turn == self._num_turns:
+                happening()
+
+        self._agenda.at(at_s, if_newest)
+
+    def _took_s(self, work: StepWork, num_step: int) -> float:
+        cost = self.model.cost_of(work)
+        took_s = cost.expected_s(work) * self._noise.factor(num_step, cost.upper_ratio)
+        self.busy_s += took_s
+        return took_s
+
+    def _end_step(self) -> None:
+        step, self._step = self._step, None
+        assert step is not None, "no step ends"
+        self._look()
+        self.num_steps += 1
+        self._on_load()
+        self._tell(self._update(step), self._agenda.now_s)
+        if self._step is None and not self._ends_s:  # no listener began one
+            self._begin()
+
+    def _update(self, step: _Step) -> list[SequenceUpdate]:
+        tokens = tuple(
+            _token(seq, chunk) for seq, chunk in zip(step.sequences, step.plan.chunks, strict=True)
+        )
+        return self.scheduler.update(step.plan, StepOutput(tokens=tokens, duration_s=0.0))
+
+    def _tell(self, updates: list[SequenceUpdate], now_s: float) -> None:
+        """Count the gaps first: a listener may end sequences of this step."""
+        told = []
+        for update in updates:
+            seq = update.sequence
+            if update.token is not None:
+                before_s = self._last_token_s.get(seq)
+                self._last_token_s[seq] = now_s
+                if before_s is not None:
+                    self.gaps.add(now_s - before_s)
+            is_first = update.token is not None and seq.num_output_tokens == 1
+            if seq.prefill_only or is_first or update.finish_reason is not None:
+                told.append(update)
+        for update in told:
+            seq = update.sequence
+            listener = self._listeners.get(seq)
+            if update.finish_reason is not None and not seq.prefill_only:
+                self._forget(seq)
+            if listener is not None:
+                listener(update)
+
+    def _forget(self, seq: Sequence) -> None:
+        self._listeners.pop(seq, None)
+        self._last_token_s.pop(seq, None)
+
+    def _look(self) -> None:
+        """Count what is held since the last look."""
+        counts = self.pool.counts()
+        used = counts.total - counts.free - counts.cached
+        self.used_block_s += used * (self._agenda.now_s - self._looked_s)
+        self._looked_s = self._agenda.now_s
+
+    # Steps that are alike, taken together
+
+    def _num_together(self) -> int:
+        """How many steps come that only decode, and in which nobody ends before the last."""
+        scheduler, pool = self.scheduler, self.pool
+        decoding = scheduler.decoding
+        if not decoding or scheduler.num_waiting or len(decoding) < scheduler.num_running:
+            return 1
+        num = min(_MOST_TOGETHER, self.limits.max_batched_tokens // len(decoding))
+        for seq in decoding:
+            if not seq.num_output_tokens:
+                return 1  # its first token is told of
+            left = seq.sampling.max_tokens - seq.num_output_tokens
+            num = min(num, left, self.limits.max_model_len - seq.num_tokens)
+        wanted = sum(
+            max(0, pool.num_blocks_for(seq.num_tokens + num - 1) - len(seq.block_table))
+            for seq in decoding
+        )
+        return num if wanted <= pool.num_available_blocks else 1
+
+    def _begin_together(self, num_steps: int) -> None:
+        decoding = self.scheduler.decoding
+        num_rows, cost = len(decoding), self.model.decode
+        num_context = sum(seq.num_tokens for seq in decoding)
+        at_s, ends = self._agenda.now_s, []
+        for index in range(num_steps):
+            work = StepWork(num_rows, num_context + index * num_rows)
+            factor = self._noise.factor(self.num_steps + index, cost.upper_ratio)
+            at_s += cost.expected_s(work) * factor
+            ends.append(at_s)
+        self._ends_s = ends
+        self._due(at_s, self._end_together)
+
+    def _end_together(self) -> None:
+        ends, self._ends_s = self._ends_s, []
+        self._take(ends)
+        self._on_load()
+        if self._step is None and not self._ends_s:  # no listener began one
+            self._begin()
+
+    def _settle(self) -> None:
+        """Book the steps that ended before now; the one in flight then goes on by itself."""
+        ends, self._ends_s = self._ends_s, []
+        if not ends:
+            return
+        num_ended = bisect_left(ends, self._agenda.now_s)
+        if num_ended:
+            self._take(ends[:num_ended])
+        plan = self.scheduler.schedule()
+        assert plan is not None, "they all decode"
+        began_s = ends[num_ended - 1] if num_ended else self._began_s(ends)
+        self.busy_s += ends[num_ended] - began_s
+        self._go(plan, ends[num_ended])
+
+    def _began_s(self, ends: list[float]) -> float:
+        """When the first of these began."""
+        work = self.scheduler.work
+        factor = self._noise.factor(self.num_steps, self.model.decode.upper_ratio)
+        return ends[0] - self.model.decode.expected_s(work) * factor
+
+    def _take(self, ends: list[float]) -> None:
+        """Book these steps as one: each sequence got a token at each of the moments."""
+        decoding = self.scheduler.decoding
+        self.busy_s += ends[-1] - self._began_s(ends)
+        self._look()
+        self.num_steps += len(ends)
+        for seq in decoding:
+            seq.token_ids += [seq.key.sequence_id] * (len(ends) - 1)
+            before_s = self._last_token_s.get(seq)
+            if before_s is not None and len(ends) > 1:
+                self.gaps.add(ends[0] - before_s)
+            if len(ends) > 1:
+                self._last_token_s[seq] = ends[-2]
+        for before_s, end_s in pairwise(ends[:-1]):
+            self.gaps.add(end_s - before_s, len(decoding))
+        plan = self.scheduler.schedule()
+        assert plan is not None, "they all decode"
+        self._tell(self._update(_Step(plan, self.scheduler.in_flight)), ends[-1])
+
+
+def _token(seq: Sequence, chunk: Chunk) -> SampledToken | None:
+    """Every token of one request is its number: no two requests' answers share blocks."""
+    return None if chunk.sample is None else SampledToken(seq.key.sequence_id, math.nan)

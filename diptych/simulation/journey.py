@@ -1,0 +1,148 @@
+"""One request from its arrival to its end in a simulated cluster. Pure.
+
+The states are the router's own. It waits, is placed, and asks for all that the placement names;
+whoever refuses is not asked again until it had to wait. Simpler than the router's: on a refusal
+all that was asked for is given back.
+"""
+
+from collections.abc import Callable
+
+from diptych.errors import DiptychError
+from diptych.simulation.attempt import Attempt, Request
+from diptych.simulation.cluster import SimulatedCluster
+from diptych.simulation.outcome import Outcome
+from diptych.timers import Timers
+from router.placement.types import Forecast, Paired, Placement, Query, WorkerId
+from router.request import worker_errors
+from router.request.request_state import REQUEST_TRANSITIONS, RequestEvent, RequestState
+from router.request.retry_state import RetryState
+
+_TIMERS = Timers()
+_NEVER = Outcome(None, None)
+
+
+class Journey:
+    """Implements the waiting room's Waiter and the attempt's Owner."""
+
+    def __init__(
+        self, cluster: SimulatedCluster, request: Request, on_end: Callable[["Journey"], None]
+    ) -> None:
+        """``on_end`` is told once."""
+        self.request = request
+        self.state = RequestState.NEW
+        self.outcome = _NEVER
+        self.failure = ""  # the reason, if it was refused
+        self._cluster = cluster
+        self._agenda = cluster.agenda
+        self._on_end = on_end
+        self._retry = RetryState(_TIMERS, max_attempts=1)
+        self._attempt: Attempt | None = None
+        self._foretold: tuple[Forecast, float] | None = None  # and when it was placed
+        self._first_s = 0.0
+
+    def arrive(self) -> None:
+        """Ask for a place."""
+        self._queue(front=False)
+
+    def cut_off(self) -> None:
+        """Nobody waits for it any more."""
+        if self.state is not RequestState.DONE:
+            self._end("UNFINISHED")
+
+    # The waiting room
+
+    def offer(self, *, room_made: bool) -> None:
+        """See :class:`router.placement.waiting_room.Waiter`."""
+        if room_made or self._agenda.now_s >= self._retry.not_before_s:
+            placement = self._place()
+            if placement is not None:
+                self._cluster.room.take(self)
+                self._open(placement)
+
+    def turn_away(self, error: DiptychError) -> None:
+        """See :class:`router.placement.waiting_room.Waiter`."""
+        self._end(error.reason)
+
+    # The attempt
+
+    def refused(self, worker: WorkerId, error: DiptychError) -> None:
+        """See :class:`diptych.simulation.attempt.Owner`."""
+        self._retry.refuse(worker, error)
+        self._close()
+        placement = self._place()
+        if placement is None:
+            self._queue(front=True)
+        else:
+            self._open(placement)
+
+    def drew_first(self) -> None:
+        """See :class:`diptych.simulation.attempt.Owner`."""
+        self._retry.placed()
+        self._first_s = self._agenda.now_s
+        if self._foretold is not None:
+            forecast, placed_s = self._foretold
+            self._cluster.policy.came_true(forecast, self._agenda.now_s - placed_s)
+
+    def ended(self) -> None:
+        """See :class:`diptych.simulation.attempt.Owner`."""
+        request = self.request
+        self.outcome = Outcome.between(
+            request.due_s, self._first_s, self._agenda.now_s, request.num_output_tokens
+        )
+        self._end("")
+
+    def _place(self) -> Placement | None:
+        request = self.request
+        query = Query(
+            num_tokens=len(request.prompt_ids),
+            num_max_tokens=len(request.prompt_ids) + request.num_output_tokens,
+            block_keys=request.block_keys,
+            block_size=self._cluster.block_size,
+            refused=frozenset(self._retry.refused),
+        )
+        return self._cluster.policy.place(query, self._cluster.snapshot())
+
+    def _open(self, placement: Placement) -> None:
+        self._move(RequestEvent.PLACE)
+        self._foretold = None
+        if isinstance(placement, Paired) and placement.forecast is not None:
+            self._foretold = placement.forecast, self._agenda.now_s
+        self._attempt = Attempt(self._cluster, self.request, self)
+        self._attempt.open(placement)
+
+    def _queue(self, *, front: bool) -> None:
+        self._retry.wait(self._agenda.now_s)
+        self._move(RequestEvent.QUEUE)
+        self._cluster.room.enter(self, front=front)
+        self._tick_when_due()
+
+    def _tick_when_due(self) -> None:
+        due_s = self._retry.due_s(self._agenda.now_s)
+        if due_s is not None:
+            self._agenda.at(due_s, self._tick)
+
+    def _tick(self) -> None:
+        now_s, until_s = self._agenda.now_s, self._retry.wait_until_s
+        if self.state is not RequestState.QUEUED or until_s is None:
+            return
+        if now_s >= until_s:
+            error = self._retry.refusal or worker_errors.queue_timeout()
+            self._end(error.reason)
+        else:
+            self._cluster.room.pump_soon()
+            self._tick_when_due()
+
+    def _close(self) -> None:
+        attempt, self._attempt = self._attempt, None
+        if attempt is not None:
+            attempt.close()
+
+    def _end(self, failure: str) -> None:
+        self._move(RequestEvent.END)
+        self.failure = failure
+        self._close()
+        self._cluster.room.leave(self)
+        self._on_end(self)
+
+    def _move(self, event: RequestEvent) -> None:
+        self.state = REQUEST_TRANSITIONS.after(self.state, event) or self.state

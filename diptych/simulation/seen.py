@@ -1,0 +1,152 @@
+"""What the router sees of each simulated worker: what it told last, and the router's own. Pure.
+
+The rules are those of :mod:`router.cluster.member`, from which the real router's views come:
+load is what the worker told less the router's own then, plus its own now.
+"""
+
+from collections.abc import Callable
+
+from diptych.simulation.engine import SimulatedEngine
+from diptych.step_model import StepWork
+from router.placement.types import DecodeView, EngineView, PrefillView, WorkerId
+
+
+class Told:
+    """What a worker told on Watch when it was last asked to."""
+
+    def __init__(self, engine: SimulatedEngine) -> None:
+        """As of now."""
+        work, counts = engine.load(), engine.pool.counts()
+        self.work: StepWork = work
+        self.num_available_blocks = counts.free + counts.cached
+        self.num_sequences = engine.scheduler.num_running + engine.scheduler.num_waiting
+        self.model = engine.model
+        self.max_batched_tokens = engine.limits.max_batched_tokens
+        self.max_num_seqs = engine.limits.max_num_seqs
+        self.max_model_len = engine.limits.max_model_len
+
+    def engine_view(self, num_departed_tokens: int) -> EngineView:
+        """With what the router sent since, or took back."""
+        return EngineView(
+            model=self.model,
+            max_batched_tokens=self.max_batched_tokens,
+            work=self.work,
+            num_departed_tokens=num_departed_tokens,
+        )
+
+
+class PrefillSeen:
+    """A prefill worker. ``on_change`` is told of each new view, and whether it may take more."""
+
+    def __init__(
+        self,
+        worker: WorkerId,
+        told: Told,
+        max_pending_tokens: int,
+        on_change: Callable[[bool], None],
+    ) -> None:
+        self._worker = worker
+        self._told = told
+        self._max_pending_tokens = max_pending_tokens
+        self._on_change = on_change
+        self._num_own = self._num_others = self._num_told = 0  # prompt tokens
+
+    def told(self, told: Told) -> None:
+        """The worker said how it is."""
+        self._told = told
+        self._num_others = max(0, told.work.num_prefill_tokens - self._num_own)
+        self._num_told = self._num_own
+        self._on_change(False)
+
+    def sent(self, num_tokens: int) -> None:
+        """So many more of ours are to be computed there; negative: fewer."""
+        was_open = self._has_runway
+        self._num_own += num_tokens
+        self._on_change(self._has_runway and not was_open)
+
+    @property
+    def num_own_tokens(self) -> int:
+        """Of the router's prompts, that wait there."""
+        return self._num_own
+
+    @property
+    def _has_runway(self) -> bool:
+        return self._num_own < self._max_pending_tokens
+
+    def view(self) -> PrefillView:
+        """As of now."""
+        return PrefillView(
+            worker=self._worker,
+            num_pending_tokens=self._num_own + self._num_others,
+            max_model_len=self._told.max_model_len,
+            has_runway=self._has_runway,
+            num_available_blocks=self._told.num_available_blocks,
+            engine=self._told.engine_view(self._num_own - self._num_told),
+        )
+
+
+class DecodeSeen:
+    """A decode worker. ``on_change`` is told of each new view, and whether it may take more."""
+
+    def __init__(
+        self,
+        worker: WorkerId,
+        told: Told,
+        sources: dict[str, float],
+        kv_bytes_per_token: float,
+        on_change: Callable[[bool], None],
+    ) -> None:
+        """``sources``: from which prefill workers it can pull, by incarnation, and how fast."""
+        self._worker = worker
+        self._told = told
+        self._sources, self._proven = sources, frozenset(sources)
+        self._kv_bytes_per_token = kv_bytes_per_token
+        self._on_change = on_change
+        self._num_own = self._num_others = 0  # sequences
+        self._num_asked = self._num_told = 0  # tokens of prompts of ours, ever
+
+    def told(self, told: Told) -> None:
+        """The worker said how it is."""
+        had_room = self._has_room
+        self._told = told
+        self._num_others = max(0, told.num_sequences - self._num_own)
+        self._num_told = self._num_asked
+        self._on_change(self._has_room and not had_room)
+
+    def asked(self, num_tokens: int) -> None:
+        """One sequence of ours more; it computes so many tokens of a prompt itself."""
+        self._num_own += 1
+        self._num_asked += num_tokens
+        self._on_change(False)
+
+    def ended(self) -> None:
+        """One of ours is over."""
+        had_room = self._has_room
+        self._num_own -= 1
+        self._on_change(self._has_room and not had_room)
+
+    @property
+    def num_own_sequences(self) -> int:
+        """Of the router, on this worker."""
+        return self._num_own
+
+    @property
+    def _has_room(self) -> bool:
+        return self._num_own + self._num_others < self._told.max_num_seqs
+
+    def view(self) -> DecodeView:
+        """As of now."""
+        told = self._told
+        return DecodeView(
+            worker=self._worker,
+            num_sequences=self._num_own + self._num_others,
+            max_model_len=told.max_model_len,
+            local_prefill=True,
+            proven=self._proven,
+            max_num_seqs=told.max_num_seqs,
+            num_pending_tokens=told.work.num_prefill_tokens,
+            num_available_blocks=told.num_available_blocks,
+            kv_bytes_per_token=self._kv_bytes_per_token,
+            bytes_per_s=self._sources,
+            engine=told.engine_view(self._num_asked - self._num_told),
+        )

@@ -1,0 +1,173 @@
+"""What to simulate, as it is said on the command line."""
+
+import random
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from diptych.engine.scheduling.step import check_step_limits
+from diptych.simulation.cluster import RouterLimits, Split, Wires, Workers
+from diptych.simulation.engine import EngineLimits
+from diptych.simulation.measured_steps import DEMO, read_steps
+from diptych.simulation.workload import Lengths, Shape, Swing, drawn, replayed, scaled
+from diptych.step_model import StepModel
+
+_SPLIT = re.compile(r"(?:prefill=(\d{1,5}),)?decode=(\d{1,5})")
+_GIGA = 1e9
+
+
+def _split(text: str) -> Split:
+    """Raises ValueError."""
+    match = _SPLIT.fullmatch(text)
+    if match is None or not int(match[2]):
+        raise ValueError("expected prefill=P,decode=D or decode=D, and a decode worker at least")
+    return Split(int(match[1] or 0), int(match[2]))
+
+
+def _check_splits(text: str) -> str:
+    if not text.split():
+        raise ValueError("name the workers of one deployment at least")
+    for part in text.split():
+        _split(part)
+    return text
+
+
+class SimulationConfig(BaseModel):
+    """Answer what so many workers would give: replay a trace against simulated ones.
+
+    Placement, waiting room, scheduler, block pool and prefix cache are the real ones; steps take
+    what a worker's learned step model says. Several deployments get the same requests.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, populate_by_name=True
+    )
+
+    trace: Path = Field(
+        description="Requests: CSV as of the Azure LLM inference traces, or JSON lines as of "
+        "Mooncake's (timestamp, input_length, output_length, hash_ids)."
+    )
+    workers: Annotated[str, AfterValidator(_check_splits)] = Field(
+        description="Deployments, each prefill=P,decode=D; decode=D alone is colocated engines. "
+        "Several are parted by spaces."
+    )
+    placement: list[Literal["least-loaded", "predicted"]] = Field(
+        ["least-loaded"],
+        min_length=1,
+        description="The router's policies; each deployment is run with each.",
+    )
+    rate: list[Annotated[float, Field(gt=0)]] = Field(
+        [],
+        description="Poisson arrivals of the trace's lengths, requests per second; each is run. "
+        "Unset: the trace's own times.",
+    )
+    speed: float = Field(1.0, gt=0, description="The trace's own times pass so much faster.")
+    duration_s: float = Field(60.0, gt=0, description="Requests arrive for so long, s.")
+    drain_s: float = Field(
+        10.0, ge=0, description="What is not done so long after that is not answered, s."
+    )
+    divide: float = Field(1.0, gt=0, description="All lengths of the trace by this.")
+    max_prompt: int = Field(1024, ge=1, description="Tokens, after dividing.")
+    max_output: int = Field(256, ge=2, description="Tokens, after dividing.")
+    burst_ratio: float = Field(
+        1.0,
+        ge=1,
+        description="With rate: in the first half of each period so many times as many arrive as "
+        "in the second.",
+    )
+    drift_ratio: float = Field(
+        1.0,
+        ge=1,
+        description="The ratio of input to output is so many times larger in the first half of "
+        "each period than in the second.",
+    )
+    period_s: float = Field(60.0, gt=0, description="Of bursts and of the drift, s.")
+    ttft_multiple: float = Field(
+        5.0,
+        gt=0,
+        description="The table's objective, of the unloaded median; predicted aims at it.",
+    )
+    tpot_multiple: float = Field(2.0, gt=0, description="Likewise.")
+    steps: Path | None = Field(
+        None, description="File with a worker's step model. Unset: of the demo model on one core."
+    )
+    noise: bool = Field(True, description="Steps vary as the step model's upper ratio says.")
+    max_num_seqs: int = Field(64, ge=1, description="As a worker's.")
+    max_batched_tokens: int = Field(512, ge=1, description="As a decode worker's.")
+    prefill_max_batched_tokens: int = Field(512, ge=1, description="As a prefill worker's.")
+    tpot_ms: float | None = Field(None, gt=0, description="As a decode worker's.")
+    num_blocks: int = Field(2048, ge=1, description="KV blocks of each worker.")
+    block_size: int = Field(16, ge=1, le=256, description="As a worker's.")
+    max_model_len: int = Field(4096, ge=4, description="As a worker's.")
+    transfer_gb_per_s: float = Field(1.0, gt=0, description="Into one decode worker, GB/s.")
+    transfer_latency_ms: float = Field(
+        2.0, ge=0, description="Of a pull, to begin and to prove it."
+    )
+    message_ms: float = Field(1.0, ge=0, description="One way, between router and worker.")
+    kv_bytes_per_token: float = Field(46080.0, gt=0, description="The demo model's, if unset.")
+    max_queue: int = Field(256, ge=0, description="As the router's.")
+    max_concurrent: int = Field(256, ge=1, description="As the router's.")
+    max_pending_prefill_tokens: int = Field(16384, ge=1, description="As the router's.")
+    local_prefill_below_tokens: int = Field(64, ge=0, description="As the router's.")
+    seed: int = Field(1, ge=0, description="Of arrivals, noise and draws: the same give the same.")
+    json_: Path | None = Field(None, alias="json", description="Write every outcome here.")
+    svg: Path | None = Field(None, description="Draw goodput over time here.")
+    save_steps: Path | None = Field(None, description="Write the step model that was used here.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for budget in (self.max_batched_tokens, self.prefill_max_batched_tokens):
+            check_step_limits(max_batched_tokens=budget, max_num_seqs=self.max_num_seqs)
+        if self.num_blocks * self.block_size < self.max_model_len - 1:
+            raise ValueError(f"num_blocks: {self.num_blocks} do not hold max_model_len tokens")
+        if self.burst_ratio != 1 and not self.rate:
+            raise ValueError("burst_ratio: wants a rate")
+        return self
+
+    @property
+    def splits(self) -> list[Split]:
+        """The deployments."""
+        return [_split(text) for text in self.workers.split()]
+
+    def step_model(self) -> StepModel:
+        """From the file, or the default. Raises ConfigurationError."""
+        return DEMO if self.steps is None else read_steps(self.steps)
+
+    def engines(self, model: StepModel) -> Workers:
+        """Both roles'."""
+        decode = EngineLimits(
+            max_num_seqs=self.max_num_seqs,
+            max_batched_tokens=self.max_batched_tokens,
+            max_model_len=self.max_model_len,
+            num_blocks=self.num_blocks,
+            block_size=self.block_size,
+            tpot_s=None if self.tpot_ms is None else self.tpot_ms / 1000,
+        )
+        prefill = decode._replace(max_batched_tokens=self.prefill_max_batched_tokens, tpot_s=None)
+        return Workers(prefill, decode, model, is_noisy=self.noise)
+
+    def wires(self) -> Wires:
+        """Messages and transfers."""
+        return Wires(
+            message_s=self.message_ms / 1000,
+            bytes_per_s=self.transfer_gb_per_s * _GIGA,
+            pull_s=self.transfer_latency_ms / 1000,
+            kv_bytes_per_token=self.kv_bytes_per_token,
+        )
+
+    def limits(self) -> RouterLimits:
+        """The router's."""
+        return RouterLimits(self.max_queue, self.max_concurrent, self.max_pending_prefill_tokens)
+
+    def requests(self, shapes: Sequence[Shape], rate: float | None) -> Iterator[Shape]:
+        """In order of time, with our lengths; None: at the trace's own times."""
+        swing = Swing(self.period_s, self.burst_ratio, self.drift_ratio)
+        lengths = Lengths(self.divide, self.max_prompt, self.max_output)
+        if rate is None:
+            arrivals = replayed(shapes, self.speed, self.duration_s)
+        else:
+            arrivals = drawn(shapes, rate, self.duration_s, swing, random.Random(self.seed))
+        return scaled(arrivals, lengths, swing)

@@ -1,0 +1,172 @@
+"""A whole run: requests go through a simulated cluster, and what came of it. Pure."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from diptych.block_hash import block_keys
+from diptych.simulation.agenda import Agenda
+from diptych.simulation.attempt import Request
+from diptych.simulation.cluster import (
+    RouterLimits,
+    SimulatedCluster,
+    Split,
+    Wires,
+    Workers,
+)
+from diptych.simulation.gaps import Gaps
+from diptych.simulation.journey import Journey
+from diptych.simulation.outcome import Outcome
+from diptych.simulation.worker import SimulatedWorker
+from diptych.simulation.workload import Shape, prompt_ids
+from router.placement.policy import LeastLoaded
+from router.placement.predicted import Predicted
+from router.placement.prefix_memory import PrefixMemory
+from router.placement.types import Objectives, Policy
+
+_NUM_SLICES = 200  # of a run, between two reports of its progress
+_MEMORY_BLOCKS = 100_000  # as the router's setting has it
+
+
+class Placing(NamedTuple):
+    """Which policy places, and how it is set."""
+
+    name: str = "least-loaded"  # or predicted
+    objectives: Objectives = Objectives()
+    local_below_tokens: int = 64
+
+    def policy(self, seed: int) -> Policy:
+        """The router's own."""
+        plain = LeastLoaded(
+            PrefixMemory(_MEMORY_BLOCKS),
+            local_below_tokens=self.local_below_tokens,
+            allow_local=True,
+            allow_recompute=True,
+            router_incarnation=f"simulated {seed}",
+        )
+        return plain if self.name == "least-loaded" else Predicted(plain, self.objectives)
+
+
+class Setup(NamedTuple):
+    """Everything but the requests."""
+
+    split: Split
+    workers: Workers
+    wires: Wires = Wires()
+    limits: RouterLimits = RouterLimits()
+    placing: Placing = Placing()
+    seed: int = 0
+    divide: float = 1.0  # of the trace's lengths, for the prefixes that requests share
+
+
+class PoolUse(NamedTuple):
+    """How much of one role's workers was used, as ratios."""
+
+    busy_ratio: float  # of their time, in steps
+    kv_ratio: float  # of their blocks, held by somebody, on average
+    hit_ratio: float  # of admitted tokens, found in the prefix cache
+    num_preemptions: int
+
+
+class Run(NamedTuple):
+    """What came of it. ``outcomes`` are in order of arrival, as ``due_s``."""
+
+    due_s: list[float]
+    outcomes: list[Outcome]
+    refusals: dict[str, int]  # by reason; those that did not finish in time are UNFINISHED
+    gaps: Gaps
+    pools: dict[str, PoolUse]
+    num_events: int
+    num_steps: int
+
+
+class Simulation:
+    """One cluster, made for one run."""
+
+    def __init__(self, setup: Setup, shapes: Iterator[Shape]) -> None:
+        """``shapes`` are in order of time."""
+        self.agenda = Agenda()
+        self.journeys: list[Journey] = []
+        self.cluster = SimulatedCluster(
+            setup.split,
+            setup.workers,
+            setup.wires,
+            setup.limits,
+            setup.placing.policy(setup.seed),
+            self.agenda,
+            setup.seed,
+        )
+        self._divide = setup.divide
+        self._max_model_len = min(
+            setup.workers.decode.max_model_len, setup.workers.prefill.max_model_len
+        )
+        self._shapes = shapes
+        self._num_ended = 0
+        self._await_next()
+
+    @property
+    def num_open(self) -> int:
+        """Requests that came and have not ended."""
+        return len(self.journeys) - self._num_ended
+
+    def run(
+        self, duration_s: float, drain_s: float, progress: Callable[[float], None] = lambda s: None
+    ) -> Run:
+        """Until so long after the last arrival, or until nothing is left to happen."""
+        slice_s = duration_s / _NUM_SLICES
+        for turn in range(1, _NUM_SLICES + 1):
+            self.agenda.run(turn * slice_s)
+            progress(turn / _NUM_SLICES)
+        self.agenda.run(duration_s + drain_s)
+        for journey in self.journeys:
+            journey.cut_off()
+        return self._result()
+
+    def _await_next(self) -> None:
+        shape = next(self._shapes, None)
+        if shape is not None:
+            self.agenda.at(shape.at_s, lambda: self._arrive(shape))
+
+    def _arrive(self, shape: Shape) -> None:
+        number = len(self.journeys)
+        ids = prompt_ids(shape, number, self._divide)[: self._max_model_len - 2]
+        num_output = min(shape.num_output_tokens, self._max_model_len - len(ids))
+        keys = tuple(block_keys(ids, self.cluster.block_size))
+        request = Request(number, shape.at_s, ids, num_output, keys)
+        journey = Journey(self.cluster, request, self._ended)
+        self.journeys.append(journey)
+        journey.arrive()
+        self._await_next()
+
+    def _ended(self, journey: Journey) -> None:
+        self._num_ended += 1
+
+    def _result(self) -> Run:
+        refusals = Counter(journey.failure for journey in self.journeys if journey.failure)
+        hosts = self.cluster.hosts
+        pools = {
+            "prefill": [seat.host for seat in self.cluster.prefill.values()],
+            "decode": [seat.host for seat in self.cluster.decode.values()],
+        }
+        return Run(
+            [journey.request.due_s for journey in self.journeys],
+            [journey.outcome for journey in self.journeys],
+            dict(refusals),
+            Gaps(host.engine.gaps for host in hosts),
+            {role: _use(of_role, self.agenda.now_s) for role, of_role in pools.items() if of_role},
+            self.agenda.num_happened,
+            sum(host.engine.num_steps for host in hosts),
+        )
+
+
+def _use(hosts: Sequence[SimulatedWorker], length_s: float) -> PoolUse:
+    engines = [host.engine for host in hosts]
+    whole_s = len(engines) * max(length_s, 1e-9)
+    num_blocks = sum(engine.limits.num_blocks for engine in engines) / len(engines)
+    looked_up = sum(engine.scheduler.num_lookup_tokens for engine in engines)
+    return PoolUse(
+        sum(engine.busy_s for engine in engines) / whole_s,
+        sum(engine.used_block_s for engine in engines) / (whole_s * num_blocks),
+        sum(engine.scheduler.num_hit_tokens for engine in engines) / max(1, looked_up),
+        sum(engine.scheduler.num_preemptions for engine in engines),
+    )

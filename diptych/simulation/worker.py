@@ -1,0 +1,52 @@
+"""One simulated worker: its engine, its link, and when it tells of itself. Pure."""
+
+from collections.abc import Callable
+
+from diptych.simulation.agenda import Agenda
+from diptych.simulation.engine import EngineLimits, Noise, SimulatedEngine
+from diptych.simulation.seen import Told
+from diptych.step_model import StepModel
+from router.placement.types import WorkerId
+
+_LOAD_GAP_S = 0.25  # between two messages on Watch that tell of load
+
+
+class SimulatedWorker:
+    """Owns an engine. Whoever puts it together sets ``on_told``, which hears what Watch tells."""
+
+    def __init__(
+        self,
+        worker: WorkerId,
+        limits: EngineLimits,
+        model: StepModel,
+        agenda: Agenda,
+        noise: Noise,
+        *,
+        may_leap: bool = True,
+    ) -> None:
+        """See :class:`SimulatedEngine`."""
+        self.worker = worker
+        self.on_told: Callable[[Told], None] = lambda told: None
+        self._agenda = agenda
+        self._told_s = 0.0
+        self._is_due = False
+        self._link_free_s = 0.0
+        self.engine = SimulatedEngine(
+            limits, model, agenda, noise, on_load=self._load_changed, may_leap=may_leap
+        )
+
+    def pull(self, num_bytes: float, bytes_per_s: float) -> float:
+        """Ask for so many bytes more, behind what was asked for: when the last one is there, s."""
+        begin_s = max(self._link_free_s, self._agenda.now_s)
+        self._link_free_s = begin_s + num_bytes / bytes_per_s
+        return self._link_free_s
+
+    def _load_changed(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            self._agenda.at(self._told_s + _LOAD_GAP_S, self._tell)
+
+    def _tell(self) -> None:
+        self._is_due = False
+        self._told_s = self._agenda.now_s
+        self.on_told(Told(self.engine))

@@ -3,10 +3,11 @@
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import Progress, TaskID
 
 from diptych import __version__, settings
 from diptych.errors import ConfigurationError
@@ -56,14 +57,15 @@ def _measure(config: SimulationConfig, model: StepModel, shapes: Sequence[Shape]
             bar = shown.add_task(name, total=1.0)
             setup = _setup(config, model, split, placement, goal)
             simulation = Simulation(setup, config.requests(shapes, rate))
-            done = simulation.run(
-                config.duration_s,
-                config.drain_s,
-                lambda share, bar=bar: shown.update(bar, completed=share),
-            )
+            told = partial(_show, shown, bar)
+            done = simulation.run(config.duration_s, config.drain_s, told)
             arrived = len(done.outcomes) / config.duration_s
             cases.append(Case(split, placement, arrived if rate is None else rate, done))
     return Measured(unit, goal, config.duration_s, cases)
+
+
+def _show(shown: Progress, bar: TaskID, share: float) -> None:
+    shown.update(bar, completed=share)
 
 
 def _combinations(config: SimulationConfig) -> Iterator[tuple[Split, str, float | None]]:

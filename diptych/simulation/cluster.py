@@ -129,8 +129,8 @@ class SimulatedCluster:
     @property
     def hosts(self) -> list[SimulatedWorker]:
         """All workers."""
-        seats = [*self.prefill.values(), *self.decode.values()]
-        return [seat.host for seat in seats]
+        prefill = [seat.host for seat in self.prefill.values()]
+        return [*prefill, *(seat.host for seat in self.decode.values())]
 
     def snapshot(self) -> Snapshot:
         """What placement may use now."""

@@ -26,6 +26,7 @@ from diptych.engine.scheduling.step import (
     StepPlan,
 )
 from diptych.engine.scheduling.step_learner import work_of
+from diptych.engine.scheduling.step_timing import StepTiming, fade
 from diptych.simulation.agenda import Agenda
 from diptych.simulation.gaps import Gaps
 from diptych.step_model import StepModel, StepWork
@@ -66,6 +67,7 @@ class _Step(NamedTuple):
 
     plan: StepPlan
     sequences: tuple[Sequence, ...]
+    took_s: float
 
 
 class SimulatedEngine:
@@ -92,6 +94,7 @@ class SimulatedEngine:
         self.busy_s = 0.0
         self.num_steps = 0
         self.used_block_s = 0.0  # blocks that somebody holds, times s
+        self.decode_step_s = 0.0  # moving average of steps without parts of prompts; 0: none yet
         self.pool = BlockPool(limits.num_blocks, limits.block_size)
         self.scheduler = Scheduler(
             SchedulerConfig(
@@ -102,6 +105,7 @@ class SimulatedEngine:
             self.pool,
         )
         self._agenda = agenda
+        self._timing = StepTiming()
         self._noise = noise
         self._on_load = on_load
         self._may_leap = may_leap
@@ -148,6 +152,11 @@ class SimulatedEngine:
         self._wake()
 
     @property
+    def prefill_tokens_per_s(self) -> float:
+        """As a worker measures it; 0 until known."""
+        return self._timing.prefill_tokens_per_s
+
+    @property
     def num_listeners(self) -> int:
         """Sequences that somebody wants to hear of."""
         return len(self._listeners)
@@ -163,8 +172,7 @@ class SimulatedEngine:
 
     def _wake(self) -> None:
         self._on_load()
-        if self._step is None and not self._ends_s:
-            self._begin()
+        self._begin_if_idle()
 
     # Steps
 
@@ -176,7 +184,8 @@ class SimulatedEngine:
             return
         plan = self.scheduler.schedule(self._max_prompt_tokens())
         if plan is not None:
-            self._go(plan, self._agenda.now_s + self._took_s(work_of(plan), self.num_steps))
+            took_s = self._took_s(work_of(plan))
+            self._go(plan, took_s, self._agenda.now_s + took_s)
 
     def _max_prompt_tokens(self) -> int | None:
         if self._pacer is None:
@@ -184,8 +193,9 @@ class SimulatedEngine:
         decoding, work = self.scheduler.decoding, self.scheduler.work
         return self._pacer.max_prompt_tokens(decoding, work, self.model, self._agenda.now_s)
 
-    def _go(self, plan: StepPlan, end_s: float) -> None:
-        self._step = _Step(plan, self.scheduler.in_flight)
+    def _go(self, plan: StepPlan, took_s: float, end_s: float) -> None:
+        self.busy_s += took_s
+        self._step = _Step(plan, self.scheduler.in_flight, took_s)
         self._due(end_s, self._end_step)
 
     def _due(self, at_s: float, happening: Callable[[], None]) -> None:
@@ -198,20 +208,27 @@ class SimulatedEngine:
 
         self._agenda.at(at_s, if_newest)
 
-    def _took_s(self, work: StepWork, num_step: int) -> float:
+    def _took_s(self, work: StepWork) -> float:
         cost = self.model.cost_of(work)
-        took_s = cost.expected_s(work) * self._noise.factor(num_step, cost.upper_ratio)
-        self.busy_s += took_s
-        return took_s
+        return cost.expected_s(work) * self._noise.factor(self.num_steps, cost.upper_ratio)
 
     def _end_step(self) -> None:
         step, self._step = self._step, None
         assert step is not None, "no step ends"
+        work = work_of(step.plan)
+        if work.num_prefill_tokens:
+            self._timing.record(work.num_prefill_tokens, work.num_decode_rows, step.took_s)
+            self._on_load()
+        else:
+            self.decode_step_s = fade(self.decode_step_s, step.took_s)
         self._look()
         self.num_steps += 1
-        self._on_load()
         self._tell(self._update(step), self._agenda.now_s)
-        if self._step is None and not self._ends_s:  # no listener began one
+        self._begin_if_idle()
+
+    def _begin_if_idle(self) -> None:
+        """Unless a listener began one."""
+        if self._step is None and not self._ends_s:
             self._begin()
 
     def _update(self, step: _Step) -> list[SequenceUpdate]:
@@ -238,6 +255,7 @@ class SimulatedEngine:
             listener = self._listeners.get(seq)
             if update.finish_reason is not None and not seq.prefill_only:
                 self._forget(seq)
+                self._on_load()
             if listener is not None:
                 listener(update)
 
@@ -288,9 +306,7 @@ class SimulatedEngine:
     def _end_together(self) -> None:
         ends, self._ends_s = self._ends_s, []
         self._take(ends)
-        self._on_load()
-        if self._step is None and not self._ends_s:  # no listener began one
-            self._begin()
+        self._begin_if_idle()
 
     def _settle(self) -> None:
         """Book the steps that ended before now; the one in flight then goes on by itself."""
@@ -302,20 +318,15 @@ class SimulatedEngine:
             self._take(ends[:num_ended])
         plan = self.scheduler.schedule()
         assert plan is not None, "they all decode"
-        began_s = ends[num_ended - 1] if num_ended else self._began_s(ends)
-        self.busy_s += ends[num_ended] - began_s
-        self._go(plan, ends[num_ended])
-
-    def _began_s(self, ends: list[float]) -> float:
-        """When the first of these began."""
-        work = self.scheduler.work
-        factor = self._noise.factor(self.num_steps, self.model.decode.upper_ratio)
-        return ends[0] - self.model.decode.expected_s(work) * factor
+        self._go(plan, self._took_s(work_of(plan)), ends[num_ended])
 
     def _take(self, ends: list[float]) -> None:
         """Book these steps as one: each sequence got a token at each of the moments."""
         decoding = self.scheduler.decoding
-        self.busy_s += ends[-1] - self._began_s(ends)
+        began_s = ends[0] - self._took_s(self.scheduler.work)
+        self.busy_s += ends[-1] - began_s
+        for earlier_s, end_s in pairwise([began_s, *ends]):
+            self.decode_step_s = fade(self.decode_step_s, end_s - earlier_s)
         self._look()
         self.num_steps += len(ends)
         for seq in decoding:
@@ -325,11 +336,11 @@ class SimulatedEngine:
                 self.gaps.add(ends[0] - before_s)
             if len(ends) > 1:
                 self._last_token_s[seq] = ends[-2]
-        for before_s, end_s in pairwise(ends[:-1]):
-            self.gaps.add(end_s - before_s, len(decoding))
+        for earlier_s, end_s in pairwise(ends[:-1]):
+            self.gaps.add(end_s - earlier_s, len(decoding))
         plan = self.scheduler.schedule()
         assert plan is not None, "they all decode"
-        self._tell(self._update(_Step(plan, self.scheduler.in_flight)), ends[-1])
+        self._tell(self._update(_Step(plan, self.scheduler.in_flight, 0.0)), ends[-1])
 
 
 def _token(seq: Sequence, chunk: Chunk) -> SampledToken | None:

@@ -48,7 +48,8 @@ def _cost(told: object) -> StepCost:
     unknown = set(told) - set(_NAMES)
     if unknown:
         raise ValueError(f"no such part of a cost: {min(unknown)}")
-    values = {name: float(value) for name, value in told.items()}
+    values: dict[str, float] = {str(name): float(value) for name, value in told.items()}
     if not all(math.isfinite(value) and value >= 0 for value in values.values()):
         raise ValueError("a cost is below 0 or not finite")
-    return StepCost(**{**values, "num_steps": int(values.get("num_steps", 0))})
+    cost = StepCost()._replace(**values)  # type: ignore[arg-type]
+    return cost._replace(num_steps=int(cost.num_steps))

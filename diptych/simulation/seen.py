@@ -20,6 +20,7 @@ class Told:
         self.work: StepWork = work
         self.num_available_blocks = counts.free + counts.cached
         self.num_sequences = engine.scheduler.num_running + engine.scheduler.num_waiting
+        self.tokens_per_s, self.step_s = engine.prefill_tokens_per_s, engine.decode_step_s
         self.model = engine.model
         self.max_batched_tokens = engine.limits.max_batched_tokens
         self.max_num_seqs = engine.limits.max_num_seqs
@@ -81,6 +82,7 @@ class PrefillSeen:
             max_model_len=self._told.max_model_len,
             has_runway=self._has_runway,
             num_available_blocks=self._told.num_available_blocks,
+            tokens_per_s=self._told.tokens_per_s,
             engine=self._told.engine_view(self._num_own - self._num_told),
         )
 
@@ -146,6 +148,7 @@ class DecodeSeen:
             max_num_seqs=told.max_num_seqs,
             num_pending_tokens=told.work.num_prefill_tokens,
             num_available_blocks=told.num_available_blocks,
+            step_s=told.step_s,
             kv_bytes_per_token=self._kv_bytes_per_token,
             bytes_per_s=self._sources,
             engine=told.engine_view(self._num_asked - self._num_told),

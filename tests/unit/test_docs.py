@@ -11,6 +11,7 @@ from diptych.cli.health import HealthConfig
 from diptych.cli.trace import TraceConfig
 from diptych.cli.up import UpConfig
 from diptych.errors import DiptychError
+from diptych.simulation.settings import SimulationConfig
 from router.config import RouterConfig
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +50,7 @@ def settings_of(config: type[BaseModel], prefix: str = "") -> set[str]:
     """Flags of ``config``, nested ones with dots."""
     flags: set[str] = set()
     for name, field in config.model_fields.items():
-        flags.add("--" + prefix + name.replace("_", "-"))
+        flags.add("--" + prefix + (field.alias or name).replace("_", "-"))
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             flags |= settings_of(kind, f"{prefix}{name.replace('_', '-')}.")
@@ -70,6 +71,7 @@ def test_settings_in_the_readme_exist() -> None:
         GenerateConfig,
         HealthConfig,
         TraceConfig,
+        SimulationConfig,
     ):
         known |= settings_of(config)
     text = (ROOT / "README.md").read_text()

@@ -1,0 +1,98 @@
+"""``diptych simulate``: a table, a picture, and the form of measured goodput."""
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from diptych.cli.main import main
+from diptych.process import EXIT_CONFIGURATION
+
+KEYS = {  # of python -m tests.bench.goodput
+    *("ttft_multiple", "tpot_multiple", "disaggregated", "disaggregated_setting"),
+    *("colocated", "colocated_setting", "ratio"),
+}
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.csv"
+    rows = [f"2023-11-16 18:15:{10 + i}.0000000,{200 + 10 * i},{8 + i}" for i in range(20)]
+    path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows, ""]))
+    return path
+
+
+def simulate(trace: Path, *flags: str) -> int:
+    return main(["simulate", "--trace", str(trace), *flags])
+
+
+def test_it_answers_with_a_table_a_picture_and_a_report(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report, svg, steps = tmp_path / "r.json", tmp_path / "p.svg", tmp_path / "steps.json"
+    flags = ("--workers", "prefill=1,decode=1 decode=2", "--rate", "0.5", "--rate", "2")
+    written = ("--json", str(report), "--svg", str(svg), "--save-steps", str(steps))
+    assert simulate(trace, *flags, "--duration-s", "12", *written) == 0
+    table = capsys.readouterr().out.splitlines()
+    assert len(table) == 1 + 4 + 2
+    assert table[1].startswith("prefill=1,decode=1  least-loaded  0.50")
+    assert table[-2].startswith("simulated")
+    told = json.loads(report.read_text())
+    assert told["environment"]["simulated"] is True
+    assert {"divide", "duration_s", "unloaded", "map", "runs"} <= told.keys()
+    assert len(told["map"]) == 9
+    assert all(cell.keys() >= KEYS for cell in told["map"])
+    assert told["map"][0]["colocated_setting"] == "decode=2 least-loaded"
+    assert all(len(outcome) == 2 for outcome in told["runs"][0]["outcomes"])
+    assert ElementTree.parse(svg).getroot().tag.endswith("svg")
+    assert simulate(trace, *flags, "--duration-s", "12", "--steps", str(steps)) == 0
+    again = capsys.readouterr().out.splitlines()
+    assert again[:-1] == table[:-1], "the same steps, the same seed"
+
+
+def test_the_traces_own_times_may_pass_faster(
+    trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert simulate(trace, "--workers", "decode=1", "--speed", "2", "--duration-s", "9") == 0
+    assert "  2.00  " in capsys.readouterr().out.splitlines()[1], "18 in 9 s"
+
+
+@pytest.mark.parametrize(
+    ("flags", "names"),
+    [
+        (("--workers", "prefill=1"), "--workers"),
+        (("--workers", "prefill=1,decode=0"), "--workers"),
+        (("--workers", " "), "--workers"),
+        (("--workers", "decode=1", "--rate", "0"), "--rate"),
+        (("--workers", "decode=1", "--max-batched-tokens", "8"), "max_batched_tokens"),
+        (("--workers", "decode=1", "--num-blocks", "8"), "num_blocks"),
+        (("--workers", "decode=1", "--burst-ratio", "2"), "burst_ratio"),
+        (("--workers", "decode=1", "--steps", "/nonexistent"), "--steps"),
+        (("--workers", "decode=1", "--svg", "/nonexistent/x.svg"), "--svg"),
+    ],
+)
+def test_what_is_wrong_is_named(
+    trace: Path, flags: tuple[str, ...], names: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert simulate(trace, "--duration-s", "2", *flags) == EXIT_CONFIGURATION
+    assert names in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{}",
+        '{"step_model": {"decode": {"fixed_s": 1}, "prefill": {}}}',
+        '{"step_model": {"decode": {"fixed_s": -1, "num_steps": 99}, "prefill": {}}}',
+        '{"step_model": {"decode": {"fixed": 1}, "prefill": {}}}',
+        "[",
+    ],
+)
+def test_a_bad_step_model_is_refused(
+    trace: Path, tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "steps.json"
+    path.write_text(text)
+    assert simulate(trace, "--workers", "decode=1", "--steps", str(path)) == EXIT_CONFIGURATION
+    assert "--steps" in capsys.readouterr().err

@@ -1,0 +1,167 @@
+"""A simulated router sees, and decides, what the real one would of the same workers."""
+
+from dataclasses import replace
+
+import pytest
+
+from diptych.engine.scheduling.sequence import Sequence, SequenceKey
+from diptych.sampling_params import SamplingParams
+from diptych.simulation.agenda import Agenda
+from diptych.simulation.engine import Noise, SimulatedEngine
+from diptych.simulation.seen import DecodeSeen, PrefillSeen, Told
+from diptych.v1 import common_pb2, worker_pb2
+from router.placement.policy import LeastLoaded
+from router.placement.predicted import Predicted
+from router.placement.prefix_memory import PrefixMemory
+from router.placement.types import Objectives, Policy, Query, Snapshot, WorkerId
+from tests.unit.router.cluster.world import World
+from tests.unit.simulation.small import SMALL, VARIED
+
+BYTES_PER_S = 2e9  # of the world's pairs
+BYTES_PER_TOKEN = 100.0  # of its blocks
+
+
+class Mirrored:
+    """Simulated workers, and the real router's members, which are told and asked the same."""
+
+    def __init__(self, num_prefill: int, num_decode: int) -> None:
+        self.agenda = Agenda()
+        self.world = World(prefill=num_prefill, decode=num_decode)
+        self.engines: dict[str, SimulatedEngine] = {}
+        self.prefill: dict[str, PrefillSeen] = {}
+        self.decode: dict[str, DecodeSeen] = {}
+        self._number = 0
+        sources = {f"{address}-1": BYTES_PER_S for address in self.world.prefill}
+        for address in [*self.world.prefill, *self.world.decode]:
+            engine = SimulatedEngine(SMALL, VARIED, self.agenda, Noise(address, is_on=True))
+            self.engines[address] = engine
+            told, worker = Told(engine), WorkerId(address, f"{address}-1")
+            if address in self.world.prefill:
+                self.prefill[address] = PrefillSeen(worker, told, 16384, lambda is_news: None)
+            else:
+                self.decode[address] = DecodeSeen(
+                    worker, told, sources, BYTES_PER_TOKEN, lambda is_news: None
+                )
+            self.tell(address)
+
+    def tell(self, address: str) -> None:
+        """The worker says how it is."""
+        engine = self.engines[address]
+        work, scheduler = engine.load(), engine.scheduler
+        self.world.says(
+            address,
+            max_model_len=SMALL.max_model_len,
+            max_num_seqs=SMALL.max_num_seqs,
+            layout=common_pb2.KVLayout(block_bytes=1600),
+            blocks=worker_pb2.BlockCounts(**engine.pool.counts()._asdict()),
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            num_pending_prefill_tokens=scheduler.num_pending_prefill_tokens,
+            prefill_tokens_per_s=engine.prefill_tokens_per_s,
+            decode_step_s=engine.decode_step_s,
+            step_model=VARIED.to_proto(),
+            max_batched_tokens=SMALL.max_batched_tokens,
+            num_pending_attention_pairs=work.num_attention_pairs,
+            num_decoding=work.num_decode_rows,
+            num_context_tokens=work.num_context_tokens,
+        )
+        seen = self.prefill.get(address) or self.decode[address]
+        seen.told(Told(engine))
+
+    def send_prompt(self, address: str, num_tokens: int) -> None:
+        """To a prefill worker, which gets it at once."""
+        seq = self._sequence(num_tokens, prefill_only=True)
+        self.world.cluster.prefill_backlog.opened(
+            self._number, WorkerId(address, f"{address}-1"), num_tokens
+        )
+        self.prefill[address].sent(num_tokens)
+        self.engines[address].add_prefill(seq, lambda update: None)
+
+    def send_sequence(self, address: str, num_tokens: int) -> None:
+        """To a decode worker, which computes its prompt."""
+        seq = self._sequence(num_tokens, prefill_only=False)
+        self.world.reserve(WorkerId(address, f"{address}-1"), num_tokens=num_tokens)
+        self.decode[address].asked(num_tokens)
+        self.engines[address].reserve(seq, lambda update: None)
+        self.engines[address].start(seq, [])
+
+    def simulated(self) -> Snapshot:
+        return Snapshot(
+            tuple(seen.view() for seen in self.prefill.values()),
+            tuple(seen.view() for seen in self.decode.values()),
+        )
+
+    def _sequence(self, num_tokens: int, *, prefill_only: bool) -> Sequence:
+        self._number += 1
+        return Sequence(
+            key=SequenceKey("r", self._number),
+            token_ids=[self._number] * num_tokens,
+            num_prompt_tokens=num_tokens,
+            sampling=SamplingParams(temperature=0.0, max_tokens=40),
+            prefill_only=prefill_only,
+        )
+
+
+@pytest.fixture
+def mirrored() -> Mirrored:
+    """At some moment: some told of what was sent, some not yet, some of less than is left."""
+    both = Mirrored(2, 2)
+    both.send_prompt("p0:1", 100)
+    both.send_prompt("p1:1", 40)
+    both.send_sequence("d0:1", 50)
+    both.agenda.run(0.21)
+    for address in both.engines:
+        both.tell(address)
+    both.send_prompt("p1:1", 90)
+    both.send_sequence("d1:1", 70)
+    both.agenda.run(0.6)
+    both.tell("d0:1")
+    both.send_prompt("p0:1", 33)
+    return both
+
+
+def real(both: Mirrored) -> Snapshot:
+    """What the real router sees, rounded as the wire rounds it."""
+    return both.world.cluster.snapshot()
+
+
+def test_views_are_those_of_the_real_members(mirrored: Mirrored) -> None:
+    theirs, ours = real(mirrored), mirrored.simulated()
+    assert [view.engine for view in ours.prefill] == [view.engine for view in theirs.prefill]
+    assert [view.engine for view in ours.decode] == [view.engine for view in theirs.decode]
+    assert ours == theirs
+    assert any(view.num_pending_tokens for view in ours.prefill)
+    assert any(view.engine and view.engine.num_departed_tokens for view in ours.prefill)
+
+
+@pytest.mark.parametrize("name", ["least-loaded", "predicted"])
+def test_decisions_are_those_of_the_real_policy(mirrored: Mirrored, name: str) -> None:
+    def policy() -> Policy:
+        plain = LeastLoaded(
+            PrefixMemory(1000), local_below_tokens=16, allow_local=True, allow_recompute=True
+        )
+        return plain if name == "least-loaded" else Predicted(plain, Objectives(0.3, 0.08))
+
+    theirs, ours = policy(), policy()
+    for num_tokens in (8, 20, 100, 200):
+        query = Query(num_tokens=num_tokens, num_max_tokens=num_tokens + 20)
+        expected = theirs.place(query, real(mirrored))
+        assert expected is not None
+        assert ours.place(query, mirrored.simulated()) == expected
+        mirrored = replace_load(mirrored)
+
+
+def replace_load(mirrored: Mirrored) -> Mirrored:
+    """The same workers, a little later, one prompt more."""
+    mirrored.send_prompt("p0:1", 60)
+    mirrored.agenda.run(mirrored.agenda.now_s + 0.05)
+    mirrored.tell("p1:1")
+    return mirrored
+
+
+def test_the_fixture_has_views_that_differ(mirrored: Mirrored) -> None:
+    """Else the comparisons say little."""
+    one, other = mirrored.simulated().prefill
+    assert replace(one, worker=other.worker) != other
+    first, second = mirrored.simulated().decode
+    assert replace(first, worker=second.worker) != second

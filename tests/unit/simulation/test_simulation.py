@@ -1,0 +1,202 @@
+"""What holds for every run: nothing is lost or held for ever, and the same gives the same."""
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+
+from diptych.engine.scheduling.block_pool import BlockPool
+from diptych.simulation.agenda import Agenda
+from diptych.simulation.cluster import RouterLimits, Split
+from diptych.simulation.engine import EngineLimits, Noise, SimulatedEngine
+from diptych.simulation.journey import Journey
+from diptych.simulation.simulation import Run, Simulation
+from diptych.simulation.workload import Shape
+from router.request.request_state import RequestState
+from tests.unit.simulation.small import ROUND, SMALL, setup, some
+
+SPLITS = (Split(1, 1), Split(0, 2), Split(2, 3))
+
+
+def run(simulation: Simulation, duration_s: float = 30.0, drain_s: float = 600.0) -> Run:
+    return simulation.run(duration_s, drain_s)
+
+
+@pytest.mark.parametrize(
+    ("split", "placement"),
+    [
+        (Split(1, 1), "least-loaded"),
+        (Split(0, 2), "least-loaded"),
+        (Split(2, 3), "predicted"),
+    ],
+)
+def test_every_request_ends_once_and_every_block_comes_back(
+    split: Split, placement: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[int] = []
+    end = Journey._end
+
+    def counted(self: Journey, failure: str) -> None:
+        ended.append(self.request.number)
+        end(self, failure)
+
+    monkeypatch.setattr(Journey, "_end", counted)
+    tight = SMALL._replace(num_blocks=17, max_num_seqs=4)
+    made = setup(split, limits=tight, placement=placement, router=RouterLimits(max_queue=20))
+    simulation = Simulation(made, some(100, seed=7))
+    done = run(simulation)
+    assert sorted(ended) == list(range(100)), "each ends once"
+    assert all(journey.state is RequestState.DONE for journey in simulation.journeys)
+    assert simulation.num_open == 0
+    num_answered = sum(outcome.ttft_s is not None for outcome in done.outcomes)
+    assert num_answered + sum(done.refusals.values()) == 100
+    assert set(done.refusals) <= {"QUEUE_FULL", "QUEUE_TIMEOUT", "KV_BLOCKS_EXHAUSTED"}
+    assert num_answered > 40
+    assert simulation.cluster.room.num_placed == simulation.cluster.room.num_waiting == 0
+    assert_idle(simulation)
+
+
+def assert_idle(simulation: Simulation) -> None:
+    for host in simulation.cluster.hosts:
+        counts = host.engine.pool.counts()
+        assert counts.free + counts.cached == counts.total, host.worker
+        assert host.engine.mismatch() is None
+        assert not host.engine.num_listeners
+        assert not host.engine.scheduler.has_work
+    assert all(not seat.seen.num_own_tokens for seat in simulation.cluster.prefill.values())
+    assert all(not seat.seen.num_own_sequences for seat in simulation.cluster.decode.values())
+
+
+def test_what_is_cut_off_holds_nothing() -> None:
+    simulation = Simulation(setup(Split(1, 2)), some(60, seed=2, rate=20.0))
+    done = simulation.run(duration_s=1.5, drain_s=0.5)
+    assert done.refusals["UNFINISHED"] > 5
+    simulation.agenda.run(60.0)  # those that came too late for the run are none of it
+    for journey in simulation.journeys:
+        journey.cut_off()
+    simulation.agenda.run(61.0)
+    assert_idle(simulation)
+
+
+def test_time_never_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments: list[float] = []
+    at = Agenda.at
+
+    def watched(self: Agenda, at_s: float, happening: Callable[[], None]) -> None:
+        def then() -> None:
+            moments.append(self.now_s)
+            happening()
+
+        at(self, at_s, then)
+
+    monkeypatch.setattr(Agenda, "at", watched)
+    run(Simulation(setup(Split(1, 2)), some(40, seed=5)))
+    assert len(moments) > 500
+    assert all(before_s <= after_s for before_s, after_s in pairwise(moments))
+
+
+@pytest.mark.parametrize("placement", ["least-loaded", "predicted"])
+def test_the_same_seed_gives_the_same(placement: str) -> None:
+    def made() -> Run:
+        return run(Simulation(setup(Split(2, 3), placement=placement), some(80, seed=11)))
+
+    one, other = made(), made()
+    assert one.outcomes == other.outcomes
+    assert (one.pools, one.num_events, one.refusals) == (
+        other.pools,
+        other.num_events,
+        other.refusals,
+    )
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=lambda split: split.name)
+def test_steps_that_are_taken_together_are_as_single_ones(split: Split) -> None:
+    """Also where blocks run out, so that sequences are preempted."""
+    tight = SMALL._replace(num_blocks=17, max_num_seqs=6)
+
+    def made(*, may_leap: bool) -> tuple[Simulation, Run]:
+        simulation = Simulation(
+            setup(split, limits=tight, may_leap=may_leap), some(80, seed=4, rate=3.0)
+        )
+        return simulation, run(simulation)
+
+    (leaping, one), (single, other) = made(may_leap=True), made(may_leap=False)
+    assert one.outcomes == other.outcomes
+    assert one.refusals == other.refusals
+    assert one.num_steps == other.num_steps
+    assert one.gaps.quantile(0.9) == pytest.approx(other.gaps.quantile(0.9), rel=0.02)
+    for role, use in one.pools.items():
+        assert use.busy_ratio == pytest.approx(other.pools[role].busy_ratio)
+        assert use.num_preemptions == other.pools[role].num_preemptions
+    assert leaping.agenda.num_happened < single.agenda.num_happened
+
+
+def test_by_hand() -> None:
+    """32 tokens of prompt, 3 of output; messages of 1 ms, 3.2 ms of transfer and 2 ms around it.
+
+    1 ms to the prefill worker, 20 + 32 ms for the prompt, 1 ms for its token: 54 ms. The blocks
+    are there and proven 5.2 ms after the step, told 1 ms later, and the sequence starts 1 ms
+    after that: at 60.2 ms. Two steps more, and a message: 81.2 ms.
+    """
+    made = setup(Split(1, 1), model=ROUND)
+    done = run(Simulation(made, iter([Shape(0.0, 32, 3)])))
+    (outcome,) = done.outcomes
+    assert outcome.ttft_s == pytest.approx(0.054)
+    assert outcome.tpot_s == pytest.approx((0.0812 - 0.054) / 2)
+    assert done.num_steps == 3
+
+
+def test_by_hand_where_one_engine_does_both() -> None:
+    """Asked, answered and told to start, in three messages; then the prompt, and its token."""
+    done = run(Simulation(setup(Split(0, 1), model=ROUND), iter([Shape(0.0, 32, 3)])))
+    (outcome,) = done.outcomes
+    assert outcome.ttft_s == pytest.approx(0.003 + 0.052 + 0.001)
+    assert outcome.tpot_s == pytest.approx(0.010)
+
+
+def test_shared_prefixes_are_found_again() -> None:
+    """The real prefix cache: the second prompt lacks only what is its own."""
+    shapes = [Shape(0.0, 100, 4, (1,)), Shape(5.0, 100, 4, (1,)), Shape(10.0, 100, 4, (2,))]
+    done = run(Simulation(setup(Split(0, 1), model=ROUND), iter(shapes)))
+    first, again, other = done.outcomes
+    assert first.ttft_s is not None
+    assert again.ttft_s is not None
+    assert again.ttft_s < first.ttft_s / 2
+    assert other.ttft_s == pytest.approx(first.ttft_s)
+    assert done.pools["decode"].hit_ratio == pytest.approx(96 / 300)
+
+
+def test_an_engine_with_a_promise_paces_prompts() -> None:
+    """The real pacer: who decodes gets tokens as often as promised while prompts are computed."""
+
+    def longest_gap(tpot_s: float | None) -> float:
+        limits = EngineLimits(
+            max_num_seqs=8,
+            max_batched_tokens=256,
+            max_model_len=1024,
+            num_blocks=256,
+            tpot_s=tpot_s,
+        )
+        shapes = [Shape(0.0, 16, 60), *(Shape(0.2 + 0.3 * i, 512, 2) for i in range(3))]
+        done = run(Simulation(setup(Split(0, 1), model=ROUND, limits=limits), iter(shapes)))
+        gap = done.gaps.quantile(0.99)
+        assert gap is not None
+        return gap
+
+    assert longest_gap(0.08) < longest_gap(None) / 1.5
+
+
+def test_noise_is_what_the_step_model_says() -> None:
+    noise = Noise("seed", is_on=True)
+    factors = sorted(noise.factor(number, 1.2) for number in range(1000))
+    assert 0.98 < factors[500] < 1.02
+    assert factors[900] == pytest.approx(1.2, rel=0.03)
+    assert Noise("seed", is_on=False).factor(3, 1.2) == 1.0
+
+
+def test_an_engine_with_nothing_to_do_books_nothing() -> None:
+    agenda = Agenda()
+    engine = SimulatedEngine(SMALL, ROUND, agenda, Noise("", is_on=False))
+    assert not agenda.run(10.0)
+    assert engine.num_steps == 0
+    assert isinstance(engine.pool, BlockPool)

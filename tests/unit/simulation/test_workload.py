@@ -1,0 +1,97 @@
+"""Which requests come: read from both traces' forms, drawn, scaled."""
+
+import random
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from diptych.errors import ConfigurationError
+from diptych.simulation.workload import (
+    Lengths,
+    Shape,
+    Swing,
+    drawn,
+    prompt_ids,
+    read_trace,
+    replayed,
+    scaled,
+)
+
+AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:15:46.6805900,374,44
+2023-11-16 18:15:50.9305900,396,109
+"""
+MOONCAKE = """{"timestamp": 0, "input_length": 700, "output_length": 5, "hash_ids": [0, 1]}
+{"timestamp": 2500, "input_length": 600, "output_length": 7, "hash_ids": [0, 2]}
+"""
+
+
+def written(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_both_forms_are_read(tmp_path: Path) -> None:
+    azure = read_trace(written(tmp_path, "a.csv", AZURE))
+    assert azure == [Shape(0.0, 374, 44), Shape(pytest.approx(4.25), 396, 109)]  # type: ignore[arg-type]
+    mooncake = read_trace(written(tmp_path, "m.jsonl", MOONCAKE))
+    assert mooncake == [Shape(0.0, 700, 5, (0, 1)), Shape(2.5, 600, 7, (0, 2))]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "names"),
+    [
+        ("a.csv", "TIMESTAMP,ContextTokens\nx,1\n", "line 2"),
+        ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,-1,4\n", "line 2"),
+        ("a.csv", "", "no request"),
+        ("m.jsonl", '{"timestamp": 0}\n', "input_length"),
+        ("m.jsonl", "no json\n", "line 1"),
+        (
+            "m.jsonl",
+            '{"timestamp": NaN, "input_length": 1, "output_length": 1, "hash_ids": []}\n',
+            "1",
+        ),
+    ],
+)
+def test_a_bad_trace_is_refused_by_line(tmp_path: Path, name: str, text: str, names: str) -> None:
+    with pytest.raises(ConfigurationError, match=names):
+        read_trace(written(tmp_path, name, text))
+    with pytest.raises(ConfigurationError, match="--trace"):
+        read_trace(tmp_path / "missing.csv")
+
+
+def test_equal_blocks_are_equal_tokens_and_nothing_else_is() -> None:
+    one, other = Shape(0.0, 700, 5, (0, 1)), Shape(2.5, 600, 7, (0, 2))
+    first, second = prompt_ids(one, 1, 1.0), prompt_ids(other, 2, 1.0)
+    assert (len(first), len(second)) == (700, 600)
+    assert first[:512] == second[:512]
+    assert not set(first[512:]) & set(second[512:])
+    assert len(set(prompt_ids(one._replace(num_prompt_tokens=150), 3, 4.0)[:128])) == 1
+    assert prompt_ids(Shape(0.0, 3, 1), 9, 1.0) == [9, 9, 9]
+
+
+def test_a_trace_is_replayed_faster_and_from_its_beginning() -> None:
+    shapes = [Shape(0.0, 1, 2, (0,)), Shape(4.0, 1, 2, (5,))]
+    again = list(replayed(shapes, speed=2.0, duration_s=3.0))
+    assert [round(shape.at_s, 2) for shape in again] == [0.0, 2.0, 2.0]
+    assert [shape.prefix for shape in again] == [(0,), (5,), (6,)], "nothing of the first round"
+
+
+def test_arrivals_are_poisson_and_come_in_bursts() -> None:
+    swing = Swing(period_s=20.0, burst_ratio=4.0)
+    come = list(drawn([Shape(0.0, 10, 10)], 10.0, 2000.0, swing, random.Random(1)))
+    first = sum(swing.is_first(shape.at_s) for shape in come)
+    assert len(come) == pytest.approx(20_000, rel=0.03)
+    assert first / (len(come) - first) == pytest.approx(4.0, rel=0.05)
+    assert all(one.at_s <= other.at_s for one, other in pairwise(come))
+
+
+def test_lengths_are_divided_clipped_and_drift() -> None:
+    swing = Swing(period_s=10.0, drift_ratio=4.0)
+    shapes = [Shape(1.0, 400, 100), Shape(6.0, 400, 100), Shape(6.0, 40_000, 0)]
+    early, late, clipped = scaled(shapes, Lengths(2.0, 1000, 100), swing)
+    assert early[1:3] == (400, 25)
+    assert late[1:3] == (100, 100)
+    assert clipped[1:3] == (1000, 2)

@@ -14,7 +14,15 @@ from diptych.errors import BlocksExhaustedError, DiptychError
 from diptych.sampling_params import SamplingParams
 from diptych.simulation.cluster import Seat, SimulatedCluster
 from diptych.simulation.seen import DecodeSeen, PrefillSeen
-from router.placement.types import DecodeOnly, Paired, Placement, PrefillOnly, WorkerId
+from router.placement.types import (
+    NO_OBJECTIVES,
+    DecodeOnly,
+    Objectives,
+    Paired,
+    Placement,
+    PrefillOnly,
+    WorkerId,
+)
 
 
 class Request(NamedTuple):
@@ -25,6 +33,7 @@ class Request(NamedTuple):
     prompt_ids: list[int]
     num_output_tokens: int
     block_keys: tuple[bytes, ...]  # of the prompt's whole blocks
+    objectives: Objectives = NO_OBJECTIVES
 
     def sequence(self, *, prefill_only: bool, to_pull: bool = False) -> Sequence:
         """As one worker has it."""

@@ -99,6 +99,7 @@ class Journey:
             block_keys=request.block_keys,
             block_size=self._cluster.block_size,
             refused=frozenset(self._retry.refused),
+            objectives=request.objectives,
         )
         return self._cluster.policy.place(query, self._cluster.snapshot())
 

@@ -22,7 +22,7 @@ from diptych.simulation.workload import Shape, prompt_ids
 from router.placement.policy import LeastLoaded
 from router.placement.predicted import Predicted
 from router.placement.prefix_memory import PrefixMemory
-from router.placement.types import Objectives, Policy
+from router.placement.types import NO_OBJECTIVES, Objectives, Policy
 
 _NUM_SLICES = 200  # of a run, between two reports of its progress
 _MEMORY_BLOCKS = 100_000  # as the router's setting has it
@@ -32,7 +32,7 @@ class Placing(NamedTuple):
     """Which policy places, and how it is set."""
 
     name: str = "least-loaded"  # or predicted
-    objectives: Objectives = Objectives()
+    objectives: Objectives = NO_OBJECTIVES  # of each request
     local_below_tokens: int = 64
 
     def policy(self, seed: int) -> Policy:
@@ -44,7 +44,7 @@ class Placing(NamedTuple):
             allow_recompute=True,
             router_incarnation=f"simulated {seed}",
         )
-        return plain if self.name == "least-loaded" else Predicted(plain, self.objectives)
+        return plain if self.name == "least-loaded" else Predicted(plain)
 
 
 class Setup(NamedTuple):
@@ -97,6 +97,7 @@ class Simulation:
             setup.seed,
         )
         self._divide = setup.divide
+        self._objectives = setup.placing.objectives
         self._max_model_len = min(
             setup.workers.decode.max_model_len, setup.workers.prefill.max_model_len
         )
@@ -132,7 +133,7 @@ class Simulation:
         ids = prompt_ids(shape, number, self._divide)[: self._max_model_len - 2]
         num_output = min(shape.num_output_tokens, self._max_model_len - len(ids))
         keys = tuple(block_keys(ids, self.cluster.block_size))
-        request = Request(number, shape.at_s, ids, num_output, keys)
+        request = Request(number, shape.at_s, ids, num_output, keys, self._objectives)
         journey = Journey(self.cluster, request, self._ended)
         self.journeys.append(journey)
         journey.arrive()

@@ -19,6 +19,7 @@ from tests.unit.simulation.small import SMALL, VARIED
 
 BYTES_PER_S = 2e9  # of the world's pairs
 BYTES_PER_TOKEN = 100.0  # of its blocks
+GOALS = Objectives(0.3, 0.08)
 
 
 class Mirrored:
@@ -140,11 +141,11 @@ def test_decisions_are_those_of_the_real_policy(mirrored: Mirrored, name: str) -
         plain = LeastLoaded(
             PrefixMemory(1000), local_below_tokens=16, allow_local=True, allow_recompute=True
         )
-        return plain if name == "least-loaded" else Predicted(plain, Objectives(0.3, 0.08))
+        return plain if name == "least-loaded" else Predicted(plain)
 
     theirs, ours = policy(), policy()
     for num_tokens in (8, 20, 100, 200):
-        query = Query(num_tokens=num_tokens, num_max_tokens=num_tokens + 20)
+        query = Query(num_tokens=num_tokens, num_max_tokens=num_tokens + 20, objectives=GOALS)
         expected = theirs.place(query, real(mirrored))
         assert expected is not None
         assert ours.place(query, mirrored.simulated()) == expected

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from diptych import __version__
 from tests.deploy.helm import HELM_3, HELM_4, Release, run_helm, template
 from tests.deploy.manifests import render
-from tests.unit.deploy.chart import CHART, RENDERED, VALUES, parsed, values_schema_text
+from tests.unit.deploy.chart import CHART, RENDERED, ROOT, VALUES, parsed, values_schema_text
+from tests.unit.deploy.test_readme import commands
 from tests.unit.deploy.values_schema import values_schema
 from tests.unit.deploy.wrong_values import WRONG, Wrong
 
@@ -54,6 +56,18 @@ def test_a_wrong_value_is_refused_and_named(helm: Release, wrong: Wrong, tmp_pat
         template(helm, [path])
     assert "values don't meet the specifications of the schema" in str(caught.value)
     assert wrong.key in str(caught.value)
+
+
+@pytest.mark.parametrize("helm", HELMS)
+def test_the_readmes_installation_is_taken_as_it_stands(
+    helm: Release, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (line,) = [line for line in commands("Install with Helm") if line[:2] == ["helm", "install"]]
+    monkeypatch.chdir(ROOT)
+    done = run_helm(helm, "template", *line[2:])
+    assert done.returncode == 0, done.stderr
+    (repository,) = [each for each in line if each.startswith("image.repository=")]
+    assert f"image: {repository.partition('=')[2]}:{__version__}" in done.stdout
 
 
 @pytest.mark.parametrize("helm", HELMS)

@@ -6,7 +6,7 @@ import shlex
 import jsonschema
 
 from diptych import __version__
-from tests.unit.deploy.chart import CHART, ROOT
+from tests.unit.deploy.chart import CHART, ROOT, servers
 from tests.unit.deploy.test_chart_values import SCHEMA
 
 # To clone, and to enter the clone.
@@ -32,7 +32,7 @@ def test_an_answer_takes_few_commands() -> None:
 
 
 def test_what_helm_is_told_is_there() -> None:
-    build, push, install, wait, test = commands("Install with Helm")
+    build, push, install, test = commands("Install with Helm")
     assert build[:2] == ["docker", "build"]
     assert (ROOT / flag(build, "file")).exists()
     assert push == ["docker", "push", flag(build, "tag")]
@@ -44,4 +44,8 @@ def test_what_helm_is_told_is_there() -> None:
     assert flag(build, "tag") == f"{value}:{__version__}", "as the chart asks for, if told nothing"
     jsonschema.Draft7Validator(SCHEMA).validate({"image": {"repository": value}})
     assert test == ["helm", "test", install[2], "--logs"]
-    assert f"app.kubernetes.io/instance={install[2]}" in flag(wait, "selector")
+    assert "--wait" in install
+    minutes = int(flag(install, "timeout").removesuffix("m"))
+    for pod in servers():
+        probe = pod.container["startupProbe"]
+        assert 60 * minutes >= probe["periodSeconds"] * probe["failureThreshold"], pod.where

@@ -81,10 +81,9 @@ def test_settings_in_the_readme_exist() -> None:
         "--values",
         "--set",
         "--logs",
-        "--for",
+        "--wait",
         "--timeout",
-        "--selector",
-    }  # helm, kubectl
+    }  # helm
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z._-]*[a-z]", text)) - elsewhere
     assert len(named) > 20
     assert named <= known

@@ -87,6 +87,8 @@ async def test_processes_tell_their_role_and_whether_they_trace() -> None:
     assert counts_of([untraced, traced]) == {role: SpanCounts(True)}
     told = traced.replace("diptych_trace_spans_sent 0.0", "diptych_trace_spans_sent 2.0")
     assert counts_of([told, untraced, told]) == {role: SpanCounts(True, 4.0)}
+    others = ("", "<html>no metrics</html>", "up{ 1", "process_open_fds 4.0\n")
+    assert counts_of([*others, told]) == {role: SpanCounts(True, 2.0)}
 
 
 async def test_the_request_asks_for_its_trace() -> None:

@@ -92,11 +92,20 @@ class Process:
 
     def stop(self) -> int:
         """End it with SIGTERM (SIGKILL when that takes too long); its exit code."""
+        self.ask_to_end()
+        return self.wait_ended()
+
+    def ask_to_end(self) -> None:
+        """Send SIGTERM, if it has not ended."""
         assert self._started is not None
         self.was_ended = True
         if self._started.poll() is None:
             self._started.send_signal(signal.SIGCONT)
             self._started.terminate()
+
+    def wait_ended(self) -> int:
+        """Its exit code; SIGKILL ends it when its own end takes too long."""
+        assert self._started is not None
         try:
             return self._started.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -277,7 +286,12 @@ def running_cluster(
         yield Cluster(router, prefill, decode)
     finally:
         lost = [p for p in started if not p.alive and not p.was_ended]
-        codes = {p.name: p.stop() for p in reversed(started) if p.alive}
+        ending = [p for p in reversed(started) if p.alive]
+        if ending and ending[0].module == "router":  # so that no request is left to workers
+            ending[0].stop()
+        for process in ending:
+            process.ask_to_end()
+        codes = {process.name: process.wait_ended() for process in ending}
     assert not lost, "\n".join(f"{p.name} ended by itself:\n{p.log_tail()}" for p in lost)
     for process in started:
         code = codes.get(process.name, 0)

@@ -36,6 +36,8 @@ from router.frontend.prompt_answers import PromptAnswers
 from router.frontend.quotas import Quotas
 from router.frontend.served_model import ServedModel
 from router.placement.departures import Departures
+from router.placement.fair_queue import FairQueue
+from router.placement.output_lengths import OutputLengths
 from router.placement.policy import LeastLoaded
 from router.placement.predicted import Predicted
 from router.placement.prefix_memory import PrefixMemory
@@ -79,6 +81,9 @@ async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None
         schedule_rest=partial(loop.call_later, _PUMP_REST_S),
         has_room=lambda: cluster.snapshot().has_room,
         departures=Departures(loop.time, random.random),
+        queue=FairQueue(config.classes.weight_of),
+        clock=loop.time,
+        used=lambda request_class, used_s: metrics.engine_used(request_class, used_s),
     )
     cluster = Cluster(
         config,
@@ -100,6 +105,7 @@ async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None
             cluster=cluster,
             policy=policy,
             room=room,
+            lengths=OutputLengths(),
             incarnation=incarnation,
             sequence_ids=itertools.count(1),
             spawn=background.spawn,

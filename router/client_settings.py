@@ -1,5 +1,6 @@
 """Settings of what a router's clients are shown, and of whom it lets in."""
 
+from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, Self
@@ -169,6 +170,16 @@ class ClassSettings(BaseModel):
     )
 
 
+class ClassWeights(BaseModel):
+    """Shares of the engines' seconds, beside each other, of classes of which requests wait."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    realtime: float = Field(8.0, gt=0, le=1000, description="Of realtime requests.")
+    standard: float = Field(4.0, gt=0, le=1000, description="Of standard requests.")
+    batch: float = Field(1.0, gt=0, le=1000, description="Of batch requests.")
+
+
 class ClassesSettings(BaseModel):
     """How urgent requests are, and what each class is promised."""
 
@@ -183,6 +194,7 @@ class ClassesSettings(BaseModel):
         description="The most urgent class that a request may have, unless the client's key says "
         "another.",
     )
+    weights: ClassWeights = ClassWeights()
     realtime: ClassSettings = ClassSettings()
     standard: ClassSettings = ClassSettings()
     batch: ClassSettings = ClassSettings()
@@ -191,3 +203,8 @@ class ClassesSettings(BaseModel):
         """The settings of one class."""
         settings: ClassSettings = getattr(self, request_class.value)
         return settings
+
+    @property
+    def weight_of(self) -> Mapping[RequestClass, float]:
+        """The weight of each class."""
+        return {each: getattr(self.weights, each.value) for each in RequestClass}

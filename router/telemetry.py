@@ -14,6 +14,7 @@ from diptych.errors import (
     all_reasons,
 )
 from diptych.finish_reason import FinishReason
+from diptych.request_class import RequestClass
 from diptych.sampling_params import SamplingParams
 from diptych.telemetry import attributes, tracing
 from diptych.telemetry.families import RequestMetrics
@@ -52,6 +53,8 @@ class Gauges(Protocol):
 
     @property
     def num_placed(self) -> int: ...
+
+    def num_waiting_of(self, request_class: RequestClass) -> int: ...
 
 
 class RouterMetrics:
@@ -97,6 +100,19 @@ class RouterMetrics:
             "Requests that wait in the router for a placement.",
             lambda: room.num_waiting,
         )
+        metrics.read_gauges(
+            "router_class_requests_waiting",
+            "Of these, by class.",
+            ("class",),
+            lambda: [((each,), float(room.num_waiting_of(each))) for each in RequestClass],
+        )
+        self._engine_seconds = metrics.counters(
+            "router_class_engine_seconds_total",
+            "What requests took of the engines, s, both phases together, by class: what they are "
+            "charged by in the queue. Estimated by the tokens and what workers say of their steps.",
+            "class",
+            RequestClass,
+        )
         metrics.read_gauge(
             "router_requests_placed", "Requests that are on workers.", lambda: room.num_placed
         )
@@ -132,6 +148,10 @@ class RouterMetrics:
             ("worker",),
             lambda: [((address,), clock.uncertainty_s) for address, clock in clock_offsets()],
         )
+
+    def engine_used(self, request_class: RequestClass, used_s: float) -> None:
+        """A request of that class took so much of the engines, s."""
+        self._engine_seconds[request_class].inc(used_s)
 
     def quota_refused(self, quota: str) -> None:
         """A tenant's quota of that name, see Limits, was used up."""

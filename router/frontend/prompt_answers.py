@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from diptych.errors import DeadlineExceededError, InvalidRequestError
+from diptych.request_class import RequestClass
 from diptych.telemetry import logs
 from diptych.telemetry.tracing import Tracing, trace_id
 from router.frontend.admission import Admission
@@ -29,6 +30,7 @@ from router.generation.prompt_work import (
     Scores,
 )
 from router.generation.request import GenerationRequest, Prompt, TextPrompt
+from router.placement.claim import Claim
 from router.request.dispatch import Services
 from router.request.prompt_told import WantedLogprobs, WantedStates
 from router.telemetry import RequestObserver, RouterMetrics
@@ -170,7 +172,9 @@ class PromptAnswers:
             received_s=time.monotonic(),
         )
         salt = salt_of(work.cache_salt, work.tenant.name)
-        errand = Errand(observer.request_id, salt, deadline_s, observer)
+        request_class = work.tenant.classes.default_class or RequestClass.STANDARD
+        claim = Claim(request_class, work.tenant.name)
+        errand = Errand(observer.request_id, salt, deadline_s, observer, claim)
         calls: list[_Call] = []
 
         def tell(outcome: str) -> None:

@@ -10,6 +10,7 @@ from diptych.sampling_params import SamplingParams
 from diptych.text.detokenizer import Detokenizer
 from diptych.text.tokenizer import Tokenizer
 from diptych.token_logprobs import PromptLogprobs, TokenLogprobs
+from router.placement.claim import Claim
 from router.request.dispatch import Services
 from router.request.emitted_tokens import RequestShape
 from router.request.observer import Observer
@@ -54,6 +55,7 @@ class Errand(NamedTuple):
     cache_salt: bytes
     deadline_s: float | None  # a moment of the monotonic clock
     observer: Observer
+    claim: Claim
 
 
 class PromptJobs:
@@ -107,7 +109,9 @@ class PromptJobs:
 
     async def _run_one(self, job: Job, errand: Errand) -> JobResult:
         shape = RequestShape(prompt_ids=(*job.before, *job.own), max_tokens=1, told=job.wanted)
-        request = ResolvedRequest(shape=shape, sampling=_SAMPLING, cache_salt=errand.cache_salt)
+        request = ResolvedRequest(
+            shape=shape, sampling=_SAMPLING, cache_salt=errand.cache_salt, claim=errand.claim
+        )
         builder = ResponseBuilder(
             shape,
             Detokenizer(self._tokenizer, (), 0),

@@ -29,7 +29,6 @@ _NUM_WEIGHED = 8  # of each pool, those with the least to wait for
 _NUM_TOLD = 4  # candidates that a forecast names, the best
 _PER_OBJECTIVE = 20  # differences that are smaller are left to seconds
 _OVERHEAD_WEIGHT = 0.05  # of the latest first token
-_NUM_OUTPUT_TOKENS = 128  # that an answer is taken to have, if it may; its length is not known
 
 
 class _Loss(NamedTuple):
@@ -166,7 +165,7 @@ class Predicted:
     def _valued(
         self, query: Query, prefill: WorkerId | None, decode: WorkerId, come: Consequences
     ) -> tuple[_Loss, Outlook]:
-        num_output = min(_NUM_OUTPUT_TOKENS, max(1, query.num_max_tokens - query.num_tokens))
+        num_output = max(1, min(query.num_output_tokens, query.num_max_tokens - query.num_tokens))
         missed = come.objectives_missed(query.objectives, num_output)
         seconds = come.seconds(num_output)
         rank = self._plain.rank(decode) + (b"" if prefill is None else self._plain.rank(prefill))

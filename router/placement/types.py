@@ -7,6 +7,7 @@ from typing import Final, NamedTuple, Protocol
 
 from diptych.step_model import StepModel, StepWork
 from router.placement.explanation import Explanation
+from router.placement.output_lengths import UNKNOWN_TOKENS
 from router.placement.place import NOWHERE, Place
 
 
@@ -127,6 +128,7 @@ class Query:
     beside: WorkerId | None = None  # runs another choice of the same prompt, whose blocks it has
     needs_prefill: bool = False  # a prefill worker has to compute the prompt: no other tells of it
     objectives: Objectives = NO_OBJECTIVES
+    num_output_tokens: int = UNKNOWN_TOKENS  # that are still to come, by expectation
 
     def on(self, decode: WorkerId, num_cached_tokens: int | None) -> "Query":
         """The same with a reservation that is held already."""

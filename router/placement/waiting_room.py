@@ -1,13 +1,16 @@
-"""Where requests wait for a placement: bounded, first come first served. Pure."""
+"""Where requests wait for a placement: bounded, and in fair turns. Pure."""
 
 import bisect
 import itertools
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Generator, Iterable
+from contextlib import closing
+from typing import Final, NamedTuple, Protocol
 
 from diptych.errors import DiptychError, QueueFullError
+from diptych.request_class import RequestClass
 from router.placement.departures import Departures
+from router.placement.fair_queue import FairQueue, Turn
 
 # Offers in one pump to the first in line, and as many to those behind, without one being taken.
 _MAX_MISSES = 8
@@ -19,9 +22,17 @@ _MAX_BARRED = 64
 Later = Callable[[Callable[[], None]], object]
 
 
+ANY_TURN: Final = Turn()
+
+
 class _Returned(NamedTuple):
     arrival: int
     waiter: "Waiter"
+
+
+class _Slot(NamedTuple):
+    arrival: int
+    turn: Turn  # that it was charged
 
 
 class Waiter(Protocol):
@@ -43,7 +54,10 @@ class WaitingRoom:
     """The router's queue, and how many requests are on workers.
 
     Whoever was placed once keeps a slot until ``leave``, and waits before all who were not,
-    in the order in which they came, if it must be placed again. Called on the event loop
+    in the order in which they came, if it must be placed again. The others have fair turns
+    (:class:`FairQueue`), which is the order in which they came where all are one tenant's and
+    of one class. Where too many wait, who came last of the tenant of whom most wait is turned
+    away. Called on the event loop
     only. No method but ``pump`` calls a waiter, and nothing that a waiter calls pumps:
     whatever changes makes a pump due, which ``schedule`` runs later, once.
 
@@ -60,9 +74,13 @@ class WaitingRoom:
         schedule_rest: Later | None = None,
         has_room: Callable[[], bool] = lambda: True,
         departures: Departures | None = None,
+        queue: FairQueue[Waiter] | None = None,
+        clock: Callable[[], float] = lambda: 0.0,
+        used: Callable[[RequestClass, float], None] = lambda request_class, used_s: None,
     ) -> None:
         """``schedule`` calls what it gets soon, from an empty stack; ``schedule_rest`` after a
         pause, for those whom a pump did not reach. ``has_room``: whether a worker might take any.
+        ``clock`` is that of turns' moments, s; ``used`` is told of each class's use of engines, s.
         """
         self._max_waiting = max_waiting
         self._max_placed = max_placed
@@ -72,11 +90,15 @@ class WaitingRoom:
         self._departures = departures or Departures(lambda: 0.0, lambda: 0.5)
         self._arrivals = itertools.count()
         self._returned: list[_Returned] = []  # were placed before; by their arrival
-        self._fresh: OrderedDict[Waiter, None] = OrderedDict()
-        self._placed: dict[Waiter, int] = {}  # to their arrival
+        self._fresh: FairQueue[Waiter] = FairQueue() if queue is None else queue
+        self._clock = clock
+        self._used = used
+        self._all: OrderedDict[Waiter, Turn] = (
+            OrderedDict()
+        )  # that wait; who was asked last is the last
+        self._placed: dict[Waiter, _Slot] = {}
         self._newcomers: list[Waiter] = []  # since the last pump; they may be turned away
         self._num_left = 0  # since the last pump
-        self._next_turn = 0  # whose turn it is, of those who are not the first in line
         self._num_passed = 0  # placed before the first of those who returned, since it is first
         self._num_barred = 0  # pumps in which it barred the others
         self._is_pump_due = False
@@ -84,49 +106,68 @@ class WaitingRoom:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._returned) + len(self._fresh)
+        return len(self._all)
+
+    def num_waiting_of(self, request_class: RequestClass) -> int:
+        """Of one class."""
+        returned = sum(
+            self._all[one.waiter].request_class is request_class for one in self._returned
+        )
+        return returned + self._fresh.num_waiting(request_class)
 
     @property
     def num_placed(self) -> int:
         return len(self._placed)
 
-    def enter(self, waiter: Waiter, *, front: bool) -> None:
-        """Let ``waiter`` wait; ``front``: it was placed before, so before all who were not.
+    def enter(self, waiter: Waiter, *, front: bool, turn: Turn = ANY_TURN) -> None:
+        """Let ``waiter`` wait for its ``turn``.
 
+        ``front``: it was placed before, so it goes before all who were not.
         So do the other choices of a request of which one was placed: without slots yet.
 
         The next pump, soon, places it, lets it wait, or turns it away if nobody else
         may wait (never if ``front``).
         """
         if front:
-            arrival = self._placed.get(waiter)
-            if arrival is None:
-                arrival = next(self._arrivals)
+            slot = self._placed.get(waiter)
+            arrival = next(self._arrivals) if slot is None else slot.arrival
             bisect.insort(self._returned, _Returned(arrival, waiter), key=lambda one: one.arrival)
         else:
-            self._fresh[waiter] = None
+            self._fresh.add(waiter, turn, self._clock())
             self._newcomers.append(waiter)
+        self._all[waiter] = turn
         self.pump_soon()
 
     def take(self, waiter: Waiter) -> None:
-        """``waiter`` got a placement: it waits no more and keeps a slot."""
+        """``waiter`` got a placement: it waits no more, keeps a slot, and is charged, once."""
         if self._returned and waiter is not self._returned[0].waiter:
             self._num_passed += 1
+        turn = self._all.get(waiter, ANY_TURN)
         self.stop_waiting(waiter)
         if waiter not in self._placed:
-            self._placed[waiter] = next(self._arrivals)
+            self._placed[waiter] = _Slot(next(self._arrivals), turn)
+            self._fresh.charge(turn)
 
     def stop_waiting(self, waiter: Waiter) -> None:
         """``waiter`` wants no placement any more. Idempotent."""
-        self._fresh.pop(waiter, None)
+        if self._all.pop(waiter, None) is None:
+            return
+        self._fresh.remove(waiter)
         if self._returned and waiter is self._returned[0].waiter:
             self._num_passed = self._num_barred = 0
         self._returned = [one for one in self._returned if one.waiter is not waiter]
 
-    def leave(self, waiter: Waiter) -> None:
-        """``waiter`` is done. Idempotent."""
+    def leave(self, waiter: Waiter, used_s: float | None = None) -> None:
+        """``waiter`` is done, and took so much of the engines; None: what was expected.
+
+        Idempotent.
+        """
         self.stop_waiting(waiter)
-        if self._placed.pop(waiter, None) is not None:
+        slot = self._placed.pop(waiter, None)
+        if slot is not None:
+            used_s = slot.turn.cost_s if used_s is None else used_s
+            self._fresh.settle(slot.turn, used_s)
+            self._used(slot.turn.request_class, used_s)
             self._num_left += 1
             self._departures.left()
             self.pump_soon()
@@ -138,7 +179,7 @@ class WaitingRoom:
             self._schedule(self._pump_if_due)
 
     def pump(self) -> None:
-        """Offer placements, to the first first; then turn away whom there is no place for.
+        """Offer placements, to whose turn it is first; then turn away whom there is no place for.
 
         For each request that left, one that was refused need not sit out its pause.
         """
@@ -150,28 +191,43 @@ class WaitingRoom:
                 self._pump_rest_soon()
         else:
             self._ask_in_turn(newcomers)
-        for waiter in reversed(newcomers):
-            if self.num_waiting <= self._max_waiting:
-                break
-            if waiter in self._fresh:
-                self._turn_away(waiter)
+        num_new = sum(waiter in self._fresh for waiter in newcomers)
+        for _ in range(min(num_new, self.num_waiting - self._max_waiting)):
+            self._turn_away(self._fresh.newest_of_longest())
 
     def _ask_in_turn(self, newcomers: list[Waiter]) -> None:
-        waiting = [one.waiter for one in self._returned]
-        if len(self._placed) < self._max_placed:
-            waiting.extend(self._fresh)
+        may_place = len(self._placed) < self._max_placed
+        num_askable = len(self._all if may_place else self._returned)
         asked: set[Waiter] = set()
-        self._ask(waiting, asked)
-        behind = [waiter for waiter in waiting if waiter not in asked]
-        turn = self._next_turn % len(behind) if behind else 0
-        num_asked = len(asked)
-        self._ask([*behind[turn:], *behind[:turn]], asked)
-        self._next_turn = turn + len(asked) - num_asked
+        with closing(self._in_turn(may_place=may_place)) as line:
+            self._ask(line, asked)
+        with closing(self._long_ago(asked, may_place=may_place)) as line:
+            self._ask(line, asked)
         self._ask(newcomers, asked)
-        if len(asked) == len(waiting):
+        if len(asked) >= num_askable:
             self._num_left = 0
         elif self._has_room():
             self._pump_rest_soon()
+
+    def _in_turn(self, *, may_place: bool) -> Generator[Waiter, None, None]:
+        yield from [one.waiter for one in self._returned]
+        if may_place:
+            with closing(self._fresh.in_turn(self._clock())) as line:
+                yield from line
+
+    def _long_ago(self, asked: set[Waiter], *, may_place: bool) -> Generator[Waiter, None, None]:
+        """Those behind, who was asked so longest ago first; whoever is asked goes to the end."""
+        returned = {one.waiter for one in self._returned}
+        while may_place or returned - asked:
+            behind = (w for w in self._all if w not in asked and (may_place or w in returned))
+            waiter = next(behind, None)
+            if waiter is None:
+                return
+            yield waiter
+            if waiter not in asked:
+                return  # nobody is asked any more
+            if waiter in self._all:
+                self._all.move_to_end(waiter)
 
     def _ask(self, line: Iterable[Waiter], asked: set[Waiter]) -> None:
         """Offer placements to those who were not asked yet, until too many were in vain."""
@@ -198,7 +254,7 @@ class WaitingRoom:
         return self._num_passed > 0
 
     def _is_waiting(self, waiter: Waiter) -> bool:
-        return waiter in self._fresh or any(one.waiter is waiter for one in self._returned)
+        return waiter in self._all
 
     def _pump_if_due(self) -> None:
         if self._is_pump_due:

@@ -12,6 +12,10 @@ from router.cluster.decode_link import DecodeLink, ReservationListener
 from router.cluster.members import Cluster
 from router.cluster.prefill_link import LeaseListener, PrefillLink
 from router.config import RouterConfig
+from router.generation.answer import Usage
+from router.placement.engine_seconds import EngineRates, rates_of
+from router.placement.fair_queue import Turn
+from router.placement.output_lengths import OutputLengths
 from router.placement.types import (
     DecodeOnly,
     Forecast,
@@ -39,6 +43,7 @@ class Services:
     cluster: Cluster
     policy: Policy
     room: WaitingRoom
+    lengths: OutputLengths
     incarnation: str
     sequence_ids: Iterator[int]
     spawn: Callable[[Coroutine[Any, Any, None], str], None]  # a task that outlives the session
@@ -90,6 +95,7 @@ class Dispatch:
         self._reservations: dict[int, _Reservation] = {}
         self._keys: tuple[bytes, ...] | None = None
         self._block_size = 0
+        self._rates = EngineRates()
         self._foretold: _Foretold | None = None  # of the first token that a lease will bring
 
     def place(self, query: Query) -> Placement | None:
@@ -105,6 +111,7 @@ class Dispatch:
             block_size=self._block_size,
             beside=self._beside,
             objectives=self._objectives(),
+            num_output_tokens=self._expected(query.num_max_tokens - query.num_tokens),
         )
         policy, snapshot = self._services.policy, cluster.snapshot()
         placement = policy.place(query, snapshot)
@@ -117,6 +124,38 @@ class Dispatch:
             self._observer.foretold(placement.forecast)
             self._foretold = _Foretold(placement.forecast, time.monotonic())
         return placement
+
+    def turn(self) -> Turn:
+        """What the request waits by, and is charged when it is placed."""
+        claim, shape = self._request.claim, self._request.shape
+        self._rates = rates_of(self._services.cluster.snapshot())
+        num_prompt, due_s = len(shape.prompt_ids), claim.first_token_due_s
+        latest_start_s = None
+        if due_s is not None and self._services.config.placement == "predicted":
+            latest_start_s = due_s - self._rates.cost_s(num_prompt, 0)
+        return Turn(
+            claim.request_class,
+            claim.tenant,
+            self._rates.cost_s(num_prompt, self._expected(shape.max_tokens)),
+            due_s,
+            latest_start_s,
+        )
+
+    def used_s(self, usage: Usage) -> float:
+        """What it took of the engines, by the tokens that it turned out to have."""
+        num_computed = max(0, usage.num_prompt_tokens - usage.num_cached_tokens)
+        return self._rates.cost_s(num_computed, max(0, usage.num_new_tokens))
+
+    def finished(self, usage: Usage) -> None:
+        """Its answer is whole: others' may be as long."""
+        claim = self._request.claim
+        if self._request.shape.max_tokens > 1:  # else its length was no choice of the model's
+            self._services.lengths.learn(claim.request_class, claim.tenant, usage.num_output_tokens)
+
+    def _expected(self, at_most: int) -> int:
+        """Tokens that are still to come."""
+        claim = self._request.claim
+        return self._services.lengths.expected(claim.request_class, claim.tenant, at_most)
 
     def _objectives(self) -> Objectives:
         """What is left of them, now that the request has waited."""

@@ -133,7 +133,7 @@ class Session:
         self._handle(events.Cancelled())
         if self._timer is not None:
             self._timer.cancel()
-        self._services.room.leave(self)
+        self._leave()
 
     def give_up(self, why: str) -> None:
         """The client takes nothing: free everything; ``next_event`` raises SlowClientError."""
@@ -259,7 +259,7 @@ class Session:
             logger.error("request crashed", exc_info=bug, extra={"request": self._request_id})
             self._bug = bug
         self._dispatch.close_all()
-        self._services.room.leave(self)
+        self._leave()
         self._on_failed()
         self._wake()
 
@@ -292,7 +292,7 @@ class Session:
             case actions.Retried():
                 self._observer.retried(action.retry, action.cause, self._answer.moments.awaited)
             case actions.Enqueue():
-                self._services.room.enter(self, front=action.front)
+                self._services.room.enter(self, front=action.front, turn=self._dispatch.turn())
             case actions.Dequeue():
                 room = self._services.room
                 (room.take if action.is_placed else room.stop_waiting)(self)
@@ -300,6 +300,7 @@ class Session:
                 self._services.room.pump_soon()
             case actions.Finish():
                 self._finish_reason = FinishReason(action.reason)
+                self._dispatch.finished(self.usage)
                 self._end()
             case actions.Fail():
                 self._error = action.error
@@ -308,8 +309,12 @@ class Session:
                 self._end()
         return None
 
+    def _leave(self) -> None:
+        """Idempotent: what it took counts as it is the first time."""
+        self._services.room.leave(self, self._dispatch.used_s(self.usage))
+
     def _end(self) -> None:
-        self._services.room.leave(self)
+        self._leave()
         self._wake()
 
     def _arm_timer(self) -> None:

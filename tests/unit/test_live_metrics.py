@@ -92,7 +92,7 @@ def test_what_an_engine_runs() -> None:
 
 
 def test_what_a_router_has() -> None:
-    room = SimpleNamespace(num_waiting=2, num_placed=3)
+    room = SimpleNamespace(num_waiting=2, num_placed=3, num_waiting_of=lambda each: 1)
     value = told(
         lambda metrics: RouterMetrics(metrics, room, lambda: 0.0, lambda: (1, 1), lambda: 0.0, list)
     )

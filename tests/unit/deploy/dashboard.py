@@ -81,6 +81,15 @@ ROWS: dict[str, list[Panel]] = {
                 Query("sum(diptych_router_requests_placed)", "on workers"),
             ],
         ),
+        Panel(
+            "Waiting, by class", "short", levels("diptych_router_class_requests_waiting", "class")
+        ),
+        Panel(
+            "Seconds of engines, by class",
+            "short",
+            rates("diptych_router_class_engine_seconds_total", "class"),
+            True,
+        ),
         Panel("Recovery", "ops", rates("diptych_retries_total", "action"), True),
     ],
     "Hand-off": [

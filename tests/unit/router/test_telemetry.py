@@ -54,7 +54,7 @@ CLOCKS = [("p:1", ClockOffset(-3.0, 0.25))]
 
 
 def make_metrics(registry: CollectorRegistry) -> RouterMetrics:
-    room = SimpleNamespace(num_waiting=0, num_placed=0)
+    room = SimpleNamespace(num_waiting=0, num_placed=0, num_waiting_of=lambda each: 1)
     return RouterMetrics(
         Metrics(registry), room, lambda: 0.0, lambda: (1, 1), lambda: 7.5, lambda: CLOCKS
     )

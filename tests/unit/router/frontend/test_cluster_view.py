@@ -50,7 +50,7 @@ class World:
         self.view = ClusterView(
             "m",
             self._look,
-            SimpleNamespace(num_waiting=2, num_placed=3),
+            SimpleNamespace(num_waiting=2, num_placed=3, num_waiting_of=lambda each: 1),
             lambda: self.now_s,
             ttft=self.ttft,
             itl=self.itl,

@@ -151,6 +151,21 @@ def test_objectives_come_before_seconds() -> None:
     assert chosen.forecast.chosen.num_missed < chosen.forecast.candidates[1].num_missed
 
 
+def test_what_an_answer_costs_others_counts_for_as_long_as_it_will_be() -> None:
+    """Few tokens beside others are soon over; many slow them down for long."""
+    prefills = (view_p(P1),)
+    decodes = (view_d(D1, 8, num_pending_tokens=0), view_d(D2, 2, proven=frozenset()))
+    seconds = []
+    for num_output in (1, 10, 1000):
+        query = dataclasses.replace(QUERY, num_output_tokens=num_output)
+        chosen = place(prefills, decodes, query=query)
+        assert isinstance(chosen, Paired)
+        assert chosen.forecast is not None
+        seconds.append(chosen.forecast.chosen.seconds)
+    first_s, more_s, most_s = seconds
+    assert more_s - first_s == pytest.approx((most_s - first_s) * 9 / 99), "100 at the most"
+
+
 def test_a_first_token_that_is_too_late_anyway_is_missed_everywhere() -> None:
     """What is left then decides among the candidates."""
     late = Objectives(ttft_s=-1.0)

@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from diptych.errors import DiptychError, QueueFullError
+from diptych.request_class import RequestClass
 from router.placement.departures import Departures
-from router.placement.waiting_room import WaitingRoom
+from router.placement.fair_queue import Turn
+from router.placement.waiting_room import ANY_TURN, WaitingRoom
 
 
 class Waiter:
@@ -43,14 +45,18 @@ class World:
         self.capacity = capacity
         self.order: list[Waiter] = []
         self.scheduled: list[Callable[[], None]] = []
+        self.used: list[tuple[RequestClass, float]] = []
         self.room = WaitingRoom(
-            max_waiting=max_waiting, max_placed=max_placed, schedule=self.scheduled.append
+            max_waiting=max_waiting,
+            max_placed=max_placed,
+            schedule=self.scheduled.append,
+            used=lambda *told: self.used.append(told),
         )
 
-    def waiter(self, *, front: bool = False) -> Waiter:
+    def waiter(self, *, front: bool = False, turn: Turn = ANY_TURN) -> Waiter:
         """A new one that has entered."""
         waiter = Waiter(self, self.room)
-        self.room.enter(waiter, front=front)
+        self.room.enter(waiter, front=front, turn=turn)
         return waiter
 
     def run_scheduled(self) -> int:
@@ -268,6 +274,59 @@ def test_a_pump_under_saturation_asks_few_or_nobody(has_room: bool) -> None:
     for _ in range(256 // 8):
         room.pump()
     assert all(waiter.told for waiter in waiters) is has_room, "each had its turn"
+
+
+def test_a_light_tenant_beside_a_flooder_goes_soon_and_is_not_turned_away() -> None:
+    world = World(max_waiting=20, max_placed=99)
+    flood = [world.waiter(turn=Turn(tenant="flooder")) for _ in range(20)]
+    world.run_scheduled()
+    light = world.waiter(turn=Turn(tenant="light"))
+    flood.append(world.waiter(turn=Turn(tenant="flooder")))
+    world.run_scheduled()
+    assert light.refusal is None
+    assert [waiter for waiter in flood if waiter.refusal is not None] == flood[-2:]
+    assert world.room.num_waiting == 20
+    world.capacity = 2
+    world.room.pump()
+    assert world.order == [flood[0], light]
+
+
+def test_who_was_charged_more_than_he_used_gets_it_back() -> None:
+    world = World(capacity=2, max_waiting=99, max_placed=99)
+    turns = [Turn(RequestClass.BATCH, tenant, 10.0) for tenant in ("a", "b")]
+    first = [world.waiter(turn=turn) for turn in turns]
+    world.run_scheduled()
+    second = [world.waiter(turn=turn) for turn in turns]
+    world.room.leave(first[0])
+    world.room.leave(first[1], 2.0)
+    world.room.leave(first[1], 5.0)
+    assert world.used == [(RequestClass.BATCH, 10.0), (RequestClass.BATCH, 2.0)]
+    world.capacity = 1
+    world.room.pump()
+    assert world.order[2:] == [second[1]]
+
+
+def test_another_choice_is_charged_and_one_that_is_placed_again_is_not() -> None:
+    world = World(capacity=2, max_waiting=99, max_placed=99)
+    twice = [world.waiter(turn=Turn(tenant="a", cost_s=3.0), front=f) for f in (False, True)]
+    world.run_scheduled()
+    returned(world, twice[0])
+    world.capacity = 1
+    world.run_scheduled()
+    for waiter in twice:
+        world.room.leave(waiter)
+    assert [used_s for _, used_s in world.used] == [3.0, 3.0]
+
+
+def test_those_that_wait_are_counted_by_class() -> None:
+    world = World(capacity=1, max_waiting=99)
+    batch = world.waiter(turn=Turn(RequestClass.BATCH))
+    world.run_scheduled()
+    world.waiter(turn=Turn(RequestClass.REALTIME))
+    world.waiter(turn=Turn(RequestClass.BATCH))
+    assert [world.room.num_waiting_of(each) for each in RequestClass] == [1, 0, 1]
+    world.room.enter(batch, front=True, turn=Turn(RequestClass.BATCH))
+    assert [world.room.num_waiting_of(each) for each in RequestClass] == [1, 0, 2]
 
 
 def test_who_is_turned_away_is_told_when_to_come_back() -> None:

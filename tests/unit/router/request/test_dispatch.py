@@ -1,5 +1,6 @@
 """What the router remembers of workers' prefix caches, from what it asked of them. No sockets."""
 
+import time
 from collections.abc import Coroutine
 from dataclasses import dataclass, replace
 from itertools import count
@@ -10,6 +11,7 @@ import pytest
 from opentelemetry.context import Context
 
 from diptych.errors import BlocksExhaustedError, DiptychError
+from diptych.request_class import RequestClass
 from diptych.rpc import peer_channel
 from diptych.sampling_params import SamplingParams
 from diptych.telemetry.stages import Stage
@@ -18,12 +20,18 @@ from router.cluster.members import Cluster
 from router.cluster.watch import WorkerWatch
 from router.config import RouterConfig
 from router.discovery.source import Targets
+from router.generation.answer import Usage
+from router.placement.claim import NO_CLAIM, Claim
+from router.placement.engine_seconds import EngineRates
 from router.placement.explanation import Explanation
+from router.placement.fair_queue import Turn
+from router.placement.output_lengths import OutputLengths
 from router.placement.policy import LeastLoaded
 from router.placement.prefix_memory import PrefixMemory
 from router.placement.types import (
     DecodeOnly,
     Forecast,
+    Objectives,
     Outlook,
     Paired,
     Placement,
@@ -142,6 +150,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
         cluster=cluster,
         policy=policy,
         room=WaitingRoom(max_waiting=1, max_placed=9, schedule=lambda pump: None),
+        lengths=OutputLengths(),
         incarnation="r",
         sequence_ids=count(1),
         spawn=spawn,
@@ -313,7 +322,13 @@ async def test_what_shares_the_blocks_of_another_choice_is_no_local_prefill(
     session = Session(
         "r",
         ResolvedRequest(shape=shape, sampling=SamplingParams(max_tokens=4)),
-        create_autospec(ResponseBuilder, instance=True, has_unsent=False, is_overfull=False),
+        create_autospec(
+            ResponseBuilder,
+            instance=True,
+            has_unsent=False,
+            is_overfull=False,
+            num_output_tokens=0,
+        ),
         Untraced(),
         world.services,
         deadline_s=None,
@@ -327,3 +342,60 @@ async def test_what_shares_the_blocks_of_another_choice_is_no_local_prefill(
     assert session.is_under_way
     assert told == (["placed", why] if is_told else [])
     session.close()
+
+
+def made(world: World, claim: Claim, max_tokens: int = 50) -> Dispatch:
+    shape = RequestShape(prompt_ids=PROMPT, max_tokens=max_tokens, stop_token_ids=frozenset())
+    sampling = SamplingParams(max_tokens=max_tokens)
+    request = ResolvedRequest(shape=shape, sampling=sampling, claim=claim)
+    return Dispatch("r", request, world.services, Untraced())
+
+
+def usage(num_output: int, num_cached: int = 0, num_resumed: int = 0) -> Usage:
+    return Usage(
+        num_prompt_tokens=len(PROMPT),
+        num_output_tokens=num_output,
+        num_cached_tokens=num_cached,
+        num_resumed_tokens=num_resumed,
+    )
+
+
+async def test_a_request_waits_by_its_claim_and_what_it_is_expected_to_take(world: World) -> None:
+    guess = EngineRates()
+    request = made(world, Claim(RequestClass.BATCH, "alice", 7.0))
+    assert request.turn() == Turn(
+        RequestClass.BATCH, "alice", guess.cost_s(len(PROMPT), 50), 7.0, None
+    )
+    for _ in range(20):
+        request.finished(usage(30))
+    assert request.turn().cost_s == pytest.approx(guess.cost_s(len(PROMPT), 30))
+    made(world, Claim(RequestClass.BATCH, "alice"), max_tokens=1).finished(usage(1))
+    assert request.turn().cost_s == pytest.approx(guess.cost_s(len(PROMPT), 30))
+
+
+async def test_what_was_cached_and_what_was_resumed_is_not_paid_for(world: World) -> None:
+    request, guess = made(world, NO_CLAIM), EngineRates()
+    request.turn()
+    taken_s = request.used_s(usage(12, num_cached=16, num_resumed=2))
+    assert taken_s == pytest.approx(guess.cost_s(len(PROMPT) - 16, 10))
+
+
+async def test_placement_is_told_what_is_left_of_the_objectives(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Query] = []
+    place = world.services.policy.place
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
+
+    def told(query: Query, snapshot: Snapshot) -> Placement | None:
+        asked.append(query)
+        return place(query, snapshot)
+
+    monkeypatch.setattr(world.services.policy, "place", told)
+    query = Query(num_tokens=len(PROMPT), num_max_tokens=len(PROMPT) + 50)
+    made(world, Claim(RequestClass.REALTIME, "", 100.5, 0.04)).place(query)
+    made(world, NO_CLAIM).place(query)
+    assert asked[0].objectives.ttft_s == pytest.approx(0.5)
+    assert asked[0].objectives.tpot_s == 0.04
+    assert asked[1].objectives == Objectives()
+    assert asked[0].num_output_tokens == 50

@@ -1,0 +1,63 @@
+"""What a request takes of the engines, s: its prompt, and its part of each of its steps. Pure.
+
+What requests are charged by where many wait. As workers say of their own steps; until they do,
+by a guess that weighs a token of the answer as ten of the prompt.
+"""
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from diptych.step_model import StepWork
+from router.placement.types import DecodeView, EngineView, PrefillView, Snapshot
+
+_CHUNK_TOKENS: Final = 512  # of a prompt, by which its tokens' cost is told
+_CONTEXT_TOKENS: Final = 512  # of a sequence, where a worker has none to tell by
+
+
+class EngineRates(NamedTuple):
+    """Seconds of an engine for each token."""
+
+    prompt_token_s: float = 0.001  # that no cache has
+    output_token_s: float = 0.01
+
+    def cost_s(self, num_prompt_tokens: int, num_output_tokens: int) -> float:
+        """Of both phases together."""
+        return num_prompt_tokens * self.prompt_token_s + num_output_tokens * self.output_token_s
+
+
+_GUESS: Final = EngineRates()
+
+
+def rates_of(snapshot: Snapshot) -> EngineRates:
+    """The mean of what workers say now; the guess where none of a pool knows its steps yet."""
+    return EngineRates(
+        _mean(map(_prompt_token_s, _engines(snapshot.prefill)), _GUESS.prompt_token_s),
+        _mean(map(_output_token_s, _engines(snapshot.decode)), _GUESS.output_token_s),
+    )
+
+
+def _engines(views: Iterable[PrefillView | DecodeView]) -> list[EngineView]:
+    return [view.engine for view in views if view.engine is not None]
+
+
+def _prompt_token_s(engine: EngineView) -> float | None:
+    cost = engine.model.prefill
+    if not cost.is_known:
+        return None
+    return cost.expected_s(StepWork.of_prompt(_CHUNK_TOKENS, 0)) / _CHUNK_TOKENS
+
+
+def _output_token_s(engine: EngineView) -> float | None:
+    """A sequence's part of a step: the more run beside it, the less."""
+    cost, work = engine.model.decode, engine.work
+    if not cost.is_known:
+        return None
+    if not work.num_decode_rows:
+        return cost.expected_s(StepWork(1, _CONTEXT_TOKENS))
+    step = StepWork(work.num_decode_rows, work.num_context_tokens)
+    return cost.expected_s(step) / work.num_decode_rows
+
+
+def _mean(values: Iterable[float | None], otherwise: float) -> float:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else otherwise

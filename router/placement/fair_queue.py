@@ -1,0 +1,337 @@
+"""Who goes next among those that wait: shares of the engines' seconds, by class and tenant. Pure.
+
+Classes share by weight, the tenants of a class alike, and a tenant's own requests go by when
+they are due. Whoever goes is charged what it is expected to take of the engines, and what it
+took less or more once that is known; the one that was charged the least for its weight is
+next (virtual counters: Sheng et al., arXiv 2401.00588). Who comes back after a pause is lifted
+to those who waited meanwhile, so that nobody saves up seconds that he did not want.
+
+Nobody is starved: a class always has its share, a tenant's turn does not depend on how large
+its request is, and a request that waited for ``_PATIENCE_S`` goes before its tenant's later
+ones, whatever these were promised.
+"""
+
+import heapq
+import itertools
+from collections import OrderedDict
+from collections.abc import Generator, Iterator, Mapping
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from diptych.request_class import RequestClass
+
+DEFAULT_WEIGHTS: Final[Mapping[RequestClass, float]] = {
+    RequestClass.REALTIME: 8.0,
+    RequestClass.STANDARD: 4.0,
+    RequestClass.BATCH: 1.0,
+}
+MAX_IDLE_TENANTS: Final = 1024  # of a class, whose counters are kept while nothing of theirs waits
+
+_PATIENCE_S: Final = 10.0  # when one is due that was promised nothing, and at the latest
+_MOST_STALE: Final = 16  # entries of a heap, beside as many as there are good ones
+
+T = TypeVar("T")  # what can be a key
+
+
+class Turn(NamedTuple):
+    """What one that waits stands in the queue by. Moments are of the queue's clock, s."""
+
+    request_class: RequestClass = RequestClass.STANDARD
+    tenant: str = ""
+    cost_s: float = 1.0  # of engines, that it is expected to take
+    due_s: float | None = None  # its first token; None: no matter
+    latest_start_s: float | None = None  # later ones are hopeless, and go last; None: none are
+
+
+class _Waiting(Generic[T]):
+    """One that waits, from ``add`` until it is taken or removed."""
+
+    __slots__ = ("is_waiting", "item", "key", "latest_start_s", "tenant", "turn")
+
+    def __init__(
+        self, item: T, turn: Turn, tenant: "_Tenant[T]", now_s: float, number: int
+    ) -> None:
+        latest_s = now_s + _PATIENCE_S
+        due_s = latest_s if turn.due_s is None else min(turn.due_s, latest_s)
+        self.item = item
+        self.turn = turn
+        self.tenant = tenant
+        self.key = (due_s, number)
+        self.latest_start_s = turn.latest_start_s
+        self.is_waiting = True
+
+    def __lt__(self, other: "_Waiting[T]") -> bool:
+        return self.key < other.key
+
+
+class _Tenant(Generic[T]):
+    """One tenant's requests of one class, the first due first. Owned by its line."""
+
+    __slots__ = ("all", "counter_s", "heap", "line", "name", "ticket", "waiting_s")
+
+    def __init__(self, name: str, line: "_Line[T]") -> None:
+        self.name = name
+        self.line = line
+        self.counter_s = 0.0  # of engines, that it was charged or lifted to
+        self.all: dict[T, _Waiting[T]] = {}  # in the order in which they came
+        self.heap: list[_Waiting[T]] = []  # those, and some that wait no more
+        self.ticket: _Ticket[T] | None = None  # its place in the line; None: it stands aside
+        self.waiting_s = 0.0  # of engines
+
+    def push(self, waiting: _Waiting[T]) -> None:
+        """It may be next."""
+        if len(self.heap) > 2 * len(self.all) + _MOST_STALE:
+            self.heap = [each for each in self.heap if each.is_waiting]
+            heapq.heapify(self.heap)
+        heapq.heappush(self.heap, waiting)
+
+    def pop(self, now_s: float) -> _Waiting[T] | None:
+        """The first that is not hopeless; of those each is put behind what is due soon, once."""
+        while self.heap:
+            waiting = heapq.heappop(self.heap)
+            if not waiting.is_waiting:
+                continue
+            if waiting.latest_start_s is None or waiting.latest_start_s >= now_s:
+                return waiting
+            waiting.latest_start_s = None
+            waiting.key = (now_s + _PATIENCE_S, waiting.key[1])
+            heapq.heappush(self.heap, waiting)
+        return None
+
+
+class _Ticket(Generic[T]):
+    """A tenant's place in its line; it counts while it is the tenant's newest."""
+
+    __slots__ = ("key", "tenant")
+
+    def __init__(self, tenant: _Tenant[T], number: int) -> None:
+        self.key = (tenant.counter_s, number)
+        self.tenant = tenant
+
+    def __lt__(self, other: "_Ticket[T]") -> bool:
+        return self.key < other.key
+
+
+class _Line(Generic[T]):
+    """The tenants of one class, the one with the least counter first."""
+
+    def __init__(self, weight: float, numbers: Iterator[int]) -> None:
+        self.weight = weight
+        self.counter_s = 0.0  # as a tenant's, over the weight
+        self.num_waiting = 0
+        self.num_tenants = 0  # of whom something waits
+        self.waiting_s = 0.0  # of engines
+        self._numbers = numbers
+        self._tenants: dict[str, _Tenant[T]] = {}
+        self._idle: OrderedDict[str, None] = OrderedDict()  # of those, the longest idle first
+        self._heap: list[_Ticket[T]] = []
+        self._floor_s = 0.0  # the highest counter that was the least
+
+    def find(self, name: str) -> _Tenant[T] | None:
+        """Whose counter is still known."""
+        return self._tenants.get(name)
+
+    def entered(self, name: str) -> _Tenant[T]:
+        """The tenant, of whom something waits from now on."""
+        tenant = self._tenants.get(name)
+        if tenant is None:
+            tenant = self._tenants[name] = _Tenant(name, self)
+        if not tenant.all:
+            self._idle.pop(name, None)
+            tenant.counter_s = max(tenant.counter_s, self._least_s())
+            self.num_tenants += 1
+            self.stand(tenant)
+        return tenant
+
+    def emptied(self, tenant: _Tenant[T]) -> None:
+        """Nothing of it waits any more: what it was charged is known for a while."""
+        tenant.ticket = None
+        tenant.heap.clear()
+        tenant.waiting_s = 0.0  # exactly
+        self.num_tenants -= 1
+        if not self.num_tenants:
+            self.waiting_s = 0.0
+        self._idle[tenant.name] = None
+        if len(self._idle) > MAX_IDLE_TENANTS:
+            name, _ = self._idle.popitem(last=False)
+            del self._tenants[name]
+
+    def stand(self, tenant: _Tenant[T]) -> None:
+        """It may be next, by its counter as it is now."""
+        if len(self._heap) > 2 * self.num_tenants + _MOST_STALE:
+            self._heap = [each for each in self._heap if each.tenant.ticket is each]
+            heapq.heapify(self._heap)
+        tenant.ticket = _Ticket(tenant, next(self._numbers))
+        heapq.heappush(self._heap, tenant.ticket)
+
+    def pop(self) -> _Tenant[T] | None:
+        """Whose turn it is: it stands aside until it is let ``stand`` again."""
+        while self._heap:
+            ticket = heapq.heappop(self._heap)
+            if ticket.tenant.ticket is ticket:
+                ticket.tenant.ticket = None
+                self._floor_s = max(self._floor_s, ticket.key[0])
+                return ticket.tenant
+        return None
+
+    def charge(self, name: str, seconds: float) -> None:
+        """So much more of the engines; less than 0 gives back."""
+        self.counter_s += seconds / self.weight
+        tenant = self._tenants.get(name)
+        if tenant is not None:
+            tenant.counter_s += seconds
+            if tenant.ticket is not None:
+                self.stand(tenant)
+
+    def _least_s(self) -> float:
+        while self._heap and self._heap[0].tenant.ticket is not self._heap[0]:
+            heapq.heappop(self._heap)
+        return self._heap[0].key[0] if self._heap else self._floor_s
+
+
+class FairQueue(Generic[T]):
+    """Those that wait. Each operation touches few of them, however many there are.
+
+    Invariants: what was added is taken or removed once; ``in_turn`` names each that waits
+    once; of two tenants of a class that both wait all the while none is charged more than
+    the other by more than its largest request.
+    """
+
+    def __init__(self, weights: Mapping[RequestClass, float] = DEFAULT_WEIGHTS) -> None:
+        self._numbers = itertools.count()
+        self._lines: dict[RequestClass, _Line[T]] = {
+            each: _Line(weights[each], self._numbers) for each in RequestClass
+        }
+        self._waiting: dict[T, _Waiting[T]] = {}
+        self._by_length: dict[int, dict[_Tenant[T], None]] = {}  # tenants with so many that wait
+        self._longest = 0
+        self._floor_s = 0.0  # the highest counter that was the least of the lines'
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __contains__(self, item: T) -> bool:
+        return item in self._waiting
+
+    def num_waiting(self, request_class: RequestClass) -> int:
+        """Of one class."""
+        return self._lines[request_class].num_waiting
+
+    def add(self, item: T, turn: Turn, now_s: float) -> None:
+        """``item`` waits from now on."""
+        line = self._lines[turn.request_class]
+        if not line.num_waiting:
+            active = [each.counter_s for each in self._lines.values() if each.num_waiting]
+            line.counter_s = max(line.counter_s, min(active, default=self._floor_s))
+        tenant = line.entered(turn.tenant)
+        waiting = _Waiting(item, turn, tenant, now_s, next(self._numbers))
+        self._waiting[item] = waiting
+        tenant.all[item] = waiting
+        tenant.push(waiting)
+        line.num_waiting += 1
+        line.waiting_s += turn.cost_s
+        tenant.waiting_s += turn.cost_s
+        self._changed(tenant, len(tenant.all) - 1)
+
+    def remove(self, item: T) -> None:
+        """``item`` waits no more, and is not charged. Idempotent."""
+        waiting = self._waiting.pop(item, None)
+        if waiting is None:
+            return
+        waiting.is_waiting = False
+        tenant = waiting.tenant
+        del tenant.all[item]
+        tenant.line.num_waiting -= 1
+        tenant.line.waiting_s -= waiting.turn.cost_s
+        tenant.waiting_s -= waiting.turn.cost_s
+        self._changed(tenant, len(tenant.all) + 1)
+        if not tenant.all:
+            tenant.line.emptied(tenant)
+
+    def charge(self, turn: Turn) -> None:
+        """One with that turn goes to the engines, whether or not it waited here."""
+        self._lines[turn.request_class].charge(turn.tenant, turn.cost_s)
+
+    def settle(self, turn: Turn, used_s: float) -> None:
+        """One that was charged is done, and took so much of the engines."""
+        self._lines[turn.request_class].charge(turn.tenant, used_s - turn.cost_s)
+
+    def in_turn(self, now_s: float) -> Generator[T, None, None]:
+        """Each that waits, the next first. Whoever is named may be taken before the next is.
+
+        Of each tenant that has its turn and takes none of what it is offered, the next request
+        is named after the others'. Close it before anything else is done with the queue.
+        """
+        passed: list[_Waiting[T]] = []  # were named and were not taken
+        aside: list[_Tenant[T]] = []  # had their turn, and took nothing
+        try:
+            while True:
+                tenant = self._next_tenant()
+                if tenant is None:
+                    if not aside:
+                        return
+                    self._let_stand(aside)
+                    continue
+                waiting = tenant.pop(now_s)
+                if waiting is None:
+                    continue  # all that it has was named: it stands again at the end
+                passed.append(waiting)
+                aside.append(tenant)
+                yield waiting.item
+                if not waiting.is_waiting:
+                    del passed[-1]
+                    self._let_stand([aside.pop()])
+        finally:
+            for waiting in passed:
+                if waiting.is_waiting:
+                    waiting.tenant.push(waiting)
+            self._let_stand([waiting.tenant for waiting in passed])
+
+    def newest_of_longest(self) -> T:
+        """The one that came last of the tenant of whom the most wait. There has to be one."""
+        tenant = next(reversed(self._by_length[self._longest]))
+        return next(reversed(tenant.all))
+
+    def ahead_s(self, turn: Turn) -> float:
+        """Of engines, that is likely to be given to others before one that came now with it."""
+        line = self._lines[turn.request_class]
+        tenant = line.find(turn.tenant)
+        own_s, num_others = 0.0, line.num_tenants
+        if tenant is not None and tenant.all:
+            own_s, num_others = tenant.waiting_s, num_others - 1
+        within_s = min(line.waiting_s, own_s + num_others * (own_s + turn.cost_s))
+        share_s = (within_s + turn.cost_s) / line.weight
+        others = (each for each in self._lines.values() if each is not line)
+        return within_s + sum(min(each.waiting_s, share_s * each.weight) for each in others)
+
+    def _next_tenant(self) -> _Tenant[T] | None:
+        """Of the class with the least counter that has one which does not stand aside."""
+        lines = sorted(
+            (each for each in self._lines.values() if each.num_waiting),
+            key=lambda each: each.counter_s,
+        )
+        for line in lines:
+            tenant = line.pop()
+            if tenant is not None:
+                self._floor_s = max(self._floor_s, lines[0].counter_s)
+                return tenant
+        return None
+
+    def _let_stand(self, tenants: list[_Tenant[T]]) -> None:
+        for tenant in tenants:
+            if tenant.all and tenant.ticket is None:
+                tenant.line.stand(tenant)
+        tenants.clear()
+
+    def _changed(self, tenant: _Tenant[T], num_before: int) -> None:
+        """So many of a tenant's waited until now."""
+        if num_before:
+            bucket = self._by_length[num_before]
+            del bucket[tenant]
+            if not bucket:
+                del self._by_length[num_before]
+        num_now = len(tenant.all)
+        if num_now:
+            self._by_length.setdefault(num_now, {})[tenant] = None
+        self._longest = max(self._longest, num_now)
+        while self._longest and self._longest not in self._by_length:
+            self._longest -= 1

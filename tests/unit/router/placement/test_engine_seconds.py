@@ -1,0 +1,53 @@
+"""What requests take of the engines, as workers say of their steps."""
+
+import pytest
+
+from diptych.step_model import NUM_KNOWN_STEPS, StepCost, StepModel, StepWork
+from router.placement.engine_seconds import EngineRates, rates_of
+from router.placement.types import DecodeView, EngineView, PrefillView, Snapshot, WorkerId
+
+MODEL = StepModel(
+    decode=StepCost(0.04, 0.002, 0.0, 0.0, 0.0, 1.2, NUM_KNOWN_STEPS),
+    prefill=StepCost(0.1, 0.0, 0.0, 0.001, 0.0, 1.2, NUM_KNOWN_STEPS),
+)
+
+
+def prefill(model: StepModel | None) -> PrefillView:
+    engine = None if model is None else EngineView(model=model, max_batched_tokens=512, work=EMPTY)
+    return PrefillView(
+        worker=WorkerId("p:1", "p"), num_pending_tokens=0, max_model_len=99, engine=engine
+    )
+
+
+EMPTY = StepWork()
+
+
+def decode(model: StepModel, num_rows: int = 0) -> DecodeView:
+    work = StepWork(num_rows, 100 * num_rows)
+    return DecodeView(
+        worker=WorkerId("d:1", "d"),
+        num_sequences=num_rows,
+        max_model_len=99,
+        local_prefill=True,
+        proven=frozenset(),
+        engine=EngineView(model=model, max_batched_tokens=512, work=work),
+    )
+
+
+def test_the_mean_of_those_that_know() -> None:
+    slow = MODEL._replace(prefill=MODEL.prefill._replace(fixed_s=0.612))
+    pool = (prefill(MODEL), prefill(slow), prefill(StepModel()), prefill(None))
+    rates = rates_of(Snapshot(pool, (decode(MODEL),)))
+    assert rates.prompt_token_s == pytest.approx((0.612 + 1.124) / 2 / 512)
+    assert rates.output_token_s == pytest.approx(0.042)
+    assert rates.cost_s(512, 10) == pytest.approx(0.868 + 0.42)
+
+
+def test_a_sequence_has_its_part_of_a_step() -> None:
+    rates = rates_of(Snapshot((), (decode(MODEL, 10),)))
+    assert rates.output_token_s == pytest.approx((0.04 + 10 * 0.002) / 10)
+    assert rates.prompt_token_s == EngineRates().prompt_token_s, "a guess: nobody knows it"
+
+
+def test_a_guess_until_somebody_knows() -> None:
+    assert rates_of(Snapshot((prefill(None),), (decode(StepModel()),))) == EngineRates()

@@ -4,6 +4,7 @@ import asyncio
 import json
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -202,8 +203,10 @@ async def check_unsampled(collector: Collector, cluster: Cluster) -> None:
 async def check_many(collector: Collector, address: str) -> None:
     """Fifty, eight at once: each has one root, every stage, right parents over all processes.
 
-    A worker that is full may have been asked twice.
+    And the spans of its stages sum to the time to first token. A worker that is full may have
+    been asked twice.
     """
+    timings: dict[str, inference_pb2.Timing] = {}
     trace_ids = [f"{number:032x}" for number in range(1, 51)]
     left = enumerate(trace_ids)
 
@@ -211,7 +214,7 @@ async def check_many(collector: Collector, address: str) -> None:
         for number, trace_id in left:
             request = prompt(number, 48, max_tokens=3)
             request.cache_salt = trace_id  # none has another's prompt in the cache
-            await traced(address, request, trace_id)
+            timings[trace_id] = await traced(address, request, trace_id)
 
     async with asyncio.TaskGroup() as tasks:
         for _ in range(8):
@@ -222,6 +225,8 @@ async def check_many(collector: Collector, address: str) -> None:
         found = partial(collector.trace, trace_id)
         await until(lambda found=found: wanted <= found().keys(), within_s=30)  # type: ignore[misc]
         assert not [path for path in found() if path.startswith("?") or path == " again"]
+        explained_s = sum(length_s(found()[stage.value]) for stage in TTFT_STAGES)
+        assert explained_s == pytest.approx(timings[trace_id].ttft_s, rel=0.05)
 
 
 def check_metrics(*clusters: Cluster) -> None:
@@ -242,6 +247,11 @@ def check_metrics(*clusters: Cluster) -> None:
         if not any(metrics.is_asserted(name, text) for text in tests)
     }
     assert not left
+
+
+def length_s(span: Any) -> float:
+    length: float = (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9
+    return length
 
 
 def holds_nothing(process: Process) -> bool:
@@ -270,10 +280,7 @@ async def test_one_trace_explains_the_time_to_first_token(tiny_llama: Path, tmp_
             spans = await collector.whole(trace_id, wanted)
     assert collector.senders(trace_id) == {"diptych-router", "diptych-prefill", "diptych-decode"}
 
-    lengths = {
-        path: (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9
-        for path, span in spans.items()
-    }
+    lengths = {path: length_s(span) for path, span in spans.items()}
     explained_s = sum(lengths[stage.value] for stage in TTFT_STAGES)
     assert explained_s == pytest.approx(timing.ttft_s, rel=0.05)
     for stage in TTFT_STAGES:

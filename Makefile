@@ -10,7 +10,7 @@ CHART_TOOLS := .cache/chart/tools
 IMAGE := tests/deploy/test_image.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test golden chaos chaos-long lint proto published bench gpu chart image manifests
+.PHONY: help setup demo test golden chaos chaos-long lint proto published bench gpu chart image page manifests
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -76,6 +76,9 @@ chart: .venv/ready $(CHART_TOOLS)/ready  ## Check the Helm chart and the image's
 image: .venv/ready  ## Build the image and run its demo in it, as nobody and read-only; needs buildah and root
 	$(PYTEST) $(IMAGE)
 
+page: .venv/page  ## Drive the web page in a headless Chromium, which has to be there; pictures go to docs/page
+	$(PYTEST) tests/page
+
 manifests: .venv/ready  ## Write the chart's schema and rendered manifests anew; fetches helm 4
 	$(PY) -m tests.deploy.manifests
 
@@ -90,6 +93,10 @@ endef
 	  || { echo "$(PYTHON) is not python 3.11 to 3.13: say make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(PY) -m pip install --disable-pip-version-check $(PIP_ARGS) -e '.[worker,dev]'
+	@touch $@
+
+.venv/page: .venv/ready
+	$(PY) -m pip install --disable-pip-version-check $(PIP_ARGS) -e '.[page]'
 	@touch $@
 
 $(CHART_TOOLS)/ready: pyproject.toml

@@ -147,14 +147,15 @@ async def _up(config: UpConfig) -> int:
 
 
 def lines_to_paste(address: str, http_address: str, model: inference_pb2.Model) -> list[str]:
-    """Commands that talk with the model of the router at ``address``, for a shell.
+    """Ways to talk with the model of the router at ``address``: a shell's two, a browser's one.
 
     ``http_address`` is that of its HTTP API; empty: it has none.
     """
-    lines = [f"diptych chat --address {address}"] if model.has_chat_template else []
-    lines.append(f"diptych generate --address {address} 'Hello!'")
+    lines = [f"diptych generate --address {address} 'Hello!'"]
+    if model.has_chat_template:
+        lines = [f"diptych chat --address {address}"]
     if http_address:
-        lines.append(_curl(http_address, model))
+        lines += [_curl(http_address, model), f"http://{http_address}/"]
     return lines
 
 

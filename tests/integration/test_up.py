@@ -115,12 +115,13 @@ def test_it_serves_and_ends_cleanly(tiny_llama: Path) -> None:
         )
         assert chatted.returncode == 0, chatted.stderr
         assert "TTFT" in chatted.stdout
-        cluster.wait_for("diptych generate --address")
         _, url, _, header, _, body = shlex.split(cluster.wait_for("curl http").partition("| ")[2])
         name, _, value = header.partition(": ")
         answer = httpx.post(url, content=body, headers={name: value}, timeout=60)
         assert answer.status_code == 200, answer.text
         assert answer.json()["choices"][0]["message"]["content"]
+        page = httpx.get(cluster.wait_for("| http").partition("| ")[2])
+        assert "<title>Diptych</title>" in page.text
         command = [*DIPTYCH, "generate", "--address", address, "--prompt", "a b c"]
         done = subprocess.run(
             [*command, "--max-tokens", "4", "--ignore-eos", "--timing", "--seed", "1"],
@@ -178,7 +179,7 @@ def test_it_serves_and_ends_cleanly(tiny_llama: Path) -> None:
 
 def test_a_child_that_dies_is_reported_and_ends_it(tiny_llama: Path) -> None:
     with up("--model", str(tiny_llama), "--prefill", "0") as cluster:
-        cluster.wait_for("diptych generate --address")
+        cluster.wait_for("diptych chat --address")
         children = cluster.children()
         assert cluster.modules() == ["decode_worker", "kvtransfer.agents.main", "router"]
         worker = next(c for c in children if "decode_worker" in c.cmdline())
@@ -196,7 +197,7 @@ def test_a_worker_that_hangs_is_reported_and_ends_it(
     timers = "--timers.heartbeat-s 0.2 --timers.lost-peer-s 1"
     with up("--model", str(tiny_llama), "--prefill", "0", f"{WORKER_ARGS} {timers}") as cluster:
         address = cluster.wait_for("router listens on").split("listens on ")[1].split(";")[0]
-        cluster.wait_for("diptych generate --address")
+        cluster.wait_for("diptych chat --address")
         flag.touch()
         command = [*DIPTYCH, "generate", "--address", address, "--prompt", "a b c"]
         request = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

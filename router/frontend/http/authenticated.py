@@ -1,4 +1,4 @@
-"""Nothing is told to clients that are not known, but whether the router is well."""
+"""Nothing is told to clients that are not known, but whether the router is well, and the page."""
 
 from collections.abc import Callable
 from typing import Final
@@ -10,8 +10,9 @@ from router.frontend.callers.callers import Callers
 from router.frontend.http.errors import answer_to
 from router.frontend.http.exchange import TENANT, Exchange
 from router.frontend.http.service import refusal
+from router.frontend.http.static_page import PAGE_PATHS
 
-_OPEN_PATHS: Final = frozenset({"/health"})
+_OPEN_PATHS: Final = frozenset({"/health"}) | PAGE_PATHS
 
 Record = Callable[[str, Exchange, InvalidApiKeyError], None]
 

@@ -25,6 +25,7 @@ from router.frontend.http.identified import Identified
 from router.frontend.http.posted import Posted
 from router.frontend.http.prompt_work import PromptRoutes
 from router.frontend.http.service import ServiceAnswers, refusal
+from router.frontend.http.static_page import PAGE_PATHS, answer_page
 from router.frontend.http.tokens import TokenAnswers
 from router.frontend.prompt_answers import PromptAnswers
 
@@ -55,6 +56,7 @@ def make_app(
     app = Starlette(
         routes=[
             *(Route(path, each, methods=["POST"]) for path, each in posted.items()),
+            *(Route(path, answer_page) for path in sorted(PAGE_PATHS)),
             Route("/v1/models", service.models),
             Route("/v1/models/{name:path}", service.model),
             Route("/v1/cluster", service.cluster),

@@ -9,17 +9,18 @@ from diptych.v1.inference_pb2 import Model
 
 def test_a_model_that_chats_is_chatted_with() -> None:
     model = Model(name="it's", has_chat_template=True)
-    chat, generate, curl = map(shlex.split, lines_to_paste("h:1", "h:2", model))
+    chat, curl, page = map(shlex.split, lines_to_paste("h:1", "h:2", model))
     assert chat == ["diptych", "chat", "--address", "h:1"]
-    assert generate == ["diptych", "generate", "--address", "h:1", "Hello!"]
+    assert page == ["http://h:2/"]
     assert curl[1] == "http://h:2/v1/chat/completions"
     assert json.loads(curl[-1])["model"] == "it's"
     assert "messages" in json.loads(curl[-1])
 
 
 def test_one_that_does_not_continues_a_text() -> None:
-    generate, curl = map(shlex.split, lines_to_paste("h:1", "h:2", Model(name="m")))
-    assert generate[1] == "generate"
+    generate, curl, page = map(shlex.split, lines_to_paste("h:1", "h:2", Model(name="m")))
+    assert generate == ["diptych", "generate", "--address", "h:1", "Hello!"]
+    assert page == ["http://h:2/"]
     assert curl[1] == "http://h:2/v1/completions"
     assert json.loads(curl[-1])["prompt"] == "Hello!"
 

@@ -14,6 +14,7 @@ from router.placement.departures import Departures
 from router.placement.types import DecodeView, Policy, PrefillView, Snapshot, WorkerId
 from router.placement.waiting_room import WaitingRoom
 
+_NOISE_APART = 7919  # steps, between the noise of two workers
 _PUMP_REST_S = 0.05  # as in the router: before those are asked whom a pump did not reach
 
 S = TypeVar("S", PrefillSeen, DecodeSeen)
@@ -110,7 +111,8 @@ class SimulatedCluster:
         self.agenda = agenda
         self.block_size = workers.decode.block_size
         self._workers = workers
-        self._seed = seed
+        self._noise = Noise(seed, is_on=workers.is_noisy)
+        self._num_hosts = 0
         self._has_prefill_pool = split.num_prefill > 0
         self._snapshot: Snapshot | None = None
         self._prefill_views = _Views[PrefillView]()
@@ -168,12 +170,14 @@ class SimulatedCluster:
 
     def _host(self, role: str, index: int, limits: EngineLimits) -> SimulatedWorker:
         name = f"{role}-{index}"
+        self._num_hosts += 1
         host = SimulatedWorker(
             WorkerId(f"{name}:1", name),
             limits,
             self._workers.model,
             self.agenda,
-            Noise(f"{self._seed} {name}", self._workers.is_noisy),
+            self._noise,
+            first_step=_NOISE_APART * self._num_hosts,
             may_leap=self._workers.may_leap,
         )
         self.policy.resize(host.worker, limits.num_blocks)

@@ -29,10 +29,10 @@ from diptych.engine.scheduling.step_learner import work_of
 from diptych.engine.scheduling.step_timing import StepTiming, fade
 from diptych.simulation.agenda import Agenda
 from diptych.simulation.gaps import Gaps
-from diptych.step_model import StepModel, StepWork
+from diptych.step_model import StepCost, StepModel, StepWork
 
 _NINE_OF_TEN = 1.2816  # standard deviations
-_NUM_DRAWN = 1021  # of noise; then it comes again
+_NUM_DRAWN = 65521  # of noise; then it comes again
 _MOST_TOGETHER = 256  # steps
 
 Listener = Callable[[SequenceUpdate], None]
@@ -50,9 +50,10 @@ class EngineLimits(NamedTuple):
 
 
 class Noise:
-    """By how much each step of one engine takes longer than expected; the same for each run."""
+    """By how much each step takes longer than expected; the same for each run."""
 
-    def __init__(self, seed: str, is_on: bool) -> None:
+    def __init__(self, seed: int, *, is_on: bool) -> None:
+        """One for all engines: each reads it from a place of its own."""
         drawn = random.Random(seed)
         self._normal = [drawn.gauss(0.0, 1.0) if is_on else 0.0 for _ in range(_NUM_DRAWN)]
 
@@ -82,11 +83,12 @@ class SimulatedEngine:
         agenda: Agenda,
         noise: Noise,
         *,
+        first_step: int = 0,
         on_load: Callable[[], None] = lambda: None,
         may_leap: bool = True,
     ) -> None:
         """``on_load`` is told that what a router may see is another; ``may_leap``: take steps
-        together that are alike.
+        together that are alike; ``first_step``: where in the noise its own begins.
         """
         self.model = model
         self.limits = limits
@@ -106,7 +108,7 @@ class SimulatedEngine:
         )
         self._agenda = agenda
         self._timing = StepTiming()
-        self._noise = noise
+        self._noise, self._first_step = noise, first_step
         self._on_load = on_load
         self._may_leap = may_leap
         self._listeners: dict[Sequence, Listener] = {}
@@ -210,7 +212,12 @@ class SimulatedEngine:
 
     def _took_s(self, work: StepWork) -> float:
         cost = self.model.cost_of(work)
-        return cost.expected_s(work) * self._noise.factor(self.num_steps, cost.upper_ratio)
+        return cost.expected_s(work) * self._factor(0, cost)
+
+    def _factor(self, num_later: int, cost: StepCost) -> float:
+        """The noise of so many steps from now."""
+        num_step = self._first_step + self.num_steps + num_later
+        return self._noise.factor(num_step, cost.upper_ratio)
 
     def _end_step(self) -> None:
         step, self._step = self._step, None
@@ -297,7 +304,7 @@ class SimulatedEngine:
         at_s, ends = self._agenda.now_s, []
         for index in range(num_steps):
             work = StepWork(num_rows, num_context + index * num_rows)
-            factor = self._noise.factor(self.num_steps + index, cost.upper_ratio)
+            factor = self._factor(index, cost)
             at_s += cost.expected_s(work) * factor
             ends.append(at_s)
         self._ends_s = ends

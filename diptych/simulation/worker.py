@@ -22,6 +22,7 @@ class SimulatedWorker:
         agenda: Agenda,
         noise: Noise,
         *,
+        first_step: int = 0,
         may_leap: bool = True,
     ) -> None:
         """See :class:`SimulatedEngine`."""
@@ -32,7 +33,13 @@ class SimulatedWorker:
         self._is_due = False
         self._link_free_s = 0.0
         self.engine = SimulatedEngine(
-            limits, model, agenda, noise, on_load=self._load_changed, may_leap=may_leap
+            limits,
+            model,
+            agenda,
+            noise,
+            first_step=first_step,
+            on_load=self._load_changed,
+            may_leap=may_leap,
         )
 
     def pull(self, num_bytes: float, bytes_per_s: float) -> float:

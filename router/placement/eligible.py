@@ -13,36 +13,27 @@ _MAX_IMBALANCE_SEQUENCES = 1
 
 def usable(query: Query, snapshot: Snapshot) -> tuple[list[PrefillView], list[DecodeView]]:
     """Those that may be chosen, of each pool."""
-    return (
-        _fitting(query, [v for v in snapshot.prefill if _may_prefill(query, v)]),
-        _fitting(query, [v for v in snapshot.decode if _may_decode(query, v)]),
+    return _fitting(query, _may_prefill(query, snapshot)), _fitting(
+        query, _may_decode(query, snapshot)
     )
 
 
-def _may_prefill(query: Query, view: PrefillView) -> bool:
-    """Whether it may compute the prompt."""
+def _may_prefill(query: Query, snapshot: Snapshot) -> list[PrefillView]:
+    """Those that may compute the prompt."""
     if query.on_prefill is not None:
-        return view.worker == query.on_prefill
-    incarnation = view.worker.incarnation
-    return (
-        view.has_runway
-        and view.max_model_len >= query.num_max_tokens
-        and incarnation not in query.failed
-        and incarnation not in query.refused
-    )
+        return [view for view in snapshot.prefill if view.worker == query.on_prefill]
+    num_tokens, barred = query.num_max_tokens, query.failed | query.refused
+    able = [v for v in snapshot.prefill if v.has_runway and v.max_model_len >= num_tokens]
+    return [v for v in able if v.worker.incarnation not in barred] if barred else able
 
 
-def _may_decode(query: Query, view: DecodeView) -> bool:
-    """Whether it may run the sequence."""
+def _may_decode(query: Query, snapshot: Snapshot) -> list[DecodeView]:
+    """Those that may run the sequence."""
     if query.on_decode is not None:
-        return view.worker == query.on_decode
-    incarnation = view.worker.incarnation
-    return (
-        view.has_room
-        and view.max_model_len >= query.num_max_tokens
-        and incarnation not in query.failed
-        and incarnation not in query.refused
-    )
+        return [view for view in snapshot.decode if view.worker == query.on_decode]
+    num_tokens, barred = query.num_max_tokens, query.failed | query.refused
+    able = [v for v in snapshot.decode if v.has_room and v.max_model_len >= num_tokens]
+    return [v for v in able if v.worker.incarnation not in barred] if barred else able
 
 
 def is_pair(query: Query, prefill: PrefillView, decode: DecodeView) -> bool:

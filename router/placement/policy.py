@@ -147,6 +147,13 @@ class LeastLoaded:
         hit = self._memory.num_hit_blocks(worker.incarnation, query.block_keys)
         return query.num_tokens - hit * query.block_size
 
+    def holders(self, query: Query) -> set[str]:
+        """Of all workers, by incarnation, those that may lack less than the whole request."""
+        holders = self._memory.holders(query.block_keys)
+        if query.on_decode is not None:
+            holders.add(query.on_decode.incarnation)
+        return holders
+
     def rank(self, worker: WorkerId) -> bytes:
         """Its place in this router's own order among equals."""
         rank = self._ranks.get(worker.incarnation)
@@ -203,6 +210,9 @@ class LeastLoaded:
         self, query: Query, snapshot: Snapshot, decodes: list[DecodeView]
     ) -> DecodeOnly | None:
         """Decode alone, because it is cheaper or because there is no prefill worker."""
+        may_be_near = query.num_tokens < self._local_below_tokens or self.holders(query)
+        if snapshot.has_prefill_pool and snapshot.prefill and not may_be_near:
+            return None
         best = self._least_work(query, [view for view in decodes if view.local_prefill])
         if best is None:
             return None
@@ -257,23 +267,29 @@ class LeastLoaded:
         self, query: Query, views: Sequence[PrefillView]
     ) -> dict[WorkerId, _Weighed]:
         fastest = max((view.tokens_per_s for view in views), default=0.0)
-        weighed = {}
+        weighed, holders, ranks = {}, self.holders(query), self._ranks
         for view in views:
             slowness = fastest / view.tokens_per_s if view.tokens_per_s else 1.0
-            missing = self.num_missing(query, view.worker)
+            missing = query.num_tokens
+            if view.worker.incarnation in holders:
+                missing = self.num_missing(query, view.worker)
             work = (view.num_pending_tokens + missing) * slowness
-            weighed[view.worker] = _Weighed(work, self.rank(view.worker), missing)
+            rank = ranks.get(view.worker.incarnation) or self.rank(view.worker)
+            weighed[view.worker] = _Weighed(work, rank, missing)
         return weighed
 
     def _weigh_decodes(self, query: Query, views: Sequence[DecodeView]) -> dict[WorkerId, _Weighed]:
         """``work`` is what is there already; what is missing is shipped or computed."""
-        known = [view.step_s for view in views if view.step_s]
-        weighed = {}
+        fastest_s = min((view.step_s for view in views if view.step_s), default=0.0)
+        weighed, holders, ranks = {}, self.holders(query), self._ranks
         for view in views:
-            slowness = view.step_s / min(known) if view.step_s else 1.0
+            slowness = view.step_s / fastest_s if view.step_s else 1.0
             there = view.num_sequences * _SEQUENCE_WEIGHT_TOKENS + view.num_pending_tokens
-            missing = self.num_missing(query, view.worker)
-            weighed[view.worker] = _Weighed(there * slowness, self.rank(view.worker), missing)
+            missing = query.num_tokens
+            if view.worker.incarnation in holders:
+                missing = self.num_missing(query, view.worker)
+            rank = ranks.get(view.worker.incarnation) or self.rank(view.worker)
+            weighed[view.worker] = _Weighed(there * slowness, rank, missing)
         return weighed
 
     def _few(self, views: Sequence[V], weighed: dict[WorkerId, _Weighed]) -> Sequence[V]:

@@ -1,8 +1,8 @@
 """Placement by what is predicted to be lost: objectives first, then everybody's seconds. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from heapq import nsmallest
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from diptych.step_model import StepWork
 from router.placement.eligible import is_pair, usable
@@ -26,9 +26,15 @@ from router.placement.types import (
 )
 
 _NUM_WEIGHED = 8  # of each pool, those with the least to wait for
+# Of larger pools not every queue is rolled out, but those that look short, and who has a prefix.
+_NUM_ROLLED_OUT = 16
+_NUM_HOLDERS = 4
 _NUM_TOLD = 4  # candidates that a forecast names, the best
 _PER_OBJECTIVE = 20  # differences that are smaller are left to seconds
 _OVERHEAD_WEIGHT = 0.05  # of the latest first token
+
+
+V = TypeVar("V", bound=PrefillView | DecodeView)
 
 
 class _Loss(NamedTuple):
@@ -88,7 +94,7 @@ class Predicted:
     def place(self, query: Query, snapshot: Snapshot) -> Placement | None:
         """See :class:`router.placement.types.Policy`."""
         bound = not query.is_fresh or query.prefill_alone or query.beside is not None
-        if bound or not snapshot.prefill:
+        if bound or (snapshot.has_prefill_pool and not snapshot.prefill):
             return self._plain.place(query, snapshot)
         prefills, decodes = usable(query, snapshot)
         weighed = self._weigh(query, prefills, decodes)
@@ -116,12 +122,15 @@ class Predicted:
         self, query: Query, prefills: Sequence[PrefillView], decodes: Sequence[DecodeView]
     ) -> list[tuple[_Loss, Outlook]]:
         """Every candidate with its loss; none while somebody's steps are not known."""
-        computed = [(view, of_prefill(view, self._prompt(query, view.worker))) for view in prefills]
-        decoded = [(view, of_decode(view, query.num_tokens)) for view in decodes]
+        if not (all(map(_tells_prefill, prefills)) and all(map(_tells_decode, decodes))):
+            return []
+        holders = self._plain.holders(query)
+        near_p = self._near(query, prefills, holders, _looks_to_wait_s)
+        near_d = self._near(query, decodes, holders, _looks_apart_s)
+        computed = [(view, of_prefill(view, self._prompt(query, view.worker))) for view in near_p]
+        decoded = [(view, of_decode(view, query.num_tokens)) for view in near_d]
         known = [(view, forecast) for view, forecast in computed if forecast is not None]
         paces = [(view, forecast) for view, forecast in decoded if forecast is not None]
-        if len(known) < len(computed) or len(paces) < len(decoded):
-            return []
         few_p = nsmallest(_NUM_WEIGHED, known, key=lambda each: each[1].first_token.expected_s)
         few_d = nsmallest(_NUM_WEIGHED, paces, key=lambda each: each[1].after.expected_s)
         pairs = (
@@ -132,6 +141,21 @@ class Predicted:
         )
         alone = (self._alone(query, view, pace) for view, pace in few_d)
         return [*pairs, *(each for each in alone if each is not None)]
+
+    def _near(
+        self, query: Query, views: Sequence[V], holders: set[str], looks: Callable[[V], float]
+    ) -> Sequence[V]:
+        """Of a large pool those worth a look ahead: idle as it ``looks``, or with a prefix."""
+        if len(views) <= _NUM_ROLLED_OUT:
+            return views
+        near = nsmallest(_NUM_ROLLED_OUT, views, key=looks)
+        if holders:
+            having = [view for view in views if view.worker.incarnation in holders]
+            most = nsmallest(
+                _NUM_HOLDERS, having, key=lambda view: self._plain.num_missing(query, view.worker)
+            )
+            near += [view for view in most if view not in near]
+        return near
 
     def _pair(
         self,
@@ -181,6 +205,33 @@ class Predicted:
         """What ``worker`` would have to compute of the prompt; its last token at the least."""
         num_cached = query.num_tokens - self._plain.num_missing(query, worker)
         return StepWork.of_prompt(query.num_tokens, min(num_cached, query.num_tokens - 1))
+
+
+def _tells_prefill(view: PrefillView) -> bool:
+    """Whether the steps of its kind are known."""
+    engine = view.engine
+    return engine is not None and engine.max_batched_tokens > 0 and engine.model.prefill.is_known
+
+
+def _tells_decode(view: DecodeView) -> bool:
+    """Whether the steps of its kind are known."""
+    return view.engine is not None and view.engine.model.decode.is_known
+
+
+def _looks_to_wait_s(view: PrefillView) -> float:
+    """About what waits there takes; no more than what orders a large pool."""
+    engine = view.engine
+    return 0.0 if engine is None else view.num_pending_tokens * engine.model.prefill.prefill_token_s
+
+
+def _looks_apart_s(view: DecodeView) -> float:
+    """About the time between tokens there, with what waits there; no more than what orders."""
+    engine = view.engine
+    if engine is None:
+        return 0.0
+    cost = engine.model.decode
+    there_s = cost.fixed_s + view.num_sequences * cost.row_s
+    return there_s + engine.work.num_context_tokens * cost.context_token_s
 
 
 def _transfer_s(source: PrefillView, view: DecodeView, num_tokens: int) -> float:

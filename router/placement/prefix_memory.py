@@ -57,6 +57,13 @@ class PrefixMemory:
                 case num_expecting:
                     keys[key] = num_expecting - 1
 
+    def holders(self, block_keys: Sequence[bytes]) -> set[str]:
+        """The workers that probably have the first block: all others have none of the rest."""
+        if not block_keys:
+            return set()
+        first = block_keys[0]
+        return {worker for worker, keys in self._by_worker.items() if first in keys}
+
     def num_hit_blocks(self, incarnation: str, block_keys: Sequence[bytes]) -> int:
         """How many leading blocks the worker probably has."""
         keys = self._by_worker.get(incarnation)

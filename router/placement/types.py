@@ -91,8 +91,7 @@ class Snapshot:
         may_prefill = any(view.has_runway for view in self.prefill)
         if not self.decode:
             return may_prefill
-        rooms = [view for view in self.decode if view.has_room]
-        return bool(rooms) and (may_prefill or any(view.local_prefill for view in rooms))
+        return any((may_prefill or view.local_prefill) and view.has_room for view in self.decode)
 
 
 class Objectives(NamedTuple):

@@ -34,7 +34,7 @@ class Mirrored:
         self._number = 0
         sources = {f"{address}-1": BYTES_PER_S for address in self.world.prefill}
         for address in [*self.world.prefill, *self.world.decode]:
-            engine = SimulatedEngine(SMALL, VARIED, self.agenda, Noise(address, is_on=True))
+            engine = SimulatedEngine(SMALL, VARIED, self.agenda, Noise(1, is_on=True))
             self.engines[address] = engine
             told, worker = Told(engine), WorkerId(address, f"{address}-1")
             if address in self.world.prefill:

@@ -1,0 +1,128 @@
+"""What one placement costs the router, by the number of workers.
+
+    .venv/bin/python -m tests.bench.placement
+
+Half of the workers prefill, all are loaded unlike each other, and a tenth of them remembers the
+prompt's first half. CPU time of this process, so that neighbours count less; the first placements,
+which fill tables, are left out.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from diptych.step_model import NUM_KNOWN_STEPS, StepCost, StepModel, StepWork
+from router.placement.policy import LeastLoaded
+from router.placement.predicted import Predicted
+from router.placement.prefix_memory import PrefixMemory
+from router.placement.types import (
+    DecodeView,
+    EngineView,
+    Objectives,
+    Policy,
+    PrefillView,
+    Query,
+    Snapshot,
+    WorkerId,
+)
+
+MODEL = StepModel(
+    StepCost(0.04, 0.002, 1e-5, 0.0, 0.0, 1.2, NUM_KNOWN_STEPS),
+    StepCost(0.1, 0.002, 1e-5, 1e-3, 1e-7, 1.2, NUM_KNOWN_STEPS),
+)
+NUM_TOKENS = 512
+KEYS = tuple(number.to_bytes(16) for number in range(NUM_TOKENS // 16))
+QUERY = Query(
+    num_tokens=NUM_TOKENS,
+    num_max_tokens=NUM_TOKENS + 100,
+    block_keys=KEYS,
+    objectives=Objectives(2.0, 0.1),
+)
+WARM_UP = 20
+
+
+class Cost(NamedTuple):
+    """CPU time of a placement, ms."""
+
+    policy: str
+    num_workers: int
+    median_ms: float
+    p90_ms: float
+
+
+def snapshot(num_workers: int, rng: random.Random) -> Snapshot:
+    """Workers that are all loaded, unlike each other."""
+    sources = [WorkerId(f"p{i}:1", f"p{i}") for i in range(num_workers // 2)]
+    proven = frozenset(source.incarnation for source in sources)
+    bytes_per_s = dict.fromkeys(proven, 1e9)
+    return Snapshot(
+        tuple(_prefill(source, rng.randrange(4000)) for source in sources),
+        tuple(
+            DecodeView(
+                worker=WorkerId(f"d{i}:1", f"d{i}"),
+                num_sequences=(num := rng.randrange(12, 14)),
+                max_model_len=4096,
+                local_prefill=True,
+                proven=proven,
+                max_num_seqs=64,
+                kv_bytes_per_token=46080.0,
+                bytes_per_s=bytes_per_s,
+                engine=EngineView(
+                    model=MODEL, max_batched_tokens=512, work=StepWork(num, 400 * num)
+                ),
+            )
+            for i in range(num_workers - len(sources))
+        ),
+    )
+
+
+def _prefill(worker: WorkerId, num_waiting: int) -> PrefillView:
+    work = StepWork.of_prompt(num_waiting, 0)
+    engine = EngineView(model=MODEL, max_batched_tokens=512, work=work)
+    return PrefillView(
+        worker=worker, num_pending_tokens=num_waiting, max_model_len=4096, engine=engine
+    )
+
+
+def policies(seen: Snapshot) -> Iterator[tuple[str, Policy]]:
+    """Both, with some memory of the prompt."""
+    plain = LeastLoaded(
+        PrefixMemory(100_000), local_below_tokens=64, allow_local=True, allow_recompute=True
+    )
+    for view in [*seen.prefill[::10], *seen.decode[::10]]:
+        plain.remember(view.worker, KEYS[: len(KEYS) // 2])
+    yield "least-loaded", plain
+    yield "predicted", Predicted(plain)
+
+
+def measure(num_workers: int, num_placements: int) -> Iterator[Cost]:
+    """Of both policies."""
+    seen = snapshot(num_workers, random.Random(num_workers))
+    for name, policy in policies(seen):
+        took = []
+        for _ in range(WARM_UP + num_placements):
+            began_s = time.process_time()
+            assert policy.place(QUERY, seen) is not None
+            took.append(1000 * (time.process_time() - began_s))
+        ordered = sorted(took[WARM_UP:])
+        yield Cost(name, num_workers, statistics.median(ordered), ordered[int(0.9 * len(ordered))])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--workers", type=int, nargs="+", default=[2, 16, 64, 256, 1000])
+    parser.add_argument("--placements", type=int, default=200)
+    options = parser.parse_args()
+    for num_workers in options.workers:
+        for cost in measure(num_workers, options.placements):
+            print(json.dumps(cost._asdict()))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

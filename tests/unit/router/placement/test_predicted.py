@@ -5,6 +5,8 @@ import dataclasses
 import pytest
 
 from diptych.step_model import NUM_KNOWN_STEPS, StepCost, StepModel, StepWork
+from router.placement import predicted
+from router.placement.forecast import PrefillForecast, of_prefill
 from router.placement.policy import LeastLoaded
 from router.placement.predicted import Predicted
 from router.placement.prefix_memory import PrefixMemory
@@ -235,3 +237,55 @@ def test_what_first_tokens_take_beside_steps_is_learned() -> None:
     for _ in range(300):
         policy.came_true(foretold(), 0.0)
     assert foretold().chosen.ttft_s == pytest.approx(steps_s)
+
+
+def many(num: int) -> Snapshot:
+    """So many of each role; the first ones have the least to do."""
+    proven = frozenset(f"p{n}" for n in range(num))
+    return Snapshot(
+        tuple(view_p(WorkerId(f"p{n}:1", f"p{n}"), 10 * n) for n in range(num)),
+        tuple(view_d(WorkerId(f"d{n}:1", f"d{n}"), n // 8, proven=proven) for n in range(num)),
+    )
+
+
+def test_of_a_large_pool_few_queues_are_rolled_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many of 500 workers as of 50."""
+    rolled: list[WorkerId] = []
+
+    def counted(view: PrefillView | DecodeView, prompt: StepWork) -> PrefillForecast | None:
+        rolled.append(view.worker)
+        return of_prefill(view, prompt)
+
+    monkeypatch.setattr(predicted, "of_prefill", counted)
+    counts = []
+    for num in (50, 500):
+        policy = made()
+        policy.remember(WorkerId("p40:1", "p40"), KEYS[:2])
+        rolled.clear()
+        assert policy.place(QUERY, many(num)) is not None
+        assert WorkerId("p40:1", "p40") in rolled, "who has a prefix is looked at"
+        counts.append(len(rolled))
+    assert counts[0] == counts[1] <= 40
+
+
+def test_in_a_large_pool_a_cached_prefix_still_counts() -> None:
+    policy, snapshot = made(), many(100)
+    holder = WorkerId("p30:1", "p30")  # half of what it saves is waiting there
+    policy.remember(holder, KEYS[:38])
+    chosen = policy.place(QUERY, snapshot)
+    assert isinstance(chosen, Paired)
+    assert chosen.prefill == holder
+
+
+def test_without_a_prefill_pool_the_decode_worker_with_the_least_loss() -> None:
+    """Not the one with the fewest sequences, if these are slower or wait for long prompts."""
+    slow = MODEL._replace(decode=MODEL.decode._replace(fixed_s=0.2))
+    decodes = (view_d(D1, 2, slow), view_d(D2, 3, MODEL))
+    colocated = Snapshot((), decodes, has_prefill_pool=False)
+    chosen = made().place(QUERY, colocated)
+    assert chosen == DecodeOnly(D2, Why.CHOICE)
+    assert isinstance(chosen, DecodeOnly)
+    assert chosen.forecast is not None
+    assert made()._plain.place(QUERY, colocated) == DecodeOnly(D1, Why.CHOICE)
+    unknown = Snapshot((), (view_d(D1, 2), view_d(D2, 3)), has_prefill_pool=False)
+    assert made().place(QUERY, unknown) == DecodeOnly(D1, Why.CHOICE), "least load until it knows"

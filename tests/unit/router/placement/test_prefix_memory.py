@@ -58,3 +58,14 @@ def test_what_is_known_stays_whoever_expected_it() -> None:
     memory.retract("a", KEYS)
     memory.retract("a", KEYS[:6])
     assert memory.num_hit_blocks("a", KEYS) == 4
+
+
+def test_who_holds_the_beginning_may_hold_more_and_nobody_else_does() -> None:
+    memory = PrefixMemory(8)
+    memory.remember("a", KEYS[:3])
+    memory.expect("b", KEYS[:1])
+    memory.remember("c", KEYS[1:])
+    assert memory.holders(KEYS) == {"a", "b"}
+    memory.retract("b", KEYS[:1])
+    assert memory.holders(KEYS) == {"a"}
+    assert memory.holders(()) == set()

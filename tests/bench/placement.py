@@ -93,8 +93,9 @@ def policies(seen: Snapshot) -> Iterator[tuple[str, Policy]]:
     plain = LeastLoaded(
         PrefixMemory(100_000), local_below_tokens=64, allow_local=True, allow_recompute=True
     )
-    for view in [*seen.prefill[::10], *seen.decode[::10]]:
-        plain.remember(view.worker, KEYS[: len(KEYS) // 2])
+    holders = [view.worker for view in seen.prefill[::10]]
+    for worker in [*holders, *(view.worker for view in seen.decode[::10])]:
+        plain.remember(worker, KEYS[: len(KEYS) // 2])
     yield "least-loaded", plain
     yield "predicted", Predicted(plain)
 

@@ -1,14 +1,15 @@
 """What the workers said last, as plain data for people. Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Final, NamedTuple
 
 from diptych.v1 import worker_pb2
 from router.cluster.member import DecodeMember, PrefillMember
 from router.generation.cluster_report import BlockReport, PairReport, WorkerReport
 
-MAX_WORKERS: Final = 256  # of one pool that are told of
-MAX_PAIRS: Final = 1024
+MAX_WORKERS: Final = 64  # of one pool that are told of: a report is written in milliseconds
+MAX_PAIRS: Final = 256
 MAX_MESSAGE_CHARACTERS: Final = 200
 UNREACHABLE: Final = "unreachable"
 
@@ -41,14 +42,15 @@ def overview(prefill: Iterable[PrefillMember], decode: Iterable[DecodeMember]) -
     """By address; of each kind no more than the bounds above."""
     sources = sorted(prefill, key=_address)
     sinks = sorted(decode, key=_address)
-    pairs = [pair for sink in sinks for pair in _pairs(sink, {*map(_address, sources)})]
+    known = {*map(_address, sources)}
+    pairs = (pair for sink in sinks for pair in _pairs(sink, known))
     return Overview(
         num_prefill=len(sources),
         num_decode=len(sinks),
-        num_pairs=len(pairs),
+        num_pairs=sum(_num_pairs(sink, known) for sink in sinks),
         prefill=tuple(map(_worker, sources[:MAX_WORKERS])),
         decode=tuple(map(_worker, sinks[:MAX_WORKERS])),
-        pairs=tuple(pairs[:MAX_PAIRS]),
+        pairs=tuple(islice(pairs, MAX_PAIRS)),
     )
 
 
@@ -82,6 +84,12 @@ def _worker(member: PrefillMember | DecodeMember) -> WorkerReport:
         prefill_tokens_per_s=state.prefill_tokens_per_s,
         decode_step_s=state.decode_step_s,
     )
+
+
+def _num_pairs(member: DecodeMember, sources: set[str]) -> int:
+    state = member.watch.state
+    pairs = () if state is None else state.pairs
+    return sum(pair.source_address in sources for pair in pairs)
 
 
 def _pairs(member: DecodeMember, sources: set[str]) -> Iterator[PairReport]:

@@ -23,6 +23,7 @@ from router.frontend.cluster_view import ClusterView
 from router.frontend.field_names import renamed
 from router.frontend.generator import Generator, Metadata
 from router.frontend.prompt_answers import PromptAnswers
+from router.generation.cluster_report import ClusterReport
 from router.generation.request import GenerationRequest, TokenPrompt
 
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
@@ -67,6 +68,8 @@ class InferenceServicer:
         self._prompts = prompts
         self._callers = callers
         self._view = view
+        self._report: ClusterReport | None = None  # that was written last
+        self._written = inference_pb2.DescribeClusterResponse()
         self._max_request_bytes = max_request_bytes
 
     def add_to(self, server: grpc.aio.Server) -> None:
@@ -150,7 +153,10 @@ class InferenceServicer:
         self, request: bytes, context: Context
     ) -> inference_pb2.DescribeClusterResponse:
         await self._tenant(context)
-        return write_report(self._view.report())
+        report = self._view.report()
+        if report is not self._report:
+            self._report, self._written = report, write_report(report)
+        return self._written
 
     async def Generate(
         self, request: bytes, context: Context

@@ -4,7 +4,7 @@ What a client may hear of it follows :class:`router.frontend.cluster_view.Cluste
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,3 +77,9 @@ class ClusterReport:
     prefill: Sequence[WorkerReport]
     decode: Sequence[WorkerReport]
     pairs: Sequence[PairReport]
+
+
+def members_of(report: object) -> dict[str, object]:
+    """The members of any of these, as they are: ``asdict`` copies all below, ten times slower."""
+    assert is_dataclass(report)
+    return {each.name: getattr(report, each.name) for each in fields(report)}

@@ -4,7 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from typing import Final
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
@@ -16,7 +16,11 @@ from diptych.errors import RETRY_LATER_S, ModelNotFoundError, NotServedError, No
 from router.frontend.admission import Admission
 from router.frontend.cluster_view import ClusterView
 from router.frontend.http.errors import ErrorAnswer, answer_to
-from router.generation.cluster_report import ClusterReport
+from router.generation.cluster_report import ClusterReport, members_of
+
+_to_json: Final[Callable[[object], str]] = json.JSONEncoder(
+    separators=(",", ":"), default=members_of
+).encode
 
 
 class ServiceAnswers:
@@ -69,7 +73,7 @@ class ServiceAnswers:
             return refusal(answer_to(error))
         if report is not self._written_report:
             self._written_report = report
-            self._cluster_body = json.dumps(asdict(report), separators=(",", ":")).encode()
+            self._cluster_body = _to_json(report).encode()
         headers = {"content-type": "application/json", "cache-control": "no-store"}
         return Response(self._cluster_body, headers=headers)
 

@@ -11,7 +11,9 @@ export class ApiError extends Error {
 
 export const key = () => sessionStorage.getItem(KEY) ?? "";
 
-export function keepKey(value) {
+/** What a header cannot carry is no part of a key. */
+export function keepKey(typed) {
+  const value = typed.replace(/[^\x21-\x7e]/g, "");
   if (value) sessionStorage.setItem(KEY, value);
   else sessionStorage.removeItem(KEY);
 }

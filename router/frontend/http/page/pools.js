@@ -91,7 +91,7 @@ export class Pools {
     for (const pair of report.pairs.slice(0, MOST_WIRES)) {
       const from = this.#cards.get(`prefill ${pair.prefill}`)?.element;
       const to = this.#cards.get(`decode ${pair.decode}`)?.element;
-      if (!from || !to) continue;
+      if (!from?.isConnected || !to?.isConnected) continue;
       const d = curve(from, to, frame);
       lines.push(svg("path", { d, class: `wire ${pair.state === "proven" ? "proven" : "broken"}` }));
       const count = Math.min(MOST_DOTS, pulls.get(idOf(pair)) ?? 0);

@@ -4,7 +4,6 @@ from types import SimpleNamespace
 from typing import cast
 
 from diptych.v1 import worker_pb2
-from router.cluster import overview as module
 from router.cluster.decode_link import DecodeLink
 from router.cluster.member import DecodeMember, PrefillMember
 from router.cluster.overview import MAX_PAIRS, MAX_WORKERS, overview
@@ -82,7 +81,7 @@ def test_pairs_with_workers_of_other_routers_are_not_told() -> None:
 
 
 def test_there_is_a_bound_and_the_counts_are_of_all() -> None:
-    assert module.MAX_PAIRS < 4 * (MAX_WORKERS + 1)
+    assert MAX_PAIRS < 4 * (MAX_WORKERS + 1)
     addresses = [f"p{index}:1" for index in range(MAX_WORKERS + 1)]
     state = worker_pb2.WorkerState(state=READY, pairs=[pair(address) for address in addresses])
     told = overview(

@@ -11,12 +11,17 @@ from prometheus_client import CollectorRegistry
 from starlette.requests import Request
 
 from diptych.errors import NotServedError
+from diptych.rpc.server import Context
 from diptych.telemetry.metrics import Metrics
 from router.cluster.overview import Overview
 from router.frontend.admission import Admission
+from router.frontend.callers.callers import Anybody
 from router.frontend.cluster_message import write_report
 from router.frontend.cluster_view import INTERVAL_S, ClusterView
+from router.frontend.generator import Generator
+from router.frontend.grpc import InferenceServicer
 from router.frontend.http.service import ServiceAnswers
+from router.frontend.prompt_answers import PromptAnswers
 from router.generation.cluster_report import (
     BlockReport,
     ClusterReport,
@@ -125,3 +130,21 @@ def test_nothing_in_it_is_of_one_request_or_tenant() -> None:
         "address", "state", "message", "is_used", "blocks", "num_running", "num_waiting",
         "max_num_seqs", "num_pending_prefill_tokens", "prefill_tokens_per_s", "decode_step_s",
     }  # fmt: skip
+
+
+async def test_grpc_writes_a_report_once() -> None:
+    world, nothing = World(), SimpleNamespace()
+    servicer = InferenceServicer(
+        cast(Admission, nothing),
+        cast(Generator, nothing),
+        cast(PromptAnswers, nothing),
+        Anybody(),
+        world.view,
+        max_request_bytes=1,
+    )
+    context = cast(Context, SimpleNamespace(invocation_metadata=tuple))
+    first = await servicer.DescribeCluster(b"", context)
+    assert await servicer.DescribeCluster(b"", context) is first
+    world.now_s += INTERVAL_S
+    again = await servicer.DescribeCluster(b"", context)
+    assert (again is first, again) == (False, first)

@@ -8,4 +8,4 @@ class FinishReason(enum.IntEnum):
 
     STOP = 1  # a stop token, an end-of-sequence token or a stop string
     LENGTH = 2  # max_tokens, or the model's context length
-    TOOL_CALLS = 3  # the output is calls of tools; nobody says it yet
+    TOOL_CALLS = 3  # the output has calls of tools

@@ -265,7 +265,8 @@ def _load_model(config: RouterConfig) -> ServedModel:
     cache_dir = config.cache_dir or model_source.DEFAULT_CACHE_DIR
     with ConsoleProgress() as progress:
         source = model_source.resolve(config.model, cache_dir, progress)
-    return ServedModel.from_folder(config.served_model_name or source.name, source.folder)
+    name = config.served_model_name or source.name
+    return ServedModel.from_folder(name, source.folder, config.answer_form)
 
 
 class _HttpFront(NamedTuple):

@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from diptych.process import ProcessConfig
+from diptych.text.response.families import AnswerForm
 from diptych.timers import GrpcSeconds
 from router.client_settings import (
     ClassesSettings,
@@ -161,6 +162,11 @@ class RouterConfig(ProcessConfig):
         None,
         description="Name clients use for the model; workers have none, they are known by their "
         "weights' digest. Unset: the source's own name.",
+    )
+    answer_form: AnswerForm = Field(
+        AnswerForm.AUTO,
+        description="How a chat's answer says reasoning and calls of tools: a family of models; "
+        "auto: as the checkpoint declares, or as its chat template looks like; none: all is text.",
     )
     cache_dir: Path | None = Field(
         None, description="Where models are imported and downloaded to. Unset: the user's cache."

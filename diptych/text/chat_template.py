@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any, NamedTuple, NoReturn
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -29,6 +29,24 @@ class ToolCall(NamedTuple):
     arguments: Mapping[str, Any]
 
 
+class Tool(NamedTuple):
+    """A function that a model may call."""
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] | None = None
+    """JSON schema of its arguments; None: they were not told."""
+
+    def for_template(self) -> dict[str, Any]:
+        """As templates expect it."""
+        function: dict[str, Any] = {"name": self.name}
+        if self.description:
+            function["description"] = self.description
+        if self.parameters is not None:
+            function["parameters"] = self.parameters
+        return {"type": "function", "function": function}
+
+
 class Message(NamedTuple):
     """One turn of a chat."""
 
@@ -36,6 +54,10 @@ class Message(NamedTuple):
     content: str
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
+    reasoning: str = ""
+    """What the assistant thought before it answered."""
+    name: str = ""
+    """Of the tool whose answer it is."""
 
     def for_template(self) -> dict[str, Any]:
         """As templates expect it; what is empty is left out, which they ask for."""
@@ -51,6 +73,10 @@ class Message(NamedTuple):
             ]
         if self.tool_call_id:
             turn["tool_call_id"] = self.tool_call_id
+        if self.reasoning:
+            turn["reasoning_content"] = self.reasoning
+        if self.name:
+            turn["name"] = self.name
         return turn
 
 
@@ -69,6 +95,7 @@ class ChatTemplate:
         special_tokens: Mapping[str, str],
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
+        self.source = source
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True,
             lstrip_blocks=True,
@@ -81,6 +108,8 @@ class ChatTemplate:
         self._reserved = frozenset({*environment.globals, *SPECIAL_TOKEN_ROLES})
         try:
             self._template = environment.from_string(source)
+            self.knows_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
+            """Whether it tells the model of tools."""
         except jinja2.TemplateError as error:
             raise ConfigurationError(f"the model's chat template: {error}") from None
 
@@ -89,6 +118,7 @@ class ChatTemplate:
         messages: Sequence[Message],
         arguments: Mapping[str, object] | None = None,
         *,
+        tools: Sequence[Tool] = (),
         add_generation_prompt: bool = True,
     ) -> str:
         """The prompt text; with ``add_generation_prompt`` it ends where the answer begins.
@@ -102,7 +132,7 @@ class ChatTemplate:
         own: dict[str, object] = {
             "messages": [message.for_template() for message in messages],
             "add_generation_prompt": add_generation_prompt,
-            "tools": None,
+            "tools": [tool.for_template() for tool in tools] or None,
             "documents": None,
             **self._special_tokens,
         }

@@ -38,9 +38,18 @@ class Detokenizer:
     ``min_tokens``-th or a later one. Cost per token: its own characters.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), min_tokens: int = 0) -> None:
-        """Raises ValueError if a stop string is empty."""
-        self._assembler = tokenizer.text.assembler()
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stop: Sequence[str] = (),
+        min_tokens: int = 0,
+        shown_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        """``shown_ids`` are special tokens whose text counts, too.
+
+        Raises ValueError if a stop string is empty.
+        """
+        self._assembler = tokenizer.text.assembler(shown_ids)
         self._matcher = StopMatcher(stop)
         self._has_stop = bool(stop)
         self._min_tokens = min_tokens

@@ -60,9 +60,11 @@ class TokenText:
                     f"tokenizer.json: decoder {step['type']!r} is not supported"
                 )
 
-    def assembler(self) -> TextAssembler:
-        """A new assembler, for one output."""
-        return _ByteLevelAssembler(self) if self.is_byte_level else _PieceAssembler(self)
+    def assembler(self, shown_ids: frozenset[int] = frozenset()) -> TextAssembler:
+        """A new assembler, for one output; ``shown_ids`` are special tokens that have a text."""
+        if self.is_byte_level:
+            return _ByteLevelAssembler(self, shown_ids)
+        return _PieceAssembler(self, shown_ids)
 
     def piece(self, token_id: int) -> str | bytes:
         """The token's text, or its bytes where they need not be whole characters."""
@@ -94,12 +96,15 @@ class TokenText:
 
 
 class _ByteLevelAssembler:
-    def __init__(self, pieces: TokenText) -> None:
+    def __init__(self, pieces: TokenText, shown_ids: frozenset[int]) -> None:
         self._pieces = pieces
+        self._shown_ids = shown_ids
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
         piece = self._pieces.piece(token_id)
+        if token_id in self._shown_ids:
+            piece = self._pieces.spelling(token_id)
         return self._decoder.decode(piece) if isinstance(piece, bytes) else ""
 
     def flush(self) -> str:
@@ -109,12 +114,15 @@ class _ByteLevelAssembler:
 class _PieceAssembler:
     """A run of byte tokens is text only as a whole, so it waits for its end."""
 
-    def __init__(self, pieces: TokenText) -> None:
+    def __init__(self, pieces: TokenText, shown_ids: frozenset[int]) -> None:
         self._pieces = pieces
+        self._shown_ids = shown_ids
         self._run = bytearray()
 
     def push(self, token_id: int) -> str:
         piece = self._pieces.piece(token_id)
+        if token_id in self._shown_ids:
+            piece = self._pieces.spelling(token_id).decode()
         if isinstance(piece, bytes):
             self._run += piece
             return ""

@@ -13,7 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer as HFTokenizer
 
 from diptych.errors import ConfigurationError, InvalidRequestError
-from diptych.text.chat_template import SPECIAL_TOKEN_ROLES, ChatTemplate, Message
+from diptych.text.chat_template import SPECIAL_TOKEN_ROLES, ChatTemplate, Message, Tool
 from diptych.text.identity import text_digest
 from diptych.text.token_text import TokenText
 
@@ -75,6 +75,8 @@ class Tokenizer:
         """Prompt and output tokens together, at most."""
         self.chat_template = _load_chat_template(folder, settings, known)
         """None if the model has none."""
+        self.declared_response = settings.get("response_template")
+        """What the makers say of an answer's form, see :mod:`diptych.text.response.template`."""
         self._bos_prefix, self._drops_bos = self._bos_correction(settings.get("add_bos_token"))
         self._max_token_length = self._find_max_token_length()
 
@@ -98,8 +100,19 @@ class Tokenizer:
         """The text of ``token_ids``, special tokens left out."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
+    def special_ids_in(self, text: str) -> frozenset[int]:
+        """The special tokens that stand in ``text``, but those that end an answer."""
+        return frozenset(
+            each
+            for each in self.special_token_ids - self.eos_token_ids
+            if self.text.spelling(each).decode(errors="replace") in text
+        )
+
     def render_chat(
-        self, messages: Sequence[Message], arguments: Mapping[str, object] | None = None
+        self,
+        messages: Sequence[Message],
+        arguments: Mapping[str, object] | None = None,
+        tools: Sequence[Tool] = (),
     ) -> str:
         """The prompt text of a chat, ending where the model's answer begins.
 
@@ -110,7 +123,9 @@ class Tokenizer:
         """
         if self.chat_template is None:
             raise InvalidRequestError("this model has no chat template", field="chat")
-        return self.chat_template.render(messages, arguments)
+        if tools and not self.chat_template.knows_tools:
+            raise InvalidRequestError("this model's chat template knows none", field="chat.tools")
+        return self.chat_template.render(messages, arguments, tools=tools)
 
     def min_tokens(self, text: str) -> int:
         """A lower bound, without tokenising, of how many tokens ``text`` has.

@@ -23,8 +23,10 @@ from router.cluster.members import Cluster
 from router.config import RouterConfig
 from router.frontend import validation
 from router.frontend.constraint_check import ConstraintCheck
+from router.frontend.field_names import renamed
 from router.frontend.served_model import ServedModel
 from router.frontend.service_classes import ServiceClasses
+from router.frontend.tools import constraint_of
 from router.frontend.validation import ModelFacts
 from router.generation.request import GenerationRequest, TokenPrompt
 from router.placement.claim import Claim
@@ -192,7 +194,7 @@ class Admission:
 
     async def _check_constraint(self, request: GenerationRequest, deadline_s: float | None) -> str:
         """Its grammar; nothing where it has none. Waits for others' until the deadline."""
-        constraint = request.sampling.constraint
+        constraint = constraint_of(request)
         if constraint is None:
             return ""
         tokenizer, emitted_ids = self._model.tokenizer, request.emitted_token_ids
@@ -207,6 +209,10 @@ class Admission:
                 return await self._constraints.check(constraint, b"".join(spellings))
         except TimeoutError:
             raise DeadlineExceededError("the request's deadline passed") from None
+        except InvalidRequestError as error:
+            if constraint is request.sampling.constraint:
+                raise
+            raise renamed(error, {"sampling.constraint.grammar": "chat.tools"}) from None
 
     def _resolve(
         self, request: GenerationRequest, prompt_ids: list[int], claim: Claim, grammar: str

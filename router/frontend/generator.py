@@ -18,6 +18,7 @@ from diptych.text.detokenizer import Detokenizer
 from router.frontend.admission import Admission
 from router.frontend.outcome import telling_outcome
 from router.frontend.quotas import Admitted, Quotas
+from router.frontend.split_answers import split_of
 from router.frontend.validation import MAX_REQUEST_ID_CHARACTERS
 from router.frontend.write_watch import WriteWatch
 from router.generation.answer import GenerationEvent, Started, Summary
@@ -90,7 +91,7 @@ class Generator:
             logs.mark(answer.request_id, trace_id(answer.observer.context))
             resolved = await self._admission.admit(request, deadline_s)
             quota.reserve(resolved.num_tokens_at_most)
-            build = partial(self._builder, resolved, answer.observer)
+            build = partial(self._builder, request, resolved, answer.observer)
             session = answer.open(resolved, build, deadline_s)
             is_first = True
             while (event := await session.next_event()) is not None:
@@ -130,10 +131,16 @@ class Generator:
             received_s=time.monotonic(),
         )
 
-    def _builder(self, resolved: ResolvedRequest, observer: RequestObserver) -> ResponseBuilder:
-        tokenizer = self._admission.model.tokenizer
+    def _builder(
+        self, request: GenerationRequest, resolved: ResolvedRequest, observer: RequestObserver
+    ) -> ResponseBuilder:
+        model = self._admission.model
+        split = split_of(request, resolved.shape.prompt_ids, model)
+        shown = frozenset[int]() if split is None else model.shown_ids
         try:
-            detokenizer = Detokenizer(tokenizer, resolved.stop, resolved.min_tokens_to_stop)
+            detokenizer = Detokenizer(
+                model.tokenizer, resolved.stop, resolved.min_tokens_to_stop, shown
+            )
         except ValueError as error:
             raise InvalidRequestError(str(error), field="sampling.stop") from None
         return ResponseBuilder(
@@ -144,6 +151,7 @@ class Generator:
             max_unsent=self._services.config.client_buffer_messages,
             num_resumed=len(resolved.emitted_token_ids),
             includes_stop=resolved.includes_stop,
+            split=split,
             on_emitted=observer.emitted,
         )
 

@@ -4,7 +4,6 @@ Reading checks the number of everything before going through it, and copies no t
 ids: the plain request views those of the message.
 """
 
-import json
 from collections.abc import Mapping
 
 from google.protobuf import struct_pb2
@@ -13,9 +12,10 @@ from diptych.errors import InvalidRequestError
 from diptych.finish_reason import FinishReason
 from diptych.sampling_params import options_from_proto
 from diptych.service_level import ServiceLevel
-from diptych.text.chat_template import Message, ToolCall
+from diptych.text.chat_template import Message, Tool, ToolCall
 from diptych.token_logprobs import PromptLogprobs
 from diptych.v1 import common_pb2, inference_pb2
+from router.frontend.tools import check_num_tools, read_arguments
 from router.frontend.validation import MAX_PARTS, MAX_TEMPLATE_ARGUMENT_BYTES, check_num_messages
 from router.generation.answer import (
     ChoiceFinished,
@@ -32,6 +32,7 @@ from router.generation.request import (
     Prompt,
     TextPrompt,
     TokenPrompt,
+    ToolChoice,
 )
 
 
@@ -89,6 +90,10 @@ def write_event(event: GenerationEvent) -> inference_pb2.GenerateResponse:
                 delta.margins.extend(event.margins)
             if event.logprobs:
                 delta.logprobs.extend([found.to_proto() for found in event.logprobs])
+            if event.reasoning:
+                delta.reasoning = event.reasoning
+            for call in event.tool_calls:
+                delta.tool_calls.add(id=call.call_id, name=call.name, arguments=call.arguments)
         case Started():
             response.started.request_id = event.request_id
             response.started.model = event.model
@@ -105,9 +110,8 @@ def write_event(event: GenerationEvent) -> inference_pb2.GenerateResponse:
 
 
 def _read_chat(chat: inference_pb2.ChatPrompt) -> ChatPrompt:
-    if chat.tools:
-        raise InvalidRequestError("is not supported yet", field="chat.tools")
     check_num_messages(len(chat.messages))
+    check_num_tools(len(chat.tools))
     num_parts = sum(len(turn.content) + len(turn.tool_calls) for turn in chat.messages)
     if num_parts > MAX_PARTS:
         raise InvalidRequestError(
@@ -116,7 +120,28 @@ def _read_chat(chat: inference_pb2.ChatPrompt) -> ChatPrompt:
     messages = tuple(
         _read_message(turn, f"chat.messages[{index}]") for index, turn in enumerate(chat.messages)
     )
-    return ChatPrompt(messages, _read_arguments(chat))
+    says_parallel = chat.HasField("parallel_tool_calls")
+    return ChatPrompt(
+        messages,
+        _read_arguments(chat),
+        tools=tuple(map(_read_tool, chat.tools)),
+        tool_choice=_read_choice(chat.tool_choice),
+        required_tool=chat.required_tool,
+        has_parallel_calls=chat.parallel_tool_calls if says_parallel else True,
+        is_split=chat.split_reasoning,
+    )
+
+
+def _read_tool(tool: inference_pb2.Tool) -> Tool:
+    parameters = _plain_struct(tool.parameters) if tool.HasField("parameters") else None
+    return Tool(tool.name, tool.description, parameters)
+
+
+def _read_choice(choice: int) -> ToolChoice:
+    try:
+        return ToolChoice(choice)
+    except ValueError:
+        raise InvalidRequestError(f"{choice} is not known", field="chat.tool_choice") from None
 
 
 def _read_message(turn: inference_pb2.ChatMessage, path: str) -> Message:
@@ -133,16 +158,13 @@ def _read_message(turn: inference_pb2.ChatMessage, path: str) -> Message:
             for index, call in enumerate(turn.tool_calls)
         ),
         tool_call_id=turn.tool_call_id,
+        reasoning=turn.reasoning,
+        name=turn.name,
     )
 
 
 def _read_tool_call(call: inference_pb2.ToolCall, path: str) -> ToolCall:
-    try:
-        arguments = json.loads(call.arguments or "{}")
-    except (ValueError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
-        raise InvalidRequestError("is not a JSON object", field=f"{path}.arguments")
+    arguments = read_arguments(call.arguments, f"{path}.arguments")
     return ToolCall(tool_call_id=call.id, name=call.name, arguments=arguments)
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from diptych.errors import ConfigurationError
 from diptych.models.recommended import read_recommended
 from diptych.sampling_params import NOTHING_SAID, SamplingOptions
+from diptych.text.response.families import AnswerForm, family, family_of
+from diptych.text.response.template import ResponseTemplate
 from diptych.text.tokenizer import Tokenizer
 from router.generation.prompt_work import Pooling
 
@@ -26,13 +28,19 @@ class ServedModel:
     name: str
     tokenizer: Tokenizer
     recommended: SamplingOptions = NOTHING_SAID
+    response_template: ResponseTemplate | None = None
+    """How its answers say reasoning and calls of tools; None: nobody knows."""
+    shown_ids: frozenset[int] = frozenset()
+    """Special tokens that mark these, so that their text counts."""
     pooling: Pooling | None = None
     """How its makers make vectors with it; None: they do not say that it is for that."""
     vector_size: int | None = None
     """Of its vectors; None: its config does not say."""
 
     @classmethod
-    def from_folder(cls, name: str, folder: Path) -> "ServedModel":
+    def from_folder(
+        cls, name: str, folder: Path, answer_form: AnswerForm = AnswerForm.AUTO
+    ) -> "ServedModel":
         """Read a model folder. Blocking.
 
         Logs what the model's makers recommend, for it changes answers.
@@ -41,6 +49,7 @@ class ServedModel:
             ConfigurationError: a file is missing or wrong.
         """
         tokenizer = Tokenizer.from_folder(folder)
+        template = _response_template(tokenizer, answer_form)
         options, ignored = read_recommended(folder)
         said = {key: value for key, value in asdict(options).items() if value}
         if said or ignored:
@@ -52,9 +61,23 @@ class ServedModel:
             name=name,
             tokenizer=tokenizer,
             recommended=options,
+            response_template=template,
+            shown_ids=tokenizer.special_ids_in(template.marks) if template else frozenset(),
             pooling=_read_pooling(folder),
             vector_size=_read_vector_size(folder),
         )
+
+
+def _response_template(tokenizer: Tokenizer, form: AnswerForm) -> ResponseTemplate | None:
+    """What its makers declare, else what its chat template looks like."""
+    if form is AnswerForm.NONE:
+        return None
+    if form is not AnswerForm.AUTO:
+        return family(form.value)
+    if tokenizer.declared_response is not None:
+        return ResponseTemplate.read(tokenizer.declared_response)
+    chat = tokenizer.chat_template
+    return None if chat is None else family_of(chat.source)
 
 
 def _read_vector_size(folder: Path) -> int | None:

@@ -22,6 +22,7 @@ from diptych.sampling_params import (
 )
 from diptych.text.chat_template import Message
 from diptych.text.tokenizer import Tokenizer
+from router.frontend.tools import check_tools
 from router.generation.request import ChatPrompt, GenerationRequest, TextPrompt, TokenPrompt
 from router.placement.claim import NO_CLAIM, Claim
 from router.request.emitted_tokens import RequestShape
@@ -32,6 +33,7 @@ MAX_REQUEST_ID_CHARACTERS = 128
 MAX_SALT_BYTES = 64
 MAX_TOOL_CALL_ID_CHARACTERS = 256
 MAX_ROLE_CHARACTERS = 64
+MAX_NAME_CHARACTERS = 128
 MAX_MESSAGES = 4096
 MAX_PARTS = 16384  # content parts and tool calls of all messages
 MAX_TEMPLATE_ARGUMENT_BYTES = 16384
@@ -68,6 +70,7 @@ def check(request: GenerationRequest, facts: ModelFacts) -> None:
             _check_token_prompt(token_ids, facts)
         case ChatPrompt():
             _check_chat(request.prompt)
+            check_tools(request, request.prompt)
     check_room(len(request.emitted_token_ids), facts.max_model_len, "emitted_token_ids")
     _check_ids(request.emitted_token_ids, facts.vocab_size, "emitted_token_ids")
 
@@ -80,7 +83,8 @@ def tokenize(request: GenerationRequest, tokenizer: Tokenizer, max_model_len: in
         case TextPrompt(text, is_continuation):
             add_special = not is_continuation
         case ChatPrompt(messages, arguments):
-            text, add_special = tokenizer.render_chat(messages, arguments), False
+            tools = request.prompt.offered_tools
+            text, add_special = tokenizer.render_chat(messages, arguments, tools), False
     _check_text(text, request.prompt_field)
     at_least = tokenizer.min_tokens(text)
     if at_least >= max_model_len:
@@ -294,6 +298,7 @@ def _check_message(message: Message, path: str) -> None:
     for name, value, most in (
         ("role", message.role, MAX_ROLE_CHARACTERS),
         ("tool_call_id", message.tool_call_id, MAX_TOOL_CALL_ID_CHARACTERS),
+        ("name", message.name, MAX_NAME_CHARACTERS),
     ):
         if len(value) > most:
             raise InvalidRequestError(f"longer than {most} characters", field=f"{path}.{name}")

@@ -79,11 +79,36 @@ class Started(NamedTuple):
     prompt_token_ids: tuple[int, ...]  # empty unless asked for
 
 
+class CalledTool(NamedTuple):
+    """A call of a tool, whole. ``arguments`` is a JSON object, as text."""
+
+    call_id: str
+    name: str
+    arguments: str
+
+
+class Said(NamedTuple):
+    """The parts of a piece of text: for the reader, thought, called."""
+
+    text: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[CalledTool, ...] = ()
+
+    def followed_by(self, other: "Said") -> "Said":
+        """Both as one."""
+        return Said(
+            self.text + other.text,
+            self.reasoning + other.reasoning,
+            self.tool_calls + other.tool_calls,
+        )
+
+
 class Delta(NamedTuple):
     """More of one choice's output.
 
     The text is what became certain with these tokens, so it may be empty, and it
-    may come without tokens at the end.
+    may come without tokens at the end. Where an answer is split its reasoning and its
+    calls of tools are not in the text.
     """
 
     text: str
@@ -92,6 +117,17 @@ class Delta(NamedTuple):
     margins: list[float]  # one per token, or none
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per token, or none
     choice: int = 0
+    reasoning: str = ""
+    tool_calls: tuple[CalledTool, ...] = ()
+
+    @property
+    def said(self) -> Said:
+        """All that is said with it."""
+        return Said(self.text, self.reasoning, self.tool_calls)
+
+    def saying(self, said: Said) -> "Delta":
+        """The same tokens, with this."""
+        return self._replace(text=said.text, reasoning=said.reasoning, tool_calls=said.tool_calls)
 
 
 class ChoiceFinished(NamedTuple):

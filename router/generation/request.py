@@ -1,12 +1,13 @@
 """A client's request as plain data, whichever front end it came through. Not checked yet."""
 
+import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from diptych.sampling_params import NOTHING_SAID, SamplingOptions
 from diptych.service_level import NO_LEVEL, ServiceLevel
 from diptych.tenant import NOBODY, Tenant
-from diptych.text.chat_template import Message
+from diptych.text.chat_template import Message, Tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +19,40 @@ class TextPrompt:
     """Other tokens come before it: no special ones are added."""
 
 
+class ToolChoice(enum.IntEnum):
+    """Whether a model is to call tools. Values as on the wire."""
+
+    AUTO = 0
+    NONE = 1
+    REQUIRED = 2
+
+
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
     """Messages for the model's chat template, and further names that the template knows."""
 
     messages: tuple[Message, ...]
     template_arguments: Mapping[str, object] = field(default_factory=dict)
+    tools: tuple[Tool, ...] = ()
+    tool_choice: ToolChoice = ToolChoice.AUTO
+    required_tool: str = ""
+    """The one that has to be called; with REQUIRED."""
+    has_parallel_calls: bool = True
+    """Whether one answer may have several calls."""
+    is_split: bool = False
+    """Whether reasoning is told apart from the text; with tools it always is."""
+
+    @property
+    def offered_tools(self) -> tuple[Tool, ...]:
+        """Those that the model is told of, and may call."""
+        return () if self.tool_choice is ToolChoice.NONE else self.tools
+
+    @property
+    def forced_tools(self) -> tuple[Tool, ...]:
+        """Those of which one has to be called; none: nothing has to be."""
+        if self.tool_choice is not ToolChoice.REQUIRED:
+            return ()
+        return tuple(tool for tool in self.tools if self.required_tool in ("", tool.name))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ from diptych.telemetry.stages import Stage
 from diptych.text.detokenizer import Detokenizer, TextDelta
 from diptych.token_logprobs import PromptLogprobs, TokenLogprobs
 from diptych.v1 import common_pb2
-from router.generation.answer import ChoiceFinished, Delta, Timing
+from router.generation.answer import ChoiceFinished, Delta, Said, Timing
+from router.request.answer_split import AnswerSplit
 from router.request.emitted_tokens import RequestShape
 from router.request.prompt_told import ToldPart
 
@@ -79,12 +80,13 @@ class ResponseBuilder:
         max_unsent: int,
         num_resumed: int = 0,
         includes_stop: bool = False,
+        split: AnswerSplit | None = None,
         on_emitted: OnEmitted = lambda num_tokens, gap_s: None,
     ) -> None:
         """``max_unsent`` bounds how many batches of tokens may wait to be taken.
 
         ``includes_stop``: the text ends with the stop string, or the text of the stop
-        token, that ended the output.
+        token, that ended the output. ``split`` takes the text apart; None: it is whole.
         """
         self.moments = Moments(received_s)
         self.num_output_tokens = 0
@@ -96,6 +98,7 @@ class ResponseBuilder:
         self._max_unsent = max_unsent
         self._num_resumed = num_resumed
         self._includes_stop = includes_stop
+        self._split = split
         self._on_emitted = on_emitted
         self._last_token_id: int | None = None
         self._prompt_parts: deque[common_pb2.PromptLogprobs] = deque()  # smaller than plain ones
@@ -135,10 +138,11 @@ class ResponseBuilder:
             self.stop_match, used = delta.stop_match, delta.num_tokens_used
         self._last_token_id = token_ids[used - 1]
         self.num_output_tokens = position + used
+        said = self._split_text(self._with_stop(delta))
         if position >= self._num_resumed:
             used_ids, used_margins = list(token_ids[:used]), list(margins[:used])
-            text = self._with_stop(delta)
-            self._emit(Delta(text, used_ids, position, used_margins, tuple(logprobs[:used])))
+            made = Delta("", used_ids, position, used_margins, tuple(logprobs[:used]))
+            self._emit(made.saying(said))
         return delta.stop_match is not None
 
     def prompt_sink(self, part: ToldPart) -> None:
@@ -185,16 +189,24 @@ class ResponseBuilder:
 
         Broken characters may yet complete a stop string.
         """
-        rest = None
+        text = ""
         if self.stop_match is None:
             held = self._detokenizer.flush()
             self.stop_match = held.stop_match
             text = self._with_stop(held)
-            if text:
-                rest = Delta(text, [], self.num_output_tokens, [])
         if self.stop_match is not None:
-            return rest, ChoiceFinished(FinishReason.STOP, self.stop_match)
-        matched = self._last_token_id if reason is FinishReason.STOP else None
+            reason = FinishReason.STOP
+        said = self._split_text(text)
+        if self._split is not None:
+            said = said.followed_by(self._split.finish(is_whole=reason is FinishReason.STOP))
+            if reason is FinishReason.STOP and self._split.has_calls:
+                reason = FinishReason.TOOL_CALLS
+        rest = None
+        if any(said):
+            rest = Delta("", [], self.num_output_tokens, []).saying(said)
+        if self.stop_match is not None:
+            return rest, ChoiceFinished(reason, self.stop_match)
+        matched = None if reason is FinishReason.LENGTH else self._last_token_id
         return rest, ChoiceFinished(reason, matched)
 
     def timing(self) -> Timing:
@@ -225,6 +237,9 @@ class ResponseBuilder:
         is_added = self._includes_stop and delta.stop_match is not None
         return f"{delta.text}{delta.stop_match}" if is_added else delta.text
 
+    def _split_text(self, text: str) -> Said:
+        return Said(text) if self._split is None else self._split.add(text)
+
     def _emit(self, delta: Delta) -> None:
         now, moments = self._clock(), self.moments
         if moments.first_token_s is None:
@@ -236,6 +251,7 @@ class ResponseBuilder:
             unsent.token_ids.extend(delta.token_ids)
             unsent.margins.extend(delta.margins)
             logprobs = (*unsent.logprobs, *delta.logprobs)
-            delta = unsent._replace(text=unsent.text + delta.text, logprobs=logprobs)
+            said = unsent.said.followed_by(delta.said)
+            delta = unsent._replace(logprobs=logprobs).saying(said)
         self._unsent = delta
         self._num_unsent += 1

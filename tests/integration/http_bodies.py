@@ -52,7 +52,7 @@ CHAT_ERRORS: dict[str, tuple[dict[str, Any], str]] = {
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
         "messages[0].content[0].type",
     ),
-    "tools": ({"messages": MESSAGES, "tools": [{"type": "function"}]}, "tools"),
+    "tools": ({"messages": MESSAGES, "tools": [{"type": "function"}]}, "tools[0].function"),
     "template": (
         {"messages": MESSAGES, "chat_template_kwargs": {"tools": 1}},
         "chat_template_kwargs.tools",

@@ -1,19 +1,20 @@
 """Answers as OpenAI's JSON: in one piece, or as the events of a stream. Pure."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Final, NamedTuple
 
 from diptych.finish_reason import FinishReason
 from diptych.text.token_text import TokenText
 from diptych.token_logprobs import PromptLogprobs
-from router.frontend.http.logprob_form import ChatLogprobs, CompletionLogprobs, LogprobWriter
+from router.frontend.http.logprob_form import CompletionLogprobs, LogprobWriter
 from router.frontend.http.prompt_form import PromptForm
 from router.generation.answer import (
     ChoiceFinished,
     Delta,
     GenerationEvent,
+    Said,
     Started,
     Summary,
     Timing,
@@ -35,6 +36,13 @@ _NUM_AT_ONCE: Final = 1024  # items of a list that are written in one go: less t
 STREAM_END: Final = b"data: [DONE]\n\n"
 
 
+class Progress(NamedTuple):
+    """What was said before, in a stream."""
+
+    is_begun: bool = False
+    num_calls: int = 0
+
+
 class Form(NamedTuple):
     """How one of the two kinds of answers is written."""
 
@@ -42,12 +50,10 @@ class Form(NamedTuple):
     id_prefix: str
     whole: str  # the name of an answer in one piece
     chunk: str  # and of a piece of it
-    text_of: Callable[[str], Mapping[str, object]]
-    """The members of a choice that hold a whole text."""
-    begin_of: Callable[[str], Mapping[str, object]]
-    """Those of a stream's first piece."""
-    piece_of: Callable[[str], Mapping[str, object]]
-    """Those of any other."""
+    whole_of: Callable[[Said], Mapping[str, object]]
+    """The members of a choice that hold all that was said."""
+    pieces_of: Callable[[Said, "Progress"], Sequence[Mapping[str, object]]]
+    """Those of the pieces of a stream, one at least, that say this."""
     has_prompt_in_choice: bool
     """What is told of the prompt is in the choice, rather than beside the choices."""
     logprobs_of: Callable[[TokenText], LogprobWriter]
@@ -59,24 +65,10 @@ COMPLETION: Final = Form(
     id_prefix="cmpl-",
     whole="text_completion",
     chunk="text_completion",
-    text_of=lambda text: {"text": text},
-    begin_of=lambda text: {"text": text},
-    piece_of=lambda text: {"text": text},
+    whole_of=lambda said: {"text": said.text},
+    pieces_of=lambda said, before: [{"text": said.text}],
     has_prompt_in_choice=True,
     logprobs_of=CompletionLogprobs,
-)
-CHAT: Final = Form(
-    operation="chat",
-    id_prefix="chatcmpl-",
-    whole="chat.completion",
-    chunk="chat.completion.chunk",
-    text_of=lambda text: {
-        "message": {"role": "assistant", "content": text, "refusal": None, "annotations": []}
-    },
-    begin_of=lambda text: {"delta": {"role": "assistant", "content": text}},
-    piece_of=lambda text: {"delta": {"content": text} if text else {}},
-    has_prompt_in_choice=False,
-    logprobs_of=ChatLogprobs,
 )
 
 
@@ -133,7 +125,7 @@ class WholeAnswer:
     prompt: PromptForm | None = None
     """None where nothing is told of the prompt."""
     tells_timing: bool = False
-    _texts: list[str] = field(default_factory=list)
+    _said: list[Said] = field(default_factory=list)
     _finished: ChoiceFinished | None = None
     _summary: Summary | None = None
 
@@ -141,7 +133,7 @@ class WholeAnswer:
         """Take the next event."""
         match event:
             case Delta() if not _is_left_out(self.prompt):
-                self._texts.append(event.text)
+                self._said.append(event.said)
                 if self.logprobs is not None:
                     self.logprobs.add(event.token_ids, event.logprobs)
             case ChoiceFinished():
@@ -150,7 +142,7 @@ class WholeAnswer:
                 self._summary = event
             case Started() if self.prompt is not None:
                 self.prompt.begin(event.prompt_token_ids)
-                self._texts.append(self.prompt.echoed)
+                self._said.append(Said(self.prompt.echoed))
             case PromptLogprobs() if self.prompt is not None:
                 self.prompt.add(event)
             case _:
@@ -171,7 +163,12 @@ class WholeAnswer:
     def choice(self) -> Mapping[str, object]:
         """The choice, once every event was taken."""
         form, told = self.heading.form, {} if self.prompt is None else self.prompt.members()
-        members = form.text_of("".join(self._texts))
+        said = Said(
+            "".join([each.text for each in self._said]),
+            "".join([each.reasoning for each in self._said]),
+            tuple(call for each in self._said for call in each.tool_calls),
+        )
+        members = form.whole_of(said)
         choice = self.heading.choice(members, self._finished, self.logprobs)
         return {**choice, **told} if form.has_prompt_in_choice else choice
 
@@ -195,7 +192,7 @@ class StreamedAnswer:
     """None where nothing is told of the prompt."""
     tells_timing: bool = False
     """Whether the last event before the end says where the time went."""
-    _is_begun: bool = False
+    _before: Progress = field(default_factory=Progress)
     _num_prompt_tokens: int = 0
     _num_output_tokens: int = 0
     _finished: ChoiceFinished | None = None
@@ -218,8 +215,9 @@ class StreamedAnswer:
                 self._num_output_tokens = event.position + len(event.token_ids)
                 if self.logprobs is not None:
                     self.logprobs.add(event.token_ids, event.logprobs)
-                if event.text or not self._is_begun:
-                    return self._piece(event.text, None)
+                said = event.said
+                if any(said) or not self._before.is_begun:
+                    return self._pieces(said, None)
             case ChoiceFinished():
                 self._finished = event
             case Summary():
@@ -228,7 +226,7 @@ class StreamedAnswer:
 
     def last_piece(self) -> bytes:
         """What says why the choice has ended."""
-        return self._piece("", self._finished)
+        return self._pieces(Said(), self._finished)
 
     def end(self, summary: Summary) -> bytes:
         """What comes behind the last piece."""
@@ -241,14 +239,16 @@ class StreamedAnswer:
             return STREAM_END
         return f"{self._head}],{_encode(told)[1:]}\n\n".encode() + STREAM_END
 
-    def _piece(self, text: str, finished: ChoiceFinished | None) -> bytes:
-        form = self.heading.form
-        if self.prompt is not None and not self._is_begun:
-            text = f"{self.prompt.echoed}{text}"
-        members = (form.piece_of if self._is_begun else form.begin_of)(text)
-        self._is_begun = True
-        choice = _encode(self.heading.choice(members, finished, self.logprobs))
-        return f"{self._head}{choice}]{self._count()}}}\n\n".encode()
+    def _pieces(self, said: Said, finished: ChoiceFinished | None) -> bytes:
+        before = self._before
+        if self.prompt is not None and not before.is_begun:
+            said = said._replace(text=f"{self.prompt.echoed}{said.text}")
+        self._before = Progress(is_begun=True, num_calls=before.num_calls + len(said.tool_calls))
+        pieces = ""
+        for members in self.heading.form.pieces_of(said, before):
+            choice = _encode(self.heading.choice(members, finished, self.logprobs))
+            pieces += f"{self._head}{choice}]{self._count()}}}\n\n"
+        return pieces.encode()
 
     def _count(self) -> str:
         """The usage that a piece with a choice tells, as a further member."""

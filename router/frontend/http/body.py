@@ -83,3 +83,8 @@ def _path(location: tuple[int | str, ...], within: str) -> str:
         else:
             path += f".{part}" if path else part
     return path or FIELD
+
+
+def as_list(value: object) -> object:
+    """For lists that may be left out: null says no more than absence."""
+    return [] if value is None else value

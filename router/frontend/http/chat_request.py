@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final
 from pydantic import BeforeValidator, FailFast, Field
 
 from diptych.errors import InvalidRequestError
-from diptych.text.chat_template import Message
+from diptych.text.chat_template import Message, ToolCall
 from router.frontend.http import unserved
 from router.frontend.http.asked import (
     Asked,
@@ -14,9 +14,11 @@ from router.frontend.http.asked import (
     GenerationBody,
     asked_of,
 )
-from router.frontend.http.body import StrictModel, validated
+from router.frontend.http.body import StrictModel, as_list, validated
 from router.frontend.http.constraint_fields import read_constraint
 from router.frontend.http.sampling_fields import read_sampling
+from router.frontend.http.tool_fields import SaidTools, read_tools
+from router.frontend.tools import read_arguments
 from router.frontend.validation import MAX_MESSAGES, MAX_PARTS
 from router.generation.request import ChatPrompt, GenerationRequest
 
@@ -26,6 +28,7 @@ _ROLES: Final[Mapping[str, str]] = {
     "developer": "system",  # OpenAI's newer name
     "user": "user",
     "assistant": "assistant",
+    "tool": "tool",
 }
 CHAT_NAMES: Final = {
     "chat.template_arguments": "chat_template_kwargs",
@@ -43,6 +46,8 @@ class _Part(StrictModel):
 
 def _as_parts(value: object) -> object:
     """A text is one part."""
+    if value is None:
+        return []
     if isinstance(value, str):
         return [{"type": "text", "text": value}]
     if not isinstance(value, list):
@@ -50,11 +55,30 @@ def _as_parts(value: object) -> object:
     return value
 
 
+class _CalledFunction(StrictModel):
+    name: str
+    arguments: str = ""
+
+
+class _Call(StrictModel):
+    """A call of a tool in an earlier turn."""
+
+    id: str = ""
+    function: _CalledFunction
+
+
 class _Turn(StrictModel):
     role: str
     content: Annotated[
         list[_Part], FailFast(), Field(max_length=MAX_PARTS), BeforeValidator(_as_parts)
-    ]
+    ] = Field(default_factory=list)
+    name: str | None = None
+    tool_calls: Annotated[
+        list[_Call], FailFast(), Field(max_length=MAX_PARTS), BeforeValidator(as_list)
+    ] = Field(default_factory=list)
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
 
 
 class ChatMessages(StrictModel):
@@ -77,13 +101,15 @@ def read_chat(content: Mapping[str, object], envelope: Envelope) -> Asked:
     body = validated(_ChatBody, content)
     unserved.refuse(content, unserved.OF_CHAT)
     said = read_constraint(content)
-    names = {**CHAT_NAMES, **(said.names if said else {}), "sampling.logprobs": "top_logprobs"}
+    tools = read_tools(content)
+    names = {**tools.names, **CHAT_NAMES, **(said.names if said else {})}
+    names["sampling.logprobs"] = "top_logprobs"
     if body.max_completion_tokens is not None:  # the older name counts where it stands alone
         content = {**content, "max_tokens": body.max_completion_tokens}
         names["sampling.max_tokens"] = "max_completion_tokens"
     content = {**content, "logprobs": _num_logprobs(body)}
     request = GenerationRequest(
-        prompt=read_messages(content),
+        prompt=read_messages(content, tools),
         sampling=read_sampling(content, constraint=None if said is None else said.constraint),
         model=body.model,
         request_id=envelope.request_id,
@@ -103,23 +129,41 @@ def _num_logprobs(body: _ChatBody) -> int | None:
     return None
 
 
-def read_messages(content: Mapping[str, object]) -> ChatPrompt:
+def read_messages(content: Mapping[str, object], tools: SaidTools) -> ChatPrompt:
     """The messages, and what else the model's template is told. Raises InvalidRequestError."""
     _refuse_in_messages(content.get("messages"))
     read = validated(ChatMessages, content)
-    num_parts = sum(len(turn.content) for turn in read.messages)
+    num_parts = sum(len(turn.content) + len(turn.tool_calls) for turn in read.messages)
     if num_parts > MAX_PARTS:
         raise InvalidRequestError(
             f"have {num_parts} parts, more than {MAX_PARTS}", field="messages"
         )
-    messages = tuple(
-        Message(
-            role=_read_role(turn.role, f"messages[{index}].role"),
-            content=_read_content(turn.content, f"messages[{index}].content"),
-        )
-        for index, turn in enumerate(read.messages)
+    return ChatPrompt(
+        tuple(_read_turn(turn, f"messages[{index}]") for index, turn in enumerate(read.messages)),
+        read.chat_template_kwargs or {},
+        tools=tools.tools,
+        tool_choice=tools.choice,
+        required_tool=tools.required,
+        has_parallel_calls=tools.has_parallel_calls,
+        is_split=True,
     )
-    return ChatPrompt(messages, read.chat_template_kwargs or {})
+
+
+def _read_turn(turn: _Turn, path: str) -> Message:
+    role = _read_role(turn.role, f"{path}.role")
+    calls = []
+    for index, call in enumerate(turn.tool_calls):
+        at = f"{path}.tool_calls[{index}].function.arguments"
+        arguments = read_arguments(call.function.arguments, at)
+        calls.append(ToolCall(call.id, call.function.name, arguments))
+    return Message(
+        role=role,
+        content=_read_content(turn.content, f"{path}.content"),
+        tool_calls=tuple(calls),
+        tool_call_id=turn.tool_call_id or "",
+        reasoning=turn.reasoning_content or turn.reasoning or "",
+        name=(turn.name or "") if role == "tool" else "",
+    )
 
 
 def _refuse_in_messages(messages: object) -> None:
@@ -127,14 +171,19 @@ def _refuse_in_messages(messages: object) -> None:
         return
     for index, turn in enumerate(messages[:MAX_MESSAGES]):
         if isinstance(turn, dict):
-            unserved.refuse(turn, unserved.OF_MESSAGE, f"messages[{index}]")
+            path = f"messages[{index}]"
+            unserved.refuse(turn, unserved.OF_MESSAGE, path)
+            if turn.get("content") is None and not turn.get("tool_calls"):
+                raise InvalidRequestError("is required", field=f"{path}.content")
+            if turn.get("name") and turn.get("role") != "tool":
+                raise InvalidRequestError("is not supported yet", field=f"{path}.name")
 
 
 def _read_role(role: str, path: str) -> str:
     if role in _ROLES:
         return _ROLES[role]
-    if role in ("tool", "function"):
-        raise InvalidRequestError(f"{role} is not supported yet", field=path)
+    if role == "function":  # what tools were called before
+        raise InvalidRequestError("function is not supported", field=path)
     raise InvalidRequestError(f"should be one of {', '.join(_ROLES)}", field=path)
 
 

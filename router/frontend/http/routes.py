@@ -14,8 +14,9 @@ from diptych.errors import InvalidApiKeyError
 from router.frontend.admission import Admission
 from router.frontend.callers.callers import Callers
 from router.frontend.generator import Generator
-from router.frontend.http.answer_form import CHAT, COMPLETION
+from router.frontend.http.answer_form import COMPLETION
 from router.frontend.http.authenticated import Authenticated
+from router.frontend.http.chat_form import CHAT
 from router.frontend.http.chat_request import read_chat
 from router.frontend.http.completion_request import read_completion
 from router.frontend.http.errors import RefusedError, answer_to, bug

@@ -13,6 +13,7 @@ from router.frontend.http.body import StrictModel, parse, validated
 from router.frontend.http.chat_request import CHAT_NAMES, read_messages
 from router.frontend.http.completion_request import PROMPT_NAMES, read_prompt
 from router.frontend.http.exchange import Exchange
+from router.frontend.http.tool_fields import read_tools
 from router.generation.request import GenerationRequest, Prompt, TokenPrompt
 
 _NAMES: Final = {**PROMPT_NAMES, **CHAT_NAMES, **COMMON_NAMES}
@@ -35,13 +36,16 @@ class TokenAnswers:
         """The token ids of a text (``prompt``) or of a chat (``messages``). Raises DiptychError."""
         content = parse(data, self.admission.max_model_len)
         prompt: Prompt
+        names: Mapping[str, str] = _NAMES
         if "messages" in content:
             unserved.refuse(content, unserved.OF_CHAT)
-            prompt = read_messages(content)
+            tools = read_tools(content)
+            names = {**tools.names, **names}
+            prompt = read_messages(content, tools)
         else:
             unserved.refuse(content, unserved.OF_COMPLETION)
             prompt = read_prompt(content.get("prompt"), self.admission.max_model_len)
-        token_ids = await self._tokenize(content, prompt, len(data), _NAMES)
+        token_ids = await self._tokenize(content, prompt, len(data), names)
         await exchange.send_json(
             {
                 "count": len(token_ids),

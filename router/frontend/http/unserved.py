@@ -60,14 +60,15 @@ OF_CHAT: Final[Unserved] = {
     "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
+    "include_reasoning": (True,),
     "input_ids": (),
     "modalities": (["text"],),
     "moderation": (),
     "reasoning": (),
     "reasoning_effort": (),
+    "separate_reasoning": (True,),
     "store": (False,),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
+    "stream_reasoning": (True,),
     "verbosity": (),
     "web_search_options": (),
 }
@@ -82,13 +83,8 @@ OF_STRUCTURED_OUTPUTS: Final[Unserved] = {
 OF_MESSAGE: Final[Unserved] = {
     "audio": (),
     "function_call": (),
-    "name": ("",),
     "prefix": (False,),
-    "reasoning": ("",),
-    "reasoning_content": ("",),
     "refusal": ("",),
-    "tool_call_id": ("",),
-    "tool_calls": ([],),
 }
 
 

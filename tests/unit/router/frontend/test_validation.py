@@ -88,6 +88,23 @@ def chat(*turns: tuple[str, str]) -> inference_pb2.GenerateRequest:
     return request
 
 
+def tools(
+    *names: str,
+    description: str = "",
+    parameters: dict[str, Any] | None = None,
+    choice: int = 0,
+    required: str = "",
+    sampling: dict[str, Any] | None = None,
+) -> inference_pb2.GenerateRequest:
+    chat = inference_pb2.ChatPrompt(tool_choice=choice, required_tool=required)  # type: ignore[arg-type]
+    chat.messages.add(role="user").content.add(text="a")
+    for name in names:
+        tool = chat.tools.add(name=name, description=description)
+        tool.parameters.update(parameters or {})
+    options = inference_pb2.SamplingOptions(**sampling or {})
+    return inference_pb2.GenerateRequest(chat=chat, sampling=options)
+
+
 def tool_call(name: str, arguments: str) -> inference_pb2.GenerateRequest:
     request = chat(("assistant", ""))
     request.chat.messages[0].tool_calls.add(id="1", name=name, arguments=arguments)
@@ -146,15 +163,25 @@ def resumed(emitted: list[int], **sampling: object) -> inference_pb2.GenerateReq
         (inference_pb2.GenerateRequest(text="a", tpot_ms=9e7), "tpot_ms"),
         (
             inference_pb2.GenerateRequest(
-                chat=inference_pb2.ChatPrompt(tools=[inference_pb2.Tool(name="a")])
-            ),
-            "chat.tools",
-        ),
-        (
-            inference_pb2.GenerateRequest(
                 chat={"messages": [{"role": "user", "content": [{"text": "a"}, {}]}]}
             ),
             "chat.messages[0].content[1]",
+        ),
+        (tools("f", "f"), "chat.tools[1].name"),
+        (tools("f", "f g"), "chat.tools[1].name"),
+        (tools(""), "chat.tools[0].name"),
+        (tools(*map(str, range(513))), "chat.tools"),
+        (tools("f", description="x" * 300_000), "chat.tools"),
+        (tools("f", parameters={"type": "string"}), "chat.tools[0].parameters.type"),
+        (tools("f", parameters={"default": math.nan}), "chat.tools[0]"),
+        (tools(choice=inference_pb2.TOOL_CHOICE_REQUIRED), "chat.tool_choice"),
+        (tools("f", choice=9), "chat.tool_choice"),
+        (tools("f", required="f"), "chat.required_tool"),
+        (tools("f", choice=2, required="g"), "chat.required_tool"),
+        (tools("f", choice=2, sampling={"ignore_eos": True}), "sampling.ignore_eos"),
+        (
+            tools("f", sampling={"constraint": inference_pb2.Constraint(regex="a")}),
+            "sampling.constraint",
         ),
         (tool_call(name="", arguments="{}"), "chat.messages[0].tool_calls[0].name"),
         (tool_call(name="f", arguments="[1]"), "chat.messages[0].tool_calls[0].arguments"),
@@ -428,6 +455,23 @@ def test_tool_calls_and_template_arguments_reach_the_template() -> None:
     )
     text = template.render(prompt.messages, prompt.template_arguments)
     assert text == "assistant get 1 tool12 3 True [1.5, None]"
+
+
+def test_tools_reach_the_template_where_it_knows_them_and_may_be_called(tmp_path: Path) -> None:
+    asked = tools("f", description="d", parameters={"type": "object"})
+    knows = "{% if tools %}{{ tools | tojson }}{% endif %}{{ messages[0].content }}"
+    knowing = write_folder(tmp_path, byte_level_tokenizer(), chat_template=knows)
+    said = '[{"type": "function", "function": {"name": "f", "description": "d", '
+    said += '"parameters": {"type": "object"}}}]a'
+    assert knowing.decode(validation.tokenize(read(asked), knowing, 1000)) == said
+    asked.chat.tool_choice = inference_pb2.TOOL_CHOICE_NONE
+    assert knowing.decode(validation.tokenize(read(asked), knowing, 1000)) == "a"
+
+
+def test_tools_that_the_template_would_not_tell_of_are_refused(tokenizer: Tokenizer) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        validation.tokenize(read(tools("f")), tokenizer, 1000)
+    assert caught.value.field == "chat.tools"
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])

@@ -7,10 +7,13 @@ import pytest
 from diptych.errors import InvalidRequestError
 from diptych.finish_reason import FinishReason
 from diptych.text.detokenizer import Detokenizer
+from diptych.text.response.families import family
+from diptych.text.response.parser import ResponseParser
 from diptych.text.tokenizer import Tokenizer
 from diptych.token_logprobs import TokenLogprobs
 from diptych.v1 import common_pb2
-from router.generation.answer import ChoiceFinished, Delta
+from router.generation.answer import CalledTool, ChoiceFinished, Delta
+from router.request.answer_split import AnswerSplit
 from router.request.emitted_tokens import EmittedTokens, RequestShape
 from router.request.response_builder import OnEmitted, ResponseBuilder
 from tests.text_models import byte_level_tokenizer, write_folder
@@ -40,10 +43,11 @@ def make(
     num_resumed: int = 0,
     includes_stop: bool = False,
     on_emitted: OnEmitted = lambda num_tokens, gap_s: None,
+    split: AnswerSplit | None = None,
 ) -> tuple[ResponseBuilder, EmittedTokens, Clock]:
     clock = Clock()
     shape = RequestShape(
-        prompt_ids=PROMPT, max_tokens=50, stop_token_ids=stop_token_ids, min_tokens=min_tokens
+        prompt_ids=PROMPT, max_tokens=200, stop_token_ids=stop_token_ids, min_tokens=min_tokens
     )
     answer = ResponseBuilder(
         shape,
@@ -54,6 +58,7 @@ def make(
         num_resumed=num_resumed,
         includes_stop=includes_stop,
         on_emitted=on_emitted,
+        split=split,
     )
     return answer, EmittedTokens(shape, answer.sink), clock
 
@@ -145,6 +150,52 @@ def test_broken_characters_that_stop_may_be_part_of_the_text(tokenizer: Tokenize
     assert delta is not None
     assert taken.text + delta.text == "e\ufffd"
     assert finished == ChoiceFinished(FinishReason.STOP, "e\ufffd")
+
+
+def make_split(max_calls: int | None = None) -> AnswerSplit:
+    ids = iter("abc")
+    parser = ResponseParser(family("hermes"), "", {"f": {}})
+    return AnswerSplit(parser, lambda: next(ids), max_calls)
+
+
+CALLED = '<think>r</think>t<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+
+
+@pytest.mark.parametrize("num_resumed", [0, 20])
+def test_detail_5_an_answer_with_calls_ends_with_that_reason(
+    tokenizer: Tokenizer, num_resumed: int
+) -> None:
+    """Also one that is resumed: what came before was said before."""
+    answer, output, _ = make(tokenizer, split=make_split(), num_resumed=num_resumed)
+    ids = [t for c in CALLED for t in tokenizer.encode(c, add_special=False)]
+    feed(output, ids[:20])
+    before = answer.take()
+    feed(output, ids[20:])
+    delta = answer.take()
+    assert delta is not None
+    assert delta.tool_calls == (CalledTool("a", "f", "{}"),)
+    said = delta.said if before is None else before.said.followed_by(delta.said)
+    assert said[:2] == (("", "") if num_resumed else ("t", "r"))
+    ended = ChoiceFinished(FinishReason.TOOL_CALLS, ids[-1])
+    assert answer.finish(FinishReason.STOP) == (None, ended)
+
+
+def test_detail_6_a_truncated_call_is_length(tokenizer: Tokenizer) -> None:
+    answer, output, _ = make(tokenizer, split=make_split())
+    feed(output, [t for c in CALLED[:-3] for t in tokenizer.encode(c, add_special=False)])
+    assert answer.finish(FinishReason.LENGTH) == (None, ChoiceFinished(FinishReason.LENGTH))
+
+
+def test_of_calls_that_may_not_be_parallel_the_first_counts(tokenizer: Tokenizer) -> None:
+    answer, output, _ = make(tokenizer, split=make_split(max_calls=1))
+    twice = CALLED[17:] * 2
+    for token_id in (t for c in twice for t in tokenizer.encode(c, add_special=False)):
+        feed(output, [token_id])
+    delta = answer.take()
+    assert delta is not None
+    rest, _ = answer.finish(FinishReason.STOP)
+    assert [call.call_id for call in delta.tool_calls] == ["a"]
+    assert rest is None or not rest.tool_calls
 
 
 def logprobs_of(token_ids: list[int]) -> list[TokenLogprobs]:

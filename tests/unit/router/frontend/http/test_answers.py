@@ -20,7 +20,6 @@ from diptych.finish_reason import FinishReason
 from diptych.text.tokenizer import Tokenizer
 from diptych.token_logprobs import PromptLogprobs, TokenLogprobs
 from router.frontend.http.answer_form import (
-    CHAT,
     COMPLETION,
     STREAM_END,
     Form,
@@ -28,10 +27,12 @@ from router.frontend.http.answer_form import (
     StreamedAnswer,
     WholeAnswer,
 )
+from router.frontend.http.chat_form import CHAT
 from router.frontend.http.errors import STATUSES, RefusedError, answer_to, bug
 from router.frontend.http.logprob_form import CompletionLogprobs
 from router.frontend.http.prompt_form import PromptForm, PromptWish
 from router.generation.answer import (
+    CalledTool,
     ChoiceFinished,
     Delta,
     GenerationEvent,
@@ -138,6 +139,34 @@ def test_detail_9_a_stream_says_what_one_piece_says(texts: list[str]) -> None:
         == whole(CHAT, events)["choices"][0]["message"]["content"]
     )
     assert [index for index, delta in enumerate(deltas) if "role" in delta] == [0]
+
+
+def test_details_7_and_8_calls_of_tools() -> None:
+    """Index, id, type and name once, then the model's own text; whole and streamed alike."""
+    first, second = CalledTool("i", "f", '{"x":  1}'), CalledTool("j", "g", "{}")
+    _, *ends = events_of([], FinishReason.TOOL_CALLS)
+    said = Delta("", [1], 0, [], reasoning="hm", tool_calls=(first,))
+    events = [said, Delta("", [2], 1, [], tool_calls=(second,)), *ends]
+    (choice,) = whole(CHAT, events)["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    message = choice["message"]
+    assert (message["content"], message["reasoning_content"]) == (None, "hm")
+    assert [(call["id"], call["type"]) for call in message["tool_calls"]] == [
+        ("i", "function"),
+        ("j", "function"),
+    ]
+    functions = [call["function"] for call in message["tool_calls"]]
+    assert functions == [{"name": c.name, "arguments": c.arguments} for c in (first, second)]
+    choices = [piece["choices"][0] for piece in streamed(CHAT, events)]
+    assert [each["finish_reason"] for each in choices] == [None] * 5 + ["tool_calls"]
+    deltas = [each["delta"] for each in choices]
+    assert deltas[0] == {"role": "assistant", "content": "", "reasoning_content": "hm"}
+    begun = {"index": 1, "id": "j", "type": "function", "function": {"name": "g", "arguments": ""}}
+    assert deltas[3:] == [
+        {"tool_calls": [begun]},
+        {"tool_calls": [{"index": 1, "function": {"arguments": "{}"}}]},
+        {},
+    ]
 
 
 def test_details_1_and_4_the_end_of_a_stream() -> None:

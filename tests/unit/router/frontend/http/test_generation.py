@@ -11,7 +11,8 @@ import pytest
 from diptych.errors import DiptychError, NoWorkerError, SlowClientError
 from router.frontend.admission import Admission
 from router.frontend.generator import Generator
-from router.frontend.http.answer_form import CHAT, COMPLETION, Form
+from router.frontend.http.answer_form import COMPLETION, Form
+from router.frontend.http.chat_form import CHAT
 from router.frontend.http.chat_request import read_chat
 from router.frontend.http.completion_request import read_completion
 from router.frontend.http.exchange import BodyRoom

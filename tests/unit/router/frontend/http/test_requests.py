@@ -10,7 +10,7 @@ from diptych.errors import InvalidRequestError
 from diptych.request_class import RequestClass
 from diptych.sampling_params import NEUTRAL, OPTIONS, SamplingOptions
 from diptych.service_level import NO_LEVEL, ServiceLevel
-from diptych.text.chat_template import Message
+from diptych.text.chat_template import Message, Tool, ToolCall
 from router.frontend.field_names import renamed
 from router.frontend.http import unserved
 from router.frontend.http.asked import Asked, Envelope
@@ -25,12 +25,14 @@ from router.frontend.http.prompt_bodies import (
 )
 from router.frontend.http.prompt_form import PromptWish
 from router.frontend.http.sampling_fields import SERVED, read_sampling
+from router.frontend.tools import MAX_TOOLS
 from router.frontend.validation import MAX_MESSAGES, MAX_PARTS
-from router.generation.request import ChatPrompt, TextPrompt, TokenPrompt
+from router.generation.request import ChatPrompt, TextPrompt, TokenPrompt, ToolChoice
 
 MAX_LEN = 100
 ENVELOPE = Envelope(request_id="r", num_bytes=9, max_model_len=MAX_LEN)
 TURN = {"role": "user", "content": "hi"}
+TOOL = {"type": "function", "function": {"name": "f"}}
 
 
 def completion(**members: Any) -> Asked:
@@ -120,7 +122,10 @@ OF_OTHER_CHATS = [
     "chat_template",
     "continue_final_message",
     "documents",
+    "include_reasoning",
     "input_ids",
+    "separate_reasoning",
+    "stream_reasoning",
 ]
 
 
@@ -171,8 +176,7 @@ def test_what_changes_a_chat_elsewhere_is_refused_here(name: str) -> None:
         # Ids, labels and the ways of their own clusters.
         *("request_id", "rid", "user", "custom_labels", "extra_key", "data_parallel_rank"),
         *("bootstrap_host", "bootstrap_port", "bootstrap_room"),
-        # How to read reasoning, tools, pictures and grammars, which are refused themselves.
-        *("include_reasoning", "separate_reasoning", "stream_reasoning", "parallel_tool_calls"),
+        # How to read pictures and grammars, which are refused themselves.
         *("mm_processor_kwargs", "media_io_kwargs", "guided_whitespace_pattern"),
         # Between special tokens, which no text here has.
         "spaces_between_special_tokens",
@@ -254,12 +258,42 @@ def test_a_chat() -> None:
     assert asked.request.prompt == ChatPrompt(
         (Message("system", "be brief"), Message("user", "a b"), Message("assistant", "c")),
         {"enable_thinking": False},
+        is_split=True,
     )
     assert asked.request.sampling == SamplingOptions()
     assert chat(max_tokens=5).request.sampling.max_tokens == 5
     both = chat(max_tokens=5, max_completion_tokens=3)
     assert both.request.sampling.max_tokens == 3
     assert both.names["sampling.max_tokens"] == "max_completion_tokens"
+
+
+def test_a_chat_with_tools_and_what_they_answered() -> None:
+    function = {"name": "f", "description": "d", "parameters": {"type": "object"}, "strict": True}
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    asked = chat(
+        messages=[
+            {"role": "assistant", "content": None, "reasoning_content": "r", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "1", "name": "f", "content": "2"},
+        ],
+        tools=[{"type": "function", "function": function}],
+        tool_choice={"type": "function", "function": {"name": "f"}},
+        parallel_tool_calls=False,
+    )
+    assert asked.request.prompt == ChatPrompt(
+        (
+            Message("assistant", "", (ToolCall("1", "f", {"x": 1}),), reasoning="r"),
+            Message("tool", "2", tool_call_id="1", name="f"),
+        ),
+        tools=(Tool("f", "d", {"type": "object"}),),
+        tool_choice=ToolChoice.REQUIRED,
+        required_tool="f",
+        has_parallel_calls=False,
+        is_split=True,
+    )
+    wrong = InvalidRequestError("is there twice", field="chat.tools[1].name")
+    assert renamed(wrong, chat(tools=[TOOL, TOOL]).names).field == "tools[1].function.name"
+    wrong = InvalidRequestError("is none", field="chat.required_tool")
+    assert renamed(wrong, asked.names).field == "tool_choice.function.name"
 
 
 @pytest.mark.parametrize(
@@ -318,7 +352,7 @@ def test_what_is_wrong_or_not_served_is_named(
         ({"messages": [{**TURN, "content": [{"type": "text", "text": ""}] * MAX_PARTS}, TURN]},
          "messages"),
         ({"messages": [TURN, {**TURN, "name": "x"}]}, "messages[1].name"),
-        ({"messages": [{**TURN, "role": "tool"}]}, "messages[0].role"),
+        ({"messages": [{**TURN, "role": "function"}]}, "messages[0].role"),
         ({"messages": [{**TURN, "content": None}]}, "messages[0].content"),
         ({"messages": [{**TURN, "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
         ({"messages": [5]}, "messages[0]"),
@@ -327,7 +361,23 @@ def test_what_is_wrong_or_not_served_is_named(
         ({"logprobs": True, "top_logprobs": "3"}, "top_logprobs"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"logprobs": False, "top_logprobs": 3}, "top_logprobs"),
-        ({"tools": [{}]}, "tools"),
+        ({"tools": [{}]}, "tools[0].type"),
+        ({"tools": {}}, "tools"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
+        ({"tools": [TOOL, {"type": "function", "function": {"name": "f", "parameters": []}}]},
+         "tools[1].function.parameters"),
+        ({"tools": [TOOL] * (MAX_TOOLS + 1)}, "tools"),
+        ({"tools": [TOOL], "parallel_tool_calls": "no"}, "parallel_tool_calls"),
+        ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "custom"}}, "tool_choice.type"),
+        ({"tools": [TOOL], "tool_choice": {}}, "tool_choice.type"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice.function"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]},
+         "messages[0].tool_calls[0].function"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f",
+          "arguments": "[1]"}}]}]}, "messages[0].tool_calls[0].function.arguments"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_chat_is_named(members: dict[str, Any], field: str) -> None:

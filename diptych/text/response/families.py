@@ -1,0 +1,252 @@
+"""How families of models say what they think and call, where their checkpoints do not declare it.
+
+Each is known by what stands in its chat template. Written as the marks are in the models'
+own templates and model cards.
+"""
+
+import enum
+from collections.abc import Mapping
+from functools import cache
+from typing import Final
+
+from diptych.text.response.template import ResponseTemplate
+
+
+class AnswerForm(enum.StrEnum):
+    """How a model's answers are read: one of the families, or as follows."""
+
+    AUTO = "auto"  # as the checkpoint says, or as its chat template looks like
+    NONE = "none"  # all of it is content
+    DEEPSEEK = "deepseek"
+    GEMMA4 = "gemma4"
+    GPT_OSS = "gpt-oss"
+    HERMES = "hermes"
+    LLAMA_JSON = "llama-json"
+    LLAMA_PYTHONIC = "llama-pythonic"
+    MISTRAL = "mistral"
+    QWEN_XML = "qwen-xml"
+    THINK = "think"
+
+
+_CALL: Final = {"function": {"name": "{name}", "arguments": "{content}"}}
+_BARE_CALL: Final = {"function": "{content}"}
+# Behind the last of these a prompt is the answer's begin.
+_STARTS: Final = [
+    "<|im_start|>assistant\n",
+    "<|start_header_id|>assistant<|end_header_id|>\n\n",
+    "<|header_start|>assistant<|header_end|>\n\n",
+    "<|start|>assistant",
+    "<|turn>model\n",
+    "<tool_response|>",
+    "<｜Assistant｜>",
+    "<|assistant|>",
+    "[/INST]",
+    "[/TOOL_RESULTS]",
+]
+_THINK: Final = {"open": "<think>", "close": "</think>"}
+_CONTENT: Final = {"content": "text"}
+
+_HERMES: Final = {
+    "reasoning_content": _THINK,
+    "tool_calls": {
+        "open": "<tool_call>",
+        "close": "</tool_call>",
+        "content": "json",
+        "transform": _BARE_CALL,
+    },
+}
+_QWEN_XML: Final = {
+    # Some begin to call without having ended their thoughts.
+    "reasoning_content": {
+        "open": "<think>",
+        "close_pattern": r"</think>|(?=<tool_call>\s*<function=)",
+    },
+    "tool_calls": [
+        {
+            "open_pattern": r"(?:<tool_call>\s*)?<function=(?P<name>[^>\n]+)>",
+            "close_pattern": r"</function>\s*</tool_call>",
+            "content": "xml-inline",
+            # An end of a value counts where another value or the end of all follows; some
+            # models leave it out.
+            "content_args": {
+                "tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?"
+                r"(?:</parameter>\s*(?=<parameter=|\Z)|(?=\n<parameter=[^>\n]+>\n)|\s*\Z)"
+            },
+            "transform": _CALL,
+        },
+        {
+            "open_pattern": r"<tool_call>\s*(?=\{)",
+            "close": "</tool_call>",
+            "content": "json",
+        },
+    ],
+    "ignored": {"open": ["<tool_call>", "</tool_call>"]},
+}
+_LLAMA_JSON: Final = {
+    "tool_calls": [
+        {
+            "open_pattern": r"\A\s*(?=\{)|[;,]\s*(?=\{\s*\"(?:name|type|function)\")",
+            "close_value": True,
+            "known_names": True,
+            "content": "json",
+        },
+        {
+            "open_pattern": r"<\|python_tag\|>\s*(?=\{)",
+            "close_value": True,
+            "content": "json",
+        },
+    ],
+    "ignored": {"open": ["<|python_tag|>", "<|eom_id|>"]},
+}
+_LLAMA_PYTHONIC: Final = {
+    "tool_calls": {
+        "open_pattern": r"(?:\A\s*|<\|python_start\|>\s*)(?=\[\s*[A-Za-z_][\w.]*\()",
+        "close_value": True,
+        "content": "pythonic",
+    },
+    "ignored": {"open": ["<|python_start|>", "<|python_end|>"]},
+}
+_MISTRAL: Final = {
+    "reasoning_content": [{"open": "[THINK]", "close": "[/THINK]"}, _THINK],
+    "tool_calls": [
+        {
+            "open_pattern": r"\[TOOL_CALLS\]\s*(?=\[\s*\{)",
+            "close_value": True,
+            "content": "json",
+        },
+        {
+            "open_pattern": r"\[TOOL_CALLS\]\s*(?P<name>[^\s\[\]{}]+)"
+            r"(?:\[CALL_ID\][^\s\[\]{}]*)?(?:\[ARGS\])?\s*(?=\{)",
+            "close_value": True,
+            "content": "json",
+            "transform": _CALL,
+        },
+    ],
+    "ignored": {"open": "[TOOL_CALLS]"},
+}
+_GEMMA4: Final = {
+    "reasoning_content": {"open": "<|channel>thought\n", "close": "<channel|>"},
+    "tool_calls": {
+        "open_pattern": r"<\|tool_call>call:(?P<name>[^\s{]+)\s*(?=\{)",
+        "close": "<tool_call|>",
+        "content": "json",
+        "content_args": {"unquoted_keys": True, "string_delims": [['<|"|>', '<|"|>']]},
+        "transform": _CALL,
+    },
+    "ignored": {"open": ["<|tool_response>", "<turn|>"]},
+}
+_TO: Final = r"to=functions\.(?P<name>[\w.:-]+)"
+_KIND: Final = r"\s*(?:<\|constrain\|>\w+|json)?\s*<\|message\|>"
+_ENDS: Final = ["<|end|>", "<|call|>", "<|return|>"]
+_GPT_OSS: Final = {
+    "reasoning_content": {"open": "<|channel|>analysis<|message|>", "close": _ENDS},
+    "tool_calls": [
+        {
+            "open_pattern": rf"<\|channel\|>(?:commentary|analysis)\s*{_TO}{_KIND}",
+            "close": _ENDS,
+            "content": "json",
+            "transform": _CALL,
+        },
+        {
+            "open_pattern": rf"\s*{_TO}\s*<\|channel\|>(?:commentary|analysis){_KIND}",
+            "close": _ENDS,
+            "content": "json",
+            "transform": _CALL,
+        },
+    ],
+    "content": [
+        {"content": "text"},
+        {
+            "open": ["<|channel|>final<|message|>", "<|channel|>commentary<|message|>"],
+            "close": _ENDS,
+        },
+    ],
+    "ignored": [
+        {"open": ["<|start|>assistant", *_ENDS]},
+        # What is for a tool of the model's makers is for nobody here.
+        {
+            "open_pattern": r"<\|channel\|>(?:commentary|analysis)\s*"
+            r"to=(?!functions\.)[\w.]+[^<]*(?:<\|constrain\|>\w+)?\s*<\|message\|>",
+            "close": _ENDS,
+        },
+    ],
+}
+_DEEPSEEK: Final = {
+    "reasoning_content": _THINK,
+    "tool_calls": [
+        {
+            "open_pattern": r"<｜tool▁call▁begin｜>function<｜tool▁sep｜>(?P<name>[^\n<]+)\n"
+            r"```json\n",
+            "close_pattern": r"\n?```\s*<｜tool▁call▁end｜>",
+            "content": "json",
+            "transform": _CALL,
+        },
+        {
+            "open_pattern": r"<｜tool▁call▁begin｜>(?P<name>[^\n<]+)<｜tool▁sep｜>\s*(?=\{)",
+            "close": "<｜tool▁call▁end｜>",
+            "content": "json",
+            "transform": _CALL,
+        },
+        {
+            "open_pattern": r"<｜DSML｜\s?invoke name=\"(?P<name>[^\"\n]+)\">",
+            "close_pattern": r"</｜DSML｜\s?invoke>",
+            "content": "xml-inline",
+            "content_args": {
+                "tag_pattern": r"<｜DSML｜\s?parameter name=\"(?P<key>[^\"\n]+)\" "
+                r"string=\"(?P<string>true|false)\">(?P<value>.*?)</｜DSML｜\s?parameter>"
+            },
+            "transform": _CALL,
+        },
+    ],
+    "ignored": [
+        {"open": ["<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"]},
+        {"open_pattern": r"</?｜DSML｜\s?(?:function_calls|tool_calls|calls)>"},
+    ],
+}
+
+_FAMILIES: Final[Mapping[str, Mapping[str, object]]] = {
+    "deepseek": _DEEPSEEK,
+    "gemma4": _GEMMA4,
+    "gpt-oss": _GPT_OSS,
+    "hermes": _HERMES,
+    "llama-json": _LLAMA_JSON,
+    "llama-pythonic": _LLAMA_PYTHONIC,
+    "mistral": _MISTRAL,
+    "qwen-xml": _QWEN_XML,
+    "think": {"reasoning_content": _THINK},
+}
+
+# What a chat template has to have; the first family that fits counts.
+_SIGNS: Final[Mapping[str, tuple[str, ...]]] = {
+    "qwen-xml": ("<tool_call>", "<function="),
+    "hermes": ("<tool_call>",),
+    "gemma4": ("<|tool_call>",),
+    "gpt-oss": ("<|channel|>", "<|message|>"),
+    "deepseek": ("｜tool▁call",),
+    "mistral": ("[TOOL_CALLS]",),
+    "llama-pythonic": ("<|header_start|>", "<|python_start|>"),
+    "llama-json": ("<|start_header_id|>", "tools"),
+}
+_OTHER_SIGNS: Final[Mapping[str, tuple[str, ...]]] = {
+    "deepseek": ("｜DSML｜",),
+    "think": ("<think>",),
+}
+
+
+@cache
+def family(name: str) -> ResponseTemplate:
+    """The template of one of the families."""
+    fields = {"content": _CONTENT, **_FAMILIES[name]}
+    return ResponseTemplate.read(
+        {"fields": fields, "start_anchor": _STARTS, "short_ids": name == "mistral"},
+        f"family {name}",
+    )
+
+
+def family_of(chat_template: str) -> ResponseTemplate | None:
+    """That of a model, by its chat template; None: it does as nobody does that is known."""
+    for signs in (_SIGNS, _OTHER_SIGNS):
+        for name, texts in signs.items():
+            if all(text in chat_template for text in texts):
+                return family(name)
+    return None

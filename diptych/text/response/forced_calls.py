@@ -1,0 +1,47 @@
+"""Calls that a client insists on: a grammar that admits nothing else. Pure.
+
+It is the same for all models, a list of objects with name and arguments, so that it does
+not matter which marks of theirs are tokens without a text.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Final
+
+from diptych.constraint import Constraint
+from diptych.text.chat_template import Tool
+from diptych.text.response.template import ResponseTemplate
+
+_ANY_OBJECT: Final = {"type": "object"}
+_WHITESPACE: Final = {"whitespace_pattern": r"[ \n]{1,8}"}  # models end up in loops of what is free
+_MOST_CALLS: Final = 32
+
+FORCED_CALLS: Final = ResponseTemplate.read(
+    {
+        "fields": {
+            "tool_calls": {
+                "open_pattern": r"(?:\A\[|, )(?=\{)",
+                "close_value": True,
+                "content": "json",
+            },
+            "ignored": {"open": "]"},
+            "content": {"content": "text"},
+        }
+    },
+    "forced calls",
+)
+"""Reads what the grammar admits."""
+
+
+def forced_calls(tools: Sequence[Tool], *, is_parallel: bool) -> Constraint:
+    """One call of one of these ``tools``, or several if they may be parallel."""
+    more = f' (", " call){{0,{_MOST_CALLS - 1}}}' if is_parallel else ""
+    lines = [f'start: "[" call{more} "]"']
+    lines.append("call: " + " | ".join(f"call_{index}" for index in range(len(tools))))
+    for index, tool in enumerate(tools):
+        begin = f'{{"name": {json.dumps(tool.name)}, "arguments": '
+        schema = _ANY_OBJECT if tool.parameters is None else {**_ANY_OBJECT, **tool.parameters}
+        written = json.dumps({**schema, "x-guidance": _WHITESPACE}, ensure_ascii=False)
+        lines.append(f'call_{index}: {json.dumps(begin)} arguments_{index} "}}"')
+        lines.append(f"arguments_{index}: %json {written}")
+    return Constraint.grammar("\n".join(lines))

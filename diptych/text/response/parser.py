@@ -1,0 +1,246 @@
+"""An answer's text, piece by piece, into content, reasoning and calls of tools. Pure.
+
+Invariants: however a text is cut into pieces, the same comes out. Nothing that a model
+says raises, and what cannot be read as its template says comes out as content. A call
+comes out whole, once its end has come: of one that was cut off no client hears.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import regex
+
+from diptych.text.response.argument_types import ToolSchemas
+from diptych.text.response.body import PATIENCE_S, ParsedCall, read_body
+from diptych.text.response.spacing import Spacing
+from diptych.text.response.template import Anchor, Field, Part, ResponseTemplate
+from diptych.text.response.value_end import ValueEnd
+
+_CONTEXT: Final = 256  # characters that stay, for patterns that look behind
+_TIDY_AT: Final = 8192  # characters that are done with
+
+
+class Parsed(NamedTuple):
+    """What a piece made certain."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: tuple[ParsedCall, ...] = ()
+
+
+@dataclass(slots=True)
+class _Open:
+    """A field that has begun. Of calls nothing is taken before their end."""
+
+    field: Field
+    captures: dict[str, str]
+    begin: int  # of its mark
+    body: int  # behind its mark
+    value: ValueEnd
+
+
+class _Found(NamedTuple):
+    """A mark: where it is, and what it opens; None: it closes."""
+
+    begin: int
+    end: int
+    field: Field | None
+    captures: dict[str, str]
+
+
+class ResponseParser:
+    """The state of one answer. One owner."""
+
+    def __init__(
+        self, template: ResponseTemplate, prompt: str = "", tools: ToolSchemas | None = None
+    ) -> None:
+        """``prompt`` is its end: an answer may begin within a field. Without ``tools`` no
+        call is looked for."""
+        self._tools = tools or {}
+        self._fields = [
+            each for each in template.fields if tools is not None or each.part is not Part.CALLS
+        ]
+        self._outside = list(_marks_outside(self._fields))
+        self._content, self._reasoning = Spacing(), Spacing()
+        self._reasoning.cut()
+        self._buffer = ""
+        self._at = 0  # what is before is done with
+        self._look_at = 0  # no mark ends before it
+        self._open: _Open | None = None
+        self._has_given_up = False
+        begun = template.own_part(prompt)
+        if begun:
+            self.feed(begun)
+            self._forget()
+
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether what comes next is reasoning."""
+        return self._open is not None and self._open.field.part is Part.REASONING
+
+    def feed(self, text: str) -> Parsed:
+        """Add what the model said."""
+        self._buffer += text
+        return _joined(self._process(is_end=False))
+
+    def finish(self, *, is_whole: bool) -> Parsed:
+        """The rest. ``is_whole``: the model ended it; else it was cut off, and so was a call
+        whose end did not come: it is left out."""
+        parts = self._process(is_end=True)
+        if self._open is not None and self._open.field.part is Part.CALLS:
+            parts.append(self._close_calls(len(self._buffer), len(self._buffer), is_whole=is_whole))
+        parts.append(Parsed(self._content.end()))
+        return _joined(parts)
+
+    def _process(self, *, is_end: bool) -> list[Parsed]:
+        parts: list[Parsed] = []
+        try:
+            while not self._has_given_up:
+                found, safe = self._next_mark(is_end=is_end)
+                if found is None:
+                    parts.append(self._take(safe))
+                    break
+                parts.append(self._pass(found))
+        except TimeoutError:  # a checkpoint's pattern, in what was made to be slow
+            self._has_given_up, self._open = True, None
+        if self._has_given_up:
+            parts.append(self._take(len(self._buffer)))
+        self._tidy()
+        return parts
+
+    def _next_mark(self, *, is_end: bool) -> tuple[_Found | None, int]:
+        """The first mark that is certain, or how far it is certain that there is none."""
+        opened = self._open
+        if opened is None:
+            return self._search(self._outside, is_end)
+        if opened.field.closes_with_value:
+            end = opened.value.find(self._buffer)
+            at = opened.begin if end is None else end
+            return (None, at) if end is None else (_Found(end, end, None, {}), at)
+        closes: list[tuple[Field | None, Anchor]] = []
+        if opened.field.close is not None:
+            closes.append((None, opened.field.close))
+        while True:
+            found, safe = self._search(closes, is_end)
+            if found is None or opened.field.part is not Part.CALLS:
+                return found, safe
+            if not opened.value.is_within_text(self._buffer, found.begin):
+                return found, safe
+            self._look_at = found.begin + 1
+
+    def _search(
+        self, anchors: Iterable[tuple[Field | None, Anchor]], is_end: bool
+    ) -> tuple[_Found | None, int]:
+        """The earliest match, of those the longest, unless one that began before may yet come."""
+        best: _Found | None = None
+        safe = len(self._buffer)
+        for field, anchor in anchors:
+            match = anchor.pattern.search(
+                self._buffer, self._look_at, partial=not is_end, timeout=PATIENCE_S
+            )
+            if match is None:
+                continue
+            if not is_end and (match.partial or self._can_grow(match, anchor)):
+                safe = min(safe, match.start())
+                continue
+            captures = {name: text for name, text in match.groupdict().items() if text is not None}
+            found = _Found(match.start(), match.end(), field, captures)
+            if best is None or (found.begin, -found.end) < (best.begin, -best.end):
+                best = found
+        if best is not None and best.begin < safe:
+            return best, safe
+        self._look_at = max(self._look_at, safe)
+        return None, safe
+
+    def _can_grow(self, match: "regex.Match[str]", anchor: Anchor) -> bool:
+        return match.end() == len(self._buffer) and not anchor.is_final
+
+    def _pass(self, found: _Found) -> Parsed:
+        """Go on behind a mark."""
+        opened = self._open
+        if opened is not None and opened.field.part is Part.CALLS:
+            return self._close_calls(found.begin, found.end, is_whole=True)
+        before = self._take(found.begin)
+        self._at = self._look_at = found.end
+        if found.field is None:
+            self._open = None
+            if opened is None or opened.begin == found.end:  # nothing was passed: not here again
+                self._look_at += 1
+            if opened is not None and opened.field.part is Part.REASONING:
+                self._reasoning.cut()
+            return before
+        self._content.cut()
+        value = ValueEnd(found.field, found.end)
+        self._open = _Open(found.field, found.captures, found.begin, found.end, value)
+        if found.field.part is Part.CALLS:
+            self._at = found.begin  # they are content again if they cannot be read
+        elif found.field.part is Part.NOTHING and found.field.close is None:
+            self._open = None  # the mark was all
+        return before
+
+    def _take(self, end: int) -> Parsed:
+        """Give out what is before ``end``, as what it is."""
+        opened = self._open
+        if opened is not None and opened.field.part is Part.CALLS:
+            return Parsed()
+        text, self._at = self._buffer[self._at : end], max(self._at, end)
+        if opened is None or opened.field.part is Part.CONTENT:
+            return Parsed(self._content.add(text)) if text else Parsed()
+        if opened.field.part is Part.REASONING:
+            return Parsed(reasoning=self._reasoning.add(text)) if text else Parsed()
+        return Parsed()
+
+    def _close_calls(self, body_end: int, end: int, *, is_whole: bool) -> Parsed:
+        opened = self._open
+        assert opened is not None
+        self._open = None
+        if not is_whole and opened.body > opened.begin:
+            self._at = self._look_at = end  # half a call is nothing to read
+            return Parsed()
+        try:
+            if not is_whole:
+                raise ValueError("cut off, and without a mark it may be anything")
+            body = self._buffer[opened.body : body_end]
+            calls = read_body(opened.field, body, opened.captures, self._tools)
+        except (ValueError, RecursionError, TimeoutError):
+            self._look_at = max(end, opened.begin + 1)
+            return self._take(end)
+        self._at = self._look_at = end
+        self._content.cut()
+        return Parsed(calls=calls)
+
+    def _forget(self) -> None:
+        """What came so far was the prompt's."""
+        self._buffer, self._at, self._look_at = "", 0, 0
+        if self._open is not None:
+            opened = self._open
+            self._open = _Open(opened.field, opened.captures, 0, 0, ValueEnd(opened.field, 0))
+
+    def _tidy(self) -> None:
+        """Let go of what is done with; the last of it stays, so that nothing looks like a begin."""
+        done = self._at - _CONTEXT
+        if done < _TIDY_AT or (self._open is not None and self._open.field.part is Part.CALLS):
+            return
+        self._buffer = self._buffer[done:]
+        self._at -= done
+        self._look_at = max(0, self._look_at - done)
+
+
+def _marks_outside(fields: list[Field]) -> Iterator[tuple[Field | None, Anchor]]:
+    """What to look for outside of all fields; what closes those is taken out and no more."""
+    for each in fields:
+        if each.open is not None:
+            yield each, each.open
+        elif each.close is not None:
+            yield None, each.close
+
+
+def _joined(parts: list[Parsed]) -> Parsed:
+    if len(parts) == 1:
+        return parts[0]
+    return Parsed(
+        "".join(each.content for each in parts),
+        "".join(each.reasoning for each in parts),
+        tuple(call for each in parts for call in each.calls),
+    )

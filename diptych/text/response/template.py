@@ -1,0 +1,180 @@
+"""What a checkpoint says of its answers' form: Hugging Face's ``response_template``, read once.
+
+It is a chat template's inverse, declared rather than programmed: fields of a message, each
+with the marks that open and close it and with how its text is read. Ours, written in the
+same form, may say a little more: several forms of one field (a list), ``ignored`` as a
+field, the content ``pythonic``, ``close_value`` (the field ends where its value does),
+``known_names`` (what calls no tool that was offered is no call), and ``short_ids`` (of calls:
+nine letters and digits, which some chat templates insist on).
+"""
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import regex
+
+from diptych.errors import ConfigurationError
+
+_PATH: Final = "tokenizer_config.json: response_template"
+_CONTENTS: Final = frozenset(
+    {"text", "json", "xml-inline", "kv-lines", "pythonic", "int", "float", "bool"}
+)
+_TOP_KEYS: Final = frozenset(
+    {"version", "defaults", "fields", "start_anchor", "start_anchor_pattern", "short_ids"}
+)
+
+
+class Part(enum.Enum):
+    """What a field's text is to the reader."""
+
+    CONTENT = enum.auto()
+    REASONING = enum.auto()
+    CALLS = enum.auto()
+    NOTHING = enum.auto()
+
+
+_PARTS: Final = {
+    "content": Part.CONTENT,
+    "reasoning_content": Part.REASONING,
+    "reasoning": Part.REASONING,
+    "thinking": Part.REASONING,
+    "tool_calls": Part.CALLS,
+    "ignored": Part.NOTHING,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """What marks a place in the text.
+
+    ``is_final``: a match at the end of what there is cannot become another with more.
+    """
+
+    pattern: "regex.Pattern[str]"
+    is_final: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """One form of one part; ``open`` is None for what is outside of all others."""
+
+    part: Part
+    open: Anchor | None
+    close: Anchor | None
+    closes_with_value: bool
+    needs_known_name: bool
+    content: str
+    arguments: Mapping[str, object]
+    transform: object
+    transforms_each: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseTemplate:
+    """Immutable. ``marks`` is all text that may mark a place, to look for special tokens in."""
+
+    fields: tuple[Field, ...]
+    start: Anchor | None
+    short_ids: bool
+    marks: str
+
+    @classmethod
+    def read(cls, said: object, path: str = _PATH) -> "ResponseTemplate":
+        """Check what was declared. Raises ConfigurationError."""
+        top = _mapping(said, path)
+        if top.get("version", 1) != 1:
+            raise ConfigurationError(f"{path}: version {top['version']!r} is not known")
+        if unknown := set(top) - _TOP_KEYS:
+            raise ConfigurationError(f"{path}: {sorted(unknown)} is not known")
+        fields: list[Field] = []
+        for name, forms in _mapping(top.get("fields"), f"{path}.fields").items():
+            if name not in _PARTS:
+                continue  # nobody here asks for it: its text stays content
+            at = f"{path}.fields.{name}"
+            each = forms if isinstance(forms, list) else [forms]
+            fields.extend(_read_field(_PARTS[name], form, at) for form in each)
+        return cls(
+            fields=tuple(fields),
+            start=_anchor(top, "start_anchor", path),
+            short_ids=bool(top.get("short_ids")),
+            marks="\n".join(
+                anchor.pattern.pattern.replace("\\", "")
+                for field in fields
+                for anchor in (field.open, field.close)
+                if anchor is not None
+            ),
+        )
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether it says how a model calls tools."""
+        return any(field.part is Part.CALLS for field in self.fields)
+
+    def own_part(self, prompt: str) -> str:
+        """Of a prompt's end, what belongs to the answer already."""
+        end = None
+        if self.start is not None:
+            for match in self.start.pattern.finditer(prompt):
+                end = match.end()
+        return "" if end is None else prompt[end:]
+
+
+def _read_field(part: Part, said: object, path: str) -> Field:
+    form = _mapping(said, path)
+    content = form.get("content", "text")
+    if content not in _CONTENTS:
+        raise ConfigurationError(f"{path}.content: {content!r} is not known")
+    return Field(
+        part=part,
+        open=_anchor(form, "open", path),
+        close=_anchor(form, "close", path),
+        closes_with_value=bool(form.get("close_value")),
+        needs_known_name=bool(form.get("known_names")),
+        content=str(content),
+        arguments=_read_arguments(form, f"{path}.content_args"),
+        transform=form.get("transform"),
+        transforms_each=bool(form.get("transform_each")),
+    )
+
+
+def _read_arguments(form: Mapping[str, object], path: str) -> Mapping[str, object]:
+    """Patterns are compiled once."""
+    said = dict(_mapping(form.get("content_args", {}), path))
+    if form.get("content") == "xml-inline":
+        found = _compile(str(said.get("tag_pattern", "")), f"{path}.tag_pattern")
+        if not {"key", "value"} <= set(found.groupindex):
+            raise ConfigurationError(f"{path}.tag_pattern: has to name a key and a value")
+        said["tag_pattern"] = found
+    return said
+
+
+def _anchor(form: Mapping[str, object], name: str, path: str) -> Anchor | None:
+    """Said as a text, as several, or as a pattern."""
+    given, pattern = form.get(name), form.get(f"{name}_pattern")
+    if given is None and pattern is None:
+        return None
+    if pattern is not None:
+        return Anchor(_compile(str(pattern), f"{path}.{name}_pattern"), is_final=False)
+    said: list[object] = given if isinstance(given, list) else [given]
+    texts = [each for each in said if isinstance(each, str) and each]
+    if not texts or len(texts) < len(said):
+        raise ConfigurationError(f"{path}.{name}: should be a text or a list of texts")
+    longest_first = sorted(texts, key=len, reverse=True)
+    is_final = not any(a != b and a.startswith(b) for a in texts for b in texts)
+    joined = "|".join(regex.escape(each) for each in longest_first)
+    return Anchor(_compile(joined, f"{path}.{name}"), is_final)
+
+
+def _compile(pattern: str, path: str) -> "regex.Pattern[str]":
+    try:
+        return regex.compile(pattern, regex.DOTALL)
+    except regex.error as error:
+        raise ConfigurationError(f"{path}: {error}") from None
+
+
+def _mapping(said: object, path: str) -> Mapping[str, object]:
+    if not isinstance(said, dict):
+        raise ConfigurationError(f"{path}: should be an object")
+    return said

@@ -1,0 +1,101 @@
+"""The tools of a chat, checked before anything is rendered. Pure.
+
+Every refusal is an InvalidRequestError with the path of the field in a GenerationRequest.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from diptych.constraint import Constraint
+from diptych.errors import InvalidRequestError
+from diptych.text.chat_template import Tool
+from diptych.text.response.forced_calls import forced_calls
+from router.generation.request import ChatPrompt, GenerationRequest, ToolChoice
+
+MAX_TOOLS: Final = 512
+MAX_TOOL_BYTES: Final = 262_144  # of all, as JSON
+_NAME: Final = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
+
+
+def check_num_tools(num_tools: int) -> None:
+    """For front ends too, before they go through them. Raises InvalidRequestError."""
+    if num_tools > MAX_TOOLS:
+        raise InvalidRequestError(
+            f"has {num_tools} items, more than {MAX_TOOLS}", field="chat.tools"
+        )
+
+
+def check_tools(request: GenerationRequest, chat: ChatPrompt) -> None:
+    """What a chat says of tools. Raises InvalidRequestError."""
+    check_num_tools(len(chat.tools))
+    num_bytes = 0
+    names: set[str] = set()
+    for index, tool in enumerate(chat.tools):
+        num_bytes += _check_tool(tool, names, f"chat.tools[{index}]")
+        if num_bytes > MAX_TOOL_BYTES:
+            raise InvalidRequestError(
+                f"have more than {MAX_TOOL_BYTES} bytes, as JSON", field="chat.tools"
+            )
+    _check_choice(chat, names)
+    if chat.offered_tools and request.sampling.constraint is not None:
+        raise InvalidRequestError("cannot go with tools", field="sampling.constraint")
+    if chat.forced_tools and request.sampling.ignore_eos:
+        raise InvalidRequestError(
+            "an output that has to be calls ends where they do", field="sampling.ignore_eos"
+        )
+
+
+def constraint_of(request: GenerationRequest) -> Constraint | None:
+    """What the output has to be: as the client says, or calls that it insists on.
+
+    Raises InvalidRequestError: the schemas are too large to be held to.
+    """
+    chat = request.prompt
+    if not isinstance(chat, ChatPrompt) or not chat.forced_tools:
+        return request.sampling.constraint
+    made = forced_calls(chat.forced_tools, is_parallel=chat.has_parallel_calls)
+    made.check("chat.tools")
+    return made
+
+
+def read_arguments(text: str, path: str) -> Mapping[str, Any]:
+    """Those of a call in an earlier turn. Raises InvalidRequestError."""
+    try:
+        arguments = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise InvalidRequestError("is not a JSON object", field=path)
+    return arguments
+
+
+def _check_tool(tool: Tool, names: set[str], path: str) -> int:
+    """Its size as JSON, in bytes; ``names`` gets its name."""
+    if not _NAME.fullmatch(tool.name):
+        raise InvalidRequestError(
+            "has to be 1 to 128 letters, digits and any of _ - . : /", field=f"{path}.name"
+        )
+    if tool.name in names:
+        raise InvalidRequestError(f"{tool.name!r} is there twice", field=f"{path}.name")
+    names.add(tool.name)
+    if (tool.parameters or {}).get("type", "object") != "object":
+        raise InvalidRequestError("has to be object", field=f"{path}.parameters.type")
+    try:
+        written = json.dumps(tool.for_template(), ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):
+        raise InvalidRequestError(
+            "has a number or a character that no JSON text can say", field=path
+        ) from None
+    return len(written)
+
+
+def _check_choice(chat: ChatPrompt, names: set[str]) -> None:
+    is_required = chat.tool_choice is ToolChoice.REQUIRED
+    if is_required and not chat.tools:
+        raise InvalidRequestError("there are no tools", field="chat.tool_choice")
+    if chat.required_tool and not is_required:
+        raise InvalidRequestError("is for calls that are required", field="chat.required_tool")
+    if chat.required_tool and chat.required_tool not in names:
+        raise InvalidRequestError("is none of the tools", field="chat.required_tool")

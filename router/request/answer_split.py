@@ -1,0 +1,40 @@
+"""An answer's text taken apart as it comes: for the reader, thought, called."""
+
+from collections.abc import Callable
+
+from diptych.text.response.parser import Parsed, ResponseParser
+from router.generation.answer import CalledTool, Said
+
+
+class AnswerSplit:
+    """The parser of one answer, and the names of the calls in it. The one owner is its builder."""
+
+    def __init__(
+        self, parser: ResponseParser, make_id: Callable[[], str], max_calls: int | None = None
+    ) -> None:
+        """``make_id`` names a call; those beyond ``max_calls`` are dropped."""
+        self._parser = parser
+        self._make_id = make_id
+        self._max_calls = max_calls
+        self._num_calls = 0
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether there was a call."""
+        return self._num_calls > 0
+
+    def add(self, text: str) -> Said:
+        """More text."""
+        return self._said(self._parser.feed(text))
+
+    def finish(self, *, is_whole: bool) -> Said:
+        """The rest; ``is_whole``: the model ended its answer."""
+        return self._said(self._parser.finish(is_whole=is_whole))
+
+    def _said(self, parsed: Parsed) -> Said:
+        calls = parsed.calls
+        if self._max_calls is not None:
+            calls = calls[: self._max_calls - self._num_calls]
+        self._num_calls += len(calls)
+        called = tuple(CalledTool(self._make_id(), each.name, each.arguments) for each in calls)
+        return Said(parsed.content, parsed.reasoning, called)

@@ -63,7 +63,7 @@ async def test_a_constraint_behind_others_waits_no_longer_than_the_deadline(
     monkeypatch.setattr(door._constraints, "check", never)
     sampling = SimpleNamespace(constraint=Constraint.regex("a+"))
     request: Any = SimpleNamespace(
-        sampling=sampling, emitted_token_ids=(), level=NO_LEVEL, tenant=NOBODY
+        prompt=None, sampling=sampling, emitted_token_ids=(), level=NO_LEVEL, tenant=NOBODY
     )
     async with asyncio.timeout(5):
         with pytest.raises(DeadlineExceededError):

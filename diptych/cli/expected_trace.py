@@ -40,7 +40,9 @@ Sleep: TypeAlias = Callable[[float], Awaitable[None]]
 class ExpectedTrace:
     """One request that is to be traced: what it is sent with, and whether its spans were sent."""
 
-    def __init__(self, addresses: str, read: Read | None = None, sleep: Sleep = asyncio.sleep):
+    def __init__(
+        self, addresses: str, read: Read | None = None, sleep: Sleep = asyncio.sleep
+    ) -> None:
         """``addresses`` are host:port of processes' metrics, with commas; of a name all are asked.
 
         Raises ConfigurationError: an address is none.

@@ -52,6 +52,7 @@ class Image:
             f"mount -t tmpfs tmpfs {self.root}/tmp",
             f"mount --bind {cache} {self.root}/cache",
             f"mount -t proc proc {self.root}/proc",
+            f"mount -t sysfs -o ro sysfs {self.root}/sys",  # as containers have it: UCX looks there
             f"mount --rbind /dev {self.root}/dev",
             "ip link set lo up",
             f"cd {self.root}",

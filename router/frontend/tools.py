@@ -12,6 +12,7 @@ from diptych.constraint import Constraint
 from diptych.errors import InvalidRequestError
 from diptych.text.chat_template import Tool
 from diptych.text.response.forced_calls import forced_calls
+from router.frontend.field_names import renamed
 from router.generation.request import ChatPrompt, GenerationRequest, ToolChoice
 
 MAX_TOOLS: Final = 512
@@ -56,7 +57,10 @@ def constraint_of(request: GenerationRequest) -> Constraint | None:
     if not isinstance(chat, ChatPrompt) or not chat.forced_tools:
         return request.sampling.constraint
     made = forced_calls(chat.forced_tools, is_parallel=chat.has_parallel_calls)
-    made.check("chat.tools")
+    try:
+        made.check("chat.tools")
+    except InvalidRequestError as error:
+        raise renamed(error, {"chat.tools.grammar": "chat.tools"}) from None
     return made
 
 

@@ -159,21 +159,27 @@ def _named(value: object) -> Mapping[str, object]:
 
 def _call(value: object, tools: ToolSchemas) -> ParsedCall:
     said = _named(value)
-    said = _named(said.get("function", said)) if "name" not in said else said
+    if "name" not in said:
+        said = _named(said.get("function", said))
     name = said.get("name")
     arguments = next((said[each] for each in _ARGUMENTS if each in said), None)
     if not isinstance(name, str) or not name.strip():
         raise ValueError("no name")
     if isinstance(arguments, str):  # an object's text as a text
         arguments = read_json(arguments)
+    name = name.strip()
+    name.encode()  # raises for half of a character, which JSON may say
     if isinstance(arguments, JsonObject):
-        return ParsedCall(name.strip(), arguments.source)
+        return ParsedCall(name, arguments.source)
     if not isinstance(arguments, dict):
         raise ValueError("arguments that are no object")
     whole = {
-        key: typed(each.text, schema_of(tools, name.strip(), key))
-        if isinstance(each, _Untyped)
-        else each
+        key: typed(each.text, schema_of(tools, name, key)) if isinstance(each, _Untyped) else each
         for key, each in arguments.items()
     }
-    return ParsedCall(name.strip(), json.dumps(whole, ensure_ascii=False, allow_nan=False))
+    try:
+        written = json.dumps(whole, ensure_ascii=False, allow_nan=False)
+    except TypeError:  # Python has more kinds of values
+        raise ValueError("a value that no JSON says") from None
+    written.encode()
+    return ParsedCall(name, written)

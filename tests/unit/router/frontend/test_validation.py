@@ -20,6 +20,7 @@ from diptych.text.chat_template import ChatTemplate, Message, ToolCall
 from diptych.text.tokenizer import Tokenizer
 from diptych.v1 import inference_pb2
 from router.frontend import public_messages, validation
+from router.frontend.tools import constraint_of
 from router.frontend.validation import ModelFacts
 from router.generation.request import ChatPrompt, GenerationRequest, TextPrompt, TokenPrompt
 from router.request.resolved import ResolvedRequest
@@ -466,6 +467,16 @@ def test_tools_reach_the_template_where_it_knows_them_and_may_be_called(tmp_path
     assert knowing.decode(validation.tokenize(read(asked), knowing, 1000)) == said
     asked.chat.tool_choice = inference_pb2.TOOL_CHOICE_NONE
     assert knowing.decode(validation.tokenize(read(asked), knowing, 1000)) == "a"
+
+
+def test_schemas_that_are_too_large_to_be_held_to_are_refused() -> None:
+    asked = tools("f", parameters={"description": "x" * 70_000})
+    validation.check(read(asked), facts())
+    assert constraint_of(read(asked)) is None
+    asked.chat.tool_choice = inference_pb2.TOOL_CHOICE_REQUIRED
+    with pytest.raises(InvalidRequestError) as caught:
+        constraint_of(read(asked))
+    assert caught.value.field == "chat.tools"
 
 
 def test_tools_that_the_template_would_not_tell_of_are_refused(tokenizer: Tokenizer) -> None:

@@ -206,6 +206,7 @@ def test_garbage_raises_nothing_and_calls_have_objects(
         '<tool_call>{"name": "f", "arguments": {"x": NaN}}</tool_call>',
         '<tool_call>{"name": "f", "arguments": {"x": 1, "x": 2}}</tool_call>',
         '<tool_call>{"name": "f", "arguments": 5}</tool_call>',
+        '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>',
         '<tool_call>{"name": "f", "arguments": "[[["}</tool_call>',
         '<tool_call>{"name": "f", "arguments": {"x": ' + "[" * 100_000 + "</tool_call>",
         '<tool_call>{"name": "f", "arguments": {"x": "',
@@ -213,6 +214,30 @@ def test_garbage_raises_nothing_and_calls_have_objects(
 )
 def test_what_cannot_be_read_stays_content(text: str) -> None:
     assert parse(family("hermes"), [text]) == Parsed(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[f(x=b'a')]",
+        "[f(x={(1, 2): 3})]",
+        "[f(x={1, 2})]",
+        "[f(x=1e999)]",
+        "[f(x=...)]",
+        "[f(*a)]",
+        "[f(**a)]",
+        "[f(x=1)(y=2), 5]",
+        "[f(x=" + "(" * 50_000 + ")]",
+    ],
+)
+def test_python_that_is_no_call_stays_content(text: str) -> None:
+    assert parse(family("llama-pythonic"), [text]) == Parsed(text)
+
+
+def test_half_of_a_character_in_an_argument_is_no_call() -> None:
+    text = '<tool_call>\n<function=g>\n<parameter=x>\n["\\ud800"]\n</parameter>\n</function>\n'
+    parsed = parse(family("qwen-xml"), [text + "</tool_call>"])
+    assert parsed.calls == ()
 
 
 def test_detail_6_a_call_that_was_cut_off_is_none() -> None:

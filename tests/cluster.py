@@ -43,13 +43,13 @@ class Process:
         self, module: str, name: str, work: Path, args: Sequence[str], prefix: Sequence[str] = ()
     ) -> None:
         self.module, self.name, self._work = module, name, work
-        self._args = list(args)
+        self.args = list(args)
         self._prefix = list(prefix)
         self._port_file = work / f"{name}.port.json"
         self.log_path = work / f"{name}.log"
         self.address = ""
         self.metrics_address = ""
-        self.http_address = ""  # of a router
+        self.http_address = ""  # of a router, or of a batch server
         self._started: Started | None = None
         self.was_ended = False  # by the test: it may be gone
 
@@ -57,9 +57,9 @@ class Process:
         self._port_file.unlink(missing_ok=True)
         self.was_ended = False
         args = ["--listen", listen, "--metrics-port", "0"]
-        if self.module == "router":
+        if self.module in ("router", "batch_server"):
             args += ["--http-port", "0"]
-        args += ["--port-file", str(self._port_file), *self._args]
+        args += ["--port-file", str(self._port_file), *self.args]
         with self.log_path.open("ab") as log:
             if not self._prefix:
                 self._started = start_role(self.module, args, log)

@@ -132,8 +132,9 @@ def start_role(module: str, args: list[str], log: BinaryIO) -> Started:
     """Start ``python -m module args``, by a fork where that is the same."""
     if not _servers:
         _servers.update((role, ForkServer(role)) for role in _ROLES)  # they import side by side
-    if _servers[module].is_usable:
-        return _servers[module].start(args, log)
+    server = _servers.get(module)  # others are started seldom
+    if server is not None and server.is_usable:
+        return server.start(args, log)
     command = [sys.executable, "-m", module, *args]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 

@@ -25,6 +25,7 @@ COMMANDS = (
     Command("generate", "stream one answer from a router", "generate"),
     Command("chat", "talk with a model, line by line", "chat"),
     Command("top", "watch the pools in the terminal", "top"),
+    Command("batch", "have a file of requests answered by a batch server", "batch"),
     Command("health", "ask a router or a worker for its health", "health"),
     Command("key", "make a client's key", "key"),
     Command("trace", "list, convert and draw recorded traces", "trace"),
@@ -33,12 +34,13 @@ COMMANDS = (
     Command("router", "run a router", "router", is_role=True),
     Command("prefill", "run a prefill worker", "prefill_worker", is_role=True),
     Command("decode", "run a decode worker", "decode_worker", is_role=True),
+    Command("batch-server", "run a batch server", "batch_server", is_role=True),
 )
 
 
 def usage() -> str:
     """What ``diptych --help`` prints."""
-    commands = "\n".join(f"  {command.name:<10}{command.summary}" for command in COMMANDS)
+    commands = "\n".join(f"  {command.name:<14}{command.summary}" for command in COMMANDS)
     return f"""usage: diptych COMMAND [--help] [SETTINGS]
 
 Disaggregated prefill/decode serving for large language models.

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
+from batch_server.config import BatchServerConfig
 from diptych.cli.generate import GenerateConfig
 from diptych.cli.health import HealthConfig
 from diptych.cli.trace import TraceConfig
@@ -19,7 +20,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 FOLDERS = (
-    *("diptych", "router", "prefill_worker", "decode_worker", "kvtransfer"),
+    *("diptych", "router", "prefill_worker", "decode_worker", "batch_server", "kvtransfer"),
     *("tests", "examples", "proto", "docs", "deploy"),
 )
 PATHS = [path for folder in FOLDERS for path in [ROOT / folder, *(ROOT / folder).rglob("*")]]
@@ -65,6 +66,7 @@ def test_settings_in_the_readme_exist() -> None:
     known: set[str] = set()
     for config in (
         RouterConfig,
+        BatchServerConfig,
         PrefillWorkerConfig,
         DecodeWorkerConfig,
         UpConfig,
@@ -91,9 +93,7 @@ def test_settings_in_the_readme_exist() -> None:
 
 def test_metrics_in_the_docs_are_made_somewhere() -> None:
     code = "".join(
-        path.read_text()
-        for package in ("diptych", "router", "prefill_worker", "decode_worker", "kvtransfer")
-        for path in (ROOT / package).rglob("*.py")
+        path.read_text() for package in FOLDERS[:6] for path in (ROOT / package).rglob("*.py")
     )
     for page in PAGES:
         for name in re.findall(r"`(diptych_[a-z_]+|gen_ai_[a-z_]+)`", page.read_text()):

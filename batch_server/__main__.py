@@ -1,0 +1,10 @@
+"""Runs the batch server: ``python -m batch_server``."""
+
+import sys
+
+from batch_server.app import serve
+from batch_server.config import BatchServerConfig
+from diptych.process import main
+
+if __name__ == "__main__":
+    sys.exit(main(BatchServerConfig, serve))

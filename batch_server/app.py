@@ -1,0 +1,136 @@
+"""The batch server's process: puts the parts together, serves, stops."""
+
+import asyncio
+import logging
+import ssl
+import time
+from pathlib import Path
+
+import httpx
+
+from batch_server.config import BatchServerConfig
+from batch_server.http.batches import MAX_BODY_BYTES, BatchAnswers
+from batch_server.http.files import FileAnswers, UploadBounds
+from batch_server.http.routes import make_app
+from batch_server.runner.batch_run import Needs
+from batch_server.runner.input_file import InputBounds
+from batch_server.runner.pace import Pace
+from batch_server.runner.runner import Runner
+from batch_server.runner.sender import LineSender
+from batch_server.runner.slots import Slots
+from batch_server.store.batches import BatchStore
+from batch_server.store.database import Database
+from batch_server.store.files import FileStore
+from diptych.errors import ConfigurationError
+from diptych.process import Ready
+from diptych.rpc.identity import Certificate
+from diptych.service_host import ServiceHost
+from router.client_settings import PublicTls
+from router.frontend.callers.choice import callers_of
+from router.frontend.http.exchange import BodyRoom
+from router.frontend.http.server import HttpServer, bind, bounds_of
+
+logger = logging.getLogger(__name__)
+
+_CONNECT_S = 5.0
+_WRITE_S = 60.0
+_MAX_ALL_BODY_BYTES = 64 * MAX_BODY_BYTES
+
+
+async def serve(config: BatchServerConfig, stop: asyncio.Event, ready: Ready) -> None:
+    """Serve until ``stop`` is set. Lines that are with routers then are sent again later.
+
+    Raises ConfigurationError.
+    """
+    callers = callers_of(config.api_keys, config.jwt)
+    async with (
+        ServiceHost(config) as host,
+        Database(config.database) as database,
+        _router_client(config) as client,
+        asyncio.TaskGroup() as tasks,
+    ):
+        files, batches = FileStore(database), BatchStore(database)
+        await files.drop_unfinished()
+        slots = Slots(Pace(config.max_concurrent), time.monotonic)
+        needs = Needs(
+            batches=batches,
+            chunks=files,
+            sender=LineSender(client, config.router, slots, config.max_attempts),
+            bounds=InputBounds(config.max_lines, config.max_line_bytes),
+            max_concurrent=config.max_concurrent,
+            clock=time.time,
+        )
+        runner = Runner(needs)
+        _measure(host, runner, slots)
+        uploads = UploadBounds(config.max_file_bytes, config.max_tenant_bytes, config.upload_s)
+        app = make_app(
+            FileAnswers(files, uploads, time.time),
+            BatchAnswers(batches, files, runner, config.max_open_batches, time.time),
+            callers,
+            BodyRoom(MAX_BODY_BYTES, _MAX_ALL_BODY_BYTES, config.timers.client_write_s),
+        )
+        http = HttpServer(
+            app,
+            bind(host.host, config.http_port, config.timers),
+            bounds_of(config.max_file_bytes, config.upload_s),
+            _certificate(config.public_tls),
+        )
+        logger.info("HTTP API", extra={"address": host.reachable(http.port)})
+        running = tasks.create_task(runner.run(), name="runner")
+        knowing = tasks.create_task(callers.run(), name="callers")
+        tasks.create_task(http.serve(), name="http")
+        await host.start([], {"http": http.port})
+        ready(host.port)
+        await stop.wait()
+        running.cancel()
+        await http.stop(config.timers.drain_s)
+        knowing.cancel()
+
+
+def _measure(host: ServiceHost, runner: Runner, slots: Slots) -> None:
+    host.metrics.read_gauge("batches_open", "Batches that have not ended.", lambda: runner.num_open)
+    host.metrics.read_gauge(
+        "batch_lines_sent", "Lines that are with routers.", lambda: slots.num_taken
+    )
+    host.metrics.read_gauge(
+        "batch_lines_limit",
+        "Lines that may be with routers: fewer after these had no room.",
+        lambda: slots.pace.limit,
+    )
+
+
+def _router_client(config: BatchServerConfig) -> httpx.AsyncClient:
+    """Whoever asks the routers. Raises ConfigurationError."""
+    key = _read_key(config.router_key_file)
+    return httpx.AsyncClient(
+        headers={"authorization": f"Bearer {key}"} if key else {},
+        verify=_trust(config.router_ca),
+        trust_env=False,
+        timeout=httpx.Timeout(config.line_timeout_s, connect=_CONNECT_S, write=_WRITE_S, pool=None),
+        limits=httpx.Limits(max_connections=config.max_concurrent),
+    )
+
+
+def _read_key(path: Path | None) -> str:
+    if path is None:
+        return ""
+    try:
+        return path.read_text().strip()
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "is no text"
+        raise ConfigurationError(f"--router-key-file: {path}: {why}") from None
+
+
+def _trust(path: Path | None) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=path)
+    except OSError as error:  # ssl.SSLError is one
+        why = error.strerror or str(error)
+        raise ConfigurationError(f"--router-ca: {path}: {why}") from None
+
+
+def _certificate(files: PublicTls) -> Certificate | None:
+    """Raises ConfigurationError."""
+    if files.certificate is None or files.key is None:
+        return None
+    return Certificate("public-tls", files.certificate, files.key)

@@ -1,0 +1,1 @@
+"""What clients speak with: OpenAI's files and batches, over HTTP."""

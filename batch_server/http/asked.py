@@ -1,0 +1,46 @@
+"""What a request's path, query and origin say. Pure."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from diptych.errors import InvalidRequestError
+from router.frontend.http.errors import RefusedError
+
+MOST_AT_ONCE = 1000
+
+
+class PageAsked(NamedTuple):
+    """Which part of a list a client wants."""
+
+    limit: int
+    after: str | None
+
+
+def read_page(query: Mapping[str, str], default: int, most: int) -> PageAsked:
+    """Up to ``most`` may be asked for, MOST_AT_ONCE come. Raises InvalidRequestError."""
+    given = query.get("limit", str(default))
+    if not (given.isascii() and given.isdigit() and 0 < int(given[:9]) <= most):
+        raise InvalidRequestError(f"should be a number from 1 to {most}", field="limit")
+    return PageAsked(min(int(given), MOST_AT_ONCE), query.get("after"))
+
+
+def read_ascending(query: Mapping[str, str]) -> bool:
+    """Whether the oldest come first. Raises InvalidRequestError."""
+    order = query.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise InvalidRequestError("should be asc or desc", field="order")
+    return order == "asc"
+
+
+def refuse_browsers(headers: Mapping[str, str]) -> None:
+    """A page from elsewhere may post forms unasked, and would store files here.
+
+    Raises RefusedError.
+    """
+    if "origin" in headers:
+        raise RefusedError(403, "nothing is taken from a browser's page", "origin_not_allowed")
+
+
+def not_found(kind: str, given: str) -> RefusedError:
+    """There is none, or it is another tenant's, which nobody else learns."""
+    return RefusedError(404, f"no {kind} {given[:128]!r} here", "not_found", param="id")

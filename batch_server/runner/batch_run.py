@@ -1,0 +1,174 @@
+"""One batch from where it stands to its end. What it has done is stored before it goes on."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Final, NamedTuple, Protocol
+
+from batch_server.records import Batch, Endpoint, Line
+from batch_server.runner.answers import Answer, result_of, unanswered
+from batch_server.runner.input_file import Chunks, InputBounds, InputFile
+from batch_server.runner.line_check import LineMaker
+from batch_server.status import ENDED, BatchEvent, BatchStatus
+from batch_server.store.batches import BatchStore
+
+logger = logging.getLogger(__name__)
+
+_LINES_AT_ONCE: Final = 8  # of those that wait, in memory
+_UNSENT_AT_ONCE: Final = 256
+_EXPIRED: Final = ("batch_expired", "it was not answered before the completion window ended")
+_CANCELLED: Final = ("batch_cancelled", "it was not answered before the batch was cancelled")
+
+
+class Sender(Protocol):
+    """Whoever has lines answered."""
+
+    async def answer(self, endpoint: Endpoint, line: Line) -> Answer:
+        """What becomes the line's result."""
+        ...
+
+
+class Needs(NamedTuple):
+    """What all runs share."""
+
+    batches: BatchStore
+    chunks: Chunks
+    sender: Sender
+    bounds: InputBounds
+    max_concurrent: int
+    clock: Callable[[], float]
+    """Seconds of the Unix epoch."""
+
+
+class BatchRun:
+    """Does what the stored state says is next, until the batch has ended. One task's.
+
+    Each step may break off anywhere and be taken again, by another process: it finds what
+    was stored and does the rest.
+    """
+
+    def __init__(self, batch_id: str, needs: Needs) -> None:
+        self._batch_id = batch_id
+        self._needs = needs
+        self._is_cancelled = asyncio.Event()
+        self._steps: Mapping[BatchStatus, Callable[[Batch], Awaitable[None]]] = {
+            BatchStatus.VALIDATING: self._validate,
+            BatchStatus.IN_PROGRESS: self._answer_lines,
+            BatchStatus.FINALIZING: self._finalize,
+            BatchStatus.CANCELLING: self._cancel,
+        }
+
+    def cancel(self) -> None:
+        """It was stored that no more is wanted: stop sending."""
+        self._is_cancelled.set()
+
+    async def run(self) -> None:
+        """To its end. What a database raises goes through."""
+        while True:
+            batch = await self._needs.batches.get(self._batch_id)
+            if batch is None:
+                return
+            if batch.status in ENDED:
+                logger.info("batch ended", extra=_told(batch))
+                return
+            await self._steps[batch.status](batch)
+
+    async def _validate(self, batch: Batch) -> None:
+        batches, clock = self._needs.batches, self._needs.clock
+        file = InputFile(
+            self._needs.chunks, batch.input_file_id, batch.endpoint, self._needs.bounds
+        )
+        found = await file.check()
+        if found.errors:
+            await batches.refuse(batch.batch_id, found.errors, clock())
+            return
+        await batches.clear_lines(batch.batch_id)
+        num_lines = 0
+        async for lines in file.lines(found.ranks, LineMaker(batch.endpoint, batch.tenant)):
+            if lines:
+                await batches.add_lines(batch.batch_id, lines)
+            num_lines += len(lines)
+        if num_lines == len(found.ranks):  # else it was deleted meanwhile: look again
+            await batches.accept(batch.batch_id, num_lines, clock())
+
+    async def _answer_lines(self, batch: Batch) -> None:
+        left_s = batch.expires_s - self._needs.clock()
+        try:
+            async with asyncio.timeout(left_s):
+                await self._until_cancelled(self._send_all(batch))
+        except TimeoutError:
+            logger.info("batch expired", extra={"batch": batch.batch_id})
+        await self._needs.batches.move(batch.batch_id, BatchEvent.CLOSE, self._needs.clock())
+
+    async def _until_cancelled(self, sending: Coroutine[None, None, None]) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            working = tasks.create_task(sending, name="batch-lines")
+            cancelled = tasks.create_task(self._is_cancelled.wait(), name="batch-cancelled")
+            await asyncio.wait((working, cancelled), return_when=asyncio.FIRST_COMPLETED)
+            working.cancel()
+            cancelled.cancel()
+
+    async def _send_all(self, batch: Batch) -> None:
+        waiting = _Waiting(self._needs.batches, batch.batch_id)
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(min(self._needs.max_concurrent, batch.num_lines)):
+                tasks.create_task(self._send_some(batch, waiting), name="batch-line")
+
+    async def _send_some(self, batch: Batch, waiting: "_Waiting") -> None:
+        while (line := await waiting.take()) is not None:
+            answer = await self._needs.sender.answer(batch.endpoint, line)
+            result = result_of(line, answer)
+            await self._needs.batches.add_results(batch.batch_id, [result])
+
+    async def _finalize(self, batch: Batch) -> None:
+        await self._fill(batch, *_EXPIRED)
+        filled = await self._needs.batches.get(batch.batch_id)
+        assert filled is not None
+        event = BatchEvent.EXPIRE if filled.num_unsent else BatchEvent.COMPLETE
+        await self._needs.batches.finish(batch.batch_id, event, self._needs.clock())
+
+    async def _cancel(self, batch: Batch) -> None:
+        if batch.num_lines:  # else its file was not accepted, and some lines may be stored
+            await self._fill(batch, *_CANCELLED)
+        event = BatchEvent.CANCELLED
+        await self._needs.batches.finish(batch.batch_id, event, self._needs.clock())
+
+    async def _fill(self, batch: Batch, code: str, message: str) -> None:
+        """Give each line without a result one that says why."""
+        batches, rank = self._needs.batches, 0
+        while lines := await batches.unsent(batch.batch_id, rank, _UNSENT_AT_ONCE):
+            rank = lines[-1].rank + 1
+            results = [unanswered(line, code, message) for line in lines]
+            await batches.add_results(batch.batch_id, results, are_unsent=True)
+
+
+class _Waiting:
+    """The lines of a batch that are to be sent, each taken once. Tasks take turns."""
+
+    def __init__(self, batches: BatchStore, batch_id: str) -> None:
+        self._batches = batches
+        self._batch_id = batch_id
+        self._lines: list[Line] = []  # the next is the last
+        self._rank = 0
+        self._turn = asyncio.Lock()
+
+    async def take(self) -> Line | None:
+        """The next; None: there are no more."""
+        async with self._turn:
+            if not self._lines:
+                found = await self._batches.unanswered(self._batch_id, self._rank, _LINES_AT_ONCE)
+                if not found:
+                    return None
+                self._lines = list(reversed(found))
+                self._rank = found[-1].rank + 1
+            return self._lines.pop()
+
+
+def _told(batch: Batch) -> Mapping[str, object]:
+    return {
+        "batch": batch.batch_id,
+        "status": str(batch.status),
+        "num_lines": batch.num_lines,
+        "num_completed": batch.num_completed,
+        "num_failed": batch.num_failed,
+    }

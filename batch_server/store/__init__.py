@@ -1,0 +1,1 @@
+"""What the batch server keeps, in one database."""

@@ -1,0 +1,136 @@
+"""One database, used by one thread of one process."""
+
+import asyncio
+import fcntl
+import functools
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Concatenate, Final, ParamSpec, Self, TypeVar
+
+from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy.engine import URL
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
+
+from batch_server.store.tables import METADATA
+from diptych.errors import ConfigurationError
+
+_PG_LOCK: Final = 0x64697074796368  # of this program among all that use the database
+_BUSY_MS: Final = 5000
+_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+_OWNER_ONLY: Final = 0o600
+_DRIVERS: Final = {"psycopg": "postgres"}  # by module the extra that has it
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Database:
+    """Owns the connection, and the thread that everything happens on. An async context manager.
+
+    What one call does is one transaction. A call whose caller was cancelled is made all the
+    same; the next begins after it.
+
+    Invariant: no second process has the same database open, so that no line is sent by two.
+    """
+
+    def __init__(self, url: str) -> None:
+        """Raises ConfigurationError: ``url`` names no database that could be used."""
+        try:
+            self._url: Final[URL] = make_url(url)
+            self._engine: Final[Engine] = create_engine(self._url, poolclass=StaticPool)
+        except ModuleNotFoundError as error:
+            extra = _DRIVERS.get(error.name or "")
+            advice = f": pip install 'diptych[{extra}]'" if extra else ""
+            raise ConfigurationError(f"--database: no module {error.name!r}{advice}") from None
+        except ArgumentError:  # its text may have the password
+            raise ConfigurationError("--database: is no URL of a database") from None
+        backend = self._url.get_backend_name()
+        if backend not in ("sqlite", "postgresql"):
+            raise ConfigurationError(f"--database: sqlite or postgresql+psycopg, not {backend}")
+        self._is_sqlite = backend == "sqlite"
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="database")
+        self._lock_file: int | None = None
+        set_up = _set_up_sqlite if self._is_sqlite else _lock_postgres
+        event.listen(self._engine, "connect", set_up)
+
+    async def __aenter__(self) -> Self:
+        """Raises ConfigurationError: it cannot be opened, or another process has it."""
+        try:
+            await self._on_thread(self._open)
+        except BaseException:
+            await self._close()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._close()
+
+    async def call(
+        self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """What ``work`` returns, once it is stored; where it raises nothing is."""
+        return await self._on_thread(functools.partial(self._transact, work, *args, **kwargs))
+
+    def _transact(
+        self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        with self._engine.begin() as connection:
+            return work(connection, *args, **kwargs)
+
+    async def _on_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def _open(self) -> None:
+        try:
+            if self._is_sqlite:
+                self._lock_sqlite()
+            METADATA.create_all(self._engine)
+        except (SQLAlchemyError, OSError) as error:
+            why = " ".join(str(getattr(error, "orig", None) or error).split())
+            raise ConfigurationError(f"--database: {why}") from None
+
+    def _lock_sqlite(self) -> None:
+        path = self._url.database
+        if not path or path == ":memory:":
+            raise ConfigurationError("--database: expected a file, as in sqlite:///batch.sqlite")
+        self._lock_file = os.open(f"{path}.lock", _FLAGS, _OWNER_ONLY)
+        try:
+            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigurationError(f"--database: {path} is used by another process") from None
+        os.close(os.open(path, _FLAGS, _OWNER_ONLY))  # before SQLite makes it for all to read
+
+    async def _close(self) -> None:
+        await self._on_thread(self._engine.dispose)
+        await asyncio.to_thread(self._thread.shutdown)
+        if self._lock_file is not None:
+            os.close(self._lock_file)
+            self._lock_file = None
+
+
+def _set_up_sqlite(connection: DBAPIConnection, entry: ConnectionPoolEntry) -> None:
+    """What was stored stays so, even if the machine ends a moment later."""
+    cursor = connection.cursor()
+    for setting in ("journal_mode=WAL", "synchronous=FULL", f"busy_timeout={_BUSY_MS}"):
+        cursor.execute(f"PRAGMA {setting}")
+    cursor.close()
+
+
+def _lock_postgres(connection: DBAPIConnection, entry: ConnectionPoolEntry) -> None:
+    """Held as long as the connection, of which there is one; a new one takes it anew."""
+    cursor = connection.cursor()
+    cursor.execute(f"SELECT pg_try_advisory_lock({_PG_LOCK})")
+    row = cursor.fetchone()
+    cursor.close()
+    connection.commit()
+    if not row or not row[0]:
+        raise ConfigurationError("--database: it is used by another process")

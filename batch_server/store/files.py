@@ -1,0 +1,184 @@
+"""Files in the database: what clients uploaded, in chunks, and what batches answered."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from sqlalchemy import Connection, Row, and_, delete, func, insert, select, update
+
+from batch_server.records import StoredFile
+from batch_server.store.database import Database
+from batch_server.store.tables import CHUNKS, FILES, RESULTS
+
+_RESULTS_AT_ONCE: Final = 16
+
+
+class FileStore:
+    """Files of all tenants; none is seen by another. See :class:`Database` for calls.
+
+    A file is there for clients once it is whole. What an upload left unfinished is deleted
+    with the next start.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def begin(self, file: StoredFile, max_tenant_bytes: int) -> bool:
+        """Take room for a file whose chunks follow. False: its tenant has too little left."""
+        return await self._database.call(_begin, file, max_tenant_bytes)
+
+    async def add_chunk(self, file_id: str, number: int, data: bytes) -> None:
+        """The next of its chunks, from 0."""
+        await self._database.call(_add_chunk, file_id, number, data)
+
+    async def finish(self, file_id: str) -> None:
+        """It is whole."""
+        await self._database.call(_finish, file_id)
+
+    async def drop(self, file_id: str) -> None:
+        """It will not be whole."""
+        await self._database.call(_drop, file_id)
+
+    async def drop_unfinished(self) -> None:
+        """Delete what no upload will finish: those of a process that has ended."""
+        await self._database.call(_drop_unfinished)
+
+    async def find(self, tenant: str, file_id: str) -> StoredFile | None:
+        """None: there is none, or it is another tenant's."""
+        return await self._database.call(_find, tenant, file_id)
+
+    async def page(
+        self, tenant: str, purpose: str | None, after: str | None, limit: int, *, ascending: bool
+    ) -> Sequence[StoredFile]:
+        """Up to ``limit`` files behind ``after``, in the order in which they were made."""
+        return await self._database.call(_page, tenant, purpose, after, limit, ascending)
+
+    async def chunk(self, file_id: str, number: int) -> bytes | None:
+        """One chunk of an upload; None: it has no more."""
+        return await self._database.call(_chunk, file_id, number)
+
+    async def results_after(self, file: StoredFile, number: int) -> Sequence[tuple[int, bytes]]:
+        """The next lines of a file of results, with their numbers; empty: there are no more."""
+        return await self._database.call(_results_after, file, number)
+
+    async def delete(self, tenant: str, file_id: str) -> bool:
+        """Whether there was one. A batch whose lines were read does not need its file again."""
+        return await self._database.call(_delete, tenant, file_id)
+
+
+def _begin(connection: Connection, file: StoredFile, max_tenant_bytes: int) -> bool:
+    if _num_bytes_of(connection, file.tenant) + file.num_bytes > max_tenant_bytes:
+        return False
+    connection.execute(insert(FILES).values(values_of(file, is_whole=False)))
+    return True
+
+
+def values_of(file: StoredFile, *, is_whole: bool) -> dict[str, object]:
+    """A file as a row."""
+    return {
+        "file_id": file.file_id,
+        "tenant": file.tenant,
+        "purpose": file.purpose,
+        "filename": file.filename,
+        "created_s": file.created_s,
+        "num_bytes": file.num_bytes,
+        "is_whole": is_whole,
+        "batch_id": file.batch_id,
+        "is_errors": file.is_errors,
+    }
+
+
+def _add_chunk(connection: Connection, file_id: str, number: int, data: bytes) -> None:
+    connection.execute(insert(CHUNKS).values(file_id=file_id, number=number, data=data))
+
+
+def _finish(connection: Connection, file_id: str) -> None:
+    connection.execute(update(FILES).where(FILES.c.file_id == file_id).values(is_whole=True))
+
+
+def _drop(connection: Connection, file_id: str) -> None:
+    connection.execute(delete(CHUNKS).where(CHUNKS.c.file_id == file_id))
+    connection.execute(delete(FILES).where(FILES.c.file_id == file_id))
+
+
+def _drop_unfinished(connection: Connection) -> None:
+    unfinished = select(FILES.c.file_id).where(FILES.c.is_whole.is_(False))
+    connection.execute(delete(CHUNKS).where(CHUNKS.c.file_id.in_(unfinished)))
+    connection.execute(delete(FILES).where(FILES.c.is_whole.is_(False)))
+
+
+def _find(connection: Connection, tenant: str, file_id: str) -> StoredFile | None:
+    row = connection.execute(
+        select(FILES).where(
+            FILES.c.file_id == file_id, FILES.c.tenant == tenant, FILES.c.is_whole.is_(True)
+        )
+    ).one_or_none()
+    return None if row is None else _file_of(row)
+
+
+def _page(
+    connection: Connection,
+    tenant: str,
+    purpose: str | None,
+    after: str | None,
+    limit: int,
+    ascending: bool,
+) -> Sequence[StoredFile]:
+    found = select(FILES).where(FILES.c.tenant == tenant, FILES.c.is_whole.is_(True))
+    if purpose is not None:
+        found = found.where(FILES.c.purpose == purpose)
+    if after is not None:
+        found = found.where(FILES.c.file_id > after if ascending else FILES.c.file_id < after)
+    order = FILES.c.file_id.asc() if ascending else FILES.c.file_id.desc()
+    return [_file_of(row) for row in connection.execute(found.order_by(order).limit(limit))]
+
+
+def _num_bytes_of(connection: Connection, tenant: str) -> int:
+    total = select(func.coalesce(func.sum(FILES.c.num_bytes), 0)).where(
+        FILES.c.tenant == tenant, FILES.c.batch_id.is_(None)
+    )
+    return int(connection.execute(total).scalar_one())
+
+
+def _chunk(connection: Connection, file_id: str, number: int) -> bytes | None:
+    found = select(CHUNKS.c.data).where(CHUNKS.c.file_id == file_id, CHUNKS.c.number == number)
+    return connection.execute(found).scalar_one_or_none()
+
+
+def _results_after(
+    connection: Connection, file: StoredFile, number: int
+) -> Sequence[tuple[int, bytes]]:
+    found = (
+        select(RESULTS.c.number, RESULTS.c.line)
+        .where(
+            RESULTS.c.batch_id == file.batch_id,
+            RESULTS.c.is_error.is_(file.is_errors),
+            RESULTS.c.number > number,
+        )
+        .order_by(RESULTS.c.number)
+        .limit(_RESULTS_AT_ONCE)
+    )
+    return [(row.number, row.line) for row in connection.execute(found)]
+
+
+def _delete(connection: Connection, tenant: str, file_id: str) -> bool:
+    file = _find(connection, tenant, file_id)
+    if file is None:
+        return False
+    _drop(connection, file_id)
+    if file.batch_id is not None:
+        own = and_(RESULTS.c.batch_id == file.batch_id, RESULTS.c.is_error.is_(file.is_errors))
+        connection.execute(delete(RESULTS).where(own))
+    return True
+
+
+def _file_of(row: Row[tuple[object, ...]]) -> StoredFile:
+    return StoredFile(
+        file_id=row.file_id,
+        tenant=row.tenant,
+        purpose=row.purpose,
+        filename=row.filename,
+        created_s=row.created_s,
+        num_bytes=row.num_bytes,
+        batch_id=row.batch_id,
+        is_errors=row.is_errors,
+    )

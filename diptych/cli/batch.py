@@ -1,0 +1,174 @@
+"""``diptych batch``: have a file of requests answered by a batch server."""
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic_settings import CliPositionalArg
+
+from diptych import settings
+from diptych.cli.batch_client import ENDED, BatchClient, BatchError, BatchState
+from diptych.errors import ConfigurationError
+from diptych.progress import ConsoleProgress
+
+EXIT_FAILED = 1
+_FIRST_PAUSE_S = 0.2
+_MAX_PAUSE_S = 5.0
+
+_USAGE = """usage: diptych batch submit FILE.jsonl [--endpoint PATH] [--wait]
+       diptych batch status BATCH [--wait]
+       diptych batch results BATCH [--errors]
+       diptych batch cancel BATCH
+
+submit   upload a file of requests, and have it answered; prints the batch's id
+status   tell how far a batch is; with --wait show its progress until it has ended
+results  write what was answered, or what went wrong, to standard output
+cancel   send no more of its lines"""
+
+
+class _ServerConfig(BaseModel):
+    """Settings of every command that asks a batch server."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    url: str = Field(
+        "http://127.0.0.1:8001", description="The batch server: http://host:port or https://…."
+    )
+    api_key_file: Path | None = Field(
+        None, description="File with the key that the server asks for, and nothing else."
+    )
+    ca: Path | None = Field(
+        None, description="With https: the authorities of this PEM file are believed."
+    )
+
+    def client(self) -> BatchClient:
+        """Raises ConfigurationError: a file cannot be read."""
+        key = ""
+        if self.api_key_file is not None:
+            try:
+                key = self.api_key_file.read_text().strip()
+            except (OSError, ValueError) as error:
+                why = error.strerror if isinstance(error, OSError) else "is no text"
+                raise ConfigurationError(f"--api-key-file: {self.api_key_file}: {why}") from None
+        return BatchClient(self.url, key, self.ca)
+
+
+class SubmitConfig(_ServerConfig):
+    """Upload a file of requests and have it answered. Prints the batch's id."""
+
+    file: CliPositionalArg[Path] = Field(description="JSON Lines, each a request with its id.")
+    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings"] = Field(
+        "/v1/chat/completions", description="What the requests are asked of."
+    )
+    completion_window: str = Field(
+        "24h", description="What is not answered within this (30m, 24h, 7d) never is."
+    )
+    wait: bool = Field(False, description="Show its progress until it has ended.")
+
+
+class StatusConfig(_ServerConfig):
+    """Tell how far a batch is. 0, or 1 once it is known that not all of it will be answered."""
+
+    batch: CliPositionalArg[str] = Field(min_length=1, description="Its id.")
+    wait: bool = Field(False, description="Show its progress until it has ended.")
+
+
+class ResultsConfig(_ServerConfig):
+    """Write what was answered to standard output: JSON Lines, in the order of the requests."""
+
+    batch: CliPositionalArg[str] = Field(min_length=1, description="Its id.")
+    errors: bool = Field(False, description="The requests that were not answered, and why.")
+
+
+class CancelConfig(_ServerConfig):
+    """Send no more of a batch's lines; what was answered is kept."""
+
+    batch: CliPositionalArg[str] = Field(min_length=1, description="Its id.")
+
+
+C = TypeVar("C", bound=_ServerConfig)
+
+
+def run(args: list[str]) -> int:
+    """Run the subcommand; 0, 1 if it failed, or 2 with its usage."""
+    name, rest = (args[0], args[1:]) if args else ("", [])
+    try:
+        match name:
+            case "submit":
+                return _submit(_load(SubmitConfig, name, rest))
+            case "status":
+                return _status(_load(StatusConfig, name, rest))
+            case "results":
+                return _results(_load(ResultsConfig, name, rest))
+            case "cancel":
+                return _cancel(_load(CancelConfig, name, rest))
+    except BatchError as error:
+        print(f"diptych batch: {error}", file=sys.stderr)  # noqa: T201
+        return EXIT_FAILED
+    print(_USAGE)  # noqa: T201
+    return 0 if name in ("-h", "--help") else 2
+
+
+def _load(config: type[C], name: str, args: list[str]) -> C:
+    prefix = f"DIPTYCH_BATCH_{name.upper()}_"
+    return settings.load(config, args, prog=f"diptych batch {name}", env_prefix=prefix)
+
+
+def _submit(config: SubmitConfig) -> int:
+    with config.client() as client:
+        state = client.submit(config.file, config.endpoint, config.completion_window)
+        print(state.batch_id, flush=True)  # noqa: T201
+        return _told(wait_for(client, state) if config.wait else state)
+
+
+def _status(config: StatusConfig) -> int:
+    with config.client() as client:
+        state = client.state(config.batch)
+        return _told(wait_for(client, state) if config.wait else state)
+
+
+def _results(config: ResultsConfig) -> int:
+    with config.client() as client:
+        state = client.state(config.batch)
+        if state.status not in ENDED:
+            raise BatchError(f"{config.batch} is {state.status}: it has no results yet")
+        file_id = state.error_file_id if config.errors else state.output_file_id
+        if file_id is not None:
+            for piece in client.content(file_id):
+                sys.stdout.buffer.write(piece)
+        sys.stdout.flush()
+    return 0
+
+
+def _cancel(config: CancelConfig) -> int:
+    with config.client() as client:
+        client.cancel(config.batch)
+    return 0
+
+
+def wait_for(
+    client: BatchClient, state: BatchState, sleep: Callable[[float], None] = time.sleep
+) -> BatchState:
+    """The state when it has ended; until then its progress is shown. Raises BatchError."""
+    pause_s = _FIRST_PAUSE_S
+    with ConsoleProgress() as progress:
+        while state.status not in ENDED:
+            progress("answered", state.done_ratio)
+            sleep(pause_s)
+            pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+            state = client.state(state.batch_id)
+        progress("answered", state.done_ratio)
+    return state
+
+
+def _told(state: BatchState) -> int:
+    """Say how it is, on standard error; the exit code."""
+    counts = f"{state.num_completed} answered, {state.num_failed} failed of {state.num_lines}"
+    print(f"{state.batch_id} {state.status}: {counts}", file=sys.stderr)  # noqa: T201
+    for message in state.errors:
+        print(message, file=sys.stderr)  # noqa: T201
+    is_lost = state.status in ENDED and state.status != "completed"
+    return EXIT_FAILED if is_lost else 0

@@ -1,0 +1,211 @@
+"""Batches through real processes by OpenAI's own client; batch server and router are killed."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import pytest_asyncio
+from openai.types import Batch
+
+from tests.cluster import Cluster, Process, another_router, as_args, running_cluster
+from tests.waiting import until
+
+NUM_LINES = 16
+CHAT = "/v1/chat/completions"
+ROUTER_FLAGS = {"local-prefill-below-tokens": "0"}
+ENDED = ("failed", "completed", "expired", "cancelled")
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.fixture(scope="module")
+def cluster(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running_cluster(
+        tmp_path_factory.mktemp("batches"),
+        str(tiny_llama),
+        worker_flags={"num-blocks": "64", "max-model-len": "256"},
+        router_flags=ROUTER_FLAGS,
+    ) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def doomed(
+    cluster: Cluster, tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Process]:
+    """A second router, which is asked first, until it is killed."""
+    work = tmp_path_factory.mktemp("doomed")
+    with another_router(cluster, work, tiny_llama, ROUTER_FLAGS) as other:
+        yield other.router
+
+
+@pytest.fixture(scope="module")
+def server(
+    cluster: Cluster, doomed: Process, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Process]:
+    work = tmp_path_factory.mktemp("server")
+    flags = {"database": f"sqlite:///{work / 'batch.sqlite'}", "max-concurrent": "2"}
+    args = as_args(flags)
+    for router in (doomed, cluster.router):
+        args += ["--router", f"http://{router.http_address}"]
+    process = Process("batch_server", "batch-server", work, args)
+    process.start()
+    process.wait_listening()
+    yield process
+    assert process.stop() == 0, process.log_tail()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def http(cluster: Cluster) -> AsyncIterator[httpx.AsyncClient]:
+    await cluster.wait_ready()
+    url = f"http://{cluster.router.http_address}"
+    async with httpx.AsyncClient(base_url=url, timeout=60) as opened:
+        yield opened
+
+
+def client_of(server: Process) -> openai.AsyncOpenAI:
+    url = f"http://{server.http_address}/v1"
+    return openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0)
+
+
+def file_of(path: str, bodies: dict[str, dict[str, Any]]) -> bytes:
+    lines = (
+        {"custom_id": name, "method": "POST", "url": path, "body": body}
+        for name, body in bodies.items()
+    )
+    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+
+
+async def submit(client: openai.AsyncOpenAI, path: Any, bodies: dict[str, Any]) -> Batch:
+    content = ("in.jsonl", file_of(path, bodies))
+    uploaded = await client.files.create(file=content, purpose="batch")
+    return await client.batches.create(
+        input_file_id=uploaded.id,
+        endpoint=path,
+        completion_window="24h",
+        metadata={"of": "a test"},
+    )
+
+
+async def wait_for(
+    client: openai.AsyncOpenAI, batch: Batch, condition: Callable[[Batch], bool]
+) -> Batch:
+    async with asyncio.timeout(60):
+        while not condition(batch):
+            await asyncio.sleep(0.02)
+            batch = await client.batches.retrieve(batch.id)
+    return batch
+
+
+def num_done(batch: Batch) -> int:
+    assert batch.request_counts is not None
+    return batch.request_counts.completed
+
+
+async def lines_of(client: openai.AsyncOpenAI, file_id: str | None) -> list[dict[str, Any]]:
+    assert file_id is not None
+    content = await client.files.content(file_id)
+    return [json.loads(line) for line in content.text.splitlines()]
+
+
+def chats() -> dict[str, dict[str, Any]]:
+    """Some say their seed, some draw none; one is wrong."""
+    made: dict[str, dict[str, Any]] = {}
+    for number in range(NUM_LINES):
+        message = {"role": "user", "content": f"The small river carries letter {number}"}
+        sampled = {"temperature": 1.0, "seed": number} if number % 2 else {"temperature": 0}
+        body = {"messages": [message], "max_tokens": 40, "ignore_eos": True, **sampled}
+        made[f"line-{number}"] = body
+    made["wrong"] = {**made["line-0"], "temperature": -1}
+    return made
+
+
+async def test_what_is_killed_neither_loses_nor_repeats_a_line(
+    server: Process, doomed: Process, http: httpx.AsyncClient
+) -> None:
+    bodies = chats()
+    async with client_of(server) as client:
+        batch = await submit(client, CHAT, bodies)
+        batch = await wait_for(client, batch, lambda seen: num_done(seen) >= 2)
+        doomed.kill()
+        batch = await wait_for(client, batch, lambda seen: num_done(seen) >= 5)
+        assert batch.status == "in_progress"
+    server.kill()
+    server.start()
+    server.wait_listening()
+    async with client_of(server) as client:
+        batch = await wait_for(client, batch, lambda seen: seen.status in ENDED)
+        output = await lines_of(client, batch.output_file_id)
+        (wrong,) = await lines_of(client, batch.error_file_id)
+    assert batch.status == "completed"
+    assert batch.request_counts is not None
+    assert batch.request_counts.model_dump() == {
+        "total": NUM_LINES + 1,
+        "completed": NUM_LINES,
+        "failed": 1,
+    }
+    assert [line["custom_id"] for line in output] == [name for name in bodies if name != "wrong"]
+    assert (wrong["custom_id"], wrong["response"]["status_code"]) == ("wrong", 400)
+    assert wrong["response"]["body"]["error"]["param"] == "temperature"
+    for line in output:
+        answer = (await http.post(CHAT, json=bodies[line["custom_id"]])).json()
+        made = line["response"]["body"]
+        assert made["choices"] == answer["choices"]
+        assert set(made) == set(answer)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "The quiet garden opens", "temperature": 0}),
+        ("/v1/embeddings", {"input": "The quiet garden opens"}),
+    ],
+)
+async def test_other_endpoints(
+    server: Process, http: httpx.AsyncClient, path: str, body: dict[str, Any]
+) -> None:
+    async with client_of(server) as client:
+        batch = await submit(client, path, {"only": body})
+        batch = await wait_for(client, batch, lambda seen: seen.status in ENDED)
+        (line,) = await lines_of(client, batch.output_file_id)
+    answer = (await http.post(path, json=body)).json()
+    part = "data" if path == "/v1/embeddings" else "choices"
+    assert line["response"]["body"][part] == answer[part]
+    assert line["response"]["body"]["usage"]["prompt_tokens"] > 0
+
+
+async def test_files_and_batches_are_listed_cancelled_and_deleted(server: Process) -> None:
+    async with client_of(server) as client:
+        batch = await submit(client, CHAT, chats())
+        cancelled = await client.batches.cancel(batch.id)
+        assert cancelled.status in ("cancelling", "cancelled")
+        batch = await wait_for(client, batch, lambda seen: seen.status in ENDED)
+        assert batch.status == "cancelled"
+        listed = [each.id async for each in client.batches.list(limit=1)]
+        assert listed[0] == batch.id
+        assert len(listed) == len(set(listed)) >= 2
+        files = [each async for each in client.files.list(purpose="batch", limit=1)]
+        assert batch.input_file_id in {each.id for each in files}
+        assert (await client.files.delete(batch.input_file_id)).deleted
+        with pytest.raises(openai.NotFoundError):
+            await client.files.retrieve(batch.input_file_id)
+
+
+async def test_it_tells_how_it_is(server: Process) -> None:
+    await until(lambda: server.metric("diptych_batches_open") == 0, 30, "batches end")
+    assert server.metric("diptych_batch_lines_sent") == 0
+    assert server.metric("diptych_batch_lines_limit") >= 1
+
+
+def test_a_second_server_is_refused(server: Process, tmp_path: Path) -> None:
+    """It would send what this one sends."""
+    flags = dict(zip(server.args[::2], server.args[1::2], strict=True))
+    second = Process("batch_server", "second", tmp_path, ["--database", flags["--database"]])
+    second.start()
+    with pytest.raises(RuntimeError, match="is used by another process"):
+        second.wait_listening()

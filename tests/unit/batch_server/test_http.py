@@ -1,0 +1,272 @@
+"""What clients may ask of the batch server, through its ASGI application."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from batch_server.http.batches import MAX_BODY_BYTES, BatchAnswers
+from batch_server.http.files import FileAnswers, UploadBounds
+from batch_server.http.routes import make_app
+from batch_server.runner.runner import Runner
+from batch_server.status import BatchStatus
+from diptych.api_keys import digest
+from router.frontend.callers.api_keys import ApiKeys
+from router.frontend.callers.callers import Anybody, Callers, KnownCallers
+from router.frontend.http.exchange import BodyRoom
+from tests.unit.batch_server.rig import CHAT, Rig, line, opened
+
+DATA = line("a", "one")
+BODY: dict[str, Any] = {"endpoint": CHAT, "completion_window": "24h"}
+BOUNDS = UploadBounds(max_file_bytes=100_000, max_tenant_bytes=150_000, patience_s=30.0)
+
+
+@asynccontextmanager
+async def asked(
+    rig: Rig, callers: Callers | None = None, bounds: UploadBounds = BOUNDS
+) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the application; no batch goes on. Each request comes a second later."""
+    seconds = itertools.count(1_000)
+
+    def clock() -> float:
+        return float(next(seconds))
+
+    app = make_app(
+        FileAnswers(rig.files, bounds, clock),
+        BatchAnswers(rig.batches, rig.files, Runner(rig.needs), 2, clock),
+        callers or Anybody(),
+        BodyRoom(MAX_BODY_BYTES, 10 * MAX_BODY_BYTES, 5.0),
+    )
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+        yield client
+
+
+async def upload(
+    client: httpx.AsyncClient, data: bytes = DATA, *, headers: dict[str, str] | None = None
+) -> str:
+    files = {"file": ("in.jsonl", data)}
+    answer = await client.post("/v1/files", files=files, data={"purpose": "batch"}, headers=headers)
+    assert answer.status_code == 200, answer.text
+    made: str = answer.json()["id"]
+    return made
+
+
+def error_of(answer: httpx.Response) -> tuple[int, str, str | None]:
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return answer.status_code, error["code"], error["param"]
+
+
+async def test_a_file_comes_back_as_it_was(tmp_path: Path) -> None:
+    data = bytes(range(256)) * 350
+    async with opened(tmp_path) as rig, asked(rig) as client:
+        file_id = await upload(client, data)
+        told = (await client.get(f"/v1/files/{file_id}")).json()
+        content = await client.get(f"/v1/files/{file_id}/content")
+    assert content.content == data
+    assert (told["bytes"], told["filename"], told["purpose"]) == (len(data), "in.jsonl", "batch")
+    assert (told["object"], told["status"]) == ("file", "processed")
+
+
+async def test_uploads_that_are_wrong(tmp_path: Path) -> None:
+    file = {"file": ("in.jsonl", DATA)}
+    batch = {"purpose": "batch"}
+    async with opened(tmp_path) as rig, asked(rig) as client:
+
+        async def error(**form: Any) -> tuple[int, str, str | None]:
+            return error_of(await client.post("/v1/files", **form))
+
+        invalid = "request_invalid"
+        wrong = {"purpose": "assistants"}
+        assert await error(files=file, data=wrong) == (400, invalid, "purpose")
+        assert await error(files={"other": b"x"}, data=batch) == (400, invalid, "file")
+        assert await error(json=batch) == (400, invalid, "purpose")
+        kind = {"content-type": "multipart/form-data; boundary=x"}
+        assert await error(content=b"--y\r\nno form", headers=kind) == (400, invalid, "body")
+        expiring = {**batch, "expires_after[anchor]": "created_at"}
+        assert await error(files=file, data=expiring) == (400, invalid, "expires_after")
+        page = {"origin": "https://elsewhere.example"}
+        assert (await error(files=file, data=batch, headers=page))[:2] == (
+            403,
+            "origin_not_allowed",
+        )
+        for size in (100_001, 300_000):
+            large = {"file": ("in.jsonl", b"x" * size)}
+            assert await error(files=large, data=batch) == (413, "file_too_large", "file")
+        assert (await client.get("/v1/files")).json()["data"] == []
+
+
+async def test_a_tenants_files_are_bounded_together(tmp_path: Path) -> None:
+    async with opened(tmp_path) as rig, asked(rig) as client:
+        first = await upload(client, b"x" * 90_000)
+        form = {"files": {"file": ("in.jsonl", b"x" * 90_000)}, "data": {"purpose": "batch"}}
+        answer = await client.post("/v1/files", **form)  # type: ignore[arg-type]
+        assert error_of(answer) == (413, "storage_full", "file")
+        await client.delete(f"/v1/files/{first}")
+        await upload(client, b"x" * 90_000)
+
+
+async def test_what_an_upload_left_is_gone_with_the_next_start(tmp_path: Path) -> None:
+    async with opened(tmp_path) as rig:
+        await rig.add_input(DATA)
+        file = await rig.files.find("", "file-input")
+        assert file is not None
+        half = replace(file, file_id="file-half")
+        assert await rig.files.begin(half, 10**9)
+        await rig.files.add_chunk("file-half", 0, b"x")
+        assert await rig.files.find("", "file-half") is None
+        await rig.files.drop_unfinished()
+        assert await rig.files.chunk("file-half", 0) is None
+        assert await rig.files.chunk("file-input", 0) == DATA[:64]
+
+
+@pytest.mark.parametrize(
+    ("changed", "param"),
+    [
+        ({"endpoint": "/v1/other"}, "endpoint"),
+        ({"endpoint": 3}, "endpoint"),
+        ({"completion_window": "soon"}, "completion_window"),
+        ({"completion_window": "15d"}, "completion_window"),
+        ({"input_file_id": "file-none"}, "input_file_id"),
+        ({"metadata": {"a": 1}}, "metadata.a"),
+        ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
+        ({"output_expires_after": {"seconds": 1}}, "output_expires_after"),
+    ],
+)
+async def test_batches_that_are_wrong(tmp_path: Path, changed: dict[str, Any], param: str) -> None:
+    async with opened(tmp_path) as rig, asked(rig) as client:
+        body = {**BODY, "input_file_id": await upload(client), **changed}
+        answer = await client.post("/v1/batches", json=body)
+        assert error_of(answer) == (400, "request_invalid", param)
+        assert (await client.get("/v1/batches")).json()["data"] == []
+
+
+async def test_a_batch_is_told_and_cancelled(tmp_path: Path) -> None:
+    async with opened(tmp_path) as rig, asked(rig) as client:
+        body = {**BODY, "input_file_id": await upload(client), "metadata": {"a": "b"}}
+        made = (await client.post("/v1/batches", json=body)).json()
+        assert made == (await client.get(f"/v1/batches/{made['id']}")).json()
+        assert made["status"] == "validating"
+        assert made["expires_at"] - made["created_at"] == 24 * 3600
+        assert made["metadata"] == {"a": "b"}
+        assert made["request_counts"] == {"total": 0, "completed": 0, "failed": 0}
+        cancelled = (await client.post(f"/v1/batches/{made['id']}/cancel")).json()
+        assert cancelled["status"] == "cancelling"
+        assert cancelled["cancelling_at"] is not None
+        stored = await rig.batches.get(made["id"])
+        assert stored is not None
+        assert stored.status is BatchStatus.CANCELLING
+        again = await client.post(f"/v1/batches/{made['id']}/cancel")
+        assert again.json()["status"] == "cancelling"
+
+
+async def test_one_that_has_ended_is_not_cancelled(tmp_path: Path) -> None:
+    async with opened(tmp_path) as rig, asked(rig) as client:
+        await rig.add_input(DATA)
+        await rig.add_batch()
+        assert (await rig.run()).status is BatchStatus.COMPLETED
+        answer = await client.post("/v1/batches/batch_one/cancel")
+        assert error_of(answer) == (409, "batch_not_open", None)
+        output = (await client.get("/v1/batches/batch_one")).json()["output_file_id"]
+        body = {**BODY, "input_file_id": output}
+        answer = await client.post("/v1/batches", json=body)
+        assert error_of(answer) == (400, "request_invalid", "input_file_id")
+        content = await client.get(f"/v1/files/{output}/content")
+        assert content.text.count("\n") == 1
+        assert (await client.delete(f"/v1/files/{output}")).json()["deleted"]
+        assert (await client.get(f"/v1/files/{output}/content")).status_code == 404
+
+
+async def test_too_many_batches_have_to_wait(tmp_path: Path) -> None:
+    async with opened(tmp_path) as rig, asked(rig) as client:
+        body = {**BODY, "input_file_id": await upload(client)}
+        for _ in range(2):
+            assert (await client.post("/v1/batches", json=body)).status_code == 200
+        answer = await client.post("/v1/batches", json=body)
+        assert error_of(answer) == (429, "queue_full", None)
+        assert int(answer.headers["retry-after"]) > 0
+
+
+async def test_lists_come_in_pages(tmp_path: Path) -> None:
+    async with opened(tmp_path) as rig, asked(rig) as client:
+        ids = [await upload(client, b"%d" % number) for number in range(5)]
+        first = (await client.get("/v1/files?limit=2")).json()
+        assert [each["id"] for each in first["data"]] == [ids[4], ids[3]]
+        assert (first["has_more"], first["last_id"]) == (True, ids[3])
+        rest = (await client.get(f"/v1/files?limit=3&after={ids[3]}")).json()
+        assert [each["id"] for each in rest["data"]] == [ids[2], ids[1], ids[0]]
+        assert not rest["has_more"]
+        oldest = (await client.get("/v1/files?limit=1&order=asc")).json()
+        assert oldest["first_id"] == ids[0]
+        assert (await client.get("/v1/files?purpose=batch_output")).json()["data"] == []
+        for query, param in [("limit=0", "limit"), ("limit=x", "limit"), ("order=x", "order")]:
+            answer = await client.get(f"/v1/files?{query}")
+            assert error_of(answer) == (400, "request_invalid", param)
+        assert error_of(await client.get("/v1/batches?limit=101"))[2] == "limit"
+
+
+def key_file(folder: Path) -> KnownCallers:
+    path = folder / "keys"
+    path.write_text(f"one {digest('k1')}\ntwo {digest('k2')}\n")
+    return KnownCallers(ApiKeys(path))
+
+
+def stored(folder: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in folder.glob("batch.sqlite*"))
+
+
+async def test_tenants_see_nothing_of_each_other(tmp_path: Path) -> None:
+    one, two = ({"authorization": f"Bearer {key}"} for key in ("k1", "k2"))
+    async with opened(tmp_path) as rig, asked(rig, key_file(tmp_path)) as client:
+        file_id = await upload(client, headers=one)
+        body = {**BODY, "input_file_id": file_id}
+        batch_id = (await client.post("/v1/batches", json=body, headers=one)).json()["id"]
+        for method, path in [
+            ("GET", f"/v1/files/{file_id}"),
+            ("GET", f"/v1/files/{file_id}/content"),
+            ("DELETE", f"/v1/files/{file_id}"),
+            ("GET", f"/v1/batches/{batch_id}"),
+            ("POST", f"/v1/batches/{batch_id}/cancel"),
+        ]:
+            assert error_of(await client.request(method, path, headers=two))[0] == 404, path
+            assert error_of(await client.request(method, path))[:2] == (401, "invalid_api_key")
+        answer = await client.post("/v1/batches", json=body, headers=two)
+        assert error_of(answer) == (400, "request_invalid", "input_file_id")
+        for path in ("/v1/files", "/v1/batches"):
+            assert (await client.get(path, headers=two)).json()["data"] == []
+            assert len((await client.get(path, headers=one)).json()["data"]) == 1
+        assert (await client.get("/health")).status_code == 200
+    assert b"k1" not in stored(tmp_path), "keys are kept nowhere"
+
+
+async def test_other_paths_and_bodies(tmp_path: Path) -> None:
+    async with opened(tmp_path) as rig, asked(rig) as client:
+        assert error_of(await client.get("/v1/nothing"))[:2] == (404, "not_found")
+        assert error_of(await client.put("/v1/files"))[0] == 405
+        for kind, body, status in [
+            ("text/plain", b"{}", 415),
+            ("application/json", b"[]", 400),
+            ("application/json", b"{", 400),
+            ("application/json", b" " * (MAX_BODY_BYTES + 1), 413),
+        ]:
+            headers = {"content-type": kind}
+            answer = await client.post("/v1/batches", content=body, headers=headers)
+            assert error_of(answer)[0] == status
+
+
+async def test_an_upload_that_never_ends_is_given_up(tmp_path: Path) -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        yield b"--x\r\n"
+        await asyncio.Event().wait()
+
+    kind = {"content-type": "multipart/form-data; boundary=x"}
+    async with opened(tmp_path) as rig, asked(rig, bounds=BOUNDS._replace(patience_s=0)) as client:
+        answer = await client.post("/v1/files", content=endless(), headers=kind)
+        assert error_of(answer)[:2] == (408, "request_timeout")

@@ -1,0 +1,123 @@
+"""``diptych batch`` beside a server that is a function."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from diptych.cli import batch
+from diptych.cli.batch_client import BatchClient, BatchError
+
+Server = Callable[[httpx.Request], httpx.Response]
+
+
+def told(status: str, completed: int = 0, failed: int = 0, **more: object) -> dict[str, Any]:
+    counts = {"total": 4, "completed": completed, "failed": failed}
+    ids = {"output_file_id": None, "error_file_id": None}
+    return {"id": "b", "status": status, "request_counts": counts, "errors": None, **ids, **more}
+
+
+def client_of(server: Server) -> BatchClient:
+    return BatchClient("http://there", "key", transport=httpx.MockTransport(server))
+
+
+def by(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
+    """Commands ask that server."""
+    monkeypatch.setattr(batch, "BatchClient", lambda url, key, ca: client_of(server))
+
+
+def test_a_file_is_uploaded_and_its_batch_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[httpx.Request] = []
+
+    def server(request: httpx.Request) -> httpx.Response:
+        request.read()
+        asked.append(request)
+        is_file = request.url.path == "/v1/files"
+        return httpx.Response(200, json={"id": "file-x"} if is_file else told("validating"))
+
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b'{"custom_id": "a"}\n')
+    by(monkeypatch, server)
+    assert batch.run(["submit", str(path), "--completion-window", "7d"]) == 0
+    file, made = asked
+    assert b'{"custom_id": "a"}\n' in file.content
+    assert file.headers["authorization"] == "Bearer key"
+    assert json.loads(made.content) == {
+        "input_file_id": "file-x",
+        "endpoint": "/v1/chat/completions",
+        "completion_window": "7d",
+    }
+    assert capsys.readouterr().out == "b\n"
+
+
+def test_it_waits_until_the_batch_has_ended() -> None:
+    states = iter([told("in_progress", 1), told("in_progress", 2), told("completed", 3, 1)])
+    pauses: list[float] = []
+    with client_of(lambda request: httpx.Response(200, json=next(states))) as client:
+        ended = batch.wait_for(client, client.state("b"), pauses.append)
+    assert (ended.status, ended.done_ratio) == ("completed", 1.0)
+    assert len(pauses) == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [("in_progress", 0), ("completed", 0), ("failed", 1), ("expired", 1)]
+)
+def test_the_exit_code_says_whether_all_was_answered(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    status: str,
+    code: int,
+) -> None:
+    errors = {"data": [{"message": "line 3: custom_id: is that of a line before"}]}
+    by(monkeypatch, lambda request: httpx.Response(200, json=told(status, 2, 1, errors=errors)))
+    assert batch.run(["status", "b"]) == code
+    written = capsys.readouterr().err
+    assert f"b {status}: 2 answered, 1 failed of 4" in written
+    assert "line 3: custom_id" in written
+
+
+def test_results_are_written_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    def server(request: httpx.Request) -> httpx.Response:
+        if request.url.path.startswith("/v1/files"):
+            return httpx.Response(200, content=f"{request.url.path}\n".encode())
+        files: dict[str, Any] = {"output_file_id": "f", "error_file_id": "g"}
+        return httpx.Response(200, json=told("completed", 4, **files))
+
+    by(monkeypatch, server)
+    assert batch.run(["results", "b"]) == 0
+    assert batch.run(["results", "b", "--errors"]) == 0
+    written = capsysbinary.readouterr().out
+    assert written == b"/v1/files/f/content\n/v1/files/g/content\n"
+
+
+def test_what_the_server_refuses_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = {"error": {"message": "no batch 'b' here"}}
+    by(monkeypatch, lambda request: httpx.Response(404, json=error))
+    assert batch.run(["cancel", "b"]) == 1
+    assert capsys.readouterr().err == "diptych batch: no batch 'b' here\n"
+    by(monkeypatch, lambda request: httpx.Response(200, json=told("in_progress")))
+    assert batch.run(["results", "b"]) == 1
+    assert "no results yet" in capsys.readouterr().err
+
+
+def test_a_server_that_is_away_is_told() -> None:
+    def server(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused")
+
+    with client_of(server) as client, pytest.raises(BatchError, match="refused"):
+        client.state("b")
+
+
+def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert batch.run([]) == 2
+    assert batch.run(["--help"]) == 0
+    assert "diptych batch submit FILE" in capsys.readouterr().out

@@ -35,6 +35,11 @@ def cluster(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.fixture(scope="module")
+def model(tiny_llama: Path) -> str:
+    return tiny_llama.name
+
+
+@pytest.fixture(scope="module")
 def doomed(
     cluster: Cluster, tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Process]:
@@ -95,8 +100,10 @@ async def submit(client: openai.AsyncOpenAI, path: Any, bodies: dict[str, Any]) 
 async def wait_for(
     client: openai.AsyncOpenAI, batch: Batch, condition: Callable[[Batch], bool]
 ) -> Batch:
+    """The batch once that holds; it has to hold before the batch has ended."""
     async with asyncio.timeout(60):
         while not condition(batch):
+            assert batch.status not in ENDED, batch
             await asyncio.sleep(0.02)
             batch = await client.batches.retrieve(batch.id)
     return batch
@@ -113,22 +120,28 @@ async def lines_of(client: openai.AsyncOpenAI, file_id: str | None) -> list[dict
     return [json.loads(line) for line in content.text.splitlines()]
 
 
-def chats() -> dict[str, dict[str, Any]]:
+def chats(model: str) -> dict[str, dict[str, Any]]:
     """Some say their seed, some draw none; one is wrong."""
     made: dict[str, dict[str, Any]] = {}
     for number in range(NUM_LINES):
         message = {"role": "user", "content": f"The small river carries letter {number}"}
         sampled = {"temperature": 1.0, "seed": number} if number % 2 else {"temperature": 0}
-        body = {"messages": [message], "max_tokens": 40, "ignore_eos": True, **sampled}
+        body = {
+            "model": model,
+            "messages": [message],
+            "max_tokens": 40,
+            "ignore_eos": True,
+            **sampled,
+        }
         made[f"line-{number}"] = body
     made["wrong"] = {**made["line-0"], "temperature": -1}
     return made
 
 
 async def test_what_is_killed_neither_loses_nor_repeats_a_line(
-    server: Process, doomed: Process, http: httpx.AsyncClient
+    server: Process, doomed: Process, http: httpx.AsyncClient, model: str
 ) -> None:
-    bodies = chats()
+    bodies = chats(model)
     async with client_of(server) as client:
         batch = await submit(client, CHAT, bodies)
         batch = await wait_for(client, batch, lambda seen: num_done(seen) >= 2)
@@ -167,8 +180,9 @@ async def test_what_is_killed_neither_loses_nor_repeats_a_line(
     ],
 )
 async def test_other_endpoints(
-    server: Process, http: httpx.AsyncClient, path: str, body: dict[str, Any]
+    server: Process, http: httpx.AsyncClient, model: str, path: str, body: dict[str, Any]
 ) -> None:
+    body = {"model": model, **body}
     async with client_of(server) as client:
         batch = await submit(client, path, {"only": body})
         batch = await wait_for(client, batch, lambda seen: seen.status in ENDED)
@@ -179,9 +193,11 @@ async def test_other_endpoints(
     assert line["response"]["body"]["usage"]["prompt_tokens"] > 0
 
 
-async def test_files_and_batches_are_listed_cancelled_and_deleted(server: Process) -> None:
+async def test_files_and_batches_are_listed_cancelled_and_deleted(
+    server: Process, model: str
+) -> None:
     async with client_of(server) as client:
-        batch = await submit(client, CHAT, chats())
+        batch = await submit(client, CHAT, chats(model))
         cancelled = await client.batches.cancel(batch.id)
         assert cancelled.status in ("cancelling", "cancelled")
         batch = await wait_for(client, batch, lambda seen: seen.status in ENDED)

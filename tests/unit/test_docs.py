@@ -7,6 +7,7 @@ import pytest
 from pydantic import BaseModel
 
 from batch_server.config import BatchServerConfig
+from diptych.cli.batch import SubmitConfig
 from diptych.cli.generate import GenerateConfig
 from diptych.cli.health import HealthConfig
 from diptych.cli.trace import TraceConfig
@@ -67,6 +68,7 @@ def test_settings_in_the_readme_exist() -> None:
     for config in (
         RouterConfig,
         BatchServerConfig,
+        SubmitConfig,
         PrefillWorkerConfig,
         DecodeWorkerConfig,
         UpConfig,

@@ -10,6 +10,8 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.requests import Request
+from starlette.types import Message
 
 from batch_server.http.batches import MAX_BODY_BYTES, BatchAnswers
 from batch_server.http.files import FileAnswers, UploadBounds
@@ -17,10 +19,11 @@ from batch_server.http.routes import make_app
 from batch_server.runner.runner import Runner
 from batch_server.status import BatchStatus
 from diptych.api_keys import digest
+from diptych.tenant import NOBODY
 from router.frontend.callers.api_keys import ApiKeys
 from router.frontend.callers.callers import Anybody, Callers, KnownCallers
-from router.frontend.http.exchange import BodyRoom
-from tests.unit.batch_server.rig import CHAT, Rig, line, opened
+from router.frontend.http.exchange import TENANT, BodyRoom
+from tests.unit.batch_server.rig import CHAT, INPUT, Rig, line, opened
 
 DATA = line("a", "one")
 BODY: dict[str, Any] = {"endpoint": CHAT, "completion_window": "24h"}
@@ -73,6 +76,30 @@ async def test_a_file_comes_back_as_it_was(tmp_path: Path) -> None:
     assert content.content == data
     assert (told["bytes"], told["filename"], told["purpose"]) == (len(data), "in.jsonl", "batch")
     assert (told["object"], told["status"]) == ("file", "processed")
+
+
+async def test_a_file_ends_with_its_last_byte(tmp_path: Path) -> None:
+    """Else the client's next request would come before the end of this answer."""
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def receive() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with opened(tmp_path) as rig:
+        await rig.add_input(DATA, chunk_bytes=50)
+        files = FileAnswers(rig.files, BOUNDS, lambda: 0.0)
+        scope = {"type": "http", "path_params": {"file_id": INPUT}, TENANT: NOBODY}
+        response = await files.content(Request(scope, receive))
+        await response(scope, receive, send)
+    bodies = [message for message in sent if message["type"] == "http.response.body"]
+    assert b"".join(message["body"] for message in bodies) == DATA
+    assert all(message["body"] for message in bodies)
+    assert [message["more_body"] for message in bodies] == [True] * (len(bodies) - 1) + [False]
+    assert len(bodies) > 1
 
 
 async def test_uploads_that_are_wrong(tmp_path: Path) -> None:

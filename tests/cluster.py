@@ -43,7 +43,7 @@ class Process:
         self, module: str, name: str, work: Path, args: Sequence[str], prefix: Sequence[str] = ()
     ) -> None:
         self.module, self.name, self._work = module, name, work
-        self.args = list(args)
+        self._args = list(args)
         self._prefix = list(prefix)
         self._port_file = work / f"{name}.port.json"
         self.log_path = work / f"{name}.log"
@@ -59,7 +59,7 @@ class Process:
         args = ["--listen", listen, "--metrics-port", "0"]
         if self.module in ("router", "batch_server"):
             args += ["--http-port", "0"]
-        args += ["--port-file", str(self._port_file), *self.args]
+        args += ["--port-file", str(self._port_file), *self._args]
         with self.log_path.open("ab") as log:
             if not self._prefix:
                 self._started = start_role(self.module, args, log)

@@ -39,19 +39,14 @@ class Database:
 
     def __init__(self, url: str) -> None:
         """Raises ConfigurationError: ``url`` names no database that could be used."""
+        self._url: Final[URL] = _read_url(url)
+        self._is_sqlite = self._url.get_backend_name() == "sqlite"
         try:
-            self._url: Final[URL] = make_url(url)
             self._engine: Final[Engine] = create_engine(self._url, poolclass=StaticPool)
         except ModuleNotFoundError as error:
             extra = _DRIVERS.get(error.name or "")
             advice = f": pip install 'diptych[{extra}]'" if extra else ""
             raise ConfigurationError(f"--database: no module {error.name!r}{advice}") from None
-        except ArgumentError:  # its text may have the password
-            raise ConfigurationError("--database: is no URL of a database") from None
-        backend = self._url.get_backend_name()
-        if backend not in ("sqlite", "postgresql"):
-            raise ConfigurationError(f"--database: sqlite or postgresql+psycopg, not {backend}")
-        self._is_sqlite = backend == "sqlite"
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="database")
         self._lock_file: int | None = None
         set_up = _set_up_sqlite if self._is_sqlite else _lock_postgres
@@ -115,6 +110,18 @@ class Database:
         if self._lock_file is not None:
             os.close(self._lock_file)
             self._lock_file = None
+
+
+def _read_url(given: str) -> URL:
+    """Raises ConfigurationError, which repeats nothing of it: there may be a password."""
+    try:
+        url = make_url(given)
+    except ArgumentError:
+        raise ConfigurationError("--database: is no URL of a database") from None
+    backend = url.get_backend_name()
+    if backend not in ("sqlite", "postgresql"):
+        raise ConfigurationError(f"--database: sqlite or postgresql+psycopg, not {backend}")
+    return url
 
 
 def _set_up_sqlite(connection: DBAPIConnection, entry: ConnectionPoolEntry) -> None:

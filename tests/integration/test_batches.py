@@ -216,12 +216,3 @@ async def test_it_tells_how_it_is(server: Process) -> None:
     await until(lambda: server.metric("diptych_batches_open") == 0, 30, "batches end")
     assert server.metric("diptych_batch_lines_sent") == 0
     assert server.metric("diptych_batch_lines_limit") >= 1
-
-
-def test_a_second_server_is_refused(server: Process, tmp_path: Path) -> None:
-    """It would send what this one sends."""
-    flags = dict(zip(server.args[::2], server.args[1::2], strict=True))
-    second = Process("batch_server", "second", tmp_path, ["--database", flags["--database"]])
-    second.start()
-    with pytest.raises(RuntimeError, match="is used by another process"):
-        second.wait_listening()

@@ -10,6 +10,7 @@ import jiter
 
 from batch_server.records import Endpoint, Line, LineError
 from batch_server.runner.line_splitter import RawLine
+from diptych.request_class import RequestClass
 
 _MAX_ID_CHARACTERS: Final = 512
 _SEED_BITS: Final = 53  # that any JSON reader keeps
@@ -69,6 +70,9 @@ class LineCheck:
             raise WrongLineError(raw, "invalid_body", "body.stream", "no batch is streamed")
         if not isinstance(body.get("cache_salt", ""), str | None):
             raise WrongLineError(raw, "invalid_body", "body.cache_salt", "should be a text")
+        if isinstance(body.get("priority"), str) and body["priority"] != RequestClass.BATCH:
+            reason = f"is {RequestClass.BATCH} for every line of a batch"
+            raise WrongLineError(raw, "invalid_body", "body.priority", reason)
         return CheckedLine(raw.number, custom_id, body, self._key(raw.number, body))
 
     def _read_id(self, raw: RawLine, value: object) -> str:
@@ -106,7 +110,7 @@ class LineMaker:
 
     def make(self, checked: CheckedLine, rank: int) -> Line:
         """The line whose place among those that are sent is ``rank``."""
-        body = dict(checked.body)
+        body = {**checked.body, "priority": RequestClass.BATCH.value}
         if self._has_seed and body.get("seed") is None:
             body["seed"] = self._draw_seed()
         if self._tenant:  # the routers see one caller: tenants would share what is cached

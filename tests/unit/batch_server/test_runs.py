@@ -46,6 +46,7 @@ async def test_every_line_is_answered_once(tmp_path: Path) -> None:
     assert (batch.status, batch.num_lines, batch.num_completed) == (BatchStatus.COMPLETED, 4, 4)
     assert batch.error_file_id is None
     assert [each["custom_id"] for each in output] == ["a", "b", "c", "d"]
+    assert {body["priority"] for body in routers.bodies()} == {"batch"}
     by_prompt = {body["messages"][0]["content"]: body for body in routers.bodies()}
     assert by_prompt["four"]["seed"] == 7
     expected = {name: answer_of(by_prompt[prompt]) for name, prompt in PROMPTS.items()}
@@ -279,6 +280,7 @@ WRONG: dict[str, tuple[bytes, str, str | None]] = {
     "url": (line("z", "x").replace(b"/chat", b""), "mismatched_url", "url"),
     "method": (line("z", "x").replace(b"POST", b"GET"), "invalid_method", "method"),
     "stream": (line("z", "x", stream=True), "invalid_body", "body.stream"),
+    "class": (line("z", "x", priority="realtime"), "invalid_body", "body.priority"),
     "salt": (line("z", "x", cache_salt=3), "invalid_body", "body.cache_salt"),
     "body": (
         json.dumps(

@@ -20,7 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from diptych.api_keys import digest
 from diptych.cli.generate import run
 from diptych.client import DiptychClient, SamplingOptions
-from diptych.errors import ConfigurationError, DiptychError, InvalidApiKeyError
+from diptych.errors import ConfigurationError, DiptychError, InvalidApiKeyError, NotServedError
 from diptych.rpc.channel import open_channel
 from diptych.telemetry import logs
 from router.frontend.grpc import SERVICE
@@ -126,7 +126,11 @@ async def test_a_key_that_is_not_known_opens_nothing(locked: Locked) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/completions", "/v1/models", "/tokenize", "/detokenize", "/metrics", "/nowhere"]
+    "path",
+    [
+        *("/v1/completions", "/v1/models", "/v1/cluster", "/tokenize", "/detokenize"),
+        *("/metrics", "/nowhere"),
+    ],
 )
 async def test_nothing_but_health_is_told_without_a_key(locked: Locked, path: str) -> None:
     async with httpx.AsyncClient(
@@ -138,7 +142,14 @@ async def test_nothing_but_health_is_told_without_a_key(locked: Locked, path: st
         assert (await client.get("/health")).status_code == 200
 
 
-@pytest.mark.parametrize("method", ["Generate", "Tokenize", "ListModels"])
+async def test_a_tenant_is_not_told_of_everybodys_load(locked: Locked) -> None:
+    async with locked.client("one") as client:
+        await client.models()
+        with pytest.raises(NotServedError):
+            await client.cluster()
+
+
+@pytest.mark.parametrize("method", ["Generate", "Tokenize", "ListModels", "DescribeCluster"])
 async def test_a_call_without_a_key_ends_before_anything_is_sent(
     locked: Locked, method: str
 ) -> None:

@@ -117,6 +117,13 @@ class QueueTimeoutError(DiptychError):
     reason = "QUEUE_TIMEOUT"
 
 
+class DeadlineUnreachableError(DiptychError):
+    """The request's first token, or its pace, is foretold to miss what it wants. Back off."""
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    reason = "DEADLINE_UNREACHABLE"
+
+
 class QuotaExceededError(DiptychError):
     """The caller's tenant has used up what it may take; ``quota`` names what ran out. Back off."""
 

@@ -238,7 +238,7 @@ def _make_policy(config: RouterConfig, incarnation: str) -> Policy:
     )
     if config.placement == "least-loaded":
         return plain
-    return Predicted(plain)
+    return Predicted(plain, random.random)
 
 
 def _make_view(

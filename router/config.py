@@ -251,6 +251,12 @@ class RouterConfig(ProcessConfig):
         description="Mean time between tokens that placement predicted aims at where neither the "
         "request nor its class says it, ms. Unset: the shorter the better.",
     )
+    refuse_unreachable: bool = Field(
+        True,
+        description="With placement predicted, a request that is foretold to miss its objectives "
+        "is refused at once, or waits while a later start may keep them; otherwise it goes last. "
+        "Nothing is refused until the workers know their steps.",
+    )
     max_attempts: int = Field(
         3, ge=1, description="Attempts of one request, the first included. Refusals do not count."
     )
@@ -318,6 +324,16 @@ class RouterConfig(ProcessConfig):
                 given = next(iter(source.model_dump(exclude_defaults=True)))
                 raise ValueError(self._not_chosen(f"{name}.{given}", name))
         return self
+
+    @property
+    def refuses_unreachable(self) -> bool:
+        """Whether requests are refused by what is foretold of them."""
+        return self.refuse_unreachable and self.placement == "predicted"
+
+    @property
+    def puts_hopeless_last(self) -> bool:
+        """Whether requests that miss their objectives in any case go after the others."""
+        return self.placement == "predicted" and not self.refuse_unreachable
 
     @property
     def objectives(self) -> Objectives:

@@ -8,6 +8,7 @@ from typing import Protocol
 from opentelemetry.context import Context
 
 from diptych.errors import (
+    DeadlineUnreachableError,
     DiptychError,
     InvalidApiKeyError,
     TransferInterruptedError,
@@ -24,6 +25,7 @@ from diptych.telemetry.tracing import Attributes, Tracing
 from diptych.tenant import Limits
 from router.cluster.worker_clock import ClockOffset
 from router.generation.answer import KVPath, Timing, Usage
+from router.placement.claim import NO_CLAIM, Claim
 from router.placement.explanation import Explanation
 from router.placement.types import (
     DecodeOnly,
@@ -35,6 +37,7 @@ from router.placement.types import (
     WorkerId,
 )
 from router.request.actions import Retry
+from router.request.observer import Waits
 from router.request.response_builder import Moments
 from router.trace import RequestTrace, Workers
 
@@ -113,6 +116,13 @@ class RouterMetrics:
             "class",
             RequestClass,
         )
+        self.unreachable = metrics.counters(
+            "router_unreachable_total",
+            "Requests that were refused because they were foretold to miss their objectives, by "
+            "class.",
+            "class",
+            RequestClass,
+        )
         metrics.read_gauge(
             "router_requests_placed", "Requests that are on workers.", lambda: room.num_placed
         )
@@ -182,6 +192,7 @@ class RequestObserver:
         self.request_id = request_id
         self.received_s = received_s
         self._forecast: Forecast | None = None
+        self._class = RequestClass.STANDARD
         self._gen_ai = (operation, attributes.PROVIDER, model)  # labels of those metrics
         self._metrics = metrics
         self._slow_s = slow_s
@@ -211,10 +222,14 @@ class RequestObserver:
         """See :class:`router.request.observer.Observer`."""
         return self._trace.attempt
 
-    def resolved(self, sampling: SamplingParams, num_prompt_tokens: int) -> None:
+    def resolved(
+        self, sampling: SamplingParams, num_prompt_tokens: int, claim: Claim = NO_CLAIM
+    ) -> None:
         """The request is valid."""
+        self._class = claim.request_class
         self._trace.mark(
             {
+                attributes.REQUEST_CLASS: claim.request_class.value,
                 attributes.REQUEST_MAX_TOKENS: sampling.max_tokens,
                 attributes.REQUEST_TEMPERATURE: sampling.temperature,
                 attributes.REQUEST_TOP_K: sampling.top_k,
@@ -227,6 +242,10 @@ class RequestObserver:
     def is_traced(self) -> bool:
         """See :class:`router.request.observer.Observer`."""
         return self._trace.is_recorded
+
+    def waits(self, why: Waits) -> None:
+        """See :class:`router.request.observer.Observer`. What it waited for last stands."""
+        self._trace.mark({attributes.WAITED_FOR: why.value})
 
     def foretold(self, forecast: Forecast) -> None:
         """See :class:`router.request.observer.Observer`. The last one before workers are asked."""
@@ -275,6 +294,9 @@ class RequestObserver:
         """The request failed."""
         if cause.reason == TransferInterruptedError.reason:
             self._metrics.requests.retries["fail"].inc()
+        if cause.reason == DeadlineUnreachableError.reason:
+            self._metrics.unreachable[self._class].inc()
+            self._trace.mark({attributes.REFUSED_BECAUSE: cause.message})
         self._alarm_if_unproven(cause)
 
     def _alarm_if_unproven(self, cause: DiptychError) -> None:

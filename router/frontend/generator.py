@@ -189,7 +189,8 @@ class _Answer:
         deadline_s: float | None,
     ) -> Session | Choices:
         """Ask for workers. Raises InvalidRequestError: the resumed output had ended before."""
-        self.observer.resolved(resolved.sampling, len(resolved.shape.prompt_ids))
+        num_prompt = len(resolved.shape.prompt_ids)
+        self.observer.resolved(resolved.sampling, num_prompt, resolved.claim)
         builder = build()
 
         def make(index: int, beside: WorkerId | None, on_output: Callable[[], None]) -> Session:

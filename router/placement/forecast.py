@@ -94,6 +94,14 @@ def of_decode(view: DecodeView, num_tokens: int) -> DecodeForecast | None:
     return DecodeForecast(num_rows, pace(num_rows), pace(num_rows + 1))
 
 
+def alone_s(view: DecodeView, num_tokens: int) -> float | None:
+    """The time between tokens of one sequence of so many, alone there; None: it is not known."""
+    engine = view.engine
+    if engine is None or not engine.model.decode.is_known:
+        return None
+    return engine.model.decode.expected_s(StepWork(1, num_tokens))
+
+
 def _queued(engine: EngineView, prompt: StepWork) -> StepWork:
     """Prompts ahead of ours: what the worker said, and what changed since.
 

@@ -20,6 +20,7 @@ from router.placement.types import (
     PrefillView,
     Query,
     Snapshot,
+    Unreachable,
     Why,
     WorkerId,
 )
@@ -120,6 +121,10 @@ class LeastLoaded:
         else:
             placement = self._pair(query, prefills, decodes)
         return placement or self._recompute(query, snapshot, decodes)
+
+    def foresee(self, query: Query, snapshot: Snapshot, wait_s: float) -> Unreachable | None:
+        """See :class:`router.placement.types.Policy`. It foretells nothing."""
+        return None
 
     def came_true(self, forecast: Forecast, ttft_s: float) -> None:
         """See :class:`router.placement.types.Policy`. It foretells nothing."""

@@ -1,13 +1,20 @@
 """Placement by what is predicted to be lost: objectives first, then everybody's seconds. Pure."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from heapq import nsmallest
 from typing import NamedTuple, TypeVar
 
 from diptych.step_model import StepWork
 from router.placement.eligible import is_pair, usable
 from router.placement.explanation import Explanation
-from router.placement.forecast import DecodeForecast, PrefillForecast, of_decode, of_prefill
+from router.placement.forecast import (
+    DecodeForecast,
+    PrefillForecast,
+    alone_s,
+    of_decode,
+    of_prefill,
+)
 from router.placement.loss import Consequences
 from router.placement.place import distance_ratio
 from router.placement.policy import LeastLoaded
@@ -21,6 +28,7 @@ from router.placement.types import (
     PrefillView,
     Query,
     Snapshot,
+    Unreachable,
     Why,
     WorkerId,
 )
@@ -32,6 +40,9 @@ _NUM_HOLDERS = 4
 _NUM_TOLD = 4  # candidates that a forecast names, the best
 _PER_OBJECTIVE = 20  # differences that are smaller are left to seconds
 _OVERHEAD_WEIGHT = 0.05  # of the latest first token
+_MOST_MISSED = 0.5  # objectives because of one request, of those that may be refused
+_LEAST_RETRY_S = 0.25
+_MOST_RETRY_S = 30.0
 
 
 V = TypeVar("V", bound=PrefillView | DecodeView)
@@ -61,8 +72,10 @@ class Predicted:
     are ``plain``'s, which also keeps what prefixes are cached where.
     """
 
-    def __init__(self, plain: LeastLoaded) -> None:
+    def __init__(self, plain: LeastLoaded, chance: Callable[[], float] = lambda: 0.5) -> None:
+        """``chance`` is uniform in [0, 1): who is refused together does not come back together."""
         self._plain = plain
+        self._chance = chance
         self._overhead_s = 0.0
 
     def remember(self, worker: WorkerId, block_keys: tuple[bytes, ...]) -> None:
@@ -93,8 +106,7 @@ class Predicted:
 
     def place(self, query: Query, snapshot: Snapshot) -> Placement | None:
         """See :class:`router.placement.types.Policy`."""
-        bound = not query.is_fresh or query.prefill_alone or query.beside is not None
-        if bound or (snapshot.has_prefill_pool and not snapshot.prefill):
+        if _is_plain(query, snapshot):
             return self._plain.place(query, snapshot)
         prefills, decodes = usable(query, snapshot)
         weighed = self._weigh(query, prefills, decodes)
@@ -102,11 +114,41 @@ class Predicted:
             return self._plain.place(query, snapshot)
         best = nsmallest(_NUM_TOLD, weighed, key=lambda each: each[0])
         chosen = best[0][1]
+        if query.may_refuse and chosen.num_missed > _MOST_MISSED:
+            return None
         forecast = Forecast(chosen, tuple(candidate for _, candidate in best))
         if chosen.prefill is not None:
             return Paired(chosen.prefill, chosen.decode, forecast)
         num_assumed = query.num_tokens - self._plain.num_missing(query, chosen.decode)
         return DecodeOnly(chosen.decode, Why.CHOICE, num_assumed, forecast)
+
+    def foresee(self, query: Query, snapshot: Snapshot, wait_s: float) -> Unreachable | None:
+        """See :class:`router.placement.types.Policy`.
+
+        A first token that would be late now is later the later it begins. A decode worker that
+        is too slow for one more may be fast enough once others have ended, so it is waited for
+        as long as the first token can be in time, unless it would be too slow for one alone.
+        """
+        if _is_plain(query, snapshot):
+            return None
+        snapshot = _with_room(snapshot)
+        weighed = self._weigh(query, *usable(query, snapshot))
+        if not weighed:
+            return None
+        within_s, tpot_s = query.objectives
+        ttft_s = wait_s + min(outlook.ttft_s for _, outlook in weighed)
+        if within_s is not None and ttft_s > within_s:
+            wanted = f"the first token is wanted within {max(0.0, within_s):.3f} s"
+            foretold = f"and foretold in {ttft_s:.3f} s"
+            return Unreachable(f"{wanted} {foretold}", self._retry_after_s(ttft_s - within_s))
+        paces = [alone_s(view, query.num_tokens) for view in snapshot.decode]
+        if tpot_s is not None and all(pace_s is not None and pace_s > tpot_s for pace_s in paces):
+            return Unreachable(f"no worker makes a token each {tpot_s:.4f} s", None)
+        return None
+
+    def _retry_after_s(self, late_s: float) -> float:
+        """When what is before it has probably become so much less; half of it by chance."""
+        return min(max(late_s, _LEAST_RETRY_S), _MOST_RETRY_S) * (0.5 + self._chance())
 
     def came_true(self, forecast: Forecast, ttft_s: float) -> None:
         """See :class:`router.placement.types.Policy`. What is far off moves it as a bound says."""
@@ -232,6 +274,21 @@ def _looks_apart_s(view: DecodeView) -> float:
     cost = engine.model.decode
     there_s = cost.fixed_s + view.num_sequences * cost.row_s
     return there_s + engine.work.num_context_tokens * cost.context_token_s
+
+
+def _is_plain(query: Query, snapshot: Snapshot) -> bool:
+    """Whether it is a placement of which nothing is foretold."""
+    bound = not query.is_fresh or query.prefill_alone or query.beside is not None
+    return bound or (snapshot.has_prefill_pool and not snapshot.prefill)
+
+
+def _with_room(snapshot: Snapshot) -> Snapshot:
+    """As if every worker took one more: when there is room its queue will be as long as now."""
+    return replace(
+        snapshot,
+        prefill=tuple(replace(view, has_runway=True) for view in snapshot.prefill),
+        decode=tuple(replace(view, max_num_seqs=None) for view in snapshot.decode),
+    )
 
 
 def _transfer_s(source: PrefillView, view: DecodeView, num_tokens: int) -> float:

@@ -128,6 +128,7 @@ class Query:
     needs_prefill: bool = False  # a prefill worker has to compute the prompt: no other tells of it
     objectives: Objectives = NO_OBJECTIVES
     num_output_tokens: int = UNKNOWN_TOKENS  # that are still to come, by expectation
+    may_refuse: bool = False  # rather no placement than one that is foretold to miss objectives
 
     def on(self, decode: WorkerId, num_cached_tokens: int | None) -> "Query":
         """The same with a reservation that is held already."""
@@ -212,11 +213,25 @@ class DecodeOnly:
 Placement = Paired | PrefillOnly | DecodeOnly
 
 
+class Unreachable(NamedTuple):
+    """No placement keeps a request's objectives, by what is foretold."""
+
+    what: str  # for people: what would be missed
+    retry_after_s: float | None  # when it could be otherwise, jittered; None: never
+
+
 class Policy(Protocol):
     """Chooses workers. Pure: no clock, no I/O; called on the event loop."""
 
     def place(self, query: Query, snapshot: Snapshot) -> Placement | None:
         """The best placement there is now; None: wait."""
+        ...
+
+    def foresee(self, query: Query, snapshot: Snapshot, wait_s: float) -> Unreachable | None:
+        """Whether its objectives are lost if it may be placed in ``wait_s``, however long it waits.
+
+        None: they are not, or too little is known to say so.
+        """
         ...
 
     def came_true(self, forecast: Forecast, ttft_s: float) -> None:

@@ -119,6 +119,10 @@ class WaitingRoom:
     def num_placed(self) -> int:
         return len(self._placed)
 
+    def ahead_s(self, turn: Turn) -> float:
+        """Of engines, that is likely to be given to others before one that came now with it."""
+        return self._fresh.ahead_s(turn)
+
     def enter(self, waiter: Waiter, *, front: bool, turn: Turn = ANY_TURN) -> None:
         """Let ``waiter`` wait for its ``turn``.
 

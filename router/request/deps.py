@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from diptych.timers import Timers
-from router.placement.types import Placement, Query
+from router.placement.types import Placement, Query, Unreachable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,3 +19,6 @@ class RequestDeps:
     timers: Timers
     max_attempts: int
     allow_recompute: bool = True
+    # Whether the objectives of a request, which comes just now or waits already, are lost; None:
+    # nothing is refused for that.
+    foresee: Callable[[Query, bool], Unreachable | None] | None = None

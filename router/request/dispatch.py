@@ -24,13 +24,14 @@ from router.placement.types import (
     Placement,
     Policy,
     Query,
+    Unreachable,
     Why,
     WorkerId,
 )
 from router.placement.waiting_room import WaitingRoom
 from router.request import actions, events, worker_messages
 from router.request.events import Event
-from router.request.observer import Observer
+from router.request.observer import Observer, Waits
 from router.request.prompt_told import Wanted
 from router.request.resolved import ResolvedRequest
 
@@ -101,20 +102,12 @@ class Dispatch:
     def place(self, query: Query) -> Placement | None:
         """Ask the policy, with the prompt's block keys."""
         cluster = self._services.cluster
-        if self._keys is None:
-            self._block_size = cluster.block_size()
-            prompt_ids, salt = self._request.shape.prompt_ids, self._request.cache_salt
-            self._keys = tuple(block_keys(prompt_ids, self._block_size, salt))
-        query = replace(
-            query,
-            block_keys=self._keys,
-            block_size=self._block_size,
-            beside=self._beside,
-            objectives=self._objectives(),
-            num_output_tokens=self._expected(query.num_max_tokens - query.num_tokens),
-        )
+        query = self._whole(query)
         policy, snapshot = self._services.policy, cluster.snapshot()
         placement = policy.place(query, snapshot)
+        if placement is None:
+            may_wait = query.may_refuse and snapshot.has_room
+            self._observer.waits(Waits.OBJECTIVES if may_wait else Waits.ROOM)
         if isinstance(placement, DecodeOnly) and self.is_beside(placement.decode, placement.why):
             return placement
         if placement is not None and self._observer.is_traced:
@@ -125,13 +118,49 @@ class Dispatch:
             self._foretold = _Foretold(placement.forecast, time.monotonic())
         return placement
 
+    def foresee(self, query: Query, is_new: bool) -> Unreachable | None:
+        """Whether the request's objectives are lost; None: they are not, or it is not known.
+
+        One that is new stands behind others that wait, whose work all engines share. Where
+        nobody does and there is room, it is asked for a placement at once.
+        """
+        services, snapshot, wait_s = self._services, self._services.cluster.snapshot(), 0.0
+        if is_new:
+            num_engines = max(1, len(snapshot.prefill) + len(snapshot.decode))
+            wait_s = services.room.ahead_s(self.turn()) / num_engines
+            if not wait_s and snapshot.has_room:
+                return None
+        return services.policy.foresee(self._whole(query), snapshot, wait_s)
+
+    def _whole(self, query: Query) -> Query:
+        """With what its machine does not know."""
+        if self._keys is None:
+            self._block_size = self._services.cluster.block_size()
+            prompt_ids, salt = self._request.shape.prompt_ids, self._request.cache_salt
+            self._keys = tuple(block_keys(prompt_ids, self._block_size, salt))
+        return replace(
+            query,
+            block_keys=self._keys,
+            block_size=self._block_size,
+            beside=self._beside,
+            objectives=self._objectives(),
+            num_output_tokens=self._expected(query.num_max_tokens - query.num_tokens),
+        )
+
+    def waits(self) -> None:
+        """The request enters the queue: say what for, unless it is the next."""
+        if not self._services.cluster.snapshot().has_room:
+            self._observer.waits(Waits.ROOM)
+        elif self._services.room.num_waiting:
+            self._observer.waits(Waits.TURN)
+
     def turn(self) -> Turn:
         """What the request waits by, and is charged when it is placed."""
         claim, shape = self._request.claim, self._request.shape
         self._rates = rates_of(self._services.cluster.snapshot())
         num_prompt, due_s = len(shape.prompt_ids), claim.first_token_due_s
         latest_start_s = None
-        if due_s is not None and self._services.config.placement == "predicted":
+        if due_s is not None and self._services.config.puts_hopeless_last:
             latest_start_s = due_s - self._rates.cost_s(num_prompt, 0)
         return Turn(
             claim.request_class,

@@ -43,8 +43,10 @@ class RequestMachine:
         deadline_s: float | None = None,
         resumed: Sequence[int] = (),
         prompt_sink: ToldSink = lambda part: None,
+        first_token_due_s: float | None = None,
     ) -> None:
-        """``sink`` gets the tokens as they are emitted; ``deadline_s`` is a moment of the clock.
+        """``sink`` gets the tokens as they are emitted; ``deadline_s`` is a moment of the clock,
+        and so is ``first_token_due_s``, by which the first token is wanted.
 
         ``prompt_sink`` gets what was wanted of the prompt's own tokens, all of it before these.
 
@@ -63,7 +65,7 @@ class RequestMachine:
         self._stall_watch = StallWatch(deps.timers.sequence_progress_s)
         self._retry = RetryState(deps.timers, deps.max_attempts)
         self._told = PromptTold(shape.told, prompt_sink)
-        self._placing = Placing(deps, self._retry, self._output, self._told)
+        self._placing = Placing(deps, self._retry, self._output, self._told, first_token_due_s)
         # What is held now; read only, for others.
         self.attempt = Attempt(len(shape.prompt_ids), deps, self._do)
         self._fail_over = FailOver(
@@ -146,8 +148,13 @@ class RequestMachine:
 
     def _begin(self, *, front: bool) -> None:
         whole = self._output.complete_reason  # what is resumed may lack nothing
+        if front:
+            self._placing.keep()
+        error = None if whole else self._placing.error_if_unreachable(is_new=True)
         if whole:
             self._finish(whole)
+        elif error is not None:
+            self._fail(error)
         else:
             self._queue(front=front)
 
@@ -156,7 +163,9 @@ class RequestMachine:
     def _on_offered(self, event: events.Offered) -> None:
         if self.state is RequestState.QUEUED:
             placement = self._placing.when_offered(room_made=event.room_made)
-            if placement is not None:
+            if isinstance(placement, DiptychError):
+                self._fail(placement)
+            elif placement is not None:
                 self._do(actions.Dequeue(is_placed=True))
                 self._open(placement)
 
@@ -181,12 +190,14 @@ class RequestMachine:
     def _next_wake_s(self) -> float | None:
         if self.state is RequestState.DONE:
             return None
+        is_queued = self.state is RequestState.QUEUED
         moments = (
             self._deadline_s,
             self._ended_due_s,
             self._stall_watch.due_s,
             self.attempt.due_s,
-            self._retry.due_s(self._deps.clock()) if self.state is RequestState.QUEUED else None,
+            self._retry.due_s(self._deps.clock()) if is_queued else None,
+            self._placing.judge_at_s if is_queued else None,
         )
         return min((moment for moment in moments if moment is not None), default=None)
 

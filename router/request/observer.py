@@ -1,5 +1,6 @@
 """What a session tells of its request, to whoever counts, traces and logs."""
 
+import enum
 from typing import Protocol
 
 from opentelemetry.context import Context
@@ -9,6 +10,14 @@ from diptych.telemetry.stages import Stage
 from router.placement.explanation import Explanation
 from router.placement.types import Forecast, Placement, Why, WorkerId
 from router.request.actions import Retry
+
+
+class Waits(enum.Enum):
+    """What a request waits for."""
+
+    ROOM = "room"  # no worker takes another one now
+    TURN = "turn"  # others that wait go before it
+    OBJECTIVES = "objectives"  # to be placed now would break some, its own or others'
 
 
 class Observer(Protocol):
@@ -22,6 +31,10 @@ class Observer(Protocol):
     @property
     def is_traced(self) -> bool:
         """Whether ``placed`` is to be told why."""
+        ...
+
+    def waits(self, why: Waits) -> None:
+        """It has no placement yet, for that."""
         ...
 
     def foretold(self, forecast: Forecast) -> None:

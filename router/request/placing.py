@@ -1,5 +1,7 @@
 """Asks for workers on behalf of one request, and says when it has waited enough. Pure."""
 
+from dataclasses import replace
+
 from diptych.errors import DiptychError
 from router.placement.types import Placement, Query, WorkerId
 from router.request import worker_errors
@@ -18,13 +20,24 @@ class Placing:
     """
 
     def __init__(
-        self, deps: RequestDeps, retry: RetryState, output: EmittedTokens, told: PromptTold
+        self,
+        deps: RequestDeps,
+        retry: RetryState,
+        output: EmittedTokens,
+        told: PromptTold,
+        first_token_due_s: float | None = None,
     ) -> None:
-        """``retry``, ``output`` and ``told`` are the machine's; they are only read here."""
+        """``retry``, ``output`` and ``told`` are the machine's; they are only read here.
+
+        ``first_token_due_s`` is when the first token is wanted, a moment of the clock.
+        """
         self._deps = deps
         self._told = told
         self._retry = retry
         self._output = output
+        self._was_placed = bool(output.token_ids)  # or goes on where another call broke off
+        self.judge_at_s = None if deps.foresee is None else first_token_due_s
+        """When one that still waits is to be judged, once; None: never."""
 
     @property
     def needs_prefill(self) -> bool:
@@ -38,23 +51,50 @@ class Placing:
         on_reservation: DecodeReservation | None = None,
     ) -> Placement | None:
         """The best placement there is now; what is given is held already and stays."""
-        query = Query(
+        query = replace(self._query(), on_prefill=on_prefill)
+        if on_reservation is not None:
+            query = query.on(on_reservation.worker, on_reservation.num_cached_tokens)
+        placement = self._deps.place(query)
+        self._was_placed |= placement is not None
+        return placement
+
+    def _query(self) -> Query:
+        return Query(
             num_tokens=self._output.num_sequence_tokens,
             num_max_tokens=self._output.num_max_tokens,
             failed=frozenset(self._retry.failed),
             failed_pairs=frozenset(self._retry.failed_pairs),
             refused=frozenset(self._retry.refused),
-            on_prefill=on_prefill,
             needs_prefill=self.needs_prefill,
+            may_refuse=self._may_refuse,
         )
-        if on_reservation is not None:
-            query = query.on(on_reservation.worker, on_reservation.num_cached_tokens)
-        return self._deps.place(query)
 
-    def when_offered(self, *, room_made: bool) -> Placement | None:
-        """The queue's turn came: ask, unless the pause after a refusal is to be sat out."""
-        is_paused = not room_made and self._deps.clock() < self._retry.not_before_s
-        return None if is_paused else self.ask()
+    def when_offered(self, *, room_made: bool) -> Placement | DiptychError | None:
+        """The queue's turn came: ask, unless the pause after a refusal is to be sat out.
+
+        An error: it need not wait any longer.
+        """
+        if not room_made and self._deps.clock() < self._retry.not_before_s:
+            return None
+        return self.ask() or self.error_if_unreachable(is_new=False)
+
+    def error_if_unreachable(self, *, is_new: bool) -> DiptychError | None:
+        """What one is told whose objectives are lost, whenever it starts; None: they are not.
+
+        ``is_new``: it comes just now. Whoever was placed once is never told so.
+        """
+        if self._deps.foresee is None or not self._may_refuse:
+            return None
+        found = self._deps.foresee(self._query(), is_new)
+        return None if found is None else worker_errors.unreachable(found)
+
+    def keep(self) -> None:
+        """Another choice of the request was placed: this one waits for as long as it takes."""
+        self._was_placed = True
+
+    @property
+    def _may_refuse(self) -> bool:
+        return self._deps.foresee is not None and not self._was_placed
 
     def error_if_late(self, now: float) -> DiptychError | None:
         """What a request that has waited too long is told; None: it has not.
@@ -62,6 +102,11 @@ class Placing:
         The last refusal says most; else it waited behind others, or there was nobody
         to wait for.
         """
+        if self.judge_at_s is not None and now >= self.judge_at_s:
+            self.judge_at_s = None
+            error = self.error_if_unreachable(is_new=False)
+            if error is not None:
+                return error
         if self._retry.wait_until_s is None or now < self._retry.wait_until_s:
             return None
         if self._retry.refusal is not None:

@@ -78,6 +78,7 @@ class Session:
         deps = RequestDeps(
             clock=self._loop.time,
             place=self._dispatch.place,
+            foresee=self._dispatch.foresee if self._config.refuses_unreachable else None,
             has_workers=lambda: services.cluster.is_ready,
             new_sequence_id=lambda: next(services.sequence_ids),
             new_ticket=lambda: secrets.token_bytes(16),
@@ -92,6 +93,7 @@ class Session:
             deadline_s=deadline_s,
             resumed=request.emitted_token_ids,
             prompt_sink=answer.prompt_sink,
+            first_token_due_s=request.claim.first_token_due_s,
         )
 
     def start(self, *, front: bool = False) -> None:
@@ -292,6 +294,7 @@ class Session:
             case actions.Retried():
                 self._observer.retried(action.retry, action.cause, self._answer.moments.awaited)
             case actions.Enqueue():
+                self._dispatch.waits()
                 self._services.room.enter(self, front=action.front, turn=self._dispatch.turn())
             case actions.Dequeue():
                 room = self._services.room

@@ -3,6 +3,7 @@
 from diptych.errors import (
     RETRY_LATER_S,
     BlocksExhaustedError,
+    DeadlineUnreachableError,
     DiptychError,
     NoWorkerError,
     QueueTimeoutError,
@@ -11,7 +12,7 @@ from diptych.errors import (
     WorkerDrainingError,
 )
 from diptych.v1 import decode_pb2
-from router.placement.types import WorkerId
+from router.placement.types import Unreachable, WorkerId
 
 _REFUSALS = (BlocksExhaustedError.reason, WorkerDrainingError.reason)
 
@@ -24,6 +25,11 @@ def is_refusal(error: DiptychError) -> bool:
 def no_worker() -> DiptychError:
     """There was nobody to take the request in time."""
     return NoWorkerError("no worker can take the request now", retry_after_s=RETRY_LATER_S)
+
+
+def unreachable(found: Unreachable) -> DiptychError:
+    """Its objectives are foretold to be missed."""
+    return DeadlineUnreachableError(found.what, retry_after_s=found.retry_after_s)
 
 
 def queue_timeout() -> DiptychError:

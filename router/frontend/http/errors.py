@@ -22,6 +22,7 @@ STATUSES: Final[Mapping[str, int]] = {
     "QUEUE_FULL": 429,
     "QUEUE_TIMEOUT": 429,
     "QUOTA_EXCEEDED": 429,
+    "DEADLINE_UNREACHABLE": 429,
     "NO_WORKER": 503,
     "WORKER_DRAINING": 503,
     "ROUTER_LOST": 503,

@@ -90,6 +90,12 @@ ROWS: dict[str, list[Panel]] = {
             rates("diptych_router_class_engine_seconds_total", "class"),
             True,
         ),
+        Panel(
+            "Refused, as objectives would be missed",
+            "reqps",
+            rates("diptych_router_unreachable_total", "class"),
+            True,
+        ),
         Panel("Recovery", "ops", rates("diptych_retries_total", "action"), True),
     ],
     "Hand-off": [

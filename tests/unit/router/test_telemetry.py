@@ -9,7 +9,14 @@ import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry, generate_latest
 
-from diptych.errors import TransferInterruptedError, all_reasons
+from diptych.errors import (
+    DeadlineUnreachableError,
+    QueueFullError,
+    TransferInterruptedError,
+    all_reasons,
+)
+from diptych.request_class import RequestClass
+from diptych.sampling_params import SamplingParams
 from diptych.telemetry import attributes
 from diptych.telemetry.metrics import Metrics
 from diptych.telemetry.sampling import Sampling
@@ -17,9 +24,11 @@ from diptych.telemetry.stages import Stage
 from diptych.telemetry.tracing import Tracing
 from router.cluster.worker_clock import ClockOffset
 from router.generation.answer import KVPath, Timing, Transfer, Usage
+from router.placement.claim import Claim
 from router.placement.explanation import Explanation
 from router.placement.types import Forecast, Outlook, Paired, WorkerId
 from router.request.actions import Retry
+from router.request.observer import Waits
 from router.request.response_builder import Moments
 from router.telemetry import OUTCOMES, RequestObserver, RouterMetrics
 from router.trace import RequestTrace
@@ -269,3 +278,31 @@ def test_an_attempt_tells_what_was_foretold_of_its_candidates(
     chosen.clear()
     observer.placed(Paired(prefill, decode), why)
     assert not any("foretold" in name for name in chosen)
+
+
+def test_who_is_refused_by_what_is_foretold_is_counted_by_class_and_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    registry = CollectorRegistry()
+    metrics = make_metrics(registry)
+    said: dict[str, object] = {}
+    monkeypatch.setattr(RequestTrace, "mark", lambda trace, marks: said.update(marks))
+    observer = make_observer(metrics)
+    observer.resolved(SamplingParams(), 5, Claim(RequestClass.BATCH))
+    assert said[attributes.REQUEST_CLASS] == "batch"
+    observer.waits(Waits.TURN)
+    observer.waits(Waits.OBJECTIVES)
+    assert said[attributes.WAITED_FOR] == "objectives"
+    observer.failed(QueueFullError("full"))
+    assert attributes.REFUSED_BECAUSE not in said
+    observer.failed(DeadlineUnreachableError("foretold in 9 s", retry_after_s=None))
+    assert said[attributes.REFUSED_BECAUSE] == "foretold in 9 s"
+    metrics.engine_used(RequestClass.REALTIME, 2.5)
+
+    def count(name: str, which: str) -> float | None:
+        return registry.get_sample_value(f"diptych_router_{name}", {"class": which})
+
+    refused = [count("unreachable_total", each) for each in RequestClass]
+    assert refused == [0.0, 0.0, 1.0]
+    assert count("class_engine_seconds_total", "realtime") == 2.5
+    assert count("class_requests_waiting", "standard") == 1.0

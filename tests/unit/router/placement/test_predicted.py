@@ -22,6 +22,7 @@ from router.placement.types import (
     PrefillView,
     Query,
     Snapshot,
+    Unreachable,
     Why,
     WorkerId,
 )
@@ -289,3 +290,89 @@ def test_without_a_prefill_pool_the_decode_worker_with_the_least_loss() -> None:
     assert made()._plain.place(QUERY, colocated) == DecodeOnly(D1, Why.CHOICE)
     unknown = Snapshot((), (view_d(D1, 2), view_d(D2, 3)), has_prefill_pool=False)
     assert made().place(QUERY, unknown) == DecodeOnly(D1, Why.CHOICE), "least load until it knows"
+
+
+# What is refused, or waits, by what is foretold
+
+
+def foresee(
+    prefills: tuple[PrefillView, ...],
+    decodes: tuple[DecodeView, ...],
+    objectives: Objectives,
+    wait_s: float = 0.0,
+    chance: float = 0.5,
+) -> Unreachable | None:
+    policy = Predicted(made()._plain, lambda: chance)
+    asked = dataclasses.replace(QUERY, objectives=objectives, may_refuse=True)
+    placed = policy.place(asked, Snapshot(prefills, decodes))
+    found = policy.foresee(asked, Snapshot(prefills, decodes), wait_s)
+    assert found is None or placed is None or wait_s, "it is placed, or else it is refused"
+    return found
+
+
+BUSY = (view_p(P1, 8000),)  # 9 s of prompts are before ours, which takes 1.2 s
+
+
+def test_a_first_token_that_will_be_late_is_refused_with_when_to_come_back() -> None:
+    decodes = (view_d(D1),)
+    found = foresee(BUSY, decodes, Objectives(ttft_s=3.0))
+    assert found is not None
+    assert "wanted within 3.000 s" in found.what
+    chosen = place(BUSY, decodes)
+    assert isinstance(chosen, Paired)
+    assert chosen.forecast is not None
+    late_s = chosen.forecast.chosen.ttft_s - 3.0
+    assert found.retry_after_s == pytest.approx(late_s)
+    for chance, ratio in ((0.0, 0.5), (0.999, 1.499)):
+        jittered = foresee(BUSY, decodes, Objectives(ttft_s=3.0), chance=chance)
+        assert jittered is not None
+        assert jittered.retry_after_s == pytest.approx(ratio * late_s)
+    assert foresee(BUSY, decodes, Objectives(ttft_s=30.0)) is None
+    assert foresee(BUSY, decodes, NO_OBJECTIVES) is None
+
+
+def test_what_goes_before_it_in_the_router_counts() -> None:
+    prefills, decodes, within = (view_p(P1),), (view_d(D1),), Objectives(ttft_s=3.0)
+    assert foresee(prefills, decodes, within) is None
+    assert foresee(prefills, decodes, within, wait_s=1.0) is None
+    assert foresee(prefills, decodes, within, wait_s=2.5) is not None
+
+
+def test_workers_without_room_are_judged_as_if_they_had_some() -> None:
+    full = (dataclasses.replace(BUSY[0], has_runway=False),)
+    decodes = (view_d(D1, 4, max_num_seqs=4),)
+    assert foresee(full, decodes, Objectives(ttft_s=3.0)) is not None
+    assert foresee(full, decodes, Objectives(ttft_s=30.0)) is None
+
+
+def test_a_pace_that_will_be_better_is_waited_for_and_one_that_never_is_is_refused() -> None:
+    """Twenty sequences make a step of 0.29 s here, one alone makes it 0.05 s."""
+    prefills, crowded = (view_p(P1),), (view_d(D1, 20),)
+    within = Objectives(ttft_s=3.0, tpot_s=0.1)
+    asked = dataclasses.replace(QUERY, objectives=within)
+    snapshot = Snapshot(prefills, crowded)
+    assert isinstance(made().place(asked, snapshot), Paired), "admission is off"
+    assert made().place(dataclasses.replace(asked, may_refuse=True), snapshot) is None
+    assert foresee(prefills, crowded, within) is None, "it waits"
+    found = foresee(prefills, crowded, Objectives(ttft_s=3.0, tpot_s=0.03))
+    assert found is not None
+    assert found.retry_after_s is None, "it need not come back"
+
+
+def test_nothing_is_refused_while_somebodys_steps_are_not_known() -> None:
+    hopeless = Objectives(ttft_s=-1.0, tpot_s=0.0001)
+    asked = dataclasses.replace(QUERY, objectives=hopeless, may_refuse=True)
+    for cold in (
+        Snapshot((view_p(P1, 8000, StepModel()),), (view_d(D1),)),
+        Snapshot(BUSY, (dataclasses.replace(view_d(D1), engine=None),)),
+    ):
+        assert made().foresee(asked, cold, 99.0) is None
+        assert made().place(asked, cold) == Paired(P1, D1)
+    assert made()._plain.foresee(asked, Snapshot(BUSY, (view_d(D1),)), 99.0) is None
+
+
+def test_what_is_bound_already_is_never_refused() -> None:
+    hopeless = dataclasses.replace(QUERY, objectives=Objectives(ttft_s=-1.0), may_refuse=True)
+    for changes in ({"beside": D2}, {"failed": frozenset({"p2"})}, {"num_max_tokens": 1001}):
+        bound = dataclasses.replace(hopeless, **changes)
+        assert made().foresee(bound, Snapshot(BUSY, (view_d(D1),)), 0.0) is None

@@ -10,7 +10,7 @@ from unittest.mock import create_autospec
 import pytest
 from opentelemetry.context import Context
 
-from diptych.errors import BlocksExhaustedError, DiptychError
+from diptych.errors import BlocksExhaustedError, DeadlineUnreachableError, DiptychError
 from diptych.request_class import RequestClass
 from diptych.rpc import peer_channel
 from diptych.sampling_params import SamplingParams
@@ -37,6 +37,7 @@ from router.placement.types import (
     Placement,
     Query,
     Snapshot,
+    Unreachable,
     Why,
     WorkerId,
 )
@@ -45,6 +46,7 @@ from router.request import actions, events
 from router.request.actions import Retry
 from router.request.dispatch import Dispatch, Services
 from router.request.emitted_tokens import RequestShape
+from router.request.observer import Waits
 from router.request.resolved import ResolvedRequest
 from router.request.response_builder import ResponseBuilder
 from router.request.session import Session
@@ -98,9 +100,14 @@ class Untraced:
 
     def ran_locally(self, why: Why) -> None: ...
 
+    def waits(self, why: Waits) -> None: ...
+
     def failed(self, cause: DiptychError) -> None: ...
 
     def written(self, num_tokens: int, gap_s: float | None) -> None: ...
+
+
+LOST = Unreachable("too late", 2.0)
 
 
 @dataclass
@@ -399,3 +406,76 @@ async def test_placement_is_told_what_is_left_of_the_objectives(
     assert asked[0].objectives.tpot_s == 0.04
     assert asked[1].objectives == Objectives()
     assert asked[0].num_output_tokens == 50
+
+
+async def test_one_that_comes_is_judged_by_those_that_wait_before_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[float] = []
+
+    def foresee(query: Query, snapshot: Snapshot, wait_s: float) -> Unreachable | None:
+        told.append(wait_s)
+        return LOST
+
+    monkeypatch.setattr(world.services.policy, "foresee", foresee)
+    query = Query(num_tokens=len(PROMPT), num_max_tokens=len(PROMPT) + 50)
+    request = made(world, Claim(tenant="alice", first_token_due_s=7.0))
+    monkeypatch.setattr(Snapshot, "has_room", True)
+    assert request.foresee(query, True) is None, "nobody is before it: it is asked at once"
+    assert told == []
+    assert request.foresee(query, False) == LOST
+    waiting: Any = object()
+    world.services.room.enter(waiting, front=False, turn=Turn(tenant="alice", cost_s=8.0))
+    assert request.foresee(query, True) == LOST
+    monkeypatch.setattr(Snapshot, "has_room", False)
+    world.services.room.stop_waiting(waiting)
+    assert request.foresee(query, True) == LOST
+    num_engines = len(world.cluster.snapshot().prefill) + len(world.cluster.snapshot().decode)
+    assert told == [0.0, 8.0 / max(1, num_engines), 0.0]
+
+
+async def test_a_session_ends_with_what_was_foretold(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(world.services.policy, "foresee", lambda query, snapshot, wait_s: LOST)
+    monkeypatch.setattr(Snapshot, "has_room", False)
+    for settings, is_refused in (
+        ({"placement": "predicted"}, True),
+        ({"placement": "predicted", "refuse_unreachable": False}, False),
+        ({}, False),
+    ):
+        config = RouterConfig(model="m", **settings)
+        shape = RequestShape(prompt_ids=PROMPT, max_tokens=4, stop_token_ids=frozenset())
+        session = Session(
+            "r",
+            ResolvedRequest(shape=shape, sampling=SamplingParams(max_tokens=4)),
+            create_autospec(
+                ResponseBuilder,
+                instance=True,
+                has_unsent=False,
+                is_overfull=False,
+                num_output_tokens=0,
+            ),
+            Untraced(),
+            replace(world.services, config=config),
+            deadline_s=None,
+            on_failed=lambda: None,
+        )
+        session.start()
+        if is_refused:
+            with pytest.raises(DeadlineUnreachableError):
+                session.poll()
+        assert world.services.room.num_waiting == (not is_refused)
+        session.close()
+
+
+async def test_what_cannot_be_kept_goes_last_only_where_it_is_not_refused(world: World) -> None:
+    claim, prompt_s = Claim(first_token_due_s=50.0), EngineRates().cost_s(len(PROMPT), 0)
+    for settings, latest_s in (
+        ({}, None),
+        ({"placement": "predicted"}, None),
+        ({"placement": "predicted", "refuse_unreachable": False}, 50.0 - prompt_s),
+    ):
+        config = RouterConfig(model="m", **settings)
+        world.services = replace(world.services, config=config)
+        assert made(world, claim).turn().latest_start_s == latest_s

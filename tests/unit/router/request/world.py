@@ -1,7 +1,7 @@
 """Workers on paper, which accept, refuse, repeat, lie and die, for one request's machine."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from diptych.errors import DiptychError, NoWorkerError
@@ -16,6 +16,7 @@ from router.placement.types import (
     PrefillView,
     Query,
     Snapshot,
+    Unreachable,
     Why,
     WorkerId,
 )
@@ -92,6 +93,9 @@ class World:
         believed_cached: tuple[str, ...] = (),
         told: Wanted | None = None,
         prompt_sink: ToldSink = lambda part: None,
+        foresee: Callable[[Query, bool], Unreachable | None] | None = None,
+        first_token_due_s: float | None = None,
+        resumed: Sequence[int] = (),
     ) -> None:
         """``believed_cached``: decode workers that placement takes to have the whole prompt."""
         self.now = 100.0
@@ -132,9 +136,12 @@ class World:
                 timers=TIMERS,
                 max_attempts=max_attempts,
                 allow_recompute=allow_recompute,
+                foresee=foresee,
             ),
             self.sink,
             deadline_s=deadline_s,
+            first_token_due_s=first_token_due_s,
+            resumed=resumed,
             prompt_sink=prompt_sink,
         )
 

@@ -41,6 +41,7 @@ _NUM_TOLD = 4  # candidates that a forecast names, the best
 _PER_OBJECTIVE = 20  # differences that are smaller are left to seconds
 _OVERHEAD_WEIGHT = 0.05  # of the latest first token
 _MOST_MISSED = 0.5  # objectives because of one request, of those that may be refused
+_TRY_AFTER = 16  # refusals in a row, one is placed: a forecast that is wrong shall learn it
 _LEAST_RETRY_S = 0.25
 _MOST_RETRY_S = 30.0
 
@@ -77,6 +78,7 @@ class Predicted:
         self._plain = plain
         self._chance = chance
         self._overhead_s = 0.0
+        self._num_refused = 0  # since a first token came, or one was tried
 
     def remember(self, worker: WorkerId, block_keys: tuple[bytes, ...]) -> None:
         """See :class:`router.placement.types.Policy`."""
@@ -115,7 +117,9 @@ class Predicted:
         best = nsmallest(_NUM_TOLD, weighed, key=lambda each: each[0])
         chosen = best[0][1]
         if query.may_refuse and chosen.num_missed > _MOST_MISSED:
-            return None
+            if self._num_refused < _TRY_AFTER:
+                return None
+            self._num_refused = 0
         forecast = Forecast(chosen, tuple(candidate for _, candidate in best))
         if chosen.prefill is not None:
             return Paired(chosen.prefill, chosen.decode, forecast)
@@ -128,9 +132,14 @@ class Predicted:
         A first token that would be late now is later the later it begins. A decode worker that
         is too slow for one more may be fast enough once others have ended, so it is waited for
         as long as the first token can be in time, unless it would be too slow for one alone.
+
+        Who refuses all learns nothing: one of many that are refused in a row is tried.
         """
-        if _is_plain(query, snapshot):
-            return None
+        found = None if _is_plain(query, snapshot) else self._lost(query, snapshot, wait_s)
+        self._num_refused += found is not None
+        return found
+
+    def _lost(self, query: Query, snapshot: Snapshot, wait_s: float) -> Unreachable | None:
         snapshot = _with_room(snapshot)
         weighed = self._weigh(query, *usable(query, snapshot))
         if not weighed:
@@ -153,6 +162,7 @@ class Predicted:
     def came_true(self, forecast: Forecast, ttft_s: float) -> None:
         """See :class:`router.placement.types.Policy`. What is far off moves it as a bound says."""
         foretold_s = forecast.chosen.ttft_s
+        self._num_refused = 0
         off_s = max(-foretold_s, min(foretold_s, ttft_s - foretold_s))
         self._overhead_s = max(0.0, self._overhead_s + _OVERHEAD_WEIGHT * off_s)
 

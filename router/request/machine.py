@@ -198,6 +198,7 @@ class RequestMachine:
             self.attempt.due_s,
             self._retry.due_s(self._deps.clock()) if is_queued else None,
             self._placing.judge_at_s if is_queued else None,
+            self._placing.ask_again_at_s if is_queued else None,
         )
         return min((moment for moment in moments if moment is not None), default=None)
 

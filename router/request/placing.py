@@ -11,6 +11,8 @@ from router.request.emitted_tokens import EmittedTokens
 from router.request.prompt_told import PromptTold
 from router.request.retry_state import RetryState
 
+_ASK_AGAIN_S = 0.5  # other routers' requests end too, of which nobody is told at once
+
 
 class Placing:
     """The one place that asks placement, for the first workers and for all that follow.
@@ -38,6 +40,8 @@ class Placing:
         self._was_placed = bool(output.token_ids)  # or goes on where another call broke off
         self.judge_at_s = None if deps.foresee is None else first_token_due_s
         """When one that still waits is to be judged, once; None: never."""
+        self.ask_again_at_s: float | None = None
+        """When one that waits for better objectives asks again, if nothing happens before."""
 
     @property
     def needs_prefill(self) -> bool:
@@ -76,7 +80,10 @@ class Placing:
         """
         if not room_made and self._deps.clock() < self._retry.not_before_s:
             return None
-        return self.ask() or self.error_if_unreachable(is_new=False)
+        found = self.ask() or self.error_if_unreachable(is_new=False)
+        if found is None and self._may_refuse:
+            self.ask_again_at_s = self._deps.clock() + _ASK_AGAIN_S
+        return found
 
     def error_if_unreachable(self, *, is_new: bool) -> DiptychError | None:
         """What one is told whose objectives are lost, whenever it starts; None: they are not.
@@ -102,6 +109,8 @@ class Placing:
         The last refusal says most; else it waited behind others, or there was nobody
         to wait for.
         """
+        if self.ask_again_at_s is not None and now >= self.ask_again_at_s:
+            self.ask_again_at_s = None
         if self.judge_at_s is not None and now >= self.judge_at_s:
             self.judge_at_s = None
             error = self.error_if_unreachable(is_new=False)

@@ -376,3 +376,24 @@ def test_what_is_bound_already_is_never_refused() -> None:
     for changes in ({"beside": D2}, {"failed": frozenset({"p2"})}, {"num_max_tokens": 1001}):
         bound = dataclasses.replace(hopeless, **changes)
         assert made().foresee(bound, Snapshot(BUSY, (view_d(D1),)), 0.0) is None
+
+
+def test_one_of_many_that_are_refused_is_tried_so_that_a_wrong_forecast_learns_it() -> None:
+    policy, snapshot = made(), Snapshot((view_p(P1),), (view_d(D1),))
+    asked = dataclasses.replace(QUERY, objectives=Objectives(ttft_s=3.0), may_refuse=True)
+    tried = policy.place(asked, snapshot)
+    assert isinstance(tried, Paired)
+    assert tried.forecast is not None
+    for _ in range(200):  # all were slow, once
+        policy.came_true(tried.forecast, 9.0)
+    for _ in range(2):
+        num_refused = 0
+        while (chosen := policy.place(asked, snapshot)) is None:
+            assert policy.foresee(asked, snapshot, 0.0) is not None
+            num_refused += 1
+        assert num_refused == 16
+    assert isinstance(chosen, Paired)
+    assert chosen.forecast is not None
+    for _ in range(200):
+        policy.came_true(chosen.forecast, 1.5)
+    assert policy.foresee(asked, snapshot, 0.0) is None

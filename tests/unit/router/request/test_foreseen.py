@@ -67,7 +67,6 @@ def test_who_is_lost_at_its_turn_is_refused_and_who_is_not_waits_on() -> None:
 def test_who_is_never_offered_anything_is_judged_when_its_first_token_is_due() -> None:
     oracle = Oracle(None)
     world = begun(oracle)
-    assert world.machine.wake_at_s == DUE_S
     oracle.says, world.now = LOST, DUE_S
     world.on(events.Tick())
     assert_refused(world)
@@ -80,7 +79,20 @@ def test_who_is_late_and_may_not_be_refused_is_judged_once_and_waits_on() -> Non
     world.on(events.Tick())
     assert world.queued
     assert world.machine.wake_at_s is not None
-    assert world.machine.wake_at_s > DUE_S
+    assert world.machine.wake_at_s > DUE_S, "it is not judged again and again"
+
+
+def test_who_waits_for_better_objectives_asks_again_though_nothing_happens() -> None:
+    """Other routers' requests end, and nobody tells."""
+    world = begun(Oracle(None))
+    again_s = world.machine.wake_at_s
+    assert again_s is not None
+    assert world.now < again_s < DUE_S
+    num_asked, world.now = world.num_asked, again_s
+    world.on(events.Tick())
+    assert world.num_asked == num_asked + 1
+    assert world.machine.wake_at_s is not None
+    assert world.machine.wake_at_s > again_s
 
 
 def test_who_was_placed_once_is_never_refused_for_that() -> None:

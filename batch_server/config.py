@@ -85,7 +85,9 @@ class BatchServerConfig(ProcessConfig):
         description="Size of one line; no more than the routers' max_request_bytes helps.",
     )
     max_tenant_bytes: int = Field(
-        4 * 2**30, ge=1, description="Of all files of requests that a tenant has uploaded."
+        4 * 2**30,
+        ge=1,
+        description="Of all files that a tenant has, results too: one with more uploads none.",
     )
     max_open_batches: int = Field(
         32, ge=1, le=10_000, description="Batches of a tenant that have not ended."

@@ -21,7 +21,25 @@ def read_page(query: Mapping[str, str], default: int, most: int) -> PageAsked:
     given = query.get("limit", str(default))
     if not (given.isascii() and given.isdigit() and 0 < int(given[:9]) <= most):
         raise InvalidRequestError(f"should be a number from 1 to {most}", field="limit")
-    return PageAsked(min(int(given), MOST_AT_ONCE), query.get("after"))
+    return PageAsked(min(int(given), MOST_AT_ONCE), read_word(query, "after"))
+
+
+def read_word(query: Mapping[str, str], name: str) -> str | None:
+    """Something to look for in the database, which takes no zero byte.
+
+    Raises InvalidRequestError.
+    """
+    given = query.get(name)
+    if given is not None and not given.isprintable():
+        raise InvalidRequestError("has characters that cannot be printed", field=name)
+    return given
+
+
+def path_id(given: str, kind: str) -> str:
+    """The id in a path. Raises RefusedError: there can be none of that id."""
+    if not given.isprintable():
+        raise not_found(kind, given)
+    return given
 
 
 def read_ascending(query: Mapping[str, str]) -> bool:

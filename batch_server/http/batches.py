@@ -8,7 +8,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from batch_server.http.asked import not_found, read_page, refuse_browsers
+from batch_server.http.asked import not_found, path_id, read_page, refuse_browsers
 from batch_server.http.files import PURPOSE
 from batch_server.http.forms import batch_form, list_form
 from batch_server.records import ENDPOINTS, Batch, Endpoint, new_id
@@ -76,7 +76,8 @@ class BatchAnswers:
             expires_s=int(now_s) + read_window_s(body.completion_window),
             metadata=body.metadata,
         )
-        file = await self._files.find(tenant, body.input_file_id)
+        is_id = body.input_file_id.isprintable()
+        file = await self._files.find(tenant, body.input_file_id) if is_id else None
         if file is None:
             raise InvalidRequestError("is none of your files", field="input_file_id")
         if file.purpose != PURPOSE:
@@ -97,7 +98,7 @@ class BatchAnswers:
 
     async def retrieve(self, request: Request) -> Response:
         """How far one is."""
-        batch_id = request.path_params["batch_id"]
+        batch_id = path_id(request.path_params["batch_id"], "batch")
         batch = await self._batches.find(request.scope[TENANT].name, batch_id)
         if batch is None:
             raise not_found("batch", batch_id)
@@ -106,7 +107,7 @@ class BatchAnswers:
     async def cancel(self, request: Request) -> Response:
         """Send no more of its lines; those that were answered stay so."""
         refuse_browsers(request.headers)
-        batch_id = request.path_params["batch_id"]
+        batch_id = path_id(request.path_params["batch_id"], "batch")
         tenant: str = request.scope[TENANT].name
         batch = await self._batches.cancel(tenant, batch_id, self._clock())
         if batch is None:

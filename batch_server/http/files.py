@@ -1,7 +1,8 @@
 """``/v1/files``: uploads in bounds, lists, contents."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Final, NamedTuple
 
 from starlette.datastructures import FormData, UploadFile
@@ -10,7 +11,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Message, Receive, Send
 
-from batch_server.http.asked import not_found, read_ascending, read_page, refuse_browsers
+from batch_server.http.asked import (
+    not_found,
+    path_id,
+    read_ascending,
+    read_page,
+    read_word,
+    refuse_browsers,
+)
 from batch_server.http.forms import file_form, list_form
 from batch_server.records import StoredFile, new_id
 from batch_server.store.files import FileStore
@@ -19,7 +27,8 @@ from router.frontend.http.errors import RefusedError
 from router.frontend.http.exchange import TENANT
 
 PURPOSE: Final = "batch"
-_MOST_UPLOADS: Final = 8
+_MOST_UPLOADS: Final = 16
+_MOST_OF_TENANT: Final = 4
 _CHUNK_BYTES: Final = 2**18
 _FORM_BYTES: Final = 2**16  # of an upload, beside the file
 _MAX_FIELDS: Final = 16
@@ -44,16 +53,16 @@ class FileAnswers:
         self._files = files
         self._bounds = bounds
         self._clock = clock
-        self._num_uploads = 0
+        self._uploading: Counter[str] = Counter()  # by tenant
 
     async def upload(self, request: Request) -> Response:
         """Store a file, which is there once the answer is."""
         refuse_browsers(request.headers)
-        if self._num_uploads >= _MOST_UPLOADS:
-            raise QueueFullError(
-                f"{self._num_uploads} files are being uploaded", retry_after_s=RETRY_LATER_S
-            )
-        self._num_uploads += 1
+        _check_form(request.headers)
+        tenant = _tenant(request)
+        if self._uploading[tenant] >= _MOST_OF_TENANT or self._uploading.total() >= _MOST_UPLOADS:
+            raise QueueFullError("many files are being uploaded", retry_after_s=RETRY_LATER_S)
+        self._uploading[tenant] += 1
         try:
             async with asyncio.timeout(self._bounds.patience_s):
                 return await self._upload(request)
@@ -61,7 +70,8 @@ class FileAnswers:
             reason = f"the file did not come within {self._bounds.patience_s:g} s"
             raise RefusedError(408, reason, "request_timeout") from None
         finally:
-            self._num_uploads -= 1
+            self._uploading[tenant] -= 1
+            self._uploading += Counter()  # forgets those at 0
 
     async def list(self, request: Request) -> Response:
         """A page of the tenant's."""
@@ -69,7 +79,7 @@ class FileAnswers:
         asked = read_page(query, _MOST_LISTED, _MOST_LISTED)
         found = await self._files.page(
             _tenant(request),
-            query.get("purpose"),
+            read_word(query, "purpose"),
             asked.after,
             asked.limit + 1,
             ascending=read_ascending(query),
@@ -89,13 +99,13 @@ class FileAnswers:
 
     async def delete(self, request: Request) -> Response:
         """It is gone once the answer is there."""
-        file_id = request.path_params["file_id"]
+        file_id = path_id(request.path_params["file_id"], "file")
         if not await self._files.delete(_tenant(request), file_id):
             raise not_found("file", file_id)
         return JSONResponse({"id": file_id, "object": "file", "deleted": True})
 
     async def _find(self, request: Request) -> StoredFile:
-        file_id = request.path_params["file_id"]
+        file_id = path_id(request.path_params["file_id"], "file")
         file = await self._files.find(_tenant(request), file_id)
         if file is None:
             raise not_found("file", file_id)
@@ -182,6 +192,14 @@ def too_large(most: int) -> RefusedError:
 def _tenant(request: Request) -> str:
     name: str = request.scope[TENANT].name
     return name
+
+
+def _check_form(headers: Mapping[str, str]) -> None:
+    """Of other forms all is kept in memory. Raises RefusedError."""
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "multipart/form-data":
+        reason = "a file has to come as multipart/form-data"
+        raise RefusedError(415, reason, "unsupported_media_type")
 
 
 def _bounded(receive: Receive, most: int) -> Receive:

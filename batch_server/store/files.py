@@ -133,9 +133,8 @@ def _page(
 
 
 def _num_bytes_of(connection: Connection, tenant: str) -> int:
-    total = select(func.coalesce(func.sum(FILES.c.num_bytes), 0)).where(
-        FILES.c.tenant == tenant, FILES.c.batch_id.is_(None)
-    )
+    own = FILES.c.tenant == tenant
+    total = select(func.coalesce(func.sum(FILES.c.num_bytes), 0)).where(own)
     return int(connection.execute(total).scalar_one())
 
 

@@ -129,7 +129,7 @@ def chats(model: str) -> dict[str, dict[str, Any]]:
         body = {
             "model": model,
             "messages": [message],
-            "max_tokens": 40,
+            "max_tokens": 100,
             "ignore_eos": True,
             **sampled,
         }

@@ -114,7 +114,8 @@ async def test_uploads_that_are_wrong(tmp_path: Path) -> None:
         wrong = {"purpose": "assistants"}
         assert await error(files=file, data=wrong) == (400, invalid, "purpose")
         assert await error(files={"other": b"x"}, data=batch) == (400, invalid, "file")
-        assert await error(json=batch) == (400, invalid, "purpose")
+        assert (await error(json=batch))[:2] == (415, "unsupported_media_type")
+        assert (await error(data={"file": "x" * 1000, **batch}))[0] == 415
         kind = {"content-type": "multipart/form-data; boundary=x"}
         assert await error(content=b"--y\r\nno form", headers=kind) == (400, invalid, "body")
         expiring = {**batch, "expires_after[anchor]": "created_at"}
@@ -286,6 +287,48 @@ async def test_other_paths_and_bodies(tmp_path: Path) -> None:
             headers = {"content-type": kind}
             answer = await client.post("/v1/batches", content=body, headers=headers)
             assert error_of(answer)[0] == status
+
+
+async def test_what_no_database_takes_is_refused(tmp_path: Path) -> None:
+    async with opened(tmp_path) as rig, asked(rig) as client:
+        for method, path, status in [
+            ("GET", "/v1/files/file-%00", 404),
+            ("GET", "/v1/files/file-%00/content", 404),
+            ("DELETE", "/v1/files/file-%00", 404),
+            ("GET", "/v1/batches/%00", 404),
+            ("POST", "/v1/batches/%00/cancel", 404),
+            ("GET", "/v1/files?after=%00", 400),
+            ("GET", "/v1/files?purpose=%00", 400),
+            ("GET", "/v1/batches?after=%00", 400),
+        ]:
+            assert error_of(await client.request(method, path))[0] == status, path
+        answer = await client.post("/v1/batches", json={**BODY, "input_file_id": "\0"})
+        assert error_of(answer) == (400, "request_invalid", "input_file_id")
+
+
+async def test_one_tenants_uploads_leave_room_for_others(tmp_path: Path) -> None:
+    kind = {"content-type": "multipart/form-data; boundary=x", "authorization": "Bearer k1"}
+    begun: asyncio.Queue[None] = asyncio.Queue()
+
+    async def endless() -> AsyncIterator[bytes]:
+        yield b"--x\r\n"
+        begun.put_nowait(None)
+        await asyncio.Event().wait()
+
+    async with opened(tmp_path) as rig, asked(rig, key_file(tmp_path)) as client:
+
+        async def hang() -> None:
+            await client.post("/v1/files", content=endless(), headers=kind)
+
+        async with asyncio.TaskGroup() as tasks:
+            hanging = [tasks.create_task(hang(), name=f"upload-{i}") for i in range(4)]
+            for _ in hanging:
+                await begun.get()
+            answer = await client.post("/v1/files", content=b"--x", headers=kind)
+            assert error_of(answer) == (429, "queue_full", None)
+            await upload(client, headers={"authorization": "Bearer k2"})
+            for each in hanging:
+                each.cancel()
 
 
 async def test_an_upload_that_never_ends_is_given_up(tmp_path: Path) -> None:

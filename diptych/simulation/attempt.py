@@ -70,14 +70,7 @@ class _Lease:
     def __init__(self, seat: Seat[PrefillSeen], seq: Sequence) -> None:
         self.seat = seat
         self.seq = seq
-        self.num_waiting = 0  # tokens that the router counts as waiting there
         self.is_expected = False  # the worker has not accepted it yet
-
-    def waits(self, num_tokens: int) -> None:
-        """So many tokens of it are to be computed."""
-        more, self.num_waiting = num_tokens - self.num_waiting, num_tokens
-        if more:
-            self.seat.seen.sent(more)
 
 
 class _Reservation:
@@ -145,7 +138,8 @@ class Attempt:
         if self._request.block_keys:
             lease.is_expected = True
             self._cluster.policy.expect(worker, self._request.block_keys)
-        lease.waits(len(self._request.prompt_ids))
+        num_tokens = len(self._request.prompt_ids)
+        self._cluster.backlog.opened(self._request.number, worker, num_tokens)
         self._later(lambda: self._begin_lease(lease))
 
     def _begin_lease(self, lease: _Lease) -> None:
@@ -162,8 +156,7 @@ class Attempt:
         if lease.is_expected:
             lease.is_expected = False
             self._cluster.policy.remember(lease.seat.host.worker, self._request.block_keys)
-        if not self.has_first:
-            lease.waits(len(self._request.prompt_ids) - num_cached_tokens)
+        self._cluster.backlog.accepted(self._request.number, num_cached_tokens)
         self._cluster.room.pump_soon()  # there is more runway
 
     def _on_prefill(self, lease: _Lease, update: SequenceUpdate) -> None:
@@ -173,14 +166,14 @@ class Attempt:
         if update.token is None:
             return
         self._drawn_s = self._agenda.now_s
-        self._later(lambda: self._drew_first(lease))
+        self._later(self._drew_first)
         if held is not None:
             proven_s = held.pulled_s + self._cluster.wires.pull_s
             self._later(lambda: self._proven(held), at_s=proven_s)
 
-    def _drew_first(self, lease: _Lease) -> None:
+    def _drew_first(self) -> None:
         self.has_first = True
-        lease.waits(0)
+        self._cluster.backlog.computed(self._request.number)
         self._cluster.room.pump_soon()
         self._owner.drew_first()
         if self._reservation is None:
@@ -192,7 +185,7 @@ class Attempt:
         lease, self._lease = self._lease, None
         if lease is None:
             return
-        lease.waits(0)
+        self._cluster.backlog.computed(self._request.number)
         if lease.is_expected:
             self._cluster.policy.retract(lease.seat.host.worker, self._request.block_keys)
         lease.seat.host.engine.release(lease.seq)

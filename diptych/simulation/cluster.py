@@ -10,6 +10,7 @@ from diptych.simulation.engine import EngineLimits, Noise
 from diptych.simulation.seen import DecodeSeen, PrefillSeen, Told
 from diptych.simulation.worker import SimulatedWorker
 from diptych.step_model import StepModel
+from router.cluster.prefill_backlog import PrefillBacklog
 from router.placement.departures import Departures
 from router.placement.types import DecodeView, Policy, PrefillView, Snapshot, WorkerId
 from router.placement.waiting_room import WaitingRoom
@@ -117,6 +118,7 @@ class SimulatedCluster:
         self._snapshot: Snapshot | None = None
         self._prefill_views = _Views[PrefillView]()
         self._decode_views = _Views[DecodeView]()
+        self.backlog = PrefillBacklog(self._backlog_changed)
         self.prefill = self._seat_prefill(split.num_prefill, limits.max_pending_prefill_tokens)
         self.decode = self._seat_decode(split.num_decode)
         self.room = WaitingRoom(
@@ -150,7 +152,7 @@ class SimulatedCluster:
             host = self._host("prefill", index, self._workers.prefill)
             changed = partial(self._changed, self._prefill_views, index)
             seen = PrefillSeen(host.worker, Told(host.engine), max_pending, changed)
-            host.on_told = seen.told
+            host.on_told = partial(self._prefill_told, seen, host.worker)
             seats[host.worker] = Seat(host, seen)
             self._prefill_views.add(seen.view)
         return seats
@@ -182,6 +184,14 @@ class SimulatedCluster:
         )
         self.policy.resize(host.worker, limits.num_blocks)
         return host
+
+    def _prefill_told(self, seen: PrefillSeen, worker: WorkerId, told: Told) -> None:
+        self.backlog.told(worker)
+        seen.told(told)
+
+    def _backlog_changed(self, worker: WorkerId) -> None:
+        backlog, seen = self.backlog, self.prefill[worker].seen
+        seen.loaded(backlog.num_pending_tokens(worker), backlog.num_sent_tokens(worker))
 
     def _changed(self, views: "_Views[V]", index: int, is_news: bool) -> None:
         views.changed(index)

@@ -26,13 +26,14 @@ class Told:
         self.max_num_seqs = engine.limits.max_num_seqs
         self.max_model_len = engine.limits.max_model_len
 
-    def engine_view(self, num_departed_tokens: int) -> EngineView:
-        """With what the router sent since, or took back."""
+    def engine_view(self, num_departed_tokens: int, num_computed_tokens: int = 0) -> EngineView:
+        """With what the router sent since, and what it heard of that is done."""
         return EngineView(
             model=self.model,
             max_batched_tokens=self.max_batched_tokens,
             work=self.work,
             num_departed_tokens=num_departed_tokens,
+            num_computed_tokens=num_computed_tokens,
         )
 
 
@@ -50,19 +51,19 @@ class PrefillSeen:
         self._told = told
         self._max_pending_tokens = max_pending_tokens
         self._on_change = on_change
-        self._num_own = self._num_others = self._num_told = 0  # prompt tokens
+        self._num_own = self._num_others = self._num_told = self._num_sent = 0  # prompt tokens
 
     def told(self, told: Told) -> None:
         """The worker said how it is."""
         self._told = told
         self._num_others = max(0, told.work.num_prefill_tokens - self._num_own)
-        self._num_told = self._num_own
+        self._num_told, self._num_sent = self._num_own, 0
         self._on_change(False)
 
-    def sent(self, num_tokens: int) -> None:
-        """So many more of ours are to be computed there; negative: fewer."""
+    def loaded(self, num_own_tokens: int, num_sent_tokens: int) -> None:
+        """So many tokens of ours wait there now, so many of them sent since it told."""
         was_open = self._has_runway
-        self._num_own += num_tokens
+        self._num_own, self._num_sent = num_own_tokens, num_sent_tokens
         self._on_change(self._has_runway and not was_open)
 
     @property
@@ -83,7 +84,9 @@ class PrefillSeen:
             has_runway=self._has_runway,
             num_available_blocks=self._told.num_available_blocks,
             tokens_per_s=self._told.tokens_per_s,
-            engine=self._told.engine_view(self._num_own - self._num_told),
+            engine=self._told.engine_view(
+                self._num_sent, max(0, self._num_told - (self._num_own - self._num_sent))
+            ),
         )
 
 

@@ -55,6 +55,7 @@ class PrefillMember:
         self._num_own_tokens = 0
         self._num_others_tokens = 0
         self._num_told_tokens = 0  # of ours, when the worker said how it is
+        self._num_sent_tokens = 0  # of ours, since then
         self._was_open = False
         self._view: PrefillView | None = None
 
@@ -65,11 +66,13 @@ class PrefillMember:
             published = state.num_pending_prefill_tokens
             self._num_others_tokens = max(0, published - self._num_own_tokens)
             self._num_told_tokens = self._num_own_tokens
+            self._num_sent_tokens = 0
         return self.refresh()
 
-    def loaded(self, num_own_tokens: int) -> bool:
-        """So many tokens of ours wait there now."""
+    def loaded(self, num_own_tokens: int, num_sent_tokens: int) -> bool:
+        """So many tokens of ours wait there now, so many of them sent since it told."""
         self._num_own_tokens = num_own_tokens
+        self._num_sent_tokens = num_sent_tokens
         return self.refresh()
 
     @property
@@ -87,9 +90,14 @@ class PrefillMember:
                 num_available_blocks=_num_available_blocks(state),
                 tokens_per_s=state.prefill_tokens_per_s,
                 place=_place(state).over(self.found_at),
-                engine=_engine(state, self._num_own_tokens - self._num_told_tokens),
+                engine=_engine(state, self._num_sent_tokens, self._num_computed_tokens),
             )
         return self._view
+
+    @property
+    def _num_computed_tokens(self) -> int:
+        """Of ours that it had when it told, those that it has no more."""
+        return max(0, self._num_told_tokens - (self._num_own_tokens - self._num_sent_tokens))
 
     @property
     def _has_runway(self) -> bool:
@@ -189,7 +197,9 @@ def _place(state: worker_pb2.WorkerState) -> Place:
     return Place(state.zone, state.nvlink_domain)
 
 
-def _engine(state: worker_pb2.WorkerState, num_departed_tokens: int) -> EngineView | None:
+def _engine(
+    state: worker_pb2.WorkerState, num_departed_tokens: int, num_computed_tokens: int = 0
+) -> EngineView | None:
     if not state.HasField("step_model"):
         return None
     return EngineView(
@@ -202,6 +212,7 @@ def _engine(state: worker_pb2.WorkerState, num_departed_tokens: int) -> EngineVi
             num_attention_pairs=state.num_pending_attention_pairs,
         ),
         num_departed_tokens=num_departed_tokens,
+        num_computed_tokens=num_computed_tokens,
     )
 
 

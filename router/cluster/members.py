@@ -199,6 +199,8 @@ class Cluster:
         member.gate = now
         if before._replace(pairs_version=0) != now._replace(pairs_version=0):
             self._gate_changed(member, before)
+        if isinstance(member, PrefillMember) and now.worker is not None:
+            self.prefill_backlog.told(now.worker)
         is_news = member.told()
         if isinstance(member, DecodeMember) and self._has_new_pairs(member, before):
             is_news = True
@@ -217,7 +219,7 @@ class Cluster:
         member = self._prefill.get(worker.address)
         if member is not None and member.watch.worker == worker:
             own = self.prefill_backlog.num_pending_tokens(worker)
-            if member.loaded(own):
+            if member.loaded(own, self.prefill_backlog.num_sent_tokens(worker)):
                 self._on_change()
 
     def _has_new_pairs(self, member: DecodeMember, before: Gate) -> bool:

@@ -7,15 +7,21 @@ from router.placement.types import WorkerId
 
 
 class PrefillBacklog:
-    """Sums of what leases were opened for and is not computed. ``on_change`` hears of each."""
+    """Sums of what leases were opened for and is not computed. ``on_change`` hears of each.
+
+    Of each worker it knows which leases came since the worker last told how it is: what it told
+    has none of these, whatever it has computed of the others.
+    """
 
     def __init__(self, on_change: Callable[[WorkerId], None]) -> None:
         self._on_change = on_change
         self._pending: dict[int, tuple[WorkerId, int]] = {}  # by the lease's sequence id
         self._sums: Counter[WorkerId] = Counter()
+        self._sent: dict[WorkerId, set[int]] = {}  # sequence ids, since the worker told
 
     def opened(self, sequence_id: int, worker: WorkerId, num_tokens: int) -> None:
         """A lease was asked for."""
+        self._sent.setdefault(worker, set()).add(sequence_id)
         self._set(sequence_id, worker, num_tokens)
 
     def accepted(self, sequence_id: int, num_cached_tokens: int) -> None:
@@ -28,11 +34,20 @@ class PrefillBacklog:
         """Its prompt is computed, or the lease is gone. Idempotent."""
         worker, num_tokens = self._pending.pop(sequence_id, (None, 0))
         if worker is not None:
+            self._sent.get(worker, set()).discard(sequence_id)
             self._add(worker, -num_tokens)
+
+    def told(self, worker: WorkerId) -> None:
+        """The worker said how it is, all that was sent until now included."""
+        self._sent.pop(worker, None)
 
     def num_pending_tokens(self, worker: WorkerId) -> int:
         """Of this router's prompts on ``worker``."""
         return self._sums[worker]
+
+    def num_sent_tokens(self, worker: WorkerId) -> int:
+        """Of these, such as were sent since it told how it is."""
+        return sum(self._pending[each][1] for each in self._sent.get(worker, ()))
 
     def _set(self, sequence_id: int, worker: WorkerId, num_tokens: int) -> None:
         before = self._pending[sequence_id][1] if sequence_id in self._pending else 0

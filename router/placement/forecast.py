@@ -108,13 +108,11 @@ def _queued(engine: EngineView, prompt: StepWork) -> StepWork:
     Of what was sent since, the lengths are taken to be ours.
     """
     said, since = engine.work, engine.num_departed_tokens
-    num_tokens = max(0, said.num_prefill_tokens + since)
-    if since >= 0:
-        each = prompt.num_attention_pairs / (prompt.num_prefill_tokens or 1)
-        pairs = said.num_attention_pairs + since * each
-    else:
-        pairs = said.num_attention_pairs * num_tokens / (said.num_prefill_tokens or 1)
-    return StepWork(num_prefill_tokens=num_tokens, num_attention_pairs=round(pairs))
+    # What it had may have been computed in part when it told: no more is gone than it told of.
+    num_left = max(0, said.num_prefill_tokens - engine.num_computed_tokens)
+    pairs = said.num_attention_pairs * num_left / (said.num_prefill_tokens or 1)
+    pairs += since * prompt.num_attention_pairs / (prompt.num_prefill_tokens or 1)
+    return StepWork(num_prefill_tokens=num_left + since, num_attention_pairs=round(pairs))
 
 
 def _elapsed_s(engine: EngineView, queued_s: float, num_queued: int) -> float:

@@ -32,7 +32,8 @@ class EngineView:
     model: StepModel
     max_batched_tokens: int  # of one step; 0: it does not say
     work: StepWork  # that it has; a token for each sequence that decodes
-    num_departed_tokens: int = 0  # of this router's prompts, more than then (or less)
+    num_departed_tokens: int = 0  # of this router's prompts, that were sent since
+    num_computed_tokens: int = 0  # of this router's prompts that it had then, and has no more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,10 +72,10 @@ class Mirrored:
     def send_prompt(self, address: str, num_tokens: int) -> None:
         """To a prefill worker, which gets it at once."""
         seq = self._sequence(num_tokens, prefill_only=True)
-        self.world.cluster.prefill_backlog.opened(
-            self._number, WorkerId(address, f"{address}-1"), num_tokens
-        )
-        self.prefill[address].sent(num_tokens)
+        worker, backlog = WorkerId(address, f"{address}-1"), self.world.cluster.prefill_backlog
+        backlog.opened(self._number, worker, num_tokens)
+        own, sent = backlog.num_pending_tokens(worker), backlog.num_sent_tokens(worker)
+        self.prefill[address].loaded(own, sent)
         self.engines[address].add_prefill(seq, lambda update: None)
 
     def send_sequence(self, address: str, num_tokens: int) -> None:

@@ -414,3 +414,29 @@ async def test_256_that_wait_cost_little_while_all_workers_are_full(
 def run_all(pumps: list[Callable[[], None]]) -> None:
     while pumps:
         pumps.pop(0)()
+
+
+async def test_what_a_worker_computed_is_not_taken_from_what_was_sent_since() -> None:
+    """It told after it had computed a prompt, and its word of that came later."""
+    world = World(prefill=1, decode=1)
+    model = StepModel(StepCost(0.1, 0.01), StepCost(0.2, 0.01)).to_proto()
+    backlog = world.cluster.prefill_backlog
+    worker = world.cluster.snapshot().prefill[0].worker
+
+    def engine() -> EngineView:
+        view = world.cluster.snapshot().prefill[0].engine
+        assert view is not None
+        return view
+
+    backlog.opened(1, worker, 300)
+    world.says("p0:1", step_model=model, max_batched_tokens=512)  # nothing waits there any more
+    backlog.computed(1)
+    assert (engine().num_departed_tokens, engine().num_computed_tokens) == (0, 300)
+    backlog.opened(2, worker, 200)
+    assert (engine().num_departed_tokens, engine().num_computed_tokens) == (200, 300)
+    backlog.accepted(2, 50)
+    assert (engine().num_departed_tokens, engine().num_computed_tokens) == (150, 300)
+    world.says("p0:1", step_model=model, num_pending_prefill_tokens=150)
+    assert (engine().num_departed_tokens, engine().num_computed_tokens) == (0, 0)
+    backlog.computed(2)
+    assert (engine().num_departed_tokens, engine().num_computed_tokens) == (0, 150)

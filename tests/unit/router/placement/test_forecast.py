@@ -32,8 +32,16 @@ def decode_view(engine: EngineView | None, num_sequences: int = 0) -> DecodeView
     )
 
 
-def engine(work: StepWork = IDLE, since: int = 0, model: StepModel = MODEL) -> EngineView:
-    return EngineView(model=model, max_batched_tokens=500, work=work, num_departed_tokens=since)
+def engine(
+    work: StepWork = IDLE, since: int = 0, model: StepModel = MODEL, computed: int = 0
+) -> EngineView:
+    return EngineView(
+        model=model,
+        max_batched_tokens=500,
+        work=work,
+        num_departed_tokens=since,
+        num_computed_tokens=computed,
+    )
 
 
 def first_token_s(view: EngineView) -> float:
@@ -71,8 +79,11 @@ def test_sequences_that_decode_are_in_every_step_and_take_of_its_budget() -> Non
 def test_what_was_sent_since_is_ahead_and_what_was_done_since_is_not() -> None:
     idle_s, queue = first_token_s(engine()), StepWork.of_prompt(1000, 0)
     assert first_token_s(engine(since=1000)) == pytest.approx(2 * idle_s, rel=0.01)
-    assert first_token_s(engine(queue, since=-1000)) == pytest.approx(idle_s)
-    assert first_token_s(engine(queue, since=-5000)) == pytest.approx(idle_s)
+    assert first_token_s(engine(queue, computed=1000)) == pytest.approx(idle_s)
+    assert first_token_s(engine(queue, computed=5000)) == pytest.approx(idle_s)
+    sent = engine(since=1000)
+    assert first_token_s(engine(queue, 1000, computed=5000)) >= first_token_s(sent) - 0.5 * idle_s
+    assert first_token_s(engine(since=1000, computed=1000)) == first_token_s(sent)
 
 
 def test_tokens_come_further_apart_with_a_sequence_more() -> None:

@@ -20,6 +20,7 @@ from diptych.client import (
     build_request,
 )
 from diptych.errors import (
+    DeadlineUnreachableError,
     DiptychError,
     InvalidRequestError,
     ModelNotFoundError,
@@ -31,8 +32,10 @@ from diptych.v1 import inference_pb2
 from router.request.attempt import Attempt
 from tests import metrics
 from tests.call import generate, token_request
+from tests.integration.fake_workers import FakePrefill
 from tests.integration.router_rig import (
     PROMPT,
+    Cluster,
     eventually,
     expected,
     running,
@@ -332,3 +335,23 @@ async def test_the_worker_of_the_fastest_steps_is_chosen_and_what_came_true_is_t
         more = [len(worker.specs) - num for worker, num in zip(workers, before, strict=True)]
         assert more == [3, 3, 0, 0]
         assert await num_foretold() == known + 3
+        await assert_refused_by_what_is_foretold(cluster, address, fast)
+
+
+async def assert_refused_by_what_is_foretold(
+    cluster: Cluster, address: str, fast: FakePrefill
+) -> None:
+    """A prompt takes 0.1 s at least: who wants its first token sooner costs no worker anything."""
+    request, num_specs = token_request(PROMPT, max_tokens=3), len(fast.specs)
+    request.ttft_ms = 60_000
+    assert (await generate(cluster.channel, request)).error is None
+    assert len(fast.specs) == num_specs + 1
+    request.ttft_ms = 50
+    request.priority = inference_pb2.PRIORITY_BATCH
+    answer = await generate(cluster.channel, request)
+    assert isinstance(answer.error, DeadlineUnreachableError)
+    assert answer.error.retry_after_s is not None
+    assert len(fast.specs) == num_specs + 1
+    samples = await asyncio.to_thread(metrics.scrape, address)
+    assert samples['diptych_router_unreachable_total{class="batch"}'] == 1
+    assert samples['diptych_router_class_engine_seconds_total{class="standard"}'] > 0

@@ -7,10 +7,11 @@ GENERATED := diptych/v1
 PUBLISHED := proto/published.txtpb
 GOLDEN := tests/integration/test_golden.py
 CHART_TOOLS := .cache/chart/tools
+TOOL_CALLS := .cache/tool-calls
 IMAGE := tests/deploy/test_image.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test golden chaos chaos-long lint proto published bench gpu chart image page manifests
+.PHONY: help setup demo test golden chaos chaos-long lint proto published bench gpu chart image page manifests tool-calls
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -76,6 +77,9 @@ chart: .venv/ready $(CHART_TOOLS)/ready  ## Check the Helm chart and the image's
 image: .venv/ready  ## Build the image and run its demo in it, as nobody and read-only; needs buildah and root
 	$(PYTEST) $(IMAGE)
 
+tool-calls: .venv/ready $(TOOL_CALLS)/ready  ## Text of tool calls that others collected, through the parsers of all families; fetches it
+	PYTHONPATH=$(TOOL_CALLS) $(PY) -m tests.conformance.tool_calls
+
 page: .venv/page  ## Drive the web page in a headless Chromium, which has to be there; pictures go to docs/page
 	$(PYTEST) tests/page
 
@@ -97,6 +101,10 @@ endef
 
 .venv/page: .venv/ready
 	$(PY) -m pip install --disable-pip-version-check $(PIP_ARGS) -e '.[page]'
+	@touch $@
+
+$(TOOL_CALLS)/ready: Makefile
+	$(PY) -m pip install --disable-pip-version-check $(PIP_ARGS) --no-deps --upgrade --target $(TOOL_CALLS) canitoolcall==0.1.1
 	@touch $@
 
 $(CHART_TOOLS)/ready: pyproject.toml

@@ -197,6 +197,12 @@ _DEEPSEEK: Final = {
             },
             "transform": _CALL,
         },
+        {
+            "open_pattern": r"<｜DSML｜\s?invoke name=\"(?P<name>[^\"\n]+)\"\s*(?=/>)",
+            "close": "/>",
+            "content": "text",
+            "transform": {"function": {"name": "{name}", "arguments": {}}},
+        },
     ],
     "ignored": [
         {"open": ["<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"]},

@@ -132,6 +132,7 @@ EXAMPLES = [
         "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
         calls=(("f", '{"s": "1", "x": 1}'),),
     ),
+    Example(AnswerForm.DEEPSEEK, '<｜DSML｜invoke name="g"/>\n', calls=(("g", "{}"),)),
     Example(AnswerForm.THINK, "<think>a</think>b", content="b", reasoning="a"),
     Example(AnswerForm.THINK, " b \n", content=" b \n"),
 ]

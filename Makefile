@@ -11,7 +11,7 @@ TOOL_CALLS := .cache/tool-calls
 IMAGE := tests/deploy/test_image.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test golden chaos chaos-long lint proto published bench gpu chart image page manifests tool-calls
+.PHONY: help setup demo test golden chaos chaos-long lint proto published bench gpu chart image page manifests toolcalls
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -77,7 +77,7 @@ chart: .venv/ready $(CHART_TOOLS)/ready  ## Check the Helm chart and the image's
 image: .venv/ready  ## Build the image and run its demo in it, as nobody and read-only; needs buildah and root
 	$(PYTEST) $(IMAGE)
 
-tool-calls: .venv/ready $(TOOL_CALLS)/ready  ## Text of tool calls that others collected, through the parsers of all families; fetches it
+toolcalls: .venv/ready $(TOOL_CALLS)/ready  ## Text of tool calls that others collected, through the parsers of all families; fetches it
 	PYTHONPATH=$(TOOL_CALLS) $(PY) -m tests.conformance.tool_calls
 
 page: .venv/page  ## Drive the web page in a headless Chromium, which has to be there; pictures go to docs/page

@@ -1,6 +1,6 @@
 """Fixtures of tool-call text that others wrote, through the parser of a model's family.
 
-Run by ``make tool-calls``, which fetches the package ``canitoolcall`` beside everything else.
+Run by ``make toolcalls``, which fetches the package ``canitoolcall`` beside everything else.
 Each output is parsed whole and in random pieces, and judged by the package's own checks.
 """
 

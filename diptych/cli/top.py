@@ -35,7 +35,7 @@ def run(args: list[str]) -> int:
     """Watch until Ctrl-C; 0, or 1 if the router does not tell, or cannot be reached at first."""
     config = settings.load(TopConfig, args, prog="diptych top", env_prefix="DIPTYCH_TOP_")
     try:
-        if config.once or not sys.stdout.isatty():
+        if config.once or not sys.stdout.isatty() or _terminal().is_dumb_terminal:
             asyncio.run(_show_once(config))
         else:
             asyncio.run(_watch(config))
@@ -54,7 +54,7 @@ async def _show_once(config: TopConfig) -> None:
     async with config.client() as client:
         sample = await _look(client)
     console = Console(
-        file=sys.stdout, width=_PLAIN_COLUMNS, no_color=True, color_system=None, highlight=False
+        file=sys.stdout, force_terminal=False, width=_PLAIN_COLUMNS, color_system=None
     )
     with console.capture() as captured:
         console.print(screen(sample, None, has_bars=False))
@@ -73,7 +73,7 @@ async def _watch(config: TopConfig) -> None:
     before, failure = None, ""
     async with config.client() as client:
         now = await _look(client)
-        with Live(screen=True, auto_refresh=False) as live:
+        with Live(console=_terminal(), screen=True, auto_refresh=False) as live:
             while True:
                 shown = screen(now, before, has_bars=True)
                 live.update(Group(Text(failure, style="bold red"), shown), refresh=True)
@@ -82,6 +82,11 @@ async def _watch(config: TopConfig) -> None:
                     before, now, failure = now, await _look(client), ""
                 except DiptychError as error:
                     failure = _line(config, error)
+
+
+def _terminal() -> Console:
+    """Standard output, which is one: the environment may say otherwise, for programs that guess."""
+    return Console(force_terminal=True, force_interactive=True)
 
 
 async def _look(client: DiptychClient) -> Sample:

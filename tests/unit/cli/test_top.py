@@ -49,7 +49,7 @@ def report(num_output_tokens: int = 100, num_pulls: int = 7) -> DescribeClusterR
 
 
 def text_of(shown: RenderableType) -> str:
-    console = Console(file=io.StringIO(), width=200)
+    console = Console(file=io.StringIO(), width=200, force_terminal=False, color_system=None)
     with console.capture() as captured:
         console.print(shown)
     return captured.get()
@@ -109,9 +109,15 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[object]], None]:
     return script
 
 
+@pytest.mark.parametrize("is_dumb", [False, True])
 def test_without_a_terminal_it_is_plain_text_once(
-    answers: Callable[[list[object]], None], capsys: pytest.CaptureFixture[str]
+    answers: Callable[[list[object]], None],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    is_dumb: bool,
 ) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: is_dumb)
+    monkeypatch.setenv("TERM", "dumb")
     answers([report()])
     assert top.run([]) == 0
     said = capsys.readouterr().out
@@ -145,6 +151,8 @@ def test_a_router_that_is_lost_meanwhile_is_told_and_looked_for_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setattr("asyncio.sleep", _no_pause)
     lost = DiptychError("gone")
     answers([report(), lost, report(150), KeyboardInterrupt()])

@@ -309,12 +309,18 @@ async def test_log_probabilities_are_the_models_own(
     )
 
 
+TOLD_WHERE_TRACED = {"diptych_trace_spans_sent", "diptych_trace_spans_unsent"}
+"""With a collector alone: test_trace_headers.py finds them there."""
+
+
 async def test_every_series_of_the_dashboard_and_of_alerts_is_told(
     cluster: Cluster, channel: grpc.aio.Channel
 ) -> None:
     """By one of the processes, once there was a request."""
     assert (await generate(channel, token_request(PROMPT, max_tokens=4))).error is None
     told = {key.partition("{")[0] for process in cluster.processes for key in process.metrics()}
+    assert not told & TOLD_WHERE_TRACED, "nothing is traced here"
+    told |= TOLD_WHERE_TRACED
     rules = yaml.safe_load(re.sub(r"\{\{.*?\}\}", "", (CHART / "alerts.yaml").read_text()))
     for expr in [*expressions(), *(rule["expr"] for rule in rules)]:
         assert metric_names(expr) <= told, metric_names(expr) - told

@@ -98,7 +98,9 @@ def _unloaded(config: SimulationConfig, model: StepModel, shapes: Sequence[Shape
         shape._replace(at_s=place * _UNLOADED_GAP_S, prefix=())
         for place, shape in enumerate(shapes[::every][:_NUM_UNLOADED])
     ]
-    alone = config.model_copy(update={"drift_ratio": 1.0, "speed": 1.0, "duration_s": 1e9})
+    alone = config.model_copy(
+        update={"drift_ratio": 1.0, "speed": 1.0, "duration_s": spread[-1].at_s + 1e-4}
+    )
     setup = _setup(config, model, Split(0, 2), "least-loaded", Objective(1.0, 1.0))
     simulation = Simulation(setup, alone.requests(spread, None))
     done = simulation.run(_UNLOADED_GAP_S * len(spread), _UNLOADED_GAP_S)

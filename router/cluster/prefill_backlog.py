@@ -34,7 +34,10 @@ class PrefillBacklog:
         """Its prompt is computed, or the lease is gone. Idempotent."""
         worker, num_tokens = self._pending.pop(sequence_id, (None, 0))
         if worker is not None:
-            self._sent.get(worker, set()).discard(sequence_id)
+            sent = self._sent.get(worker, set())
+            sent.discard(sequence_id)
+            if not sent:
+                self._sent.pop(worker, None)
             self._add(worker, -num_tokens)
 
     def told(self, worker: WorkerId) -> None:

@@ -159,7 +159,8 @@ async def test_a_completion_is_what_grpc_answers(
 async def test_an_answer_tells_where_its_time_went_to_who_asks(
     http: httpx.AsyncClient, model: str
 ) -> None:
-    body = body_of(model, ignore_eos=True, return_timing=True)
+    asked = f"Nobody has asked this before. {PROMPT}"  # so that all of its KV moves
+    body = body_of(model, prompt=asked, ignore_eos=True, return_timing=True)
     whole = (await http.post("/v1/completions", json=body)).json()
     *_, last = await events(http, "/v1/completions", body)
     for timing in (whole["timing"], last["timing"]):

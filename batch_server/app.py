@@ -16,7 +16,7 @@ from batch_server.runner.batch_run import Needs
 from batch_server.runner.input_file import InputBounds
 from batch_server.runner.pace import Pace
 from batch_server.runner.runner import Runner
-from batch_server.runner.sender import LineSender
+from batch_server.runner.sender import AnswerBounds, LineSender
 from batch_server.runner.slots import Slots
 from batch_server.store.batches import BatchStore
 from batch_server.store.database import Database
@@ -52,10 +52,11 @@ async def serve(config: BatchServerConfig, stop: asyncio.Event, ready: Ready) ->
         files, batches = FileStore(database), BatchStore(database)
         await files.drop_unfinished()
         slots = Slots(Pace(config.max_concurrent), time.monotonic)
+        answers = AnswerBounds(config.max_answer_bytes, config.line_timeout_s)
         needs = Needs(
             batches=batches,
             chunks=files,
-            sender=LineSender(client, config.router, slots, config.max_attempts),
+            sender=LineSender(client, config.router, slots, config.max_attempts, answers),
             bounds=InputBounds(config.max_lines, config.max_line_bytes),
             max_concurrent=config.max_concurrent,
             clock=time.time,
@@ -106,7 +107,7 @@ def _router_client(config: BatchServerConfig) -> httpx.AsyncClient:
         headers={"authorization": f"Bearer {key}"} if key else {},
         verify=_trust(config.router_ca),
         trust_env=False,
-        timeout=httpx.Timeout(config.line_timeout_s, connect=_CONNECT_S, write=_WRITE_S, pool=None),
+        timeout=httpx.Timeout(None, connect=_CONNECT_S, write=_WRITE_S),
         limits=httpx.Limits(max_connections=config.max_concurrent),
     )
 

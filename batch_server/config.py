@@ -72,7 +72,10 @@ class BatchServerConfig(ProcessConfig):
         "or away does not count.",
     )
     line_timeout_s: float = Field(
-        1800.0, gt=0, description="A router that says nothing of a line for this long failed, s."
+        1800.0, gt=0, description="A router that has not answered a line within this failed, s."
+    )
+    max_answer_bytes: int = Field(
+        64 * 2**20, ge=1, le=_MOST_BYTES, description="Size of a router's answer to one line."
     )
     max_file_bytes: int = Field(
         200 * 2**20, ge=1, le=_MOST_BYTES, description="Size of one file of requests."

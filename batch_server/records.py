@@ -81,8 +81,9 @@ class Line(NamedTuple):
     """In the order in which lines are sent, from 0."""
     custom_id: str
     request_id: str
-    body: bytes
-    """What is sent, as JSON; it has a seed, so that the same is answered each time."""
+    body: bytes = b""
+    """What is sent, as JSON; it has a seed, so that the same is answered each time. Empty once
+    it is stored: it is read when it is sent."""
 
 
 class LineResult(NamedTuple):

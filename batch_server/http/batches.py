@@ -82,7 +82,12 @@ class BatchAnswers:
             raise InvalidRequestError("is none of your files", field="input_file_id")
         if file.purpose != PURPOSE:
             raise InvalidRequestError(f"is a file for {file.purpose}", field="input_file_id")
-        if not await self._batches.add(batch, self._max_open):
+        try:
+            is_added = await self._batches.add(batch, self._max_open)
+        except BaseException:  # the client left: what was stored all the same is run
+            self._runner.begin(batch.batch_id)
+            raise
+        if not is_added:
             raise QueueFullError(
                 f"{self._max_open} batches have not ended yet", retry_after_s=_MANY_S
             )

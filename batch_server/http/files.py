@@ -136,17 +136,17 @@ class FileAnswers:
         )
         if file.num_bytes > self._bounds.max_file_bytes:
             raise too_large(self._bounds.max_file_bytes)
-        if not await self._files.begin(file, self._bounds.max_tenant_bytes):
-            reason = f"all files would have more than {self._bounds.max_tenant_bytes} bytes"
-            raise RefusedError(413, f"{reason}: delete some", "storage_full", param="file")
         number = 0
         try:
+            if not await self._files.begin(file, self._bounds.max_tenant_bytes):
+                reason = f"all files would have more than {self._bounds.max_tenant_bytes} bytes"
+                raise RefusedError(413, f"{reason}: delete some", "storage_full", param="file")
             while data := await uploaded.read(_CHUNK_BYTES):
                 await self._files.add_chunk(file.file_id, number, data)
                 number += 1
             await self._files.finish(file.file_id)
         except BaseException:  # the client left, or the time is over
-            await asyncio.shield(self._files.drop(file.file_id))
+            await self._files.drop(file.file_id)
             raise
         return file
 

@@ -3,12 +3,15 @@
 import enum
 import json
 import math
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
+
+import jiter
 
 from batch_server.records import Line, LineResult
 
-_LATER: Final = frozenset({401, 403, 429, 502, 503})  # nothing that the line could help
+_LATER: Final = frozenset({401, 429, 502, 503})  # nothing that the line could help
 _FAILED: Final = frozenset({408, 500, 504})
+_OWN: Final = frozenset({"class_not_allowed", "deadline_unreachable", "quota_exceeded"})
 _MOST_RETRY_S: Final = 300.0
 
 
@@ -17,22 +20,44 @@ class Answer(NamedTuple):
 
     status: int
     body: bytes
+    """JSON."""
     retry_after_s: float = 0.0
+    code: str = ""
+    """Of the error, in the router's words."""
 
 
 class Verdict(enum.Enum):
     """What is done about an answer."""
 
     KEEP = enum.auto()  # it is the line's result
-    LATER = enum.auto()  # the router has no room, or does not serve us: the line waits
+    LATER = enum.auto()  # the router has no room, or does not serve us: all lines wait
+    ALONE = enum.auto()  # it is refused for what this line asks: the line waits, no other does
     AGAIN = enum.auto()  # it failed: a few more tries, then this is the result
 
 
-def judge(status: int) -> Verdict:
-    """By the answer's status."""
-    if status in _LATER:
-        return Verdict.LATER
-    return Verdict.AGAIN if status in _FAILED else Verdict.KEEP
+def judge(answer: Answer) -> Verdict:
+    """By the answer's status, and by what a router that refuses says why."""
+    if answer.status in _LATER:
+        return Verdict.ALONE if answer.code in _OWN else Verdict.LATER
+    return Verdict.AGAIN if answer.status in _FAILED else Verdict.KEEP
+
+
+def read_answer(status: int, body: bytes, retry_after: str | None) -> Answer:
+    """An answer as it came; a good one that is no JSON object (a proxy's page) has failed."""
+    retry_after_s = read_retry_after_s(retry_after)
+    try:
+        content = jiter.from_json(body, allow_inf_nan=False)
+    except ValueError:
+        content = None
+        body = _error("internal", "the answer is not JSON")
+    if 200 <= status < 300 and not isinstance(content, dict):
+        return failed("internal", "the answer is no JSON object")
+    return Answer(status, body, retry_after_s, _code_of(content))
+
+
+def failed(code: str, message: str) -> Answer:
+    """In place of an answer that did not come, or of which nothing can be made."""
+    return Answer(500, _error(code, message), code=code)
 
 
 def read_retry_after_s(header: str | None) -> float:
@@ -45,35 +70,37 @@ def read_retry_after_s(header: str | None) -> float:
 
 
 def result_of(line: Line, answer: Answer) -> LineResult:
-    """The result, with the router's body as it came."""
-    response = (
-        f'{{"status_code": {answer.status}, "request_id": {json.dumps(line.request_id)}, '
-        f'"body": {_body_text(answer)}}}'
-    )
+    """The result, with the router's body as it came, on one line."""
+    request_id = json.dumps(line.request_id)
+    head = f'{{"status_code": {answer.status}, "request_id": {request_id}, "body": '
+    # Between the parts of JSON, the only place where it may have them, they mean nothing.
+    body = answer.body.strip().replace(b"\n", b" ").replace(b"\r", b" ")
     is_error = not 200 <= answer.status < 300
-    return _result(line, response, "null", is_error=is_error)
+    return _result(line, b"".join((head.encode(), body, b"}")), b"null", is_error=is_error)
 
 
 def unanswered(line: Line, code: str, message: str) -> LineResult:
     """The result of a line that no router answered."""
-    error = json.dumps({"code": code, "message": message})
-    return _result(line, "null", error, is_error=True)
+    error = json.dumps({"code": code, "message": message}).encode()
+    return _result(line, b"null", error, is_error=True)
 
 
-def _result(line: Line, response: str, error: str, *, is_error: bool) -> LineResult:
-    text = (
+def _result(line: Line, response: bytes, error: bytes, *, is_error: bool) -> LineResult:
+    head = (
         f'{{"id": {json.dumps(f"batch_req_{line.request_id}")}, '
-        f'"custom_id": {json.dumps(line.custom_id)}, "response": {response}, "error": {error}}}\n'
+        f'"custom_id": {json.dumps(line.custom_id)}, "response": '
     )
-    return LineResult(line.number, is_error, text.encode())
+    parts = (head.encode(), response, b', "error": ', error, b"}\n")
+    return LineResult(line.number, is_error, b"".join(parts))
 
 
-def _body_text(answer: Answer) -> str:
-    """JSON on one line; what is none (a proxy's page) is told as an error."""
-    try:
-        text = answer.body.decode()
-        content: Any = json.loads(text)
-    except (ValueError, RecursionError):
-        error = {"message": "the answer is not JSON", "type": "server_error", "param": None}
-        return json.dumps({"error": {**error, "code": "internal"}})
-    return text.strip() if "\n" not in text.strip() and "\r" not in text else json.dumps(content)
+def _error(code: str, message: str) -> bytes:
+    told = {"message": message, "type": "server_error", "param": None, "code": code}
+    return json.dumps({"error": told}).encode()
+
+
+def _code_of(content: object) -> str:
+    """Of an error as routers tell it; empty where this is none."""
+    error = content.get("error") if isinstance(content, dict) else None
+    code = error.get("code") if isinstance(error, dict) else None
+    return code if isinstance(code, str) else ""

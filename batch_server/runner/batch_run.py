@@ -1,9 +1,11 @@
 """One batch from where it stands to its end. What it has done is stored before it goes on."""
 
 import asyncio
+import functools
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Final, NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import Final, Protocol
 
 from batch_server.records import Batch, Endpoint, Line
 from batch_server.runner.answers import Answer, result_of, unanswered
@@ -14,7 +16,8 @@ from batch_server.store.batches import BatchStore
 
 logger = logging.getLogger(__name__)
 
-_LINES_AT_ONCE: Final = 8  # of those that wait, in memory
+_CHECKS_AT_ONCE: Final = 2  # each keeps the ids of its file's lines, and where each begins
+_LINES_AT_ONCE: Final = 64  # of those that wait, in memory: their ids, no more
 _UNSENT_AT_ONCE: Final = 256
 _EXPIRED: Final = ("batch_expired", "it was not answered before the completion window ended")
 _CANCELLED: Final = ("batch_cancelled", "it was not answered before the batch was cancelled")
@@ -23,12 +26,15 @@ _CANCELLED: Final = ("batch_cancelled", "it was not answered before the batch wa
 class Sender(Protocol):
     """Whoever has lines answered."""
 
-    async def answer(self, endpoint: Endpoint, line: Line) -> Answer:
-        """What becomes the line's result."""
+    async def answer(
+        self, endpoint: Endpoint, request_id: str, read_body: Callable[[], Awaitable[bytes]]
+    ) -> Answer:
+        """What becomes the line's result. Its body is read when it is sent, each time."""
         ...
 
 
-class Needs(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Needs:
     """What all runs share."""
 
     batches: BatchStore
@@ -38,6 +44,8 @@ class Needs(NamedTuple):
     max_concurrent: int
     clock: Callable[[], float]
     """Seconds of the Unix epoch."""
+    checks: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_CHECKS_AT_ONCE))
+    """Files that are read at a time."""
 
 
 class BatchRun:
@@ -74,6 +82,13 @@ class BatchRun:
             await self._steps[batch.status](batch)
 
     async def _validate(self, batch: Batch) -> None:
+        await self._until_cancelled(self._check_in_turn(batch))
+
+    async def _check_in_turn(self, batch: Batch) -> None:
+        async with self._needs.checks:
+            await self._check(batch)
+
+    async def _check(self, batch: Batch) -> None:
         batches, clock = self._needs.batches, self._needs.clock
         file = InputFile(
             self._needs.chunks, batch.input_file_id, batch.endpoint, self._needs.bounds
@@ -100,9 +115,9 @@ class BatchRun:
             logger.info("batch expired", extra={"batch": batch.batch_id})
         await self._needs.batches.move(batch.batch_id, BatchEvent.CLOSE, self._needs.clock())
 
-    async def _until_cancelled(self, sending: Coroutine[None, None, None]) -> None:
+    async def _until_cancelled(self, work: Coroutine[None, None, None]) -> None:
         async with asyncio.TaskGroup() as tasks:
-            working = tasks.create_task(sending, name="batch-lines")
+            working = tasks.create_task(work, name="batch-work")
             cancelled = tasks.create_task(self._is_cancelled.wait(), name="batch-cancelled")
             await asyncio.wait((working, cancelled), return_when=asyncio.FIRST_COMPLETED)
             working.cancel()
@@ -115,10 +130,11 @@ class BatchRun:
                 tasks.create_task(self._send_some(batch, waiting), name="batch-line")
 
     async def _send_some(self, batch: Batch, waiting: "_Waiting") -> None:
+        batches = self._needs.batches
         while (line := await waiting.take()) is not None:
-            answer = await self._needs.sender.answer(batch.endpoint, line)
-            result = result_of(line, answer)
-            await self._needs.batches.add_results(batch.batch_id, [result])
+            read_body = functools.partial(batches.body, batch.batch_id, line.number)
+            answer = await self._needs.sender.answer(batch.endpoint, line.request_id, read_body)
+            await batches.add_results(batch.batch_id, [result_of(line, answer)])
 
     async def _finalize(self, batch: Batch) -> None:
         await self._fill(batch, *_EXPIRED)
@@ -136,7 +152,7 @@ class BatchRun:
     async def _fill(self, batch: Batch, code: str, message: str) -> None:
         """Give each line without a result one that says why."""
         batches, rank = self._needs.batches, 0
-        while lines := await batches.unsent(batch.batch_id, rank, _UNSENT_AT_ONCE):
+        while lines := await batches.unanswered(batch.batch_id, rank, _UNSENT_AT_ONCE):
             rank = lines[-1].rank + 1
             results = [unanswered(line, code, message) for line in lines]
             await batches.add_results(batch.batch_id, results, are_unsent=True)

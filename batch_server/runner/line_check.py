@@ -20,6 +20,7 @@ _PROMPTS: Final[Mapping[Endpoint, str]] = {
     "/v1/completions": "prompt",
     "/v1/embeddings": "input",
 }
+_OBJECTIVES: Final = ("ttft_ms", "tpot_ms")  # of clients that wait for an answer
 
 
 class SendingKey(NamedTuple):
@@ -68,6 +69,10 @@ class LineCheck:
             raise WrongLineError(raw, "invalid_body", "body", "should be an object")
         if body.get("stream"):
             raise WrongLineError(raw, "invalid_body", "body.stream", "no batch is streamed")
+        for name in _OBJECTIVES:
+            if body.get(name) is not None:
+                reason = "no line of a batch has an objective"
+                raise WrongLineError(raw, "invalid_body", f"body.{name}", reason)
         if not isinstance(body.get("cache_salt", ""), str | None):
             raise WrongLineError(raw, "invalid_body", "body.cache_salt", "should be a text")
         if isinstance(body.get("priority"), str) and body["priority"] != RequestClass.BATCH:
@@ -115,7 +120,7 @@ class LineMaker:
             body["seed"] = self._draw_seed()
         if self._tenant:  # the routers see one caller: tenants would share what is cached
             body["cache_salt"] = _salt(self._tenant, body.get("cache_salt") or "")
-        data = json.dumps(body, separators=(",", ":")).encode()
+        data = json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
         request_id = f"batch-{secrets.token_hex(12)}"
         return Line(checked.number, rank, checked.custom_id, request_id, data)
 

@@ -29,7 +29,7 @@ class Runner:
         return len(self._runs)
 
     def begin(self, batch_id: str) -> None:
-        """Run one that was stored."""
+        """Run one that was stored. One that was not ends at once."""
         self._runs[batch_id] = BatchRun(batch_id, self._needs)
         self._new.put_nowait(batch_id)
 

@@ -1,19 +1,18 @@
 """Asks routers for the answer to a line, until there is one."""
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import httpx
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 from tenacity.stop import stop_never
 from tenacity.wait import wait_random_exponential
 
-from batch_server.records import Endpoint, Line
-from batch_server.runner.answers import Answer, Verdict, judge, read_retry_after_s
+from batch_server.records import Endpoint
+from batch_server.runner.answers import Answer, Verdict, failed, judge, read_answer
 from batch_server.runner.slots import Slots
 
 logger = logging.getLogger(__name__)
@@ -31,11 +30,19 @@ class _NotNowError(Exception):
         self.retry_after_s = retry_after_s
 
 
+class AnswerBounds(NamedTuple):
+    """Of what a router answers to one line."""
+
+    max_bytes: int = 2**26
+    timeout_s: float = 1800.0
+
+
 class LineSender:
     """Sends lines to any of several routers. Event loop only; one for all batches.
 
-    A line waits for as long as no router serves it; what failed amid its answer is tried a
-    few times, the same each time, seed and id included.
+    A line waits for as long as no router serves it, and with it all others, unless the router
+    says that it is this line's matter. What failed amid its answer is tried a few times, the
+    same each time, seed and id included.
     """
 
     def __init__(
@@ -44,6 +51,7 @@ class LineSender:
         routers: Sequence[str],
         slots: Slots,
         max_attempts: int,
+        bounds: AnswerBounds = AnswerBounds(),  # noqa: B008 - a tuple never changes
         *,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
@@ -54,12 +62,18 @@ class LineSender:
         self._router = 0  # the one that is asked
         self._slots = slots
         self._max_attempts = max_attempts
+        self._bounds = bounds
         self._sleep = sleep
         self._clock = clock
         self._tell_at_s = float("-inf")
 
-    async def answer(self, endpoint: Endpoint, line: Line) -> Answer:
-        """What becomes the line's result. Returns at last where a router serves it."""
+    async def answer(
+        self, endpoint: Endpoint, request_id: str, read_body: Callable[[], Awaitable[bytes]]
+    ) -> Answer:
+        """What becomes the line's result. Returns at last where a router serves it.
+
+        The body is read by who has a place: so many are in memory, however many lines wait.
+        """
         tries = _Tries(self._max_attempts)
         retrying = AsyncRetrying(
             sleep=self._sleep,
@@ -67,52 +81,73 @@ class LineSender:
             stop=stop_never,
             retry=retry_if_exception_type(_NotNowError),
         )
-        return await retrying(self._try, endpoint, line, tries)
+        return await retrying(self._try, endpoint, request_id, read_body, tries)
 
-    async def _try(self, endpoint: Endpoint, line: Line, tries: "_Tries") -> Answer:
+    async def _try(
+        self,
+        endpoint: Endpoint,
+        request_id: str,
+        read_body: Callable[[], Awaitable[bytes]],
+        tries: "_Tries",
+    ) -> Answer:
         async with self._slots.place():
-            answer = await self._post(endpoint, line)
-        match Verdict.LATER if answer is None else judge(answer.status):
+            answer = await self._post(endpoint, request_id, await read_body())
+        if answer is None:
+            raise self._refused("none could be reached")
+        match judge(answer):
             case Verdict.LATER:
-                raise self._refused(answer)
+                raise self._refused(str(answer.status), answer.retry_after_s)
+            case Verdict.ALONE:
+                raise _NotNowError(max(_LEAST_PAUSE_S, answer.retry_after_s))
             case Verdict.AGAIN if tries.has_more():
                 raise _NotNowError
-        assert answer is not None
         self._slots.pace.answered()
         return answer
 
-    async def _post(self, endpoint: Endpoint, line: Line) -> Answer | None:
+    async def _post(self, endpoint: Endpoint, request_id: str, body: bytes) -> Answer | None:
         """None: no router could be reached."""
         router = self._router
-        headers = {"content-type": "application/json", "x-request-id": line.request_id}
         answer: Answer | None
         try:
-            response = await self._client.post(
-                self._routers[router] + endpoint, content=line.body, headers=headers
-            )
+            async with asyncio.timeout(self._bounds.timeout_s):
+                answer = await self._ask(self._routers[router] + endpoint, request_id, body)
         except (httpx.ConnectError, httpx.ConnectTimeout):
             answer = None
         except httpx.HTTPError as error:  # it may have been at work on it
-            answer = Answer(500, _broken(error))
-        else:
-            retry_after_s = read_retry_after_s(response.headers.get("retry-after"))
-            answer = Answer(response.status_code, response.content, retry_after_s)
-        if answer is None or judge(answer.status) is not Verdict.KEEP:
+            why = f"the connection broke ({type(error).__name__})"
+            answer = failed("connection_broken", why)
+        except TimeoutError:
+            answer = failed("timeout", f"no answer within {self._bounds.timeout_s:g} s")
+        if answer is None or judge(answer) in (Verdict.LATER, Verdict.AGAIN):
             self._turn_from(router)
         return answer
+
+    async def _ask(self, url: str, request_id: str, body: bytes) -> Answer:
+        headers = {"content-type": "application/json", "x-request-id": request_id}
+        pieces: list[bytes] = []
+        num_bytes = 0
+        async with self._client.stream("POST", url, content=body, headers=headers) as response:
+            async for piece in response.aiter_bytes():
+                num_bytes += len(piece)
+                if num_bytes > self._bounds.max_bytes:
+                    why = f"the answer has more than {self._bounds.max_bytes} bytes"
+                    return failed("answer_too_large", why)
+                pieces.append(piece)
+        retry_after = response.headers.get("retry-after")
+        data = b"".join(pieces)
+        return await asyncio.to_thread(read_answer, response.status_code, data, retry_after)
 
     def _turn_from(self, router: int) -> None:
         """Ask the next, once, however many lines that one has failed together."""
         if self._router == router:
             self._router = (router + 1) % len(self._routers)
 
-    def _refused(self, answer: Answer | None) -> _NotNowError:
-        pause_s = max(_LEAST_PAUSE_S, 0.0 if answer is None else answer.retry_after_s)
+    def _refused(self, status: str, retry_after_s: float = 0.0) -> _NotNowError:
+        pause_s = max(_LEAST_PAUSE_S, retry_after_s)
         now_s = self._clock()
         self._slots.pace.refused(now_s, pause_s)
         if now_s >= self._tell_at_s:
             self._tell_at_s = now_s + _TELL_EVERY_S
-            status = "none could be reached" if answer is None else str(answer.status)
             logger.warning("routers take no lines", extra={"status": status})
         return _NotNowError(pause_s)
 
@@ -135,13 +170,3 @@ def _pause_s(state: RetryCallState) -> float:
     error = state.outcome.exception()
     assert isinstance(error, _NotNowError)
     return error.retry_after_s + _BACKOFF(state)
-
-
-def _broken(error: httpx.HTTPError) -> bytes:
-    told = {
-        "message": f"the connection broke ({type(error).__name__})",
-        "type": "server_error",
-        "param": None,
-        "code": "connection_broken",
-    }
-    return json.dumps({"error": told}).encode()

@@ -5,15 +5,12 @@ from collections.abc import Sequence
 from typing import Final
 
 from sqlalchemy import (
-    ColumnElement,
     Connection,
-    LargeBinary,
     Row,
     and_,
     delete,
     func,
     insert,
-    literal,
     select,
     update,
 )
@@ -25,7 +22,6 @@ from batch_server.store.files import values_of
 from batch_server.store.tables import BATCHES, FILES, LINES, RESULTS
 
 _OUTPUT_PURPOSE: Final = "batch_output"
-_NO_BODY: Final = literal(b"", LargeBinary)
 _MOVED_IN: Final = tuple(each for each in BatchStatus if each is not BatchStatus.VALIDATING)
 
 
@@ -86,11 +82,11 @@ class BatchStore:
 
     async def unanswered(self, batch_id: str, rank: int, limit: int) -> Sequence[Line]:
         """Lines without a result from ``rank`` on, in the order in which they are sent."""
-        return await self._database.call(_unanswered, batch_id, rank, limit, LINES.c.body)
+        return await self._database.call(_unanswered, batch_id, rank, limit)
 
-    async def unsent(self, batch_id: str, rank: int, limit: int) -> Sequence[Line]:
-        """The same without their bodies, which are empty: they will not be sent."""
-        return await self._database.call(_unanswered, batch_id, rank, limit, _NO_BODY)
+    async def body(self, batch_id: str, number: int) -> bytes:
+        """What is sent of one line of a batch that has not ended."""
+        return await self._database.call(_body, batch_id, number)
 
     async def add_results(
         self, batch_id: str, results: Sequence[LineResult], *, are_unsent: bool = False
@@ -194,23 +190,25 @@ def _accept(connection: Connection, batch_id: str, num_lines: int, now_s: float)
     connection.execute(update(BATCHES).where(own).values(num_lines=num_lines))
 
 
-def _unanswered(
-    connection: Connection, batch_id: str, rank: int, limit: int, body: ColumnElement[bytes]
-) -> Sequence[Line]:
+def _unanswered(connection: Connection, batch_id: str, rank: int, limit: int) -> Sequence[Line]:
     same = and_(RESULTS.c.batch_id == LINES.c.batch_id, RESULTS.c.number == LINES.c.number)
     found = (
-        select(
-            LINES.c.number, LINES.c.rank, LINES.c.custom_id, LINES.c.request_id, body.label("body")
-        )
+        select(LINES.c.number, LINES.c.rank, LINES.c.custom_id, LINES.c.request_id)
         .outerjoin(RESULTS, same)
         .where(LINES.c.batch_id == batch_id, LINES.c.rank >= rank, RESULTS.c.number.is_(None))
         .order_by(LINES.c.rank)
         .limit(limit)
     )
     return [
-        Line(row.number, row.rank, row.custom_id, row.request_id, row.body)
+        Line(row.number, row.rank, row.custom_id, row.request_id)
         for row in connection.execute(found)
     ]
+
+
+def _body(connection: Connection, batch_id: str, number: int) -> bytes:
+    found = select(LINES.c.body).where(LINES.c.batch_id == batch_id, LINES.c.number == number)
+    body: bytes = connection.execute(found).scalar_one()
+    return body
 
 
 def _add_results(

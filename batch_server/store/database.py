@@ -31,8 +31,8 @@ T = TypeVar("T")
 class Database:
     """Owns the connection, and the thread that everything happens on. An async context manager.
 
-    What one call does is one transaction. A call whose caller was cancelled is made all the
-    same; the next begins after it.
+    What one call does is one transaction. Calls are made in the order in which they came; one
+    whose caller was cancelled is made all the same, and the caller does not learn how it ended.
 
     Invariant: no second process has the same database open, so that no line is sent by two.
     """
@@ -82,7 +82,7 @@ class Database:
             return work(connection, *args, **kwargs)
 
     async def _on_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, work))
 
     def _open(self) -> None:
         try:

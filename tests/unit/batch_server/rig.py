@@ -16,7 +16,7 @@ from batch_server.records import Batch, Endpoint, StoredFile
 from batch_server.runner.batch_run import BatchRun, Needs
 from batch_server.runner.input_file import InputBounds
 from batch_server.runner.pace import Pace
-from batch_server.runner.sender import LineSender
+from batch_server.runner.sender import AnswerBounds, LineSender
 from batch_server.runner.slots import Slots
 from batch_server.status import BatchStatus
 from batch_server.store.batches import BatchStore
@@ -31,6 +31,7 @@ NOW_S = 1_000_000.0
 INPUT = "file-input"
 BATCH = "batch_one"
 BOUNDS = InputBounds(max_lines=1000, max_line_bytes=10_000)
+ANSWERS = AnswerBounds(max_bytes=10_000, timeout_s=60.0)
 ROUTERS = ("http://a:1", "http://b:2")
 
 
@@ -140,9 +141,11 @@ class Rig:
             await self.files.add_chunk(INPUT, number, data[start : start + chunk_bytes])
         await self.files.finish(INPUT)
 
-    async def add_batch(self, *, tenant: str = "", expires_s: float = NOW_S + 60) -> None:
+    async def add_batch(
+        self, batch_id: str = BATCH, *, tenant: str = "", expires_s: float = NOW_S + 60
+    ) -> None:
         batch = Batch(
-            batch_id=BATCH,
+            batch_id=batch_id,
             tenant=tenant,
             endpoint=CHAT,
             input_file_id=INPUT,
@@ -187,6 +190,7 @@ async def opened(
     max_concurrent: int = 2,
     max_attempts: int = 3,
     bounds: InputBounds = BOUNDS,
+    answers: AnswerBounds = ANSWERS,
 ) -> AsyncIterator[Rig]:
     """A process that uses the database in ``folder``. Nobody sleeps."""
     routers = routers or FakeRouters()
@@ -203,7 +207,7 @@ async def opened(
         files, batches = FileStore(database), BatchStore(database)
         slots = Slots(Pace(max_concurrent), lambda: rig.clock_s, sleep)
         sender = LineSender(
-            client, ROUTERS, slots, max_attempts, sleep=sleep, clock=lambda: rig.clock_s
+            client, ROUTERS, slots, max_attempts, answers, sleep=sleep, clock=lambda: rig.clock_s
         )
         needs = Needs(batches, files, sender, bounds, max_concurrent, lambda: rig.clock_s)
         rig = Rig(files, batches, needs, BatchRun(BATCH, needs), slots, pauses)

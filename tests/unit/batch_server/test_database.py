@@ -1,9 +1,13 @@
 """One database, one process."""
 
+import asyncio
 import stat
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Connection
 
 from batch_server.store.batches import BatchStore
 from batch_server.store.database import Database
@@ -43,3 +47,23 @@ async def test_a_wrong_setting_is_one_line(url: str, why: str) -> None:
     assert caught.value.message.startswith("--database: ")
     assert "secret" not in caught.value.message
     assert "\n" not in caught.value.message
+
+
+async def test_a_call_whose_caller_was_cancelled_is_made_in_its_turn(tmp_path: Path) -> None:
+    go_on, made = threading.Event(), list[str]()
+
+    def first(connection: Connection) -> None:
+        assert go_on.wait(60)
+
+    url = f"sqlite:///{tmp_path / 'batch.sqlite'}"
+    async with Database(url) as database, asyncio.TaskGroup() as tasks:
+        tasks.create_task(database.call(first), name="first")
+        await asyncio.sleep(0)
+        left = tasks.create_task(database.call(lambda _: made.append("left")), name="left")
+        await asyncio.sleep(0)
+        left.cancel()
+        with suppress(asyncio.CancelledError):
+            await left
+        go_on.set()
+        await database.call(lambda _: made.append("next"))
+    assert made == ["left", "next"]

@@ -1,15 +1,18 @@
 """What clients may ask of the batch server, through its ASGI application."""
 
 import asyncio
+import importlib
 import itertools
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import Connection
 from starlette.requests import Request
 from starlette.types import Message
 
@@ -32,9 +35,15 @@ BOUNDS = UploadBounds(max_file_bytes=100_000, max_tenant_bytes=150_000, patience
 
 @asynccontextmanager
 async def asked(
-    rig: Rig, callers: Callers | None = None, bounds: UploadBounds = BOUNDS
+    rig: Rig,
+    callers: Callers | None = None,
+    bounds: UploadBounds = BOUNDS,
+    runner: Runner | None = None,
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of the application; no batch goes on. Each request comes a second later."""
+    """A client of the application; batches go on where ``runner`` does.
+
+    Each request comes a second later.
+    """
     seconds = itertools.count(1_000)
 
     def clock() -> float:
@@ -42,7 +51,7 @@ async def asked(
 
     app = make_app(
         FileAnswers(rig.files, bounds, clock),
-        BatchAnswers(rig.batches, rig.files, Runner(rig.needs), 2, clock),
+        BatchAnswers(rig.batches, rig.files, runner or Runner(rig.needs), 2, clock),
         callers or Anybody(),
         BodyRoom(MAX_BODY_BYTES, 10 * MAX_BODY_BYTES, 5.0),
     )
@@ -340,3 +349,62 @@ async def test_an_upload_that_never_ends_is_given_up(tmp_path: Path) -> None:
     async with opened(tmp_path) as rig, asked(rig, bounds=BOUNDS._replace(patience_s=0)) as client:
         answer = await client.post("/v1/files", content=endless(), headers=kind)
         assert error_of(answer)[:2] == (408, "request_timeout")
+
+
+@contextmanager
+def held_up(
+    monkeypatch: pytest.MonkeyPatch, name: str, begun: asyncio.Event
+) -> Iterator[Callable[[], None]]:
+    """The database is amid the work of that name until what this gives is called."""
+    module, _, function = name.rpartition(".")
+    work = getattr(importlib.import_module(module), function)
+    loop, go_on = asyncio.get_running_loop(), threading.Event()
+
+    def waiting(connection: Connection, *args: Any) -> Any:
+        made = work(connection, *args)
+        loop.call_soon_threadsafe(begun.set)
+        assert go_on.wait(60)
+        return made
+
+    monkeypatch.setattr(name, waiting)
+    try:
+        yield go_on.set
+    finally:
+        go_on.set()
+
+
+async def test_a_batch_whose_client_left_is_run_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path) as rig, asyncio.TaskGroup() as tasks:
+        runner, begun = Runner(rig.needs), asyncio.Event()
+        running = tasks.create_task(runner.run(), name="runner")
+        async with asked(rig, runner=runner) as client:
+            body = {**BODY, "input_file_id": await upload(client), "completion_window": "14d"}
+            with held_up(monkeypatch, "batch_server.store.batches._add", begun) as go_on:
+                posting = tasks.create_task(client.post("/v1/batches", json=body), name="post")
+                await begun.wait()
+                posting.cancel()
+                go_on()
+                with suppress(asyncio.CancelledError):
+                    await posting
+        while runner.num_open:
+            await asyncio.sleep(0)
+        running.cancel()
+        (batch,) = await rig.batches.page("", None, 10)
+    assert batch.status is BatchStatus.COMPLETED
+
+
+async def test_an_upload_whose_client_left_takes_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path) as rig, asked(rig) as client, asyncio.TaskGroup() as tasks:
+        begun = asyncio.Event()
+        with held_up(monkeypatch, "batch_server.store.files._begin", begun) as go_on:
+            uploading = tasks.create_task(upload(client, b"x" * 90_000), name="upload")
+            await begun.wait()
+            uploading.cancel()
+            go_on()
+            with suppress(asyncio.CancelledError):
+                await uploading
+        await upload(client, b"x" * 90_000)

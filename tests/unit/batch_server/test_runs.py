@@ -280,6 +280,8 @@ WRONG: dict[str, tuple[bytes, str, str | None]] = {
     "url": (line("z", "x").replace(b"/chat", b""), "mismatched_url", "url"),
     "method": (line("z", "x").replace(b"POST", b"GET"), "invalid_method", "method"),
     "stream": (line("z", "x", stream=True), "invalid_body", "body.stream"),
+    "first token": (line("z", "x", ttft_ms=1), "invalid_body", "body.ttft_ms"),
+    "pace": (line("z", "x", tpot_ms=1), "invalid_body", "body.tpot_ms"),
     "class": (line("z", "x", priority="realtime"), "invalid_body", "body.priority"),
     "salt": (line("z", "x", cache_salt=3), "invalid_body", "body.cache_salt"),
     "body": (

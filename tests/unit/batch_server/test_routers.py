@@ -1,0 +1,285 @@
+"""What routers answer to lines: whom it slows down, and what is a line's own matter."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+
+import httpx
+import pytest
+
+from batch_server.records import Batch, Line
+from batch_server.runner.answers import Answer
+from batch_server.runner.batch_run import BatchRun
+from batch_server.runner.input_file import Found, InputFile
+from batch_server.runner.pace import Pace
+from batch_server.runner.sender import AnswerBounds, LineSender
+from batch_server.runner.slots import Slots
+from batch_server.status import BatchStatus
+from batch_server.store.batches import BatchStore
+from tests.unit.batch_server.rig import BATCH, CHAT, ROUTERS, FakeRouters, Rig, line, opened, well
+
+NAMES = [f"line {number}" for number in range(8)]
+EIGHT = b"".join(line(name, name) for name in NAMES)
+MAX_CONCURRENT = 4
+
+
+def refusing(status: int, code: str = "", *, to: str = "line 0", times: int = 1) -> FakeRouters:
+    """Refuses one line so many times, and answers all others well."""
+    left = [None] * times
+
+    def answering(request: httpx.Request) -> httpx.Response:
+        if to in request.content.decode() and left:
+            left.pop()
+            error = {"error": {"code": code}}
+            return httpx.Response(status, headers={"retry-after": "7"}, json=error)
+        return well(request)
+
+    return FakeRouters(answering)
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (401, "invalid_api_key"),
+        (429, ""),
+        (429, "queue_full"),
+        (429, "queue_timeout"),
+        (502, ""),
+        (503, ""),
+        (503, "no_worker"),
+        (503, "worker_draining"),
+    ],
+)
+async def test_a_router_without_room_is_left_alone_by_all_lines(status: int, code: str) -> None:
+    """Time goes on while all lines wait; the pause of the one that was refused takes none."""
+    now_s, asked_s = 0.0, list[float]()
+    answer = refusing(status, code).answering
+
+    def answering(request: httpx.Request) -> httpx.Response:
+        asked_s.append(now_s)
+        return answer(request)
+
+    async def wait(pause_s: float) -> None:
+        nonlocal now_s
+        now_s += pause_s
+        await asyncio.sleep(0)
+
+    slots = Slots(Pace(MAX_CONCURRENT), lambda: now_s, wait)
+    async with httpx.AsyncClient(transport=httpx.MockTransport(FakeRouters(answering))) as client:
+        sender = LineSender(
+            client, ROUTERS, slots, 1, sleep=lambda _: asyncio.sleep(0), clock=lambda: now_s
+        )
+        async with asyncio.TaskGroup() as tasks:
+            made = [tasks.create_task(answer_to(sender, name), name=name) for name in NAMES]
+    assert [each.result().status for each in made] == [200] * 8
+    assert len(asked_s) == 9
+    num_before = sum(each_s < 7 for each_s in asked_s)
+    assert num_before <= MAX_CONCURRENT, "those that were with the routers already"
+
+
+async def answer_to(sender: LineSender, name: str) -> Answer:
+    async def read_body() -> bytes:
+        body: bytes = json.dumps({"messages": name, "seed": 1}).encode()
+        return body
+
+    return await sender.answer(CHAT, name, read_body)
+
+
+@pytest.mark.parametrize("code", ["deadline_unreachable", "quota_exceeded", "class_not_allowed"])
+async def test_what_a_line_asks_for_slows_no_other(tmp_path: Path, code: str) -> None:
+    routers = refusing(429, code, times=5)
+    async with opened(tmp_path, routers, max_concurrent=MAX_CONCURRENT, max_attempts=1) as rig:
+        await rig.add_input(EIGHT)
+        await rig.add_batch(expires_s=rig.clock_s + 3600)
+        batch = await rig.run()
+        assert rig.slots.pace.limit == MAX_CONCURRENT
+        assert rig.slots.pace.pause_s(rig.clock_s) == float("-inf"), "nobody was told to wait"
+        assert min(rig.pauses) >= 7
+    assert (batch.num_completed, batch.num_failed) == (8, 0)
+    assert len({request.url.host for request in routers.asked}) == 1
+
+
+@pytest.mark.parametrize("status", [400, 403, 404, 413])
+async def test_what_is_wrong_with_a_line_is_its_result(tmp_path: Path, status: int) -> None:
+    routers = refusing(status, times=99)
+    async with opened(tmp_path, routers, max_concurrent=MAX_CONCURRENT) as rig:
+        await rig.add_input(EIGHT)
+        await rig.add_batch()
+        batch = await rig.run()
+        (refused,) = await rig.content(batch.error_file_id)
+        assert rig.slots.pace.limit == MAX_CONCURRENT
+    assert (batch.num_completed, batch.num_failed) == (7, 1)
+    assert refused["response"]["status_code"] == status
+    assert len(routers.asked) == 8
+
+
+@pytest.mark.parametrize("status", [408, 500, 504])
+async def test_what_fails_is_tried_again_a_few_times(tmp_path: Path, status: int) -> None:
+    routers = refusing(status, times=99)
+    async with opened(tmp_path, routers, max_attempts=3) as rig:
+        await rig.add_input(EIGHT)
+        await rig.add_batch()
+        batch = await rig.run()
+        (failed,) = await rig.content(batch.error_file_id)
+    assert failed["response"]["status_code"] == status
+    assert len(routers.asked) == 7 + 3
+
+
+def drip() -> httpx.Response:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b'{"choices": ['
+        await asyncio.Event().wait()
+
+    return httpx.Response(200, content=pieces())
+
+
+def endless() -> httpx.Response:
+    async def pieces() -> AsyncIterator[bytes]:
+        while True:
+            yield b" " * 1000
+
+    return httpx.Response(200, content=pieces())
+
+
+def of(content: bytes) -> Callable[[], httpx.Response]:
+    return lambda: httpx.Response(200, content=content)
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        (of(b"<html>sign in</html>"), "internal"),
+        (of(b'{"choices": ['), "internal"),
+        (of(b'{"choices": NaN}'), "internal"),
+        (of(b"[]"), "internal"),
+        (of(b""), "internal"),
+        (endless, "answer_too_large"),
+        (drip, "timeout"),
+    ],
+)
+async def test_a_good_status_is_not_enough(
+    tmp_path: Path, answer: Callable[[], httpx.Response], code: str
+) -> None:
+    routers = FakeRouters(lambda request: answer())
+    bounds = AnswerBounds(max_bytes=10_000, timeout_s=0.05 if answer is drip else 60.0)
+    async with opened(tmp_path, routers, max_attempts=3, answers=bounds) as rig:
+        await rig.add_input(line("a", "one"))
+        await rig.add_batch()
+        batch = await rig.run()
+        (failed,) = await rig.content(batch.error_file_id)
+    assert (batch.num_completed, batch.num_failed) == (0, 1)
+    assert failed["response"]["body"]["error"]["code"] == code
+    assert len(routers.asked) == 3
+
+
+async def test_a_page_with_an_error_is_told_as_one(tmp_path: Path) -> None:
+    routers = FakeRouters(lambda request: httpx.Response(404, content=b"<html>"))
+    async with opened(tmp_path, routers) as rig:
+        await rig.add_input(line("a", "one"))
+        await rig.add_batch()
+        (failed,) = await rig.content((await rig.run()).error_file_id)
+    assert failed["response"]["status_code"] == 404
+    assert failed["response"]["body"]["error"]["message"] == "the answer is not JSON"
+
+
+async def test_an_answer_of_several_lines_becomes_one(tmp_path: Path) -> None:
+    content = json.dumps({"text": "a\nb", "n": [1, 2]}, indent=1).replace("\n", "\r\n").encode()
+    async with opened(tmp_path, FakeRouters(lambda request: of(content)())) as rig:
+        await rig.add_input(line("a", "one"))
+        await rig.add_batch()
+        (answered,) = await rig.content((await rig.run()).output_file_id)
+    assert answered["response"]["body"] == json.loads(content)
+
+
+async def run_all(rig: Rig, names: Sequence[str]) -> Sequence[Batch]:
+    """Batches of the same file, together, and what became of them."""
+    for name in names:
+        await rig.add_batch(name)
+    async with asyncio.TaskGroup() as tasks:
+        for name in names:
+            tasks.create_task(BatchRun(name, rig.needs).run(), name=name)
+    return await rig.batches.page("", None, len(names))
+
+
+async def test_only_lines_that_are_sent_have_their_bodies_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, most_held, found = 0, 0, list[Line]()
+    body, unanswered = BatchStore.body, BatchStore.unanswered
+
+    async def counted_body(self: BatchStore, batch_id: str, number: int) -> bytes:
+        nonlocal held, most_held
+        held += 1
+        most_held = max(held, most_held)
+        return await body(self, batch_id, number)
+
+    async def counted(self: BatchStore, batch_id: str, rank: int, limit: int) -> list[Line]:
+        lines = list(await unanswered(self, batch_id, rank, limit))
+        found.extend(lines)
+        return lines
+
+    def answering(request: httpx.Request) -> httpx.Response:
+        nonlocal held
+        held -= 1
+        return well(request)
+
+    monkeypatch.setattr(BatchStore, "body", counted_body)
+    monkeypatch.setattr(BatchStore, "unanswered", counted)
+    async with opened(tmp_path, FakeRouters(answering), max_concurrent=2) as rig:
+        await rig.add_input(EIGHT)
+        await run_all(rig, [f"batch_{number}" for number in range(4)])
+    assert most_held == 2
+    assert len(found) == 4 * len(NAMES)
+    assert not any(each.body for each in found)
+
+
+async def test_two_files_are_read_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_read, most_read = 0, 0
+    check = InputFile.check
+
+    async def counted(self: InputFile) -> Found:
+        nonlocal num_read, most_read
+        num_read += 1
+        most_read = max(num_read, most_read)
+        try:
+            return await check(self)
+        finally:
+            num_read -= 1
+
+    monkeypatch.setattr(InputFile, "check", counted)
+    async with opened(tmp_path) as rig:
+        await rig.add_input(EIGHT)
+        ended = await run_all(rig, [f"batch_{number}" for number in range(5)])
+    assert {batch.num_completed for batch in ended} == {8}
+    assert most_read == 2
+
+
+async def test_one_that_waits_to_be_read_is_cancelled_at_once(tmp_path: Path) -> None:
+    async with opened(tmp_path) as rig:
+        await rig.add_input(EIGHT)
+        await rig.add_batch()
+        async with rig.needs.checks, rig.needs.checks, asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(rig.one.run(), name="run")
+            await rig.batches.cancel("", BATCH, rig.clock_s)
+            rig.one.cancel()
+            await running
+        assert (await rig.get()).status is BatchStatus.CANCELLED
+
+
+def test_a_pace_comes_back_with_answers() -> None:
+    pace = Pace(8)
+    pace.refused(now_s=0.0, pause_s=5.0)
+    pace.refused(now_s=1.0, pause_s=1.0)
+    assert (pace.limit, pace.pause_s(1.0)) == (4, 4.0), "what was sent together halves once"
+    pace.refused(now_s=6.0, pause_s=1.0)
+    assert pace.limit == 2
+    limits = []
+    for _ in range(40):
+        pace.answered()
+        limits.append(pace.limit)
+    assert limits == sorted(limits)
+    assert set(limits) == set(range(2, 9)), "one more at a time, up to where it began"
+    assert limits.index(4) - limits.index(3) == 3, "one more for each round"

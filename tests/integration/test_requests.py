@@ -81,7 +81,7 @@ REFUSED = {
     "stop token": (altered(sampling(stop_token_ids=[1 << 20])), "sampling.stop_token_ids[0]"),
     "request id": (token_request([5], request_id="a b"), "request_id"),
     "seed to resume": (token_request([5], temperature=1.0, emitted=[6]), "sampling.seed"),
-    "not served": (altered(inference_pb2.GenerateRequest(priority="PRIORITY_BATCH")), "priority"),
+    "ttft_ms": (altered(inference_pb2.GenerateRequest(ttft_ms=-1.0)), "ttft_ms"),
     "prompt_logprobs": (altered(sampling(prompt_logprobs=21)), "sampling.prompt_logprobs"),
     "logprobs": (altered(sampling(logprobs=21)), "sampling.logprobs"),
     "adapter": (altered(inference_pb2.GenerateRequest(adapter="a")), "adapter"),

@@ -300,9 +300,9 @@ def test_who_is_refused_by_what_is_foretold_is_counted_by_class_and_says_why(
     metrics.engine_used(RequestClass.REALTIME, 2.5)
 
     def count(name: str, which: str) -> float | None:
-        return registry.get_sample_value(f"diptych_router_{name}", {"class": which})
+        return registry.get_sample_value(name, {"class": which})
 
-    refused = [count("unreachable_total", each) for each in RequestClass]
+    refused = [count("diptych_router_unreachable_total", each) for each in RequestClass]
     assert refused == [0.0, 0.0, 1.0]
-    assert count("class_engine_seconds_total", "realtime") == 2.5
-    assert count("class_requests_waiting", "standard") == 1.0
+    assert count("diptych_router_class_engine_seconds_total", "realtime") == 2.5
+    assert count("diptych_router_class_requests_waiting", "standard") == 1.0

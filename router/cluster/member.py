@@ -1,6 +1,6 @@
 """What placement sees of one worker: a view, made anew only when something of it changed."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple
 
 from diptych.step_model import StepModel, StepWork
@@ -120,6 +120,7 @@ class DecodeMember:
         self.found_at = NOWHERE  # where its discovery says that it is
         self._num_others = 0
         self._num_told_tokens = 0  # of prompts of ours, when the worker said how it is
+        self.own_pairs: Sequence[int] = ()  # where, among those it told, pairs of this router are
         self._pairs: Mapping[WorkerId, float] = {}  # proven ones, to bytes/s
         self._bytes_per_s: Mapping[str, float] = {}  # of those, to sources that we know
         self._proven: frozenset[str] = frozenset()
@@ -142,6 +143,17 @@ class DecodeMember:
     def read_pairs(self) -> None:
         """Its pairs may be others than before; ``set_sources`` follows."""
         self._pairs = {} if self.watch.state is None else _proven_pairs(self.watch.state)
+
+    def find_own_pairs(self, addresses: Container[str]) -> None:
+        """Its pairs, or the ``addresses`` of this router's prefill workers, may be others.
+
+        Here, once for each such change, so that who tells people of pairs need not look at
+        every pair of every worker each time.
+        """
+        pairs = () if self.watch.state is None else self.watch.state.pairs
+        self.own_pairs = [
+            place for place, pair in enumerate(pairs) if pair.source_address in addresses
+        ]
 
     def set_sources(self, sources: frozenset[WorkerId]) -> bool:
         """Only pairs with these count: another router's address of a worker proves nothing.

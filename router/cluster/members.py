@@ -91,6 +91,7 @@ class Cluster:
         One that is no longer named is left at once: its requests hear that it is lost.
         """
         prefill, decode = targets.prefill, targets.decode
+        has_other_sources = prefill != self._prefill.keys()
         self._has_prefill_pool = targets.has_prefill_pool
         for address in self._prefill.keys() - prefill:
             self._leave(self._prefill.pop(address))
@@ -104,6 +105,9 @@ class Cluster:
             self._join(self._decode, DecodeMember(self._link(address)))
         for member in self._members():
             member.found_at = targets.places.get(member.watch.address, NOWHERE)
+        if has_other_sources:
+            for sink in self._decode.values():
+                sink.find_own_pairs(self._prefill)
         self._members_changed.set()
         self._gates_changed()
 
@@ -227,6 +231,7 @@ class Cluster:
         if version and version == before.pairs_version and member.gate.worker == before.worker:
             return False
         member.read_pairs()
+        member.find_own_pairs(self._prefill)
         return member.set_sources(self._sources)
 
     # What is rare: somebody comes, goes, gets ready, or has another model

@@ -9,7 +9,7 @@ from router.cluster.member import DecodeMember, PrefillMember
 from router.generation.cluster_report import BlockReport, PairReport, WorkerReport
 
 MAX_WORKERS: Final = 64  # of one pool that are told of: a report is written in milliseconds
-MAX_PAIRS: Final = 256
+MAX_PAIRS: Final = 256  # likewise; no more are looked at
 MAX_MESSAGE_CHARACTERS: Final = 200
 UNREACHABLE: Final = "unreachable"
 
@@ -42,12 +42,11 @@ def overview(prefill: Iterable[PrefillMember], decode: Iterable[DecodeMember]) -
     """By address; of each kind no more than the bounds above."""
     sources = sorted(prefill, key=_address)
     sinks = sorted(decode, key=_address)
-    known = {*map(_address, sources)}
-    pairs = (pair for sink in sinks for pair in _pairs(sink, known))
+    pairs = (pair for sink in sinks for pair in _pairs(sink))
     return Overview(
         num_prefill=len(sources),
         num_decode=len(sinks),
-        num_pairs=sum(_num_pairs(sink, known) for sink in sinks),
+        num_pairs=sum(len(sink.own_pairs) for sink in sinks),
         prefill=tuple(map(_worker, sources[:MAX_WORKERS])),
         decode=tuple(map(_worker, sinks[:MAX_WORKERS])),
         pairs=tuple(islice(pairs, MAX_PAIRS)),
@@ -86,22 +85,18 @@ def _worker(member: PrefillMember | DecodeMember) -> WorkerReport:
     )
 
 
-def _num_pairs(member: DecodeMember, sources: set[str]) -> int:
-    state = member.watch.state
-    pairs = () if state is None else state.pairs
-    return sum(pair.source_address in sources for pair in pairs)
-
-
-def _pairs(member: DecodeMember, sources: set[str]) -> Iterator[PairReport]:
+def _pairs(member: DecodeMember) -> Iterator[PairReport]:
     """Of this router's own prefill workers: a worker may know others by other routers."""
     state = member.watch.state
-    for pair in () if state is None else state.pairs:
-        if pair.source_address in sources:
-            yield PairReport(
-                prefill=pair.source_address,
-                decode=_address(member),
-                state=_PAIR_STATES.get(pair.state, _UNKNOWN),
-                transport=pair.transport,
-                bytes_per_s=pair.bytes_per_s,
-                num_pulls=pair.transfer.num_pulls,
-            )
+    if state is None:
+        return
+    for place in member.own_pairs:
+        pair = state.pairs[place]
+        yield PairReport(
+            prefill=pair.source_address,
+            decode=_address(member),
+            state=_PAIR_STATES.get(pair.state, _UNKNOWN),
+            transport=pair.transport,
+            bytes_per_s=pair.bytes_per_s,
+            num_pulls=pair.transfer.num_pulls,
+        )

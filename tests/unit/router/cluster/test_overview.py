@@ -1,7 +1,10 @@
 """What people are told of workers: what they said last, each pair that is ours, within bounds."""
 
+from collections.abc import Container, Iterator
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
+
+import pytest
 
 from diptych.v1 import worker_pb2
 from router.cluster.decode_link import DecodeLink
@@ -9,6 +12,7 @@ from router.cluster.member import DecodeMember, PrefillMember
 from router.cluster.overview import MAX_PAIRS, MAX_WORKERS, overview
 from router.cluster.watch import WorkerWatch
 from router.generation.cluster_report import BlockReport, PairReport, WorkerReport
+from tests.unit.router.cluster.world import World, proven, targets
 
 READY = worker_pb2.SERVING_STATE_READY
 
@@ -21,9 +25,38 @@ def prefill(address: str, state: worker_pb2.WorkerState | None) -> PrefillMember
     return PrefillMember(watch(address, state), max_pending_tokens=1)
 
 
-def decode(address: str, state: worker_pb2.WorkerState | None) -> DecodeMember:
+def decode(
+    address: str, state: worker_pb2.WorkerState | None, sources: Container[str] = ()
+) -> DecodeMember:
     link = SimpleNamespace(watch=watch(address, state), worker=None)
-    return DecodeMember(cast(DecodeLink, link))
+    member = DecodeMember(cast(DecodeLink, link))
+    member.find_own_pairs(sources)
+    return member
+
+
+class CountedPairs(list[worker_pb2.Pair]):
+    """Counts how often one of them was looked at."""
+
+    num_looks = 0
+
+    def __iter__(self) -> Iterator[worker_pb2.Pair]:
+        for each in super().__iter__():
+            self.num_looks += 1
+            yield each
+
+    def __getitem__(self, place: Any) -> Any:
+        self.num_looks += 1
+        return super().__getitem__(place)
+
+
+class CountedState:
+    """A worker's state but for its pairs."""
+
+    def __init__(self, state: worker_pb2.WorkerState, pairs: CountedPairs) -> None:
+        self._state, self.pairs = state, pairs
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._state, name)
 
 
 def pair(source: str, num_pulls: int = 0) -> worker_pb2.Pair:
@@ -70,7 +103,7 @@ def test_one_that_says_nothing_and_one_of_a_later_version() -> None:
 
 def test_pairs_with_workers_of_other_routers_are_not_told() -> None:
     state = worker_pb2.WorkerState(state=READY, pairs=[pair("p:1", 3), pair("elsewhere:1")])
-    told = overview([prefill("p:1", None)], [decode("d:1", state)])
+    told = overview([prefill("p:1", None)], [decode("d:1", state, {"p:1"})])
     assert told.pairs == (
         PairReport(
             prefill="p:1", decode="d:1", state="proven", transport="nixl", bytes_per_s=2e9,
@@ -86,7 +119,48 @@ def test_there_is_a_bound_and_the_counts_are_of_all() -> None:
     state = worker_pb2.WorkerState(state=READY, pairs=[pair(address) for address in addresses])
     told = overview(
         [prefill(address, None) for address in addresses],
-        [decode(f"d{index}:1", state) for index in range(4)],
+        [decode(f"d{index}:1", state, addresses) for index in range(4)],
     )
     assert (len(told.prefill), told.num_prefill) == (MAX_WORKERS, MAX_WORKERS + 1)
     assert (len(told.pairs), told.num_pairs) == (MAX_PAIRS, 4 * (MAX_WORKERS + 1))
+
+
+@pytest.mark.parametrize("num_known", [0, 1, 512])
+def test_512_by_512_cost_a_look_at_no_more_pairs_than_are_told(num_known: int) -> None:
+    """Whether all of them are this router's, or few: then it looks at no others to find those."""
+    addresses = [f"p{index}:1" for index in range(512)]
+    known = frozenset(addresses[-num_known:] if num_known else ())
+    pairs = CountedPairs(pair(address) for address in addresses)
+    state = cast(worker_pb2.WorkerState, CountedState(worker_pb2.WorkerState(state=READY), pairs))
+    sinks = [decode(f"d{index}:1", state, known) for index in range(512)]
+    sources = [prefill(address, None) for address in known]
+    pairs.num_looks = 0
+    told = overview(sources, sinks)
+    assert (told.num_prefill, told.num_decode) == (num_known, 512)
+    assert told.num_pairs == num_known * 512
+    assert len(told.pairs) == min(MAX_PAIRS, told.num_pairs)
+    assert pairs.num_looks == len(told.pairs)
+
+
+def test_pairs_follow_what_workers_say_and_who_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(prefill=2, decode=2)
+
+    def told() -> tuple[int, list[tuple[str, str]]]:
+        seen = world.cluster.overview()
+        return seen.num_pairs, [(each.prefill, each.decode) for each in seen.pairs]
+
+    assert told() == (4, [(p, d) for d in world.decode for p in world.prefill])
+    failed = worker_pb2.Pair(source_address="p0:1", state=worker_pb2.PAIR_STATE_FAILED)
+    world.says("d1:1", pairs_version=2, pairs=[failed, proven("elsewhere:1")])
+    assert told() == (5, [*told()[1][:2], ("p0:1", "d1:1"), ("p1:1", "d1:1"), ("p0:1", "d1:1")])
+    world.cluster.set_members(targets(["p0:1"], world.decode))
+    assert told() == (3, [("p0:1", "d0:1"), ("p0:1", "d1:1"), ("p0:1", "d1:1")])
+    world.cluster.set_members(targets(["p0:1", "elsewhere:1"], world.decode))
+    assert ("elsewhere:1", "d1:1") in told()[1]
+    world.watch("d1:1")._lose("gone")
+    assert told() == (1, [("p0:1", "d0:1")])
+    looks = []
+    monkeypatch.setattr(DecodeMember, "find_own_pairs", lambda *_: looks.append(1))
+    world.says("d0:1", num_running=2)
+    world.cluster.set_members(targets(["p0:1", "elsewhere:1"], world.decode))
+    assert not looks, "for load alone, or the same members, no pair is looked at"

@@ -25,7 +25,7 @@ from diptych.rpc.server import ErrorInterceptor, PublicEdge, make_server
 from diptych.telemetry import logs
 from diptych.telemetry.metrics import Metrics
 from diptych.telemetry.sampling import Sampling
-from diptych.telemetry.tracing import StandardTracing, Tracing
+from diptych.telemetry.tracing import SDK_MAX_QUEUED, StandardTracing, Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +60,7 @@ def standard_tracing(endpoint: str | None = None) -> StandardTracing:
         has_service_name="OTEL_SERVICE_NAME" in asked,
         has_sampler="OTEL_TRACES_SAMPLER" in asked,
         has_batching=any(name.startswith("OTEL_BSP_") for name in asked),
+        max_queued=_max_queued(asked),
     )
 
 
@@ -355,6 +356,14 @@ def _split(address: str) -> str:
     if not colon or not host or not port.isdigit() or int(port) > 65535:
         raise ConfigurationError(f"--listen: expected host:port (got {address!r})")
     return host.removeprefix("[").removesuffix("]")
+
+
+def _max_queued(asked: Mapping[str, str]) -> int:
+    """As the SDK reads it: what is no number says nothing."""
+    try:
+        return int(asked.get("OTEL_BSP_MAX_QUEUE_SIZE", SDK_MAX_QUEUED))
+    except ValueError:
+        return SDK_MAX_QUEUED
 
 
 def _reachable(host: str) -> str:

@@ -1,4 +1,4 @@
-"""Counts what an exporter sent, so that metrics tell whether spans reach their collector."""
+"""Counts what an exporter was given and what it sent."""
 
 from collections.abc import Sequence
 
@@ -14,11 +14,13 @@ class CountedExporter(SpanExporter):
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
-        self.num_sent = 0  # spans that the collector took
-        self.num_unsent = 0  # spans that it did not take, however often it was tried
+        self.num_taken = 0  # spans that were given to it
+        self.num_sent = 0  # of those, what the collector took
+        self.num_failed = 0  # and what it did not take, however often it was tried
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """See the SDK's SpanExporter."""
+        self.num_taken += len(spans)
         result = SpanExportResult.FAILURE
         try:
             result = self._exporter.export(spans)
@@ -26,7 +28,7 @@ class CountedExporter(SpanExporter):
             if result is SpanExportResult.SUCCESS:
                 self.num_sent += len(spans)
             else:
-                self.num_unsent += len(spans)
+                self.num_failed += len(spans)
         return result
 
     def shutdown(self) -> None:

@@ -37,6 +37,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from diptych import __version__
 from diptych.telemetry import attributes, sampling
 from diptych.telemetry.counted_exporter import CountedExporter
+from diptych.telemetry.counted_spans import CountedSpans
 from diptych.telemetry.held_spans import HeldSpans
 from diptych.telemetry.sampling import Sampling
 from diptych.telemetry.stages import Stage
@@ -46,6 +47,9 @@ logger = logging.getLogger(__name__)
 AttributeValue = str | bool | int | float | Sequence[str]
 Attributes = Mapping[str, AttributeValue]
 EXPORT_TIMEOUT_S = 5.0
+SDK_MAX_QUEUED: Final = 2048  # spans, where it is not said
+_MAX_QUEUED: Final = 4096
+_SEND_EVERY_MS: Final = 500
 
 
 class StandardTracing(NamedTuple):
@@ -56,6 +60,7 @@ class StandardTracing(NamedTuple):
     has_service_name: bool = False
     has_sampler: bool = False
     has_batching: bool = False
+    max_queued: int = SDK_MAX_QUEUED  # spans; with has_batching
 
 
 NOTHING_STANDARD: Final = StandardTracing()
@@ -87,7 +92,7 @@ class Tracing:
         self._wall_offset_ns = wall_ns() - time.monotonic_ns()
         self._ids = _PlannedIds()
         self._held: HeldSpans | None = None
-        self._exporter: CountedExporter | None = None
+        self._spans: CountedSpans | None = None
         self._provider: TracerProvider | None = None
         self._tracer: Tracer = NoOpTracer()
         if exporter is None and endpoint is None and standard.has_endpoint:
@@ -100,7 +105,6 @@ class Tracing:
             )
         if exporter is None:
             return
-        self._exporter = CountedExporter(exporter)
         resource = Resource.create(
             {
                 **({} if standard.has_service_name else {"service.name": service_name}),
@@ -120,12 +124,8 @@ class Tracing:
             span_limits=SpanLimits(),
             shutdown_on_exit=False,
         )
-        self._held = HeldSpans(
-            BatchSpanProcessor(self._exporter)
-            if standard.has_batching
-            else BatchSpanProcessor(self._exporter, max_queue_size=4096, schedule_delay_millis=500),
-            time.monotonic,
-        )
+        self._spans = _counted(exporter, standard)
+        self._held = HeldSpans(self._spans, time.monotonic)
         self._provider.add_span_processor(self._held)
         self._tracer = self._provider.get_tracer("diptych", __version__)
 
@@ -147,12 +147,12 @@ class Tracing:
     @property
     def num_sent(self) -> int:
         """Spans that the collector took."""
-        return 0 if self._exporter is None else self._exporter.num_sent
+        return 0 if self._spans is None else self._spans.num_sent
 
     @property
     def num_unsent(self) -> int:
         """Spans that were to be sent, and that the collector did not take."""
-        return 0 if self._exporter is None else self._exporter.num_unsent
+        return 0 if self._spans is None else self._spans.num_unsent
 
     def now_s(self) -> float:
         """What this process's spans call now: seconds since 1970 by its machine's clock."""
@@ -261,12 +261,13 @@ class Tracing:
 
     def shutdown(self, timeout_s: float = 2.0) -> None:
         """Send what is left and stop, within ``timeout_s``. Blocks: call it off the event loop."""
-        if self._provider is None:
+        if self._provider is None or self._spans is None:
             return
         # The SDK's shutdown has no bound of its own; a dead collector must not delay our exit.
         ending = threading.Thread(target=self._provider.shutdown, name="trace-flush", daemon=True)
         ending.start()
         ending.join(timeout_s)
+        self._spans.close()
         if ending.is_alive():
             logger.warning("spans were left unsent", extra={"timeout_s": timeout_s})
 
@@ -281,6 +282,17 @@ def _standard_exporter(*, is_http: bool) -> SpanExporter:
     from opentelemetry.exporter.otlp.proto.http import trace_exporter
 
     return trace_exporter.OTLPSpanExporter(timeout=EXPORT_TIMEOUT_S)
+
+
+def _counted(exporter: SpanExporter, standard: StandardTracing) -> CountedSpans:
+    counted = CountedExporter(exporter)
+    if standard.has_batching:
+        most = standard.max_queued
+        return CountedSpans(BatchSpanProcessor(counted, max_queue_size=most), counted, most)
+    queue = BatchSpanProcessor(
+        counted, max_queue_size=_MAX_QUEUED, schedule_delay_millis=_SEND_EVERY_MS
+    )
+    return CountedSpans(queue, counted, _MAX_QUEUED)
 
 
 class _PlannedIds(RandomIdGenerator):

@@ -5,9 +5,11 @@ import json
 import logging
 import threading
 import time
+from collections.abc import Sequence
 from types import FrameType, SimpleNamespace
 
 import pytest
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry, generate_latest
@@ -203,6 +205,61 @@ class TestTracing:
         tracing.shutdown(timeout_s=0.05)
         assert "spans were left unsent" in caplog.text
         answers.set()
+
+    @pytest.mark.parametrize("max_queued", [4096, 600])
+    def test_each_span_is_sent_unsent_or_waits_while_a_collector_hangs(
+        self, monkeypatch: pytest.MonkeyPatch, max_queued: int
+    ) -> None:
+        """And none is told of nowhere once the process ends, whatever has become of it."""
+        if max_queued != 4096:
+            monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", str(max_queued))
+        collector = Hung()
+        tracing = Tracing("test", standard=standard_tracing(), exporter=collector)
+        for _ in range(512):  # a batch, which the collector gets; on a slow machine a part of it
+            tracing.end(tracing.start("x"))
+        collector.asked.wait()
+        assert (tracing.num_sent, tracing.num_unsent) == (0, 0), "it may still take them"
+        for _ in range(max_queued + 100):
+            tracing.end(tracing.start("x"))
+        num_dropped = 512 + 100 - collector.num_asked
+        assert (tracing.num_sent, tracing.num_unsent) == (0, num_dropped), "the queue was full"
+        tracing.shutdown(timeout_s=0.01)
+        assert (tracing.num_sent, tracing.num_unsent) == (0, 512 + max_queued + 100)
+        tracing.end(tracing.start("x"))
+        assert tracing.num_unsent == 512 + max_queued + 101, "too late"
+        collector.answers.set()
+
+    def test_a_batch_that_fails_is_unsent_and_none_twice(self) -> None:
+        collector = Hung()
+        collector.answers.set()
+        tracing = Tracing("test", exporter=collector)
+        for _ in range(3):
+            tracing.end(tracing.start("x"))
+        tracing.shutdown()
+        assert (tracing.num_sent, tracing.num_unsent) == (0, 3)
+
+    @pytest.mark.parametrize(("said", "bound"), [("600", 600), ("many", 2048), ("", 2048)])
+    def test_the_queue_is_as_the_variables_say(
+        self, monkeypatch: pytest.MonkeyPatch, said: str, bound: int
+    ) -> None:
+        monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "1000")
+        monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", said)
+        standard = standard_tracing()
+        assert (standard.has_batching, standard.max_queued) == (True, bound)
+
+
+class Hung(SpanExporter):
+    """A collector that answers nobody until it may, and then takes nothing."""
+
+    def __init__(self) -> None:
+        self.asked, self.answers = threading.Event(), threading.Event()
+        self.num_asked = 0
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.num_asked += len(spans)
+        self.asked.set()
+        self.answers.wait()
+        return SpanExportResult.FAILURE
 
 
 def without_moments(text: str) -> list[str]:

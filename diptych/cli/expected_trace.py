@@ -7,8 +7,9 @@ import asyncio
 import secrets
 import socket
 import sys
+import time
 import urllib.request
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -21,35 +22,51 @@ _ROLE_OF, _SENT, _UNSENT = (
 )
 _READ_S = 5.0
 _LOOK_EVERY_S = 0.5
-_NUM_LOOKS = 40
+_LOOK_FOR_S = 20.0  # no look begins later
 
 
 class SpanCounts(NamedTuple):
-    """Of all processes of one role that could be asked."""
+    """Of one process, since its start."""
 
+    role: str
     is_traced: bool = False
     num_sent: float = 0.0
     num_unsent: float = 0.0
 
+    def since(self, before: "SpanCounts | None") -> "SpanCounts":
+        """Without what it had counted ``before``, unless that was another process."""
+        if before is None or before.role != self.role:
+            return self
+        sent, unsent = self.num_sent - before.num_sent, self.num_unsent - before.num_unsent
+        if sent < 0 or unsent < 0:  # its counts began anew
+            return self
+        return self._replace(num_sent=sent, num_unsent=unsent)
 
-Counts: TypeAlias = Mapping[str, SpanCounts]  # by role
+
+Counts: TypeAlias = Mapping[str, SpanCounts]  # by URL, of those that could be asked
 Read: TypeAlias = Callable[[Sequence[str]], Awaitable[Counts]]
 Sleep: TypeAlias = Callable[[float], Awaitable[None]]
+Clock: TypeAlias = Callable[[], float]
 
 
 class ExpectedTrace:
     """One request that is to be traced: what it is sent with, and whether its spans were sent."""
 
     def __init__(
-        self, addresses: str, read: Read | None = None, sleep: Sleep = asyncio.sleep
+        self,
+        addresses: str,
+        read: Read | None = None,
+        sleep: Sleep = asyncio.sleep,
+        clock: Clock = time.monotonic,
     ) -> None:
         """``addresses`` are host:port of processes' metrics, with commas; of a name all are asked.
 
+        ``clock`` is monotonic, s.
         Raises ConfigurationError: an address is none.
         """
         self.trace_id = secrets.token_hex(16)
         self._addresses = tuple(_host_and_port(each) for each in addresses.split(","))
-        self._read, self._sleep = read or _read, sleep
+        self._read, self._sleep, self._clock = read or _read, sleep, clock
         self._before: Counts = {}
 
     @property
@@ -68,33 +85,38 @@ class ExpectedTrace:
         shown is that spans reach the collector, and whose.
         """
         roles = _roles(timing)
-        unread = [role for role in roles if role not in self._before]
+        known = {each.role for each in self._before.values()}
+        unread = [role for role in roles if role not in known]
         if unread:
             return _say(f"no metrics of {', '.join(unread)} could be read", is_well=False)
-        traced = [role for role in roles if self._before[role].is_traced]
+        tracing = {each.role for each in self._before.values() if each.is_traced}
+        traced = [role for role in roles if role in tracing]
         if not traced:
             return _say(f"no trace was looked for: {', '.join(roles)} send none", is_well=True)
-        silent = traced
-        for number in range(_NUM_LOOKS):
-            if number:
-                await self._sleep(_LOOK_EVERY_S)
-            now = await self._read(self._addresses)
-            silent = [role for role in traced if not _has_sent(self._before[role], now.get(role))]
+        until_s = self._clock() + _LOOK_FOR_S
+        while True:
+            since = _since(self._before, await self._read(self._addresses))
+            silent = [role for role in traced if not _num_sent(since, role)]
             if not silent:
                 return _say(
                     f"{', '.join(traced)} sent spans of trace {self.trace_id}", is_well=True
                 )
-        unsent = [f"{role} ({_num_failed(self._before, now, role):.0f} failed)" for role in silent]
-        within_s = _NUM_LOOKS * _LOOK_EVERY_S
+            if self._clock() + _LOOK_EVERY_S >= until_s:
+                break
+            await self._sleep(_LOOK_EVERY_S)
+        unsent = [f"{role} ({_num_failed(since, role):.0f} failed)" for role in silent]
         return _say(
-            f"no spans were sent within {within_s:.0f} s by {', '.join(unsent)}", is_well=False
+            f"no spans were sent within {_LOOK_FOR_S:.0f} s by {', '.join(unsent)}", is_well=False
         )
 
 
-def counts_of(texts: Iterable[str]) -> Counts:
-    """The counts in what processes tell Prometheus; who is none of the cluster's is left out."""
+def counts_of(texts: Mapping[str, str]) -> Counts:
+    """The counts in what processes tell Prometheus; who is none of the cluster's is left out.
+
+    ``texts`` are by URL.
+    """
     found: dict[str, SpanCounts] = {}
-    for text in texts:
+    for url, text in texts.items():
         try:
             families = list(text_string_to_metric_families(text))
         except ValueError:
@@ -103,11 +125,9 @@ def counts_of(texts: Iterable[str]) -> Counts:
         if _ROLE_OF not in samples:
             continue
         role = samples[_ROLE_OF].labels["role"]
-        old = found.get(role, SpanCounts())
+        found[url] = SpanCounts(role)
         if _SENT in samples:
-            sent, unsent = samples[_SENT].value, samples[_UNSENT].value
-            old = SpanCounts(True, old.num_sent + sent, old.num_unsent + unsent)
-        found[role] = old
+            found[url] = SpanCounts(role, True, samples[_SENT].value, samples[_UNSENT].value)
     return found
 
 
@@ -119,12 +139,17 @@ def _roles(timing: inference_pb2.Timing | None) -> list[str]:
     return ["router", *(role for role, address in workers.items() if address)]
 
 
-def _has_sent(before: SpanCounts, now: SpanCounts | None) -> bool:
-    return now is not None and now.num_sent > before.num_sent
+def _since(before: Counts, now: Counts) -> list[SpanCounts]:
+    """What each process that is there now did meanwhile: others may have come and gone."""
+    return [each.since(before.get(url)) for url, each in now.items()]
 
 
-def _num_failed(before: Counts, now: Counts, role: str) -> float:
-    return now.get(role, SpanCounts()).num_unsent - before[role].num_unsent
+def _num_sent(since: Sequence[SpanCounts], role: str) -> float:
+    return sum(each.num_sent for each in since if each.role == role)
+
+
+def _num_failed(since: Sequence[SpanCounts], role: str) -> float:
+    return sum(each.num_unsent for each in since if each.role == role)
 
 
 def _say(what: str, *, is_well: bool) -> bool:
@@ -145,8 +170,9 @@ async def _read(addresses: Sequence[str]) -> Counts:
         names = [tasks.create_task(asyncio.to_thread(_places, each)) for each in addresses]
     urls = {url for name in names for url in name.result()}
     async with asyncio.TaskGroup() as tasks:
-        asked = [tasks.create_task(asyncio.to_thread(_text, url)) for url in urls]
-    return counts_of(text for each in asked if (text := each.result()) is not None)
+        asked = {url: tasks.create_task(asyncio.to_thread(_text, url)) for url in urls}
+    texts = {url: each.result() for url, each in asked.items()}
+    return counts_of({url: text for url, text in texts.items() if text is not None})
 
 
 def _places(address: str) -> list[str]:

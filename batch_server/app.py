@@ -25,6 +25,7 @@ from diptych.errors import ConfigurationError
 from diptych.process import Ready
 from diptych.rpc.identity import Certificate
 from diptych.service_host import ServiceHost
+from diptych.telemetry.metrics import Metrics
 from router.client_settings import PublicTls
 from router.frontend.callers.choice import callers_of
 from router.frontend.http.exchange import BodyRoom
@@ -62,7 +63,7 @@ async def serve(config: BatchServerConfig, stop: asyncio.Event, ready: Ready) ->
             clock=time.time,
         )
         runner = Runner(needs)
-        _measure(host, runner, slots)
+        measure(host.metrics, runner, slots)
         uploads = UploadBounds(config.max_file_bytes, config.max_tenant_bytes, config.upload_s)
         app = make_app(
             FileAnswers(files, uploads, time.time),
@@ -88,12 +89,11 @@ async def serve(config: BatchServerConfig, stop: asyncio.Event, ready: Ready) ->
         knowing.cancel()
 
 
-def _measure(host: ServiceHost, runner: Runner, slots: Slots) -> None:
-    host.metrics.read_gauge("batches_open", "Batches that have not ended.", lambda: runner.num_open)
-    host.metrics.read_gauge(
-        "batch_lines_sent", "Lines that are with routers.", lambda: slots.num_taken
-    )
-    host.metrics.read_gauge(
+def measure(metrics: Metrics, runner: Runner, slots: Slots) -> None:
+    """Tell Prometheus how these are, whenever it asks."""
+    metrics.read_gauge("batches_open", "Batches that have not ended.", lambda: runner.num_open)
+    metrics.read_gauge("batch_lines_sent", "Lines that are with routers.", lambda: slots.num_taken)
+    metrics.read_gauge(
         "batch_lines_limit",
         "Lines that may be with routers: fewer after these had no room.",
         lambda: slots.pace.limit,

@@ -249,7 +249,6 @@ def _make_view(
     admission: Admission,
     callers: Callers,
 ) -> ClusterView:
-    told = config.cluster_view
     return ClusterView(
         admission.model.name,
         cluster.overview,
@@ -257,8 +256,15 @@ def _make_view(
         time.monotonic,
         ttft=metrics.requests.ttft_seconds,
         itl=metrics.requests.itl_seconds,
-        is_told=told == "always" or (told == "unless-keyed" and isinstance(callers, Anybody)),
+        is_told=is_cluster_told(config, callers),
     )
+
+
+def is_cluster_told(config: RouterConfig, callers: Callers) -> bool:
+    """Whether clients hear how the pools are, by ``--cluster-view``."""
+    if config.cluster_view == "unless-keyed":
+        return isinstance(callers, Anybody)
+    return config.cluster_view == "always"
 
 
 def _load_model(config: RouterConfig) -> ServedModel:

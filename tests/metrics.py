@@ -5,7 +5,7 @@ import urllib.request
 from pathlib import Path
 
 _ROOT = Path(__file__).parents[1]
-_PACKAGES = ("diptych", "router", "prefill_worker", "decode_worker", "kvtransfer")
+_PACKAGES = ("batch_server", "diptych", "router", "prefill_worker", "decode_worker", "kvtransfer")
 _MADE = re.compile(
     r"\.(?:counters?|gauges?|histograms?|labelled_histogram|loop_histogram|read_gauges?)"
     r'\(\s*"([a-z_]+)"'
@@ -45,7 +45,7 @@ def made_in_code() -> set[str]:
 def is_asserted(name: str, test: str) -> bool:
     """Whether the text of a test has this metric's whole name, and not to find it at 0."""
     ends = r"(?:_total|_count|_sum)?"
-    found = rf"""["'](?:diptych_)?{name}{ends}(?:\{{|["'](?!\]\)? == 0\b))"""
+    found = rf"""["'](?:diptych_)?{name}{ends}(?:\{{|["'](?!\s*[\])]+ == 0(?:\.0)?(?![.\d])))"""
     return re.search(found, test) is not None
 
 

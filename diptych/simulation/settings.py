@@ -97,7 +97,9 @@ class SimulationConfig(BaseModel):
     noise: bool = Field(True, description="Steps vary as the step model's upper ratio says.")
     max_num_seqs: int = Field(64, ge=1, description="As a worker's.")
     max_batched_tokens: int = Field(512, ge=1, description="As a decode worker's.")
-    prefill_max_batched_tokens: int = Field(512, ge=1, description="As a prefill worker's.")
+    prefill_max_batched_tokens: int = Field(
+        512, ge=1, description="As a prefill worker's, whose own default is 1024."
+    )
     tpot_ms: float | None = Field(None, gt=0, description="As a decode worker's.")
     num_blocks: int = Field(2048, ge=1, description="KV blocks of each worker.")
     block_size: int = Field(16, ge=1, le=256, description="As a worker's.")

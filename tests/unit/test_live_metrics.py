@@ -17,6 +17,7 @@ from diptych.telemetry.tracing import Tracing
 from diptych.worker.step_metrics import StepMetrics
 from prefill_worker import source_metrics
 from router.telemetry import RouterMetrics
+from tests import metrics
 
 
 def told(register: Callable[[Metrics], object]) -> Callable[..., float | None]:
@@ -117,3 +118,28 @@ async def test_what_every_process_holds_back_or_drops(
         monkeypatch.setattr(Tracing, held, 9)
     async with ServiceHost(ProcessConfig()) as host:
         assert host.registry.get_sample_value(f"diptych_{name}") == 9
+
+
+@pytest.mark.parametrize(
+    ("test", "is_moved"),
+    [
+        ('assert told["diptych_pulls"] == 1', True),
+        ('assert told["diptych_pulls_total"] == 0.5', True),
+        ("assert told['diptych_pulls_total{why=\"a\"}'] == 0", True),  # beside others of it
+        ('assert server.metric("diptych_pulls") >= 1', True),
+        ('assert told["diptych_pulls"] == 0', False),
+        ('assert told["diptych_pulls"] == 0.0', False),
+        ('assert (told["diptych_pulls"]) == 0', False),
+        ('assert server.metric("diptych_pulls") == 0', False),
+        ('assert server.metric(\n    "diptych_pulls"\n) == 0', False),
+        ('assert told["diptych_pulls_failed"] == 1', False),
+    ],
+)
+def test_a_metric_that_is_only_found_at_0_is_moved_by_no_test(test: str, is_moved: bool) -> None:
+    assert metrics.is_asserted("pulls", test) is is_moved
+
+
+def test_the_metrics_of_every_role_are_looked_for() -> None:
+    """One of each package that makes some. In one string: else this would seem to assert them."""
+    each = "batches_open trace_spans_sent retries engine_step_seconds kv_exposed_seconds"
+    assert {*each.split()} <= metrics.made_in_code()

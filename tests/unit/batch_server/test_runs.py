@@ -11,12 +11,16 @@ from typing import Any
 
 import httpx
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 
+from batch_server.app import measure
 from batch_server.records import Batch, LineResult
 from batch_server.runner.input_file import InputBounds
 from batch_server.runner.runner import Runner
 from batch_server.status import ENDED, BatchEvent, BatchStatus
 from batch_server.store.batches import BatchStore
+from diptych.telemetry.metrics import Metrics
+from tests import metrics
 from tests.unit.batch_server.rig import (
     BATCH,
     INPUT,
@@ -30,6 +34,7 @@ from tests.unit.batch_server.rig import (
     texts,
     well,
 )
+from tests.waiting import until
 
 PROMPTS = {"a": "one", "b": "two", "c": "three"}
 TWO = line("a", "one") + line("b", "two")
@@ -373,6 +378,36 @@ async def test_a_run_that_crashes_is_taken_up_again(
         batch = await rig.get()
     assert slept == [5.0]
     assert batch.num_completed == 3
+
+
+async def test_what_is_open_and_with_routers_is_told(tmp_path: Path) -> None:
+    registry = CollectorRegistry()
+    seen: list[dict[str, float]] = []
+
+    def tell() -> dict[str, float]:
+        return metrics.parse(generate_latest(registry).decode())
+
+    def look(request: httpx.Request) -> httpx.Response:
+        seen.append(tell())
+        return well(request)
+
+    routers = FakeRouters(look)
+    async with opened(tmp_path, routers, max_concurrent=1) as rig, asyncio.TaskGroup() as tasks:
+        await rig.add_input(DATA)
+        await rig.add_batch()
+        runner = Runner(rig.needs)
+        measure(Metrics(registry), runner, rig.slots)
+        assert (tell()["diptych_batches_open"], tell()["diptych_batch_lines_sent"]) == (0, 0)
+        running = tasks.create_task(runner.run(), name="runner")
+        await until(lambda: seen and not runner.num_open, 30, "the batch ends")
+        running.cancel()
+        after = tell()
+    assert len(seen) == 3
+    for each in seen:
+        assert each["diptych_batches_open"] == 1
+        assert each["diptych_batch_lines_sent"] == 1
+        assert each["diptych_batch_lines_limit"] == 1
+    assert (after["diptych_batches_open"], after["diptych_batch_lines_sent"]) == (0, 0)
 
 
 async def test_a_result_is_written_once(tmp_path: Path) -> None:

@@ -6,8 +6,10 @@ import sys
 
 import pytest
 
-from router.app import public_edge
+from diptych import settings
+from router.app import is_cluster_told, public_edge
 from router.config import RouterConfig
+from router.frontend.callers.callers import Anybody, KnownCallers
 
 
 def test_the_servers_limits_cover_what_the_router_takes() -> None:
@@ -19,6 +21,24 @@ def test_the_servers_limits_cover_what_the_router_takes() -> None:
     assert edge.max_concurrent_streams > 100 + 3 * 10 + 2
     assert edge.max_concurrent_rpcs > edge.max_concurrent_streams
     assert edge.max_receive_bytes == 1500
+
+
+@pytest.mark.parametrize(
+    ("args", "is_told", "is_told_with_keys"),
+    [
+        ([], True, False),
+        (["--cluster-view", "unless-keyed"], True, False),
+        (["--cluster-view", "always"], True, True),
+        (["--cluster-view", "never"], False, False),
+    ],
+)
+def test_who_is_told_how_the_pools_are(
+    args: list[str], is_told: bool, is_told_with_keys: bool
+) -> None:
+    args = ["--model", "m", "--decode", "a:1", *args]
+    config = settings.load(RouterConfig, args, prog="router", env_prefix="DIPTYCH_ROUTER_")
+    assert is_cluster_told(config, Anybody()) is is_told
+    assert is_cluster_told(config, KnownCallers(None)) is is_told_with_keys
 
 
 def test_its_process_looks_for_cycles_less_often(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from diptych.constraint import Constraint
 from diptych.errors import InvalidRequestError
+from diptych.sampling_params import SamplingOptions
 from diptych.text.chat_template import Tool
 from diptych.text.response.forced_calls import forced_calls
 from router.frontend.field_names import renamed
@@ -42,10 +43,8 @@ def check_tools(request: GenerationRequest, chat: ChatPrompt) -> None:
     _check_choice(chat, names)
     if chat.offered_tools and request.sampling.constraint is not None:
         raise InvalidRequestError("cannot go with tools", field="sampling.constraint")
-    if chat.forced_tools and request.sampling.ignore_eos:
-        raise InvalidRequestError(
-            "an output that has to be calls ends where they do", field="sampling.ignore_eos"
-        )
+    if chat.forced_tools:
+        _check_free_end(request.sampling)
 
 
 def constraint_of(request: GenerationRequest) -> Constraint | None:
@@ -93,6 +92,14 @@ def _check_tool(tool: Tool, names: set[str], path: str) -> int:
             "has a number or a character that no JSON text can say", field=path
         ) from None
     return len(written)
+
+
+def _check_free_end(sampling: SamplingOptions) -> None:
+    for name in ("ignore_eos", "stop", "stop_token_ids"):
+        if getattr(sampling, name):
+            raise InvalidRequestError(
+                "an output that has to be calls ends where they do", field=f"sampling.{name}"
+            )
 
 
 def _check_choice(chat: ChatPrompt, names: set[str]) -> None:

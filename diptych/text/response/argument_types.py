@@ -60,7 +60,8 @@ def _types(schema: object) -> set[str]:
     for union in ("anyOf", "oneOf"):
         choices = schema.get(union)
         for choice in choices if isinstance(choices, list) else ():
-            found |= _types(choice) if "anyOf" not in choice and "oneOf" not in choice else set()
+            if isinstance(choice, dict) and not choice.keys() & {"anyOf", "oneOf"}:
+                found |= _types(choice)
     choices = schema.get("enum")
     if not found and isinstance(choices, list) and all(isinstance(each, str) for each in choices):
         return {"string"}

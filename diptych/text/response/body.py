@@ -7,13 +7,13 @@ from typing import Final, NamedTuple
 import regex
 
 from diptych.text.response.argument_types import ToolSchemas, schema_of, typed
-from diptych.text.response.json_source import JsonObject, read_json
+from diptych.text.response.json_source import JsonObject, read_json, read_named
+from diptych.text.response.patience import Patience
 from diptych.text.response.pythonic import read_calls
 from diptych.text.response.template import Field
 
-PATIENCE_S: Final = 0.25  # for one search with a checkpoint's pattern
 _PLACE: Final = regex.compile(r"\{(\w+(?:\.\w+)*)\}")
-_BARE_NAME: Final = regex.compile(r"(?<=[{,])\s*([^\s{}\[\],:\"][^{}\[\],:\"]*?)\s*:")
+_BARE_NAME: Final = regex.compile(r"(?<=[{,])\s*+([^\s{}\[\],:\"][^{}\[\],:\"]*+):")
 _ARGUMENTS: Final = ("arguments", "parameters")  # what models call them
 
 
@@ -31,13 +31,19 @@ class _Untyped(NamedTuple):
 
 
 def read_body(
-    field: Field, text: str, captures: Mapping[str, str], tools: ToolSchemas
+    field: Field,
+    text: str,
+    captures: Mapping[str, str],
+    tools: ToolSchemas,
+    patience: Patience,
 ) -> tuple[ParsedCall, ...]:
     """The calls that a field's text says, one at least.
 
-    Raises ValueError, RecursionError, TimeoutError: it says something else.
+    Raises:
+        ValueError, RecursionError: it says something else.
+        TimeoutError: ``patience`` ended.
     """
-    value = _content(field, text)
+    value = _content(field, text, patience)
     if field.transform is not None:
         if field.transforms_each:
             items = value if isinstance(value, list) else [value]
@@ -53,12 +59,14 @@ def read_body(
     return found
 
 
-def _content(field: Field, text: str) -> object:
+def _content(field: Field, text: str, patience: Patience) -> object:
     match field.content:
         case "json":
-            return _read_dialect(text, field.arguments)
+            return _read_dialect(text, field.arguments, patience)
+        case "named-json":
+            return read_named(text)
         case "xml-inline":
-            return _read_tags(text, field.arguments["tag_pattern"])
+            return _read_tags(text.rstrip(), field.arguments["tag_pattern"], patience)
         case "kv-lines":
             return _read_lines(text, field.arguments)
         case "pythonic":
@@ -66,7 +74,7 @@ def _content(field: Field, text: str) -> object:
     return text.strip()
 
 
-def _read_dialect(text: str, arguments: Mapping[str, object]) -> object:
+def _read_dialect(text: str, arguments: Mapping[str, object], patience: Patience) -> object:
     """JSON, perhaps with names that have no quotes and with quotes of its own."""
     pairs = arguments.get("string_delims") or []
     if not pairs and not arguments.get("unquoted_keys"):
@@ -77,14 +85,14 @@ def _read_dialect(text: str, arguments: Mapping[str, object]) -> object:
     at = 0
     while (quote := _next_quote(text, at, ends)) is not None:
         begin, mark = quote
-        written.append(_plain(text[at:begin], arguments))
+        written.append(_plain(text[at:begin], arguments, patience))
         begin += len(mark)
         end = text.find(ends[mark], begin)
         if end < 0:
             raise ValueError("a text without an end")
         written.append(json.dumps(text[begin:end], ensure_ascii=False))
         at = end + len(ends[mark])
-    written.append(_plain(text[at:], arguments))
+    written.append(_plain(text[at:], arguments, patience))
     return read_json("".join(written))
 
 
@@ -93,18 +101,22 @@ def _next_quote(text: str, at: int, ends: Mapping[str, str]) -> tuple[int, str] 
     return min(found, default=None)
 
 
-def _plain(text: str, arguments: Mapping[str, object]) -> str:
+def _plain(text: str, arguments: Mapping[str, object], patience: Patience) -> str:
     """What is outside of all quotes."""
     if not arguments.get("unquoted_keys"):
         return text
-    return str(_BARE_NAME.sub(r'"\1":', text, timeout=PATIENCE_S))
+    return str(_BARE_NAME.sub(_quoted, text, timeout=patience.left_s()))
 
 
-def _read_tags(text: str, pattern: object) -> dict[str, object]:
+def _quoted(name: "regex.Match[str]") -> str:
+    return f'"{name[1].rstrip()}":'
+
+
+def _read_tags(text: str, pattern: object, patience: Patience) -> dict[str, object]:
     assert isinstance(pattern, regex.Pattern)
     found: dict[str, object] = {}
     at = 0
-    for match in pattern.finditer(text, timeout=PATIENCE_S):
+    for match in pattern.finditer(text, timeout=patience.left_s()):
         if text[at : match.start()].strip():
             raise ValueError("text between the tags")
         at = match.end()

@@ -43,7 +43,8 @@ _STARTS: Final = [
     "[/INST]",
     "[/TOOL_RESULTS]",
 ]
-_THINK: Final = {"open": "<think>", "close": "</think>"}
+# What an answer only mentions later on is no thought: it begins with its thoughts.
+_THINK: Final = {"open_pattern": r"\A\s{0,8}<think>", "close": "</think>"}
 _CONTENT: Final = {"content": "text"}
 
 _HERMES: Final = {
@@ -58,76 +59,79 @@ _HERMES: Final = {
 _QWEN_XML: Final = {
     # Some begin to call without having ended their thoughts.
     "reasoning_content": {
-        "open": "<think>",
-        "close_pattern": r"</think>|(?=<tool_call>\s*<function=)",
+        **_THINK,
+        "close": None,
+        "close_pattern": r"</think>|(?=<tool_call>\s{0,64}<function=)",
     },
     "tool_calls": [
         {
-            "open_pattern": r"(?:<tool_call>\s*)?<function=(?P<name>[^>\n]+)>",
-            "close_pattern": r"</function>\s*</tool_call>",
+            "open_pattern": r"(?:<tool_call>\s{0,64})?<function=(?P<name>[^>\n]{1,128})>",
+            "close_pattern": r"</function>\s{0,64}</tool_call>",
             "content": "xml-inline",
             # An end of a value counts where another value or the end of all follows; some
             # models leave it out.
             "content_args": {
-                "tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?"
-                r"(?:</parameter>\s*(?=<parameter=|\Z)|(?=\n<parameter=[^>\n]+>\n)|\s*\Z)"
+                "tag_pattern": r"<parameter=(?P<key>[^>\n]{1,128})>\n?(?P<value>.*?)\n?"
+                r"(?:</parameter>\s*+(?=<parameter=|\Z)|(?=\n<parameter=[^>\n]{1,128}>\n)|\Z)"
             },
             "transform": _CALL,
         },
         {
-            "open_pattern": r"<tool_call>\s*(?=\{)",
+            "open_pattern": r"<tool_call>\s{0,64}(?=\{)",
             "close": "</tool_call>",
             "content": "json",
         },
     ],
-    "ignored": {"open": ["<tool_call>", "</tool_call>"]},
+    "call_marks": {"open": ["<tool_call>", "</tool_call>"]},
 }
 _LLAMA_JSON: Final = {
     "tool_calls": [
         {
-            "open_pattern": r"\A\s*(?=\{)|[;,]\s*(?=\{\s*\"(?:name|type|function)\")",
+            "open_pattern": r"\A\s{0,64}(?=\{)"
+            r"|[;,]\s{0,64}(?=\{\s{0,64}\"(?:name|type|function)\")",
             "close_value": True,
             "known_names": True,
             "content": "json",
         },
         {
-            "open_pattern": r"<\|python_tag\|>\s*(?=\{)",
+            "open_pattern": r"<\|python_tag\|>\s{0,64}(?=\{)",
             "close_value": True,
             "content": "json",
         },
     ],
-    "ignored": {"open": ["<|python_tag|>", "<|eom_id|>"]},
+    "call_marks": {"open": "<|python_tag|>"},
+    "ignored": {"open": "<|eom_id|>"},
 }
 _LLAMA_PYTHONIC: Final = {
     "tool_calls": {
-        "open_pattern": r"(?:\A\s*|<\|python_start\|>\s*)(?=\[\s*[A-Za-z_][\w.]*\()",
+        "open_pattern": r"(?:\A|<\|python_start\|>)\s{0,64}(?=\[\s{0,64}[A-Za-z_][\w.]{0,127}\()",
         "close_value": True,
         "content": "pythonic",
     },
-    "ignored": {"open": ["<|python_start|>", "<|python_end|>"]},
+    "call_marks": {"open": ["<|python_start|>", "<|python_end|>"]},
 }
 _MISTRAL: Final = {
     "reasoning_content": [{"open": "[THINK]", "close": "[/THINK]"}, _THINK],
     "tool_calls": [
         {
-            "open_pattern": r"\[TOOL_CALLS\]\s*(?=\[\s*\{)",
+            "open_pattern": r"\[TOOL_CALLS\]\s{0,64}(?=\[\s{0,64}\{)",
             "close_value": True,
             "content": "json",
         },
         {
-            "open_pattern": r"\[TOOL_CALLS\]\s*(?P<name>[^\s\[\]{}]+)"
-            r"(?:\[CALL_ID\][^\s\[\]{}]*)?(?:\[ARGS\])?\s*(?=\{)",
+            "open_pattern": r"\[TOOL_CALLS\]\s{0,64}(?P<name>[^\s\[\]{}]{1,128})"
+            r"(?:\[CALL_ID\][^\s\[\]{}]{0,64})?(?:\[ARGS\])?\s{0,64}(?=\{)",
             "close_value": True,
             "content": "json",
             "transform": _CALL,
         },
     ],
-    "ignored": {"open": "[TOOL_CALLS]"},
+    "call_marks": {"open": "[TOOL_CALLS]"},
 }
 _GEMMA4: Final = {
     "reasoning_content": {"open": "<|channel>thought\n", "close": "<channel|>"},
     "tool_calls": {
-        "open_pattern": r"<\|tool_call>call:(?P<name>[^\s{]+)\s*(?=\{)",
+        "open_pattern": r"<\|tool_call>call:(?P<name>[^\s{]{1,128})\s{0,64}(?=\{)",
         "close": "<tool_call|>",
         "content": "json",
         "content_args": {"unquoted_keys": True, "string_delims": [['<|"|>', '<|"|>']]},
@@ -135,20 +139,20 @@ _GEMMA4: Final = {
     },
     "ignored": {"open": ["<|tool_response>", "<turn|>"]},
 }
-_TO: Final = r"to=functions\.(?P<name>[\w.:-]+)"
-_KIND: Final = r"\s*(?:<\|constrain\|>\w+|json)?\s*<\|message\|>"
+_TO: Final = r"to=functions\.(?P<name>[\w.:-]{1,128})"
+_KIND: Final = r"\s{0,64}(?:<\|constrain\|>\w{1,64}|json)?\s{0,64}<\|message\|>"
 _ENDS: Final = ["<|end|>", "<|call|>", "<|return|>"]
 _GPT_OSS: Final = {
     "reasoning_content": {"open": "<|channel|>analysis<|message|>", "close": _ENDS},
     "tool_calls": [
         {
-            "open_pattern": rf"<\|channel\|>(?:commentary|analysis)\s*{_TO}{_KIND}",
+            "open_pattern": rf"<\|channel\|>(?:commentary|analysis)\s{{0,64}}{_TO}{_KIND}",
             "close": _ENDS,
             "content": "json",
             "transform": _CALL,
         },
         {
-            "open_pattern": rf"\s*{_TO}\s*<\|channel\|>(?:commentary|analysis){_KIND}",
+            "open_pattern": rf"{_TO}\s{{0,64}}<\|channel\|>(?:commentary|analysis){_KIND}",
             "close": _ENDS,
             "content": "json",
             "transform": _CALL,
@@ -165,8 +169,8 @@ _GPT_OSS: Final = {
         {"open": ["<|start|>assistant", *_ENDS]},
         # What is for a tool of the model's makers is for nobody here.
         {
-            "open_pattern": r"<\|channel\|>(?:commentary|analysis)\s*"
-            r"to=(?!functions\.)[\w.]+[^<]*(?:<\|constrain\|>\w+)?\s*<\|message\|>",
+            "open_pattern": r"<\|channel\|>(?:commentary|analysis)\s{0,64}to=(?!functions\.)"
+            r"[^<]{1,192}+(?:<\|constrain\|>\w{1,64}\s{0,64})?<\|message\|>",
             "close": _ENDS,
         },
     ],
@@ -175,36 +179,37 @@ _DEEPSEEK: Final = {
     "reasoning_content": _THINK,
     "tool_calls": [
         {
-            "open_pattern": r"<｜tool▁call▁begin｜>function<｜tool▁sep｜>(?P<name>[^\n<]+)\n"
+            "open_pattern": r"<｜tool▁call▁begin｜>function<｜tool▁sep｜>(?P<name>[^\n<]{1,128})\n"
             r"```json\n",
-            "close_pattern": r"\n?```\s*<｜tool▁call▁end｜>",
+            "close_pattern": r"\n?```\s{0,64}<｜tool▁call▁end｜>",
             "content": "json",
             "transform": _CALL,
         },
         {
-            "open_pattern": r"<｜tool▁call▁begin｜>(?P<name>[^\n<]+)<｜tool▁sep｜>\s*(?=\{)",
+            "open_pattern": r"<｜tool▁call▁begin｜>(?P<name>[^\n<]{1,128})<｜tool▁sep｜>"
+            r"\s{0,64}(?=\{)",
             "close": "<｜tool▁call▁end｜>",
             "content": "json",
             "transform": _CALL,
         },
         {
-            "open_pattern": r"<｜DSML｜\s?invoke name=\"(?P<name>[^\"\n]+)\">",
+            "open_pattern": r"<｜DSML｜\s?invoke name=\"(?P<name>[^\"\n]{1,128})\">",
             "close_pattern": r"</｜DSML｜\s?invoke>",
             "content": "xml-inline",
             "content_args": {
-                "tag_pattern": r"<｜DSML｜\s?parameter name=\"(?P<key>[^\"\n]+)\" "
+                "tag_pattern": r"<｜DSML｜\s?parameter name=\"(?P<key>[^\"\n]{1,128})\" "
                 r"string=\"(?P<string>true|false)\">(?P<value>.*?)</｜DSML｜\s?parameter>"
             },
             "transform": _CALL,
         },
         {
-            "open_pattern": r"<｜DSML｜\s?invoke name=\"(?P<name>[^\"\n]+)\"\s*(?=/>)",
+            "open_pattern": r"<｜DSML｜\s?invoke name=\"(?P<name>[^\"\n]{1,128})\"\s{0,64}(?=/>)",
             "close": "/>",
             "content": "text",
             "transform": {"function": {"name": "{name}", "arguments": {}}},
         },
     ],
-    "ignored": [
+    "call_marks": [
         {"open": ["<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"]},
         {"open_pattern": r"</?｜DSML｜\s?(?:function_calls|tool_calls|calls)>"},
     ],

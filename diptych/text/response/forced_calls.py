@@ -22,7 +22,7 @@ FORCED_CALLS: Final = ResponseTemplate.read(
             "tool_calls": {
                 "open_pattern": r"(?:\A\[|, )(?=\{)",
                 "close_value": True,
-                "content": "json",
+                "content": "named-json",
             },
             "ignored": {"open": "]"},
             "content": {"content": "text"},

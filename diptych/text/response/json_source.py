@@ -1,7 +1,10 @@
 """JSON that remembers how it was written, so that nothing of it need be written again. Pure."""
 
+import contextlib
 import json
 from typing import Final, NoReturn
+
+import regex
 
 _WHITESPACE: Final = " \t\n\r"
 _DEPTH: Final = 4  # a list of calls, a call, its function, the arguments
@@ -26,6 +29,21 @@ def read_json(text: str) -> object:
     if _skip(text, end) != len(text):
         raise ValueError("more than one value")
     return value
+
+
+def read_named(text: str) -> JsonObject:
+    """A call of what has a name: ``{"name": "f", "arguments": {}}``, and no other form of it.
+
+    Its arguments are JSON as a grammar means it: a member may be there twice, and a number
+    have any size. Raises ValueError.
+    """
+    match = _NAMED.fullmatch(text)
+    if match is None:
+        raise ValueError("not a name and arguments")
+    name, source = json.loads(match[1]), match[2]
+    with contextlib.suppress(RecursionError):  # deeper than Python reads: brackets were counted
+        _ANY_DECODER.decode(source)
+    return JsonObject([("name", name), ("arguments", JsonObject([], source))], text)
 
 
 def _read(text: str, at: int, depth: int) -> tuple[object, int]:
@@ -89,6 +107,10 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON")
 
 
+_NAMED: Final = regex.compile(
+    r'\{"name": ("(?:[^"\\]|\\.)*+"), "arguments": (\{.*\})\}', regex.DOTALL
+)
+_ANY_DECODER: Final = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=_no_constant)
 _DECODER: Final = json.JSONDecoder(
     parse_constant=_no_constant, object_pairs_hook=lambda pairs: dict(_once(pairs))
 )

@@ -2,9 +2,11 @@
 
 Invariants: however a text is cut into pieces, the same comes out. Nothing that a model
 says raises, and what cannot be read as its template says comes out as content. A call
-comes out whole, once its end has come: of one that was cut off no client hears.
+comes out whole, once its end has come: of one that was cut off no client hears. The work that
+an answer makes is bounded, see :class:`Patience`: behind what takes longer all is content.
 """
 
+import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -12,11 +14,16 @@ from typing import Final, NamedTuple
 import regex
 
 from diptych.text.response.argument_types import ToolSchemas
-from diptych.text.response.body import PATIENCE_S, ParsedCall, read_body
+from diptych.text.response.body import ParsedCall, read_body
+from diptych.text.response.patience import Patience
 from diptych.text.response.spacing import Spacing
 from diptych.text.response.template import Anchor, Field, Part, ResponseTemplate
 from diptych.text.response.value_end import ValueEnd
 
+logger = logging.getLogger(__name__)
+
+_PIECE: Final = 1024  # characters that are looked through at once: each mark does so again
+_FAR: Final = 65_536  # characters behind an end within quotes that are likely no quotes
 _CONTEXT: Final = 256  # characters that stay, for patterns that look behind
 _TIDY_AT: Final = 8192  # characters that are done with
 
@@ -38,6 +45,8 @@ class _Open:
     begin: int  # of its mark
     body: int  # behind its mark
     value: ValueEnd
+    passed: "_Found | None" = None  # the first end of it that stands between quotes
+    passed_to: int = 0  # behind that end no other of its kind begins before here
 
 
 class _Found(NamedTuple):
@@ -49,19 +58,27 @@ class _Found(NamedTuple):
     captures: dict[str, str]
 
 
+_OF_CALLS: Final = (Part.CALLS, Part.CALL_MARKS)
+_NOTHING: Final = (Part.NOTHING, Part.CALL_MARKS)
+
+
 class ResponseParser:
     """The state of one answer. One owner."""
 
     def __init__(
-        self, template: ResponseTemplate, prompt: str = "", tools: ToolSchemas | None = None
+        self,
+        template: ResponseTemplate,
+        prompt: str = "",
+        tools: ToolSchemas | None = None,
+        patience: Patience | None = None,
     ) -> None:
         """``prompt`` is its end: an answer may begin within a field. Without ``tools`` no
-        call is looked for."""
+        call is looked for, nor what stands beside calls."""
         self._tools = tools or {}
-        self._fields = [
-            each for each in template.fields if tools is not None or each.part is not Part.CALLS
-        ]
-        self._outside = list(_marks_outside(self._fields))
+        left_out = _OF_CALLS if tools is None else ()
+        fields = [each for each in template.fields if each.part not in left_out]
+        self._outside = list(_marks_outside(fields))
+        self._patience = patience or Patience()
         self._content, self._reasoning = Spacing(), Spacing()
         self._reasoning.cut()
         self._buffer = ""
@@ -72,7 +89,8 @@ class ResponseParser:
         begun = template.own_part(prompt)
         if begun:
             self.feed(begun)
-            self._forget()
+            self._process(is_end=True)  # what it begins with is certain
+            self._forget(begun)
 
     @property
     def is_reasoning(self) -> bool:
@@ -81,15 +99,25 @@ class ResponseParser:
 
     def feed(self, text: str) -> Parsed:
         """Add what the model said."""
-        self._buffer += text
-        return _joined(self._process(is_end=False))
+        parts: list[Parsed] = []
+        for begin in range(0, len(text), _PIECE):
+            self._patience.begin_piece()
+            self._buffer += text[begin : begin + _PIECE]
+            parts += self._process(is_end=False)
+            self._patience.end_piece()
+        return _joined(parts)
 
     def finish(self, *, is_whole: bool) -> Parsed:
         """The rest. ``is_whole``: the model ended it; else it was cut off, and so was a call
         whose end did not come: it is left out."""
+        self._patience.begin_piece()
         parts = self._process(is_end=True)
+        end = len(self._buffer)
         if self._open is not None and self._open.field.part is Part.CALLS:
-            parts.append(self._close_calls(len(self._buffer), len(self._buffer), is_whole=is_whole))
+            try:
+                parts.append(self._close_calls(end, end, is_whole=is_whole))
+            except TimeoutError:
+                parts.append(self._take(end))
         parts.append(Parsed(self._content.end()))
         return _joined(parts)
 
@@ -102,7 +130,7 @@ class ResponseParser:
                     parts.append(self._take(safe))
                     break
                 parts.append(self._pass(found))
-        except TimeoutError:  # a checkpoint's pattern, in what was made to be slow
+        except TimeoutError:  # in what was made to be slow
             self._has_given_up, self._open = True, None
         if self._has_given_up:
             parts.append(self._take(len(self._buffer)))
@@ -123,11 +151,31 @@ class ResponseParser:
             closes.append((None, opened.field.close))
         while True:
             found, safe = self._search(closes, is_end)
-            if found is None or opened.field.part is not Part.CALLS:
+            if opened.field.part is not Part.CALLS:
                 return found, safe
-            if not opened.value.is_within_text(self._buffer, found.begin):
-                return found, safe
-            self._look_at = found.begin + 1
+            if found is not None and opened.value.is_within_text(self._buffer, found.begin):
+                opened.passed = opened.passed or found
+                opened.passed_to = opened.passed_to or found.end
+                self._look_at = found.begin + 1
+                continue
+            if self._has_lost_quotes(opened, safe if found is None else found.begin):
+                return opened.passed, safe
+            is_lost = is_end and opened.value.is_within_text(self._buffer, len(self._buffer))
+            return opened.passed if found is None and is_lost else found, safe
+
+    def _has_lost_quotes(self, opened: _Open, end: int) -> bool:
+        """Whether an end between quotes was one: what is before ``end`` begins another call, or
+        is too much."""
+        passed, begins = opened.passed, opened.field.open_again
+        if passed is None or begins is None:
+            return False
+        if end - passed.end > _FAR:
+            return True
+        match = begins.search(
+            self._buffer, opened.passed_to, end, partial=True, timeout=self._patience.left_s()
+        )
+        opened.passed_to = max(opened.passed_to, end if match is None else match.start())
+        return match is not None and not match.partial
 
     def _search(
         self, anchors: Iterable[tuple[Field | None, Anchor]], is_end: bool
@@ -137,7 +185,7 @@ class ResponseParser:
         safe = len(self._buffer)
         for field, anchor in anchors:
             match = anchor.pattern.search(
-                self._buffer, self._look_at, partial=not is_end, timeout=PATIENCE_S
+                self._buffer, self._look_at, partial=not is_end, timeout=self._patience.left_s()
             )
             if match is None:
                 continue
@@ -175,7 +223,7 @@ class ResponseParser:
         self._open = _Open(found.field, found.captures, found.begin, found.end, value)
         if found.field.part is Part.CALLS:
             self._at = found.begin  # they are content again if they cannot be read
-        elif found.field.part is Part.NOTHING and found.field.close is None:
+        elif found.field.part in _NOTHING and found.field.close is None:
             self._open = None  # the mark was all
         return before
 
@@ -195,27 +243,42 @@ class ResponseParser:
         opened = self._open
         assert opened is not None
         self._open = None
-        if not is_whole and opened.body > opened.begin:
-            self._at = self._look_at = end  # half a call is nothing to read
-            return Parsed()
-        try:
-            if not is_whole:
-                raise ValueError("cut off, and without a mark it may be anything")
-            body = self._buffer[opened.body : body_end]
-            calls = read_body(opened.field, body, opened.captures, self._tools)
-        except (ValueError, RecursionError, TimeoutError):
+        body = self._buffer[opened.body : body_end]
+        calls: tuple[ParsedCall, ...] | None = None
+        if is_whole:
+            calls = self._read(opened, body)
+        elif _is_begun_call(opened, body):
+            calls = ()  # half a call is nothing to read
+        if calls is None:
             self._look_at = max(end, opened.begin + 1)
             return self._take(end)
         self._at = self._look_at = end
         self._content.cut()
         return Parsed(calls=calls)
 
-    def _forget(self) -> None:
-        """What came so far was the prompt's."""
-        self._buffer, self._at, self._look_at = "", 0, 0
+    def _read(self, opened: _Open, body: str) -> tuple[ParsedCall, ...] | None:
+        """The calls that ``body`` says; None: it says something else.
+
+        Raises TimeoutError: nothing more is read.
+        """
+        self._patience.left_s()
+        try:
+            return read_body(opened.field, body, opened.captures, self._tools, self._patience)
+        except (ValueError, RecursionError):
+            return None
+        except TimeoutError:
+            raise
+        except Exception:
+            logger.exception("what a model wrote as a call could not be read")
+            return None
+
+    def _forget(self, begun: str) -> None:
+        """What came so far was the prompt's; of more than white space the answer goes on."""
+        self._buffer = begun if begun.strip() else ""
+        self._at = self._look_at = end = len(self._buffer)
         if self._open is not None:
             opened = self._open
-            self._open = _Open(opened.field, opened.captures, 0, 0, ValueEnd(opened.field, 0))
+            self._open = _Open(opened.field, opened.captures, end, end, ValueEnd(opened.field, end))
 
     def _tidy(self) -> None:
         """Let go of what is done with; the last of it stays, so that nothing looks like a begin."""
@@ -225,6 +288,14 @@ class ResponseParser:
         self._buffer = self._buffer[done:]
         self._at -= done
         self._look_at = max(0, self._look_at - done)
+
+
+def _is_begun_call(opened: _Open, body: str) -> bool:
+    """Whether what was cut off is a call's begin, rather than text that looks like one."""
+    field, begin = opened.field, body.lstrip()[:1]
+    if opened.body == opened.begin or field.needs_known_name:
+        return False  # without a mark of its own it may be anything
+    return field.content != "json" or begin in ("", "{", "[")
 
 
 def _marks_outside(fields: list[Field]) -> Iterator[tuple[Field | None, Anchor]]:

@@ -22,7 +22,10 @@ def read_calls(text: str) -> list[dict[str, object]]:
 def _read_call(node: ast.expr) -> dict[str, object]:
     if not isinstance(node, ast.Call) or node.args:
         raise ValueError("not a call with named arguments")
-    arguments = {each.arg: ast.literal_eval(each.value) for each in node.keywords}
+    try:
+        arguments = {each.arg: ast.literal_eval(each.value) for each in node.keywords}
+    except TypeError as error:  # a key that Python's dictionaries do not take
+        raise ValueError(str(error)) from None
     if None in arguments or len(arguments) < len(node.keywords):
         raise ValueError("an argument without a name, or one twice")
     return {"name": ast.unparse(node.func), "arguments": arguments}

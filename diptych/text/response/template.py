@@ -2,10 +2,10 @@
 
 It is a chat template's inverse, declared rather than programmed: fields of a message, each
 with the marks that open and close it and with how its text is read. Ours, written in the
-same form, may say a little more: several forms of one field (a list), ``ignored`` as a
-field, the content ``pythonic``, ``close_value`` (the field ends where its value does),
-``known_names`` (what calls no tool that was offered is no call), and ``short_ids`` (of calls:
-nine letters and digits, which some chat templates insist on).
+same form, may say a little more: several forms of one field (a list), ``ignored`` and
+``call_marks`` as fields, the contents ``pythonic`` and ``named-json``, ``close_value`` (the
+field ends where its value does), ``known_names`` (what calls no tool that was offered is no
+call), and ``short_ids`` (of calls: nine letters and digits, which some chat templates insist on).
 """
 
 import enum
@@ -19,7 +19,7 @@ from diptych.errors import ConfigurationError
 
 _PATH: Final = "tokenizer_config.json: response_template"
 _CONTENTS: Final = frozenset(
-    {"text", "json", "xml-inline", "kv-lines", "pythonic", "int", "float", "bool"}
+    {"text", "json", "named-json", "xml-inline", "kv-lines", "pythonic", "int", "float", "bool"}
 )
 _TOP_KEYS: Final = frozenset(
     {"version", "defaults", "fields", "start_anchor", "start_anchor_pattern", "short_ids"}
@@ -33,6 +33,7 @@ class Part(enum.Enum):
     REASONING = enum.auto()
     CALLS = enum.auto()
     NOTHING = enum.auto()
+    CALL_MARKS = enum.auto()  # as nothing, and text where no tools are offered
 
 
 _PARTS: Final = {
@@ -42,6 +43,7 @@ _PARTS: Final = {
     "thinking": Part.REASONING,
     "tool_calls": Part.CALLS,
     "ignored": Part.NOTHING,
+    "call_marks": Part.CALL_MARKS,
 }
 
 
@@ -62,6 +64,7 @@ class Field:
 
     part: Part
     open: Anchor | None
+    open_again: "regex.Pattern[str] | None"  # what no text between a value's quotes has
     close: Anchor | None
     closes_with_value: bool
     needs_known_name: bool
@@ -126,9 +129,11 @@ def _read_field(part: Part, said: object, path: str) -> Field:
     content = form.get("content", "text")
     if content not in _CONTENTS:
         raise ConfigurationError(f"{path}.content: {content!r} is not known")
+    open_ = _anchor(form, "open", path)
     return Field(
         part=part,
-        open=_anchor(form, "open", path),
+        open=open_,
+        open_again=None if open_ is None else _open_again(open_, form),
         close=_anchor(form, "close", path),
         closes_with_value=bool(form.get("close_value")),
         needs_known_name=bool(form.get("known_names")),
@@ -137,6 +142,14 @@ def _read_field(part: Part, said: object, path: str) -> Field:
         transform=form.get("transform"),
         transforms_each=bool(form.get("transform_each")),
     )
+
+
+def _open_again(open_: Anchor, form: Mapping[str, object]) -> "regex.Pattern[str]":
+    """Where JSON has to follow it is the quote, which between quotes has a backslash before it."""
+    if form.get("content") != "json" or form.get("content_args"):
+        return open_.pattern
+    text = open_.pattern.pattern
+    return regex.compile(rf"(?:{text})\s{{0,64}}[\[{{]{{1,2}}\s{{0,64}}\"", regex.DOTALL)
 
 
 def _read_arguments(form: Mapping[str, object], path: str) -> Mapping[str, object]:

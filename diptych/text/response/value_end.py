@@ -25,7 +25,7 @@ class ValueEnd:
         if field.content == "pythonic":
             self._quotes = {'"': '"', "'": "'"}
             self._marks = _PYTHON
-        elif field.content != "json":
+        elif field.content not in ("json", "named-json"):
             self._quotes = {}
         pairs = field.arguments.get("string_delims")
         if isinstance(pairs, list) and pairs:

@@ -180,6 +180,8 @@ def resumed(emitted: list[int], **sampling: object) -> inference_pb2.GenerateReq
         (tools("f", required="f"), "chat.required_tool"),
         (tools("f", choice=2, required="g"), "chat.required_tool"),
         (tools("f", choice=2, sampling={"ignore_eos": True}), "sampling.ignore_eos"),
+        (tools("f", choice=2, sampling={"stop": ["x"]}), "sampling.stop"),
+        (tools("f", choice=2, sampling={"stop_token_ids": [1]}), "sampling.stop_token_ids"),
         (
             tools("f", sampling={"constraint": inference_pb2.Constraint(regex="a")}),
             "sampling.constraint",

@@ -1,9 +1,8 @@
 """Answers of each family, whole and in pieces, and what models say when they go wrong."""
 
 import json
-from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple, NoReturn
 
 import pytest
 from hypothesis import given, settings
@@ -11,14 +10,8 @@ from hypothesis import strategies as st
 
 from diptych.text.response import parser as parser_module
 from diptych.text.response.families import AnswerForm, family
-from diptych.text.response.forced_calls import FORCED_CALLS
 from diptych.text.response.parser import Parsed, ResponseParser
-from diptych.text.response.template import ResponseTemplate
-
-TOOLS: dict[str, dict[str, Any]] = {
-    "f": {"properties": {"x": {"type": "integer"}, "s": {"type": "string"}}},
-    "g": {},
-}
+from tests.unit.text.response.parsing import F1, TOOLS, parse
 
 
 class Example(NamedTuple):
@@ -30,7 +23,6 @@ class Example(NamedTuple):
     prompt: str = ""
 
 
-F1 = (("f", '{"x": 1}'),)
 F1_G = (("f", '{"x": 1}'), ("g", "{}"))
 EXAMPLES = [
     Example(
@@ -138,23 +130,6 @@ EXAMPLES = [
 ]
 
 
-def parse(
-    template: ResponseTemplate,
-    pieces: Sequence[str],
-    *,
-    prompt: str = "",
-    is_whole: bool = True,
-    tools: dict[str, dict[str, Any]] | None = TOOLS,
-) -> Parsed:
-    parser = ResponseParser(template, prompt, tools)
-    parts = [*map(parser.feed, pieces), parser.finish(is_whole=is_whole)]
-    return Parsed(
-        "".join(part.content for part in parts),
-        "".join(part.reasoning for part in parts),
-        tuple(call for part in parts for call in part.calls),
-    )
-
-
 def cut(text: str, places: list[int]) -> list[str]:
     at = sorted({0, len(text), *(place % (len(text) + 1) for place in places)})
     return [text[begin:end] for begin, end in pairwise(at)]
@@ -166,6 +141,11 @@ def test_an_answer_is_taken_apart(example: Example) -> None:
     template = family(example.form.value)
     assert parse(template, [example.text], prompt=example.prompt) == expected
     assert parse(template, list(example.text), prompt=example.prompt) == expected
+
+
+def test_the_last_of_a_prompt_may_be_the_whole_mark() -> None:
+    prompt = "<｜Assistant｜><think>"
+    assert parse(family("deepseek"), ["a</think>b"], prompt=prompt) == Parsed("b", "a")
 
 
 @settings(deadline=None)
@@ -228,6 +208,8 @@ def test_what_cannot_be_read_stays_content(text: str) -> None:
         "[f(*a)]",
         "[f(**a)]",
         "[f(x=1)(y=2), 5]",
+        "[f(x={[1]: 2})]",
+        "[f(x={{}})]",
         "[f(x=" + "(" * 50_000 + ")]",
     ],
 )
@@ -261,8 +243,9 @@ def test_text_comes_as_soon_as_it_is_no_mark() -> None:
     assert parser.feed("a b") == Parsed("a b")
     assert parser.feed(" <too") == Parsed()
     assert parser.feed("l>") == Parsed(" <tool>")
-    assert parser.feed("<think>c") == Parsed("", "c")
-    assert parser.is_reasoning
+    thinking = ResponseParser(family("hermes"), "", TOOLS)
+    assert thinking.feed("<think>c") == Parsed("", "c")
+    assert thinking.is_reasoning
 
 
 def test_a_long_answer_keeps_little() -> None:
@@ -275,17 +258,77 @@ def test_a_long_answer_keeps_little() -> None:
     )
 
 
-def test_a_pattern_that_takes_for_ever_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parser_module, "PATIENCE_S", 0.02)
-    slow = ResponseTemplate.read(
-        {"fields": {"content": {}, "reasoning_content": {"open_pattern": "(a|a)*(b|b)*(a|aa)+!"}}}
-    )
-    text = "a" * 5000
-    assert parse(slow, [text, "b"]) == Parsed(text + "b")
+def test_text_that_is_no_call_is_not_lost_where_the_answer_was_cut_off() -> None:
+    people = 'So:\n[{"name": "Ann", "age": 3}, {"name": "Bob", "bio": "a long'
+    assert parse(family("llama-json"), [people], is_whole=False) == Parsed(people)
+    prose = "Some write <tool_call> before a call, and"
+    assert parse(family("hermes"), [prose], is_whole=False) == Parsed(prose)
+    begun = 'Some write <tool_call>\n{"name'
+    assert parse(family("hermes"), [begun], is_whole=False) == Parsed("Some write")
 
 
-def test_forced_calls_come_one_by_one() -> None:
-    parser = ResponseParser(FORCED_CALLS, "", TOOLS)
-    assert parser.feed('[{"name": "f", "arguments": {"x": 1}}').calls == F1
-    assert parser.feed(', {"name": "g", "arguments": {}').calls == ()
-    assert parser.finish(is_whole=False) == Parsed()
+BROKEN = '<tool_call>{"name": "f", "arguments": {"s": "x}}</tool_call>'
+
+
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_a_quote_without_an_end_costs_one_call(size: int) -> None:
+    good = '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
+    text = f"{BROKEN}\nAgain: {good} so {BROKEN} or not"
+    pieces = [text[at : at + size] for at in range(0, len(text), size)]
+    content = f"{BROKEN}\nAgain:  so {BROKEN} or not"
+    assert parse(family("hermes"), pieces) == Parsed(content, calls=F1)  # type: ignore[arg-type]
+    far = BROKEN + " word" * 20_000 + good
+    pieces = [far[at : at + 999] for at in range(0, len(far), 999)]
+    assert parse(family("hermes"), pieces).calls == F1
+
+
+def test_marks_between_quotes_of_a_call_without_an_end_are_a_text() -> None:
+    text = '<tool_call>{"name": "f", "arguments": {"s": "</tool_call>"}}'
+    assert parse(family("hermes"), list(text)).calls == (("f", '{"s": "</tool_call>"}'),)
+
+
+def test_marks_between_quotes_are_a_text_however_many() -> None:
+    arguments = '{"s": "<tool_call>{\\"name\\"}</tool_call> and <tool_call>a</tool_call>"}'
+    text = f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>'
+    for size in (1, 5, 10_000):
+        pieces = [text[at : at + size] for at in range(0, len(text), size)]
+        assert parse(family("hermes"), pieces) == Parsed("", "", (("f", arguments),))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        (AnswerForm.QWEN_XML, "Write <tool_call> then </tool_call> around it."),
+        (AnswerForm.MISTRAL, "It prints [TOOL_CALLS] first."),
+        (AnswerForm.HERMES, "Use the <think> tag to think. Then answer 42."),
+        (AnswerForm.DEEPSEEK, "Use the <think> tag. Then 42."),
+        (AnswerForm.LLAMA_JSON, "So <|python_tag|> it"),
+    ],
+)
+def test_what_an_answer_mentions_stays_without_tools(form: AnswerForm, text: str) -> None:
+    assert parse(family(form.value), list(text), tools=None) == Parsed(text)
+
+
+def test_an_answer_thinks_once() -> None:
+    text = "<think>a</think>b <think>c</think>"
+    assert parse(family("think"), [text]) == Parsed("b <think>c</think>", "a")
+    prompt = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    assert parse(family("think"), [text], prompt=prompt) == Parsed(text)
+
+
+def test_a_schema_of_true_and_false_is_read_around() -> None:
+    tools = {"f": {"properties": {"x": {"anyOf": [True, {"type": "integer"}]}}}}
+    text = "<tool_call>\n<function=f>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>"
+    assert parse(family("qwen-xml"), [text], tools=tools).calls == F1
+
+
+def test_a_bug_in_reading_a_call_leaves_its_text(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> NoReturn:
+        raise TypeError("no")
+
+    monkeypatch.setattr(parser_module, "read_body", broken)
+    text = "<tool_call>{}</tool_call>"
+    assert parse(family("hermes"), [text]) == Parsed(text)
+    assert "could not be read" in caplog.text

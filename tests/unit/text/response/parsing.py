@@ -1,0 +1,34 @@
+"""A parser fed with a whole answer."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from diptych.text.response.parser import Parsed, ResponseParser
+from diptych.text.response.patience import Patience
+from diptych.text.response.template import ResponseTemplate
+
+TOOLS: dict[str, dict[str, Any]] = {
+    "f": {"properties": {"x": {"type": "integer"}, "s": {"type": "string"}}},
+    "g": {},
+}
+
+
+F1 = (("f", '{"x": 1}'),)
+
+
+def parse(
+    template: ResponseTemplate,
+    pieces: Sequence[str],
+    *,
+    prompt: str = "",
+    is_whole: bool = True,
+    tools: dict[str, dict[str, Any]] | None = TOOLS,
+    patience: Patience | None = None,
+) -> Parsed:
+    parser = ResponseParser(template, prompt, tools, patience)
+    parts = [*map(parser.feed, pieces), parser.finish(is_whole=is_whole)]
+    return Parsed(
+        "".join(part.content for part in parts),
+        "".join(part.reasoning for part in parts),
+        tuple(call for part in parts for call in part.calls),
+    )

@@ -91,7 +91,8 @@ def _terminal() -> Console:
 
 async def _look(client: DiptychClient) -> Sample:
     """Raises DiptychError."""
-    return Sample(await client.cluster(timeout_s=_PATIENCE_S), time.monotonic())
+    report = await client.cluster(timeout_s=_PATIENCE_S)
+    return Sample(report, time.monotonic(), client.router)
 
 
 def _line(config: TopConfig, error: DiptychError) -> str:

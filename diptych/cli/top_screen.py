@@ -29,15 +29,21 @@ _BAR_CELLS: Final = 24
 
 
 class Sample(NamedTuple):
-    """A report, and when it came (s, of any clock)."""
+    """A report, when it came (s, of any clock), and the address of the router that made it."""
 
     report: Report
     at_s: float
+    router: str = ""
 
 
 def screen(now: Sample, before: Sample | None, *, has_bars: bool) -> RenderableType:
-    """The whole; rates are those since ``before``, and left out without it."""
+    """The whole; rates are those since ``before``, and left out without it.
+
+    What another router counted has its own beginning: between two there is no rate.
+    """
     report = now.report
+    if before is not None and before.router != now.router:
+        before = None
     parts: list[RenderableType] = [_head(now, before), Text()]
     for name, workers, total in (
         ("prefill", report.prefill, report.num_prefill),

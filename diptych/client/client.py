@@ -68,6 +68,11 @@ class DiptychClient:
     ) -> None:
         await self.close()
 
+    @property
+    def router(self) -> str:
+        """The address that calls go to now: of several, the one that did not fail last."""
+        return self._routers.address
+
     async def close(self) -> None:
         """Close the connections; requests under way are cancelled."""
         await self._routers.close()

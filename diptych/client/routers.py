@@ -20,6 +20,7 @@ class Routers:
         names = [name.strip() for name in addresses.split(",")]
         if not all(names):
             raise ConfigurationError(f"{addresses!r}: expected host:port, or several with commas")
+        self._names = names
         self._channels = [open_channel(name, lock=lock) for name in names]
         self._stubs = [inference_pb2_grpc.InferenceStub(each) for each in self._channels]
         self._asked = 0  # index of the one that is
@@ -28,6 +29,11 @@ class Routers:
     def asked(self) -> Router:
         """The router that calls go to now."""
         return self._stubs[self._asked]
+
+    @property
+    def address(self) -> str:
+        """Of the one that is asked."""
+        return self._names[self._asked]
 
     def leave(self, failed: Router) -> None:
         """Calls go to the next one, unless another call's failure has seen to it."""

@@ -6,7 +6,7 @@ served to whom are unit tests.
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +33,7 @@ QUESTION: Final = "What is the capital of France?"
 WIDE: Final = ViewportSize(width=1040, height=700)
 NARROW: Final = ViewportSize(width=390, height=780)
 PATIENCE_MS: Final = 60_000
+expect.set_options(timeout=PATIENCE_MS)  # a page's own default does not reach it
 
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium"),
@@ -110,7 +111,7 @@ def say(page: Page, text: str) -> None:
 
 
 def ended(page: Page, num_answers: int) -> None:
-    expect(page.locator(".turn.assistant .timing")).to_have_count(num_answers, timeout=PATIENCE_MS)
+    expect(page.locator(".turn.assistant .timing")).to_have_count(num_answers)
 
 
 def test_a_chat_and_where_its_time_went(browser: Browser, url: str) -> None:
@@ -174,22 +175,79 @@ def test_chats_are_kept_chosen_and_deleted(browser: Browser, url: str) -> None:
         expect(names).to_have_text(["New chat"])
 
 
-def sse(*texts: str) -> str:
-    pieces = [{"choices": [{"delta": {"content": text}, "finish_reason": None}]} for text in texts]
+def test_two_tabs_share_their_chats(browser: Browser, url: str) -> None:
+    with opened(browser, url) as page:
+        page.context.route("**/v1/chat/completions", lambda route: answer(route, sse("Well.")))
+        other = page.context.new_page()
+        other.goto(url)
+        other.click("#new-chat")
+        say(other, "In the other tab")
+        names, others = page.locator(".chat-name"), other.locator(".chat-name")
+        expect(names).to_have_text(["In the other tab", "New chat"])
+        say(page, "In this tab")
+        expect(others).to_have_text(["In the other tab", "In this tab"])
+        expect(other.locator(".turn.user .text")).to_have_text("In the other tab")
+        page.get_by_label("Delete In the other tab").click()
+        expect(others).to_have_text(["In this tab"])
+        expect(other.locator(".turn.user .text")).to_have_text("In this tab")
+        say(other, "And on")
+        expect(page.locator(".turn.user .text")).to_have_text(["In this tab", "And on"])
+        page.reload()
+        expect(page.locator(".turn.assistant .text")).to_have_text(["Well.", "Well."])
+
+
+def sse(*texts: str, reasoning: Sequence[str] = ()) -> str:
+    """Of a whole answer."""
+    deltas = [{"reasoning_content": text} for text in reasoning]
+    deltas += [{"content": text} for text in texts]
+    pieces = [{"choices": [{"delta": delta, "finish_reason": None}]} for delta in deltas]
     return "".join(f"data: {json.dumps(piece)}\n\n" for piece in pieces) + "data: [DONE]\n\n"
+
+
+def answer(route: Route, events: str) -> None:
+    route.fulfill(content_type="text/event-stream", body=events)
+
+
+def test_what_a_model_reasons_is_shown_and_not_sent_again(browser: Browser, url: str) -> None:
+    cut_off = sse(reasoning=["Paris or ", "<b>Rome</b>?"])
+    answers = [cut_off, sse("\n\nParis", ".", reasoning=["It is ", "Paris"]), sse("Yes.")]
+    sent: list[list[tuple[str, str]]] = []
+
+    def serve(route: Route) -> None:
+        asked = json.loads(route.request.post_data or "")["messages"]
+        sent.append([(each["role"], each["content"]) for each in asked])
+        answer(route, answers[len(sent) - 1])
+
+    with opened(browser, url) as page:
+        page.route("**/v1/chat/completions", serve)
+        reasoned, texts = page.locator(".reasoning"), page.locator(".turn.assistant .text")
+        say(page, "One")
+        expect(reasoned.locator("p")).to_have_text("Paris or <b>Rome</b>?")
+        expect(reasoned.locator("p")).to_be_visible()
+        expect(page.locator("#send")).to_be_visible()
+        say(page, "Two")
+        expect(texts.nth(1)).to_have_text("Paris.")
+        expect(reasoned.nth(1).locator("p")).to_be_hidden()
+        reasoned.nth(1).locator("summary").click()
+        expect(reasoned.nth(1).locator("p")).to_have_text("It is Paris")
+        expect(reasoned.nth(1).locator("p")).to_be_visible()
+        expect(page.locator("#send")).to_be_visible()
+        say(page, "Three")
+        expect(texts.nth(2)).to_have_text("Yes.")
+        expect(reasoned.nth(2)).to_be_hidden()
+        assert sent[1:] == [
+            [("user", "Two")],
+            [("user", "Two"), ("assistant", "\n\nParis."), ("user", "Three")],
+        ]
 
 
 def test_what_a_model_writes_is_never_more_than_text(browser: Browser, url: str) -> None:
     hostile = "<img src=x onerror='document.title=1'>"
     written = f"{hostile}\n\n**{hostile}** [a](javascript:1)\n\n- `<b>`\n\n```html\n<script>"
 
-    def answer(route: Route) -> None:
-        route.fulfill(
-            content_type="text/event-stream", body=sse(written[:9], written[9:60], written[60:])
-        )
-
+    events = sse(written[:9], written[9:60], written[60:])
     with opened(browser, url) as page:
-        page.route("**/v1/chat/completions", answer)
+        page.route("**/v1/chat/completions", lambda route: answer(route, events))
         say(page, "Hello")
         text = page.locator(".turn.assistant .text")
         expect(text.locator("strong")).to_have_text(hostile)
@@ -245,14 +303,73 @@ def test_kv_moves_between_the_panels(browser: Browser, url: str) -> None:
         expect(page.locator(".wire.proven")).to_have_count(4)
         answers = [asking.submit(ask, index) for index in range(10)]
         expect(page.locator(".wire.moving").first).to_be_visible()
+        expect(page.locator(".dot").first).to_be_attached()
         page.get_by_role("tab", name="Pools").blur()
         page.wait_for_timeout(250)  # the dots are on their way
         page.screenshot(path=PICTURES / "pools.png")
-        assert page.locator(".dot").count() >= 1
         expect(page.locator(".decode .blocks .o-running").first).to_be_visible()
         assert {each.result() for each in answers} == {200}
         expect(page.locator(".decode .blocks .o-running")).to_have_count(0)
         assert sum(int(n) for n in page.locator("#pairs td:last-child").all_text_contents()) >= 10
+
+
+def pools_told(pulls: int, *, num_prefill: int = 1) -> dict[str, object]:
+    """As /v1/cluster tells of one decode worker and its pairs, each with so many pulls."""
+    owners = ("total", "running", "reserved", "leased", "quarantined", "cached", "free")
+    worker = {"state": "ready", "message": "", "is_used": True, "blocks": dict.fromkeys(owners, 0)}
+    worker |= dict.fromkeys(("max_num_seqs", "num_running", "num_waiting"), 0)
+    worker |= dict.fromkeys(("num_pending_prefill_tokens", "prefill_tokens_per_s"), 0)
+    prefill = [{**worker, "address": f"p:{index}"} for index in range(num_prefill)]
+    pair = {"decode": "d:0", "state": "proven", "transport": "tcp", "bytes_per_s": 0}
+    latency = {"num_samples": 0}
+    return {
+        **{"num_waiting": 0, "num_placed": 0, "num_output_tokens": 0},
+        **{"ttft": latency, "itl": latency},
+        **{"prefill": prefill, "num_prefill": num_prefill},
+        **{"decode": [{**worker, "address": "d:0"}], "num_decode": 1},
+        "pairs": [{**pair, "prefill": each["address"], "num_pulls": pulls} for each in prefill],
+    }
+
+
+# How many squares set off, and came to their end, as attributes of the body.
+COUNT_MOTIONS: Final = """() => {
+  const { dataset } = document.body;
+  for (const name of ["beginEvent", "endEvent"])
+    document.addEventListener(name, ({ target, type }) => {
+      const key = type.toLowerCase();
+      if (target.tagName === "animateMotion") dataset[key] = Number(dataset[key] ?? 0) + 1;
+    }, true);
+}"""
+
+
+def test_a_square_runs_to_its_end_and_goes(browser: Browser, url: str) -> None:
+    looks = [pools_told(0), pools_told(100), pools_told(100), pools_told(100, num_prefill=2)]
+
+    def tell(route: Route) -> None:
+        route.fulfill(json=looks.pop(0) if len(looks) > 1 else looks[0])
+
+    with opened(browser, url) as page:
+        page.route("**/v1/cluster", tell)
+        page.evaluate(COUNT_MOTIONS)
+        page.get_by_role("tab", name="Pools").click()
+        expect(page.locator("body")).to_have_attribute("data-endevent", "6")
+        expect(page.locator("body")).to_have_attribute("data-beginevent", "6")
+        expect(page.locator(".worker.prefill")).to_have_count(2)
+        expect(page.locator(".dot")).to_have_count(0)
+
+
+def test_a_pool_without_workers_says_what_that_means(browser: Browser, url: str) -> None:
+    none = {**pools_told(0, num_prefill=0), "decode": [], "num_decode": 0}
+
+    with opened(browser, url) as page:
+        page.route("**/v1/cluster", lambda route: route.fulfill(json=none))
+        page.get_by_role("tab", name="Pools").click()
+        expect(page.locator("#prefill-workers")).to_have_text(
+            "No workers: decode computes prompts itself."
+        )
+        expect(page.locator("#decode-workers")).to_have_text(
+            "No workers: requests wait for one, or are refused."
+        )
 
 
 @pytest.mark.parametrize("view", ["chat", "pools"])

@@ -79,6 +79,15 @@ def test_rates_are_since_the_look_before() -> None:
     assert "0.0 tokens/s" in restarted
 
 
+def test_there_are_no_rates_between_the_counts_of_two_routers() -> None:
+    one, other = Sample(report(), 10.0, "r:1"), Sample(report(5_000_000, 900), 11.0, "r:2")
+    moved_on = text_of(screen(other, one, has_bars=True))
+    assert "tokens/s" not in moved_on
+    assert moved_on.split()[-1] == "900"
+    later = Sample(report(5_000_050, 905), 12.0, "r:2")
+    assert "50.0 tokens/s" in text_of(screen(later, other, has_bars=True))
+
+
 def test_a_bar_has_a_cell_for_each_owner_of_any_block() -> None:
     assert block_bar(BlockView(total=1000, leased=1, free=999)).plain == "█" + "░" * 23
     assert block_bar(BlockView(total=4, running=4)).plain == "█" * 24
@@ -160,6 +169,25 @@ def test_a_router_that_is_lost_meanwhile_is_told_and_looked_for_again(
     said = capsys.readouterr().out
     assert "r:1: INTERNAL: gone" in said
     assert said.count("queue 2 waiting") == 3
+
+
+def test_after_a_fail_over_there_is_no_rate_until_the_look_after(
+    answers: Callable[[list[object]], None],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr("asyncio.sleep", _no_pause)
+    answered = iter(["r:1", "r:2", "r:2"])
+    monkeypatch.setattr(DiptychClient, "router", property(lambda _: next(answered)))
+    answers([report(100), report(5_000_000), report(5_000_000), KeyboardInterrupt()])
+    assert top.run(["--address", "r:1,r:2"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("queue 2 waiting") == 3
+    assert said.count("tokens/s") == 1
+    assert "0.0 tokens/s" in said
 
 
 async def _no_pause(seconds: float) -> None:

@@ -1,7 +1,7 @@
 // The open chat: shows its turns, asks for answers, and lets one stop, regenerate and edit.
 
 import { stream } from "./api.js";
-import { options, settings } from "./chats.js";
+import { messages, options } from "./chats.js";
 import { byId, make } from "./dom.js";
 import { elements } from "./markdown.js";
 import { summary, waterfall } from "./waterfall.js";
@@ -34,6 +34,11 @@ export class Conversation {
     addEventListener("keydown", (event) => {
       if (event.key === "Escape" && !document.querySelector("dialog[open]")) this.stop();
     });
+  }
+
+  /** The chat whose answer comes now; null: none does. */
+  get running() {
+    return this.#running?.chat ?? null;
   }
 
   stop() {
@@ -97,12 +102,12 @@ export class Conversation {
 
   async #answer() {
     const chat = this.#chats.open;
-    const asked = messages(chat);
+    const asked = messages(chat.turns);
     const turn = { role: "assistant", content: "" };
     const abort = new AbortController();
     chat.turns.push(turn);
     this.#running = { chat, turn, abort };
-    this.#chats.save(); // what was asked outlives a page that is closed meanwhile
+    this.#chats.save(chat); // what was asked outlives a page that is closed meanwhile
     this.#changed();
     this.show();
     try {
@@ -115,7 +120,9 @@ export class Conversation {
         return_timing: true,
       };
       for await (const event of stream("v1/chat/completions", body, abort.signal)) {
-        turn.content += event.choices[0]?.delta?.content ?? "";
+        const delta = event.choices[0]?.delta;
+        turn.content += delta?.content ?? "";
+        if (delta?.reasoning_content) turn.reasoning = (turn.reasoning ?? "") + delta.reasoning_content;
         if (event.choices[0]?.finish_reason) turn.ended = event.choices[0].finish_reason;
         if (event.timing) turn.timing = event.timing;
         if (event.usage) turn.usage = event.usage;
@@ -127,7 +134,7 @@ export class Conversation {
       if (error.status === 401) this.#failed(error);
     }
     this.#running = null;
-    if (!this.#chats.save()) this.#failed(new Error("This browser keeps no more chats."));
+    if (!this.#chats.save(chat)) this.#failed(new Error("This browser keeps no more chats."));
     if (this.#chats.open === chat) {
       this.show();
       byId("spoken").textContent = turn.error ? `Failed: ${turn.error}` : turn.content.slice(0, 2000);
@@ -144,8 +151,7 @@ export class Conversation {
       this.#drawing = false;
       if (!this.#running || this.#chats.open !== this.#running.chat) return;
       const stays = isAtEnd();
-      const { turns } = this.#chats.open;
-      byId("turns").lastElementChild?.replaceWith(this.#turn(turns.at(-1), turns.length - 1));
+      drawAnswer(byId("turns").lastElementChild, this.#running.turn, true);
       if (stays) toEnd();
     });
   }
@@ -155,11 +161,12 @@ export class Conversation {
     const shown = make("article", { class: `turn ${turn.role}`, "aria-busy": runs ? "true" : null });
     const who = turn.role === "user" ? "You" : "Answer";
     shown.append(make("h2", { class: "who" }, who));
-    const body = make("div", { class: "text" });
-    if (turn.role === "user") body.append(make("p", { class: "plain" }, turn.content));
-    else body.append(...elements(turn.content));
-    if (runs) body.append(make("span", { class: "caret", "aria-hidden": "true" }));
-    shown.append(body);
+    if (turn.role === "user") {
+      shown.append(make("div", { class: "text" }, make("p", { class: "plain" }, turn.content)));
+    } else {
+      shown.append(reasoning(), make("div", { class: "text" }));
+      drawAnswer(shown, turn, runs);
+    }
     if (turn.error) shown.append(make("p", { class: "failed", role: "alert" }, turn.error));
     if (turn.stopped) shown.append(make("p", { class: "hint" }, "Stopped."));
     if (turn.ended === "length") shown.append(make("p", { class: "hint" }, "Cut off: the most tokens were reached."));
@@ -186,13 +193,21 @@ export class Conversation {
   }
 }
 
-/** What the model is sent: an answer that brought nothing is none. */
-function messages(chat) {
-  const said = chat.turns
-    .filter((turn) => turn.role === "user" || turn.content)
-    .map(({ role, content }) => ({ role, content }));
-  const system = settings().system?.trim();
-  return system ? [{ role: "system", content: system }, ...said] : said;
+/** For what the model tells itself before its answer: open until that begins. */
+function reasoning() {
+  return make("details", { class: "reasoning", open: true }, make("summary", {}, "Reasoning"), make("p", { class: "plain" }));
+}
+
+/** Fills in what came. The parts stay, so that they can be used while more comes. */
+function drawAnswer(shown, turn, runs) {
+  const details = shown.querySelector(".reasoning");
+  const said = details.querySelector("p");
+  details.hidden = !turn.reasoning?.trim();
+  if (said.textContent !== (turn.reasoning ?? "")) said.textContent = turn.reasoning;
+  const text = shown.querySelector(".text");
+  if (!text.textContent && turn.content.trim()) details.open = false; // here it begins
+  text.replaceChildren(...elements(turn.content));
+  if (runs) text.append(make("span", { class: "caret", "aria-hidden": "true" }));
 }
 
 function welcome() {

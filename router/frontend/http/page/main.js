@@ -49,7 +49,7 @@ function listChats() {
       showChats();
     };
     const remove = () => {
-      if (chats.open === chat) conversation.stop();
+      if (conversation.running === chat) conversation.stop();
       chats.remove(chat.id);
       showChats();
     };
@@ -136,6 +136,14 @@ byId("forget").addEventListener("click", () => {
   chats.clear();
   byId("settings").close();
   showChats();
+});
+addEventListener("storage", ({ key: name, newValue: text }) => {
+  const { open } = chats;
+  const { turns } = open;
+  if (!chats.follow(name, text, conversation.running)) return;
+  if (!chats.all.includes(conversation.running)) conversation.stop();
+  listChats();
+  if (chats.open !== open || open.turns !== turns) conversation.show();
 });
 byId("new-chat").addEventListener("click", () => {
   chats.add();

@@ -21,8 +21,9 @@ function lined(lines) {
   return lines.flatMap((line, index) => (index ? [make("br"), ...inline(line)] : inline(line)));
 }
 
-const ITEM = /^\s*(?:[-*+]|(\d{1,9})[.)])\s+(.*)$/;
-const HEADING = /^#{1,6}\s+(.*)$/;
+const LINE_END = /\r\n|[\r\n\u2028\u2029]/; // all that "." does not match: so "$" is where a line ends
+const ITEM = /^\s*(?:[-*+]|(\d{1,9})[.)])\s+(\S.*)?$/;
+const HEADING = /^#{1,6}\s+(\S.*)?$/;
 const FENCE = /^\s*(`{3,}|~{3,})\s*([\w+#.-]*)/;
 
 function codeBlock(lines, language) {
@@ -39,7 +40,7 @@ function codeBlock(lines, language) {
 /** The elements of ``text``. */
 export function elements(text) {
   const made = [];
-  const lines = text.split("\n");
+  const lines = text.split(LINE_END);
   let at = 0;
   const while_ = (fits) => {
     const start = at;
@@ -58,11 +59,11 @@ export function elements(text) {
       at += 1; // its end, or that of the text
       made.push(codeBlock(code, fence[2]));
     } else if (HEADING.test(line)) {
-      made.push(make("h3", {}, ...inline(HEADING.exec(line)[1])));
+      made.push(make("h3", {}, ...inline(HEADING.exec(line)[1] ?? "")));
       at += 1;
     } else if (item) {
       const items = while_((each) => ITEM.test(each) && !!ITEM.exec(each)[1] === !!item[1]);
-      const list = items.map((each) => make("li", {}, ...inline(ITEM.exec(each)[2])));
+      const list = items.map((each) => make("li", {}, ...inline(ITEM.exec(each)[2] ?? "")));
       made.push(item[1] ? make("ol", { start: item[1] }, ...list) : make("ul", {}, ...list));
     } else {
       const plain = while_((each) => each.trim() && !FENCE.test(each) && !HEADING.test(each) && !ITEM.test(each));

@@ -8,6 +8,10 @@ const NUM_CELLS = 96;
 const INTERVAL_MS = 1000;
 const MOST_WIRES = 200;
 const MOST_DOTS = 6; // of one pair between two looks
+const NO_WORKERS = {
+  prefill: "No workers: decode computes prompts itself.",
+  decode: "No workers: requests wait for one, or are refused.",
+};
 
 export class Pools {
   #view = byId("view-pools");
@@ -15,7 +19,7 @@ export class Pools {
   #before = null; // {report, at}
   #timer = null;
   #round = 0; // counts times of being shown or hidden: an answer to an earlier one is dropped
-  #cards = new Map(); // by side and address
+  #cards = { prefill: new Map(), decode: new Map() }; // those shown, by address
 
   constructor(failed) {
     this.#failed = failed;
@@ -31,6 +35,7 @@ export class Pools {
   #follow() {
     clearTimeout(this.#timer);
     this.#round += 1;
+    byId("wire-dots").replaceChildren(); // nothing moves, or ends, where nothing is seen
     if (this.#view.hidden || document.hidden) this.#before = null;
     else this.#look();
   }
@@ -68,38 +73,41 @@ export class Pools {
 
   #pool(side, workers, total) {
     const list = byId(`${side}-workers`);
-    const cards = workers.map((worker) => {
-      const id = `${side} ${worker.address}`;
-      const card = this.#cards.get(id) ?? new Card(side, worker.address);
-      this.#cards.set(id, card);
-      card.draw(worker);
-      return card.element;
-    });
+    const known = this.#cards[side];
+    const shown = workers.map((worker) => [worker.address, known.get(worker.address) ?? new Card(side, worker.address)]);
+    this.#cards[side] = new Map(shown);
+    shown.forEach(([, card], at) => card.draw(workers[at]));
+    const cards = shown.map(([, card]) => card.element);
     const more = total - workers.length;
     if (more) cards.push(make("li", { class: "hint" }, `and ${more} more`));
-    if (!cards.length) cards.push(make("li", { class: "hint" }, "No workers: decode computes prompts itself."));
+    if (!cards.length) cards.push(make("li", { class: "hint" }, NO_WORKERS[side]));
     const same = list.children.length === cards.length && cards.every((card, at) => list.children[at] === card);
     if (!same) list.replaceChildren(...cards);
   }
 
-  /** A line for each pair; a dot along it for each pull since the last look. */
+  /** A line for each pair, and dots along it for the pulls since the last look. Those that still run go on. */
   #wires(report, pulls) {
     const canvas = byId("wires");
     const frame = canvas.getBoundingClientRect();
     const lines = [];
     const dots = [];
+    const ways = new Map();
     for (const pair of report.pairs.slice(0, MOST_WIRES)) {
-      const from = this.#cards.get(`prefill ${pair.prefill}`)?.element;
-      const to = this.#cards.get(`decode ${pair.decode}`)?.element;
+      const from = this.#cards.prefill.get(pair.prefill)?.element;
+      const to = this.#cards.decode.get(pair.decode)?.element;
       if (!from?.isConnected || !to?.isConnected) continue;
       const d = curve(from, to, frame);
+      ways.set(idOf(pair), d);
       lines.push(svg("path", { d, class: `wire ${pair.state === "proven" ? "proven" : "broken"}` }));
-      const count = Math.min(MOST_DOTS, pulls.get(idOf(pair)) ?? 0);
-      for (let each = 0; each < count; each += 1) dots.push(dot(d, each));
+      const count = Math.max(0, Math.min(MOST_DOTS, pulls.get(idOf(pair)) ?? 0)); // less: counted anew
+      for (let each = 0; each < count; each += 1) dots.push(dot(pair, d, each));
       if (count) lines.at(-1).classList.add("moving");
     }
-    canvas.replaceChildren(...lines, ...dots);
-    for (const each of dots) each.querySelector("animateMotion")?.beginElementAt(Number(each.dataset.delay));
+    byId("wire-lines").replaceChildren(...lines);
+    for (const each of [...byId("wire-dots").children]) moveTo(each, ways.get(each.dataset.pair));
+    if (matchMedia("(prefers-reduced-motion: reduce)").matches) return;
+    byId("wire-dots").append(...dots);
+    for (const each of dots) each.firstElementChild.beginElementAt(Number(each.dataset.delay));
   }
 }
 
@@ -177,15 +185,22 @@ function curve(from, to, frame) {
 
 const DOT_TIME = "1.1s";
 
-function dot(path, index) {
+function dot(pair, path, index) {
   const made = svg("rect", { x: -4, y: -4, width: 8, height: 8, rx: 1.5, class: "dot", visibility: "hidden" });
+  made.dataset.pair = idOf(pair);
   made.dataset.delay = index * 0.14;
-  if (matchMedia("(prefers-reduced-motion: reduce)").matches) return made;
   const motion = { path, dur: DOT_TIME, begin: "indefinite", fill: "remove", calcMode: "spline", keyTimes: "0;1", keySplines: "0.4 0 0.2 1" };
   made.append(svg("animateMotion", motion));
   made.append(svg("set", { attributeName: "visibility", to: "visible", begin: "indefinite", dur: DOT_TIME }));
   made.firstElementChild.addEventListener("beginEvent", () => made.lastElementChild.beginElement());
+  made.firstElementChild.addEventListener("endEvent", () => made.remove());
   return made;
+}
+
+/** Its pair's line may lie elsewhere now, or be gone. */
+function moveTo(dot, path) {
+  if (!path) dot.remove();
+  else dot.firstElementChild.setAttribute("path", path);
 }
 
 function numbers(now, before) {

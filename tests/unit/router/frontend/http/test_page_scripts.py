@@ -1,0 +1,119 @@
+"""The page's scripts that need no screen, run by Node where there is one."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from router.frontend.http import static_page
+
+FOLDER: Final = Path(static_page.__file__).parent / "page"
+NODE: Final = shutil.which("node")
+# What the scripts ask of a browser: elements are lists of a name and what is in them.
+BROWSER: Final = """
+class Element {
+  constructor(name) { this.told = [name]; }
+  append(...children) { this.told.push(...children.filter((each) => each !== "")); }
+  setAttribute() {}
+  addEventListener() {}
+  toJSON() { return this.told; }
+}
+globalThis.document = { createElement: (name) => new Element(name) };
+const storage = (members) => Object.defineProperties(members, {
+  getItem: { value: (name) => members[name] ?? null },
+  setItem: { value: (name, text) => { members[name] = text; } },
+  removeItem: { value: (name) => { delete members[name]; } },
+});
+globalThis.localStorage = storage({});
+const tell = (told) => console.log(JSON.stringify(told));
+"""
+
+pytestmark = pytest.mark.skipif(NODE is None, reason="no node: apt-get install nodejs")
+
+
+def told_by(folder: Path, script: str) -> object:
+    """What ``script`` tells, which imports from ./page/."""
+    (folder / "package.json").write_text('{"type": "module"}')
+    shutil.copytree(FOLDER, folder / "page", dirs_exist_ok=True)
+    (folder / "script.js").write_text(BROWSER + script)
+    assert NODE is not None
+    done = subprocess.run(
+        [NODE, "script.js"], cwd=folder, check=True, capture_output=True, text=True, timeout=120
+    )
+    told: object = json.loads(done.stdout)
+    return told
+
+
+def test_a_line_ends_wherever_one_can_end_however_much_space_there_is(tmp_path: Path) -> None:
+    script = """
+    const { elements } = await import("./page/markdown.js");
+    const space = " ".repeat(100_000);
+    const texts = [`- ${space}x\\ry`, `# ${space}x\\u2028y`, `1.${space}`, `# ${space}`];
+    tell([...texts, "- a\\r\\n- **b**"].map(elements));
+    """
+    assert told_by(tmp_path, script) == [
+        [["ul", ["li", "x"]], ["p", "y"]],
+        [["h3", "x"], ["p", "y"]],
+        [["ol", ["li"]]],
+        [["h3"]],
+        [["ul", ["li", "a"], ["li", ["strong", "b"]]]],
+    ]
+
+
+def test_a_question_without_an_answer_is_not_sent_with_the_next(tmp_path: Path) -> None:
+    script = """
+    const { messages } = await import("./page/chats.js");
+    const user = (content) => ({ role: "user", content });
+    const answer = (content, more) => ({ role: "assistant", content, ...more });
+    const failed = answer("", { error: "busy" });
+    const thought = answer("", { reasoning: "well" });
+    const turns = [user("1"), failed, user("2"), answer("b"), user("3"), thought, user("4")];
+    const sent = (turns) => messages(turns).map(({ role, content }) => [role, content]);
+    tell([sent(turns), sent([user("1")]), sent([user("1"), failed, user("2")])]);
+    """
+    assert told_by(tmp_path, script) == [
+        [["user", "2"], ["assistant", "b"], ["user", "4"]],
+        [["user", "1"]],
+        [["user", "2"]],
+    ]
+
+
+def test_two_tabs_write_over_no_chats_of_each_other(tmp_path: Path) -> None:
+    script = """
+    const { Chats, titleOf } = await import("./page/chats.js");
+    let now = 0;
+    Date.now = () => (now += 1);
+    const say = (tab, text) => {
+      tab.add().turns.push({ role: "user", content: text });
+      tab.save(tab.open);
+    };
+    const [one, other] = [new Chats(), new Chats()];
+    say(one, "first");
+    say(other, "second");
+    one.save(one.open);
+    const all = (tab) => tab.all.map(titleOf);
+    const kept = () => all(new Chats());
+    const told = [kept(), all(one)];
+    const [mine, theirs] = [one, other].map((tab) => `diptych.chat.${tab.open.id}`);
+    told.push(one.follow(theirs, localStorage[theirs]), all(one), titleOf(one.open));
+    other.follow(mine, localStorage[mine]);
+    const answered = one.open;
+    told.push(one.follow(mine, localStorage[mine], answered), one.open === answered);
+    other.remove(answered.id);
+    told.push(kept(), one.follow(mine, null, answered), all(one), titleOf(one.open));
+    one.save(answered);
+    told.push(kept(), one.follow("diptych.settings", "{}"), one.follow(mine, '{"turns": 1}'));
+    one.clear();
+    tell([...told, kept()]);
+    """
+    assert told_by(tmp_path, script) == [
+        *(["second", "first"], ["first"]),
+        *(True, ["second", "first"], "first"),
+        *(False, True),
+        *(["second"], True, ["second"], "second"),
+        *(["second"], False, False),
+        ["New chat"],
+    ]

@@ -18,7 +18,7 @@ from batch_server.runner.pace import Pace
 from batch_server.runner.runner import Runner
 from batch_server.runner.sender import AnswerBounds, LineSender
 from batch_server.runner.slots import Slots
-from batch_server.store.batches import BatchStore
+from batch_server.store.batches import BatchStore, TenantBounds
 from batch_server.store.database import Database
 from batch_server.store.files import FileStore
 from diptych.errors import ConfigurationError
@@ -64,10 +64,11 @@ async def serve(config: BatchServerConfig, stop: asyncio.Event, ready: Ready) ->
         )
         runner = Runner(needs)
         measure(host.metrics, runner, slots)
+        tenants = TenantBounds(config.max_open_batches, config.max_tenant_bytes)
         uploads = UploadBounds(config.max_file_bytes, config.max_tenant_bytes, config.upload_s)
         app = make_app(
             FileAnswers(files, uploads, time.time),
-            BatchAnswers(batches, files, runner, config.max_open_batches, time.time),
+            BatchAnswers(batches, files, runner, tenants, time.time),
             callers,
             BodyRoom(MAX_BODY_BYTES, _MAX_ALL_BODY_BYTES, config.timers.client_write_s),
         )

@@ -7,6 +7,7 @@ from diptych.errors import InvalidRequestError
 from router.frontend.http.errors import RefusedError
 
 MOST_AT_ONCE = 1000
+_MOST_DIGITS = 9
 
 
 class PageAsked(NamedTuple):
@@ -19,7 +20,8 @@ class PageAsked(NamedTuple):
 def read_page(query: Mapping[str, str], default: int, most: int) -> PageAsked:
     """Up to ``most`` may be asked for, MOST_AT_ONCE come. Raises InvalidRequestError."""
     given = query.get("limit", str(default))
-    if not (given.isascii() and given.isdigit() and 0 < int(given[:9]) <= most):
+    is_number = given.isascii() and given.isdigit() and len(given) <= _MOST_DIGITS
+    if not (is_number and 0 < int(given) <= most):
         raise InvalidRequestError(f"should be a number from 1 to {most}", field="limit")
     return PageAsked(min(int(given), MOST_AT_ONCE), read_word(query, "after"))
 

@@ -14,7 +14,7 @@ from batch_server.http.forms import batch_form, list_form
 from batch_server.records import ENDPOINTS, Batch, Endpoint, new_id
 from batch_server.runner.runner import Runner
 from batch_server.status import BatchStatus
-from batch_server.store.batches import BatchStore
+from batch_server.store.batches import BatchStore, NotAdded, TenantBounds
 from batch_server.store.files import FileStore
 from diptych.errors import InvalidRequestError, QueueFullError
 from router.frontend.http.body import StrictModel, parse, validated
@@ -49,14 +49,14 @@ class BatchAnswers:
         batches: BatchStore,
         files: FileStore,
         runner: Runner,
-        max_open: int,
+        bounds: TenantBounds,
         clock: Callable[[], float],
     ) -> None:
-        """``max_open`` batches of a tenant may be under way. ``clock``: Unix seconds."""
+        """``clock``: Unix seconds."""
         self._batches = batches
         self._files = files
         self._runner = runner
-        self._max_open = max_open
+        self._bounds = bounds
         self._clock = clock
 
     async def create(self, exchange: Exchange, data: bytes) -> None:
@@ -83,14 +83,12 @@ class BatchAnswers:
         if file.purpose != PURPOSE:
             raise InvalidRequestError(f"is a file for {file.purpose}", field="input_file_id")
         try:
-            is_added = await self._batches.add(batch, self._max_open)
+            refusal = await self._batches.add(batch, self._bounds)
         except BaseException:  # the client left: what was stored all the same is run
             self._runner.begin(batch.batch_id)
             raise
-        if not is_added:
-            raise QueueFullError(
-                f"{self._max_open} batches have not ended yet", retry_after_s=_MANY_S
-            )
+        if refusal is not None:
+            raise _error_of(refusal, self._bounds)
         self._runner.begin(batch.batch_id)
         await exchange.send_json(batch_form(batch))
 
@@ -123,6 +121,14 @@ class BatchAnswers:
             )
         self._runner.cancel(batch_id)
         return JSONResponse(batch_form(batch))
+
+
+def _error_of(refusal: NotAdded, bounds: TenantBounds) -> QueueFullError | RefusedError:
+    if refusal is NotAdded.OPEN:
+        reason = f"{bounds.max_open} batches have not ended yet"
+        return QueueFullError(reason, retry_after_s=_MANY_S)
+    reason = f"all files and open batches would have more than {bounds.max_bytes} bytes"
+    return RefusedError(413, f"{reason}: delete some files", "storage_full", param="input_file_id")
 
 
 def read_window_s(given: str) -> int:

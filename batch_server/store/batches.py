@@ -1,8 +1,9 @@
 """Batches in the database: their state, their lines, and of each line one result at most."""
 
+import enum
 import json
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from sqlalchemy import (
     Connection,
@@ -18,11 +19,27 @@ from sqlalchemy import (
 from batch_server.records import Batch, Line, LineError, LineResult, StoredFile, new_id
 from batch_server.status import BATCH_TRANSITIONS, ENDED, BatchEvent, BatchStatus
 from batch_server.store.database import Database
-from batch_server.store.files import values_of
+from batch_server.store.files import num_bytes_of, values_of
 from batch_server.store.tables import BATCHES, FILES, LINES, RESULTS
 
 _OUTPUT_PURPOSE: Final = "batch_output"
 _MOVED_IN: Final = tuple(each for each in BatchStatus if each is not BatchStatus.VALIDATING)
+
+
+class TenantBounds(NamedTuple):
+    """Of what one tenant may have when it makes a batch."""
+
+    max_open: int
+    """Batches that have not ended."""
+    max_bytes: int
+    """Of its files, and of the requests of its batches that have not ended."""
+
+
+class NotAdded(enum.Enum):
+    """What its tenant has too many of."""
+
+    OPEN = enum.auto()
+    BYTES = enum.auto()
 
 
 class BatchStore:
@@ -35,9 +52,9 @@ class BatchStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def add(self, batch: Batch, max_open: int) -> bool:
-        """A new one. False: so many of its tenant's have not ended."""
-        return await self._database.call(_add, batch, max_open)
+    async def add(self, batch: Batch, bounds: TenantBounds) -> NotAdded | None:
+        """A new one. None: it is stored."""
+        return await self._database.call(_add, batch, bounds)
 
     async def find(self, tenant: str, batch_id: str) -> Batch | None:
         """None: there is none, or it is another tenant's."""
@@ -99,9 +116,12 @@ class BatchStore:
         await self._database.call(_finish, batch_id, event, now_s)
 
 
-def _add(connection: Connection, batch: Batch, max_open: int) -> bool:
-    if _num_open_of(connection, batch.tenant) >= max_open:
-        return False
+def _add(connection: Connection, batch: Batch, bounds: TenantBounds) -> NotAdded | None:
+    if _num_open_of(connection, batch.tenant) >= bounds.max_open:
+        return NotAdded.OPEN
+    copied = _num_input_bytes(connection, batch.tenant) + _size_of(connection, batch.input_file_id)
+    if num_bytes_of(connection, batch.tenant) + copied > bounds.max_bytes:
+        return NotAdded.BYTES
     connection.execute(
         insert(BATCHES).values(
             batch_id=batch.batch_id,
@@ -119,7 +139,7 @@ def _add(connection: Connection, batch: Batch, max_open: int) -> bool:
             num_unsent=0,
         )
     )
-    return True
+    return None
 
 
 def _get(connection: Connection, batch_id: str) -> Batch | None:
@@ -143,6 +163,23 @@ def _open_ids(connection: Connection) -> Sequence[str]:
 def _num_open_of(connection: Connection, tenant: str) -> int:
     found = select(func.count()).where(BATCHES.c.tenant == tenant, BATCHES.c.status.not_in(ENDED))
     return int(connection.execute(found).scalar_one())
+
+
+def _num_input_bytes(connection: Connection, tenant: str) -> int:
+    """Of the files of its batches that have not ended: their lines are kept beside them."""
+    found = (
+        select(func.coalesce(func.sum(FILES.c.num_bytes), 0))
+        .select_from(BATCHES)
+        .join(FILES, FILES.c.file_id == BATCHES.c.input_file_id)
+        .where(BATCHES.c.tenant == tenant, BATCHES.c.status.not_in(ENDED))
+    )
+    return int(connection.execute(found).scalar_one())
+
+
+def _size_of(connection: Connection, file_id: str) -> int:
+    """In bytes; 0 where it is gone, which its batch will find."""
+    found = select(FILES.c.num_bytes).where(FILES.c.file_id == file_id)
+    return int(connection.execute(found).scalar_one_or_none() or 0)
 
 
 def _move(

@@ -95,9 +95,9 @@ class Database:
 
     def _lock_sqlite(self) -> None:
         path = self._url.database
-        if not path or path == ":memory:":
+        if not path or path == ":memory:" or path.startswith("file:"):
             raise ConfigurationError("--database: expected a file, as in sqlite:///batch.sqlite")
-        self._lock_file = os.open(f"{path}.lock", _FLAGS, _OWNER_ONLY)
+        self._lock_file = os.open(f"{os.path.realpath(path)}.lock", _FLAGS, _OWNER_ONLY)
         try:
             fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -66,7 +66,7 @@ class FileStore:
 
 
 def _begin(connection: Connection, file: StoredFile, max_tenant_bytes: int) -> bool:
-    if _num_bytes_of(connection, file.tenant) + file.num_bytes > max_tenant_bytes:
+    if num_bytes_of(connection, file.tenant) + file.num_bytes > max_tenant_bytes:
         return False
     connection.execute(insert(FILES).values(values_of(file, is_whole=False)))
     return True
@@ -132,7 +132,8 @@ def _page(
     return [_file_of(row) for row in connection.execute(found.order_by(order).limit(limit))]
 
 
-def _num_bytes_of(connection: Connection, tenant: str) -> int:
+def num_bytes_of(connection: Connection, tenant: str) -> int:
+    """Of all files of a tenant, those that are not whole yet too."""
     own = FILES.c.tenant == tenant
     total = select(func.coalesce(func.sum(FILES.c.num_bytes), 0)).where(own)
     return int(connection.execute(total).scalar_one())

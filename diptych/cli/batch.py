@@ -10,13 +10,14 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic_settings import CliPositionalArg
 
 from diptych import settings
-from diptych.cli.batch_client import ENDED, BatchClient, BatchError, BatchState
+from diptych.cli.batch_client import ENDED, AwayError, BatchClient, BatchError, BatchState
 from diptych.errors import ConfigurationError
 from diptych.progress import ConsoleProgress
 
 EXIT_FAILED = 1
 _FIRST_PAUSE_S = 0.2
 _MAX_PAUSE_S = 5.0
+_PATIENCE_S = 300.0  # with a server that is away, as one is that is started again
 
 _USAGE = """usage: diptych batch submit FILE.jsonl [--endpoint PATH] [--wait]
        diptych batch status BATCH [--wait]
@@ -70,7 +71,7 @@ class SubmitConfig(_ServerConfig):
 
 
 class StatusConfig(_ServerConfig):
-    """Tell how far a batch is. 0, or 1 once it is known that not all of it will be answered."""
+    """Tell how far a batch is. 0, or 1 where it has ended and not all of it was answered."""
 
     batch: CliPositionalArg[str] = Field(min_length=1, description="Its id.")
     wait: bool = Field(False, description="Show its progress until it has ended.")
@@ -152,14 +153,22 @@ def _cancel(config: CancelConfig) -> int:
 def wait_for(
     client: BatchClient, state: BatchState, sleep: Callable[[float], None] = time.sleep
 ) -> BatchState:
-    """The state when it has ended; until then its progress is shown. Raises BatchError."""
-    pause_s = _FIRST_PAUSE_S
+    """The state when it has ended; until then its progress is shown.
+
+    Raises BatchError; AwayError where the server stays away.
+    """
+    pause_s, away_s = _FIRST_PAUSE_S, 0.0
     with ConsoleProgress() as progress:
         while state.status not in ENDED:
             progress("answered", state.done_ratio)
             sleep(pause_s)
+            try:
+                state, away_s = client.state(state.batch_id), 0.0
+            except AwayError:
+                away_s += pause_s
+                if away_s > _PATIENCE_S:
+                    raise
             pause_s = min(2 * pause_s, _MAX_PAUSE_S)
-            state = client.state(state.batch_id)
         progress("answered", state.done_ratio)
     return state
 
@@ -170,5 +179,5 @@ def _told(state: BatchState) -> int:
     print(f"{state.batch_id} {state.status}: {counts}", file=sys.stderr)  # noqa: T201
     for message in state.errors:
         print(message, file=sys.stderr)  # noqa: T201
-    is_lost = state.status in ENDED and state.status != "completed"
-    return EXIT_FAILED if is_lost else 0
+    is_whole = state.status == "completed" and not state.num_failed
+    return EXIT_FAILED if state.status in ENDED and not is_whole else 0

@@ -19,6 +19,10 @@ class BatchError(Exception):
     """The server refused, or could not be reached; the text is for people."""
 
 
+class AwayError(BatchError):
+    """It could not be reached, or the connection broke."""
+
+
 class BatchState(NamedTuple):
     """How far a batch is, as its server tells."""
 
@@ -52,14 +56,17 @@ class BatchClient:
             trust = ssl.create_default_context(cafile=ca)
         except OSError as error:
             raise ConfigurationError(f"--ca: {ca}: {error.strerror or error}") from None
-        self._http = httpx.Client(
-            base_url=url,
-            headers={"authorization": f"Bearer {key}"} if key else {},
-            verify=trust,
-            trust_env=False,
-            timeout=_TIMEOUT_S,
-            transport=transport,
-        )
+        try:
+            self._http = httpx.Client(
+                base_url=url,
+                headers={"authorization": f"Bearer {key}"} if key else {},
+                verify=trust,
+                trust_env=False,
+                timeout=_TIMEOUT_S,
+                transport=transport,
+            )
+        except httpx.InvalidURL as error:
+            raise ConfigurationError(f"--url: {error}") from None
 
     def __enter__(self) -> Self:
         return self
@@ -120,7 +127,11 @@ def _told() -> Iterator[None]:
     """What goes wrong with a connection as a BatchError."""
     try:
         yield
-    except httpx.HTTPError as error:
+    except httpx.UnsupportedProtocol:
+        raise BatchError("--url: expected http://host:port or https://host:port") from None
+    except httpx.TransportError as error:
+        raise AwayError(str(error) or type(error).__name__) from None
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise BatchError(str(error) or type(error).__name__) from None
 
 

@@ -19,7 +19,7 @@ from batch_server.runner.pace import Pace
 from batch_server.runner.sender import AnswerBounds, LineSender
 from batch_server.runner.slots import Slots
 from batch_server.status import BatchStatus
-from batch_server.store.batches import BatchStore
+from batch_server.store.batches import BatchStore, TenantBounds
 from batch_server.store.database import Database
 from batch_server.store.files import FileStore
 
@@ -154,7 +154,7 @@ class Rig:
             created_s=1,
             expires_s=int(expires_s),
         )
-        assert await self.batches.add(batch, 10)
+        assert await self.batches.add(batch, TenantBounds(10, 10**9)) is None
 
     async def run(self) -> Batch:
         """The batch until it has ended."""

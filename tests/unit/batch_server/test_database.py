@@ -24,6 +24,15 @@ async def test_a_second_process_is_refused_until_the_first_has_ended(tmp_path: P
         assert await BatchStore(database).open_ids() == []
 
 
+async def test_another_name_of_the_same_file_is_refused_too(tmp_path: Path) -> None:
+    other = tmp_path / "other.sqlite"
+    other.symlink_to(tmp_path / "batch.sqlite")
+    async with Database(f"sqlite:///{tmp_path / 'batch.sqlite'}"):
+        with pytest.raises(ConfigurationError, match="is used by another process"):
+            async with Database(f"sqlite:///{other}"):
+                pass
+
+
 async def test_nobody_else_reads_it(tmp_path: Path) -> None:
     path = tmp_path / "batch.sqlite"
     async with Database(f"sqlite:///{path}"):
@@ -36,6 +45,7 @@ async def test_nobody_else_reads_it(tmp_path: Path) -> None:
     [
         ("nothing", "is no URL"),
         ("sqlite://", "expected a file"),
+        ("sqlite:///file:batch.sqlite?uri=true", "expected a file"),
         ("sqlite:////no/such/folder/batch.sqlite", "No such file"),
         ("mysql://secret@here/there", "sqlite or postgresql"),
     ],

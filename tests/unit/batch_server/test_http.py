@@ -19,8 +19,10 @@ from starlette.types import Message
 from batch_server.http.batches import MAX_BODY_BYTES, BatchAnswers
 from batch_server.http.files import FileAnswers, UploadBounds
 from batch_server.http.routes import make_app
+from batch_server.runner.batch_run import BatchRun
 from batch_server.runner.runner import Runner
 from batch_server.status import BatchStatus
+from batch_server.store.batches import TenantBounds
 from diptych.api_keys import digest
 from diptych.tenant import NOBODY
 from router.frontend.callers.api_keys import ApiKeys
@@ -49,9 +51,10 @@ async def asked(
     def clock() -> float:
         return float(next(seconds))
 
+    tenants = TenantBounds(max_open=2, max_bytes=bounds.max_tenant_bytes)
     app = make_app(
         FileAnswers(rig.files, bounds, clock),
-        BatchAnswers(rig.batches, rig.files, runner or Runner(rig.needs), 2, clock),
+        BatchAnswers(rig.batches, rig.files, runner or Runner(rig.needs), tenants, clock),
         callers or Anybody(),
         BodyRoom(MAX_BODY_BYTES, 10 * MAX_BODY_BYTES, 5.0),
     )
@@ -231,6 +234,19 @@ async def test_too_many_batches_have_to_wait(tmp_path: Path) -> None:
         assert int(answer.headers["retry-after"]) > 0
 
 
+async def test_a_tenants_open_batches_count_beside_its_files(tmp_path: Path) -> None:
+    data = line("a", "x" * 60_000)
+    async with opened(tmp_path) as rig, asked(rig) as client:
+        body = {**BODY, "input_file_id": await upload(client, data)}
+        first = (await client.post("/v1/batches", json=body)).json()
+        answer = await client.post("/v1/batches", json=body)
+        assert error_of(answer) == (413, "storage_full", "input_file_id")
+        assert len((await client.get("/v1/batches")).json()["data"]) == 1
+        await client.post(f"/v1/batches/{first['id']}/cancel")
+        await BatchRun(first["id"], rig.needs).run()
+        assert (await client.post("/v1/batches", json=body)).status_code == 200
+
+
 async def test_lists_come_in_pages(tmp_path: Path) -> None:
     async with opened(tmp_path) as rig, asked(rig) as client:
         ids = [await upload(client, b"%d" % number) for number in range(5)]
@@ -246,7 +262,9 @@ async def test_lists_come_in_pages(tmp_path: Path) -> None:
         for query, param in [("limit=0", "limit"), ("limit=x", "limit"), ("order=x", "order")]:
             answer = await client.get(f"/v1/files?{query}")
             assert error_of(answer) == (400, "request_invalid", param)
-        assert error_of(await client.get("/v1/batches?limit=101"))[2] == "limit"
+        for limit in ("101", "000000001" + "1" * 5000):
+            answer = await client.get(f"/v1/batches?limit={limit}")
+            assert error_of(answer) == (400, "request_invalid", "limit")
 
 
 def key_file(folder: Path) -> KnownCallers:

@@ -12,6 +12,8 @@ from batch_server.records import Batch, Line
 from batch_server.runner.answers import Answer
 from batch_server.runner.batch_run import BatchRun
 from batch_server.runner.input_file import Found, InputFile
+from batch_server.runner.line_check import LineCheck, LineMaker
+from batch_server.runner.line_splitter import RawLine
 from batch_server.runner.pace import Pace
 from batch_server.runner.sender import AnswerBounds, LineSender
 from batch_server.runner.slots import Slots
@@ -192,6 +194,39 @@ async def test_an_answer_of_several_lines_becomes_one(tmp_path: Path) -> None:
     assert answered["response"]["body"] == json.loads(content)
 
 
+async def test_a_window_that_ends_amid_the_lines_keeps_what_was_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timeout, windows = asyncio.timeout, list[asyncio.Timeout]()
+    window_s = 3600.0
+
+    def kept(delay: float | None) -> asyncio.Timeout:
+        made = timeout(delay)
+        if delay == window_s:
+            windows.append(made)
+        return made
+
+    class Hanging(FakeRouters):
+        async def __call__(self, request: httpx.Request) -> httpx.Response:
+            if len(self.asked) == 4:
+                (window,) = windows
+                window.reschedule(asyncio.get_running_loop().time())
+                await asyncio.Event().wait()
+            return await super().__call__(request)
+
+    monkeypatch.setattr(asyncio, "timeout", kept)
+    async with opened(tmp_path, Hanging(), max_concurrent=1) as rig:
+        await rig.add_input(EIGHT)
+        await rig.add_batch(expires_s=rig.clock_s + window_s)
+        batch = await rig.run()
+        output = await rig.content(batch.output_file_id)
+        errors = await rig.content(batch.error_file_id)
+        assert rig.slots.num_taken == 0
+    assert (batch.status, batch.num_completed, batch.num_failed) == (BatchStatus.EXPIRED, 4, 4)
+    assert [each["error"]["code"] for each in errors] == ["batch_expired"] * 4
+    assert sorted(each["custom_id"] for each in [*output, *errors]) == NAMES
+
+
 async def run_all(rig: Rig, names: Sequence[str]) -> Sequence[Batch]:
     """Batches of the same file, together, and what became of them."""
     for name in names:
@@ -283,3 +318,13 @@ def test_a_pace_comes_back_with_answers() -> None:
     assert limits == sorted(limits)
     assert set(limits) == set(range(2, 9)), "one more at a time, up to where it began"
     assert limits.index(4) - limits.index(3) == 3, "one more for each round"
+
+
+def test_what_is_sent_is_no_longer_than_the_line() -> None:
+    """A router takes bodies up to as many bytes."""
+    body = {"messages": [{"role": "user", "content": "漢字" * 1000}]}
+    told = {"custom_id": "a", "method": "POST", "url": CHAT, "body": body}
+    raw = RawLine(1, json.dumps(told, ensure_ascii=False).encode())
+    made = LineMaker(CHAT, "").make(LineCheck(CHAT).read(raw), 0)
+    assert len(made.body) < len(raw.data)
+    assert json.loads(made.body)["messages"] == body["messages"]

@@ -10,6 +10,7 @@ import pytest
 
 from diptych.cli import batch
 from diptych.cli.batch_client import BatchClient, BatchError
+from diptych.errors import ConfigurationError
 
 Server = Callable[[httpx.Request], httpx.Response]
 
@@ -65,19 +66,30 @@ def test_it_waits_until_the_batch_has_ended() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "code"), [("in_progress", 0), ("completed", 0), ("failed", 1), ("expired", 1)]
+    ("status", "num_failed", "code"),
+    [
+        ("in_progress", 1, 0),
+        ("completed", 0, 0),
+        ("completed", 1, 1),
+        ("failed", 1, 1),
+        ("expired", 1, 1),
+    ],
 )
 def test_the_exit_code_says_whether_all_was_answered(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     status: str,
+    num_failed: int,
     code: int,
 ) -> None:
     errors = {"data": [{"message": "line 3: custom_id: is that of a line before"}]}
-    by(monkeypatch, lambda request: httpx.Response(200, json=told(status, 2, 1, errors=errors)))
+    by(
+        monkeypatch,
+        lambda request: httpx.Response(200, json=told(status, 2, num_failed, errors=errors)),
+    )
     assert batch.run(["status", "b"]) == code
     written = capsys.readouterr().err
-    assert f"b {status}: 2 answered, 1 failed of 4" in written
+    assert f"b {status}: 2 answered, {num_failed} failed of 4" in written
     assert "line 3: custom_id" in written
 
 
@@ -115,6 +127,52 @@ def test_a_server_that_is_away_is_told() -> None:
 
     with client_of(server) as client, pytest.raises(BatchError, match="refused"):
         client.state("b")
+
+
+def test_waiting_passes_over_a_server_that_is_started_again() -> None:
+    answers = iter(["in_progress", None, None, "completed"])
+
+    def server(request: httpx.Request) -> httpx.Response:
+        status = next(answers)
+        if status is None:
+            raise httpx.ConnectError("refused")
+        return httpx.Response(200, json=told(status, 4))
+
+    with client_of(server) as client:
+        ended = batch.wait_for(client, client.state("b"), lambda pause_s: None)
+    assert ended.status == "completed"
+
+
+def test_waiting_ends_where_the_server_stays_away_or_refuses() -> None:
+    pauses: list[float] = []
+
+    def away(request: httpx.Request) -> httpx.Response:
+        if pauses:
+            raise httpx.ConnectError("refused")
+        return httpx.Response(200, json=told("in_progress"))
+
+    with client_of(away) as client, pytest.raises(BatchError, match="refused"):
+        batch.wait_for(client, client.state("b"), pauses.append)
+    assert 300 <= sum(pauses) < 320
+    answers = iter([httpx.Response(200, json=told("in_progress")), httpx.Response(404)])
+    pauses.clear()
+    with client_of(lambda request: next(answers)) as client, pytest.raises(BatchError, match="404"):
+        batch.wait_for(client, client.state("b"), pauses.append)
+    assert len(pauses) == 1
+
+
+@pytest.mark.parametrize("url", ["http://a:port", "there:8001", "ftp://there"])
+def test_a_url_that_is_none_is_one_line(url: str) -> None:
+    with (
+        pytest.raises((ConfigurationError, BatchError), match=r"^--url: [^\n]+$"),
+        BatchClient(url) as client,
+    ):
+        client.state("b")
+
+
+def test_an_id_that_no_url_can_have_is_one_line() -> None:
+    with client_of(lambda request: httpx.Response(200)) as client, pytest.raises(BatchError):
+        client.state("b\n")
 
 
 def test_usage(capsys: pytest.CaptureFixture[str]) -> None:

@@ -197,6 +197,7 @@ class Attempt:
         held = _Reservation(self._cluster.decode[worker], seq)
         self._reservation = held
         held.seat.seen.asked(0 if to_pull else seq.num_tokens)
+        self._cluster.policy.began(worker, self._request.objectives.tpot_s)
         self._later(lambda: self._reserve(held))
 
     def _reserve(self, held: _Reservation) -> None:
@@ -268,4 +269,6 @@ class Attempt:
         held, self._reservation = self._reservation, None
         if held is not None:
             held.seat.seen.ended()
+            tpot_s = self._request.objectives.tpot_s
+            self._cluster.policy.ended(held.seat.host.worker, tpot_s)
             held.seat.host.engine.release(held.seq)

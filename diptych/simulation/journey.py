@@ -12,7 +12,7 @@ from diptych.simulation.attempt import Attempt, Request
 from diptych.simulation.cluster import SimulatedCluster
 from diptych.simulation.outcome import Outcome
 from diptych.timers import Timers
-from router.placement.types import Forecast, Paired, Placement, Query, WorkerId
+from router.placement.types import DecodeOnly, Forecast, Paired, Placement, Query, WorkerId
 from router.request import worker_errors
 from router.request.request_state import REQUEST_TRANSITIONS, RequestEvent, RequestState
 from router.request.retry_state import RetryState
@@ -92,21 +92,24 @@ class Journey:
         self._end("")
 
     def _place(self) -> Placement | None:
-        request = self.request
+        request, wanted = self.request, self.request.objectives
+        if wanted.ttft_s is not None:
+            left_s = request.due_s + wanted.ttft_s - self._agenda.now_s
+            wanted = wanted._replace(ttft_s=left_s, whole_ttft_s=wanted.ttft_s)
         query = Query(
             num_tokens=len(request.prompt_ids),
             num_max_tokens=len(request.prompt_ids) + request.num_output_tokens,
             block_keys=request.block_keys,
             block_size=self._cluster.block_size,
             refused=frozenset(self._retry.refused),
-            objectives=request.objectives,
+            objectives=wanted,
         )
         return self._cluster.policy.place(query, self._cluster.snapshot())
 
     def _open(self, placement: Placement) -> None:
         self._move(RequestEvent.PLACE)
         self._foretold = None
-        if isinstance(placement, Paired) and placement.forecast is not None:
+        if isinstance(placement, Paired | DecodeOnly) and placement.forecast is not None:
             self._foretold = placement.forecast, self._agenda.now_s
         self._attempt = Attempt(self._cluster, self.request, self)
         self._attempt.open(placement)

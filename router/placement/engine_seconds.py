@@ -4,13 +4,15 @@ What requests are charged by where many wait. As workers say of their own steps;
 by a guess that weighs a token of the answer as ten of the prompt.
 """
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from diptych.step_model import StepWork
 from router.placement.types import DecodeView, EngineView, PrefillView, Snapshot
 
 _CHUNK_TOKENS: Final = 512  # of a prompt, by which its tokens' cost is told
+_FRESH_S: Final = 0.25
 _CONTEXT_TOKENS: Final = 512  # of a sequence, where a worker has none to tell by
 
 
@@ -34,6 +36,23 @@ def rates_of(snapshot: Snapshot) -> EngineRates:
         _mean(map(_prompt_token_s, _engines(snapshot.prefill)), _GUESS.prompt_token_s),
         _mean(map(_output_token_s, _engines(snapshot.decode)), _GUESS.output_token_s),
     )
+
+
+class RecentRates:
+    """The rates of one router's workers, not older than ``_FRESH_S``: few look at all workers."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """``clock`` in s."""
+        self._clock = clock
+        self._until_s = -math.inf
+        self._rates = _GUESS
+
+    def of(self, snapshot: Snapshot) -> EngineRates:
+        """As of now, or of little before."""
+        now_s = self._clock()
+        if now_s >= self._until_s:
+            self._rates, self._until_s = rates_of(snapshot), now_s + _FRESH_S
+        return self._rates
 
 
 def _engines(views: Iterable[PrefillView | DecodeView]) -> list[EngineView]:

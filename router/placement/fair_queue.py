@@ -4,7 +4,8 @@ Classes share by weight, the tenants of a class alike, and a tenant's own reques
 they are due. Whoever goes is charged what it is expected to take of the engines, and what it
 took less or more once that is known; the one that was charged the least for its weight is
 next (virtual counters: Sheng et al., arXiv 2401.00588). Who comes back after a pause is lifted
-to those who waited meanwhile, so that nobody saves up seconds that he did not want.
+to those who waited meanwhile, so that nobody saves up seconds that he did not want; nor does
+he by what is given back of earlier charges, which puts him before none of those that wait.
 
 Nobody is starved: a class always has its share, a tenant's turn does not depend on how large
 its request is, and a request that waited for ``_PATIENCE_S`` goes before its tenant's later
@@ -40,6 +41,19 @@ class Turn(NamedTuple):
     cost_s: float = 1.0  # of engines, that it is expected to take
     due_s: float | None = None  # its first token; None: no matter
     latest_start_s: float | None = None  # later ones are hopeless, and go last; None: none are
+    prompt_s: float | None = None  # of ``cost_s``, before the next can start; None: all of it
+
+    @property
+    def start_s(self) -> float:
+        """Of engines, that it takes before the next can start."""
+        return self.cost_s if self.prompt_s is None else self.prompt_s
+
+
+class Charged(NamedTuple):
+    """After which lifts of its class and of its tenant one was charged, by their numbers."""
+
+    of_line: int
+    of_tenant: int
 
 
 class _Waiting(Generic[T]):
@@ -66,16 +80,17 @@ class _Waiting(Generic[T]):
 class _Tenant(Generic[T]):
     """One tenant's requests of one class, the first due first. Owned by its line."""
 
-    __slots__ = ("all", "counter_s", "heap", "line", "name", "ticket", "waiting_s")
+    __slots__ = ("all", "counter_s", "heap", "lift", "line", "name", "ticket", "waiting_s")
 
-    def __init__(self, name: str, line: "_Line[T]") -> None:
+    def __init__(self, name: str, line: "_Line[T]", number: int) -> None:
         self.name = name
         self.line = line
+        self.lift = number  # the last one
         self.counter_s = 0.0  # of engines, that it was charged or lifted to
         self.all: dict[T, _Waiting[T]] = {}  # in the order in which they came
         self.heap: list[_Waiting[T]] = []  # those, and some that wait no more
         self.ticket: _Ticket[T] | None = None  # its place in the line; None: it stands aside
-        self.waiting_s = 0.0  # of engines
+        self.waiting_s = 0.0  # of engines, before others can start
 
     def push(self, waiting: _Waiting[T]) -> None:
         """It may be next."""
@@ -117,9 +132,10 @@ class _Line(Generic[T]):
     def __init__(self, weight: float, numbers: Iterator[int]) -> None:
         self.weight = weight
         self.counter_s = 0.0  # as a tenant's, over the weight
+        self.lift = 0  # the last one; a number
         self.num_waiting = 0
         self.num_tenants = 0  # of whom something waits
-        self.waiting_s = 0.0  # of engines
+        self.waiting_s = 0.0  # of engines, before others can start
         self._numbers = numbers
         self._tenants: dict[str, _Tenant[T]] = {}
         self._idle: OrderedDict[str, None] = OrderedDict()  # of those, the longest idle first
@@ -134,10 +150,12 @@ class _Line(Generic[T]):
         """The tenant, of whom something waits from now on."""
         tenant = self._tenants.get(name)
         if tenant is None:
-            tenant = self._tenants[name] = _Tenant(name, self)
+            tenant = self._tenants[name] = _Tenant(name, self, next(self._numbers))
         if not tenant.all:
             self._idle.pop(name, None)
-            tenant.counter_s = max(tenant.counter_s, self._least_s())
+            least_s = self._least_s()
+            if least_s > tenant.counter_s:
+                tenant.counter_s, tenant.lift = least_s, next(self._numbers)
             self.num_tenants += 1
             self.stand(tenant)
         return tenant
@@ -173,14 +191,42 @@ class _Line(Generic[T]):
                 return ticket.tenant
         return None
 
-    def charge(self, name: str, seconds: float) -> None:
-        """So much more of the engines; less than 0 gives back."""
+    def comes_back(self, least_s: float) -> None:
+        """Something waits again; ``least_s`` is the least counter of the classes that wait."""
+        if least_s > self.counter_s:
+            self.counter_s, self.lift = least_s, next(self._numbers)
+
+    def charge(self, name: str, seconds: float) -> Charged:
+        """So much more of the engines."""
         self.counter_s += seconds / self.weight
         tenant = self._tenants.get(name)
-        if tenant is not None:
-            tenant.counter_s += seconds
-            if tenant.ticket is not None:
-                self.stand(tenant)
+        if tenant is None:
+            return Charged(self.lift, -1)
+        self._move(tenant, seconds)
+        return Charged(self.lift, tenant.lift)
+
+    def give_back(
+        self, name: str, seconds: float, charged: Charged | None, others_s: float
+    ) -> None:
+        """So much less, but not below those that wait where it was charged before a lift.
+
+        ``others_s`` is the least counter of the classes that wait.
+        """
+        back_s = seconds / self.weight
+        if charged is not None and charged.of_line != self.lift and self.num_waiting:
+            back_s = min(back_s, max(0.0, self.counter_s - others_s))
+        self.counter_s -= back_s
+        tenant = self._tenants.get(name)
+        if tenant is None:
+            return
+        if charged is not None and charged.of_tenant != tenant.lift and tenant.all:
+            seconds = min(seconds, max(0.0, tenant.counter_s - self._least_s()))
+        self._move(tenant, -seconds)
+
+    def _move(self, tenant: _Tenant[T], seconds: float) -> None:
+        tenant.counter_s += seconds
+        if tenant.ticket is not None:
+            self.stand(tenant)
 
     def _least_s(self) -> float:
         while self._heap and self._heap[0].tenant.ticket is not self._heap[0]:
@@ -220,16 +266,15 @@ class FairQueue(Generic[T]):
         """``item`` waits from now on."""
         line = self._lines[turn.request_class]
         if not line.num_waiting:
-            active = [each.counter_s for each in self._lines.values() if each.num_waiting]
-            line.counter_s = max(line.counter_s, min(active, default=self._floor_s))
+            line.comes_back(self._least_s())
         tenant = line.entered(turn.tenant)
         waiting = _Waiting(item, turn, tenant, now_s, next(self._numbers))
         self._waiting[item] = waiting
         tenant.all[item] = waiting
         tenant.push(waiting)
         line.num_waiting += 1
-        line.waiting_s += turn.cost_s
-        tenant.waiting_s += turn.cost_s
+        line.waiting_s += turn.start_s
+        tenant.waiting_s += turn.start_s
         self._changed(tenant, len(tenant.all) - 1)
 
     def remove(self, item: T) -> None:
@@ -241,19 +286,26 @@ class FairQueue(Generic[T]):
         tenant = waiting.tenant
         del tenant.all[item]
         tenant.line.num_waiting -= 1
-        tenant.line.waiting_s -= waiting.turn.cost_s
-        tenant.waiting_s -= waiting.turn.cost_s
+        tenant.line.waiting_s -= waiting.turn.start_s
+        tenant.waiting_s -= waiting.turn.start_s
         self._changed(tenant, len(tenant.all) + 1)
         if not tenant.all:
             tenant.line.emptied(tenant)
 
-    def charge(self, turn: Turn) -> None:
+    def charge(self, turn: Turn) -> Charged:
         """One with that turn goes to the engines, whether or not it waited here."""
-        self._lines[turn.request_class].charge(turn.tenant, turn.cost_s)
+        return self._lines[turn.request_class].charge(turn.tenant, turn.cost_s)
 
-    def settle(self, turn: Turn, used_s: float) -> None:
-        """One that was charged is done, and took so much of the engines."""
-        self._lines[turn.request_class].charge(turn.tenant, used_s - turn.cost_s)
+    def settle(self, turn: Turn, used_s: float, charged: Charged | None = None) -> None:
+        """One that was charged is done, and took so much of the engines.
+
+        ``charged`` is what ``charge`` said; None: nobody was lifted since.
+        """
+        line = self._lines[turn.request_class]
+        if used_s >= turn.cost_s:
+            line.charge(turn.tenant, used_s - turn.cost_s)
+        else:
+            line.give_back(turn.tenant, turn.cost_s - used_s, charged, self._least_s())
 
     def in_turn(self, now_s: float) -> Generator[T, None, None]:
         """Each that waits, the next first. Whoever is named may be taken before the next is.
@@ -292,16 +344,20 @@ class FairQueue(Generic[T]):
         return next(reversed(tenant.all))
 
     def ahead_s(self, turn: Turn) -> float:
-        """Of engines, that is likely to be given to others before one that came now with it."""
+        """Of engines, that is likely to be given to others before one that came now can start."""
         line = self._lines[turn.request_class]
         tenant = line.find(turn.tenant)
         own_s, num_others = 0.0, line.num_tenants
         if tenant is not None and tenant.all:
             own_s, num_others = tenant.waiting_s, num_others - 1
-        within_s = min(line.waiting_s, own_s + num_others * (own_s + turn.cost_s))
-        share_s = (within_s + turn.cost_s) / line.weight
+        within_s = min(line.waiting_s, own_s + num_others * (own_s + turn.start_s))
+        share_s = (within_s + turn.start_s) / line.weight
         others = (each for each in self._lines.values() if each is not line)
         return within_s + sum(min(each.waiting_s, share_s * each.weight) for each in others)
+
+    def _least_s(self) -> float:
+        active = (each.counter_s for each in self._lines.values() if each.num_waiting)
+        return min(active, default=self._floor_s)
 
     def _next_tenant(self) -> _Tenant[T] | None:
         """Of the class with the least counter that has one which does not stand aside."""

@@ -1,9 +1,27 @@
 """What a placement costs everybody whom it concerns: objectives that are missed, seconds. Pure."""
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from router.placement.forecast import DecodeForecast, Span
 from router.placement.types import Objectives
+
+
+class Promised(NamedTuple):
+    """What this router promised those sequences on a worker that it has placed there."""
+
+    num_placed: int = 0
+    num_paced: int = 0  # of those, with an objective for the time between tokens
+    tightest_s: float = 0.0  # of those objectives
+
+
+NOTHING_PROMISED: Final = Promised()
+
+
+class Missed(NamedTuple):
+    """Objectives, by expectation."""
+
+    num_all: float
+    num_barring: float  # its own, and others' that are not tighter: that hold it
 
 
 class Consequences(NamedTuple):
@@ -13,19 +31,35 @@ class Consequences(NamedTuple):
     pace: DecodeForecast
     handoff_s: float = 0.0  # between its first token and its second, beside a step
     stalled_s: float = 0.0  # that each sequence there loses to the computing of its prompt
+    promised: Promised = NOTHING_PROMISED
 
-    def objectives_missed(self, objectives: Objectives, num_output_tokens: int) -> float:
-        """How many are, by expectation, because of it: its own two, and those of each other."""
-        missed = 0.0
+    def objectives_missed(self, objectives: Objectives, num_output_tokens: int) -> Missed:
+        """How many are because of it: its own two, and those of each other.
+
+        Others have the pace that this router promised them; of those of other routers nothing is
+        known, so they are taken to have ours, but they bar nobody.
+        """
+        own, barring, others = 0.0, 0.0, 0.0
+        promised, tpot_s = self.promised, objectives.tpot_s
         if objectives.ttft_s is not None:
-            missed += self.first_token.miss_ratio(objectives.ttft_s)
-        if objectives.tpot_s is not None:
-            own = self.pace.after.later(self.handoff_s / num_output_tokens)
-            theirs = self.pace.after.later(self.stalled_s / num_output_tokens)
-            before = self.pace.before.miss_ratio(objectives.tpot_s)
-            more = max(0.0, theirs.miss_ratio(objectives.tpot_s) - before)
-            missed += own.miss_ratio(objectives.tpot_s) + self.pace.num_rows * more
-        return missed
+            own += self.first_token.miss_ratio(objectives.ttft_s)
+        if tpot_s is not None:
+            after = self.pace.after.later(self.handoff_s / num_output_tokens)
+            own += after.miss_ratio(tpot_s)
+            num_strangers = max(0, self.pace.num_rows - promised.num_placed)
+            others += num_strangers * self._more_missed(tpot_s, num_output_tokens)
+        if promised.num_paced:
+            more = self._more_missed(promised.tightest_s, num_output_tokens)
+            others += promised.num_paced * more
+            if tpot_s is not None:
+                wide_s = max(tpot_s, promised.tightest_s)
+                barring = promised.num_paced * self._more_missed(wide_s, num_output_tokens)
+        return Missed(own + others, own + barring)
+
+    def _more_missed(self, tpot_s: float, num_output_tokens: int) -> float:
+        """By how much it is likelier that one of the others misses that pace."""
+        theirs = self.pace.after.later(self.stalled_s / num_output_tokens)
+        return max(0.0, theirs.miss_ratio(tpot_s) - self.pace.before.miss_ratio(tpot_s))
 
     def seconds(self, num_output_tokens: int) -> float:
         """Until its answer is whole, and by how much the others' answers come later."""

@@ -126,6 +126,12 @@ class LeastLoaded:
         """See :class:`router.placement.types.Policy`. It foretells nothing."""
         return None
 
+    def began(self, worker: WorkerId, tpot_s: float | None) -> None:
+        """See :class:`router.placement.types.Policy`. Nothing is weighed by it."""
+
+    def ended(self, worker: WorkerId, tpot_s: float | None) -> None:
+        """See :class:`router.placement.types.Policy`."""
+
     def came_true(self, forecast: Forecast, ttft_s: float) -> None:
         """See :class:`router.placement.types.Policy`. It foretells nothing."""
 

@@ -1,5 +1,7 @@
 """Placement by what is predicted to be lost: objectives first, then everybody's seconds. Pure."""
 
+import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from heapq import nsmallest
@@ -15,10 +17,11 @@ from router.placement.forecast import (
     of_decode,
     of_prefill,
 )
-from router.placement.loss import Consequences
+from router.placement.loss import NOTHING_PROMISED, Consequences, Promised
 from router.placement.place import distance_ratio
 from router.placement.policy import LeastLoaded
 from router.placement.types import (
+    NO_OBJECTIVES,
     DecodeOnly,
     DecodeView,
     Forecast,
@@ -57,6 +60,14 @@ class _Loss(NamedTuple):
     rank: bytes  # among equals
 
 
+class _Held(NamedTuple):
+    """One that was not placed: what it asked for but objectives, and when it could begin."""
+
+    query: Query
+    snapshot: Snapshot
+    ttft_s: float  # the least
+
+
 class Predicted:
     """The pair, or the decode worker alone, with the least predicted loss.
 
@@ -78,7 +89,10 @@ class Predicted:
         self._plain = plain
         self._chance = chance
         self._overhead_s = 0.0
-        self._num_refused = 0  # since a first token came, or one was tried
+        self._num_refused = 0  # since one was placed or tried, or a first token came
+        self._paces: dict[WorkerId, Counter[float | None]] = {}  # of our sequences, as promised
+        self._promised: dict[WorkerId, Promised] = {}
+        self._held: _Held | None = None  # that was not placed last
 
     def remember(self, worker: WorkerId, block_keys: tuple[bytes, ...]) -> None:
         """See :class:`router.placement.types.Policy`."""
@@ -105,6 +119,26 @@ class Predicted:
     def forget(self, worker: WorkerId) -> None:
         """See :class:`router.placement.types.Policy`."""
         self._plain.forget(worker)
+        self._paces.pop(worker, None)
+        self._promised.pop(worker, None)
+
+    def began(self, worker: WorkerId, tpot_s: float | None) -> None:
+        """See :class:`router.placement.types.Policy`."""
+        paces = self._paces.setdefault(worker, Counter())
+        paces[tpot_s] += 1
+        self._promised[worker] = _promised(paces)
+
+    def ended(self, worker: WorkerId, tpot_s: float | None) -> None:
+        """See :class:`router.placement.types.Policy`."""
+        paces = self._paces.get(worker)
+        if paces is None or not paces[tpot_s]:
+            return
+        paces[tpot_s] -= 1
+        if not paces[tpot_s]:
+            del paces[tpot_s]
+        self._promised[worker] = _promised(paces)
+        if not paces:
+            del self._paces[worker], self._promised[worker]
 
     def place(self, query: Query, snapshot: Snapshot) -> Placement | None:
         """See :class:`router.placement.types.Policy`."""
@@ -116,10 +150,12 @@ class Predicted:
             return self._plain.place(query, snapshot)
         best = nsmallest(_NUM_TOLD, weighed, key=lambda each: each[0])
         chosen = best[0][1]
-        if query.may_refuse and chosen.num_missed > _MOST_MISSED:
-            if self._num_refused < _TRY_AFTER:
-                return None
-            self._num_refused = 0
+        is_barred = query.may_refuse and chosen.num_barring > _MOST_MISSED
+        if is_barred and self._num_refused < _TRY_AFTER:
+            ttft_s = min(outlook.ttft_s for _, outlook in weighed)
+            self._held = _Held(_aimless(query), snapshot, ttft_s)
+            return None
+        self._num_refused = 0
         forecast = Forecast(chosen, tuple(candidate for _, candidate in best))
         if chosen.prefill is not None:
             return Paired(chosen.prefill, chosen.decode, forecast)
@@ -133,27 +169,60 @@ class Predicted:
         is too slow for one more may be fast enough once others have ended, so it is waited for
         as long as the first token can be in time, unless it would be too slow for one alone.
 
-        Who refuses all learns nothing: one of many that are refused in a row is tried.
+        Who refuses all learns nothing: one is tried where many were refused and nobody was placed.
         """
         found = None if _is_plain(query, snapshot) else self._lost(query, snapshot, wait_s)
         self._num_refused += found is not None
         return found
 
     def _lost(self, query: Query, snapshot: Snapshot, wait_s: float) -> Unreachable | None:
-        snapshot = _with_room(snapshot)
-        weighed = self._weigh(query, *usable(query, snapshot))
-        if not weighed:
+        within_s, tpot_s, whole_s = query.objectives
+        soonest_s = self._soonest_s(query, snapshot, wait_s)
+        if soonest_s is None:
             return None
-        within_s, tpot_s = query.objectives
-        ttft_s = wait_s + min(outlook.ttft_s for _, outlook in weighed)
+        ttft_s = wait_s + soonest_s
         if within_s is not None and ttft_s > within_s:
             wanted = f"the first token is wanted within {max(0.0, within_s):.3f} s"
             foretold = f"and foretold in {ttft_s:.3f} s"
-            return Unreachable(f"{wanted} {foretold}", self._retry_after_s(ttft_s - within_s))
+            is_hopeless = self._alone_s(query, snapshot) > (
+                within_s if whole_s is None else whole_s
+            )
+            retry_after_s = None if is_hopeless else self._retry_after_s(ttft_s - within_s)
+            return Unreachable(f"{wanted} {foretold}", retry_after_s)
         paces = [alone_s(view, query.num_tokens) for view in snapshot.decode]
         if tpot_s is not None and all(pace_s is not None and pace_s > tpot_s for pace_s in paces):
             return Unreachable(f"no worker makes a token each {tpot_s:.4f} s", None)
         return None
+
+    def _soonest_s(self, query: Query, snapshot: Snapshot, wait_s: float) -> float | None:
+        """When its first token would come if every worker had room; None: it is not known.
+
+        What ``place`` weighed just now is not weighed again where that suffices: all workers have
+        room, or one of those that have is early enough.
+        """
+        held, self._held = self._held, None
+        if held is not None and held.snapshot is snapshot and held.query == _aimless(query):
+            within_s = query.objectives.ttft_s
+            is_early = within_s is None or wait_s + held.ttft_s <= within_s
+            if is_early or _has_all_room(snapshot):
+                return held.ttft_s
+        weighed = self._weigh(query, *usable(query, _with_room(snapshot)))
+        return min((outlook.ttft_s for _, outlook in weighed), default=None)
+
+    def _alone_s(self, query: Query, snapshot: Snapshot) -> float:
+        """Its first token on workers that have nothing else to do, the fastest that is known."""
+        views: list[PrefillView | DecodeView] = [*snapshot.prefill]
+        if not query.needs_prefill:
+            views += [view for view in snapshot.decode if view.local_prefill]
+        fast = nsmallest(_NUM_WEIGHED, views, key=_prompt_token_s)
+        holders = self._plain.holders(query)
+        near = [view for view in views if view.worker.incarnation in holders and view not in fast]
+        computed = [
+            of_prefill(_idle(view), self._prompt(query, view.worker))
+            for view in [*fast, *near[:_NUM_HOLDERS]]
+        ]
+        soonest = [each.first_token.expected_s for each in computed if each is not None]
+        return self._overhead_s + min(soonest, default=0.0)
 
     def _retry_after_s(self, late_s: float) -> float:
         """When what is before it has probably become so much less; half of it by chance."""
@@ -219,7 +288,7 @@ class Predicted:
         missing = self._plain.num_missing(query, view.worker)
         handoff_s = _transfer_s(source, view, missing)
         first = computed.first_token.later(self._overhead_s)
-        come = Consequences(first, pace, handoff_s)
+        come = Consequences(first, pace, handoff_s, promised=self._promised_on(view))
         return self._valued(query, source.worker, view.worker, come)
 
     def _alone(
@@ -235,7 +304,8 @@ class Predicted:
         in_time_s = computed.num_own_steps * pace.before.expected_s
         stalled_s = max(0.0, computed.own_s - in_time_s)
         first = computed.first_token.later(self._overhead_s)
-        come = Consequences(first, pace, stalled_s=stalled_s)
+        promised = self._promised_on(view)
+        come = Consequences(first, pace, stalled_s=stalled_s, promised=promised)
         return self._valued(query, None, view.worker, come)
 
     def _valued(
@@ -245,13 +315,23 @@ class Predicted:
         missed = come.objectives_missed(query.objectives, num_output)
         seconds = come.seconds(num_output)
         rank = self._plain.rank(decode) + (b"" if prefill is None else self._plain.rank(prefill))
-        loss = _Loss(round(missed * _PER_OBJECTIVE), seconds, rank)
+        loss = _Loss(round(missed.num_all * _PER_OBJECTIVE), seconds, rank)
         first = come.first_token
         pace_s = come.pace.after.expected_s
         candidate = Outlook(
-            prefill, decode, first.expected_s, first.upper_s, pace_s, missed, seconds
+            prefill,
+            decode,
+            first.expected_s,
+            first.upper_s,
+            pace_s,
+            missed.num_all,
+            seconds,
+            missed.num_barring,
         )
         return loss, candidate
+
+    def _promised_on(self, view: DecodeView) -> Promised:
+        return self._promised.get(view.worker, NOTHING_PROMISED)
 
     def _prompt(self, query: Query, worker: WorkerId) -> StepWork:
         """What ``worker`` would have to compute of the prompt; its last token at the least."""
@@ -290,6 +370,36 @@ def _is_plain(query: Query, snapshot: Snapshot) -> bool:
     """Whether it is a placement of which nothing is foretold."""
     bound = not query.is_fresh or query.prefill_alone or query.beside is not None
     return bound or (snapshot.has_prefill_pool and not snapshot.prefill)
+
+
+def _promised(paces: Counter[float | None]) -> Promised:
+    paced = {pace_s: num for pace_s, num in paces.items() if pace_s is not None}
+    return Promised(paces.total(), sum(paced.values()), min(paced, default=0.0))
+
+
+def _aimless(query: Query) -> Query:
+    """Without what passes from one moment to the next."""
+    return replace(query, objectives=NO_OBJECTIVES)
+
+
+def _has_all_room(snapshot: Snapshot) -> bool:
+    has_runway = all(view.has_runway for view in snapshot.prefill)
+    return has_runway and all(view.has_room for view in snapshot.decode)
+
+
+def _prompt_token_s(view: PrefillView | DecodeView) -> float:
+    engine = view.engine
+    if engine is None or not engine.model.prefill.is_known:
+        return math.inf
+    return engine.model.prefill.prefill_token_s
+
+
+def _idle(view: V) -> V:
+    """As if it had nothing to do."""
+    if view.engine is None:
+        return view
+    idle = replace(view.engine, work=StepWork(), num_departed_tokens=0, num_computed_tokens=0)
+    return replace(view, engine=idle)
 
 
 def _with_room(snapshot: Snapshot) -> Snapshot:

@@ -100,6 +100,7 @@ class Objectives(NamedTuple):
 
     ttft_s: float | None = None  # from now until its first token; not positive: it is too late
     tpot_s: float | None = None  # between two tokens, on average
+    whole_ttft_s: float | None = None  # what the first was when it came; None: the same
 
 
 NO_OBJECTIVES: Final = Objectives()
@@ -165,6 +166,7 @@ class Outlook(NamedTuple):
     tpot_s: float
     num_missed: float  # objectives, by expectation: its own, and others' because of it
     seconds: float  # until its answer is whole, and the seconds by which others come later
+    num_barring: float = 0.0  # of the missed, those that hold it where it may be refused
 
     def text(self) -> str:
         """One line; the workers are first."""
@@ -263,6 +265,14 @@ class Policy(Protocol):
 
     def resize(self, worker: WorkerId, num_blocks: int) -> None:
         """``worker``'s pool has so many blocks: it cannot have more than that cached."""
+        ...
+
+    def began(self, worker: WorkerId, tpot_s: float | None) -> None:
+        """A sequence of this router that was promised that pace is to decode there."""
+        ...
+
+    def ended(self, worker: WorkerId, tpot_s: float | None) -> None:
+        """It does not any more."""
         ...
 
     def forget(self, worker: WorkerId) -> None:

@@ -2,6 +2,7 @@
 
 import bisect
 import itertools
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
@@ -10,10 +11,13 @@ from typing import Final, NamedTuple, Protocol
 from diptych.errors import DiptychError, QueueFullError
 from diptych.request_class import RequestClass
 from router.placement.departures import Departures
-from router.placement.fair_queue import FairQueue, Turn
+from router.placement.fair_queue import Charged, FairQueue, Turn
 
 # Offers in one pump to the first in line, and as many to those behind, without one being taken.
 _MAX_MISSES = 8
+# Who is held for better objectives is skipped in a pump; so often, without a look at the others.
+_MAX_SKIPPED = 32
+_HOLD_S = 0.1  # before those who are held are asked again
 # Others may be placed before a request that workers refused so often; then it bars them ...
 _MAX_PASSED = 16
 # ... for so many pumps at a time, as what it waits for may never come.
@@ -33,6 +37,7 @@ class _Returned(NamedTuple):
 class _Slot(NamedTuple):
     arrival: int
     turn: Turn  # that it was charged
+    charged: Charged
 
 
 class Waiter(Protocol):
@@ -40,6 +45,8 @@ class Waiter(Protocol):
 
     def offer(self, *, room_made: bool) -> None:
         """Ask for a placement; whoever gets one calls ``WaitingRoom.take`` before it returns.
+
+        Whoever gets none, though there is room, as some objective would be missed calls ``hold``.
 
         ``room_made``: another request ended, so whoever refused before may take this one.
         """
@@ -61,8 +68,10 @@ class WaitingRoom:
     only. No method but ``pump`` calls a waiter, and nothing that a waiter calls pumps:
     whatever changes makes a pump due, which ``schedule`` runs later, once.
 
-    A pump ends early where no worker has room, or after some offers in vain: those who came
-    since the last one and the first in line are always asked, of the others some, in turn.
+    A pump ends early where no worker has room, or after some offers in vain, a refusal included:
+    of those who came since the last one, of the first in line and of the others some are asked.
+    Whoever is held for better objectives is asked again after a while, or when another one left,
+    so what is asked in vain in a second is bounded however much happens.
     """
 
     def __init__(
@@ -99,6 +108,8 @@ class WaitingRoom:
         self._placed: dict[Waiter, _Slot] = {}
         self._newcomers: list[Waiter] = []  # since the last pump; they may be turned away
         self._num_left = 0  # since the last pump
+        self._held: set[Waiter] = set()  # wait for better objectives
+        self._held_until_s = -math.inf  # none of them is asked before, unless another one left
         self._num_passed = 0  # placed before the first of those who returned, since it is first
         self._num_barred = 0  # pumps in which it barred the others
         self._is_pump_due = False
@@ -120,7 +131,7 @@ class WaitingRoom:
         return len(self._placed)
 
     def ahead_s(self, turn: Turn) -> float:
-        """Of engines, that is likely to be given to others before one that came now with it."""
+        """Of engines, that is likely to be given to others before one that came now can start."""
         return self._fresh.ahead_s(turn)
 
     def enter(self, waiter: Waiter, *, front: bool, turn: Turn = ANY_TURN) -> None:
@@ -149,13 +160,19 @@ class WaitingRoom:
         turn = self._all.get(waiter, ANY_TURN)
         self.stop_waiting(waiter)
         if waiter not in self._placed:
-            self._placed[waiter] = _Slot(next(self._arrivals), turn)
-            self._fresh.charge(turn)
+            charged = self._fresh.charge(turn)
+            self._placed[waiter] = _Slot(next(self._arrivals), turn, charged)
+
+    def hold(self, waiter: Waiter) -> None:
+        """``waiter`` waits for better objectives, not for room: it is not asked all the time."""
+        if waiter in self._fresh:
+            self._held.add(waiter)
 
     def stop_waiting(self, waiter: Waiter) -> None:
         """``waiter`` wants no placement any more. Idempotent."""
         if self._all.pop(waiter, None) is None:
             return
+        self._held.discard(waiter)
         self._fresh.remove(waiter)
         if self._returned and waiter is self._returned[0].waiter:
             self._num_passed = self._num_barred = 0
@@ -170,7 +187,7 @@ class WaitingRoom:
         slot = self._placed.pop(waiter, None)
         if slot is not None:
             used_s = slot.turn.cost_s if used_s is None else used_s
-            self._fresh.settle(slot.turn, used_s)
+            self._fresh.settle(slot.turn, used_s, slot.charged)
             self._used(slot.turn.request_class, used_s)
             self._num_left += 1
             self._departures.left()
@@ -190,7 +207,7 @@ class WaitingRoom:
         self._is_pump_due = False
         newcomers, self._newcomers = self._newcomers, []
         if self._is_barred():
-            self._ask([self._returned[0].waiter], set())
+            self._ask([self._returned[0].waiter], set(), set())
             if self.num_waiting and self._has_room():
                 self._pump_rest_soon()
         else:
@@ -203,27 +220,37 @@ class WaitingRoom:
         may_place = len(self._placed) < self._max_placed
         num_askable = len(self._all if may_place else self._returned)
         asked: set[Waiter] = set()
-        with closing(self._in_turn(may_place=may_place)) as line:
-            self._ask(line, asked)
-        with closing(self._long_ago(asked, may_place=may_place)) as line:
-            self._ask(line, asked)
-        self._ask(newcomers, asked)
+        now_s = self._clock()
+        asks_held = now_s >= self._held_until_s
+        held = set() if asks_held else set(self._held)
+        self._ask([one.waiter for one in self._returned], asked, held)
+        if may_place and (len(held) < len(self._fresh) or self._num_left):
+            with closing(self._fresh.in_turn(now_s)) as line:
+                self._ask(line, asked, held)
+        with closing(self._long_ago(asked, held, may_place=may_place)) as line:
+            self._ask(line, asked, held)
+        self._ask(newcomers, asked, held)
+        if asks_held and self._held:
+            self._held_until_s = now_s + _HOLD_S
         if len(asked) >= num_askable:
             self._num_left = 0
         elif self._has_room():
             self._pump_rest_soon()
 
-    def _in_turn(self, *, may_place: bool) -> Generator[Waiter, None, None]:
-        yield from [one.waiter for one in self._returned]
-        if may_place:
-            with closing(self._fresh.in_turn(self._clock())) as line:
-                yield from line
+    def _long_ago(
+        self, asked: set[Waiter], held: set[Waiter], *, may_place: bool
+    ) -> Generator[Waiter, None, None]:
+        """Those behind, who was asked so longest ago first; whoever is asked goes to the end.
 
-    def _long_ago(self, asked: set[Waiter], *, may_place: bool) -> Generator[Waiter, None, None]:
-        """Those behind, who was asked so longest ago first; whoever is asked goes to the end."""
+        Of those that have fair turns one at the most is placed so.
+        """
         returned = {one.waiter for one in self._returned}
         while may_place or returned - asked:
-            behind = (w for w in self._all if w not in asked and (may_place or w in returned))
+            behind = (
+                waiter
+                for waiter in self._all
+                if waiter not in asked and waiter not in held and (may_place or waiter in returned)
+            )
             waiter = next(behind, None)
             if waiter is None:
                 return
@@ -232,21 +259,29 @@ class WaitingRoom:
                 return  # nobody is asked any more
             if waiter in self._all:
                 self._all.move_to_end(waiter)
+            elif waiter not in returned and waiter in self._placed:
+                may_place = False
 
-    def _ask(self, line: Iterable[Waiter], asked: set[Waiter]) -> None:
-        """Offer placements to those who were not asked yet, until too many were in vain."""
-        num_misses = 0
+    def _ask(self, line: Iterable[Waiter], asked: set[Waiter], held: set[Waiter]) -> None:
+        """Offer placements to those who were not asked yet, until too many were in vain.
+
+        Who is ``held`` is asked only where another one left.
+        """
+        num_misses = num_skipped = 0
         for waiter in line:
-            if num_misses >= _MAX_MISSES or not self._has_room():
+            if num_misses >= _MAX_MISSES or num_skipped >= _MAX_SKIPPED or not self._has_room():
                 return
             has_slot = waiter in self._placed or len(self._placed) < self._max_placed
             if waiter in asked or not has_slot or not self._is_waiting(waiter):
                 continue
-            asked.add(waiter)
             room_made = self._num_left > 0
+            if waiter in held and not room_made:
+                num_skipped += 1
+                continue
+            asked.add(waiter)
             self._num_left -= room_made
             waiter.offer(room_made=room_made)
-            num_misses += self._is_waiting(waiter)
+            num_misses += self._is_waiting(waiter) or waiter not in self._placed
 
     def _is_barred(self) -> bool:
         """Whether nobody may pass the first of those who returned, as too many did already."""

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from diptych.block_hash import block_keys
@@ -13,7 +13,7 @@ from router.cluster.members import Cluster
 from router.cluster.prefill_link import LeaseListener, PrefillLink
 from router.config import RouterConfig
 from router.generation.answer import Usage
-from router.placement.engine_seconds import EngineRates, rates_of
+from router.placement.engine_seconds import EngineRates, RecentRates
 from router.placement.fair_queue import Turn
 from router.placement.output_lengths import OutputLengths
 from router.placement.types import (
@@ -45,6 +45,7 @@ class Services:
     policy: Policy
     room: WaitingRoom
     lengths: OutputLengths
+    rates: RecentRates = field(default_factory=lambda: RecentRates(time.monotonic))
     incarnation: str
     sequence_ids: Iterator[int]
     spawn: Callable[[Coroutine[Any, Any, None], str], None]  # a task that outlives the session
@@ -89,6 +90,7 @@ class Dispatch:
         self._beside = beside
         self._request_id = request_id
         self._request = request
+        self._came_s = time.monotonic()
         self._sampling = request.sampling.to_proto()
         self._services = services
         self._observer = observer
@@ -97,7 +99,9 @@ class Dispatch:
         self._keys: tuple[bytes, ...] | None = None
         self._block_size = 0
         self._rates = EngineRates()
-        self._foretold: _Foretold | None = None  # of the first token that a lease will bring
+        self.is_held = False  # there was room, but some objective would have been missed
+        self._foretold: _Foretold | None = None  # of the first token that is to come
+        self.awaits_tokens = False  # that one comes from a decode worker
 
     def place(self, query: Query) -> Placement | None:
         """Ask the policy, with the prompt's block keys."""
@@ -105,31 +109,34 @@ class Dispatch:
         query = self._whole(query)
         policy, snapshot = self._services.policy, cluster.snapshot()
         placement = policy.place(query, snapshot)
+        self.is_held = placement is None and query.may_refuse and snapshot.has_room
         if placement is None:
-            may_wait = query.may_refuse and snapshot.has_room
-            self._observer.waits(Waits.OBJECTIVES if may_wait else Waits.ROOM)
+            self._observer.waits(Waits.OBJECTIVES if self.is_held else Waits.ROOM)
         if isinstance(placement, DecodeOnly) and self.is_beside(placement.decode, placement.why):
             return placement
         if placement is not None and self._observer.is_traced:
             self._observer.placed(placement, policy.explain(query, snapshot, placement))
         self._foretold = None  # what an earlier placement foretold has not come true
+        self.awaits_tokens = False
         if isinstance(placement, Paired | DecodeOnly) and placement.forecast is not None:
             self._observer.foretold(placement.forecast)
             self._foretold = _Foretold(placement.forecast, time.monotonic())
+            self.awaits_tokens = isinstance(placement, DecodeOnly)
         return placement
 
     def foresee(self, query: Query, is_new: bool) -> Unreachable | None:
         """Whether the request's objectives are lost; None: they are not, or it is not known.
 
-        One that is new stands behind others that wait, whose work all engines share. Where
-        nobody does and there is room, it is asked for a placement at once.
+        One that is new is not judged where there is room: the pump that it makes due is soon, and
+        whoever else came with it may be on other workers by then. Without room it stands behind
+        the prompts of others that wait, which all engines that compute prompts share.
         """
         services, snapshot, wait_s = self._services, self._services.cluster.snapshot(), 0.0
         if is_new:
-            num_engines = max(1, len(snapshot.prefill) + len(snapshot.decode))
-            wait_s = services.room.ahead_s(self.turn()) / num_engines
-            if not wait_s and snapshot.has_room:
+            if snapshot.has_room:
                 return None
+            num_engines = len(snapshot.prefill) or len(snapshot.decode) or 1
+            wait_s = services.room.ahead_s(self.turn()) / num_engines
         return services.policy.foresee(self._whole(query), snapshot, wait_s)
 
     def _whole(self, query: Query) -> Query:
@@ -157,7 +164,7 @@ class Dispatch:
     def turn(self) -> Turn:
         """What the request waits by, and is charged when it is placed."""
         claim, shape = self._request.claim, self._request.shape
-        self._rates = rates_of(self._services.cluster.snapshot())
+        self._rates = self._services.rates.of(self._services.cluster.snapshot())
         num_prompt, due_s = len(shape.prompt_ids), claim.first_token_due_s
         latest_start_s = None
         if due_s is not None and self._services.config.puts_hopeless_last:
@@ -168,6 +175,7 @@ class Dispatch:
             self._rates.cost_s(num_prompt, self._expected(shape.max_tokens)),
             due_s,
             latest_start_s,
+            self._rates.cost_s(num_prompt, 0),
         )
 
     def used_s(self, usage: Usage) -> float:
@@ -190,7 +198,9 @@ class Dispatch:
         """What is left of them, now that the request has waited."""
         claim = self._request.claim
         due_s = claim.first_token_due_s
-        return Objectives(None if due_s is None else due_s - time.monotonic(), claim.tpot_s)
+        if due_s is None:
+            return Objectives(None, claim.tpot_s)
+        return Objectives(due_s - time.monotonic(), claim.tpot_s, due_s - self._came_s)
 
     def is_beside(self, worker: WorkerId | None, why: Why) -> bool:
         """Whether it shares another choice's blocks there, so that its own way is none to tell."""
@@ -250,13 +260,17 @@ class Dispatch:
                 backlog.computed(event.sequence_id)
                 self._came_true()
                 self._services.room.pump_soon()
+            case events.Tokens():
+                self._came_true()
             case events.LeaseEnded():
                 self._foretold = None
                 self._forget_lease(event.sequence_id)
             case events.Reserved():
                 self._correct(event)
             case events.Ended() | events.ReservationLost():
-                self._reservations.pop(event.sequence_id, None)
+                if self.awaits_tokens:
+                    self._foretold, self.awaits_tokens = None, False
+                self._forget_reservation(event.sequence_id)
 
     def close_lease(self, sequence_id: int) -> None:
         """End the lease's stream."""
@@ -279,6 +293,7 @@ class Dispatch:
         if link is None or not link.reserve(reserve, listener):
             return False
         self._reservations[action.sequence_id] = _Reservation(link, action.worker)
+        self._services.policy.began(action.worker, self._request.claim.tpot_s)
         return True
 
     def bind(self, action: actions.Bind) -> None:
@@ -297,7 +312,7 @@ class Dispatch:
 
     def release(self, sequence_id: int) -> None:
         """Send a Release."""
-        held = self._reservations.pop(sequence_id, None)
+        held = self._forget_reservation(sequence_id)
         if held is not None:
             held.link.release(sequence_id)
 
@@ -311,6 +326,7 @@ class Dispatch:
     def _came_true(self) -> None:
         """The first token of a placement is there; another one's was not foretold."""
         foretold, self._foretold = self._foretold, None
+        self.awaits_tokens = False
         if foretold is not None:
             taken_s = time.monotonic() - foretold.placed_s
             self._services.policy.came_true(foretold.forecast, taken_s)
@@ -331,6 +347,12 @@ class Dispatch:
         if lease is not None and self._keys and lease.is_expected:
             self._services.policy.retract(lease.worker, self._keys)
         return lease
+
+    def _forget_reservation(self, sequence_id: int) -> _Reservation | None:
+        held = self._reservations.pop(sequence_id, None)
+        if held is not None:
+            self._services.policy.ended(held.worker, self._request.claim.tpot_s)
+        return held
 
     def _correct(self, event: events.Reserved) -> None:
         """What its prefix cache lacks, placement shall not count on."""

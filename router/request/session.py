@@ -192,6 +192,8 @@ class Session:
     def offer(self, *, room_made: bool) -> None:
         """See :class:`router.placement.waiting_room.Waiter`."""
         self._handle(events.Offered(room_made))
+        if self._dispatch.is_held:
+            self._services.room.hold(self)
 
     def turn_away(self, error: DiptychError) -> None:
         """See :class:`router.placement.waiting_room.Waiter`."""
@@ -243,7 +245,7 @@ class Session:
 
     def _drive(self, event: Event) -> None:
         """Hand the machine the event; then those that its actions cause at once."""
-        if not isinstance(event, events.Tokens):
+        if not isinstance(event, events.Tokens) or self._dispatch.awaits_tokens:
             self._dispatch.heard(event)
         wanted = self._machine.handle(event)
         if not wanted:

@@ -3,7 +3,7 @@
 import pytest
 
 from diptych.step_model import NUM_KNOWN_STEPS, StepCost, StepModel, StepWork
-from router.placement.engine_seconds import EngineRates, rates_of
+from router.placement.engine_seconds import EngineRates, RecentRates, rates_of
 from router.placement.types import DecodeView, EngineView, PrefillView, Snapshot, WorkerId
 
 MODEL = StepModel(
@@ -51,3 +51,14 @@ def test_a_sequence_has_its_part_of_a_step() -> None:
 
 def test_a_guess_until_somebody_knows() -> None:
     assert rates_of(Snapshot((prefill(None),), (decode(StepModel()),))) == EngineRates()
+
+
+def test_all_workers_are_looked_at_four_times_a_second_at_most() -> None:
+    now_s = 5.0
+    recent = RecentRates(lambda: now_s)
+    known = Snapshot((), (decode(MODEL, 10),))
+    assert recent.of(Snapshot()) == EngineRates()
+    now_s += 0.2
+    assert recent.of(known) == EngineRates()
+    now_s += 0.05
+    assert recent.of(known) == rates_of(known)

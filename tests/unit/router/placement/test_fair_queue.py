@@ -175,6 +175,43 @@ def test_the_hopeless_go_last_and_are_not_forgotten() -> None:
     assert late not in engine.queue, "later ones are due after it"
 
 
+@pytest.mark.parametrize("request_class", [STANDARD, BATCH])
+def test_what_is_given_back_after_a_pause_is_not_saved_up(request_class: RequestClass) -> None:
+    """Sixteen are charged, the other works on alone, then all sixteen are cancelled."""
+    queue: FairQueue[str] = FairQueue()
+    costly, cheap = Turn(request_class, "a", 20.0), Turn(request_class, "a", 1.0)
+    charges = []
+    for _ in range(16):
+        queue.add("a", costly, 0.0)
+        queue.remove("a")
+        charges.append(queue.charge(costly))
+    other = Turn(STANDARD, "b", 1.0)
+    queue.add("b", other, 0.0)
+    for _ in range(2000):
+        queue.charge(other)
+    queue.add("a", cheap, 0.0)
+    for charged in charges:
+        queue.settle(costly, 0.5, charged)
+    placed = []
+    while "b" not in placed:
+        with closing(queue.in_turn(0.0)) as line:
+            placed.append(next(line))
+        queue.charge(cheap)
+    assert len(placed) <= 2, "the other has its turn soon"
+
+
+def test_what_is_given_back_without_a_pause_counts_in_full() -> None:
+    queue: FairQueue[str] = FairQueue()
+    costly = Turn(STANDARD, "a", 20.0)
+    for name in "ab":
+        queue.add(name, Turn(STANDARD, name, 1.0), 0.0)
+    charged = queue.charge(costly)
+    queue.charge(Turn(STANDARD, "b", 2.0))
+    queue.settle(costly, 0.5, charged)
+    with closing(queue.in_turn(0.0)) as line:
+        assert next(line) == "a"
+
+
 def test_who_is_offered_in_vain_lets_others_be_offered_next() -> None:
     queue: FairQueue[str] = FairQueue()
     for name in ("a1", "a2", "b1", "c1", "c2"):

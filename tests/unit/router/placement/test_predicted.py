@@ -397,3 +397,80 @@ def test_one_of_many_that_are_refused_is_tried_so_that_a_wrong_forecast_learns_i
     for _ in range(200):
         policy.came_true(chosen.forecast, 1.5)
     assert policy.foresee(asked, snapshot, 0.0) is None
+
+
+def test_who_is_tried_is_one_of_many_refused_in_a_row() -> None:
+    """Each between two that are placed is none of those."""
+    policy, snapshot = made(), Snapshot((view_p(P1, 8000),), (view_d(D1),))
+    late = dataclasses.replace(QUERY, objectives=Objectives(ttft_s=3.0), may_refuse=True)
+    for _ in range(100):
+        assert policy.place(QUERY, snapshot) is not None
+        assert policy.place(late, snapshot) is None
+        assert policy.foresee(late, snapshot, 0.0) is not None
+
+
+def test_what_was_weighed_for_a_place_is_not_weighed_again_to_foresee(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rolled: list[WorkerId] = []
+
+    def counted(view: PrefillView | DecodeView, prompt: StepWork) -> PrefillForecast | None:
+        rolled.append(view.worker)
+        return of_prefill(view, prompt)
+
+    monkeypatch.setattr(predicted, "of_prefill", counted)
+    policy, snapshot = made(), Snapshot((view_p(P1), view_p(P2)), (view_d(D1, 20),))
+    waits = dataclasses.replace(QUERY, objectives=Objectives(3.0, 0.1), may_refuse=True)
+    assert policy.place(waits, snapshot) is None
+    num_weighed = len(rolled)
+    later = dataclasses.replace(waits, objectives=Objectives(2.999, 0.1))
+    assert policy.foresee(later, snapshot, 0.0) is None
+    assert len(rolled) == num_weighed
+    assert policy.foresee(later, snapshot, 0.0) is None
+    assert len(rolled) == 2 * num_weighed, "it was just now no more"
+
+
+def test_what_is_late_on_idle_workers_need_not_come_back() -> None:
+    """The prompt takes 1.2 s there, whatever waits."""
+    found = foresee(BUSY, (view_d(D1),), Objectives(ttft_s=1.0))
+    assert found is not None
+    assert found.retry_after_s is None
+    waited = foresee(BUSY, (view_d(D1),), Objectives(ttft_s=0.0, whole_ttft_s=3.0))
+    assert waited is not None
+    assert waited.retry_after_s is not None, "it waited too long"
+
+
+def paced(
+    num: int, tpot_s: float | None, policy: Predicted, own_s: float = 0.1
+) -> Placement | None:
+    """One beside so many that were promised ``tpot_s``; about 0.09 s are foretold."""
+    for _ in range(num):
+        policy.began(D1, tpot_s)
+    asked = dataclasses.replace(QUERY, objectives=Objectives(9.0, own_s), may_refuse=True)
+    return policy.place(asked, Snapshot((view_p(P1),), (view_d(D1, 5),)))
+
+
+def test_others_hold_one_by_what_was_promised_to_them() -> None:
+    """Its own pace would be kept; five others' are as they were promised, if they were."""
+    assert paced(5, 0.1, made()) is None
+    assert isinstance(paced(5, None, made()), Paired), "nothing was"
+    assert isinstance(paced(5, 0.1, made(), 0.3), Paired), "they wanted more than any of its kind"
+    assert isinstance(paced(0, None, made()), Paired), "nothing that this router knows of"
+    over = made()
+    assert paced(5, 0.1, over) is None
+    for _ in range(6):
+        over.ended(D1, 0.1)
+    assert isinstance(paced(0, None, over), Paired), "they ended"
+
+
+def test_what_was_promised_to_others_counts_for_one_that_was_promised_nothing() -> None:
+    policy, snapshot = made(), Snapshot((view_p(P1),), (view_d(D1, 5), view_d(D2, 7)))
+    assert policy.place(QUERY, snapshot) == Paired(P1, D1)
+    for _ in range(5):
+        policy.began(D1, 0.1)
+    assert policy.place(QUERY, snapshot) == Paired(P1, D2)
+    held = dataclasses.replace(QUERY, may_refuse=True)
+    assert policy.place(held, snapshot) is not None, "but it is never held for them"
+    policy.forget(D1)
+    policy.ended(D1, 0.1)
+    assert policy.place(QUERY, snapshot) == Paired(P1, D1)

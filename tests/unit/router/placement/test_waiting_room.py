@@ -276,6 +276,121 @@ def test_a_pump_under_saturation_asks_few_or_nobody(has_room: bool) -> None:
     assert all(waiter.told for waiter in waiters) is has_room, "each had its turn"
 
 
+class Picky(Waiter):
+    """There is room, but its objectives would be missed: it is held, or else refused."""
+
+    is_refused = False
+
+    def offer(self, *, room_made: bool) -> None:
+        self.told.append(room_made)
+        if self.is_refused:
+            self.room.leave(self)
+        else:
+            self.room.hold(self)
+
+
+class Refused(Picky):
+    """As one whose objectives are lost."""
+
+    is_refused = True
+
+
+def test_who_is_held_for_objectives_is_not_asked_with_each_pump() -> None:
+    """A thousand pumps in a second ask forty that wait as often as ten pumps do."""
+    now_s, world = 0.0, World()
+    later: list[Callable[[], None]] = []
+    room = WaitingRoom(
+        max_waiting=99,
+        max_placed=99,
+        schedule=lambda pump: None,
+        schedule_rest=later.append,
+        clock=lambda: now_s,
+    )
+    world.room = room
+    waiters = [Picky(world, room) for _ in range(40)]
+    for waiter in waiters:
+        room.enter(waiter, front=False)
+    offers = []
+    for number in range(1000):
+        now_s = number / 1000
+        before = sum(len(waiter.told) for waiter in waiters)
+        room.pump()
+        offers.append(sum(len(waiter.told) for waiter in waiters) - before)
+    assert max(offers) <= 24, "of one pump"
+    assert sum(offers) - offers[0] <= 10 * 16 + 40, "and of a second"
+    assert later, "they are asked again though nothing happens"
+    assert all(len(waiter.told) > 1 for waiter in waiters), "each has its turn"
+    num_told = len(waiters[0].told)
+    room.take(other := Waiter(world, room))
+    room.leave(other)
+    room.pump()
+    assert len(waiters[0].told) == num_told + 1, "at once where another one left"
+
+
+def test_who_is_held_does_not_keep_others_from_their_turn() -> None:
+    world = World(max_waiting=99, max_placed=99)
+    for _ in range(20):
+        picky = Picky(world, world.room)
+        world.room.enter(picky, front=False)
+    world.run_scheduled()
+    world.room.pump()
+    other = world.waiter()
+    world.capacity = 1
+    world.room.pump()
+    assert other.is_placed
+
+
+def test_a_pump_refuses_a_bounded_number() -> None:
+    """Two hundred whose objectives were lost meanwhile."""
+    world = World(max_waiting=300, max_placed=99)
+    waiters = [Refused(world, world.room) for _ in range(200)]
+    for waiter in waiters:
+        world.room.enter(waiter, front=False)
+    counts = []
+    while world.room.num_waiting:
+        before = world.room.num_waiting
+        world.run_scheduled()
+        counts.append(before - world.room.num_waiting)
+    assert 0 < min(counts) <= max(counts) <= 24
+    assert sum(counts) == 200
+
+
+def test_those_that_workers_refused_do_not_undo_fair_turns() -> None:
+    """Eight sit out their pause; among the others it is the light tenant's turn."""
+    world = World(max_waiting=99, max_placed=99)
+    for _ in range(8):
+        world.room.enter(Picky(world, world.room), front=True)
+    flood = [world.waiter(turn=Turn(RequestClass.BATCH, "flooder")) for _ in range(30)]
+    world.run_scheduled()
+    light = [world.waiter(turn=Turn(RequestClass.REALTIME, "light")) for _ in range(3)]
+    for _ in range(5):
+        world.capacity = 1
+        world.room.pump()
+    assert [one in light for one in world.order].count(True) == 3
+    assert world.order.count(flood[0]) == 1
+
+
+def test_of_those_behind_one_is_placed_with_each_pump() -> None:
+    """However many the first in line bars: what is fair is not undone by who came first."""
+    world = World(max_waiting=99, max_placed=99)
+
+    class Stuck(Waiter):
+        def offer(self, *, room_made: bool) -> None:
+            self.told.append(room_made)
+
+    for _ in range(8):
+        world.room.enter(Stuck(world, world.room), front=False)
+    world.run_scheduled()
+    behind = [world.waiter() for _ in range(20)]
+    world.run_scheduled()
+    world.capacity = 20
+    world.room.pump()
+    assert sum(waiter.is_placed for waiter in behind) == 1
+    for _ in range(20):
+        world.room.pump()
+    assert all(waiter.is_placed for waiter in behind)
+
+
 def test_a_light_tenant_beside_a_flooder_goes_soon_and_is_not_turned_away() -> None:
     world = World(max_waiting=20, max_placed=99)
     flood = [world.waiter(turn=Turn(tenant="flooder")) for _ in range(20)]

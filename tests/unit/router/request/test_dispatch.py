@@ -300,6 +300,60 @@ async def test_what_an_earlier_placement_foretold_is_not_said_of_a_later_one(wor
     assert not policy.came
 
 
+class Local(Foreteller):
+    """Has decode workers compute prompts, and remembers to whom what pace was promised."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.promised: list[tuple[WorkerId, float | None]] = []
+
+    def place(self, query: Query, snapshot: Snapshot) -> Placement:
+        outlook = Outlook(None, DECODE, 0.5, 0.6, 0.05, 0.0, 9.0)
+        return DecodeOnly(DECODE, Why.CHOICE, 0, Forecast(outlook, (outlook,)))
+
+    def began(self, worker: WorkerId, tpot_s: float | None) -> None:
+        self.promised.append((worker, tpot_s))
+
+    def ended(self, worker: WorkerId, tpot_s: float | None) -> None:
+        self.promised.remove((worker, tpot_s))
+
+
+async def test_the_first_tokens_of_a_decode_worker_come_true_too(world: World) -> None:
+    policy = Local()
+    world.services = replace(world.services, policy=policy)
+    request, tokens = world.request(), events.Tokens(1, len(PROMPT), (7,), ())
+    assert request.awaits_tokens
+    request.heard(tokens)
+    assert not request.awaits_tokens
+    request.heard(tokens)
+    assert len(policy.came) == 1
+    broken = world.request()
+    broken.heard(events.ReservationLost(1, "it is gone"))
+    assert not broken.awaits_tokens
+    broken.heard(tokens)
+    assert len(policy.came) == 1
+
+
+async def test_placement_knows_what_pace_was_promised_where_until_it_is_over(
+    world: World,
+) -> None:
+    policy = Local()
+    world.services = replace(world.services, policy=policy)
+    (decode,) = world.cluster._decode.values()
+    decode.link._handle(decode_pb2.DecodeEvent(welcome=decode_pb2.Welcome(incarnation="d-1")))
+    request = made(world, Claim(tpot_s=0.04))
+    for sequence_id in (1, 2, 3):
+        reserve = actions.Reserve(DECODE, sequence_id, 0, to_pull=False)
+        assert request.reserve(reserve, (), Deaf())
+    assert policy.promised == [(DECODE, 0.04)] * 3
+    request.release(1)
+    request.release(1)
+    request.heard(events.ReservationLost(2, "it is gone"))
+    assert policy.promised == [(DECODE, 0.04)]
+    request.close_all()
+    assert not policy.promised
+
+
 @pytest.mark.parametrize(
     ("beside", "why", "is_told"),
     [
@@ -371,7 +425,12 @@ async def test_a_request_waits_by_its_claim_and_what_it_is_expected_to_take(worl
     guess = EngineRates()
     request = made(world, Claim(RequestClass.BATCH, "alice", 7.0))
     assert request.turn() == Turn(
-        RequestClass.BATCH, "alice", guess.cost_s(len(PROMPT), 50), 7.0, None
+        RequestClass.BATCH,
+        "alice",
+        guess.cost_s(len(PROMPT), 50),
+        7.0,
+        None,
+        guess.cost_s(len(PROMPT), 0),
     )
     for _ in range(20):
         request.finished(usage(30))
@@ -411,6 +470,7 @@ async def test_placement_is_told_what_is_left_of_the_objectives(
 async def test_one_that_comes_is_judged_by_those_that_wait_before_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Where there is room the pump does that, soon: others that came may be placed by then."""
     told: list[float] = []
 
     def foresee(query: Query, snapshot: Snapshot, wait_s: float) -> Unreachable | None:
@@ -425,13 +485,15 @@ async def test_one_that_comes_is_judged_by_those_that_wait_before_it(
     assert told == []
     assert request.foresee(query, False) == LOST
     waiting: Any = object()
-    world.services.room.enter(waiting, front=False, turn=Turn(tenant="alice", cost_s=8.0))
-    assert request.foresee(query, True) == LOST
+    turn = Turn(tenant="alice", cost_s=8.0, prompt_s=3.0)
+    world.services.room.enter(waiting, front=False, turn=turn)
+    assert request.foresee(query, True) is None, "and so are those that came with it"
+    assert told == [0.0]
     monkeypatch.setattr(Snapshot, "has_room", False)
+    assert request.foresee(query, True) == LOST
     world.services.room.stop_waiting(waiting)
     assert request.foresee(query, True) == LOST
-    num_engines = len(world.cluster.snapshot().prefill) + len(world.cluster.snapshot().decode)
-    assert told == [0.0, 8.0 / max(1, num_engines), 0.0]
+    assert told == [0.0, 3.0 / max(1, len(world.cluster.snapshot().prefill)), 0.0], "prompts only"
 
 
 async def test_a_session_ends_with_what_was_foretold(

@@ -1,6 +1,6 @@
 """One answer over all the calls that it takes: what came, and what to ask for next. Pure."""
 
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from diptych.client.chunk import Chunk
 from diptych.errors import DiptychError
@@ -11,6 +11,39 @@ from diptych.v1 import common_pb2, inference_pb2
 
 class BrokenStreamError(DiptychError):
     """What a router sent is no answer, or not the one that began: it was found out here."""
+
+
+class _Said(NamedTuple):
+    """What some of an answer says."""
+
+    text: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[inference_pb2.ToolCall, ...] = ()
+
+    def followed_by(self, other: "_Said") -> "_Said":
+        return _Said(
+            self.text + other.text,
+            self.reasoning + other.reasoning,
+            self.tool_calls + other.tool_calls,
+        )
+
+    def beyond(self, known: "_Said") -> "_Said | None":
+        """Without ``known``, which it begins with; None: it does not."""
+        num_calls = len(known.tool_calls)
+        if (
+            not self.text.startswith(known.text)
+            or not self.reasoning.startswith(known.reasoning)
+            or self.tool_calls[:num_calls] != known.tool_calls
+        ):
+            return None
+        return _Said(
+            self.text.removeprefix(known.text),
+            self.reasoning.removeprefix(known.reasoning),
+            self.tool_calls[num_calls:],
+        )
+
+
+_NOTHING_SAID: Final = _Said()
 
 
 class AnswerReader:
@@ -27,8 +60,8 @@ class AnswerReader:
         self._started: inference_pb2.Started | None = None  # of the first call that had one
         self._token_ids = list(request.emitted_token_ids)
         self._prompt_logprobs: list[TokenLogprobs] = []  # until the first token comes
-        self._rest = ""  # of the text: what came behind the last token
-        self._known_rest = ""  # what this call has to repeat of it
+        self._rest = _NOTHING_SAID  # what came behind the last token
+        self._known_rest = _NOTHING_SAID  # what this call has to repeat of it
         self._finished = inference_pb2.ChoiceFinished()
         self._num_choices = request.sampling.n or 1
         self._num_by_choice = [0] * self._num_choices  # tokens, where there are several
@@ -111,13 +144,13 @@ class AnswerReader:
                 f"tokens were skipped or repeated: position {delta.position} came "
                 f"where {self.num_tokens} was due"
             )
-        text = delta.text
-        if self._known_rest:
-            text = self._beyond_known(delta)
-            if not text:
+        said = _Said(delta.text, delta.reasoning, tuple(delta.tool_calls))
+        if any(self._known_rest):
+            said = self._beyond_known(said, has_tokens=bool(delta.token_ids))
+            if not any(said):
                 return None
         self._token_ids += delta.token_ids
-        self._rest = "" if delta.token_ids else self._rest + text
+        self._rest = _NOTHING_SAID if delta.token_ids else self._rest.followed_by(said)
         started, told = self._begun(), tuple(self._prompt_logprobs)
         self._prompt_logprobs.clear()
         return Chunk(
@@ -125,7 +158,9 @@ class AnswerReader:
             model=started.model,
             seed=started.seed,
             prompt_token_ids=tuple(started.prompt_token_ids),
-            text=text,
+            text=said.text,
+            reasoning=said.reasoning,
+            tool_calls=said.tool_calls,
             token_ids=tuple(delta.token_ids),
             position=delta.position,
             margins=tuple(delta.margins),
@@ -144,6 +179,8 @@ class AnswerReader:
         return self._chunk(
             choice=delta.choice,
             text=delta.text,
+            reasoning=delta.reasoning,
+            tool_calls=tuple(delta.tool_calls),
             token_ids=tuple(delta.token_ids),
             position=delta.position,
             margins=tuple(delta.margins),
@@ -177,21 +214,22 @@ class AnswerReader:
             **members,
         )
 
-    def _beyond_known(self, delta: inference_pb2.Delta) -> str:
-        """The delta's text without what an earlier call brought after the same token.
+    def _beyond_known(self, said: _Said, *, has_tokens: bool) -> _Said:
+        """What is said without what an earlier call brought after the same token.
 
         Such text has no tokens of its own, so a router cannot be told of it: it sends it again.
         """
-        if delta.token_ids or not delta.text.startswith(self._known_rest):
+        known, self._known_rest = self._known_rest, _NOTHING_SAID
+        beyond = said.beyond(known)
+        if has_tokens or beyond is None:
             raise BrokenStreamError("text came that is not what had come in its place")
-        known, self._known_rest = self._known_rest, ""
-        return delta.text.removeprefix(known)
+        return beyond
 
     def _last(self, summary: inference_pb2.Summary) -> Chunk:
         finished = self._finished
         if not finished.reason:
             raise BrokenStreamError("the answer ended without a finish reason")
-        if self._known_rest:
+        if any(self._known_rest):
             raise BrokenStreamError("the answer ended before the text that had come")
         if self._num_choices > 1:
             return self._behind_all(summary)

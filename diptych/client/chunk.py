@@ -24,6 +24,8 @@ class Chunk:
     seed: int
     choice: int = 0  # which of n
     text: str = ""
+    reasoning: str = ""  # what the model thought, of a chat whose answer is taken apart
+    tool_calls: tuple[inference_pb2.ToolCall, ...] = ()  # each whole
     token_ids: tuple[int, ...] = ()
     position: int = 0  # in the output, of token_ids[0]
     margins: tuple[float, ...] = ()  # if return_margins

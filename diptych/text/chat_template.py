@@ -57,7 +57,7 @@ class Message(NamedTuple):
     reasoning: str = ""
     """What the assistant thought before it answered."""
     name: str = ""
-    """Of the tool whose answer it is."""
+    """Of the tool whose answer it is, or of who speaks; many templates do not show it."""
 
     def for_template(self) -> dict[str, Any]:
         """As templates expect it; what is empty is left out, which they ask for."""

@@ -132,10 +132,15 @@ class Generator:
         )
 
     def _builder(
-        self, request: GenerationRequest, resolved: ResolvedRequest, observer: RequestObserver
+        self,
+        request: GenerationRequest,
+        resolved: ResolvedRequest,
+        observer: RequestObserver,
+        choice: int,
     ) -> ResponseBuilder:
         model = self._admission.model
-        split = split_of(request, resolved.shape.prompt_ids, model)
+        answer = f"{observer.request_id} {resolved.sampling.seed} {choice}"
+        split = split_of(request, resolved.shape.prompt_ids, model, answer)
         shown = frozenset[int]() if split is None else model.shown_ids
         try:
             detokenizer = Detokenizer(
@@ -185,19 +190,19 @@ class _Answer:
     def open(
         self,
         resolved: ResolvedRequest,
-        build: Callable[[], ResponseBuilder],
+        build: Callable[[int], ResponseBuilder],
         deadline_s: float | None,
     ) -> Session | Choices:
         """Ask for workers. Raises InvalidRequestError: the resumed output had ended before."""
         num_prompt = len(resolved.shape.prompt_ids)
         self.observer.resolved(resolved.sampling, num_prompt, resolved.claim)
-        builder = build()
+        builder = build(0)
 
         def make(index: int, beside: WorkerId | None, on_output: Callable[[], None]) -> Session:
             return Session(
                 self.request_id,
                 resolved.choice(index),
-                builder if index == 0 else build(),
+                builder if index == 0 else build(index),
                 self.observer,
                 self._services,
                 deadline_s=deadline_s,

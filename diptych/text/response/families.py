@@ -30,19 +30,22 @@ class AnswerForm(enum.StrEnum):
 
 _CALL: Final = {"function": {"name": "{name}", "arguments": "{content}"}}
 _BARE_CALL: Final = {"function": "{content}"}
-# Behind the last of these a prompt is the answer's begin.
-_STARTS: Final = [
+# Behind the last of these a prompt is the answer's begin. Those of other families are what a
+# user may have written.
+_STARTS: Final = (
     "<|im_start|>assistant\n",
     "<|start_header_id|>assistant<|end_header_id|>\n\n",
-    "<|header_start|>assistant<|header_end|>\n\n",
-    "<|start|>assistant",
-    "<|turn>model\n",
-    "<tool_response|>",
-    "<｜Assistant｜>",
+    "<|start_of_role|>assistant<|end_of_role|>",
     "<|assistant|>",
-    "[/INST]",
-    "[/TOOL_RESULTS]",
-]
+)
+_OWN_STARTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "deepseek": ("<｜Assistant｜>",),
+    "gemma4": ("<|turn>model\n", "<tool_response|>"),
+    "gpt-oss": ("<|start|>assistant",),
+    "llama-json": ("<|start_header_id|>assistant<|end_header_id|>\n\n",),
+    "llama-pythonic": ("<|header_start|>assistant<|header_end|>\n\n",),
+    "mistral": ("[/INST]", "[/TOOL_RESULTS]"),
+}
 # What an answer only mentions later on is no thought: it begins with its thoughts.
 _THINK: Final = {"open_pattern": r"\A\s{0,8}<think>", "close": "</think>"}
 _CONTENT: Final = {"content": "text"}
@@ -248,8 +251,9 @@ _OTHER_SIGNS: Final[Mapping[str, tuple[str, ...]]] = {
 def family(name: str) -> ResponseTemplate:
     """The template of one of the families."""
     fields = {"content": _CONTENT, **_FAMILIES[name]}
+    starts = list(_OWN_STARTS.get(name, _STARTS))
     return ResponseTemplate.read(
-        {"fields": fields, "start_anchor": _STARTS, "short_ids": name == "mistral"},
+        {"fields": fields, "start_anchor": starts, "short_ids": name == "mistral"},
         f"family {name}",
     )
 

@@ -162,7 +162,7 @@ def _read_turn(turn: _Turn, path: str) -> Message:
         tool_calls=tuple(calls),
         tool_call_id=turn.tool_call_id or "",
         reasoning=turn.reasoning_content or turn.reasoning or "",
-        name=(turn.name or "") if role == "tool" else "",
+        name=turn.name or "",
     )
 
 
@@ -175,7 +175,7 @@ def _refuse_in_messages(messages: object) -> None:
             unserved.refuse(turn, unserved.OF_MESSAGE, path)
             if turn.get("content") is None and not turn.get("tool_calls"):
                 raise InvalidRequestError("is required", field=f"{path}.content")
-            if turn.get("name") and turn.get("role") != "tool":
+            if turn.get("name") and turn.get("role") not in ("tool", "user"):
                 raise InvalidRequestError("is not supported yet", field=f"{path}.name")
 
 

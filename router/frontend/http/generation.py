@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
+from typing import Final
 
 from diptych.errors import DiptychError, InvalidRequestError, SlowClientError
 from router.frontend.admission import Admission
@@ -20,6 +21,8 @@ from router.frontend.http.logprob_form import CompletionLogprobs, LogprobWriter
 from router.frontend.http.prompt_form import PromptForm
 from router.generation.answer import GenerationEvent
 
+_QUIET_S: Final = 10.0  # proxies end what says nothing for long
+_COMMENT: Final = b": the model is still at it\n\n"
 Read = Callable[[Mapping[str, object], Envelope], Asked]
 
 
@@ -31,6 +34,7 @@ class GenerationAnswers:
     generator: Generator
     read: Read
     form: Form
+    clock: Callable[[], float] = time.monotonic
 
     async def __call__(self, exchange: Exchange, data: bytes) -> None:
         """Answer one request. Raises DiptychError."""
@@ -95,10 +99,14 @@ class GenerationAnswers:
         if asked.is_stream:
             streams = [self._streamed(asked, heading, index) for index in range(num_choices)]
             stream = streams[0] if num_choices == 1 else StreamedChoices(streams)
+            told_s = self.clock()
             async for event in events:
                 piece = stream.send(event)
+                if not piece and self.clock() - told_s > _QUIET_S:
+                    piece = _COMMENT  # what comes is kept: a call is told whole
                 if piece:
                     await exchange.send_piece(piece)
+                    told_s = self.clock()
             await exchange.end_stream()
         else:
             parts = [self._whole(asked, heading, index) for index in range(num_choices)]

@@ -13,6 +13,7 @@ from diptych.v1.inference_pb2 import (
     SamplingOptions,
     Started,
     Summary,
+    ToolCall,
 )
 
 STARTED = GenerateResponse(started=Started(request_id="r", model="m", seed=7))
@@ -125,6 +126,25 @@ def test_text_behind_the_last_token_is_shown_once() -> None:
     more = again.read(delta(1, text="bcd"))
     assert more is not None
     assert more.text == "d"
+
+
+def called(name: str, *token_ids: int, thought: str = "") -> GenerateResponse:
+    calls = [ToolCall(id=name, name=name, arguments="{}")]
+    return GenerateResponse(
+        delta=Delta(position=1, token_ids=token_ids, reasoning=thought, tool_calls=calls)
+    )
+
+
+def test_reasoning_and_calls_come_once_too() -> None:
+    reader = reading(STARTED, delta(0, 5, text="a"))
+    chunk = reader.read(called("f", 6, thought="hm"))
+    assert chunk is not None
+    assert (chunk.reasoning, [call.name for call in chunk.tool_calls]) == ("hm", ["f"])
+    behind = reading(STARTED, delta(0, 5), called("f", thought="h"))
+    assert behind.read(called("f", thought="h")) is None
+    other = reading(STARTED, delta(0, 5), called("f"))
+    with pytest.raises(BrokenStreamError, match="is not what had come"):
+        other.read(called("g"))
 
 
 @pytest.mark.parametrize("wrong", [delta(1, text="bx"), delta(1, 6, text="bc")])

@@ -123,3 +123,29 @@ async def test_a_client_that_is_merely_behind_is_told_what_failed() -> None:
 
 async def test_a_client_that_takes_nothing_is_told_nothing() -> None:
     assert len((await answered(SlowClientError("full"))).sent) == 2
+
+
+class Keeping:
+    """Says nothing of four tokens: they belong to a call that has not ended."""
+
+    async def generate(self, *_: object, **__: object) -> AsyncGenerator[GenerationEvent, None]:
+        for position in range(4):
+            yield Delta("", [1], position, [])
+        yield Delta("b", [2], 4, [])
+
+
+async def test_a_stream_that_keeps_a_call_back_says_that_it_lives() -> None:
+    moments = iter((0.0, 1.0, 10.0, 12.0, 12.0, 13.0, 14.0))
+    answers = GenerationAnswers(
+        cast(Admission, ADMISSION),
+        cast(Generator, Keeping()),
+        read_completion,
+        COMPLETION,
+        lambda: next(moments),
+    )
+    client = Behind(b'{"model":"m","prompt":"p","stream":true}')
+    client.num_given_up = 1  # it takes all
+    await Posted(answers, ROOM)({"type": "http", "headers": JSON}, client.receive, client.send)  # type: ignore[arg-type]
+    bodies = [each["body"] for each in client.sent if each["type"] == "http.response.body"]
+    kinds = [body[:2] for body in bodies]
+    assert kinds == [b"da", b": ", b"da", b""]

@@ -267,6 +267,12 @@ def test_a_chat() -> None:
     assert both.names["sampling.max_tokens"] == "max_completion_tokens"
 
 
+def test_who_speaks_is_told_to_the_template() -> None:
+    asked = chat(messages=[{**TURN, "name": "ann"}])
+    assert isinstance(asked.request.prompt, ChatPrompt)
+    assert asked.request.prompt.messages[0].for_template()["name"] == "ann"
+
+
 def test_a_chat_with_tools_and_what_they_answered() -> None:
     function = {"name": "f", "description": "d", "parameters": {"type": "object"}, "strict": True}
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
@@ -351,7 +357,7 @@ def test_what_is_wrong_or_not_served_is_named(
          "messages[0].content"),
         ({"messages": [{**TURN, "content": [{"type": "text", "text": ""}] * MAX_PARTS}, TURN]},
          "messages"),
-        ({"messages": [TURN, {**TURN, "name": "x"}]}, "messages[1].name"),
+        ({"messages": [TURN, {**TURN, "role": "system", "name": "x"}]}, "messages[1].name"),
         ({"messages": [{**TURN, "role": "function"}]}, "messages[0].role"),
         ({"messages": [{**TURN, "content": None}]}, "messages[0].content"),
         ({"messages": [{**TURN, "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),

@@ -350,7 +350,7 @@ async def assert_refused_by_what_is_foretold(
     request.priority = inference_pb2.PRIORITY_BATCH
     answer = await generate(cluster.channel, request)
     assert isinstance(answer.error, DeadlineUnreachableError)
-    assert answer.error.retry_after_s is not None
+    assert answer.error.retry_after_s is None, "idle workers would be late, too"
     assert len(fast.specs) == num_specs + 1
     samples = await asyncio.to_thread(metrics.scrape, address)
     assert samples['diptych_router_unreachable_total{class="batch"}'] == 1

@@ -2,20 +2,18 @@
 
 import time
 from collections.abc import Coroutine
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from typing import Any
 from unittest.mock import create_autospec
 
 import pytest
-from opentelemetry.context import Context
 
-from diptych.errors import BlocksExhaustedError, DeadlineUnreachableError, DiptychError
+from diptych.errors import BlocksExhaustedError, DeadlineUnreachableError
 from diptych.request_class import RequestClass
 from diptych.rpc import peer_channel
 from diptych.sampling_params import SamplingParams
-from diptych.telemetry.stages import Stage
-from diptych.v1 import decode_pb2, prefill_pb2, worker_pb2
+from diptych.v1 import decode_pb2, worker_pb2
 from router.cluster.members import Cluster
 from router.cluster.watch import WorkerWatch
 from router.config import RouterConfig
@@ -23,7 +21,6 @@ from router.discovery.source import Targets
 from router.generation.answer import Usage
 from router.placement.claim import NO_CLAIM, Claim
 from router.placement.engine_seconds import EngineRates
-from router.placement.explanation import Explanation
 from router.placement.fair_queue import Turn
 from router.placement.output_lengths import OutputLengths
 from router.placement.policy import LeastLoaded
@@ -43,99 +40,23 @@ from router.placement.types import (
 )
 from router.placement.waiting_room import WaitingRoom
 from router.request import actions, events
-from router.request.actions import Retry
 from router.request.dispatch import Dispatch, Services
 from router.request.emitted_tokens import RequestShape
-from router.request.observer import Waits
 from router.request.resolved import ResolvedRequest
 from router.request.response_builder import ResponseBuilder
 from router.request.session import Session
-
-PROMPT = tuple(range(40))
-NUM_BLOCKS = 2  # whole ones, of 16 tokens
-PREFILL, DECODE = WorkerId("p:1", "p-1"), WorkerId("d:1", "d-1")
-
-
-class FakeChannel:
-    """Never used: no task runs."""
-
-    def stream_stream(self, method: str, **serializers: object) -> None:
-        """A stub takes it and calls nothing."""
-
-
-class Deaf:
-    """A listener that nothing is told."""
-
-    def on_prefill_event(self, sequence_id: int, event: prefill_pb2.PrefillEvent) -> None: ...
-
-    def on_lease_ended(self, sequence_id: int, error: DiptychError) -> None: ...
-
-    def on_tokens(self, tokens: decode_pb2.SequenceTokens) -> None: ...
-
-    def on_decode_event(self, event: decode_pb2.DecodeEvent) -> None: ...
-
-    def on_reservation_lost(self, sequence_id: int, message: str) -> None: ...
-
-
-class Untraced:
-    """An observer of a request that nobody traces."""
-
-    attempt_context = Context()
-
-    is_traced = False
-
-    def placed(self, placement: Placement, why: Explanation) -> None: ...
-
-    def foretold(self, forecast: Forecast) -> None: ...
-
-    def prefill_asked(self, worker: WorkerId) -> Context:
-        return Context()
-
-    def decode_asked(self, worker: WorkerId) -> Context:
-        return Context()
-
-    def started(self) -> None: ...
-
-    def retried(self, retry: Retry, cause: DiptychError, awaited: Stage) -> None: ...
-
-    def ran_locally(self, why: Why) -> None: ...
-
-    def waits(self, why: Waits) -> None: ...
-
-    def failed(self, cause: DiptychError) -> None: ...
-
-    def written(self, num_tokens: int, gap_s: float | None) -> None: ...
-
+from tests.unit.router.request.dispatch_world import (
+    DECODE,
+    NUM_BLOCKS,
+    PREFILL,
+    PROMPT,
+    Deaf,
+    FakeChannel,
+    Untraced,
+    World,
+)
 
 LOST = Unreachable("too late", 2.0)
-
-
-@dataclass
-class World:
-    """One prefill and one decode worker, and what is remembered of them."""
-
-    cluster: Cluster
-    memory: PrefixMemory
-    services: Services
-
-    def request(self, prompt: tuple[int, ...] = PROMPT) -> Dispatch:
-        """One that has asked for a placement; ``num_believed`` is of the last one's prompt."""
-        shape = RequestShape(prompt_ids=prompt, max_tokens=4, stop_token_ids=frozenset())
-        request = ResolvedRequest(shape=shape, sampling=SamplingParams(max_tokens=4))
-        dispatch = Dispatch("r", request, self.services, Untraced())
-        dispatch.place(Query(num_tokens=len(prompt), num_max_tokens=len(prompt) + 4))
-        self.keys = dispatch._keys or ()
-        return dispatch
-
-    def num_believed(self, worker: WorkerId) -> int:
-        return self.memory.num_hit_blocks(worker.incarnation, self.keys)
-
-    def says(self, worker: WorkerId, role: worker_pb2.WorkerRole) -> None:
-        state = worker_pb2.WorkerState(
-            incarnation=worker.incarnation, role=role, state=worker_pb2.SERVING_STATE_READY
-        )
-        watches = (member.watch for member in self.cluster._members())
-        next(watch for watch in watches if watch.address == worker.address)._update(state)
 
 
 @pytest.fixture

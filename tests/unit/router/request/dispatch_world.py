@@ -1,0 +1,108 @@
+"""A router over two workers that are only described. No sockets."""
+
+from dataclasses import dataclass
+
+from opentelemetry.context import Context
+
+from diptych.errors import DiptychError
+from diptych.sampling_params import SamplingParams
+from diptych.telemetry.stages import Stage
+from diptych.v1 import decode_pb2, prefill_pb2, worker_pb2
+from router.cluster.members import Cluster
+from router.placement.explanation import Explanation
+from router.placement.prefix_memory import PrefixMemory
+from router.placement.types import (
+    Forecast,
+    Placement,
+    Query,
+    Why,
+    WorkerId,
+)
+from router.request.actions import Retry
+from router.request.dispatch import Dispatch, Services
+from router.request.emitted_tokens import RequestShape
+from router.request.observer import Waits
+from router.request.resolved import ResolvedRequest
+
+PROMPT = tuple(range(40))
+NUM_BLOCKS = 2  # whole ones, of 16 tokens
+PREFILL, DECODE = WorkerId("p:1", "p-1"), WorkerId("d:1", "d-1")
+
+
+class FakeChannel:
+    """Never used: no task runs."""
+
+    def stream_stream(self, method: str, **serializers: object) -> None:
+        """A stub takes it and calls nothing."""
+
+
+class Deaf:
+    """A listener that nothing is told."""
+
+    def on_prefill_event(self, sequence_id: int, event: prefill_pb2.PrefillEvent) -> None: ...
+
+    def on_lease_ended(self, sequence_id: int, error: DiptychError) -> None: ...
+
+    def on_tokens(self, tokens: decode_pb2.SequenceTokens) -> None: ...
+
+    def on_decode_event(self, event: decode_pb2.DecodeEvent) -> None: ...
+
+    def on_reservation_lost(self, sequence_id: int, message: str) -> None: ...
+
+
+class Untraced:
+    """An observer of a request that nobody traces."""
+
+    attempt_context = Context()
+
+    is_traced = False
+
+    def placed(self, placement: Placement, why: Explanation) -> None: ...
+
+    def foretold(self, forecast: Forecast) -> None: ...
+
+    def prefill_asked(self, worker: WorkerId) -> Context:
+        return Context()
+
+    def decode_asked(self, worker: WorkerId) -> Context:
+        return Context()
+
+    def started(self) -> None: ...
+
+    def retried(self, retry: Retry, cause: DiptychError, awaited: Stage) -> None: ...
+
+    def ran_locally(self, why: Why) -> None: ...
+
+    def waits(self, why: Waits) -> None: ...
+
+    def failed(self, cause: DiptychError) -> None: ...
+
+    def written(self, num_tokens: int, gap_s: float | None) -> None: ...
+
+
+@dataclass
+class World:
+    """One prefill and one decode worker, and what is remembered of them."""
+
+    cluster: Cluster
+    memory: PrefixMemory
+    services: Services
+
+    def request(self, prompt: tuple[int, ...] = PROMPT) -> Dispatch:
+        """One that has asked for a placement; ``num_believed`` is of the last one's prompt."""
+        shape = RequestShape(prompt_ids=prompt, max_tokens=4, stop_token_ids=frozenset())
+        request = ResolvedRequest(shape=shape, sampling=SamplingParams(max_tokens=4))
+        dispatch = Dispatch("r", request, self.services, Untraced())
+        dispatch.place(Query(num_tokens=len(prompt), num_max_tokens=len(prompt) + 4))
+        self.keys = dispatch._keys or ()
+        return dispatch
+
+    def num_believed(self, worker: WorkerId) -> int:
+        return self.memory.num_hit_blocks(worker.incarnation, self.keys)
+
+    def says(self, worker: WorkerId, role: worker_pb2.WorkerRole) -> None:
+        state = worker_pb2.WorkerState(
+            incarnation=worker.incarnation, role=role, state=worker_pb2.SERVING_STATE_READY
+        )
+        watches = (member.watch for member in self.cluster._members())
+        next(watch for watch in watches if watch.address == worker.address)._update(state)

@@ -4,7 +4,6 @@ Tests named ``detail_N`` are of a list of twenty-five things that clients of suc
 """
 
 import json
-import shutil
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,45 +15,26 @@ import pytest
 import pytest_asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from openai.types import Completion
-from openai.types.chat import ChatCompletion
 
 from diptych.client import SamplingOptions
 from router.frontend.http import unserved
 from router.frontend.http.sampling_fields import SERVED
 from tests.cluster import Cluster, running_cluster
 from tests.integration.http_bodies import CHAT_ERRORS, ERRORS, MESSAGES
+from tests.integration.http_calls import GO_ON, PROMPT, body_of, by_grpc, chat, complete, events
 
 MAX_LEN = 600
-PROMPT = "The small river carries another letter, and then"
-GO_ON = {"ignore_eos": True}  # a name of ours that OpenAI's client does not know
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest.fixture(scope="module")
-def folder(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model, with a template that tells of tools where there are some."""
-    copied = shutil.copytree(tiny_llama, tmp_path_factory.mktemp("tools") / tiny_llama.name)
-    settings = json.loads((copied / "tokenizer_config.json").read_text())
-    names = "{{ tools | map(attribute='function.name') | join(' ') }}"
-    known = f"{{% if tools %}}<turn>tools\n{names}<end>\n{{% endif %}}"
-    settings["chat_template"] = known + settings["chat_template"]
-    (copied / "tokenizer_config.json").write_text(json.dumps(settings))
-    return Path(copied)
-
-
-@pytest.fixture(scope="module")
-def cluster(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with running_cluster(
         tmp_path_factory.mktemp("http"),
-        str(folder),
+        str(tiny_llama),
         worker_flags={"num-blocks": "128", "max-model-len": str(MAX_LEN)},
-        router_flags={
-            "local-prefill-below-tokens": "0",
-            "max-request-bytes": "65536",
-            "answer-form": "hermes",
-        },
+        router_flags={"local-prefill-below-tokens": "0", "max-request-bytes": "65536"},
     ) as running:
         yield running
 
@@ -77,37 +57,6 @@ async def client(http: httpx.AsyncClient) -> AsyncIterator[openai.AsyncOpenAI]:
     url = f"{http.base_url}/v1"
     async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as opened:
         yield opened
-
-
-async def by_grpc(cluster: Cluster, options: SamplingOptions, **prompt: Any) -> str:
-    async with cluster.client() as grpc:
-        return "".join([chunk.text async for chunk in grpc.generate(options=options, **prompt)])
-
-
-async def complete(client: openai.AsyncOpenAI, model: str, **settings: Any) -> Completion:
-    given = {"prompt": PROMPT, "temperature": 0, "extra_body": GO_ON, **settings}
-    made: Completion = await client.completions.create(model=model, **given)
-    return made
-
-
-async def chat(client: openai.AsyncOpenAI, model: str, **settings: Any) -> ChatCompletion:
-    given = {"messages": MESSAGES, "temperature": 0, "extra_body": GO_ON, **settings}
-    made: ChatCompletion = await client.chat.completions.create(model=model, **given)
-    return made
-
-
-async def events(http: httpx.AsyncClient, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-    """The events of a stream as they are, less the last, which has to be [DONE]."""
-    async with http.stream("POST", path, json={**body, "stream": True}) as response:
-        assert response.status_code == 200
-        assert response.headers["content-type"].startswith("text/event-stream")
-        read = [line.removeprefix("data: ") async for line in response.aiter_lines() if line]
-    assert read[-1] == "[DONE]"
-    return [json.loads(event) for event in read[:-1]]
-
-
-def body_of(model: str, **settings: Any) -> dict[str, Any]:
-    return {"model": model, "prompt": PROMPT, "temperature": 0, "max_tokens": 12, **settings}
 
 
 async def refused(http: httpx.AsyncClient, content: bytes, path: str = "/v1/completions") -> Any:
@@ -361,90 +310,6 @@ async def test_detail_2_usage_sums_up_and_tells_what_was_cached(
         assert usage.total_tokens == usage.prompt_tokens + 3
         assert usage.prompt_tokens_details is not None
         assert bool(usage.prompt_tokens_details.cached_tokens) == is_cached
-
-
-def tool(name: str, **properties: Any) -> dict[str, Any]:
-    parameters: dict[str, Any] = {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-    }
-    parameters["additionalProperties"] = False
-    return {"type": "function", "function": {"name": name, "parameters": parameters}}
-
-
-TOOLS = [
-    tool("weather", city={"enum": ["Paris", "Rome"]}, days={"enum": [1, 2, 3]}),
-    tool("clock", is_utc={"type": "boolean"}),
-]
-ONE_CALL: dict[str, Any] = {
-    "tools": TOOLS,
-    "parallel_tool_calls": False,
-    "temperature": 1,
-    "seed": 5,
-    "max_completion_tokens": 150,
-    "extra_body": {},
-}
-
-
-@pytest.mark.parametrize(
-    "choice", ["required", {"type": "function", "function": {"name": "clock"}}]
-)
-async def test_calls_that_a_client_insists_on(
-    client: openai.AsyncOpenAI, model: str, choice: Any
-) -> None:
-    """One call that fits its schema, the same whole and streamed, which may be answered."""
-    asked = {**ONE_CALL, "tool_choice": choice}
-    whole = await chat(client, model, **asked)
-    (said,) = whole.choices
-    assert (said.finish_reason, said.message.content) == ("tool_calls", None)
-    assert said.message.tool_calls is not None
-    (call,) = said.message.tool_calls
-    assert call.type == "function"
-    names = {"weather", "clock"} if choice == "required" else {"clock"}
-    assert call.function.name in names
-    members = {"weather": {"city", "days"}, "clock": {"is_utc"}}[call.function.name]
-    assert set(json.loads(call.function.arguments)) == members
-    stream: Any = await chat(client, model, **asked, stream=True)
-    chunks = [chunk.choices[0] async for chunk in stream]
-    assert chunks[-1].finish_reason == "tool_calls"
-    parts = [part for chunk in chunks for part in chunk.delta.tool_calls or ()]
-    assert "".join(part.function.arguments for part in parts) == call.function.arguments
-    assert [part.function.name for part in parts if part.function.name] == [call.function.name]
-    answer = {"role": "tool", "tool_call_id": call.id, "content": "ok"}
-    turns = [*MESSAGES, said.message.model_dump(exclude_none=True), answer]
-    after = await chat(client, model, messages=turns, tools=TOOLS, max_tokens=3)
-    before = await chat(client, model, tools=TOOLS, max_tokens=3)
-    assert after.usage is not None
-    assert before.usage is not None
-    assert after.usage.prompt_tokens > before.usage.prompt_tokens
-
-
-async def test_tools_are_told_of_unless_none_may_be_called(
-    client: openai.AsyncOpenAI, model: str
-) -> None:
-    counts = []
-    asks: list[dict[str, Any]] = [{}, {"tools": TOOLS}, {"tools": TOOLS, "tool_choice": "none"}]
-    for asked in asks:
-        answered = await chat(client, model, **asked, max_tokens=1)
-        assert answered.usage is not None
-        counts.append(answered.usage.prompt_tokens)
-    assert counts[0] == counts[2] < counts[1]
-
-
-async def test_bad_tools_are_named(client: openai.AsyncOpenAI, model: str) -> None:
-    twice = {"tools": [TOOLS[0], TOOLS[0]]}
-    hopeless = {"tools": [tool("f", x={"not": {}})], "tool_choice": "required"}
-    unknown = {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f"}}}
-    for asked, param in (
-        (twice, "tools[1].function.name"),
-        (hopeless, "tools"),
-        (unknown, "tool_choice.function.name"),
-        ({"tool_choice": "required"}, "tool_choice"),
-    ):
-        with pytest.raises(openai.BadRequestError) as caught:
-            await chat(client, model, **{**asked, "extra_body": {}})
-        assert caught.value.param == param
 
 
 async def test_details_3_and_4_of_a_chat_stream(http: httpx.AsyncClient, model: str) -> None:

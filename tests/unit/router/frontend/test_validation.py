@@ -11,7 +11,6 @@ import pytest
 from diptych.constraint import OutputGrammar
 from diptych.errors import InvalidRequestError
 from diptych.sampling_params import (
-    NOTHING_SAID,
     WORKER_NAMES,
     SamplingOptions,
     SamplingParams,
@@ -19,17 +18,23 @@ from diptych.sampling_params import (
 from diptych.text.chat_template import ChatTemplate, Message, ToolCall
 from diptych.text.tokenizer import Tokenizer
 from diptych.v1 import inference_pb2
-from router.frontend import public_messages, validation
-from router.frontend.tools import constraint_of
+from router.frontend import validation
 from router.frontend.validation import ModelFacts
 from router.generation.request import ChatPrompt, GenerationRequest, TextPrompt, TokenPrompt
 from router.request.resolved import ResolvedRequest
 from tests.text_models import byte_level_tokenizer, write_folder
+from tests.unit.router.frontend.asked import (
+    EOS,
+    MAX_LEN,
+    chat,
+    facts,
+    read,
+    tokens,
+    tool_call,
+    tools,
+)
 
 UNKNOWN: Any = 9  # no class has that number
-VOCAB_SIZE = 512
-MAX_LEN = 64
-EOS = frozenset({2})
 GRAMMAR = 'start: "a"'  # of any constraint
 
 
@@ -37,21 +42,6 @@ GRAMMAR = 'start: "a"'  # of any constraint
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     folder: Path = tmp_path_factory.mktemp("byte-level")
     return write_folder(folder, byte_level_tokenizer())
-
-
-def tokens(*ids: int, **sampling: object) -> inference_pb2.GenerateRequest:
-    return inference_pb2.GenerateRequest(
-        tokens=inference_pb2.TokenPrompt(ids=ids),
-        sampling=inference_pb2.SamplingOptions(**sampling),  # type: ignore[arg-type]
-    )
-
-
-def facts(max_len: int = MAX_LEN, recommended: SamplingOptions = NOTHING_SAID) -> ModelFacts:
-    return ModelFacts(VOCAB_SIZE, max_len, EOS, recommended)
-
-
-def read(message: inference_pb2.GenerateRequest) -> GenerationRequest:
-    return public_messages.read_request(message, message.ByteSize())
 
 
 def resolve(
@@ -80,36 +70,6 @@ def test_a_model_without_an_end_has_no_constraints() -> None:
     with pytest.raises(InvalidRequestError) as caught:
         resolve(tokens(5, constraint={"regex": "a"}), endless)
     assert caught.value.field == "sampling.constraint.regex"
-
-
-def chat(*turns: tuple[str, str]) -> inference_pb2.GenerateRequest:
-    request = inference_pb2.GenerateRequest(chat=inference_pb2.ChatPrompt())
-    for role, content in turns:
-        request.chat.messages.add(role=role).content.add(text=content)
-    return request
-
-
-def tools(
-    *names: str,
-    description: str = "",
-    parameters: dict[str, Any] | None = None,
-    choice: int = 0,
-    required: str = "",
-    sampling: dict[str, Any] | None = None,
-) -> inference_pb2.GenerateRequest:
-    chat = inference_pb2.ChatPrompt(tool_choice=choice, required_tool=required)  # type: ignore[arg-type]
-    chat.messages.add(role="user").content.add(text="a")
-    for name in names:
-        tool = chat.tools.add(name=name, description=description)
-        tool.parameters.update(parameters or {})
-    options = inference_pb2.SamplingOptions(**sampling or {})
-    return inference_pb2.GenerateRequest(chat=chat, sampling=options)
-
-
-def tool_call(name: str, arguments: str) -> inference_pb2.GenerateRequest:
-    request = chat(("assistant", ""))
-    request.chat.messages[0].tool_calls.add(id="1", name=name, arguments=arguments)
-    return request
 
 
 def resumed(emitted: list[int], **sampling: object) -> inference_pb2.GenerateRequest:
@@ -458,33 +418,6 @@ def test_tool_calls_and_template_arguments_reach_the_template() -> None:
     )
     text = template.render(prompt.messages, prompt.template_arguments)
     assert text == "assistant get 1 tool12 3 True [1.5, None]"
-
-
-def test_tools_reach_the_template_where_it_knows_them_and_may_be_called(tmp_path: Path) -> None:
-    asked = tools("f", description="d", parameters={"type": "object"})
-    knows = "{% if tools %}{{ tools | tojson }}{% endif %}{{ messages[0].content }}"
-    knowing = write_folder(tmp_path, byte_level_tokenizer(), chat_template=knows)
-    said = '[{"type": "function", "function": {"name": "f", "description": "d", '
-    said += '"parameters": {"type": "object"}}}]a'
-    assert knowing.decode(validation.tokenize(read(asked), knowing, 1000)) == said
-    asked.chat.tool_choice = inference_pb2.TOOL_CHOICE_NONE
-    assert knowing.decode(validation.tokenize(read(asked), knowing, 1000)) == "a"
-
-
-def test_schemas_that_are_too_large_to_be_held_to_are_refused() -> None:
-    asked = tools("f", parameters={"description": "x" * 70_000})
-    validation.check(read(asked), facts())
-    assert constraint_of(read(asked)) is None
-    asked.chat.tool_choice = inference_pb2.TOOL_CHOICE_REQUIRED
-    with pytest.raises(InvalidRequestError) as caught:
-        constraint_of(read(asked))
-    assert caught.value.field == "chat.tools"
-
-
-def test_tools_that_the_template_would_not_tell_of_are_refused(tokenizer: Tokenizer) -> None:
-    with pytest.raises(InvalidRequestError) as caught:
-        validation.tokenize(read(tools("f")), tokenizer, 1000)
-    assert caught.value.field == "chat.tools"
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])

@@ -1,0 +1,40 @@
+"""Tools of a request: told to the template, and refused where nothing could come of them."""
+
+from pathlib import Path
+
+import pytest
+
+from diptych.errors import InvalidRequestError
+from diptych.v1 import inference_pb2
+from router.frontend import validation
+from router.frontend.tools import constraint_of
+from tests.text_models import byte_level_tokenizer, write_folder
+from tests.unit.router.frontend.asked import facts, read, tools
+
+
+def test_tools_reach_the_template_where_it_knows_them_and_may_be_called(tmp_path: Path) -> None:
+    asked = tools("f", description="d", parameters={"type": "object"})
+    knows = "{% if tools %}{{ tools | tojson }}{% endif %}{{ messages[0].content }}"
+    knowing = write_folder(tmp_path, byte_level_tokenizer(), chat_template=knows)
+    said = '[{"type": "function", "function": {"name": "f", "description": "d", '
+    said += '"parameters": {"type": "object"}}}]a'
+    assert knowing.decode(validation.tokenize(read(asked), knowing, 1000)) == said
+    asked.chat.tool_choice = inference_pb2.TOOL_CHOICE_NONE
+    assert knowing.decode(validation.tokenize(read(asked), knowing, 1000)) == "a"
+
+
+def test_schemas_that_are_too_large_to_be_held_to_are_refused() -> None:
+    asked = tools("f", parameters={"description": "x" * 70_000})
+    validation.check(read(asked), facts())
+    assert constraint_of(read(asked)) is None
+    asked.chat.tool_choice = inference_pb2.TOOL_CHOICE_REQUIRED
+    with pytest.raises(InvalidRequestError) as caught:
+        constraint_of(read(asked))
+    assert caught.value.field == "chat.tools"
+
+
+def test_tools_that_the_template_would_not_tell_of_are_refused(tmp_path: Path) -> None:
+    tokenizer = write_folder(tmp_path, byte_level_tokenizer())
+    with pytest.raises(InvalidRequestError) as caught:
+        validation.tokenize(read(tools("f")), tokenizer, 1000)
+    assert caught.value.field == "chat.tools"

@@ -43,6 +43,11 @@ def all_reasons() -> list[str]:
     return sorted({kind.reason for kind in kinds})
 
 
+def reasons_with(code: grpc.StatusCode) -> frozenset[str]:
+    """The reasons of all errors that have this status code."""
+    return frozenset(kind.reason for kind in DiptychError.__subclasses__() if kind.code is code)
+
+
 class InvalidRequestError(DiptychError):
     """The caller sent something that can never succeed; ``field`` says what."""
 

@@ -67,8 +67,9 @@ def standard_tracing(endpoint: str | None = None) -> StandardTracing:
 class ServiceHost:
     """One process object's gRPC server, metrics endpoint and tracer. An async context manager.
 
-    Owns ``server`` (add servicers before ``start``), ``metrics``/``registry``
-    and ``tracing``. Leaving the context stops the server (calls still open are
+    Owns ``server`` (add servicers before ``start``), ``metrics``/``registry``,
+    ``operator_metrics``, which the endpoint alone tells beside these and nothing that
+    clients reach, and ``tracing``. Leaving the context stops the server (calls still open are
     cancelled after half a second), the endpoint, and flushes spans for two
     seconds at most. Several may live in one process. Used from the event-loop
     thread only; a scrape is collected on it, so metrics may read live state.
@@ -97,6 +98,8 @@ class ServiceHost:
         self._listen_host = config.listen.rpartition(":")[0]
         self.registry = _LoopRegistry()
         self.metrics = Metrics(self.registry)
+        self._operators = _LoopRegistry(self.registry)
+        self.operator_metrics = Metrics(self._operators)
         self.tracing = Tracing(
             f"diptych-{config.role}",
             endpoint=config.otlp_endpoint,
@@ -241,7 +244,7 @@ class ServiceHost:
                 "absent where nothing is traced.",
                 lambda: self.tracing.num_unsent,
             )
-        self.registry.loop = asyncio.get_running_loop()
+        self.registry.loop = self._operators.loop = asyncio.get_running_loop()
         self._stack.push_async_callback(asyncio.to_thread, self.tracing.shutdown)
         self._schedule_lag()
         self._stack.callback(self._stop_lag)
@@ -272,7 +275,7 @@ class ServiceHost:
     def _start_metrics(self, port: int) -> None:
         try:
             server, thread = prometheus_client.start_http_server(
-                port, self.host, registry=self.registry
+                port, self.host, registry=self._operators
             )
         except OSError as error:
             raise ConfigurationError(
@@ -303,21 +306,26 @@ class ServiceHost:
 
 
 class _LoopRegistry(CollectorRegistry):
-    """Collects on the event loop's thread, whichever thread asks."""
+    """Collects on the event loop's thread, whichever thread asks: others' metrics, and its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, *others: CollectorRegistry) -> None:
         super().__init__(auto_describe=True)
         self.loop: asyncio.AbstractEventLoop | None = None
+        self._others = others
 
     def collect(self) -> Iterator[Metric]:
         on_loop = _running_loop() is self.loop
         if self.loop is None or on_loop:
-            return iter(list(super().collect()))
+            return iter(self._collected())
         collected = asyncio.run_coroutine_threadsafe(self._collect(), self.loop)
         return iter(collected.result(_SCRAPE_TIMEOUT_S))
 
     async def _collect(self) -> list[Metric]:
-        return list(super().collect())
+        return self._collected()
+
+    def _collected(self) -> list[Metric]:
+        found = [metric for other in self._others for metric in other.collect()]
+        return [*found, *super().collect()]
 
     def restricted_registry(self, names: Iterable[str]) -> RestrictedRegistry:
         """What ``/metrics?name[]=`` asks for; the library's own would go past ``collect``."""

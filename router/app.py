@@ -45,6 +45,7 @@ from router.placement.types import Policy
 from router.placement.waiting_room import WaitingRoom
 from router.request.dispatch import Services
 from router.telemetry import RouterMetrics
+from router.tenant_metrics import TenantMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -117,6 +118,7 @@ async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None
             lambda: cluster.num_ready,
             lambda: discovery.age_s,
             cluster.clock_offsets,
+            TenantMetrics(host.operator_metrics, config.max_tenant_series),
         )
         admission = Admission(model, cluster, config)
         quotas = Quotas(config.quota.limits, loop.time, metrics.quota_refused)

@@ -190,7 +190,15 @@ class RouterConfig(ProcessConfig):
     http_port: int = Field(8000, ge=0, le=65535, description="Port of the HTTP API; 0 picks one.")
     http_metrics: bool = Field(
         True,
-        description="Tell the metrics on the HTTP API's port too, to all who reach it.",
+        description="Tell the metrics on the HTTP API's port too, to all who reach it; not those "
+        "of single tenants.",
+    )
+    max_tenant_series: int = Field(
+        100,
+        ge=0,
+        le=10_000,
+        description="Tenants that the metrics port tells of one by one: the first that ask. Those "
+        "who come later are told as one, other. 0: none is told of.",
     )
     cluster_view: Literal["unless-keyed", "always", "never"] = Field(
         "unless-keyed",

@@ -39,6 +39,7 @@ from router.placement.types import (
 from router.request.actions import Retry
 from router.request.observer import Waits
 from router.request.response_builder import Moments
+from router.tenant_metrics import TenantMetrics
 from router.trace import RequestTrace, Workers
 
 logger = logging.getLogger(__name__)
@@ -71,7 +72,9 @@ class RouterMetrics:
         num_ready: Callable[[], tuple[int, int]],
         discovery_age_s: Callable[[], float],
         clock_offsets: Callable[[], Iterable[tuple[str, ClockOffset]]],
+        tenants: TenantMetrics,
     ) -> None:
+        self.tenants = tenants
         kv_paths = [path.name.lower() for path in KVPath]
         self.requests = RequestMetrics(metrics, OUTCOMES, kv_paths)
         self.unproven = metrics.counter(
@@ -183,14 +186,17 @@ class RequestObserver:
         model: str,
         metadata: Sequence[tuple[str, str | bytes]],
         received_s: float,
+        tenant: str = "",
     ) -> None:
         """``metadata`` is the call's, with the client's W3C context if it sent one.
 
+        ``tenant`` is who asks, by name; empty: nobody who is known.
         ``operation`` and ``model`` are bounded: GenAI's name of it, and what is served.
         A request that waited ``slow_s`` for a token is traced, whatever was sampled.
         """
         self.request_id = request_id
         self.received_s = received_s
+        self._tenant = tenant
         self._forecast: Forecast | None = None
         self._class = RequestClass.STANDARD
         self._gen_ai = (operation, attributes.PROVIDER, model)  # labels of those metrics
@@ -345,9 +351,12 @@ class RequestObserver:
         family.requests[known].inc()
         total_s = time.monotonic() - self.received_s
         family.duration_seconds.labels(*self._gen_ai, error or "").observe(total_s)
+        queue_s = None
         if moments is not None:
             self._observe_stages(moments)
             self._observe_foretold(moments, timing)
+            queue_s = (moments.placed_s or time.monotonic()) - moments.received_s
+        self._metrics.tenants.ended(self._tenant, outcome, usage, queue_s)
         if usage is not None and timing is not None:
             self._book(usage, timing, is_ok=outcome == "ok")
             if moments is not None and moments.second_written_s is not None:

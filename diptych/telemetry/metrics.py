@@ -77,6 +77,10 @@ class Metrics:
         family = Counter(_full(name), definition, [label], registry=self.registry)
         return {str(value): family.labels(str(value)) for value in values}
 
+    def labelled_counter(self, name: str, definition: str, labels: Sequence[str]) -> Counter:
+        """A family of counts; the caller keeps the label values bounded."""
+        return Counter(_full(name), definition, labels, registry=self.registry)
+
     def histograms(
         self,
         name: str,

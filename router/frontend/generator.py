@@ -14,6 +14,7 @@ from diptych.errors import (
 )
 from diptych.telemetry import logs
 from diptych.telemetry.tracing import Tracing, trace_id
+from diptych.tenant import NOBODY, Tenant
 from diptych.text.detokenizer import Detokenizer
 from router.frontend.admission import Admission
 from router.frontend.outcome import telling_outcome
@@ -81,7 +82,7 @@ class Generator:
             DiptychError: refused or failed.
         """
         operation = "chat" if isinstance(request.prompt, ChatPrompt) else _COMPLETION
-        observer = self._observe(request.request_id, operation, metadata)
+        observer = self._observe(request.request_id, operation, metadata, request.tenant)
         answer = _Answer(self._services, observer, give_up)
         with (
             telling_outcome(answer.end, deadline_s),
@@ -108,15 +109,23 @@ class Generator:
             await session.next_event()  # raises if the client did not take the last ones
 
     def refused(
-        self, reason: str, metadata: Metadata, *, request_id: str = "", operation: str = _COMPLETION
+        self,
+        reason: str,
+        metadata: Metadata,
+        *,
+        request_id: str = "",
+        operation: str = _COMPLETION,
+        tenant: Tenant = NOBODY,
     ) -> None:
         """Leave the record of a request that its front end could not read.
 
         ``operation`` is as GenAI names it.
         """
-        self._observe(request_id, operation, metadata).ended(reason)
+        self._observe(request_id, operation, metadata, tenant).ended(reason)
 
-    def _observe(self, request_id: str, operation: str, metadata: Metadata) -> RequestObserver:
+    def _observe(
+        self, request_id: str, operation: str, metadata: Metadata, tenant: Tenant
+    ) -> RequestObserver:
         request_id = request_id or uuid.uuid4().hex
         is_valid = len(request_id) <= MAX_REQUEST_ID_CHARACTERS
         return RequestObserver(
@@ -129,6 +138,7 @@ class Generator:
             model=self._admission.model.name,
             metadata=metadata,
             received_s=time.monotonic(),
+            tenant=tenant.name,
         )
 
     def _builder(

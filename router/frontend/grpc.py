@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from diptych.errors import InvalidApiKeyError, InvalidRequestError
 from diptych.rpc.decoding import decode
 from diptych.rpc.server import Context
-from diptych.tenant import Tenant
+from diptych.tenant import NOBODY, Tenant
 from diptych.v1 import inference_pb2
 from router.frontend import prompt_messages, public_messages
 from router.frontend.admission import Admission
@@ -162,11 +162,12 @@ class InferenceServicer:
         self, request: bytes, context: Context
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
         deadline_s, metadata = _Call.of(context)
+        tenant = NOBODY
         try:
             tenant = await self._tenant(context)
             read = replace(self._read(request), tenant=tenant)
         except (InvalidApiKeyError, InvalidRequestError) as error:
-            self._generator.refused(error.reason, metadata)
+            self._generator.refused(error.reason, metadata, tenant=tenant)
             raise
         await self._answer(read, deadline_s, metadata, context)
         return

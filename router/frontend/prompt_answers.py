@@ -170,6 +170,7 @@ class PromptAnswers:
             model=self._admission.model.name,
             metadata=metadata,
             received_s=time.monotonic(),
+            tenant=work.tenant.name,
         )
         salt = salt_of(work.cache_salt, work.tenant.name)
         request_class = work.tenant.classes.default_class or RequestClass.STANDARD

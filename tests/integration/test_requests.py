@@ -313,14 +313,22 @@ TOLD_WHERE_TRACED = {"diptych_trace_spans_sent", "diptych_trace_spans_unsent"}
 """With a collector alone: test_trace_headers.py finds them there."""
 
 
+TOLD_WHERE_KEYED = {
+    f"diptych_tenant_{what}_total"
+    for what in ("requests", "input_tokens", "cached_tokens", "output_tokens", "queue_seconds")
+}
+"""Where clients are known alone: test_signed_tokens.py finds them there."""
+
+
 async def test_every_series_of_the_dashboard_and_of_alerts_is_told(
     cluster: Cluster, channel: grpc.aio.Channel
 ) -> None:
     """By one of the processes, once there was a request."""
     assert (await generate(channel, token_request(PROMPT, max_tokens=4))).error is None
     told = {key.partition("{")[0] for process in cluster.processes for key in process.metrics()}
-    assert not told & TOLD_WHERE_TRACED, "nothing is traced here"
-    told |= TOLD_WHERE_TRACED
+    elsewhere = TOLD_WHERE_TRACED | TOLD_WHERE_KEYED
+    assert not told & elsewhere, "nothing is traced here, and all clients are alike"
+    told |= elsewhere
     rules = yaml.safe_load(re.sub(r"\{\{.*?\}\}", "", (CHART / "alerts.yaml").read_text()))
     for expr in [*expressions(), *(rule["expr"] for rule in rules)]:
         assert metric_names(expr) <= told, metric_names(expr) - told

@@ -1,5 +1,6 @@
 """Clients with tokens that an issuer signed, over gRPC and HTTP; how its keys are asked for."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from diptych.client import DiptychClient, SamplingOptions
 from diptych.errors import InvalidApiKeyError, QuotaExceededError
 from router.frontend.callers.key_sources import Issuer
 from router.frontend.callers.signing_keys import read_signing_keys
+from tests import metrics
 from tests.integration.router_rig import PROMPT, Cluster, expected, running
 from tests.issuer import AUDIENCE, ISSUER, KEYS_PATH, Published, Signer, key_set, published
 
@@ -26,6 +28,7 @@ OLD, NEW = Signer("old"), Signer("new", "RS256")
 class Served(NamedTuple):
     cluster: Cluster
     http_address: str
+    metrics_address: str
     issuer: Published
 
     async def tokens(
@@ -72,11 +75,14 @@ async def served(
             },
             http=True,
             http_port=0,
+            metrics_port=0,
+            max_tenant_series=2,
             port_file=ports,
             served_model_name="m",
         ) as cluster,
     ):
-        yield Served(cluster, json.loads(ports.read_text())["http_address"], issuer)
+        told = json.loads(ports.read_text())
+        yield Served(cluster, told["http_address"], told["metrics_address"], issuer)
 
 
 async def test_a_token_is_as_good_as_a_key_over_both(served: Served) -> None:
@@ -135,6 +141,38 @@ async def test_what_is_beyond_a_quota_is_refused_over_both_and_asks_no_worker(
         told = await http.get(f"http://{served.http_address}/metrics", headers=headers)
     assert 'router_quota_refusals_total{quota="requests_per_minute"} 2.0' in told.text
     assert await served.status("one") == 200
+
+
+async def test_tenants_are_told_of_to_the_operator_and_to_no_client(served: Served) -> None:
+    """Two of them by name, as was set: who came first."""
+
+    async def told() -> dict[str, float]:
+        return await asyncio.to_thread(metrics.scrape, served.metrics_address)
+
+    def series(name: str, tenant: str, more: str = "") -> str:
+        return f'diptych_tenant_{name}_total{{{more}tenant="{tenant}"}}'
+
+    assert await served.status("one") == 200
+    before = await told()
+    assert await served.status("one") == 200
+    assert await served.tokens(OLD.token(claims={"sub": "late"})) == expected(4)
+    after = await told()
+
+    def grown(*args: str) -> float:
+        return after[series(*args)] - before.get(series(*args), 0.0)
+
+    assert grown("requests", "alice", 'ending="ok",') == 1
+    assert grown("input_tokens", "alice") == grown("input_tokens", "other") == len(PROMPT)
+    assert grown("output_tokens", "alice") == grown("output_tokens", "other") == 4
+    assert grown("queue_seconds", "alice") > 0
+    assert series("cached_tokens", "alice") in after
+    tenants = {key.split('tenant="')[1] for key in after if key.startswith("diptych_tenant_")}
+    assert len(tenants) == 3, tenants
+    async with httpx.AsyncClient(trust_env=False) as http:
+        headers = {"authorization": "Bearer one"}
+        public = await http.get(f"http://{served.http_address}/metrics", headers=headers)
+    assert "diptych_requests_total{" in public.text
+    assert "tenant" not in public.text.replace("their tenant's quota", "")
 
 
 async def test_tokens_that_an_answer_did_not_come_to_are_given_back(served: Served) -> None:

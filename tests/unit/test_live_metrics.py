@@ -17,6 +17,7 @@ from diptych.telemetry.tracing import Tracing
 from diptych.worker.step_metrics import StepMetrics
 from prefill_worker import source_metrics
 from router.telemetry import RouterMetrics
+from router.tenant_metrics import TenantMetrics
 from tests import metrics
 
 
@@ -94,9 +95,12 @@ def test_what_an_engine_runs() -> None:
 
 def test_what_a_router_has() -> None:
     room = SimpleNamespace(num_waiting=2, num_placed=3, num_waiting_of=lambda each: 1)
-    value = told(
-        lambda metrics: RouterMetrics(metrics, room, lambda: 0.0, lambda: (1, 1), lambda: 0.0, list)
-    )
+
+    def register(metrics: Metrics) -> None:
+        tenants = TenantMetrics(metrics, max_tenants=1)
+        RouterMetrics(metrics, room, lambda: 0.0, lambda: (1, 1), lambda: 0.0, list, tenants)
+
+    value = told(register)
     assert value("router_requests_waiting") == 2
     assert value("router_requests_placed") == 3
 

@@ -86,6 +86,7 @@ class GenerationAnswers:
             exchange.trace_metadata,
             request_id=exchange.request_id,
             operation=self.form.operation,
+            tenant=exchange.tenant,
         )
 
     async def _send(

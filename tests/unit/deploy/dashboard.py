@@ -98,6 +98,53 @@ ROWS: dict[str, list[Panel]] = {
         ),
         Panel("Recovery", "ops", rates("diptych_retries_total", "action"), True),
     ],
+    "Tenants": [
+        Panel(
+            "Requests ended, by tenant",
+            "reqps",
+            [
+                Query(
+                    f"sum by (tenant, ending) (rate(diptych_tenant_requests_total{RATE}))",
+                    "{{tenant}} {{ending}}",
+                )
+            ],
+            True,
+        ),
+        Panel(
+            "Tokens of prompts, by tenant",
+            "short",
+            rates("diptych_tenant_input_tokens_total", "tenant"),
+            True,
+        ),
+        Panel(
+            "Tokens sent, by tenant",
+            "short",
+            rates("diptych_tenant_output_tokens_total", "tenant"),
+            True,
+        ),
+        Panel(
+            "Prompt tokens found in prefix caches, by tenant",
+            "percentunit",
+            [
+                Query(
+                    f"sum by (tenant) (rate(diptych_tenant_cached_tokens_total{RATE})) / "
+                    f"sum by (tenant) (rate(diptych_tenant_input_tokens_total{RATE}))",
+                    "{{tenant}}",
+                )
+            ],
+        ),
+        Panel(
+            "Waiting for a placement, per request of a tenant",
+            "s",
+            [
+                Query(
+                    f"sum by (tenant) (rate(diptych_tenant_queue_seconds_total{RATE})) / "
+                    f"sum by (tenant) (rate(diptych_tenant_requests_total{RATE}))",
+                    "{{tenant}}",
+                )
+            ],
+        ),
+    ],
     "Hand-off": [
         Panel(
             "How KV came to be where it was needed",

@@ -31,6 +31,7 @@ from router.request.actions import Retry
 from router.request.observer import Waits
 from router.request.response_builder import Moments
 from router.telemetry import OUTCOMES, RequestObserver, RouterMetrics
+from router.tenant_metrics import TenantMetrics
 from router.trace import RequestTrace
 from tests.unit.router.told_workers import ToldWorkers
 
@@ -65,12 +66,21 @@ CLOCKS = [("p:1", ClockOffset(-3.0, 0.25))]
 def make_metrics(registry: CollectorRegistry) -> RouterMetrics:
     room = SimpleNamespace(num_waiting=0, num_placed=0, num_waiting_of=lambda each: 1)
     return RouterMetrics(
-        Metrics(registry), room, lambda: 0.0, lambda: (1, 1), lambda: 7.5, lambda: CLOCKS
+        Metrics(registry),
+        room,
+        lambda: 0.0,
+        lambda: (1, 1),
+        lambda: 7.5,
+        lambda: CLOCKS,
+        TenantMetrics(Metrics(registry), max_tenants=2),
     )
 
 
 def make_observer(
-    metrics: RouterMetrics, trace: Tracing | None = None, slow_s: float | None = None
+    metrics: RouterMetrics,
+    trace: Tracing | None = None,
+    slow_s: float | None = None,
+    tenant: str = "",
 ) -> RequestObserver:
     return RequestObserver(
         metrics,
@@ -82,6 +92,7 @@ def make_observer(
         model="m",
         metadata=(),
         received_s=time.monotonic(),
+        tenant=tenant,
     )
 
 

@@ -9,17 +9,19 @@ from typing import Any, cast
 import pytest
 
 from diptych.errors import DiptychError, NoWorkerError, SlowClientError
+from diptych.tenant import Tenant
 from router.frontend.admission import Admission
 from router.frontend.generator import Generator
 from router.frontend.http.answer_form import COMPLETION, Form
 from router.frontend.http.chat_form import CHAT
 from router.frontend.http.chat_request import read_chat
 from router.frontend.http.completion_request import read_completion
-from router.frontend.http.exchange import BodyRoom
+from router.frontend.http.exchange import TENANT, BodyRoom
 from router.frontend.http.generation import GenerationAnswers, Read
 from router.frontend.http.posted import Posted
 from router.generation.answer import Delta, GenerationEvent
 
+ALICE = Tenant("alice")
 ADMISSION = SimpleNamespace(model=SimpleNamespace(name="m"), max_model_len=100)
 JSON = [(b"content-type", b"application/json")]
 ROOM = BodyRoom(max_bytes=100, max_all_bytes=100, patience_s=30.0)
@@ -66,9 +68,9 @@ class Recording:
     """Takes what was refused."""
 
     def __init__(self) -> None:
-        self.refusals: list[tuple[str, dict[str, str]]] = []
+        self.refusals: list[tuple[str, dict[str, str | Tenant]]] = []
 
-    def refused(self, reason: str, metadata: object, **rest: str) -> None:
+    def refused(self, reason: str, metadata: object, **rest: str | Tenant) -> None:
         self.refusals.append((reason, rest))
 
 
@@ -98,9 +100,10 @@ async def test_every_refusal_leaves_a_record_under_its_id(
     generator = Recording()
     answers = GenerationAnswers(cast(Admission, ADMISSION), cast(Generator, generator), read, form)
     client = Behind(body)
-    scope = {"type": "http", "headers": [*headers, (b"x-request-id", b"mine")]}
+    scope = {"type": "http", "headers": [*headers, (b"x-request-id", b"mine")], TENANT: ALICE}
     await Posted(answers, room, answers.refused)(scope, client.receive, client.send)  # type: ignore[arg-type]
-    assert generator.refusals == [(reason, {"request_id": "mine", "operation": operation})]
+    told = {"request_id": "mine", "operation": operation, "tenant": ALICE}
+    assert generator.refusals == [(reason, told)]
 
 
 async def answered(error: DiptychError) -> Behind:

@@ -3,7 +3,7 @@ PYTHON ?= python3
 PIP_ARGS ?=
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
-GENERATED := diptych/v1
+GENERATED := diptych/v1 diptych/open_inference
 PUBLISHED := proto/published.txtpb
 GOLDEN := tests/integration/test_golden.py
 CHART_TOOLS := .cache/chart/tools
@@ -56,10 +56,11 @@ lint: .venv/ready  ## ruff, mypy, import rules, contracts that only grow, genera
 	.venv/bin/buf breaking proto --against $(PUBLISHED)
 	@rm -rf .cache/proto && mkdir -p .cache/proto
 	$(call generate,.cache/proto)
-	@diff -r -x __init__.py -x __pycache__ .cache/proto/$(GENERATED) $(GENERATED) \
-	  || { echo "$(GENERATED) is out of date: run make proto"; exit 1; }
+	@for each in $(GENERATED); do \
+	  diff -r -x __init__.py -x __pycache__ .cache/proto/$$each $$each \
+	    || { echo "$$each is out of date: run make proto"; exit 1; }; done
 
-proto: .venv/ready  ## Regenerate diptych/v1 from proto/
+proto: .venv/ready  ## Regenerate diptych/v1 and diptych/open_inference from proto/
 	$(call generate,.)
 
 published: .venv/ready  ## Hold what proto/ has now to the rules of evolution, from here on
@@ -89,7 +90,7 @@ manifests: .venv/ready  ## Write the chart's schema and rendered manifests anew;
 define generate
 $(PY) -m grpc_tools.protoc -I proto --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) \
   --plugin=protoc-gen-mypy_grpc=.venv/bin/protoc-gen-mypy_grpc --mypy_grpc_out=$(1) \
-  proto/diptych/v1/*.proto
+  proto/diptych/*/*.proto
 endef
 
 .venv/ready: pyproject.toml

@@ -32,6 +32,9 @@ from router.frontend.http.exchange import BodyRoom
 from router.frontend.http.routes import make_app
 from router.frontend.http.server import HttpServer, bind, bounds_of
 from router.frontend.http.service import ServiceAnswers
+from router.frontend.open_inference.answering import Front
+from router.frontend.open_inference.servicer import INFERRING, OpenInferenceServicer
+from router.frontend.open_inference.servicer import SERVICE as OPEN_INFERENCE
 from router.frontend.prompt_answers import PromptAnswers
 from router.frontend.quotas import Quotas
 from router.frontend.served_model import ServedModel
@@ -51,6 +54,7 @@ logger = logging.getLogger(__name__)
 
 _PUMP_REST_S = 0.05  # before those are asked whom a pump did not reach
 _SPARE_RPCS = 64  # listings, health checks, requests that are about to be refused
+_GENERATING = INFERRING | {f"/{SERVICE}/Generate"}
 
 
 async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None:
@@ -66,7 +70,7 @@ async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None
         try:
             await callers.tenant(authorization(metadata))
         except InvalidApiKeyError as error:
-            if method == f"/{SERVICE}/Generate":
+            if method in _GENERATING:
                 generator.refused(error.reason, metadata)
             raise
 
@@ -129,6 +133,11 @@ async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None
             admission, generator, prompts, callers, view, max_request_bytes=config.max_request_bytes
         )
         servicer.add_to(host.server)
+        OpenInferenceServicer(
+            Front(admission, generator, callers, config.max_request_bytes),
+            max_streams=_most_streams(config),
+            write_s=config.timers.client_write_s,
+        ).add_to(host.server)
         http = None
         if config.http:
             front = _HttpFront(admission, generator, prompts, callers, view, edge.certificate)
@@ -139,7 +148,7 @@ async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None
         viewing = tasks.create_task(view.run(), name="cluster-view")
         if http is not None:
             tasks.create_task(http.serve(), name="http")
-        await host.start([SERVICE], {} if http is None else {"http": http.port})
+        await host.start([SERVICE, OPEN_INFERENCE], {} if http is None else {"http": http.port})
         ready(host.port)
         telling = tasks.create_task(_tell_ready(host, cluster), name="readiness")
         await stop.wait()
@@ -162,7 +171,7 @@ def public_edge(config: RouterConfig, gate: Gate | None = None) -> PublicEdge:
 
     Raises ConfigurationError.
     """
-    max_open = most_open(config)
+    max_open = most_open(config) + _most_streams(config)
     return PublicEdge(
         # As many requests as are taken, and some to hear in detail why they are not.
         max_concurrent_rpcs=max_open + _SPARE_RPCS,
@@ -176,6 +185,11 @@ def public_edge(config: RouterConfig, gate: Gate | None = None) -> PublicEdge:
         certificate=_certificate(config.public_tls),
         gate=gate,
     )
+
+
+def _most_streams(config: RouterConfig) -> int:
+    """How many calls may be open that ask for something only now and then."""
+    return config.max_concurrent
 
 
 def _sampling(config: RouterConfig) -> Sampling:

@@ -1,17 +1,15 @@
 """The public Inference service: a thin translation between gRPC and the generator."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import grpc
 from google.protobuf.message import Message
 
 from diptych.errors import InvalidApiKeyError, InvalidRequestError
-from diptych.rpc.decoding import decode
 from diptych.rpc.server import Context
 from diptych.tenant import NOBODY, Tenant
 from diptych.v1 import inference_pb2
@@ -22,6 +20,7 @@ from router.frontend.cluster_message import write_report
 from router.frontend.cluster_view import ClusterView
 from router.frontend.field_names import renamed
 from router.frontend.generator import Generator, Metadata
+from router.frontend.grpc_call import Call, read_message
 from router.frontend.prompt_answers import PromptAnswers
 from router.generation.cluster_report import ClusterReport
 from router.generation.request import GenerationRequest, TokenPrompt
@@ -34,19 +33,6 @@ M = TypeVar("M", bound=Message)
 
 def _serialize(message: Message) -> bytes:
     return message.SerializeToString()
-
-
-class _Call(NamedTuple):
-    """What is known of a call beside its request."""
-
-    deadline_s: float | None  # a moment of the monotonic clock
-    metadata: Metadata
-
-    @classmethod
-    def of(cls, context: Context) -> "_Call":
-        remaining_s = context.time_remaining()
-        deadline_s = None if remaining_s is None else time.monotonic() + remaining_s
-        return cls(deadline_s, tuple(context.invocation_metadata() or ()))
 
 
 class InferenceServicer:
@@ -136,14 +122,14 @@ class InferenceServicer:
         return inference_pb2.DetokenizeResponse(text=text)
 
     async def Embed(self, request: bytes, context: Context) -> inference_pb2.EmbedResponse:
-        tenant, call = await self._tenant(context), _Call.of(context)
+        tenant, call = await self._tenant(context), Call.of(context)
         message = self._decode(inference_pb2.EmbedRequest, request)
         asked = prompt_messages.read_embed(message, len(request), tenant)
         made = await self._prompts.embed(asked, call.deadline_s, call.metadata)
         return prompt_messages.write_embeddings(made)
 
     async def Score(self, request: bytes, context: Context) -> inference_pb2.ScoreResponse:
-        tenant, call = await self._tenant(context), _Call.of(context)
+        tenant, call = await self._tenant(context), Call.of(context)
         message = self._decode(inference_pb2.ScoreRequest, request)
         asked = prompt_messages.read_score(message, len(request), tenant)
         made = await self._prompts.score(asked, call.deadline_s, call.metadata)
@@ -161,7 +147,7 @@ class InferenceServicer:
     async def Generate(
         self, request: bytes, context: Context
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        deadline_s, metadata = _Call.of(context)
+        deadline_s, metadata = Call.of(context)
         tenant = NOBODY
         try:
             tenant = await self._tenant(context)
@@ -217,8 +203,4 @@ class InferenceServicer:
         return public_messages.read_request(message, len(data))
 
     def _decode(self, message_type: type[M], data: bytes) -> M:
-        if len(data) > self._max_request_bytes:
-            raise InvalidRequestError(
-                f"has {len(data)} bytes, more than {self._max_request_bytes}", field="request"
-            )
-        return decode(message_type, data)
+        return read_message(message_type, data, self._max_request_bytes)

@@ -168,6 +168,7 @@ async def test_a_call_without_a_key_ends_before_anything_is_sent(
     [
         "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
         "/grpc.health.v1.Health/Watch",
+        "/inference.GRPCInferenceService/ModelStreamInfer",
         "/nowhere/Nothing",
     ],
 )

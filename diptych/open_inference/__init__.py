@@ -1,0 +1,1 @@
+"""Generated from proto/diptych/open_inference by `make proto`; do not edit."""

@@ -1,0 +1,1 @@
+"""The Open Inference Protocol as clients of Triton speak it: a translation to the generator."""

@@ -1,0 +1,134 @@
+"""An answer's events as the protocol's responses. Pure."""
+
+from typing import Final, Protocol
+
+from diptych.errors import DiptychError
+from diptych.finish_reason import FinishReason
+from diptych.open_inference import service_pb2
+from router.frontend.open_inference import tensors
+from router.frontend.open_inference.asked import FINAL_RESPONSE, VERSION, Asked
+from router.generation.answer import (
+    ChoiceFinished,
+    Delta,
+    GenerationEvent,
+    Started,
+    Summary,
+)
+from router.generation.request import TextPrompt
+
+_UNFINISHED: Final = "None"  # what Triton's vLLM backend says of an answer that goes on
+
+
+class Answer(Protocol):
+    """Makes responses of events."""
+
+    def send(self, event: GenerationEvent) -> service_pb2.ModelInferResponse | None:
+        """What to send for the next event; None: nothing."""
+        ...
+
+
+class WholeAnswer:
+    """All of it in one response, for the last event."""
+
+    def __init__(self, asked: Asked, model: str, *, is_marked: bool) -> None:
+        """``is_marked``: it goes over a stream, where the last response says that it is."""
+        self._asked = asked
+        self._model = model
+        self._is_marked = is_marked
+        prompt = asked.request.prompt
+        assert isinstance(prompt, TextPrompt)
+        begin = prompt.text if asked.echoes else ""
+        self._texts = [[begin] for _ in range(asked.num_choices)]
+        self._counts = [0] * asked.num_choices
+        self._reasons = [_UNFINISHED] * asked.num_choices
+
+    def send(self, event: GenerationEvent) -> service_pb2.ModelInferResponse | None:
+        """See :class:`Answer`."""
+        match event:
+            case Delta():
+                self._texts[event.choice].append(event.text)
+                self._counts[event.choice] += len(event.token_ids)
+            case ChoiceFinished():
+                self._reasons[event.choice] = _word(event.reason)
+            case Summary():
+                response = self._response(event.usage.num_prompt_tokens)
+                return _marked(response, is_final=True) if self._is_marked else response
+        return None
+
+    def _response(self, num_prompt: int) -> service_pb2.ModelInferResponse:
+        texts = ["".join(parts) for parts in self._texts]
+        return _response(self._asked, self._model, texts, self._reasons, num_prompt, self._counts)
+
+
+class StreamedAnswer:
+    """A response for each piece, and an empty one at the end, which says why it ended."""
+
+    def __init__(self, asked: Asked, model: str) -> None:
+        self._asked = asked
+        self._model = model
+        self._num_prompt = 0
+        self._reason = _UNFINISHED
+
+    def send(self, event: GenerationEvent) -> service_pb2.ModelInferResponse | None:
+        """See :class:`Answer`."""
+        match event:
+            case Delta():
+                return self._piece(event.text, len(event.token_ids), is_final=False)
+            case Started():
+                self._num_prompt = len(event.prompt_token_ids)
+            case ChoiceFinished():
+                self._reason = _word(event.reason)
+            case Summary():
+                return self._piece("", 0, is_final=True)
+        return None
+
+    def _piece(
+        self, text: str, num_tokens: int, *, is_final: bool
+    ) -> service_pb2.ModelInferResponse:
+        response = _response(
+            self._asked, self._model, [text], [self._reason], self._num_prompt, [num_tokens]
+        )
+        return _marked(response, is_final=is_final)
+
+
+def failure(error: DiptychError, given_id: str) -> service_pb2.ModelStreamInferResponse:
+    """What a stream says of a request that was refused or failed; the others go on."""
+    response = service_pb2.ModelStreamInferResponse(
+        error_message=f"{error.reason}: {error.message}"
+    )
+    response.infer_response.id = given_id
+    _marked(response.infer_response, is_final=True)
+    return response
+
+
+def _marked(
+    response: service_pb2.ModelInferResponse, *, is_final: bool
+) -> service_pb2.ModelInferResponse:
+    response.parameters[FINAL_RESPONSE].bool_param = is_final
+    return response
+
+
+def _word(reason: FinishReason) -> str:
+    return reason.name.lower()
+
+
+def _response(
+    asked: Asked,
+    model: str,
+    texts: list[str],
+    reasons: list[str],
+    num_prompt: int,
+    counts: list[int],
+) -> service_pb2.ModelInferResponse:
+    response = service_pb2.ModelInferResponse(
+        model_name=model, model_version=VERSION, id=asked.given_id
+    )
+    if tensors.TEXT_OUTPUT in asked.outputs:
+        tensors.add_texts(response, tensors.TEXT_OUTPUT, texts)
+    if tensors.FINISH_REASON in asked.outputs:
+        tensors.add_texts(response, tensors.FINISH_REASON, reasons)
+    if tensors.NUM_INPUT_TOKENS in asked.outputs:
+        tensors.add_counts(response, tensors.NUM_INPUT_TOKENS, [num_prompt])
+    if tensors.NUM_OUTPUT_TOKENS in asked.outputs:
+        tensors.add_counts(response, tensors.NUM_OUTPUT_TOKENS, counts)
+    return response

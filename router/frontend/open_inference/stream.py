@@ -1,0 +1,158 @@
+"""One call of ModelStreamInfer: requests as they come, responses as they are there."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Final, Protocol
+
+import grpc
+
+from diptych.errors import DiptychError, SlowClientError
+from diptych.open_inference import service_pb2
+from diptych.rpc.server import Context
+from router.frontend.open_inference.answers import failure
+
+MOST_AT_ONCE: Final = 64
+"""Requests of one stream that are answered at a time; a further one is not read yet."""
+
+IDLE_S: Final = 600.0
+"""A stream on which nothing is asked for so long ends, s."""
+
+_LAST_WRITE_S: Final = 1.0  # for a response on its way, once its answer has failed
+
+
+class Answering(Protocol):
+    """One request of a stream, being answered."""
+
+    @property
+    def given_id(self) -> str:
+        """What its client calls it; empty until that is known."""
+        ...
+
+    def responses(
+        self, give_up: Callable[[], None]
+    ) -> AsyncGenerator[service_pb2.ModelInferResponse, None]:
+        """The answer; see :meth:`router.frontend.generator.Generator.generate`.
+
+        Raises DiptychError.
+        """
+        ...
+
+
+class InferStream:
+    """Owns the writing half of a call. Used by its handler's task; it leaves no task behind.
+
+    Invariant: one response is on its way at a time. A request that is refused or fails is told
+    as a response, and the others go on; only a client that takes nothing ends them all.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        begin: Callable[[bytes], Answering],
+        *,
+        write_s: float,
+        ends_on_failure: bool = False,
+    ) -> None:
+        """``begin`` gets a request as it came. A client that does not take why one failed within
+        ``write_s`` ends the call. With ``ends_on_failure`` any failure does, with its status.
+        """
+        self._context = context
+        self._begin = begin
+        self._write_s = write_s
+        self._ends_on_failure = ends_on_failure
+        self._places = asyncio.Semaphore(MOST_AT_ONCE)
+        self._writing = asyncio.Lock()
+        self._num_open = 0
+        self._idle = asyncio.timeout(IDLE_S)
+
+    async def run(self, requests: AsyncIterator[bytes]) -> None:
+        """Until the client has nothing more to ask and everything is answered.
+
+        Raises DiptychError.
+        """
+        try:
+            async with self._idle, asyncio.TaskGroup() as tasks:
+                async for data in requests:
+                    self._began()
+                    await self._places.acquire()
+                    tasks.create_task(self._answer(data), name="stream-infer")
+        except TimeoutError:
+            raise SlowClientError(f"nothing was asked for {IDLE_S:g} s") from None
+        except BaseExceptionGroup as group:
+            raise _first(group) from None
+
+    def _began(self) -> None:
+        self._num_open += 1
+        self._idle.reschedule(None)
+
+    def _ended(self) -> None:
+        self._num_open -= 1
+        self._places.release()
+        if not self._num_open and not self._idle.expired():
+            self._idle.reschedule(asyncio.get_running_loop().time() + IDLE_S)
+
+    async def _answer(self, data: bytes) -> None:
+        answering = self._begin(data)
+        try:
+            await self._write_all(answering)
+        except _ClientStuckError as error:
+            raise error.cause from None
+        except DiptychError as error:
+            if self._ends_on_failure:
+                raise
+            await self._write_failure(failure(error, answering.given_id))
+        finally:
+            self._ended()
+
+    async def _write_failure(self, response: service_pb2.ModelStreamInferResponse) -> None:
+        try:
+            async with asyncio.timeout(self._write_s):
+                await self._write(response)
+        except TimeoutError:
+            raise SlowClientError(
+                f"the client did not take a response for {self._write_s:g} s"
+            ) from None
+
+    async def _write_all(self, answering: Answering) -> None:
+        patience = asyncio.timeout(None)  # over all writes; ends when one is given up
+        loop = asyncio.get_running_loop()
+
+        def give_up() -> None:
+            if not patience.expired():
+                patience.reschedule(loop.time() + _LAST_WRITE_S)
+
+        async with aclosing(answering.responses(give_up)) as responses:
+            try:
+                async with patience:
+                    async for response in responses:
+                        await self._write(
+                            service_pb2.ModelStreamInferResponse(infer_response=response)
+                        )
+            except TimeoutError:
+                try:
+                    async for _ in responses:
+                        pass
+                except DiptychError as error:
+                    raise _ClientStuckError(error) from None
+
+    async def _write(self, response: service_pb2.ModelStreamInferResponse) -> None:
+        async with self._writing:
+            try:
+                await self._context.write(response)
+            except grpc.aio.BaseError:  # the call is over: gRPC is about to cancel the handler
+                raise asyncio.CancelledError from None
+
+
+class _ClientStuckError(Exception):
+    """A response that was broken off leaves no room for another."""
+
+    def __init__(self, cause: DiptychError) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first error in it, however deep."""
+    found = group.exceptions[0]
+    return _first(found) if isinstance(found, BaseExceptionGroup) else found

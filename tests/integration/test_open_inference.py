@@ -1,0 +1,126 @@
+"""Triton's own client, as others wrote it, on a router's public port."""
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from diptych.client import DiptychClient, SamplingOptions
+from router.frontend.open_inference.tensors import INPUTS
+from tests.integration.router_rig import Cluster, running
+
+PROMPT = "The small river carries another letter, and then"
+OPTIONS = SamplingOptions(temperature=0, max_tokens=12, ignore_eos=True)
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(wide_model: Path) -> AsyncIterator[Cluster]:
+    async with running(wide_model, 1, 1) as opened:
+        yield opened
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def expected(cluster: Cluster) -> str:
+    """The answer by our own client."""
+    async with DiptychClient(cluster.address) as client:
+        return "".join([c.text async for c in client.generate(PROMPT, options=OPTIONS)])
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def told(cluster: Cluster, wide_model: Path) -> dict[str, Any]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.integration.clients.triton"),
+        *(cluster.address, wide_model.name),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    output, _ = await process.communicate()
+    assert process.returncode == 0
+    read: dict[str, Any] = json.loads(output)
+    return read
+
+
+async def test_it_is_told_what_is_served(told: dict[str, Any]) -> None:
+    described = told["described"]
+    assert described["is_live"]
+    assert described["is_ready"]
+    assert (described["has_model"], described["has_another"]) == (True, False)
+    assert described["server"] == "diptych"
+    assert described["inputs"] == list(INPUTS)
+    assert described["optional"] == [name for name in INPUTS if name != "text_input"]
+    assert (described["is_decoupled"], described["max_batch_size"]) == (True, 0)
+
+
+async def test_an_answer_is_what_our_own_client_gets(
+    told: dict[str, Any], expected: str, wide_model: Path
+) -> None:
+    answers = told["answers"]
+    assert answers["echoed"]["text_output"] == [PROMPT + expected]
+    assert (answers["echoed"]["id"], answers["echoed"]["model"]) == ("mine", wide_model.name)
+    assert answers["echoed"]["finish_reason"] == ["length"]
+    assert answers["echoed"]["num_input_tokens"][0] > 5
+    for name in ("alone", "by_parameters"):
+        assert answers[name]["text_output"] == [expected]
+        assert set(answers[name]) == {"id", "model", "text_output"}
+    assert answers["choices"]["text_output"] == [expected, expected]
+    assert answers["choices"]["finish_reason"] == ["length", "length"]
+
+
+async def test_its_sampling_parameters_reach_the_workers(
+    told: dict[str, Any], cluster: Cluster
+) -> None:
+    sampled = [spec.sampling for spec in cluster.prefill[0].specs]
+    assert sampled
+    assert {(each.temperature, each.max_tokens) for each in sampled} == {(0.0, 12)}
+
+
+@pytest.mark.parametrize(
+    ("case", "status", "message"),
+    [
+        ("shape", "INVALID_ARGUMENT", "text_input.shape: should be [1]"),
+        ("shared", "INVALID_ARGUMENT", "text_input.parameters.shared_memory_"),
+        ("range", "INVALID_ARGUMENT", "sampling_parameters.top_p: must be"),
+        ("stream", "INVALID_ARGUMENT", "stream: is only for ModelStreamInfer"),
+        ("model", "NOT_FOUND", "no model 'another' here"),
+        ("id", "INVALID_ARGUMENT", "id: must be"),
+        ("sequence", "INVALID_ARGUMENT", "parameters.sequence_id: is not supported"),
+        ("timeout", "DEADLINE_EXCEEDED", "deadline"),
+        ("repository", "UNIMPLEMENTED", "RepositoryIndex is not served"),
+        ("region", "UNIMPLEMENTED", "SystemSharedMemoryRegister is not served"),
+        ("statistics", "UNIMPLEMENTED", "ModelStatistics is not served"),
+    ],
+)
+async def test_a_refusal_names_what_is_wrong(
+    told: dict[str, Any], case: str, status: str, message: str
+) -> None:
+    refused = told["refusals"][case]
+    assert refused["status"] == f"StatusCode.{status}", refused
+    assert message in refused["message"]
+
+
+async def test_a_stream_has_several_answers_in_pieces(told: dict[str, Any], expected: str) -> None:
+    errors = [each["error"] for each in told["stream"] if "error" in each]
+    assert len(errors) == 1
+    assert "REQUEST_INVALID: sampling_parameters.top_k" in errors[0]
+    pieces = [each for each in told["stream"] if each.get("id") == "pieces"]
+    assert "".join(each["text_output"][0] for each in pieces) == expected
+    assert len(pieces) > 2
+    assert sum(each["num_output_tokens"][0] for each in pieces) == 12
+    assert [each["is_final"] for each in pieces] == [False] * (len(pieces) - 1) + [True]
+    assert [each["finish_reason"][0] for each in pieces[-2:]] == ["None", "length"]
+    (whole,) = [each for each in told["stream"] if each.get("id") == "whole"]
+    assert whole["text_output"] == [PROMPT + expected]
+    assert whole["is_final"]
+
+
+async def test_its_own_example_is_answered(told: dict[str, Any], expected: str) -> None:
+    for index in ("0", "1"):
+        pieces = [each for each in told["example"] if each["id"] == index]
+        assert "".join(each["text_output"][0] for each in pieces) == expected
+        assert pieces[-1]["is_final"]

@@ -1,0 +1,227 @@
+"""The service's handlers on a generator that answers as the test says."""
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from diptych.errors import (
+    DiptychError,
+    InvalidApiKeyError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    QueueFullError,
+)
+from diptych.finish_reason import FinishReason
+from diptych.open_inference import service_pb2
+from diptych.rpc.server import Context
+from diptych.tenant import NOBODY, Tenant
+from router.frontend.admission import Admission
+from router.frontend.callers.callers import Callers
+from router.frontend.generator import Generator
+from router.frontend.open_inference.answering import Front
+from router.frontend.open_inference.servicer import OpenInferenceServicer
+from router.generation.answer import (
+    ChoiceFinished,
+    Delta,
+    GenerationEvent,
+    Started,
+    Summary,
+    Timing,
+    Usage,
+)
+from router.generation.request import GenerationRequest
+from tests.unit.router.frontend.open_inference.infer_requests import flag, raw_text, request
+
+USAGE = Usage(num_prompt_tokens=5, num_output_tokens=3, num_cached_tokens=0)
+EVENTS: list[GenerationEvent] = [
+    Started("r", "m", 1, ()),
+    Delta("a", [1, 2], 0, []),
+    Delta("b", [3], 2, []),
+    ChoiceFinished(FinishReason.STOP),
+    Summary(USAGE, Timing()),
+]
+
+
+class Scripted:
+    """A generator: it answers, or fails, and counts what was read to its end."""
+
+    def __init__(self, error: DiptychError | None = None) -> None:
+        self.requests: list[GenerationRequest] = []
+        self.refusals: list[tuple[str, str, str]] = []
+        self.deadlines: list[float | None] = []
+        self.num_ended = 0
+        self._error = error
+
+    async def generate(
+        self, asked: GenerationRequest, *, deadline_s: float | None, **_: object
+    ) -> AsyncGenerator[GenerationEvent, None]:
+        self.requests.append(asked)
+        self.deadlines.append(deadline_s)
+        if self._error is not None:
+            raise self._error
+        for event in EVENTS:
+            yield event
+        self.num_ended += 1
+
+    def refused(self, reason: str, metadata: object, *, request_id: str, tenant: Tenant) -> None:
+        self.refusals.append((reason, request_id, tenant.name))
+
+
+class Known:
+    """Everybody but who comes without a key."""
+
+    async def tenant(self, given: str | None) -> Tenant:
+        if given is None:
+            raise InvalidApiKeyError("a key is needed")
+        return NOBODY._replace(name=given)
+
+
+class Call:
+    """A call's context."""
+
+    def __init__(self, key: str | None = "me", left_s: float | None = None) -> None:
+        self._metadata = () if key is None else (("authorization", key),)
+        self._left_s = left_s
+        self.written: list[service_pb2.ModelStreamInferResponse] = []
+
+    def time_remaining(self) -> float | None:
+        return self._left_s
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return self._metadata
+
+    async def write(self, response: service_pb2.ModelStreamInferResponse) -> None:
+        self.written.append(response)
+
+    @property
+    def context(self) -> Context:
+        return cast(Context, self)
+
+
+def servicer(generator: Scripted, max_streams: int = 1) -> OpenInferenceServicer:
+    admission = SimpleNamespace(model=SimpleNamespace(name="m"), max_model_len=100, is_ready=True)
+    front = Front(
+        cast(Admission, admission), cast(Generator, generator), cast(Callers, Known()), 1000
+    )
+    return OpenInferenceServicer(front, max_streams=max_streams, write_s=30.0)
+
+
+async def asking(*messages: service_pb2.ModelInferRequest) -> AsyncIterator[bytes]:
+    for message in messages:
+        yield message.SerializeToString()
+
+
+def wanting_all(text: str = "Once", **sampling: object) -> service_pb2.ModelInferRequest:
+    flags = ("finish_reason", "num_input_tokens", "num_output_tokens")
+    return request(*(flag(f"return_{name}") for name in flags), text=text, **sampling)
+
+
+async def test_an_answer_is_read_to_its_end_and_is_one_response() -> None:
+    """Else the record would say that its client had left."""
+    generator = Scripted()
+    message = wanting_all(max_tokens=3)
+    message.id = "mine"
+    response = await servicer(generator).ModelInfer(message.SerializeToString(), Call().context)
+    assert generator.num_ended == 1
+    assert (response.model_name, response.model_version, response.id) == ("m", "1", "mine")
+    assert not response.parameters
+    assert dict(
+        zip((o.name for o in response.outputs), response.raw_output_contents, strict=True)
+    ) == {
+        "text_output": raw_text("Onceab"),
+        "finish_reason": raw_text("stop"),
+        "num_input_tokens": (5).to_bytes(4, "little"),
+        "num_output_tokens": (3).to_bytes(4, "little"),
+    }
+    (asked,) = generator.requests
+    assert (asked.tenant.name, asked.num_bytes) == ("me", message.ByteSize())
+
+
+async def test_a_stream_has_a_response_for_each_piece_and_a_last_one() -> None:
+    generator, call = Scripted(), Call()
+    await servicer(generator).ModelStreamInfer(asking(request(flag("stream"))), call.context)
+    responses = [written.infer_response for written in call.written]
+    assert [list(r.raw_output_contents) for r in responses] == [
+        [raw_text("a")],
+        [raw_text("b")],
+        [raw_text("")],
+    ]
+    marks = [r.parameters["triton_final_response"].bool_param for r in responses]
+    assert marks == [False, False, True]
+    assert generator.num_ended == 1
+
+
+async def test_a_refusal_has_the_field_as_its_client_wrote_it() -> None:
+    generator = Scripted(InvalidRequestError("is off", field="sampling.top_k"))
+    with pytest.raises(InvalidRequestError) as caught:
+        await servicer(generator).ModelInfer(request(top_k=3).SerializeToString(), Call().context)
+    assert caught.value.field == "sampling_parameters.top_k"
+    assert generator.refusals == []  # the generator leaves the record of what it refuses
+
+
+@pytest.mark.parametrize(
+    ("message", "key", "reason"),
+    [
+        (b"\xff", "me", "REQUEST_INVALID"),
+        (b"\0" * 1001, "me", "REQUEST_INVALID"),
+        (request(flag("stream")).SerializeToString(), "me", "REQUEST_INVALID"),
+        (request(best_of=2).SerializeToString(), "me", "REQUEST_INVALID"),
+        (request().SerializeToString(), None, "INVALID_API_KEY"),
+    ],
+)
+async def test_what_cannot_be_read_leaves_a_record(
+    message: bytes, key: str | None, reason: str
+) -> None:
+    generator = Scripted()
+    with pytest.raises(DiptychError):
+        await servicer(generator).ModelInfer(message, Call(key).context)
+    assert generator.refusals == [(reason, "", key or "")]
+    assert generator.requests == []
+
+
+async def test_the_nearer_deadline_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.monotonic", lambda: 100.0)
+    generator = Scripted()
+    timed = request()
+    timed.parameters["timeout"].int64_param = 2_000_000
+    for message, left_s in (
+        (request(), None),
+        (request(), 9.0),
+        (timed, None),
+        (timed, 9.0),
+        (timed, 1.0),
+    ):
+        call = Call(left_s=left_s)
+        await servicer(generator).ModelInfer(message.SerializeToString(), call.context)
+    assert generator.deadlines == [None, 109.0, 102.0, 102.0, 101.0]
+
+
+async def test_streams_are_bounded_and_are_let_in_again() -> None:
+    opened = servicer(Scripted(), max_streams=1)
+
+    async def asking_twice() -> AsyncIterator[bytes]:
+        with pytest.raises(QueueFullError):
+            await opened.ModelStreamInfer(asking(), Call().context)
+        yield request().SerializeToString()
+
+    for _ in range(2):
+        call = Call()
+        await opened.ModelStreamInfer(asking_twice(), call.context)
+        assert len(call.written) == 1
+
+
+async def test_a_stream_without_a_key_is_not_read() -> None:
+    with pytest.raises(InvalidApiKeyError):
+        await servicer(Scripted()).ModelStreamInfer(asking(request()), Call(None).context)
+
+
+async def test_another_model_has_no_description() -> None:
+    opened = servicer(Scripted())
+    for name, version in (("n", ""), ("m", "2")):
+        asked = service_pb2.ModelConfigRequest(name=name, version=version).SerializeToString()
+        for method in (opened.ModelConfig, opened.ModelMetadata):
+            with pytest.raises(ModelNotFoundError):
+                await method(asked, Call().context)
+        assert not (await opened.ModelReady(asked, Call().context)).ready

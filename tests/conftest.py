@@ -30,8 +30,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    second_tries.grant(items)
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(second_tries.SecondTries())
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

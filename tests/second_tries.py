@@ -1,7 +1,8 @@
 """Tests over real processes and real time are tried twice; a run may need that rarely, and says so.
 
 They have deadlines of seconds, and a machine that stands still for that long makes one fail which
-proves nothing wrong. A second failure is one, and so is a run in which many need their second try.
+proves nothing wrong. A second failure is one, and so is a run in which many need their second try:
+once it has failed by that, none has another.
 Tests of pure code, of the protocol and of exact text have one try.
 """
 
@@ -23,11 +24,24 @@ def has_one(path: Path) -> bool:
     )
 
 
-def grant(items: Iterable[pytest.Item]) -> None:
-    """Let each test that may have one have its second try."""
-    for item in items:
-        if has_one(item.path):
-            item.add_marker(pytest.mark.flaky(reruns=1))
+class SecondTries:
+    """Pytest's hooks that grant second tries, until the run has failed by their number."""
+
+    def __init__(self) -> None:
+        self._num_used = 0
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        for item in items:
+            if has_one(item.path):
+                item.add_marker(pytest.mark.flaky(reruns=1))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._num_used += report.outcome == "rerun"
+
+    @pytest.hookimpl(tryfirst=True)  # before the plugin that tries again asks for the mark
+    def pytest_runtest_protocol(self, item: pytest.Item) -> None:
+        if self._num_used > MOST_OF_A_RUN:
+            item.own_markers[:] = [mark for mark in item.own_markers if mark.name != "flaky"]
 
 
 def first_failures(reports: Iterable[pytest.TestReport]) -> list[str]:

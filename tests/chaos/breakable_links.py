@@ -1,12 +1,13 @@
 """Wires that can be cut and a proxy that answers errors: what stands between two processes."""
 
+import json
 import os
 import subprocess
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 import grpc
@@ -20,8 +21,7 @@ _CHANNEL = [  # it notices a silent worker, and one that is there again, as a ro
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
-_TAG = f"d{os.getpid() % 100000}"  # interface names have 15 characters at the most
-_NET = f"10.{200 + os.getpid() % 50}"
+_TAG = f"d{os.getpid()}"  # interface names have 15 characters at the most
 
 
 class Proxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]
@@ -119,22 +119,53 @@ class Proxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]
         return grpc.stream_stream_rpc_method_handler(forward)
 
 
+class Namespace:
+    """A network namespace without a name: it ends with this object, or with this process."""
+
+    def __init__(self) -> None:
+        """Raises PermissionError where this process may not, FileNotFoundError without unshare."""
+        self._holder = subprocess.Popen(
+            ["unshare", "--net", "sh", "-c", "echo; exec cat"],  # until its input ends
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        self.pid = self._holder.pid
+        self.prefix = ["nsenter", f"--net=/proc/{self.pid}/ns/net"]
+        assert self._holder.stdout is not None
+        if not self._holder.stdout.readline():
+            self.close()
+            raise PermissionError(f"unshare ended with {self._holder.returncode}")
+
+    def ip(self, command: str) -> None:
+        """Raises CalledProcessError."""
+        _run(" ".join([*self.prefix, "ip", command]))
+
+    def close(self) -> None:
+        self._holder.communicate()
+
+
 class Wires:
     """A prefill and a decode worker in network namespaces, a wire on each of the three links.
 
     In the middle of each wire is a switch whose ports go down when it is cut, so neither
-    side is told anything. The router is in the namespace of the test.
+    side is told anything. The router is in the namespace of the test. The switches have a
+    namespace too: with it, whatever ends the test, every wire goes.
     """
 
     links = ("prefill", "decode", "fetch")
 
-    def __init__(self) -> None:
-        self.addresses = {"prefill": f"{_NET}.1.2", "decode": f"{_NET}.2.2"}
-        self.own_address = f"{_NET}.2.1"  # of the test's namespace, seen from the decode worker
+    def __init__(self, switches: Namespace, workers: dict[str, Namespace]) -> None:
+        self._switches, self._workers = switches, workers
+        self._net = _free_net()
+        self.addresses = {"prefill": f"{self._net}.1.2", "decode": f"{self._net}.2.2"}
+        self.own_address = (
+            f"{self._net}.2.1"  # of the test's namespace, seen from the decode worker
+        )
 
     def prefix(self, role: str) -> list[str]:
         """The command that executes another one where the ``role``'s worker lives."""
-        return ["nsenter", f"--net=/run/netns/{_namespace(role)}"]
+        return self._workers[role].prefix
 
     def cut(self, link: str) -> None:
         self._ports(link, "down")
@@ -144,62 +175,73 @@ class Wires:
 
     def refuse_fetch(self) -> None:
         """At the prefill worker's address the decode worker finds itself, where nobody listens."""
-        self._in("decode", f"addr add {self.addresses['prefill']}/32 dev lo")
+        self._workers["decode"].ip(f"addr add {self.addresses['prefill']}/32 dev lo")
 
     def accept_fetch(self) -> None:
-        self._in("decode", f"addr del {self.addresses['prefill']}/32 dev lo")
+        self._workers["decode"].ip(f"addr del {self.addresses['prefill']}/32 dev lo")
 
-    def lay(self, undo: ExitStack) -> None:
+    def lay(self) -> None:
         """Raises CalledProcessError where this process may not."""
-        for role in ("prefill", "decode"):
-            _ip(f"netns add {_namespace(role)}")
-            undo.callback(_ip, f"netns del {_namespace(role)}")
-            self._in(role, "link set lo up")
+        for worker in self._workers.values():
+            worker.ip("link set lo up")
         for number, link in enumerate(self.links, start=1):
-            bridge = f"{_TAG}{link[0]}"
-            _ip(f"link add {bridge} type bridge")
-            undo.callback(_ip, f"link del {bridge}")
-            _ip(f"link set {bridge} up")
+            self._switches.ip(f"link add {link} type bridge")
+            self._switches.ip(f"link set {link} up")
             if link == "fetch":
                 for role, host in (("prefill", 2), ("decode", 3)):
-                    self._plug(link, role, f"{_NET}.{number}.{host}")
+                    self._plug(link, role, f"{self._net}.{number}.{host}")
             else:
-                _ip(f"addr add {_NET}.{number}.1/24 dev {bridge}")
+                self._plug_router(link, f"{self._net}.{number}.1")
                 self._plug(link, link, self.addresses[link])
-        self._in("decode", f"route add {self.addresses['prefill']}/32 dev fetch")
+        self._workers["decode"].ip(f"route add {self.addresses['prefill']}/32 dev fetch")
+
+    def _plug_router(self, link: str, address: str) -> None:
+        own, port = f"{_TAG}{link[0]}", _port(link, "router")
+        _run(f"ip link add {own} type veth peer name {port} netns {self._switches.pid}")
+        self._switches.ip(f"link set {port} master {link} up")
+        _run(f"ip addr add {address}/24 dev {own}")
+        _run(f"ip link set {own} up")
 
     def _plug(self, link: str, role: str, address: str) -> None:
-        namespace, port = _namespace(role), f"{_TAG}{link[0]}{role[0]}"
-        _ip(f"link add {port} type veth peer name {link} netns {namespace}")
-        _ip(f"link set {port} master {_TAG}{link[0]} up")
-        self._in(role, f"addr add {address}/24 dev {link}")
-        self._in(role, f"link set {link} up")
+        worker, port = self._workers[role], _port(link, role)
+        self._switches.ip(f"link add {port} type veth peer name {link} netns {worker.pid}")
+        self._switches.ip(f"link set {port} master {link} up")
+        worker.ip(f"addr add {address}/24 dev {link}")
+        worker.ip(f"link set {link} up")
 
     def _ports(self, link: str, state: str) -> None:
         for role in ("prefill", "decode") if link == "fetch" else (link,):
-            _ip(f"link set {_TAG}{link[0]}{role[0]} {state}")
-
-    def _in(self, role: str, command: str) -> None:
-        _ip(f"-n {_namespace(role)} {command}")
+            self._switches.ip(f"link set {_port(link, role)} {state}")
 
 
 @contextmanager
 def wires() -> Iterator[Wires | None]:
     """None where network namespaces cannot be made: not root, or not Linux."""
     with ExitStack() as undo:
-        laid: Wires | None = Wires()
+        laid: Wires | None
         try:
-            assert laid is not None
-            laid.lay(undo)
-        except (subprocess.CalledProcessError, FileNotFoundError):
+            switches, prefill, decode = (undo.enter_context(closing(Namespace())) for _ in range(3))
+            laid = Wires(switches, {"prefill": prefill, "decode": decode})
+            laid.lay()
+        except (subprocess.CalledProcessError, OSError):
             undo.close()
             laid = None
         yield laid
 
 
-def _namespace(role: str) -> str:
-    return f"{_TAG}-{role}"
+def _free_net() -> str:
+    """The first half of addresses that no interface here has, such as ``10.200``."""
+    shown = _run("ip -json -4 addr show")
+    taken = {info["local"] for interface in json.loads(shown) for info in interface["addr_info"]}
+    nets = (f"10.{number}" for number in range(200, 250))
+    return next(net for net in nets if not any(local.startswith(f"{net}.") for local in taken))
 
 
-def _ip(command: str) -> None:
-    subprocess.run(["ip", *command.split()], check=True, capture_output=True)
+def _port(link: str, role: str) -> str:
+    """The switch's end of a wire to ``role``."""
+    return f"{link}-{role}"
+
+
+def _run(command: str) -> str:
+    done = subprocess.run(command.split(), check=True, capture_output=True, text=True)
+    return done.stdout

@@ -95,3 +95,16 @@ def test_what_has_no_processes_or_shows_exact_text_has_one_try(
     name: str, tries_twice: bool
 ) -> None:
     assert second_tries.has_one(Path(second_tries.__file__).parent / name) is tries_twice
+
+
+def test_a_run_that_failed_by_second_tries_grants_no_more(request: pytest.FixtureRequest) -> None:
+    tries, item = second_tries.SecondTries(), request.node
+    item.add_marker(pytest.mark.flaky(reruns=0))
+    again = pytest.TestReport("a", ("a", 0, "a"), {}, "rerun", None, "call")  # type: ignore[arg-type]
+    for _ in range(second_tries.MOST_OF_A_RUN):
+        tries.pytest_runtest_logreport(again)
+    tries.pytest_runtest_protocol(item)
+    assert item.get_closest_marker("flaky") is not None
+    tries.pytest_runtest_logreport(again)
+    tries.pytest_runtest_protocol(item)
+    assert item.get_closest_marker("flaky") is None

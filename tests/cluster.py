@@ -273,7 +273,8 @@ def running_cluster(
             started.append(process)
         for process in started:
             process.wait_listening()
-        flags = {"model": model, **(router_flags or {})}
+        # Nobody balances load over it, who would have to look away first.
+        flags = {"model": model, "timers.lame-duck-s": "0", **(router_flags or {})}
         args = as_args(flags)
         for process in prefill:
             args += ["--prefill", process.address]

@@ -3,9 +3,11 @@
 ``python -m decode_worker`` computes for four seconds before it can run a step, nearly all of it
 importing torch and the compiled loops, and a test run starts hundreds of workers. So each role has
 one process here that imports them once, and forks. What is forked goes on like ``python -m`` would:
-the same module as ``__main__``, arguments of its own, the interpreter's ordinary end. It is a
-process like any other, with its own threads, signals and memory. Starts by ``python -m`` itself are
-tested too, by ``test_up.py`` and ``test_process.py`` among others.
+the same module as ``__main__``, arguments of its own. It is a process like any other, with its own
+threads, signals and memory. It ends as ``multiprocessing`` ends what it has forked, after its
+threads and exit handlers: to take the shared modules apart would copy each of their pages, which
+costs twice as much as the start. ``python -m`` itself is tested too, by ``test_up.py`` and
+``test_process.py`` among others.
 """
 
 import atexit
@@ -17,6 +19,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
@@ -212,8 +215,22 @@ def _main(module: str, fd: int) -> NoReturn:
     args = _serve(module, socket.socket(fileno=fd))
     signal.signal(signal.SIGINT, on_interrupt)
     sys.argv = [str(Path(module) / "__main__.py"), *args]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as ending:
+        if isinstance(ending.code, int):
+            _leave(ending.code)
+        raise
     sys.exit()
+
+
+def _leave(code: int) -> NoReturn:
+    """End like the interpreter, but for its modules: they are left to the system."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -64,10 +64,9 @@ class Process:
             if not self._prefix:
                 self._started = start_role(self.module, args, log)
                 return
-            command = [*self._prefix, sys.executable, "-m", self.module, *args]
-            self._started = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
+            # However the test run ends, this pipe does, and the process with it.
+            command = [*self._prefix, sys.executable, "-m", self.module, "--stop-with-stdin", *args]
+            self._started = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
 
     def wait_listening(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S

@@ -36,7 +36,8 @@ class SecondTries:
                 item.add_marker(pytest.mark.flaky(reruns=1))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._num_used += report.outcome == "rerun"
+        outcome: str = report.outcome  # one of pytest's own, or the plugin's
+        self._num_used += outcome == "rerun"
 
     @pytest.hookimpl(tryfirst=True)  # before the plugin that tries again asks for the mark
     def pytest_runtest_protocol(self, item: pytest.Item) -> None:

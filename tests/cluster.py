@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import psutil
@@ -64,9 +65,8 @@ class Process:
             if not self._prefix:
                 self._started = start_role(self.module, args, log)
                 return
-            # However the test run ends, this pipe does, and the process with it.
             command = [*self._prefix, sys.executable, "-m", self.module, "--stop-with-stdin", *args]
-            self._started = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
+            self._started = subprocess.Popen(command, stdin=_lifeline(), stdout=log, stderr=log)
 
     def wait_listening(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -320,3 +320,10 @@ def another_router(
 def as_args(flags: dict[str, str]) -> list[str]:
     """Of each setting its flag and value; a switch has no value."""
     return [part for key, value in flags.items() for part in (f"--{key}", value) if part]
+
+
+@cache
+def _lifeline() -> int:
+    """A pipe that ends when this process does, whatever ends it."""
+    reading, _ = os.pipe()
+    return reading

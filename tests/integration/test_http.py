@@ -466,17 +466,22 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
     max_leaves=6,
 )
-NAMES = sorted({*SERVED, *unserved.OF_CHAT, "prompt", "messages", "stream", "stream_options"})
+NAMES = sorted(
+    {*SERVED, *unserved.OF_CHAT, *unserved.OF_RESPONSE, "prompt", "messages", "input", "text"}
+    | {"instructions", "tools", "tool_choice", "include", "stream", "stream_options"}
+)
 BODIES = st.binary(max_size=40) | st.dictionaries(st.sampled_from(NAMES), JSON, max_size=4)
 
 
-@given(path=st.sampled_from(["/completions", "/chat/completions"]), body=BODIES)
+@given(path=st.sampled_from(["/completions", "/chat/completions", "/responses"]), body=BODIES)
 @settings(max_examples=60, deadline=None)
 async def test_no_body_is_a_servers_error(
     http: httpx.AsyncClient, model: str, path: str, body: bytes | dict[str, Any]
 ) -> None:
     if not isinstance(body, bytes):
-        whole = {"model": model, "prompt": "a", "messages": MESSAGES[1:2], "max_tokens": 2, **body}
+        turns = MESSAGES[1:2]
+        asked = {"prompt": "a", "messages": turns, "input": turns, "max_tokens": 2}
+        whole = {"model": model, **asked, **body}
         body = json.dumps(whole).encode()
     headers = {"content-type": "application/json"}
     response = await http.post(f"/v1{path}", content=body, headers=headers)

@@ -1,15 +1,17 @@
-"""Calls of tools through a real cluster, by OpenAI's own client."""
+"""Calls of tools, and responses, through a real cluster, by OpenAI's own client."""
 
 import json
 import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import openai
 import pytest
 import pytest_asyncio
+from openai.types.responses import Response
+from pydantic import BaseModel
 
 from tests.cluster import Cluster, running_cluster
 from tests.integration.http_bodies import MESSAGES
@@ -27,7 +29,8 @@ def folder(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = json.loads((copied / "tokenizer_config.json").read_text())
     names = "{{ tools | map(attribute='function.name') | join(' ') }}"
     known = f"{{% if tools %}}<turn>tools\n{names}<end>\n{{% endif %}}"
-    settings["chat_template"] = known + settings["chat_template"]
+    thinks = "{% if think %}<|im_start|>assistant\n<think>{% endif %}"
+    settings["chat_template"] = known + settings["chat_template"] + thinks
     (copied / "tokenizer_config.json").write_text(json.dumps(settings))
     return Path(copied)
 
@@ -149,4 +152,131 @@ async def test_bad_tools_are_named(client: openai.AsyncOpenAI, model: str) -> No
     ):
         with pytest.raises(openai.BadRequestError) as caught:
             await chat(client, model, **{**asked, "extra_body": {}})
+        assert caught.value.param == param
+
+
+# What the Responses API says of the same functions, turns and samples.
+TURNS: Any = MESSAGES[-1:]
+FLAT_TOOLS: list[Any] = [{"type": "function", **each["function"]} for each in TOOLS]
+SAMPLED: dict[str, Any] = {"temperature": 0.9, "max_output_tokens": 30}
+
+
+async def respond(client: openai.AsyncOpenAI, model: str, **settings: Any) -> Response:
+    asked = {"input": TURNS, "extra_body": {"seed": 5}, **SAMPLED, **settings}
+    made: Response = await client.responses.create(model=model, **asked)
+    return made
+
+
+async def test_a_response_is_what_a_chat_answers(client: openai.AsyncOpenAI, model: str) -> None:
+    """Cut off, and told of with its tokens' log probabilities and what was asked."""
+    said = await chat(
+        client, model, messages=TURNS, temperature=0.9, max_tokens=30, seed=5,
+        extra_body={}, logprobs=True,
+    )  # fmt: skip
+    include = ["message.output_text.logprobs"]
+    answer = await respond(client, model, include=include, metadata={"a": "b"})
+    assert answer.output_text == said.choices[0].message.content
+    assert (answer.status, answer.metadata) == ("incomplete", {"a": "b"})
+    assert answer.incomplete_details is not None
+    assert answer.incomplete_details.reason == "max_output_tokens"
+    assert answer.usage is not None
+    assert said.usage is not None
+    assert answer.usage.input_tokens == said.usage.prompt_tokens
+    assert answer.usage.output_tokens == 30
+    (item,) = answer.output
+    assert item.type == "message"
+    (part,) = item.content
+    assert part.type == "output_text"
+    assert said.choices[0].logprobs is not None
+    expected = [entry.logprob for entry in said.choices[0].logprobs.content or []]
+    assert [entry.logprob for entry in part.logprobs or []] == expected
+
+
+async def test_a_streamed_response_is_the_whole_one(client: openai.AsyncOpenAI, model: str) -> None:
+    """With thoughts that never end, which the chat template began."""
+    thinking = {"seed": 5, "chat_template_kwargs": {"think": True}}
+    for extra in ({"seed": 5}, thinking):
+        whole = await respond(client, model, extra_body=extra)
+        stream: Any = await respond(client, model, extra_body=extra, stream=True)
+        events: list[Any] = [event async for event in stream]
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+        last = events[-1]
+        assert last.type == "response.incomplete"
+        (item,), (expected,) = last.response.output, list(whole.output)
+        assert item.type == ("reasoning" if extra is thinking else "message")
+        assert item.model_dump(exclude={"id"}) == expected.model_dump(exclude={"id"})
+        (part,) = item.content
+        deltas = [event.delta for event in events if event.type.endswith("_text.delta")]
+        assert "".join(deltas) == part.text
+    assert whole.usage is not None
+    assert whole.usage.output_tokens_details.reasoning_tokens == 30
+
+
+class Weather(BaseModel):
+    city: Literal["Paris", "Rome"]
+    days: Literal[1, 2, 3]
+
+
+async def test_a_response_fits_the_form_that_a_client_parses(
+    client: openai.AsyncOpenAI, model: str
+) -> None:
+    asked: dict[str, Any] = {"input": "And then?", "text_format": Weather, "temperature": 1}
+    parsed = await client.responses.parse(model=model, **asked, extra_body={"seed": 5})
+    assert (parsed.status, type(parsed.output_parsed)) == ("completed", Weather)
+    async with client.responses.stream(model=model, **asked, extra_body={"seed": 5}) as stream:
+        final = await stream.get_final_response()
+    assert final.output_parsed == parsed.output_parsed
+    assert final.usage is not None
+    assert parsed.usage is not None
+    assert final.usage.output_tokens == parsed.usage.output_tokens
+
+
+async def test_a_response_calls_and_is_answered(client: openai.AsyncOpenAI, model: str) -> None:
+    """All that it said goes back as it came, with what the tool answered."""
+    only = {"type": "allowed_tools", "mode": "required", "tools": FLAT_TOOLS[1:]}
+    asked: dict[str, Any] = {
+        "tools": FLAT_TOOLS,
+        "tool_choice": only,
+        "parallel_tool_calls": False,
+        "max_output_tokens": 150,
+    }
+    first = await respond(client, model, **asked)
+    (call,) = first.output
+    assert call.type == "function_call"
+    assert (call.name, set(json.loads(call.arguments))) == ("clock", {"is_utc"})
+    async with client.responses.stream(
+        model=model, input=TURNS, extra_body={"seed": 5}, temperature=0.9, **asked
+    ) as stream:
+        told: list[Any] = [event async for event in stream]
+        final = await stream.get_final_response()
+    assert [event.delta for event in told if event.type.endswith("arguments.delta")] == [
+        call.arguments
+    ]
+    (streamed,) = final.output
+    assert streamed.type == "function_call"
+    assert streamed.arguments == call.arguments
+    answer = {"type": "function_call_output", "call_id": call.call_id, "output": "ok"}
+    turns = [*TURNS, call.model_dump(exclude_none=True), answer]
+    after = await respond(client, model, input=turns, tools=FLAT_TOOLS)
+    before = await respond(client, model, tools=FLAT_TOOLS)
+    assert after.usage is not None
+    assert before.usage is not None
+    assert after.usage.input_tokens > before.usage.input_tokens
+
+
+async def test_a_response_that_cannot_be_made_is_refused_by_name(
+    client: openai.AsyncOpenAI, model: str
+) -> None:
+    empty = {"type": "function_call", "call_id": "1", "name": "", "arguments": "{}"}
+    for asked, param in (
+        ({"store": True}, "store"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"max_output_tokens": MAX_LEN}, "max_output_tokens"),
+        ({"input": [{"role": "user", "content": "bright " * MAX_LEN}]}, "input"),
+        ({"input": [{"role": "user", "content": "a"}, empty]}, "input[1].name"),
+        ({"instructions": "i", "tool_choice": "required"}, "tool_choice"),
+    ):
+        with pytest.raises(openai.BadRequestError) as caught:
+            await respond(client, model, **asked)
         assert caught.value.param == param

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 from diptych.finish_reason import FinishReason
 from diptych.text.token_text import TokenText
 from diptych.token_logprobs import PromptLogprobs
+from router.frontend.http.errors import ErrorAnswer
 from router.frontend.http.logprob_form import CompletionLogprobs, LogprobWriter
 from router.frontend.http.prompt_form import PromptForm
 from router.generation.answer import (
@@ -224,6 +225,10 @@ class StreamedAnswer:
                 return self.last_piece() + self.end(event)
         return b""
 
+    def fail(self, answer: ErrorAnswer) -> bytes:
+        """See ``StreamWriter``."""
+        return failed_stream(answer)
+
     def last_piece(self) -> bytes:
         """What says why the choice has ended."""
         return self._pieces(Said(), self._finished)
@@ -281,6 +286,16 @@ def _encode(content: object) -> str:
 def sse(content: Mapping[str, object]) -> bytes:
     """One server-sent event."""
     return f"data: {_encode(content)}\n\n".encode()
+
+
+def typed_sse(content: Mapping[str, object]) -> bytes:
+    """One server-sent event that is named as its ``type`` is."""
+    return f"event: {content['type']}\ndata: {_encode(content)}\n\n".encode()
+
+
+def failed_stream(answer: ErrorAnswer) -> bytes:
+    """The last events of a stream that broke off."""
+    return sse(answer.content) + STREAM_END
 
 
 def json_parts(content: object) -> Iterator[str]:

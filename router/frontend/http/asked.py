@@ -1,7 +1,7 @@
 """What a body asks for: the request that the generator gets, and how its answer is to be sent."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Final
 
 from pydantic import BeforeValidator
@@ -39,6 +39,8 @@ class Asked:
     """What to tell of the prompt; None: nothing."""
     names: Mapping[str, str]
     """How to call the request's fields, see :func:`router.frontend.field_names.renamed`."""
+    repeated: Mapping[str, object] = field(default_factory=dict)
+    """What the answer says again of what was asked, under the names of its own form."""
 
 
 class StreamOptions(StrictModel):

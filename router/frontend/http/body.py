@@ -58,12 +58,15 @@ def _check_num_values(data: bytes, most: int) -> None:
         raise InvalidRequestError(f"has more than {most} values", field=FIELD)
 
 
-def validated(kind: type[M], content: Mapping[str, object]) -> M:
-    """``content`` as that model. Raises InvalidRequestError."""
+def validated(kind: type[M], content: Mapping[str, object], within: str = "") -> M:
+    """``content`` as that model; ``within`` is where in the body it lies.
+
+    Raises InvalidRequestError.
+    """
     try:
         return kind.model_validate(content)
     except ValidationError as error:
-        raise refusal(error) from None
+        raise refusal(error, within) from None
 
 
 def refusal(error: ValidationError, within: str = "") -> InvalidRequestError:

@@ -16,6 +16,7 @@ from router.frontend.http.asked import (
 )
 from router.frontend.http.body import StrictModel, as_list, validated
 from router.frontend.http.constraint_fields import read_constraint
+from router.frontend.http.message_parts import Parts, read_text
 from router.frontend.http.sampling_fields import read_sampling
 from router.frontend.http.tool_fields import SaidTools, read_tools
 from router.frontend.tools import read_arguments
@@ -37,24 +38,6 @@ CHAT_NAMES: Final = {
 }
 
 
-class _Part(StrictModel):
-    """A piece of a message's content."""
-
-    type: str
-    text: str | None = None
-
-
-def _as_parts(value: object) -> object:
-    """A text is one part."""
-    if value is None:
-        return []
-    if isinstance(value, str):
-        return [{"type": "text", "text": value}]
-    if not isinstance(value, list):
-        raise ValueError("should be a text or a list of parts")
-    return value
-
-
 class _CalledFunction(StrictModel):
     name: str
     arguments: str = ""
@@ -69,9 +52,7 @@ class _Call(StrictModel):
 
 class _Turn(StrictModel):
     role: str
-    content: Annotated[
-        list[_Part], FailFast(), Field(max_length=MAX_PARTS), BeforeValidator(_as_parts)
-    ] = Field(default_factory=list)
+    content: Parts = Field(default_factory=list)
     name: str | None = None
     tool_calls: Annotated[
         list[_Call], FailFast(), Field(max_length=MAX_PARTS), BeforeValidator(as_list)
@@ -138,15 +119,8 @@ def read_messages(content: Mapping[str, object], tools: SaidTools) -> ChatPrompt
         raise InvalidRequestError(
             f"have {num_parts} parts, more than {MAX_PARTS}", field="messages"
         )
-    return ChatPrompt(
-        tuple(_read_turn(turn, f"messages[{index}]") for index, turn in enumerate(read.messages)),
-        read.chat_template_kwargs or {},
-        tools=tools.tools,
-        tool_choice=tools.choice,
-        required_tool=tools.required,
-        has_parallel_calls=tools.has_parallel_calls,
-        is_split=True,
-    )
+    turns = (_read_turn(turn, f"messages[{index}]") for index, turn in enumerate(read.messages))
+    return tools.prompt(tuple(turns), read.chat_template_kwargs)
 
 
 def _read_turn(turn: _Turn, path: str) -> Message:
@@ -158,7 +132,7 @@ def _read_turn(turn: _Turn, path: str) -> Message:
         calls.append(ToolCall(call.id, call.function.name, arguments))
     return Message(
         role=role,
-        content=_read_content(turn.content, f"{path}.content"),
+        content=read_text(turn.content, f"{path}.content"),
         tool_calls=tuple(calls),
         tool_call_id=turn.tool_call_id or "",
         reasoning=turn.reasoning_content or turn.reasoning or "",
@@ -185,14 +159,3 @@ def _read_role(role: str, path: str) -> str:
     if role == "function":  # what tools were called before
         raise InvalidRequestError("function is not supported", field=path)
     raise InvalidRequestError(f"should be one of {', '.join(_ROLES)}", field=path)
-
-
-def _read_content(parts: list[_Part], path: str) -> str:
-    texts = []
-    for index, part in enumerate(parts):
-        if part.type != "text":
-            raise InvalidRequestError("only text is supported", field=f"{path}[{index}].type")
-        if part.text is None:
-            raise InvalidRequestError("is required", field=f"{path}[{index}].text")
-        texts.append(part.text)
-    return "".join(texts)

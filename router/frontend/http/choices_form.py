@@ -1,10 +1,30 @@
-"""Several choices of one prompt as one answer: each is written as if it were alone. Pure."""
+"""The choices of one prompt as one answer: each is written as if it were alone. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from router.frontend.http.answer_form import StreamedAnswer, WholeAnswer
+from router.frontend.http.answer_form import (
+    Form,
+    Heading,
+    StreamedAnswer,
+    WholeAnswer,
+    failed_stream,
+)
+from router.frontend.http.answer_writer import Answered, StreamWriter, WholeWriter
+from router.frontend.http.asked import Asked
+from router.frontend.http.errors import ErrorAnswer
+from router.frontend.http.logprob_form import CompletionLogprobs, LogprobWriter
+from router.frontend.http.prompt_form import PromptForm
 from router.generation.answer import ChoiceFinished, Delta, GenerationEvent, Summary
+
+
+class _Told(NamedTuple):
+    """What one choice is written with."""
+
+    heading: Heading
+    logprobs: LogprobWriter | None
+    prompt: PromptForm | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +67,59 @@ class StreamedChoices:
             case Summary():
                 return self.choices[0].end(event)
         return self.choices[0].send(event)
+
+    def fail(self, answer: ErrorAnswer) -> bytes:
+        """See ``StreamWriter``."""
+        return failed_stream(answer)
+
+
+@dataclass(frozen=True, slots=True)
+class ChoicesWriters:
+    """Implements ``AnswerWriters`` for one of the kinds of answers that have choices."""
+
+    form: Form
+
+    @property
+    def operation(self) -> str:
+        return self.form.operation
+
+    def whole(self, asked: Asked, answered: Answered) -> WholeWriter:
+        parts = [
+            WholeAnswer(*told, tells_timing=asked.tells_timing)
+            for told in self._told(asked, answered)
+        ]
+        return parts[0] if len(parts) == 1 else WholeChoices(parts)
+
+    def stream(self, asked: Asked, answered: Answered) -> StreamWriter:
+        parts = [
+            StreamedAnswer(
+                told.heading,
+                asked.includes_usage,
+                asked.counts_along,
+                told.logprobs,
+                told.prompt,
+                tells_timing=asked.tells_timing,
+            )
+            for told in self._told(asked, answered)
+        ]
+        return parts[0] if len(parts) == 1 else StreamedChoices(parts)
+
+    def _told(self, asked: Asked, answered: Answered) -> Iterator[_Told]:
+        """Of each choice; the first one tells of the prompt."""
+        sampling = asked.request.sampling
+        for index in range(sampling.n or 1):
+            logprobs = prompt = None
+            if sampling.logprobs is not None:
+                logprobs = self.form.logprobs_of(answered.text)
+            if asked.prompt is not None and index == 0:
+                echoed = logprobs if isinstance(logprobs, CompletionLogprobs) else None
+                prompt = PromptForm(asked.prompt, answered.text, echoed)
+            heading = Heading(
+                form=self.form,
+                request_id=answered.request_id,
+                model=answered.model,
+                created_s=answered.created_s,
+                index=index,
+                stop_token_ids=frozenset(sampling.stop_token_ids),
+            )
+            yield _Told(heading, logprobs, prompt)

@@ -1,7 +1,7 @@
 """The form that an output must have, under the names that other servers gave it. Pure."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from diptych.constraint import Constraint, ConstraintKind
@@ -45,40 +45,54 @@ class SaidConstraint(NamedTuple):
 
 def read_constraint(content: Mapping[str, object]) -> SaidConstraint | None:
     """What a body says of the output's form; None: nothing. Raises InvalidRequestError."""
+    return _only(
+        [
+            *_of_body(content),
+            *_of_format(content.get("response_format"), "response_format", "json_schema"),
+        ]
+    )
+
+
+def read_text_constraint(content: Mapping[str, object]) -> SaidConstraint | None:
+    """The same of a body that says it in ``text``. Raises InvalidRequestError."""
+    text = content.get("text")
+    given = {} if text is None else _object(text, "text")
+    unserved.refuse(given, unserved.OF_TEXT, "text")
+    return _only([*_of_body(content), *_of_format(given.get("format"), "text.format")])
+
+
+def _of_body(content: Mapping[str, object]) -> list[SaidConstraint]:
     found = [
         SaidConstraint(_read(content[name], kind, name), name)
         for name, kind in _OF_BODY.items()
         if content.get(name) is not None
     ]
-    found += _of_structured_outputs(content.get("structured_outputs"))
-    of_format = _of_response_format(content.get("response_format"))
-    if of_format is not None:
-        found.append(of_format)
+    return found + _of_structured_outputs(content.get("structured_outputs"))
+
+
+def _only(found: Sequence[SaidConstraint]) -> SaidConstraint | None:
     if len(found) > 1:
         raise InvalidRequestError(f"cannot go with {found[0].field}", field=found[1].field)
     return found[0] if found else None
 
 
-def _of_response_format(value: object) -> SaidConstraint | None:
-    path = "response_format"
+def _of_format(value: object, path: str, within: str = "") -> list[SaidConstraint]:
+    """``within``: the member of a format that has its schema; none: it stands beside the type."""
     if value is None:
-        return None
-    match _object(value, path).get("type"):
+        return []
+    given = _object(value, path)
+    match given.get("type"):
         case "text":
-            return None
+            return []
         case "json_object":
-            return SaidConstraint(Constraint.json_schema(_ANY_OBJECT), path)
+            return [SaidConstraint(Constraint.json_schema(_ANY_OBJECT), path)]
         case "json_schema":
-            path += ".json_schema"
-            given = _object(_object(value, path).get("json_schema"), path)
-            schema = given.get("schema")
-            path += ".schema"
+            at = f"{path}.{within}" if within else path
+            schema = (_object(given.get(within), at) if within else given).get("schema")
             if schema is None:
-                return SaidConstraint(Constraint.json_schema(_ANY_OBJECT), path)
-            return SaidConstraint(_schema(schema, path), path)
-    raise InvalidRequestError(
-        "should be text, json_object or json_schema", field="response_format.type"
-    )
+                return [SaidConstraint(Constraint.json_schema(_ANY_OBJECT), f"{at}.schema")]
+            return [SaidConstraint(_schema(schema, f"{at}.schema"), f"{at}.schema")]
+    raise InvalidRequestError("should be text, json_object or json_schema", field=f"{path}.type")
 
 
 def _of_structured_outputs(value: object) -> list[SaidConstraint]:

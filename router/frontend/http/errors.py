@@ -64,8 +64,22 @@ class ErrorAnswer(NamedTuple):
     """A failure as it is sent."""
 
     status: int
-    content: Mapping[str, object]
+    message: str
+    param: str | None
+    code: str
     retry_after_s: int | None = None
+
+    @property
+    def content(self) -> Mapping[str, object]:
+        """OpenAI's error object."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": _TYPES.get(self.status, "invalid_request_error"),
+                "param": self.param,
+                "code": self.code,
+            }
+        }
 
 
 def answer_to(error: DiptychError | RefusedError) -> ErrorAnswer:
@@ -100,14 +114,13 @@ def _answer(
     code: str,
     retry_after_s: float | None = None,
 ) -> ErrorAnswer:
-    content = {
-        "error": {
-            "message": message[:MAX_MESSAGE_CHARACTERS],
-            "type": _TYPES.get(status, "invalid_request_error"),
-            "param": None if param is None else param[:MAX_MESSAGE_CHARACTERS],
-            "code": code,
-        }
-    }
-    if status not in _RETRY_STATUSES:
-        return ErrorAnswer(status, content)
-    return ErrorAnswer(status, content, max(_LEAST_RETRY_S, math.ceil(retry_after_s or 0)))
+    retry_s = None
+    if status in _RETRY_STATUSES:
+        retry_s = max(_LEAST_RETRY_S, math.ceil(retry_after_s or 0))
+    return ErrorAnswer(
+        status,
+        message[:MAX_MESSAGE_CHARACTERS],
+        None if param is None else param[:MAX_MESSAGE_CHARACTERS],
+        code,
+        retry_s,
+    )

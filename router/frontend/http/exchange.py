@@ -5,7 +5,7 @@ import enum
 import logging
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from starlette.datastructures import Headers
@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from diptych.errors import RETRY_LATER_S, DiptychError, InvalidRequestError, QueueFullError
 from diptych.tenant import NOBODY, Tenant
-from router.frontend.http.answer_form import STREAM_END, json_parts, sse
+from router.frontend.http.answer_form import failed_stream, json_parts
 from router.frontend.http.errors import ErrorAnswer, RefusedError, answer_to, bug
 from router.frontend.validation import check_request_id
 
@@ -89,6 +89,8 @@ class Exchange:
         self.request_id = uuid.uuid4().hex
         """Sent back in any case; the client's, once ``take_request_id`` found it good."""
         self.tenant: Tenant = scope.get(TENANT, NOBODY)
+        self.write_failure: Callable[[ErrorAnswer], bytes] = failed_stream
+        """How the stream that is being sent says that it broke off."""
         self._receive = receive
         self._send = send
         self._sent = _Sent.NOTHING
@@ -191,7 +193,7 @@ class Exchange:
         if self._sent is _Sent.NOTHING:
             await self.send_answer(answer)
         elif self._sent is _Sent.EVENTS:
-            await self._write(sse(answer.content) + STREAM_END, more_body=False)
+            await self._write(self.write_failure(answer), more_body=False)
 
     async def send_answer(self, answer: ErrorAnswer) -> None:
         """A refusal as the whole response."""

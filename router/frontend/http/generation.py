@@ -1,4 +1,4 @@
-"""Completions and chats: a body in, the generator's events out as JSON or as a stream."""
+"""Completions, chats, responses: a body in, the generator's events out as JSON or as a stream."""
 
 import asyncio
 import time
@@ -11,14 +11,11 @@ from diptych.errors import DiptychError, InvalidRequestError, SlowClientError
 from router.frontend.admission import Admission
 from router.frontend.field_names import renamed
 from router.frontend.generator import Generator
-from router.frontend.http.answer_form import Form, Heading, StreamedAnswer, WholeAnswer
+from router.frontend.http.answer_writer import Answered, AnswerWriters
 from router.frontend.http.asked import Asked, Envelope
 from router.frontend.http.body import parse
-from router.frontend.http.choices_form import StreamedChoices, WholeChoices
 from router.frontend.http.errors import RefusedError, reason_of
 from router.frontend.http.exchange import Exchange
-from router.frontend.http.logprob_form import CompletionLogprobs, LogprobWriter
-from router.frontend.http.prompt_form import PromptForm
 from router.generation.answer import GenerationEvent
 
 _QUIET_S: Final = 10.0  # proxies end what says nothing for long
@@ -28,12 +25,12 @@ Read = Callable[[Mapping[str, object], Envelope], Asked]
 
 @dataclass(frozen=True, slots=True)
 class GenerationAnswers:
-    """Answers the requests of one route; ``read`` and ``form`` are what sets the two apart."""
+    """Answers the requests of one route; ``read`` and ``writers`` are what sets it apart."""
 
     admission: Admission
     generator: Generator
     read: Read
-    form: Form
+    writers: AnswerWriters
     clock: Callable[[], float] = time.monotonic
 
     async def __call__(self, exchange: Exchange, data: bytes) -> None:
@@ -49,12 +46,11 @@ class GenerationAnswers:
         except InvalidRequestError as error:
             self.refused(exchange, error)
             raise
-        heading = Heading(
-            form=self.form,
+        answered = Answered(
             request_id=exchange.request_id,
             model=self.admission.model.name,
             created_s=int(time.time()),
-            stop_token_ids=frozenset(asked.request.sampling.stop_token_ids),
+            text=self.admission.model.tokenizer.text,
         )
         patience = asyncio.timeout(None)  # over all writes; ends when one is given up
 
@@ -71,7 +67,7 @@ class GenerationAnswers:
         async with aclosing(events):
             try:
                 async with patience:
-                    await self._send(exchange, asked, heading, events)
+                    await self._send(exchange, asked, answered, events)
             except TimeoutError:  # a write was given up: the generator knows why, and counts it
                 with suppress(SlowClientError):  # who takes nothing can be told nothing
                     async for _ in events:
@@ -85,7 +81,7 @@ class GenerationAnswers:
             reason_of(error),
             exchange.trace_metadata,
             request_id=exchange.request_id,
-            operation=self.form.operation,
+            operation=self.writers.operation,
             tenant=exchange.tenant,
         )
 
@@ -93,52 +89,26 @@ class GenerationAnswers:
         self,
         exchange: Exchange,
         asked: Asked,
-        heading: Heading,
+        answered: Answered,
         events: AsyncGenerator[GenerationEvent, None],
     ) -> None:
-        num_choices = asked.request.sampling.n or 1
+        event = await anext(events, None)  # until it is admitted nothing is made for its choices
         if asked.is_stream:
-            streams = [self._streamed(asked, heading, index) for index in range(num_choices)]
-            stream = streams[0] if num_choices == 1 else StreamedChoices(streams)
+            stream = self.writers.stream(asked, answered)
+            exchange.write_failure = stream.fail
             told_s = self.clock()
-            async for event in events:
+            while event is not None:
                 piece = stream.send(event)
                 if not piece and self.clock() - told_s > _QUIET_S:
                     piece = _COMMENT  # what comes is kept: a call is told whole
                 if piece:
                     await exchange.send_piece(piece)
                     told_s = self.clock()
+                event = await anext(events, None)
             await exchange.end_stream()
         else:
-            parts = [self._whole(asked, heading, index) for index in range(num_choices)]
-            whole = parts[0] if num_choices == 1 else WholeChoices(parts)
-            async for event in events:
+            whole = self.writers.whole(asked, answered)
+            while event is not None:
                 whole.add(event)
+                event = await anext(events, None)
             await exchange.send_json(whole.content())
-
-    def _streamed(self, asked: Asked, heading: Heading, index: int) -> StreamedAnswer:
-        logprobs, prompt = self._writers(asked, index)
-        return StreamedAnswer(
-            replace(heading, index=index),
-            asked.includes_usage,
-            asked.counts_along,
-            logprobs,
-            prompt,
-            tells_timing=asked.tells_timing,
-        )
-
-    def _whole(self, asked: Asked, heading: Heading, index: int) -> WholeAnswer:
-        logprobs, prompt = self._writers(asked, index)
-        return WholeAnswer(
-            replace(heading, index=index), logprobs, prompt, tells_timing=asked.tells_timing
-        )
-
-    def _writers(self, asked: Asked, index: int) -> tuple[LogprobWriter | None, PromptForm | None]:
-        """Of one choice; the first one tells of the prompt."""
-        logprobs = prompt = None
-        if asked.request.sampling.logprobs is not None:
-            logprobs = self.form.logprobs_of(self.admission.model.tokenizer.text)
-        if asked.prompt is not None and index == 0:
-            echoed = logprobs if isinstance(logprobs, CompletionLogprobs) else None
-            prompt = PromptForm(asked.prompt, self.admission.model.tokenizer.text, echoed)
-        return logprobs, prompt

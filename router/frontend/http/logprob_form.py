@@ -47,8 +47,13 @@ class ChatLogprobs:
             )
 
     def take(self) -> Mapping[str, object] | None:
-        taken, self._entries = self._entries, []
+        taken = self.take_entries()
         return {"content": taken, "refusal": None} if taken else None
+
+    def take_entries(self) -> Sequence[Mapping[str, object]]:
+        """One for each token since they were last taken."""
+        taken, self._entries = self._entries, []
+        return taken
 
     def _entry(self, token_id: int, logprob: float) -> Mapping[str, object]:
         spelt = self._text.spelling(token_id)

@@ -18,6 +18,7 @@ from router.frontend.http.answer_form import COMPLETION
 from router.frontend.http.authenticated import Authenticated
 from router.frontend.http.chat_form import CHAT
 from router.frontend.http.chat_request import read_chat
+from router.frontend.http.choices_form import ChoicesWriters
 from router.frontend.http.completion_request import read_completion
 from router.frontend.http.errors import RefusedError, answer_to, bug
 from router.frontend.http.exchange import BodyRoom, Exchange
@@ -25,6 +26,8 @@ from router.frontend.http.generation import GenerationAnswers
 from router.frontend.http.identified import Identified
 from router.frontend.http.posted import Posted
 from router.frontend.http.prompt_work import PromptRoutes
+from router.frontend.http.response_form import ResponseWriters
+from router.frontend.http.response_request import read_response
 from router.frontend.http.service import ServiceAnswers, refusal
 from router.frontend.http.static_page import PAGE_PATHS, answer_page
 from router.frontend.http.tokens import TokenAnswers
@@ -43,11 +46,15 @@ def make_app(
 ) -> ASGIApp:
     """The application; ``room`` bounds the bodies of all its requests together."""
     tokens, alone = TokenAnswers(admission), PromptRoutes(admission, prompts)
-    completions = GenerationAnswers(admission, generator, read_completion, COMPLETION)
-    chats = GenerationAnswers(admission, generator, read_chat, CHAT)
+    completions = GenerationAnswers(
+        admission, generator, read_completion, ChoicesWriters(COMPLETION)
+    )
+    chats = GenerationAnswers(admission, generator, read_chat, ChoicesWriters(CHAT))
+    responses = GenerationAnswers(admission, generator, read_response, ResponseWriters())
     posted = {
         "/v1/completions": Posted(completions, room, completions.refused),
         "/v1/chat/completions": Posted(chats, room, chats.refused),
+        "/v1/responses": Posted(responses, room, responses.refused),
         "/v1/embeddings": Posted(alone.embeddings, room),
         **dict.fromkeys(("/score", "/v1/score"), Posted(alone.score, room)),
         **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), Posted(alone.rerank, room)),

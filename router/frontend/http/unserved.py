@@ -73,6 +73,27 @@ OF_CHAT: Final[Unserved] = {
     "web_search_options": (),
 }
 
+OF_RESPONSE: Final[Unserved] = {
+    **_ANY_BODY,
+    "background": (False,),
+    "chat_template": (),
+    "context_management": ([],),
+    "conversation": (),
+    "echo": (False,),
+    "moderation": (),
+    "n": (1,),
+    "previous_response_id": (),
+    "prompt": (),
+    "prompt_logprobs": (),
+    "store": (False,),
+    "truncation": ("disabled",),
+}
+"""Nothing is stored, and there is one choice."""
+
+OF_REASONING: Final[Unserved] = {"effort": (), "generate_summary": (), "summary": ()}
+
+OF_TEXT: Final[Unserved] = {"verbosity": ("medium",)}
+
 OF_STRUCTURED_OUTPUTS: Final[Unserved] = {
     "disable_additional_properties": (False,),
     "disable_any_whitespace": (False,),

@@ -8,21 +8,32 @@ from typing import Any, cast
 
 import pytest
 
-from diptych.errors import DiptychError, NoWorkerError, SlowClientError
+from diptych.errors import DiptychError, InvalidRequestError, NoWorkerError, SlowClientError
 from diptych.tenant import Tenant
 from router.frontend.admission import Admission
 from router.frontend.generator import Generator
-from router.frontend.http.answer_form import COMPLETION, Form
+from router.frontend.http.answer_form import COMPLETION
+from router.frontend.http.answer_writer import (
+    Answered,
+    AnswerWriters,
+    StreamWriter,
+    WholeWriter,
+)
+from router.frontend.http.asked import Asked
 from router.frontend.http.chat_form import CHAT
 from router.frontend.http.chat_request import read_chat
+from router.frontend.http.choices_form import ChoicesWriters
 from router.frontend.http.completion_request import read_completion
 from router.frontend.http.exchange import TENANT, BodyRoom
 from router.frontend.http.generation import GenerationAnswers, Read
 from router.frontend.http.posted import Posted
+from router.frontend.http.response_form import ResponseWriters
+from router.frontend.http.response_request import read_response
 from router.generation.answer import Delta, GenerationEvent
 
 ALICE = Tenant("alice")
-ADMISSION = SimpleNamespace(model=SimpleNamespace(name="m"), max_model_len=100)
+TOKENIZER = SimpleNamespace(text=None)
+ADMISSION = SimpleNamespace(model=SimpleNamespace(name="m", tokenizer=TOKENIZER), max_model_len=100)
 JSON = [(b"content-type", b"application/json")]
 ROOM = BodyRoom(max_bytes=100, max_all_bytes=100, patience_s=30.0)
 
@@ -85,8 +96,12 @@ class Recording:
     ],
 )
 @pytest.mark.parametrize(
-    ("read", "form", "operation"),
-    [(read_completion, COMPLETION, "text_completion"), (read_chat, CHAT, "chat")],
+    ("read", "writers", "operation"),
+    [
+        (read_completion, ChoicesWriters(COMPLETION), "text_completion"),
+        (read_chat, ChoicesWriters(CHAT), "chat"),
+        (read_response, ResponseWriters(), "chat"),
+    ],
 )
 async def test_every_refusal_leaves_a_record_under_its_id(
     body: bytes | None,
@@ -94,11 +109,13 @@ async def test_every_refusal_leaves_a_record_under_its_id(
     room: BodyRoom,
     reason: str,
     read: Read,
-    form: Form,
+    writers: AnswerWriters,
     operation: str,
 ) -> None:
     generator = Recording()
-    answers = GenerationAnswers(cast(Admission, ADMISSION), cast(Generator, generator), read, form)
+    answers = GenerationAnswers(
+        cast(Admission, ADMISSION), cast(Generator, generator), read, writers
+    )
     client = Behind(body)
     scope = {"type": "http", "headers": [*headers, (b"x-request-id", b"mine")], TENANT: ALICE}
     await Posted(answers, room, answers.refused)(scope, client.receive, client.send)  # type: ignore[arg-type]
@@ -108,7 +125,10 @@ async def test_every_refusal_leaves_a_record_under_its_id(
 
 async def answered(error: DiptychError) -> Behind:
     answers = GenerationAnswers(
-        cast(Admission, ADMISSION), cast(Generator, Failing(error)), read_completion, COMPLETION
+        cast(Admission, ADMISSION),
+        cast(Generator, Failing(error)),
+        read_completion,
+        ChoicesWriters(COMPLETION),
     )
     client = Behind(b'{"model":"m","prompt":"p","stream":true}')
     scope = {"type": "http", "headers": JSON}
@@ -143,7 +163,7 @@ async def test_a_stream_that_keeps_a_call_back_says_that_it_lives() -> None:
         cast(Admission, ADMISSION),
         cast(Generator, Keeping()),
         read_completion,
-        COMPLETION,
+        ChoicesWriters(COMPLETION),
         lambda: next(moments),
     )
     client = Behind(b'{"model":"m","prompt":"p","stream":true}')
@@ -152,3 +172,36 @@ async def test_a_stream_that_keeps_a_call_back_says_that_it_lives() -> None:
     bodies = [each["body"] for each in client.sent if each["type"] == "http.response.body"]
     kinds = [body[:2] for body in bodies]
     assert kinds == [b"da", b": ", b"da", b""]
+
+
+class Refusing:
+    """Refuses before there is an event."""
+
+    async def generate(self, *_: object, **__: object) -> AsyncGenerator[GenerationEvent, None]:
+        raise InvalidRequestError("too many", field="sampling.n")
+        yield
+
+
+class NoForm:
+    """Knows no form for an answer."""
+
+    operation = "chat"
+
+    def whole(self, asked: Asked, answered: Answered) -> WholeWriter:
+        raise AssertionError
+
+    def stream(self, asked: Asked, answered: Answered) -> StreamWriter:
+        raise AssertionError
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_nothing_is_made_for_the_choices_of_what_is_refused(is_stream: bool) -> None:
+    """Their number is not checked before."""
+    answers = GenerationAnswers(
+        cast(Admission, ADMISSION), cast(Generator, Refusing()), read_completion, NoForm()
+    )
+    body = {"model": "m", "prompt": "p", "n": 10**9, "stream": is_stream}
+    client = Behind(json.dumps(body).encode())
+    client.num_given_up = 1  # it takes all
+    await Posted(answers, ROOM)({"type": "http", "headers": JSON}, client.receive, client.send)  # type: ignore[arg-type]
+    assert json.loads(client.sent[-1]["body"])["error"]["param"] == "n"

@@ -1,0 +1,62 @@
+"""What a route writes of an answer: in one piece, or as the events of a stream."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from diptych.text.token_text import TokenText
+from router.frontend.http.asked import Asked
+from router.frontend.http.errors import ErrorAnswer
+from router.generation.answer import GenerationEvent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """What an answer says of itself, however it is written."""
+
+    request_id: str
+    model: str
+    created_s: int  # Unix time
+    text: TokenText
+    """Of the model's tokens."""
+
+
+class WholeWriter(Protocol):
+    """Collects the events of one answer."""
+
+    def add(self, event: GenerationEvent) -> None:
+        """Take the next event."""
+        ...
+
+    def content(self) -> Mapping[str, object]:
+        """The answer, once every event was taken."""
+        ...
+
+
+class StreamWriter(Protocol):
+    """Turns each event of one answer into what is sent of it, in server-sent events."""
+
+    def send(self, event: GenerationEvent) -> bytes:
+        """What to send now; nothing for an event that says nothing alone."""
+        ...
+
+    def fail(self, answer: ErrorAnswer) -> bytes:
+        """The last events of an answer that broke off."""
+        ...
+
+
+class AnswerWriters(Protocol):
+    """The form of one route's answers."""
+
+    @property
+    def operation(self) -> str:
+        """As GenAI names it."""
+        ...
+
+    def whole(self, asked: Asked, answered: Answered) -> WholeWriter:
+        """For one answer."""
+        ...
+
+    def stream(self, asked: Asked, answered: Answered) -> StreamWriter:
+        """For one answer."""
+        ...

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -94,7 +95,7 @@ class ServiceHost:
         self._config = config
         self.identity = identity
         self._certificate = identity if public is None else public.certificate
-        self.host = _split(config.listen)
+        self.host = host_of(config.listen)
         self._listen_host = config.listen.rpartition(":")[0]
         self.registry = _LoopRegistry()
         self.metrics = Metrics(self.registry)
@@ -297,12 +298,20 @@ class ServiceHost:
         ports = {"address": self.address, "metrics_address": self.metrics_address or ""}
         for name, port in other_ports.items():
             ports[f"{name}_address"] = self.reachable(port)
-        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-        try:
-            partial.write_text(json.dumps(ports))
-            partial.replace(path)
-        except OSError as error:
-            raise ConfigurationError(f"--port-file: {path}: {error.strerror}") from None
+        write_port_file(path, ports)
+
+
+def write_port_file(path: Path, ports: Mapping[str, object]) -> None:
+    """Tell where a process listens; who reads it finds nothing or all of it.
+
+    Raises ConfigurationError.
+    """
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(json.dumps(ports))
+        partial.replace(path)
+    except OSError as error:
+        raise ConfigurationError(f"--port-file: {path}: {error.strerror}") from None
 
 
 class _LoopRegistry(CollectorRegistry):
@@ -359,7 +368,8 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
         return None
 
 
-def _split(address: str) -> str:
+def host_of(address: str) -> str:
+    """Of the setting ``listen``. Raises ConfigurationError: it is not host:port."""
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdigit() or int(port) > 65535:
         raise ConfigurationError(f"--listen: expected host:port (got {address!r})")

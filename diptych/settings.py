@@ -67,6 +67,11 @@ def environment(prefix: str) -> Mapping[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith(prefix) and value}
 
 
+def environment_without(prefix: str) -> Mapping[str, str]:
+    """The variables for a process that has its settings from elsewhere."""
+    return {n: value for n, value in os.environ.items() if not n.upper().startswith(prefix)}
+
+
 def one_line(error: ValidationError) -> str:
     """What is wrong, as ``--flag: reason (got value)``, for up to three fields."""
     problems: dict[str, str] = {}

@@ -4,8 +4,8 @@ import gc
 import sys
 
 from diptych.process import main
-from router.app import serve
 from router.config import RouterConfig
+from router.processes import serve
 
 _COLLECT_AFTER_OBJECTS = 10_000
 

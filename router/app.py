@@ -184,6 +184,7 @@ def public_edge(config: RouterConfig, gate: Gate | None = None) -> PublicEdge:
         body_patience_s=config.timers.client_write_s,
         certificate=_certificate(config.public_tls),
         gate=gate,
+        shares_port=config.shares_ports,
     )
 
 
@@ -310,7 +311,7 @@ def _make_http(
     registry = host.registry if config.http_metrics else None
     service = ServiceAnswers(front.admission, registry, lambda: not stop.is_set(), front.view)
     room = BodyRoom(config.max_request_bytes, config.max_open_bytes, timers.client_write_s)
-    bound = bind(host.host, config.http_port, timers)
+    bound = bind(host.host, config.http_port, timers, shares_port=config.shares_ports)
     bounds = bounds_of(config.max_request_bytes, timers.client_write_s)
     app = make_app(front.admission, front.generator, front.prompts, service, room, front.callers)
     server = HttpServer(app, bound, bounds, front.certificate)

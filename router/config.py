@@ -21,6 +21,8 @@ from router.client_settings import (
 
 _MOST_REQUESTS = 10**8  # gRPC's options have 31 bits, and some are sums of these
 _MOST_BYTES = 2**30  # half as much again is still below gRPC's 2 GiB
+_MOST_PROCESSES = 64
+_LAST_PORT = 65535
 _SERVICE = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
@@ -206,6 +208,19 @@ class RouterConfig(ProcessConfig):
         "diptych top). These are sums over all tenants, so where clients have keys they are not, "
         "unless always.",
     )
+    processes: int = Field(
+        1,
+        ge=1,
+        le=_MOST_PROCESSES,
+        description="Processes that share the ports, each a router of its own, with limits of its "
+        "own. Of more than one, process i has metrics_port + i and health_port + i, and the HTTP "
+        "port tells no metrics.",
+    )
+    shares_ports: bool = Field(
+        False,
+        description="Take connections at ports that other processes, which say so too, listen at "
+        "as well; set by --processes.",
+    )
     public_tls: PublicTls = PublicTls()
     api_keys: Path | None = Field(
         None,
@@ -331,6 +346,18 @@ class RouterConfig(ProcessConfig):
             elif source != default:
                 given = next(iter(source.model_dump(exclude_defaults=True)))
                 raise ValueError(self._not_chosen(f"{name}.{given}", name))
+        return self
+
+    @model_validator(mode="after")
+    def _check_ports(self) -> Self:
+        """Each process has its own where there are several."""
+        for name in ("metrics_port", "health_port"):
+            port: int | None = getattr(self, name)
+            if port and port + self.processes - 1 > _LAST_PORT:
+                flag = name.replace("_", "-")
+                raise ValueError(
+                    f"--{flag}: {port} leaves no ports behind it for {self.processes} processes"
+                )
         return self
 
     @property

@@ -55,6 +55,7 @@ class PublicEdge:
     keepalive_answer_s: float = 20.0
     certificate: Certificate | None = None  # clients speak TLS
     gate: Gate | None = None  # who is let in at all
+    shares_port: bool = False  # with other processes that say so too
 
 
 def make_server(
@@ -71,7 +72,7 @@ def make_server(
         *(_cluster_options(timers) if public is None else _public_options(public)),
         ("grpc.http2.min_ping_interval_without_data_ms", 500),
         ("grpc.http2.max_ping_strikes", 0),
-        ("grpc.so_reuseport", 0),
+        ("grpc.so_reuseport", int(public is not None and public.shares_port)),
     ]
     return grpc.aio.server(
         interceptors=[ErrorInterceptor(identity, public)],

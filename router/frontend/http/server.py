@@ -27,10 +27,11 @@ _NUM_PROBES: Final = 3
 _UNSENT_BYTES: Final = 131_072  # of one client, in the system; by itself it keeps megabytes
 
 
-def bind(host: str, port: int, timers: Timers) -> socket.socket:
+def bind(host: str, port: int, timers: Timers, *, shares_port: bool = False) -> socket.socket:
     """A socket that takes connections, which wait until they are served.
 
-    A client that has vanished, or whose window stays closed for
+    With ``shares_port`` other processes may listen there too, if they say so. A client that
+    has vanished, or whose window stays closed for
     ``timers.client_write_s``, loses its connection by the system.
 
     Raises ConfigurationError.
@@ -42,6 +43,8 @@ def bind(host: str, port: int, timers: Timers) -> socket.socket:
         family, kind, protocol, _, address = found[0]
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shares_port:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(address)
         listener.listen(_BACKLOG)
     except OSError as error:

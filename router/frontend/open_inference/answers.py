@@ -5,6 +5,7 @@ from typing import Final, Protocol
 from diptych.errors import DiptychError
 from diptych.finish_reason import FinishReason
 from diptych.open_inference import service_pb2
+from diptych.rpc.status import to_failure
 from router.frontend.open_inference import tensors
 from router.frontend.open_inference.asked import FINAL_RESPONSE, VERSION, Asked
 from router.generation.answer import (
@@ -93,9 +94,8 @@ class StreamedAnswer:
 
 def failure(error: DiptychError, given_id: str) -> service_pb2.ModelStreamInferResponse:
     """What a stream says of a request that was refused or failed; the others go on."""
-    response = service_pb2.ModelStreamInferResponse(
-        error_message=f"{error.reason}: {error.message}"
-    )
+    told = to_failure(error)
+    response = service_pb2.ModelStreamInferResponse(error_message=f"{told.reason}: {told.message}")
     response.infer_response.id = given_id
     _marked(response.infer_response, is_final=True)
     return response

@@ -73,9 +73,12 @@ class InferStream:
         """
         try:
             async with self._idle, asyncio.TaskGroup() as tasks:
-                async for data in requests:
-                    self._began()
+                while True:
                     await self._places.acquire()
+                    data = await anext(requests, None)
+                    if data is None:
+                        return
+                    self._began()
                     tasks.create_task(self._answer(data), name="stream-infer")
         except TimeoutError:
             raise SlowClientError(f"nothing was asked for {IDLE_S:g} s") from None

@@ -1,0 +1,122 @@
+"""One of several processes of a router, started and ended by their parent."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from diptych import settings
+from router.config import RouterConfig
+
+_POLL_S = 0.05
+_PREFIX = "DIPTYCH_ROUTER_"
+
+Addresses = Mapping[str, str]
+"""What a process wrote to its port file: where it listens, by the name of the port."""
+
+
+class Child(Protocol):
+    """A process. Event loop only; ``stop`` may be called at any time, and again."""
+
+    @property
+    def pid(self) -> int:
+        """Once it has started."""
+        ...
+
+    async def start(self) -> None:
+        """Start it. Once."""
+        ...
+
+    async def listening(self) -> Addresses:
+        """Wait until it accepts connections; it may never."""
+        ...
+
+    async def ended(self) -> int:
+        """Wait for its end: the exit code, or less than 0 for the signal that ended it."""
+        ...
+
+    async def stop(self) -> None:
+        """Ask it to end, and see to it that it does."""
+        ...
+
+
+class RouterProcess:
+    """``python -m router`` with settings of its own, in a session of its own.
+
+    So Ctrl-C in a terminal reaches its parent alone, which asks it to end. It ends, too, when
+    its parent does, however that came.
+    """
+
+    def __init__(self, config: RouterConfig, folder: Path, patience_s: float) -> None:
+        """``folder`` is its own, and there; it has ``patience_s`` to end by itself."""
+        self._port_file = folder / "ports.json"
+        self._settings = folder / "settings.yaml"  # JSON is YAML
+        self._config = config.model_copy(
+            update={"port_file": self._port_file, "stop_with_stdin": True}
+        )
+        self._patience_s = patience_s
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int:
+        """See :class:`Child`; so the next ones."""
+        assert self._process is not None
+        return self._process.pid
+
+    async def start(self) -> None:
+        self._port_file.unlink(missing_ok=True)
+        self._settings.write_text(self._config.model_dump_json(exclude_defaults=True))
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "router", "--config", str(self._settings)),
+            stdin=asyncio.subprocess.PIPE,
+            env=settings.environment_without(_PREFIX),  # all of it is in the file
+            start_new_session=True,
+        )
+
+    async def listening(self) -> Addresses:
+        while not self._port_file.exists():  # noqa: ASYNC110 - another process writes it
+            await asyncio.sleep(_POLL_S)
+        addresses: Addresses = json.loads(self._port_file.read_text())
+        return addresses
+
+    async def ended(self) -> int:
+        assert self._process is not None
+        return await self._process.wait()
+
+    async def stop(self) -> None:
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        process.terminate()
+        try:
+            async with asyncio.timeout(self._patience_s):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+
+def config_of(config: RouterConfig, index: int, port: int, http_port: int) -> RouterConfig:
+    """What process ``index`` is set to: it shares the two ports, and has others of its own.
+
+    Metrics of one process say nothing of the others, so no shared port tells them.
+    """
+    host = config.listen.rpartition(":")[0]
+    return config.model_copy(
+        update={
+            "processes": 1,
+            "shares_ports": True,
+            "listen": f"{host}:{port}",
+            "http_port": http_port,
+            "http_metrics": False,
+            "metrics_port": _own(config.metrics_port, index),
+            "health_port": _own(config.health_port, index),
+        }
+    )
+
+
+def _own(port: int | None, index: int) -> int | None:
+    """Each picks one where the first does."""
+    return port + index if port else port

@@ -1,0 +1,170 @@
+"""A router of several processes that share its ports: their parent.
+
+Each is a router of its own, to workers and to clients, whose connections the kernel spreads over
+them. A process that ends by itself is told of and replaced; one that ends before it listens ends
+them all, as its replacement would fare no better.
+"""
+
+import asyncio
+import logging
+import socket
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from diptych.errors import ConfigurationError
+from diptych.process import EXIT_CONFIGURATION, Ready
+from diptych.service_host import host_of, write_port_file
+from router.app import serve as serve_alone
+from router.child import Addresses, Child, RouterProcess, config_of
+from router.config import RouterConfig
+
+logger = logging.getLogger(__name__)
+
+_SLACK_S = 10.0  # beyond what a router takes to drain, until it is killed
+
+
+class ProcessFailedError(Exception):
+    """A process ended before it listened."""
+
+
+class Processes:
+    """Keeps so many children alive. Event loop only; its owner runs it once.
+
+    Invariant: however ``run`` ends, none of them is left.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        make: Callable[[int], Child],
+        on_listening: Callable[[Sequence[Addresses]], None],
+    ) -> None:
+        """``make`` gets an index below ``count``; ``on_listening`` where all listen, each time
+        that another does.
+        """
+        self._make = make
+        self._on_listening = on_listening
+        self._addresses: list[Addresses | None] = [None] * count
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until ``stop`` is set and all have ended.
+
+        Raises (in a group) ConfigurationError, ProcessFailedError: one could not be started.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            keeping = [
+                tasks.create_task(self._keep(index), name=f"process-{index}")
+                for index in range(len(self._addresses))
+            ]
+            await stop.wait()
+            for task in keeping:
+                task.cancel()
+
+    async def _keep(self, index: int) -> None:
+        while True:
+            child = self._make(index)
+            try:
+                await child.start()
+                await self._wait_listening(index, child)
+                code = await child.ended()
+            finally:
+                await child.stop()
+            logger.error(
+                "a process of the router ended by itself; another takes its place",
+                extra={"index": index, "pid": child.pid, "exit_code": code},
+            )
+
+    async def _wait_listening(self, index: int, child: Child) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            listening = tasks.create_task(child.listening(), name="listening")
+            ending = tasks.create_task(child.ended(), name="ending")
+            await asyncio.wait((listening, ending), return_when=asyncio.FIRST_COMPLETED)
+            listening.cancel()
+            ending.cancel()
+        if not listening.cancelled():
+            logger.info("a process listens", extra={"index": index, "pid": child.pid})
+            self._addresses[index] = listening.result()
+            known = [each for each in self._addresses if each is not None]
+            if len(known) == len(self._addresses):
+                self._on_listening(known)
+            return
+        code = ending.result()
+        if code == EXIT_CONFIGURATION:  # it has said why
+            raise ConfigurationError(f"--processes: process {index} has a wrong setting")
+        raise ProcessFailedError(f"process {index} ended with {code} before it listened")
+
+
+async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None:
+    """Serve until ``stop`` is set, then drain; in this process, or in as many as are wanted.
+
+    Raises ConfigurationError.
+    """
+    if config.processes == 1:
+        await serve_alone(config, stop, ready)
+    else:
+        await _serve_together(config, stop, ready)
+
+
+async def _serve_together(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None:
+    host, port = host_of(config.listen), int(config.listen.rpartition(":")[2])
+    timers = config.timers
+    patience_s = 2 * timers.lame_duck_s + timers.drain_s + _SLACK_S
+    with ExitStack() as held:
+        grpc = held.enter_context(reserve(host, int(port), "--listen"))
+        http_port = config.http_port
+        if config.http:
+            http = held.enter_context(reserve(host, http_port, "--http-port"))
+            http_port = http.getsockname()[1]
+        grpc_port: int = grpc.getsockname()[1]
+        was_ready = asyncio.Event()
+        folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="diptych-router-")))
+
+        def make(index: int) -> Child:
+            own = folder / str(index)
+            own.mkdir(exist_ok=True)
+            return RouterProcess(config_of(config, index, grpc_port, http_port), own, patience_s)
+
+        def on_listening(addresses: Sequence[Addresses]) -> None:
+            if config.port_file is not None:
+                write_port_file(config.port_file, ports_of(addresses))
+            if not was_ready.is_set():
+                was_ready.set()
+                ready(grpc_port)
+
+        await Processes(config.processes, make, on_listening).run(stop)
+
+
+def ports_of(addresses: Sequence[Addresses]) -> Mapping[str, object]:
+    """What the parent's port file says: the first process's, and where each tells its metrics."""
+    metrics = [each["metrics_address"] for each in addresses]
+    return {**addresses[0], "metrics_addresses": metrics}
+
+
+def reserve(host: str, port: int, setting: str) -> socket.socket:
+    """A socket that holds a port for processes that share it, and takes no connections.
+
+    Raises ConfigurationError: somebody else has it, though they may share it too.
+    """
+    try:
+        flags = socket.AI_PASSIVE | socket.AI_NUMERICSERV
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+        family, kind, protocol, _, address = found[0]
+        with socket.socket(family, kind, protocol) as alone:
+            alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            alone.bind(address)
+            address = alone.getsockname()
+        held = socket.socket(family, kind, protocol)
+        try:
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            held.bind(address)
+        except OSError:
+            held.close()
+            raise
+    except OSError as error:
+        raise ConfigurationError(
+            f"{setting}: cannot bind {host}:{port}: {error.strerror}"
+        ) from None
+    return held

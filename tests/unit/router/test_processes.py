@@ -1,0 +1,201 @@
+"""A router's parent keeps its processes; how they are set, which die, which are replaced."""
+
+import asyncio
+import json
+import logging
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from diptych import settings
+from diptych.errors import ConfigurationError
+from router.child import Addresses, config_of
+from router.config import RouterConfig
+from router.processes import Processes, ProcessFailedError, ports_of, reserve
+from tests.virtual_time import run_virtually
+
+
+class FakeChild:
+    """A process that listens or ends when it is told to."""
+
+    def __init__(self, index: int, pid: int, *, dies_with: int | None = None) -> None:
+        self.index, self.pid = index, pid
+        self.num_stops = 0
+        self.listens, self.over = asyncio.Event(), asyncio.Event()
+        self._code = 0
+        if dies_with is None:
+            self.listens.set()
+        else:
+            self.end(dies_with)
+
+    def end(self, code: int) -> None:
+        self._code = code
+        self.over.set()
+
+    async def start(self) -> None:
+        """It begins as it was made."""
+
+    async def listening(self) -> Addresses:
+        await self.listens.wait()
+        return {"address": "h:1", "metrics_address": f"h:{self.pid}"}
+
+    async def ended(self) -> int:
+        await self.over.wait()
+        return self._code
+
+    async def stop(self) -> None:
+        self.num_stops += 1
+        await asyncio.sleep(1.0)  # it drains
+        self.end(self._code)
+
+
+class Router:
+    """Its processes, and what their parent was told."""
+
+    def __init__(
+        self, count: int, dies: Callable[[int, int], int | None] = lambda *_: None
+    ) -> None:
+        """``dies``: with which code the n-th process at an index ends before it listens."""
+        self.children: list[FakeChild] = []
+        self.told: list[list[str]] = []
+        self.stop = asyncio.Event()
+        self._dies = dies
+        self._processes = Processes(count, self._make, self._on_listening)
+
+    def _make(self, index: int) -> FakeChild:
+        nth = sum(child.index == index for child in self.children)
+        made = FakeChild(index, 100 + len(self.children), dies_with=self._dies(index, nth))
+        self.children.append(made)
+        return made
+
+    def _on_listening(self, addresses: object) -> None:
+        assert isinstance(addresses, list)
+        self.told.append([each["metrics_address"] for each in addresses])
+
+    async def run(self) -> None:
+        await self._processes.run(self.stop)
+
+    async def until_told(self, count: int) -> None:
+        while len(self.told) < count:
+            await asyncio.sleep(0.1)
+
+
+def test_all_are_started_and_all_are_ended_side_by_side() -> None:
+    async def live() -> float:
+        router = Router(3)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(router.run())
+            await router.until_told(1)
+            began_s = asyncio.get_running_loop().time()
+            router.stop.set()
+        assert router.told == [["h:100", "h:101", "h:102"]]
+        assert [child.num_stops for child in router.children] == [1, 1, 1]
+        return asyncio.get_running_loop().time() - began_s
+
+    assert run_virtually(live()) == pytest.approx(1.0)
+
+
+def test_one_that_dies_is_told_of_and_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    async def live() -> None:
+        router = Router(2)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(router.run())
+            await router.until_told(1)
+            router.children[1].end(-9)
+            await router.until_told(2)
+            router.stop.set()
+        assert [child.index for child in router.children] == [0, 1, 1]
+        assert router.told[1] == ["h:100", "h:102"]
+
+    with caplog.at_level(logging.ERROR):
+        run_virtually(live())
+    (record,) = caplog.records
+    said = {name: record.__dict__[name] for name in ("index", "pid", "exit_code")}
+    assert said == {"index": 1, "pid": 101, "exit_code": -9}
+
+
+@pytest.mark.parametrize(("code", "kind"), [(1, ProcessFailedError), (2, ConfigurationError)])
+@pytest.mark.parametrize("nth", [0, 1])
+def test_one_that_ends_before_it_listens_ends_all(
+    code: int, kind: type[Exception], nth: int
+) -> None:
+    """The first at its place, or one that was to replace it."""
+
+    async def live() -> None:
+        router = Router(2, lambda index, n: code if (index, n) == (1, nth) else None)
+        with pytest.RaisesGroup(kind, flatten_subgroups=True):
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(router.run())
+                if nth:
+                    await router.until_told(1)
+                    router.children[1].end(-9)
+        assert all(child.num_stops for child in router.children)
+        assert len(router.children) == 2 + nth
+
+    run_virtually(live())
+
+
+def load(*args: str) -> RouterConfig:
+    whole = ["--model", "m", "--decode", "a:1", *args]
+    return settings.load(RouterConfig, whole, prog="diptych router", env_prefix="DIPTYCH_ROUTER_")
+
+
+def test_each_shares_two_ports_and_has_the_others_for_itself() -> None:
+    config = load(
+        *("--processes", "3", "--listen", "[::1]:0", "--metrics-port", "9100"),
+        *("--health-port", "0", "--max-queue", "7"),
+    )
+    second = config_of(config, 1, 50051, 8000)
+    assert (second.listen, second.http_port) == ("[::1]:50051", 8000)
+    assert (second.shares_ports, second.processes, second.http_metrics) == (True, 1, False)
+    assert (second.metrics_port, second.health_port) == (9101, 0)
+    assert config_of(load(), 1, 1, 2).metrics_port is None
+    assert second.max_queue == 7
+
+
+def test_its_settings_pass_through_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "settings.yaml"
+    config = load("--processes", "2", "--quota.max-concurrent", "3", "--file.interval-s", "1.0")
+    first = config_of(config, 0, 50051, 8000)
+    path.write_text(first.model_dump_json(exclude_defaults=True))
+    monkeypatch.setenv("DIPTYCH_ROUTER_PROCESSES", "2")
+    monkeypatch.setenv("DIPTYCH_ROUTERS", "mine")
+    environment = settings.environment_without("DIPTYCH_ROUTER_")
+    assert "DIPTYCH_ROUTER_PROCESSES" not in environment
+    assert environment["DIPTYCH_ROUTERS"] == "mine"
+    monkeypatch.delenv("DIPTYCH_ROUTER_PROCESSES")
+    read = settings.load(
+        RouterConfig, ["--config", str(path)], prog="router", env_prefix="DIPTYCH_ROUTER_"
+    )
+    assert read == first
+
+
+@pytest.mark.parametrize("setting", ["metrics-port", "health-port"])
+def test_ports_beyond_the_last_are_refused(setting: str) -> None:
+    load("--processes", "2", f"--{setting}", "65534")
+    with pytest.raises(ConfigurationError, match=f"--{setting}: 65535 .* 2 processes"):
+        load("--processes", "2", f"--{setting}", "65535")
+
+
+def test_the_port_file_has_the_metrics_of_all() -> None:
+    found = ports_of(
+        [{"address": "h:1", "metrics_address": "h:2"}, {"address": "h:1", "metrics_address": "h:3"}]
+    )
+    assert json.loads(json.dumps(found)) == {
+        "address": "h:1",
+        "metrics_address": "h:2",
+        "metrics_addresses": ["h:2", "h:3"],
+    }
+
+
+def test_a_reserved_port_is_shared_by_who_says_so_alone() -> None:
+    with reserve("127.0.0.1", 0, "--listen") as held:
+        port = held.getsockname()[1]
+        with socket.socket() as sharing:
+            sharing.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            sharing.bind(("127.0.0.1", port))
+            sharing.listen()
+            with pytest.raises(ConfigurationError, match="--http-port: cannot bind"):
+                reserve("127.0.0.1", port, "--http-port")

@@ -256,6 +256,8 @@ class Call:
     async def done_writing(self) -> None:
         self._context.commands.put_nowait(_END)
 
+    def add_done_callback(self, callback: object) -> None: ...
+
     def cancel(self) -> bool:
         return self._handler.cancel()
 

@@ -12,6 +12,7 @@ from typing import Generic, NoReturn, Protocol, TypeVar
 import grpc
 
 from diptych.errors import DiptychError, NoWorkerError
+from diptych.rpc.call_end import CallEnd, Ending
 from diptych.rpc.liveness import Liveness
 from diptych.rpc.status import from_rpc_error
 from diptych.timers import Timers
@@ -25,7 +26,7 @@ _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 1.0
 
 
-class Call(AsyncIterable[Event_co], Protocol[Event_co]):
+class Call(AsyncIterable[Event_co], Ending, Protocol[Event_co]):
     """What is used of a gRPC call whose responses are a stream."""
 
     def cancel(self) -> bool:
@@ -117,6 +118,7 @@ class ClientStream(Generic[Event]):
         stuck: Callable[[], str | None] = _never_stuck,
     ) -> None:
         self._call = call
+        self._end = CallEnd(call)
         self._progress = progress
         self._stuck = stuck
         self._loop = asyncio.get_running_loop()
@@ -141,8 +143,9 @@ class ClientStream(Generic[Event]):
                 if error is not None:
                     return error
             return NoWorkerError("it ended the stream")
-        except grpc.RpcError as error:
-            return from_rpc_error(error)
+        except grpc.aio.AioRpcError as error:
+            said = await self._end.error(error)
+            return NoWorkerError("it ended the stream") if said is None else from_rpc_error(said)
         except asyncio.CancelledError:  # of the call, or of this task
             task = asyncio.current_task()
             if task is not None and task.cancelling():

@@ -35,6 +35,8 @@ class FakeCall:
             await self._cancelled.wait()
             raise asyncio.CancelledError
 
+    def add_done_callback(self, callback: object) -> None: ...
+
     def cancel(self) -> bool:
         self._cancelled.set()
         return True

@@ -39,6 +39,8 @@ class FakeCall:
             if command.HasField("peers"):
                 self.peers_came.set()
 
+    def add_done_callback(self, callback: object) -> None: ...
+
     def cancel(self) -> bool:
         return True
 

@@ -21,6 +21,8 @@ class FakeCall:
         for state in self._states:
             yield state
 
+    def add_done_callback(self, callback: object) -> None: ...
+
     def cancel(self) -> bool:
         return True
 

@@ -73,18 +73,18 @@ class PrefillShares:
                 self._spend(seq, end - before)
 
     def _is_long(self, seq: Sequence) -> bool:
-        return seq.num_tokens - seq.num_computed_tokens > self._max_step_tokens
+        return seq.num_pending_tokens > self._max_step_tokens
 
     def _allowed(self, seq: Sequence) -> int:
         if self._is_long(seq):
             return min(self._num_left, self._num_left_for_long)
-        if _is_single(seq):
+        if seq.is_decoding:
             return self._num_left
         return min(self._num_left, self._num_left_for_prompts)
 
     def _spend(self, seq: Sequence, num_tokens: int) -> None:
         self._num_left -= num_tokens
-        if not _is_single(seq):
+        if not seq.is_decoding:
             self._num_left_for_prompts -= num_tokens
 
     def _end(self, seq: Sequence, num_allowed: int) -> int:
@@ -96,8 +96,3 @@ class PrefillShares:
         if aligned > start:
             return aligned
         return start if self.ends else end  # the first one must get on
-
-
-def _is_single(seq: Sequence) -> bool:
-    """Whether it lacks one token: it decodes, or is about to."""
-    return seq.num_tokens - seq.num_computed_tokens == 1

@@ -33,6 +33,11 @@ class Queues:
     def __iter__(self) -> "itertools.chain[Sequence]":
         return itertools.chain(self.running, self.waiting, self.held)
 
+    @property
+    def runnable(self) -> "itertools.chain[Sequence]":
+        """Those in the batch, and those that want to be."""
+        return itertools.chain(self.running, self.waiting)
+
     def add_reserved(self, seq: Sequence) -> None:
         """A new sequence, RESERVED from birth."""
         assert seq.state is SequenceState.RESERVED, f"reserved while {seq.state.name}"
@@ -71,9 +76,8 @@ class Queues:
 
     def youngest_preemptible(self) -> Sequence:
         """The last come of those that have blocks which nobody else reads; there must be one."""
-        runnable = itertools.chain(self.waiting, self.running)
         return max(
-            (seq for seq in runnable if seq.block_table and not seq.prefill_only),
+            (seq for seq in self.runnable if seq.block_table and not seq.prefill_only),
             key=_by_arrival,
         )
 

@@ -15,36 +15,33 @@ Ideas: Orca (continuous batching), Sarathi (chunked prefill), vLLM (paging).
 """
 
 import itertools
-from array import array
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from diptych.engine.scheduling import backlog
+from diptych.engine.scheduling.admission import Admission
 from diptych.engine.scheduling.block_pool import BlockPool, Owner
 from diptych.engine.scheduling.block_tables import BlockTables
+from diptych.engine.scheduling.chunks import next_chunk
 from diptych.engine.scheduling.prefill_shares import PrefillShares
 from diptych.engine.scheduling.queues import Queues
 from diptych.engine.scheduling.sequence import Sequence, SequenceState
 from diptych.engine.scheduling.step import (
-    Chunk,
-    History,
-    SampledToken,
-    SampleSpec,
     SequenceUpdate,
     StepOutput,
     StepPlan,
     check_step_limits,
 )
+from diptych.engine.scheduling.step_results import StepResults
 from diptych.errors import (
     BlocksExhaustedError,
     ConfigurationError,
     DiptychError,
     InvalidRequestError,
-    LogitsError,
 )
-from diptych.finish_reason import FinishReason
-from diptych.step_model import StepWork, num_pairs
+from diptych.step_model import StepWork
 
 
 class SchedulerConfig(BaseModel):
@@ -96,14 +93,21 @@ class Scheduler:
         self.config = config
         self.pool = pool
         self.num_preemptions = 0  # so far, all sequences
-        self.num_lookup_tokens = 0  # so far, tokens of admitted sequences
-        self.num_hit_tokens = 0  # so far, of those found in the prefix cache
         self._tables = BlockTables(
             pool,
             headroom_blocks=config.decode_headroom_blocks,
             max_model_len=config.max_model_len,
         )
         self._queues = Queues()
+        self._admission = Admission(
+            self._queues,
+            self._tables,
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=config.max_model_len,
+        )
+        self._results = StepResults(
+            self._queues, self._tables, pool, max_model_len=config.max_model_len
+        )
         self._in_flight: _StepInFlight | None = None
 
     @property
@@ -122,24 +126,24 @@ class Scheduler:
         return len(self._queues.waiting)
 
     @property
+    def num_lookup_tokens(self) -> int:
+        """Tokens of admitted sequences, so far."""
+        return self._admission.num_lookup_tokens
+
+    @property
+    def num_hit_tokens(self) -> int:
+        """Of those, found in the prefix cache."""
+        return self._admission.num_hit_tokens
+
+    @property
     def num_pending_prefill_tokens(self) -> int:
         """Tokens to compute before their sequences can sample (single tokens not counted)."""
-        runnable = itertools.chain(self._queues.running, self._queues.waiting)
-        return sum(num for num in map(_num_pending, runnable) if num > 1)
+        return backlog.num_prefill_tokens(self._queues.runnable)
 
     @property
     def work(self) -> StepWork:
         """To be computed: one token of each sequence that decodes, and what prompts lack."""
-        num_rows = num_context = num_tokens = num_attention_pairs = 0
-        for seq in itertools.chain(self._queues.running, self._queues.waiting):
-            num = _num_pending(seq)
-            if num > 1:
-                num_tokens += num
-                num_attention_pairs += num_pairs(seq.num_computed_tokens, seq.num_tokens)
-            else:
-                num_rows += 1
-                num_context += seq.num_tokens
-        return StepWork(num_rows, num_context, num_tokens, num_attention_pairs)
+        return backlog.work(self._queues.runnable)
 
     @property
     def in_flight(self) -> tuple[Sequence, ...]:
@@ -164,7 +168,7 @@ class Scheduler:
         is then held.
         """
         assert seq.prefill_only, "others reserve and start"
-        self._admit_new(seq, Owner.RUNNING, max_cached_tokens=seq.num_shareable_tokens)
+        self._admission.admit_new(seq, Owner.RUNNING, max_cached_tokens=seq.num_shareable_tokens)
         self._queues.add_arrival(seq)
 
     def reserve(self, seq: Sequence) -> None:
@@ -175,7 +179,9 @@ class Scheduler:
         Raises as ``add_prefill``.
         """
         assert not seq.prefill_only, "only sequences that decode are reserved"
-        self._admit_new(seq, Owner.RESERVED, max_cached_tokens=seq.num_tokens, to_pull=seq.to_pull)
+        self._admission.admit_new(
+            seq, Owner.RESERVED, max_cached_tokens=seq.num_tokens, to_pull=seq.to_pull
+        )
         self._queues.add_reserved(seq)
 
     def mark_proven(self, seq: Sequence) -> None:
@@ -209,7 +215,7 @@ class Scheduler:
         self._queues.add_arrival(seq)
         if was_hit_to_pull and self.pool.needs.reaches:  # what comes next may see its holes
             self._tables.drop(seq, Owner.RUNNING)
-            self._admit_again(seq)  # or it waits for blocks, like one that was preempted
+            self._admission.admit_again(seq)  # or it waits for blocks, like one that was preempted
             return
         if seq.num_computed_tokens == num_tokens:
             self._tables.step_back(seq, Owner.RUNNING)
@@ -234,7 +240,7 @@ class Scheduler:
     @property
     def decoding(self) -> list[Sequence]:
         """Sequences of the batch that get one token with each step."""
-        return [seq for seq in self._queues.running if _num_pending(seq) == 1]
+        return [seq for seq in self._queues.running if seq.is_decoding]
 
     def schedule(self, max_prompt_tokens: int | None = None) -> StepPlan | None:
         """Decide the next step; None if nothing can run until somebody calls in.
@@ -246,21 +252,23 @@ class Scheduler:
         assert self._in_flight is None, "a step is in flight"
         self._grow_running()
         # Single tokens first: a long prompt may slow decoding down but not stop it.
-        ends = {seq: seq.num_tokens for seq in self._queues.running if _num_pending(seq) == 1}
+        ends = {seq: seq.num_tokens for seq in self.decoding}
         shares = PrefillShares(
             self.config.max_batched_tokens - len(ends),
             block_size=self.pool.block_size,
             max_step_tokens=self.config.max_batched_tokens,
             max_prompt_tokens=max_prompt_tokens if ends else None,
         )
-        prefilling = [seq for seq in self._queues.running if _num_pending(seq) > 1]
-        for seq in itertools.chain(prefilling, self._admissions(shares)):
+        prefilling = [seq for seq in self._queues.running if not seq.is_decoding]
+        for seq in itertools.chain(prefilling, self._admission.into_batch(shares)):
             shares.take(seq)
         shares.share_out_rest()
         ends |= shares.ends
         if not ends:
             return None
-        plan = StepPlan(chunks=tuple(self._chunk(seq, end) for seq, end in ends.items()))
+        plan = StepPlan(
+            chunks=tuple(next_chunk(seq, end, self._tables) for seq, end in ends.items())
+        )
         self._in_flight = _StepInFlight(plan, tuple(ends))
         return plan
 
@@ -271,107 +279,20 @@ class Scheduler:
         ones are LEASED with their blocks held, finished or not. Of a sequence whose logits
         are not numbers nothing is shared, neither what this step computed nor what it hit.
         """
-        sequences = self._end_step(plan)
-        steps = list(zip(sequences, plan.chunks, output.tokens, strict=True))
-        for seq, _, token in steps:  # before anything is entered
-            if isinstance(token, LogitsError):
-                self._distrust(seq, sequences)
-        updates = []
-        for index, (seq, chunk, token) in enumerate(steps):
-            seq.num_computed_tokens = chunk.end
-            self._tables.enter_computed(seq, chunk.start, chunk.end)
-            if seq.state is SequenceState.FINISHED:  # released meanwhile
-                self._tables.drop(seq, Owner.RUNNING)
-            else:
-                update = self._book(seq, chunk, token)
-                updates.append(update._replace(report=output.reports.get(index)))
-        return updates
+        return self._results.book(self._end_step(plan), plan, output)
 
     def fail(self, plan: StepPlan, error: DiptychError) -> list[SequenceUpdate]:
         """Book a step that was not completed: all its sequences end with ``error``.
 
         As ``update``; nothing of what it may have written is used.
         """
-        updates = []
-        for seq in self._end_step(plan):
-            if seq.state is SequenceState.FINISHED:
-                self._tables.drop(seq, Owner.RUNNING)
-                continue
-            num_computed = seq.num_computed_tokens
-            self._leave_batch(seq)
-            updates.append(SequenceUpdate(seq, num_computed, 0, None, None, None, error))
-        return updates
+        return self._results.fail(self._end_step(plan), error)
 
     def _end_step(self, plan: StepPlan) -> tuple[Sequence, ...]:
         step, self._in_flight = self._in_flight, None
         assert step is not None, "no step is in flight"
         assert plan is step.plan, "another step is in flight"
         return step.sequences
-
-    def _distrust(self, seq: Sequence, in_step: Collection[Sequence]) -> None:
-        """Keep all KV that led to a step without numbers from those who do not have it yet.
-
-        Whoever has some of it may go on, and likely ends the same way; nobody shares with it.
-        """
-        spoilt = self._tables.distrust(seq)
-        for other in itertools.chain(self._queues, in_step):
-            if not spoilt.isdisjoint(other.block_table):
-                other.is_private = True
-
-    def _book(
-        self, seq: Sequence, chunk: Chunk, token: SampledToken | DiptychError | None
-    ) -> SequenceUpdate:
-        num_step_tokens = len(chunk.token_ids)
-        if isinstance(token, DiptychError):
-            self._leave_batch(seq)
-            return SequenceUpdate(seq, chunk.end, num_step_tokens, None, None, None, token)
-        if chunk.sample is None:
-            return SequenceUpdate(seq, chunk.end, num_step_tokens, None, None, None)
-        assert token is not None, "the runner owes a token"
-        seq.token_ids.append(token.token_id)
-        reason = self._finish_reason(seq, chunk.sample, token.token_id)
-        if seq.prefill_only or reason is not None:
-            self._leave_batch(seq)
-        return SequenceUpdate(seq, chunk.end, num_step_tokens, token, chunk.end, reason)
-
-    def _leave_batch(self, seq: Sequence) -> None:
-        """It has no further steps: RUNNING -> LEASED with its blocks, or FINISHED."""
-        if seq.prefill_only:
-            self._queues.lease(seq)
-            self.pool.retag(seq.block_table, Owner.RUNNING, Owner.LEASED)
-        else:
-            self._queues.finish(seq)
-            self._tables.drop(seq, Owner.RUNNING)
-
-    def _finish_reason(
-        self, seq: Sequence, sample: SampleSpec, token_id: int
-    ) -> FinishReason | None:
-        # Before min_tokens a constraint's row draws one only where nothing else fits.
-        may_stop = sample.allow_stop or seq.sampling.constraint is not None
-        if may_stop and token_id in seq.sampling.stop_token_ids:
-            return FinishReason.STOP
-        if seq.num_output_tokens >= seq.sampling.max_tokens:
-            return FinishReason.LENGTH
-        if seq.num_tokens >= self.config.max_model_len:
-            return FinishReason.LENGTH
-        return None
-
-    def _admit_new(
-        self, seq: Sequence, owner: Owner, *, max_cached_tokens: int, to_pull: bool = False
-    ) -> None:
-        if not 0 < seq.num_tokens < self.config.max_model_len:
-            raise InvalidRequestError(
-                f"{seq.num_tokens} is not within 1 and {self.config.max_model_len - 1}",
-                field="token_ids",
-            )
-        # What preempted sequences wait for is not given to newcomers.
-        preempted = (each for each in self._queues.waiting if not each.block_table)
-        owed = sum(map(self._tables.num_wanted_blocks, preempted))
-        seq.num_cached_tokens = self._tables.admit(
-            seq, owner, max_cached_tokens=max_cached_tokens, keep=owed, to_pull=to_pull
-        )
-        self.num_lookup_tokens += seq.num_tokens
-        self.num_hit_tokens += seq.num_cached_tokens
 
     def _grow_running(self) -> None:
         """Give each running sequence the blocks of its tokens, the oldest first."""
@@ -390,75 +311,3 @@ class Scheduler:
         self._tables.drop(seq, Owner.RUNNING)
         seq.num_preemptions += 1
         self.num_preemptions += 1
-
-    def _admissions(self, shares: PrefillShares) -> Iterable[Sequence]:
-        """Move waiting sequences into the batch, one by one, as long as there is room.
-
-        First come, first served among those that lack blocks; those that have theirs
-        do not wait behind them.
-        """
-        may_admit = True
-        for seq in tuple(self._queues.waiting):
-            if len(self._queues.running) >= self.config.max_num_seqs or shares.is_spent:
-                return
-            if not seq.block_table:
-                may_admit = may_admit and shares.has_room_for(seq) and self._admit_again(seq)
-                if not may_admit:
-                    continue
-            else:
-                self._refresh(seq)
-                if self._is_being_computed(seq, shares.ends) or not shares.has_room_for(seq):
-                    continue
-            self._queues.run(seq)
-            yield seq
-
-    def _refresh(self, seq: Sequence) -> None:
-        before = seq.num_computed_tokens
-        self._tables.refresh(seq, Owner.RUNNING)
-        self.num_hit_tokens += seq.num_computed_tokens - before
-
-    def _is_being_computed(self, seq: Sequence, ends: Mapping[Sequence, int]) -> bool:
-        """Whether another one's chunk of this step enters the next block that it lacks."""
-        missing = self._tables.missing_blocks(seq)
-        return bool(missing) and any(
-            self._tables.will_enter(other, end, seq, missing.start) for other, end in ends.items()
-        )
-
-    def _admit_again(self, seq: Sequence) -> bool:
-        try:
-            self._tables.admit(seq, Owner.RUNNING, max_cached_tokens=seq.num_tokens - 1)
-        except BlocksExhaustedError:
-            return False
-        return True
-
-    def _chunk(self, seq: Sequence, end: int) -> Chunk:
-        start, sample = seq.num_computed_tokens, None
-        if end == seq.num_tokens:
-            params = seq.sampling
-            sample = SampleSpec(
-                params=params,
-                allow_stop=seq.num_output_tokens >= params.min_tokens,
-                history=_history(seq) if params.needs_history else None,
-                key=None if params.constraint is None else seq.key,
-            )
-        return Chunk(
-            token_ids=tuple(seq.token_ids[start:end]),
-            start=start,
-            block_table=self._tables.packed(seq),
-            sample=sample,
-            report=seq.report and seq.report.part(seq.token_ids, start, end),
-        )
-
-
-def _history(seq: Sequence) -> History:
-    """Token ids pass through Python once each; a step copies them as one piece of memory."""
-    packed = seq.packed_tokens
-    if packed is None:
-        packed = seq.packed_tokens = array("q")
-    packed.extend(seq.token_ids[len(packed) :])
-    return History(packed[:], seq.num_prompt_tokens)
-
-
-def _num_pending(seq: Sequence) -> int:
-    """Tokens without KV."""
-    return len(seq.token_ids) - seq.num_computed_tokens

@@ -73,6 +73,16 @@ class Sequence:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
+    def num_pending_tokens(self) -> int:
+        """Without KV; of one that decodes it is the last one."""
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether each step computes one token of it: none before that one is without KV."""
+        return self.num_pending_tokens == 1
+
+    @property
     def num_shareable_tokens(self) -> int:
         """Of which others may compute the KV, if it is to draw a token: not the last one's."""
         num_tokens = self.num_tokens

@@ -1,0 +1,90 @@
+"""Who is let in: new sequences to blocks, and those that wait to the batch.
+
+The scheduler asks for both; this knows whom blocks are owed to, and who had better wait for
+what another one computes. Moves sequences in the queues and fills their tables. Pure.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from diptych.engine.scheduling.block_pool import Owner
+from diptych.engine.scheduling.block_tables import BlockTables
+from diptych.engine.scheduling.prefill_shares import PrefillShares
+from diptych.engine.scheduling.queues import Queues
+from diptych.engine.scheduling.sequence import Sequence
+from diptych.errors import BlocksExhaustedError, InvalidRequestError
+
+
+class Admission:
+    """Over one scheduler's queues and tables. At most ``max_num_seqs`` are in the batch."""
+
+    def __init__(
+        self, queues: Queues, tables: BlockTables, *, max_num_seqs: int, max_model_len: int
+    ) -> None:
+        self.num_lookup_tokens = 0  # so far, tokens of new sequences
+        self.num_hit_tokens = 0  # so far, of those found in the prefix cache
+        self._queues = queues
+        self._tables = tables
+        self._max_num_seqs = max_num_seqs
+        self._max_model_len = max_model_len
+
+    def admit_new(
+        self, seq: Sequence, owner: Owner, *, max_cached_tokens: int, to_pull: bool = False
+    ) -> None:
+        """Give a sequence that nobody knows its blocks, see ``BlockTables.admit``.
+
+        Raises InvalidRequestError, BlocksExhaustedError; nothing is then held.
+        """
+        if not 0 < seq.num_tokens < self._max_model_len:
+            raise InvalidRequestError(
+                f"{seq.num_tokens} is not within 1 and {self._max_model_len - 1}",
+                field="token_ids",
+            )
+        # What preempted sequences wait for is not given to newcomers.
+        preempted = (each for each in self._queues.waiting if not each.block_table)
+        owed = sum(map(self._tables.num_wanted_blocks, preempted))
+        seq.num_cached_tokens = self._tables.admit(
+            seq, owner, max_cached_tokens=max_cached_tokens, keep=owed, to_pull=to_pull
+        )
+        self.num_lookup_tokens += seq.num_tokens
+        self.num_hit_tokens += seq.num_cached_tokens
+
+    def admit_again(self, seq: Sequence) -> bool:
+        """Give one that lost its blocks others, if there are enough."""
+        try:
+            self._tables.admit(seq, Owner.RUNNING, max_cached_tokens=seq.num_tokens - 1)
+        except BlocksExhaustedError:
+            return False
+        return True
+
+    def into_batch(self, shares: PrefillShares) -> Iterator[Sequence]:
+        """Move waiting sequences into the batch, one by one, as long as there is room.
+
+        Each is to ``take`` its share before the next one is asked for. First come, first served
+        among those that lack blocks; those that have theirs do not wait behind them.
+        """
+        may_admit = True
+        for seq in tuple(self._queues.waiting):
+            if len(self._queues.running) >= self._max_num_seqs or shares.is_spent:
+                return
+            if not seq.block_table:
+                may_admit = may_admit and shares.has_room_for(seq) and self.admit_again(seq)
+                if not may_admit:
+                    continue
+            else:
+                self._refresh(seq)
+                if self._is_being_computed(seq, shares.ends) or not shares.has_room_for(seq):
+                    continue
+            self._queues.run(seq)
+            yield seq
+
+    def _refresh(self, seq: Sequence) -> None:
+        before = seq.num_computed_tokens
+        self._tables.refresh(seq, Owner.RUNNING)
+        self.num_hit_tokens += seq.num_computed_tokens - before
+
+    def _is_being_computed(self, seq: Sequence, ends: Mapping[Sequence, int]) -> bool:
+        """Whether another one's chunk of this step enters the next block that it lacks."""
+        missing = self._tables.missing_blocks(seq)
+        return bool(missing) and any(
+            self._tables.will_enter(other, end, seq, missing.start) for other, end in ends.items()
+        )

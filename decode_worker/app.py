@@ -16,7 +16,15 @@ from diptych.rpc.identity import Identity
 from diptych.rpc.peer_channel import Dialer
 from diptych.service_host import ServiceHost
 from diptych.telemetry.families import TransferMetrics
-from diptych.v1 import decode_pb2, decode_pb2_grpc, worker_pb2, worker_pb2_grpc
+from diptych.v1 import (
+    cache_pb2,
+    cache_pb2_grpc,
+    decode_pb2,
+    decode_pb2_grpc,
+    worker_pb2,
+    worker_pb2_grpc,
+)
+from diptych.worker.cache_watch import CacheServicer
 from diptych.worker.cores import confine_to
 from diptych.worker.engine_parts import EngineParts
 from diptych.worker.status import WatchServicer, WorkerStatus
@@ -27,6 +35,7 @@ from kvtransfer.reader.pairs import PairTable
 from kvtransfer.testing.fault_service import FaultsServicer, serve_faults
 
 DECODE = decode_pb2.DESCRIPTOR.services_by_name["Decode"].full_name
+CACHE = cache_pb2.DESCRIPTOR.services_by_name["Cache"].full_name
 WORKER = worker_pb2.DESCRIPTOR.services_by_name["Worker"].full_name
 
 
@@ -166,8 +175,9 @@ async def serve(config: DecodeWorkerConfig, stop: asyncio.Event, ready: Ready) -
         decode_pb2_grpc.add_DecodeServicer_to_server(servicer, host.server)
         watch = WatchServicer(status, host.tracing)
         worker_pb2_grpc.add_WorkerServicer_to_server(watch, host.server)
+        cache_pb2_grpc.add_CacheServicer_to_server(CacheServicer(status), host.server)
         faults = serve_faults(config.transfer, host.server, host.metrics)
-        await host.start([DECODE, WORKER])
+        await host.start([DECODE, WORKER, CACHE])
         ready(host.port)
         role = DecodeRole(config, host, status, servicer, faults)
         await WorkerLife(config, host, status, role).run(stop)

@@ -11,6 +11,8 @@ from diptych.rpc.identity import Identity
 from diptych.service_host import ServiceHost
 from diptych.telemetry.families import LeaseMetrics
 from diptych.v1 import (
+    cache_pb2,
+    cache_pb2_grpc,
     kv_source_pb2,
     kv_source_pb2_grpc,
     prefill_pb2,
@@ -18,6 +20,7 @@ from diptych.v1 import (
     worker_pb2,
     worker_pb2_grpc,
 )
+from diptych.worker.cache_watch import CacheServicer
 from diptych.worker.cores import confine_to
 from diptych.worker.engine_parts import EngineParts
 from diptych.worker.status import WatchServicer, WorkerStatus
@@ -35,6 +38,7 @@ from prefill_worker.stream_resources import StreamDeps, StreamResources
 
 PREFILL = prefill_pb2.DESCRIPTOR.services_by_name["Prefill"].full_name
 KV_SOURCE = kv_source_pb2.DESCRIPTOR.services_by_name["KVSource"].full_name
+CACHE = cache_pb2.DESCRIPTOR.services_by_name["Cache"].full_name
 WORKER = worker_pb2.DESCRIPTOR.services_by_name["Worker"].full_name
 
 
@@ -142,10 +146,11 @@ async def serve(config: PrefillWorkerConfig, stop: asyncio.Event, ready: Ready) 
         prefill_pb2_grpc.add_PrefillServicer_to_server(servicer, host.server)
         watch = WatchServicer(status, host.tracing)
         worker_pb2_grpc.add_WorkerServicer_to_server(watch, host.server)
+        cache_pb2_grpc.add_CacheServicer_to_server(CacheServicer(status), host.server)
         gate = KVSourceGate()
         kv_source_pb2_grpc.add_KVSourceServicer_to_server(gate, host.server)
         faults = serve_faults(config.transfer, host.server, host.metrics)
-        await host.start([PREFILL, KV_SOURCE, WORKER])
+        await host.start([PREFILL, KV_SOURCE, WORKER, CACHE])
         ready(host.port)
         role = PrefillRole(config, host, status, servicer, gate, faults)
         await WorkerLife(config, host, status, role).run(stop)

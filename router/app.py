@@ -38,12 +38,12 @@ from router.frontend.open_inference.servicer import SERVICE as OPEN_INFERENCE
 from router.frontend.prompt_answers import PromptAnswers
 from router.frontend.quotas import Quotas
 from router.frontend.served_model import ServedModel
+from router.placement.cache_index import CacheIndex
 from router.placement.departures import Departures
 from router.placement.fair_queue import FairQueue
 from router.placement.output_lengths import OutputLengths
 from router.placement.policy import LeastLoaded
 from router.placement.predicted import Predicted
-from router.placement.prefix_memory import PrefixMemory
 from router.placement.types import Policy
 from router.placement.waiting_room import WaitingRoom
 from router.request.dispatch import Services
@@ -122,6 +122,7 @@ async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None
             lambda: cluster.num_ready,
             lambda: discovery.age_s,
             cluster.clock_offsets,
+            lambda: policy.cache.num_blocks,
             TenantMetrics(host.operator_metrics, config.max_tenant_series),
         )
         admission = Admission(model, cluster, config)
@@ -247,7 +248,7 @@ class _Background:
 
 def _make_policy(config: RouterConfig, incarnation: str) -> Policy:
     plain = LeastLoaded(
-        PrefixMemory(config.prefix_memory_blocks),
+        CacheIndex(config.prefix_memory_blocks),
         local_below_tokens=config.local_prefill_below_tokens,
         allow_local=config.allow_local_prefill,
         allow_recompute=config.allow_recompute,

@@ -300,8 +300,8 @@ class RouterConfig(ProcessConfig):
     prefix_memory_blocks: int = Field(
         65536,
         ge=0,
-        description="Prompt blocks remembered per worker for prefix affinity, 200 bytes each; of "
-        "none more than its pool holds.",
+        description="Blocks of each worker's prefix cache that placement knows of at the most, 120 "
+        "bytes each; what a worker has beyond is taken not to be there.",
     )
     max_request_bytes: int = Field(
         4 * 2**20,

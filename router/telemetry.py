@@ -72,6 +72,7 @@ class RouterMetrics:
         num_ready: Callable[[], tuple[int, int]],
         discovery_age_s: Callable[[], float],
         clock_offsets: Callable[[], Iterable[tuple[str, ClockOffset]]],
+        num_cached_blocks: Callable[[], float],
         tenants: TenantMetrics,
     ) -> None:
         self.tenants = tenants
@@ -133,6 +134,11 @@ class RouterMetrics:
             "router_proven_pairs",
             "Pairs of a ready prefill and a ready decode worker proven to move KV.",
             num_proven_pairs,
+        )
+        metrics.read_gauge(
+            "router_cached_blocks",
+            "KV blocks that workers told to be in their prefix caches, of all workers together.",
+            num_cached_blocks,
         )
         metrics.read_gauges(
             "router_workers_ready",

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Protocol
 
+from diptych.cache_log import CacheLog
 from diptych.engine.protocol import EngineLoad, StepListener, StepRecord
 from diptych.engine.scheduling.audit import pool_mismatch
 from diptych.engine.scheduling.block_pool import BlockPool
@@ -208,6 +209,11 @@ class StepEngine:
     def step_model(self) -> StepModel:
         """Learned from all steps that were completed, from deciding them to booking them."""
         return self._learner.model
+
+    @property
+    def cache_log(self) -> CacheLog:
+        """Of the pool."""
+        return self._pool.cache_log
 
     async def _run_steps(self, model_thread: Executor | None) -> None:
         while True:

@@ -7,6 +7,7 @@ or pool, so that another engine can stand here. Everything is for the event loop
 from collections.abc import Callable, Collection
 from typing import NamedTuple, Protocol
 
+from diptych.cache_log import CacheLog
 from diptych.engine.scheduling.block_pool import BlockCounts
 from diptych.engine.scheduling.sequence import Sequence
 from diptych.engine.scheduling.step import SequenceUpdate
@@ -171,4 +172,9 @@ class Engine(Protocol):
     @property
     def step_model(self) -> StepModel:
         """How long its steps take, from one's decision to the next one's, as learned from them."""
+        ...
+
+    @property
+    def cache_log(self) -> CacheLog | None:
+        """Which blocks others could share, by key; None: routers are not told of it."""
         ...

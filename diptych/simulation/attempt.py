@@ -70,7 +70,8 @@ class _Lease:
     def __init__(self, seat: Seat[PrefillSeen], seq: Sequence) -> None:
         self.seat = seat
         self.seq = seq
-        self.is_expected = False  # the worker has not accepted it yet
+        self.is_expected = False  # the prompt is counted on there, and has not been computed yet
+        self.is_accepted = False
 
 
 class _Reservation:
@@ -81,6 +82,7 @@ class _Reservation:
         self.seq = seq
         self.num_there = 0  # tokens whose KV is there, or asked for
         self.pulled_s = 0.0  # when what was asked for has come
+        self.is_expected = False  # started: the prompt is counted on, and no token has come yet
 
 
 class Attempt:
@@ -137,7 +139,7 @@ class Attempt:
         self._lease = lease
         if self._request.block_keys:
             lease.is_expected = True
-            self._cluster.policy.expect(worker, self._request.block_keys)
+            self._cluster.policy.cache.expect(worker.incarnation, self._request.block_keys)
         num_tokens = len(self._request.prompt_ids)
         self._cluster.backlog.opened(self._request.number, worker, num_tokens)
         self._later(lambda: self._begin_lease(lease))
@@ -153,9 +155,7 @@ class Attempt:
             self._later(lambda: self._accepted(lease, lease.seq.num_cached_tokens))
 
     def _accepted(self, lease: _Lease, num_cached_tokens: int) -> None:
-        if lease.is_expected:
-            lease.is_expected = False
-            self._cluster.policy.remember(lease.seat.host.worker, self._request.block_keys)
+        lease.is_accepted = True
         self._cluster.backlog.accepted(self._request.number, num_cached_tokens)
         self._cluster.room.pump_soon()  # there is more runway
 
@@ -174,6 +174,8 @@ class Attempt:
     def _drew_first(self) -> None:
         self.has_first = True
         self._cluster.backlog.computed(self._request.number)
+        if self._lease is not None:
+            self._settle_lease(self._lease)
         self._cluster.room.pump_soon()
         self._owner.drew_first()
         if self._reservation is None:
@@ -186,9 +188,15 @@ class Attempt:
         if lease is None:
             return
         self._cluster.backlog.computed(self._request.number)
-        if lease.is_expected:
-            self._cluster.policy.retract(lease.seat.host.worker, self._request.block_keys)
+        self._settle_lease(lease)
         lease.seat.host.engine.release(lease.seq)
+
+    def _settle_lease(self, lease: _Lease) -> None:
+        if lease.is_expected:
+            lease.is_expected = False
+            cache = self._cluster.policy.cache
+            over = cache.settle if lease.is_accepted else cache.retract
+            over(lease.seat.host.worker.incarnation, self._request.block_keys)
 
     # The reservation
 
@@ -211,10 +219,6 @@ class Attempt:
             self._later(lambda: self._reserved(held))
 
     def _reserved(self, held: _Reservation) -> None:
-        if self._request.block_keys:
-            num_blocks = held.seq.num_cached_tokens // self._cluster.block_size
-            worker, keys = held.seat.host.worker, self._request.block_keys
-            self._cluster.policy.correct(worker, keys, num_blocks)
         if not held.seq.to_pull:
             self._start(held)
 
@@ -249,7 +253,11 @@ class Attempt:
 
     def _start(self, held: _Reservation) -> None:
         if self._request.block_keys:
-            self._cluster.policy.remember(held.seat.host.worker, self._request.block_keys)
+            held.is_expected = True
+            incarnation = held.seat.host.worker.incarnation
+            self._cluster.policy.cache.expect(incarnation, self._request.block_keys)
+        if held.seq.to_pull:  # all of it is there already
+            self._settle_reservation(held)
         self._later(lambda: self._run(held))
 
     def _run(self, held: _Reservation) -> None:
@@ -261,13 +269,24 @@ class Attempt:
     def _on_decode(self, held: _Reservation, update: SequenceUpdate) -> None:
         if not self.has_first and not held.seq.to_pull:
             self.has_first = True
-            self._later(self._owner.drew_first)
+            self._later(lambda: self._drew_alone(held))
         if update.finish_reason is not None:
             self._later(self._owner.ended)
+
+    def _drew_alone(self, held: _Reservation) -> None:
+        self._settle_reservation(held)
+        self._owner.drew_first()
+
+    def _settle_reservation(self, held: _Reservation) -> None:
+        if held.is_expected:
+            held.is_expected = False
+            incarnation = held.seat.host.worker.incarnation
+            self._cluster.policy.cache.settle(incarnation, self._request.block_keys)
 
     def _close_reservation(self) -> None:
         held, self._reservation = self._reservation, None
         if held is not None:
+            self._settle_reservation(held)
             held.seat.seen.ended()
             tpot_s = self._request.objectives.tpot_s
             self._cluster.policy.ended(held.seat.host.worker, tpot_s)

@@ -182,7 +182,8 @@ class SimulatedCluster:
             first_step=_NOISE_APART * self._num_hosts,
             may_leap=self._workers.may_leap,
         )
-        self.policy.resize(host.worker, limits.num_blocks)
+        host.on_cached = partial(self.policy.cache.told, host.worker.incarnation)
+        host.tell_cache()
         return host
 
     def _prefill_told(self, seen: PrefillSeen, worker: WorkerId, told: Told) -> None:

@@ -19,13 +19,13 @@ from diptych.simulation.journey import Journey
 from diptych.simulation.outcome import Outcome
 from diptych.simulation.worker import SimulatedWorker
 from diptych.simulation.workload import Shape, prompt_ids
+from router.placement.cache_index import CacheIndex
 from router.placement.policy import LeastLoaded
 from router.placement.predicted import Predicted
-from router.placement.prefix_memory import PrefixMemory
 from router.placement.types import NO_OBJECTIVES, Objectives, Policy
 
 _NUM_SLICES = 200  # of a run, between two reports of its progress
-_MEMORY_BLOCKS = 100_000  # as the router's setting has it
+_MOST_BLOCKS = 100_000  # of each worker's cache, that the router knows of
 
 
 class Placing(NamedTuple):
@@ -38,7 +38,7 @@ class Placing(NamedTuple):
     def policy(self, seed: int) -> Policy:
         """The router's own."""
         plain = LeastLoaded(
-            PrefixMemory(_MEMORY_BLOCKS),
+            CacheIndex(_MOST_BLOCKS),
             local_below_tokens=self.local_below_tokens,
             allow_local=True,
             allow_recompute=True,

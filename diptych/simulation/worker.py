@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from diptych.cache_change import CacheChange
 from diptych.simulation.agenda import Agenda
 from diptych.simulation.engine import EngineLimits, Noise, SimulatedEngine
 from diptych.simulation.seen import Told
@@ -12,7 +13,10 @@ _LOAD_GAP_S = 0.25  # between two messages on Watch that tell of load
 
 
 class SimulatedWorker:
-    """Owns an engine. Whoever puts it together sets ``on_told``, which hears what Watch tells."""
+    """Owns an engine. Whoever puts it together sets ``on_told``, which hears what Watch tells.
+
+    And ``on_cached``, which hears what WatchCache tells: here, just before that.
+    """
 
     def __init__(
         self,
@@ -28,9 +32,11 @@ class SimulatedWorker:
         """See :class:`SimulatedEngine`."""
         self.worker = worker
         self.on_told: Callable[[Told], None] = lambda told: None
+        self.on_cached: Callable[[CacheChange], object] = lambda change: None
         self._agenda = agenda
         self._told_s = 0.0
         self._is_due = False
+        self._cache_seq: int | None = None  # up to where the router was told
         self._link_free_s = 0.0
         self.engine = SimulatedEngine(
             limits,
@@ -48,6 +54,12 @@ class SimulatedWorker:
         self._link_free_s = begin_s + num_bytes / bytes_per_s
         return self._link_free_s
 
+    def tell_cache(self) -> None:
+        """What became other of it since this was told last."""
+        for change in self.engine.pool.cache_log.since(self._cache_seq):
+            self.on_cached(change)
+            self._cache_seq = change.to_seq
+
     def _load_changed(self) -> None:
         if not self._is_due:
             self._is_due = True
@@ -56,4 +68,5 @@ class SimulatedWorker:
     def _tell(self) -> None:
         self._is_due = False
         self._told_s = self._agenda.now_s
+        self.tell_cache()
         self.on_told(Told(self.engine))

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 
+from diptych.cache_log import CacheLog
 from diptych.errors import RETRY_LATER_S, NoWorkerError, WorkerDrainingError
 from diptych.rpc.server import Context
 from diptych.telemetry.tracing import Tracing
@@ -25,7 +26,8 @@ class WorkerStatus:
     """The serving state of this process, and who wants to know of changes.
 
     ``incarnation`` is minted here: once per process start. Knows no engine; what
-    else Watch tells is filled in by ``describe`` once there is something to tell.
+    else Watch tells is filled in by ``describe`` once there is something to tell, and
+    ``cache_log`` is what WatchCache tells of.
     """
 
     def __init__(self, role: WorkerRole, *, zone: str = "", nvlink_domain: str = "") -> None:
@@ -37,6 +39,7 @@ class WorkerStatus:
         self.state: ServingState = worker_pb2.SERVING_STATE_STARTING
         self.message = "loading"
         self.loaded = False  # the engine exists
+        self.cache_log: CacheLog | None = None  # of the engine, if it has one
         self.describe: Callable[[worker_pb2.WorkerState], None] = lambda state: None
         self._watchers: set[asyncio.Event] = set()
         self._urgent_watchers: set[asyncio.Event] = set()

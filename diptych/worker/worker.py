@@ -120,6 +120,7 @@ class WorkerLife:
             try:
                 async with self._role.attached(parts, metrics):
                     try:
+                        self._status.cache_log = parts.engine.cache_log
                         self._status.loaded = True
                         watching = self._watch(parts, tasks)
                         await stop.wait()

@@ -9,6 +9,7 @@ from typing import TypeVar
 from diptych.rpc.identity import Identity
 from diptych.rpc.peer_channel import Dialer
 from diptych.v1 import worker_pb2
+from router.cluster.cache_link import CacheLink
 from router.cluster.decode_link import DecodeLink
 from router.cluster.member import DecodeMember, Gate, PrefillMember, gate_of
 from router.cluster.model_choice import ModelChoice
@@ -62,6 +63,7 @@ class Cluster:
         self._prefill: dict[str, PrefillMember] = {}  # by address
         self._decode: dict[str, DecodeMember] = {}
         self._traces: dict[Member, TraceLink] = {}
+        self._caches: dict[Member, CacheLink] = {}
         self._members_changed = asyncio.Event()
         self._tasks: dict[Member, list[asyncio.Task[None]]] = {}
         self._peers: tuple[WorkerId, ...] = ()  # prefill workers that serve
@@ -82,7 +84,8 @@ class Cluster:
                     for task in self._tasks.pop(gone):
                         task.cancel()
                 for member in members - self._tasks.keys():
-                    self._tasks[member] = _start(tasks, member, self._traces[member])
+                    links = (self._traces[member], self._caches[member])
+                    self._tasks[member] = _start(tasks, member, *links)
                 await self._members_changed.wait()
 
     def set_members(self, targets: Targets) -> None:
@@ -240,9 +243,7 @@ class Cluster:
         worker = member.gate.worker
         if before.worker is not None and before.worker != worker:
             self._policy.forget(before.worker)
-        state = member.watch.state
-        if worker is not None and state is not None and state.blocks.total:
-            self._policy.resize(worker, state.blocks.total)
+        self._caches[member].worker_changed()
         if isinstance(member, DecodeMember):
             member.link.watch_changed()
         if worker != before.worker:
@@ -287,10 +288,16 @@ class Cluster:
     def _join(self, pool: dict[str, M], member: M) -> None:
         pool[member.watch.address] = member
         self._traces[member] = TraceLink(member.watch, self._now_s)
+        self._caches[member] = CacheLink(
+            member.watch,
+            self._policy.cache,
+            router_incarnation=self._incarnation,
+            timers=self._config.timers,
+        )
 
     def _leave(self, member: Member) -> None:
         logger.info("worker left", extra={"worker": member.watch.address})
-        del self._traces[member]
+        del self._traces[member], self._caches[member]
         if member.gate.worker is not None:
             self._policy.forget(member.gate.worker)
 
@@ -332,11 +339,14 @@ class Cluster:
         )
 
 
-def _start(tasks: asyncio.TaskGroup, member: Member, traces: TraceLink) -> list[asyncio.Task[None]]:
+def _start(
+    tasks: asyncio.TaskGroup, member: Member, traces: TraceLink, cache: CacheLink
+) -> list[asyncio.Task[None]]:
     address = member.watch.address
     started = [
         tasks.create_task(member.watch.run(), name=f"watch {address}"),
         tasks.create_task(traces.run(), name=f"traces {address}"),
+        tasks.create_task(cache.run(), name=f"cache {address}"),
     ]
     if isinstance(member, DecodeMember):
         started.append(tasks.create_task(member.link.run(), name=f"decode stream {address}"))

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from random import Random
 from typing import NamedTuple, TypeVar
 
+from router.placement.cache_index import CacheIndex
 from router.placement.eligible import evenly_loaded, is_pair, usable
 from router.placement.explanation import Candidate, Explanation, best_of
 from router.placement.place import distance_ratio
-from router.placement.prefix_memory import PrefixMemory
 from router.placement.types import (
     DecodeOnly,
     DecodeView,
@@ -61,14 +61,14 @@ class LeastLoaded:
 
     def __init__(
         self,
-        memory: PrefixMemory,
+        cache: CacheIndex,
         *,
         local_below_tokens: int,
         allow_local: bool,
         allow_recompute: bool,
         router_incarnation: str = "",
     ) -> None:
-        self._memory = memory
+        self.cache = cache
         self._local_below_tokens = local_below_tokens
         self._allow_local = allow_local
         self._allow_recompute = allow_recompute
@@ -76,31 +76,9 @@ class LeastLoaded:
         self._random = Random(router_incarnation)  # its draws are repeatable, and its own
         self._ranks: dict[str, bytes] = {}  # by worker's incarnation
 
-    def remember(self, worker: WorkerId, block_keys: tuple[bytes, ...]) -> None:
-        """See :class:`router.placement.types.Policy`."""
-        self._memory.remember(worker.incarnation, block_keys)
-
-    def expect(self, worker: WorkerId, block_keys: tuple[bytes, ...]) -> None:
-        """See :class:`router.placement.types.Policy`."""
-        self._memory.expect(worker.incarnation, block_keys)
-
-    def retract(self, worker: WorkerId, block_keys: tuple[bytes, ...]) -> None:
-        """See :class:`router.placement.types.Policy`."""
-        self._memory.retract(worker.incarnation, block_keys)
-
-    def correct(
-        self, worker: WorkerId, block_keys: tuple[bytes, ...], num_cached_blocks: int
-    ) -> None:
-        """See :class:`router.placement.types.Policy`."""
-        self._memory.correct(worker.incarnation, block_keys, num_cached_blocks)
-
-    def resize(self, worker: WorkerId, num_blocks: int) -> None:
-        """See :class:`router.placement.types.Policy`."""
-        self._memory.resize(worker.incarnation, num_blocks)
-
     def forget(self, worker: WorkerId) -> None:
         """See :class:`router.placement.types.Policy`."""
-        self._memory.forget(worker.incarnation)
+        self.cache.forget(worker.incarnation)
         self._ranks.pop(worker.incarnation, None)
 
     def place(self, query: Query, snapshot: Snapshot) -> Placement | None:
@@ -152,15 +130,15 @@ class LeastLoaded:
         )
 
     def num_missing(self, query: Query, worker: WorkerId) -> int:
-        """Tokens of the request that ``worker`` probably has no KV of."""
+        """Tokens of the request that ``worker`` has no KV of, by what it told."""
         if query.num_cached_on_decode is not None and worker == query.on_decode:
             return query.num_tokens - query.num_cached_on_decode
-        hit = self._memory.num_hit_blocks(worker.incarnation, query.block_keys)
+        hit = self.cache.num_hit_blocks(worker.incarnation, query.block_keys)
         return query.num_tokens - hit * query.block_size
 
     def holders(self, query: Query) -> set[str]:
         """Of all workers, by incarnation, those that may lack less than the whole request."""
-        holders = self._memory.holders(query.block_keys)
+        holders = self.cache.holders(query.block_keys)
         if query.on_decode is not None:
             holders.add(query.on_decode.incarnation)
         return holders

@@ -81,40 +81,19 @@ class Predicted:
     from those that came.
 
     Whatever is not a fresh placement, and all placements while a worker's steps are not known,
-    are ``plain``'s, which also keeps what prefixes are cached where.
+    are ``plain``'s, which also knows what prefixes are cached where.
     """
 
     def __init__(self, plain: LeastLoaded, chance: Callable[[], float] = lambda: 0.5) -> None:
         """``chance`` is uniform in [0, 1): who is refused together does not come back together."""
         self._plain = plain
+        self.cache = plain.cache
         self._chance = chance
         self._overhead_s = 0.0
         self._num_refused = 0  # since one was placed or tried, or a first token came
         self._paces: dict[WorkerId, Counter[float | None]] = {}  # of our sequences, as promised
         self._promised: dict[WorkerId, Promised] = {}
         self._held: _Held | None = None  # that was not placed last
-
-    def remember(self, worker: WorkerId, block_keys: tuple[bytes, ...]) -> None:
-        """See :class:`router.placement.types.Policy`."""
-        self._plain.remember(worker, block_keys)
-
-    def expect(self, worker: WorkerId, block_keys: tuple[bytes, ...]) -> None:
-        """See :class:`router.placement.types.Policy`."""
-        self._plain.expect(worker, block_keys)
-
-    def retract(self, worker: WorkerId, block_keys: tuple[bytes, ...]) -> None:
-        """See :class:`router.placement.types.Policy`."""
-        self._plain.retract(worker, block_keys)
-
-    def correct(
-        self, worker: WorkerId, block_keys: tuple[bytes, ...], num_cached_blocks: int
-    ) -> None:
-        """See :class:`router.placement.types.Policy`."""
-        self._plain.correct(worker, block_keys, num_cached_blocks)
-
-    def resize(self, worker: WorkerId, num_blocks: int) -> None:
-        """See :class:`router.placement.types.Policy`."""
-        self._plain.resize(worker, num_blocks)
 
     def forget(self, worker: WorkerId) -> None:
         """See :class:`router.placement.types.Policy`."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Protocol
 
 from diptych.step_model import StepModel, StepWork
+from router.placement.cache_index import CacheIndex
 from router.placement.explanation import Explanation
 from router.placement.output_lengths import UNKNOWN_TOKENS
 from router.placement.place import NOWHERE, Place
@@ -226,6 +227,11 @@ class Unreachable(NamedTuple):
 class Policy(Protocol):
     """Chooses workers. Pure: no clock, no I/O; called on the event loop."""
 
+    @property
+    def cache(self) -> CacheIndex:
+        """What workers have cached, as it goes by; who hears of that tells it there."""
+        ...
+
     def place(self, query: Query, snapshot: Snapshot) -> Placement | None:
         """The best placement there is now; None: wait."""
         ...
@@ -245,28 +251,6 @@ class Policy(Protocol):
         """What spoke for ``placement``, which ``place`` has just answered to the same."""
         ...
 
-    def remember(self, worker: WorkerId, block_keys: tuple[bytes, ...]) -> None:
-        """``worker`` took a prompt: it holds these blocks in its prefix cache, probably."""
-        ...
-
-    def expect(self, worker: WorkerId, block_keys: tuple[bytes, ...]) -> None:
-        """``worker`` was asked to take a prompt: it will hold these blocks, if it does."""
-        ...
-
-    def retract(self, worker: WorkerId, block_keys: tuple[bytes, ...]) -> None:
-        """``worker`` did not take a prompt for which these blocks were expected."""
-        ...
-
-    def correct(
-        self, worker: WorkerId, block_keys: tuple[bytes, ...], num_cached_blocks: int
-    ) -> None:
-        """``worker`` says that it has only the first so many of these blocks."""
-        ...
-
-    def resize(self, worker: WorkerId, num_blocks: int) -> None:
-        """``worker``'s pool has so many blocks: it cannot have more than that cached."""
-        ...
-
     def began(self, worker: WorkerId, tpot_s: float | None) -> None:
         """A sequence of this router that was promised that pace is to decode there."""
         ...
@@ -276,5 +260,5 @@ class Policy(Protocol):
         ...
 
     def forget(self, worker: WorkerId) -> None:
-        """``worker`` is gone."""
+        """``worker`` is gone, and with it what was cached there."""
         ...

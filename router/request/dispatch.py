@@ -62,13 +62,15 @@ class _Foretold(NamedTuple):
 class _Lease:
     stream: PrefillLink
     worker: WorkerId
-    is_expected: bool  # the prompt is counted on at its worker, which has not taken it yet
+    is_expected: bool  # the prompt is counted on at its worker, which has not computed it yet
+    is_accepted: bool = False
 
 
 @dataclass(slots=True)
 class _Reservation:
     link: DecodeLink
     worker: WorkerId
+    is_expected: bool = False  # started: the prompt is counted on, and no token has come yet
 
 
 class Dispatch:
@@ -258,15 +260,15 @@ class Dispatch:
                 self._services.room.pump_soon()  # there is more runway
             case events.FirstToken():
                 backlog.computed(event.sequence_id)
+                self._lease_computed(event.sequence_id)
                 self._came_true()
                 self._services.room.pump_soon()
             case events.Tokens():
+                self._settle_reservation(self._reservations.get(event.sequence_id))
                 self._came_true()
             case events.LeaseEnded():
                 self._foretold = None
                 self._forget_lease(event.sequence_id)
-            case events.Reserved():
-                self._correct(event)
             case events.Ended() | events.ReservationLost():
                 if self.awaits_tokens:
                     self._foretold, self.awaits_tokens = None, False
@@ -306,7 +308,9 @@ class Dispatch:
         """Send a Start."""
         held = self._reservations.get(action.sequence_id)
         if held is not None:
-            self._remember(held.worker)
+            held.is_expected = held.is_expected or self._expect(held.worker)
+            if not action.compute_missing:  # all of it is there already
+                self._settle_reservation(held)
             self._observer.started()
             held.link.start(worker_messages.start(action, self._attempt()))
 
@@ -337,41 +341,50 @@ class Dispatch:
     def _lease_accepted(self, sequence_id: int) -> None:
         lease = self._leases.get(sequence_id)
         if lease is not None:
-            lease.is_expected = False
-            self._remember(lease.worker)
+            lease.is_accepted = True
+
+    def _lease_computed(self, sequence_id: int) -> None:
+        lease = self._leases.get(sequence_id)
+        if lease is not None:
+            self._settle_lease(lease)
 
     def _forget_lease(self, sequence_id: int) -> _Lease | None:
         """A worker that never accepted the prompt has no more of it than others brought."""
         self._services.cluster.prefill_backlog.computed(sequence_id)
         lease = self._leases.pop(sequence_id, None)
-        if lease is not None and self._keys and lease.is_expected:
-            self._services.policy.retract(lease.worker, self._keys)
+        if lease is not None:
+            self._settle_lease(lease)
         return lease
+
+    def _settle_lease(self, lease: _Lease) -> None:
+        if not lease.is_expected or not self._keys:
+            return
+        lease.is_expected = False
+        cache = self._services.policy.cache
+        over = cache.settle if lease.is_accepted else cache.retract
+        over(lease.worker.incarnation, self._keys)
 
     def _forget_reservation(self, sequence_id: int) -> _Reservation | None:
         held = self._reservations.pop(sequence_id, None)
         if held is not None:
+            self._settle_reservation(held)
             self._services.policy.ended(held.worker, self._request.claim.tpot_s)
         return held
 
-    def _correct(self, event: events.Reserved) -> None:
-        """What its prefix cache lacks, placement shall not count on."""
-        held = self._reservations.get(event.sequence_id)
-        if held is not None and self._keys:
-            num_blocks = event.num_cached_tokens // self._block_size
-            self._services.policy.correct(held.worker, self._keys, num_blocks)
+    def _settle_reservation(self, held: _Reservation | None) -> None:
+        if held is not None and held.is_expected and self._keys:
+            held.is_expected = False
+            self._services.policy.cache.settle(held.worker.incarnation, self._keys)
 
     def _expect(self, worker: WorkerId) -> bool:
-        """Prompts that come together shall meet, so a worker is counted on from being asked."""
+        """Prompts that come together shall meet, so a worker is counted on from being asked.
+
+        Of one that was forgotten nothing would ever be dropped again.
+        """
         if not self._keys or not self._services.cluster.has_worker(worker):
             return False
-        self._services.policy.expect(worker, self._keys)
+        self._services.policy.cache.expect(worker.incarnation, self._keys)
         return True
-
-    def _remember(self, worker: WorkerId) -> None:
-        """Of one that was forgotten nothing would ever be dropped again."""
-        if self._keys and self._services.cluster.has_worker(worker):
-            self._services.policy.remember(worker, self._keys)
 
     def _spec(self, emitted: Sequence[int]) -> common_pb2.SequenceSpec:
         prompt_ids = self._request.shape.prompt_ids

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from diptych.step_model import NUM_KNOWN_STEPS, StepCost, StepModel, StepWork
+from router.placement.cache_index import CacheIndex
 from router.placement.policy import LeastLoaded
 from router.placement.predicted import Predicted
-from router.placement.prefix_memory import PrefixMemory
 from router.placement.types import (
     DecodeView,
     EngineView,
@@ -29,6 +29,7 @@ from router.placement.types import (
     Snapshot,
     WorkerId,
 )
+from tests.told_caches import holds
 
 MODEL = StepModel(
     StepCost(0.04, 0.002, 1e-5, 0.0, 0.0, 1.2, NUM_KNOWN_STEPS),
@@ -91,11 +92,11 @@ def _prefill(worker: WorkerId, num_waiting: int) -> PrefillView:
 def policies(seen: Snapshot) -> Iterator[tuple[str, Policy]]:
     """Both, with some memory of the prompt."""
     plain = LeastLoaded(
-        PrefixMemory(100_000), local_below_tokens=64, allow_local=True, allow_recompute=True
+        CacheIndex(100_000), local_below_tokens=64, allow_local=True, allow_recompute=True
     )
     holders = [view.worker for view in seen.prefill[::10]]
     for worker in [*holders, *(view.worker for view in seen.decode[::10])]:
-        plain.remember(worker, KEYS[: len(KEYS) // 2])
+        holds(plain, worker, KEYS[: len(KEYS) // 2])
     yield "least-loaded", plain
     yield "predicted", Predicted(plain)
 

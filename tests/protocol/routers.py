@@ -11,8 +11,8 @@ from google.protobuf.message import Message
 from diptych.block_hash import block_keys
 from diptych.errors import DiptychError, NoWorkerError
 from diptych.v1 import common_pb2, decode_pb2, prefill_pb2
+from router.placement.cache_index import CacheIndex
 from router.placement.policy import LeastLoaded
-from router.placement.prefix_memory import PrefixMemory
 from router.placement.types import DecodeView, Placement, PrefillView, Query, Snapshot, WorkerId
 from router.placement.waiting_room import WaitingRoom
 from router.request import actions, events, worker_messages
@@ -26,7 +26,7 @@ from tests.protocol.fake_model import STOP_TOKEN, answer
 from tests.protocol.invariants import Invariant
 from tests.protocol.prefills import LeaseSide
 from tests.protocol.wire import Stream
-from tests.protocol.workers import BLOCK_SIZE, MAX_LEN, TIMERS
+from tests.protocol.workers import BLOCK_SIZE, MAX_LEN, TIMERS, Worker
 
 if TYPE_CHECKING:
     from tests.protocol.cluster import Cluster
@@ -132,7 +132,7 @@ class Router:
         )
         self.sequence_ids = count(1)
         self.policy = LeastLoaded(
-            PrefixMemory(64),
+            CacheIndex(64),
             local_below_tokens=BLOCK_SIZE,
             allow_local=True,
             allow_recompute=True,
@@ -163,8 +163,10 @@ class Router:
         return request
 
     def watch(self) -> None:
-        """Watch streams tell which workers there are."""
+        """Watch streams tell which workers there are, and what they have cached."""
         self.known = {worker.identity for worker in self.cluster.prefills}
+        for worker in (*self.cluster.prefills, *self.cluster.decodes):
+            self._tell_cache(worker)
         for worker in self.cluster.decodes:
             if worker.identity not in self.links:
                 self._connect(worker)
@@ -181,6 +183,11 @@ class Router:
         """Offer placements now, whether or not that was due."""
         self.pumps_due.clear()
         self.room.pump()
+
+    def _tell_cache(self, worker: Worker) -> None:
+        cache, incarnation = self.policy.cache, worker.identity.incarnation
+        for change in worker.pool.cache_log.since(cache.seq(incarnation)):
+            assert cache.told(incarnation, change)
 
     def _connect(self, worker: DecodeWorker) -> None:
         link = self.links[worker.identity] = DecodeLink(self, worker)
@@ -300,7 +307,9 @@ class Request:
             case actions.Start():
                 held = self.reservations.get(action.sequence_id)
                 if held is not None:
-                    self.router.policy.remember(held.worker.identity, self._keys)
+                    cache, incarnation = self.router.policy.cache, held.worker.identity.incarnation
+                    cache.expect(incarnation, self._keys)
+                    cache.settle(incarnation, self._keys)
                 command = decode_pb2.DecodeCommand(start=worker_messages.start(action))
                 self._send(action.sequence_id, command)
             case actions.Release():

@@ -98,11 +98,14 @@ def test_what_a_router_has() -> None:
 
     def register(metrics: Metrics) -> None:
         tenants = TenantMetrics(metrics, max_tenants=1)
-        RouterMetrics(metrics, room, lambda: 0.0, lambda: (1, 1), lambda: 0.0, list, tenants)
+        RouterMetrics(
+            metrics, room, lambda: 0.0, lambda: (1, 1), lambda: 0.0, list, lambda: 4, tenants
+        )
 
     value = told(register)
     assert value("router_requests_waiting") == 2
     assert value("router_requests_placed") == 3
+    assert value("router_cached_blocks") == 4
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from diptych.block_hash import BlockKey
 from diptych.block_needs import BlockNeeds
+from diptych.cache_log import CacheLog
 from diptych.engine.scheduling.free_runs import FreeRuns
 from diptych.engine.scheduling.prefix_cache import PrefixCache
 from diptych.errors import RETRY_SOON_S, BlocksExhaustedError
@@ -65,12 +66,17 @@ class BlockPool:
         self._generation = [0] * num_blocks
         self._num_of_class = [num_blocks] + [0] * (len(Owner) + 1)  # [0]: held by nobody
         self._free = FreeRuns(num_blocks)
-        self._cache = PrefixCache(self.needs)
+        self._cache = PrefixCache(self.needs, num_blocks)
 
     @property
     def num_available_blocks(self) -> int:
         """Blocks that ``allocate`` could hand out now: free ones and cached ones."""
         return len(self._free) + self._cache.num_idle_blocks
+
+    @property
+    def cache_log(self) -> CacheLog:
+        """Which keys are cached, for those who follow that."""
+        return self._cache.log
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """Blocks that ``num_tokens`` slots need (ceiling division)."""

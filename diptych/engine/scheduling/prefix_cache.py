@@ -14,12 +14,17 @@ from collections.abc import Iterable, Sequence
 
 from diptych.block_hash import BlockKey
 from diptych.block_needs import BlockNeeds
+from diptych.cache_log import CacheLog
 
 
 class PrefixCache:
-    """A one-to-one map of keys and block ids, with an order of eviction."""
+    """A one-to-one map of keys and block ids, with an order of eviction.
 
-    def __init__(self, needs: BlockNeeds) -> None:
+    ``log`` tells those who follow it which keys are in it, holes or not.
+    """
+
+    def __init__(self, needs: BlockNeeds, num_blocks: int) -> None:
+        """``num_blocks`` at the most are ever cached."""
         self._needs = needs
         self._num_groups_of: dict[int, int] = {}  # of each block, the first ones; others are holes
         self._block_of: dict[BlockKey, int] = {}
@@ -27,6 +32,7 @@ class PrefixCache:
         self._parent_of: dict[int, BlockKey] = {}
         self._num_children: dict[BlockKey, int] = {}  # cached blocks by their parent's key
         self._idle: OrderedDict[int, None] = OrderedDict()  # oldest first
+        self.log = CacheLog(self._block_of.keys(), num_blocks)
 
     def __contains__(self, block_id: int) -> bool:
         return block_id in self._key_of
@@ -94,6 +100,7 @@ class PrefixCache:
         self._block_of[key] = block_id
         self._key_of[block_id] = key
         self._num_groups_of[block_id] = num_groups
+        self.log.entered(key)
         if parent is not None:
             self._parent_of[block_id] = parent
             self._num_children[parent] = self._num_children.get(parent, 0) + 1
@@ -165,7 +172,9 @@ class PrefixCache:
         return num_usable
 
     def _forget(self, block_id: int) -> None:
-        del self._block_of[self._key_of.pop(block_id)], self._num_groups_of[block_id]
+        key = self._key_of.pop(block_id)
+        del self._block_of[key], self._num_groups_of[block_id]
+        self.log.left(key)
         parent = self._parent_of.pop(block_id, None)
         if parent is not None:
             self._num_children[parent] -= 1

@@ -72,6 +72,7 @@ def make_metrics(registry: CollectorRegistry) -> RouterMetrics:
         lambda: (1, 1),
         lambda: 7.5,
         lambda: CLOCKS,
+        lambda: 0.0,
         TenantMetrics(Metrics(registry), max_tenants=2),
     )
 

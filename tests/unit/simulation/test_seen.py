@@ -10,9 +10,9 @@ from diptych.simulation.agenda import Agenda
 from diptych.simulation.engine import Noise, SimulatedEngine
 from diptych.simulation.seen import DecodeSeen, PrefillSeen, Told
 from diptych.v1 import common_pb2, worker_pb2
+from router.placement.cache_index import CacheIndex
 from router.placement.policy import LeastLoaded
 from router.placement.predicted import Predicted
-from router.placement.prefix_memory import PrefixMemory
 from router.placement.types import Objectives, Policy, Query, Snapshot, WorkerId
 from tests.unit.router.cluster.world import World
 from tests.unit.simulation.small import SMALL, VARIED
@@ -139,7 +139,7 @@ def test_views_are_those_of_the_real_members(mirrored: Mirrored) -> None:
 def test_decisions_are_those_of_the_real_policy(mirrored: Mirrored, name: str) -> None:
     def policy() -> Policy:
         plain = LeastLoaded(
-            PrefixMemory(1000), local_below_tokens=16, allow_local=True, allow_recompute=True
+            CacheIndex(1000), local_below_tokens=16, allow_local=True, allow_recompute=True
         )
         return plain if name == "least-loaded" else Predicted(plain)
 

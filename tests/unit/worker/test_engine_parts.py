@@ -31,6 +31,7 @@ class OtherEngine:
     max_batched_tokens = 64
     step_model = StepModel(decode=StepCost(0.03, 0.001, num_steps=40))
     last_step: StepRecord | None = None
+    cache_log = None
 
     def __init__(self) -> None:
         self.num_steps = 0

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from diptych.block_hash import BlockKey, block_keys
+from diptych.cache_change import fold
 from diptych.engine.scheduling.block_pool import BlockPool, Owner
 from diptych.engine.scheduling.free_runs import FreeRuns
 from diptych.errors import BlocksExhaustedError
@@ -36,6 +37,8 @@ class BlockPoolMachine(RuleBasedStateMachine):
         self.block_of: dict[BlockKey, int] = {}  # the prefix cache as it should be
         self.parent_of: dict[BlockKey, BlockKey] = {}
         self.generations = [0] * num_blocks
+        self.followed: set[BlockKey] = set()  # by the log alone
+        self.followed_seq: int | None = None
 
     def holders(self) -> Counter[int]:
         return Counter(block for table in self.tables for block in table.block_ids)
@@ -159,6 +162,19 @@ class BlockPoolMachine(RuleBasedStateMachine):
         counts = self.pool.counts()._asdict()
         assert counts.pop("total") == sum(counts.values()) == self.pool.num_blocks
         assert {name: num for name, num in counts.items() if num} == dict(expected)
+
+    @invariant()
+    def the_log_tells_of_every_key(self) -> None:
+        if not hasattr(self, "pool"):
+            return
+        for change in self.pool.cache_log.since(self.followed_seq):
+            kept = set() if change.is_reset else self.followed
+            assert kept.issuperset(change.removed)
+            assert kept.isdisjoint(change.added)
+            self.followed = kept.difference(change.removed).union(change.added)
+            self.followed_seq = change.to_seq
+            assert (change.num_blocks, change.digest) == (len(self.followed), fold(self.followed))
+        assert self.followed == self.block_of.keys()
 
     @invariant()
     def shared_blocks_are_immutable(self) -> None:

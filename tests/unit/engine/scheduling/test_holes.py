@@ -19,11 +19,13 @@ BLOCK_SIZE = 4
 WINDOW = 6  # a block's tokens see two blocks before their own
 NEEDS = BlockNeeds(BLOCK_SIZE, [GroupExtent(None, 1), GroupExtent(WINDOW, 1)])
 HOLE, WHOLE = 1, 2  # groups of a block that are there
+A, B = b"a" * 16, b"b" * 16  # keys
 
 
 def cache_of(needs: BlockNeeds, held: Sequence[int]) -> tuple[PrefixCache, list[bytes]]:
     """A chain of blocks 0, 1, 2 and so on, each with so many groups."""
-    cache, keys = PrefixCache(needs), [bytes([i]) for i in range(len(held))]
+    cache = PrefixCache(needs, len(held))
+    keys = [bytes([i]) * 16 for i in range(len(held))]
     for index, num_groups in enumerate(held):
         cache.insert(index, keys[index], keys[index - 1] if index else None, num_groups)
     return cache, keys
@@ -84,18 +86,18 @@ def test_the_longest_prefix_that_serves_is_found(
 def test_a_whole_block_takes_the_key_of_one_with_a_hole() -> None:
     pool = BlockPool(4, BLOCK_SIZE, NEEDS)
     held, idle, whole, late = pool.allocate(4, Owner.RUNNING)
-    pool.insert(held, b"a", None, HOLE)
-    pool.insert(idle, b"b", b"a", HOLE)
+    pool.insert(held, A, None, HOLE)
+    pool.insert(idle, B, A, HOLE)
     pool.free([idle], Owner.RUNNING)
     assert pool.counts().cached == 1
-    assert pool.insert(late, b"b", b"a")
+    assert pool.insert(late, B, A)
     assert pool.is_free(idle)
-    assert pool.insert(whole, b"a", None)
+    assert pool.insert(whole, A, None)
     assert pool.key_of(held) is None
     assert pool.holders(held) == {Owner.RUNNING: 1}
-    assert pool.lookup([b"a", b"b"]) == [whole, late]
-    assert not pool.insert(held, b"a", None, HOLE)
-    assert pool.lookup([b"a"]) == [whole]
+    assert pool.lookup([A, B]) == [whole, late]
+    assert not pool.insert(held, A, None, HOLE)
+    assert pool.lookup([A]) == [whole]
     pool.free([held, whole, late], Owner.RUNNING)
     assert pool.counts()._asdict() | {"free": 2, "cached": 2} == pool.counts()._asdict()
 
@@ -103,12 +105,12 @@ def test_a_whole_block_takes_the_key_of_one_with_a_hole() -> None:
 def test_an_evicted_child_of_a_replaced_block_leaves_no_count_behind() -> None:
     pool = BlockPool(3, BLOCK_SIZE, NEEDS)
     blocks = pool.allocate(3, Owner.RUNNING)
-    pool.insert(blocks[0], b"a", None, HOLE)
-    pool.insert(blocks[1], b"b", b"a")
-    pool.insert(blocks[2], b"a", None)
+    pool.insert(blocks[0], A, None, HOLE)
+    pool.insert(blocks[1], B, A)
+    pool.insert(blocks[2], A, None)
     pool.free([blocks[0], blocks[2], blocks[1]], Owner.RUNNING)
     assert pool.allocate(2, Owner.RUNNING) == [blocks[0], blocks[1]]  # the leaf before its parent
-    assert pool.lookup([b"a"]) == [blocks[2]]
+    assert pool.lookup([A]) == [blocks[2]]
 
 
 def test_what_was_pulled_serves_the_same_prompt_again_and_no_shorter_one() -> None:

@@ -11,17 +11,19 @@ from diptych.rpc import peer_channel
 from diptych.step_model import StepCost, StepModel, StepWork
 from diptych.timers import Timers
 from diptych.v1 import decode_pb2, worker_pb2
+from router.cluster.cache_link import CacheLink
 from router.cluster.decode_link import DecodeLink
 from router.cluster.member import DecodeMember
 from router.cluster.members import Cluster
 from router.cluster.watch import WorkerWatch
 from router.config import RouterConfig
 from router.discovery.source import StaticDiscovery, Targets
+from router.placement.cache_index import CacheIndex
 from router.placement.place import Place
 from router.placement.policy import LeastLoaded
-from router.placement.prefix_memory import PrefixMemory
 from router.placement.types import DecodeOnly, EngineView, Paired, Query, Snapshot, Why, WorkerId
 from router.placement.waiting_room import WaitingRoom
+from tests.told_caches import holds
 from tests.unit.router.cluster.last_words import LastWords
 from tests.unit.router.cluster.world import FakeChannel, World, targets
 
@@ -91,7 +93,7 @@ async def test_a_prefill_pool_without_workers_is_still_one() -> None:
     assert world.cluster.snapshot().has_prefill_pool
     assert placeable(world) == (set(), {"d0:1"})
     forbidding = LeastLoaded(
-        PrefixMemory(1000), local_below_tokens=64, allow_local=False, allow_recompute=True
+        CacheIndex(1000), local_below_tokens=64, allow_local=False, allow_recompute=True
     )
     query = Query(num_tokens=32, num_max_tokens=40)
     assert forbidding.place(query, world.cluster.snapshot()) is None
@@ -136,8 +138,16 @@ async def test_the_requests_of_a_removed_worker_are_told_and_its_tasks_end(
             link._break("the router left it")
         return True
 
+    async def follow(link: CacheLink) -> bool:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("cache")
+        return True
+
     monkeypatch.setattr(WorkerWatch, "run", wait_for_ever)
     monkeypatch.setattr(DecodeLink, "_hold_stream", hold)
+    monkeypatch.setattr(CacheLink, "_hold_stream", follow)
     world, source, listener = World(), Source(), LastWords()
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(world.cluster.run(source))
@@ -148,10 +158,10 @@ async def test_the_requests_of_a_removed_worker_are_told_and_its_tasks_end(
         assert link.reserve(decode_pb2.Reserve(sequence_id=1), listener)
         source.changes.put_nowait(Targets(decode=frozenset({"d1:1"})))
         await settled()
-        assert ended == ["d0:1"]
+        assert ended == ["d0:1", "cache"]
         assert listener.lost == [(1, "the router left it")]
         running.cancel()
-    assert sorted(ended) == ["d0:1", "d1:1"]
+    assert sorted(ended) == ["cache", "cache", "d0:1", "d1:1"]
 
 
 async def settled() -> None:
@@ -336,20 +346,19 @@ async def test_workers_with_another_tokenizer_are_not_used(
     ]
 
 
-async def test_no_more_is_remembered_of_a_worker_than_its_pool_holds() -> None:
+async def test_what_a_process_had_cached_is_forgotten_with_it() -> None:
     world = World()
     world.cluster.set_members(targets([], ["d0:1"]))
-    world.says("d0:1", blocks=worker_pb2.BlockCounts(total=4))
-    worker = WorkerId("d0:1", "d0:1-1")
-    first, second = keys(b"a", 4), keys(b"b", 4)
-    world.policy.remember(worker, first)
-    assert world.policy._memory.num_hit_blocks(worker.incarnation, first) == 4
-    world.policy.remember(worker, second)
-    assert world.policy._memory.num_hit_blocks(worker.incarnation, first) == 0
-
-
-def keys(name: bytes, count: int) -> tuple[bytes, ...]:
-    return tuple(name * 15 + bytes([number]) for number in range(count))
+    world.says("d0:1")
+    worker, keys = WorkerId("d0:1", "d0:1-1"), (b"a" * 16, b"b" * 16)
+    holds(world.policy, worker, keys)
+    world.says("d0:1", num_running=1)
+    assert world.policy.cache.num_hit_blocks(worker.incarnation, keys) == 2
+    world.says("d0:1", incarnation="again")
+    assert world.policy.cache.holders(keys) == set()
+    holds(world.policy, WorkerId("d0:1", "again"), keys)
+    world.cluster.set_members(targets([], []))
+    assert world.policy.cache.holders(keys) == set()
 
 
 class Asker:

@@ -9,8 +9,8 @@ from router.cluster.members import Cluster
 from router.cluster.watch import WorkerWatch
 from router.config import RouterConfig
 from router.discovery.source import Targets
+from router.placement.cache_index import CacheIndex
 from router.placement.policy import LeastLoaded
-from router.placement.prefix_memory import PrefixMemory
 from router.placement.types import WorkerId
 from tests.unit.router.cluster.last_words import LastWords
 
@@ -36,7 +36,7 @@ class World:
         self.sequence_ids: list[list[int]] = []  # by link
         self._next_id = itertools.count(1)
         self.policy = LeastLoaded(
-            PrefixMemory(1000), local_below_tokens=0, allow_local=True, allow_recompute=True
+            CacheIndex(1000), local_below_tokens=0, allow_local=True, allow_recompute=True
         )
         self.cluster = Cluster(
             RouterConfig(model="m"),

@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
+from router.placement.cache_index import CacheIndex
 from router.placement.place import Place
 from router.placement.policy import LeastLoaded
-from router.placement.prefix_memory import PrefixMemory
 from router.placement.types import (
     DecodeOnly,
     DecodeView,
@@ -19,6 +19,7 @@ from router.placement.types import (
     Why,
     WorkerId,
 )
+from tests.told_caches import holds
 
 KEYS = tuple(bytes([i]) * 16 for i in range(8))
 P1, P2, D1, D2 = (WorkerId(f"{name}:1", name) for name in ("p1", "p2", "d1", "d2"))
@@ -51,7 +52,7 @@ def made(
     allow_recompute: bool = True,
 ) -> LeastLoaded:
     return LeastLoaded(
-        PrefixMemory(16),
+        CacheIndex(16),
         local_below_tokens=below,
         allow_local=allow_local,
         allow_recompute=allow_recompute,
@@ -65,8 +66,8 @@ def test_least_loaded_of_each() -> None:
 
 def test_cached_prefix_outweighs_some_load() -> None:
     policy = made()
-    policy.remember(P1, KEYS)
-    policy.remember(D1, KEYS)
+    holds(policy, P1, KEYS)
+    holds(policy, D1, KEYS)
     busy = Snapshot((view_p(P1, 100), view_p(P2)), (view_d(D1, 1), view_d(D2)))
     assert policy.place(QUERY, busy) == Paired(P1, D1)
     busier = Snapshot((view_p(P1, 500), view_p(P2)), (view_d(D1, 9), view_d(D2)))
@@ -166,7 +167,7 @@ def test_prefill_alone_for_one_token() -> None:
 def test_short_uncached_part_is_local() -> None:
     policy = made(below=64)
     assert policy.place(QUERY, BOTH) == Paired(P1, D1)
-    policy.remember(D2, KEYS)  # 2 of 130 tokens are missing there
+    holds(policy, D2, KEYS)  # 2 of 130 tokens are missing there
     assert policy.place(QUERY, BOTH) == DecodeOnly(D2, Why.CHOICE, 128)
     remote = Snapshot(BOTH.prefill, (view_d(D1), view_d(D2, local_prefill=False)))
     assert policy.place(QUERY, remote) == Paired(P1, D2)
@@ -198,7 +199,7 @@ def test_refusals_do_not_make_it_local() -> None:
 
 def test_what_a_held_reservation_said_counts_and_not_the_memory() -> None:
     policy = made(below=64)
-    policy.remember(D2, KEYS)
+    holds(policy, D2, KEYS)
     assert policy.place(QUERY.on(D2, None), BOTH) == DecodeOnly(D2, Why.CHOICE, 128)
     assert policy.place(QUERY.on(D2, 0), BOTH) == Paired(P1, D2)
     assert policy.place(QUERY.on(D2, 96), BOTH) == DecodeOnly(D2, Why.CHOICE, 96)
@@ -209,7 +210,7 @@ def test_a_shared_prefix_does_not_defeat_balance() -> None:
     system = tuple(bytes([i % 256, i // 256]) * 8 for i in range(256))
     query = Query(num_tokens=4100, num_max_tokens=4200, block_keys=system)
     policy = LeastLoaded(
-        PrefixMemory(1000), local_below_tokens=64, allow_local=True, allow_recompute=True
+        CacheIndex(1000), local_below_tokens=64, allow_local=True, allow_recompute=True
     )
     counts = {D1: 0, D2: 0}
     for _ in range(65):
@@ -218,13 +219,13 @@ def test_a_shared_prefix_does_not_defeat_balance() -> None:
         placement = policy.place(query, snapshot)
         assert isinstance(placement, Paired | DecodeOnly)
         counts[placement.decode] += 1
-        policy.remember(placement.decode, system)
+        holds(policy, placement.decode, system)
     assert max(counts.values()) <= 1.2 * min(counts.values()), counts
 
 
 def test_never_more_sequences_than_a_worker_runs() -> None:
     policy = made()
-    policy.remember(D1, KEYS)
+    holds(policy, D1, KEYS)
     full = view_d(D1, 8, max_num_seqs=8)
     assert policy.place(QUERY, Snapshot((view_p(P1),), (full, view_d(D2, 99)))) == Paired(P1, D2)
     assert policy.place(QUERY, Snapshot((view_p(P1),), (full,))) is None
@@ -237,7 +238,7 @@ def test_routers_do_not_break_ties_alike() -> None:
     chosen = set()
     for router in range(32):
         policy = LeastLoaded(
-            PrefixMemory(16),
+            CacheIndex(16),
             local_below_tokens=0,
             allow_local=True,
             allow_recompute=True,
@@ -273,7 +274,7 @@ def test_what_workers_measured_decides() -> None:
 
 def test_a_fast_link_makes_a_cached_prefix_weigh_less() -> None:
     policy = made()
-    policy.remember(D1, KEYS)
+    holds(policy, D1, KEYS)
 
     def linked_d(worker: WorkerId, sequences: int) -> DecodeView:
         return view_d(worker, sequences, kv_bytes_per_token=1e4, bytes_per_s={"p1": 1e9})
@@ -287,7 +288,7 @@ def test_a_fast_link_makes_a_cached_prefix_weigh_less() -> None:
 
 def test_an_explanation_has_the_chosen_pair_first_and_what_counted() -> None:
     policy = made()
-    policy.remember(P2, KEYS[:4])
+    holds(policy, P2, KEYS[:4])
     rates = {"p1": 1000.0, "p2": 1000.0}
     snapshot = Snapshot(
         (view_p(P1, 500, tokens_per_s=100.0), view_p(P2, tokens_per_s=100.0)),

@@ -6,10 +6,10 @@ import pytest
 
 from diptych.step_model import NUM_KNOWN_STEPS, StepCost, StepModel, StepWork
 from router.placement import predicted
+from router.placement.cache_index import CacheIndex
 from router.placement.forecast import PrefillForecast, of_prefill
 from router.placement.policy import LeastLoaded
 from router.placement.predicted import Predicted
-from router.placement.prefix_memory import PrefixMemory
 from router.placement.types import (
     DecodeOnly,
     DecodeView,
@@ -26,6 +26,7 @@ from router.placement.types import (
     Why,
     WorkerId,
 )
+from tests.told_caches import holds
 
 P1, P2, D1, D2 = (WorkerId(f"{name}:1", name) for name in ("p1", "p2", "d1", "d2"))
 MODEL = StepModel(
@@ -65,7 +66,7 @@ def view_d(
 
 def made(below: int = 0) -> Predicted:
     plain = LeastLoaded(
-        PrefixMemory(100), local_below_tokens=below, allow_local=True, allow_recompute=True
+        CacheIndex(100), local_below_tokens=below, allow_local=True, allow_recompute=True
     )
     return Predicted(plain)
 
@@ -103,7 +104,7 @@ def test_a_worker_that_computes_faster_may_have_more_waiting() -> None:
 def test_a_cached_prefix_is_time_that_is_saved() -> None:
     policy, snapshot = made(), Snapshot((view_p(P1, 300), view_p(P2)), (view_d(D1),))
     assert policy.place(QUERY, snapshot) == Paired(P2, D1)
-    policy.remember(P1, KEYS)
+    holds(policy, P1, KEYS)
     assert policy.place(QUERY, snapshot) == Paired(P1, D1)
     policy.forget(P1)
     assert policy.place(QUERY, snapshot) == Paired(P2, D1)
@@ -126,7 +127,7 @@ def test_a_prompt_that_is_to_be_told_of_goes_to_a_prefill_worker_however_long_it
 
 def test_another_choice_of_a_prompt_runs_beside_the_first_one() -> None:
     policy, snapshot = made(), Snapshot((view_p(P1),), (view_d(D1), view_d(D2, 9)))
-    policy.remember(D2, KEYS)
+    holds(policy, D2, KEYS)
     assert policy.place(QUERY, snapshot) == Paired(P1, D1)
     beside = dataclasses.replace(QUERY, beside=D2, block_size=16)
     chosen = policy.place(beside, snapshot)
@@ -261,7 +262,7 @@ def test_of_a_large_pool_few_queues_are_rolled_out(monkeypatch: pytest.MonkeyPat
     counts = []
     for num in (50, 500):
         policy = made()
-        policy.remember(WorkerId("p40:1", "p40"), KEYS[:2])
+        holds(policy, WorkerId("p40:1", "p40"), KEYS[:2])
         rolled.clear()
         assert policy.place(QUERY, many(num)) is not None
         assert WorkerId("p40:1", "p40") in rolled, "who has a prefix is looked at"
@@ -272,7 +273,7 @@ def test_of_a_large_pool_few_queues_are_rolled_out(monkeypatch: pytest.MonkeyPat
 def test_in_a_large_pool_a_cached_prefix_still_counts() -> None:
     policy, snapshot = made(), many(100)
     holder = WorkerId("p30:1", "p30")  # half of what it saves is waiting there
-    policy.remember(holder, KEYS[:38])
+    holds(policy, holder, KEYS[:38])
     chosen = policy.place(QUERY, snapshot)
     assert isinstance(chosen, Paired)
     assert chosen.prefill == holder

@@ -1,5 +1,6 @@
 """A router over two workers that are only described. No sockets."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from opentelemetry.context import Context
@@ -9,8 +10,8 @@ from diptych.sampling_params import SamplingParams
 from diptych.telemetry.stages import Stage
 from diptych.v1 import decode_pb2, prefill_pb2, worker_pb2
 from router.cluster.members import Cluster
+from router.placement.cache_index import CacheIndex
 from router.placement.explanation import Explanation
-from router.placement.prefix_memory import PrefixMemory
 from router.placement.types import (
     Forecast,
     Placement,
@@ -23,6 +24,7 @@ from router.request.dispatch import Dispatch, Services
 from router.request.emitted_tokens import RequestShape
 from router.request.observer import Waits
 from router.request.resolved import ResolvedRequest
+from tests.told_caches import whole
 
 PROMPT = tuple(range(40))
 NUM_BLOCKS = 2  # whole ones, of 16 tokens
@@ -82,10 +84,10 @@ class Untraced:
 
 @dataclass
 class World:
-    """One prefill and one decode worker, and what is remembered of them."""
+    """One prefill and one decode worker, and what placement knows of their caches."""
 
     cluster: Cluster
-    memory: PrefixMemory
+    cache: CacheIndex
     services: Services
 
     def request(self, prompt: tuple[int, ...] = PROMPT) -> Dispatch:
@@ -98,7 +100,11 @@ class World:
         return dispatch
 
     def num_believed(self, worker: WorkerId) -> int:
-        return self.memory.num_hit_blocks(worker.incarnation, self.keys)
+        return self.cache.num_hit_blocks(worker.incarnation, self.keys)
+
+    def tells(self, worker: WorkerId, keys: Sequence[bytes] = ()) -> None:
+        """It holds these, and nothing else."""
+        assert self.cache.told(worker.incarnation, whole(keys))
 
     def says(self, worker: WorkerId, role: worker_pb2.WorkerRole) -> None:
         state = worker_pb2.WorkerState(

@@ -1,4 +1,4 @@
-"""What the router remembers of workers' prefix caches, from what it asked of them. No sockets."""
+"""What the router expects of workers' prefix caches, from what it asked of them. No sockets."""
 
 import time
 from collections.abc import Coroutine
@@ -19,12 +19,12 @@ from router.cluster.watch import WorkerWatch
 from router.config import RouterConfig
 from router.discovery.source import Targets
 from router.generation.answer import Usage
+from router.placement.cache_index import CacheIndex
 from router.placement.claim import NO_CLAIM, Claim
 from router.placement.engine_seconds import EngineRates
 from router.placement.fair_queue import Turn
 from router.placement.output_lengths import OutputLengths
 from router.placement.policy import LeastLoaded
-from router.placement.prefix_memory import PrefixMemory
 from router.placement.types import (
     DecodeOnly,
     Forecast,
@@ -63,8 +63,8 @@ LOST = Unreachable("too late", 2.0)
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(peer_channel, "open_channel", lambda address, timers: FakeChannel())
     monkeypatch.setattr(WorkerWatch, "channel", FakeChannel())
-    config, memory = RouterConfig(model="m"), PrefixMemory(100)
-    policy = LeastLoaded(memory, local_below_tokens=0, allow_local=True, allow_recompute=True)
+    config, cache = RouterConfig(model="m"), CacheIndex(100)
+    policy = LeastLoaded(cache, local_below_tokens=0, allow_local=True, allow_recompute=True)
     cluster = Cluster(config, policy, incarnation="r", text_digest="", on_change=lambda: None)
     cluster.set_members(
         Targets(prefill=frozenset([PREFILL.address]), decode=frozenset([DECODE.address]))
@@ -83,13 +83,15 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
         sequence_ids=count(1),
         spawn=spawn,
     )
-    world = World(cluster, memory, services)
+    world = World(cluster, cache, services)
     world.says(PREFILL, worker_pb2.WORKER_ROLE_PREFILL)
     world.says(DECODE, worker_pb2.WORKER_ROLE_DECODE)
+    world.tells(PREFILL)
+    world.tells(DECODE)
     return world
 
 
-async def test_a_prompt_that_was_not_accepted_is_not_remembered(world: World) -> None:
+async def test_a_prompt_that_was_not_accepted_is_not_expected(world: World) -> None:
     request = world.request()
     assert request.open_lease(actions.OpenLease(PREFILL, 1, 0), (), Deaf())
     assert world.num_believed(PREFILL) == NUM_BLOCKS, "prompts that come together meet"
@@ -100,16 +102,68 @@ async def test_a_prompt_that_was_not_accepted_is_not_remembered(world: World) ->
     assert world.num_believed(PREFILL) == 0
 
 
-async def test_a_prompt_that_was_accepted_stays_remembered(world: World) -> None:
+@pytest.mark.parametrize("is_computed", [True, False])
+async def test_a_prompt_that_was_accepted_is_expected_until_the_worker_would_have_told(
+    world: World, is_computed: bool
+) -> None:
+    """What it told just then may have been on its way, so the next but one decides."""
     request = world.request()
     request.open_lease(actions.OpenLease(PREFILL, 1, 0), (), Deaf())
     request.heard(events.Accepted(1, 0))
+    for _ in range(3):
+        world.tells(PREFILL)
+        assert world.num_believed(PREFILL) == NUM_BLOCKS, "it waits there to be computed"
+    if is_computed:
+        request.heard(events.FirstToken(1, 7, len(PROMPT), None, 0))
     request.close_lease(1)
+    world.tells(PREFILL)
     assert world.num_believed(PREFILL) == NUM_BLOCKS
-    other = world.request()
-    other.open_lease(actions.OpenLease(PREFILL, 2, 0), (), Deaf())
-    other.heard(events.LeaseEnded(2, BlocksExhaustedError("full", retry_after_s=1.0)))
-    assert world.num_believed(PREFILL) == NUM_BLOCKS, "it has what it had before"
+    world.tells(PREFILL, world.keys if is_computed else ())
+    assert world.num_believed(PREFILL) == (NUM_BLOCKS if is_computed else 0)
+    world.tells(PREFILL)
+    assert world.num_believed(PREFILL) == 0, "it was evicted"
+
+
+async def test_what_a_worker_has_stays_whoever_is_refused(world: World) -> None:
+    request = world.request()
+    world.tells(PREFILL, world.keys)
+    request.open_lease(actions.OpenLease(PREFILL, 2, 0), (), Deaf())
+    request.heard(events.LeaseEnded(2, BlocksExhaustedError("full", retry_after_s=1.0)))
+    assert world.num_believed(PREFILL) == NUM_BLOCKS
+
+
+async def test_of_a_worker_that_tells_nothing_only_what_is_under_way_is_expected(
+    world: World,
+) -> None:
+    world.cache.untold(PREFILL.incarnation)
+    request = world.request()
+    request.open_lease(actions.OpenLease(PREFILL, 1, 0), (), Deaf())
+    request.heard(events.Accepted(1, 0))
+    assert world.num_believed(PREFILL) == NUM_BLOCKS, "prompts that come together meet"
+    request.close_lease(1)
+    assert world.num_believed(PREFILL) == 0
+
+
+@pytest.mark.parametrize("computes", [True, False])
+async def test_a_decode_worker_is_counted_on_from_the_start_of_a_sequence(
+    world: World, computes: bool
+) -> None:
+    """Until it would have told: if it computes the prompt, from its first token on."""
+    (decode,) = world.cluster._decode.values()
+    decode.link._handle(decode_pb2.DecodeEvent(welcome=decode_pb2.Welcome(incarnation="d-1")))
+    request = world.request()
+    assert request.reserve(actions.Reserve(DECODE, 1, 0, to_pull=not computes), (), Deaf())
+    assert world.num_believed(DECODE) == 0
+    request.start(actions.Start(1, (), compute_missing=computes))
+    world.tells(DECODE)
+    world.tells(DECODE)
+    assert world.num_believed(DECODE) == (NUM_BLOCKS if computes else 0)
+    request.heard(events.Tokens(1, len(PROMPT), (7,), ()))
+    request.heard(events.Tokens(1, len(PROMPT) + 1, (7,), ()))
+    world.tells(DECODE)
+    assert world.num_believed(DECODE) == (NUM_BLOCKS if computes else 0)
+    world.tells(DECODE)
+    assert world.num_believed(DECODE) == 0
 
 
 @pytest.mark.parametrize("is_dropped_first", [True, False])
@@ -130,20 +184,19 @@ async def test_what_another_prompt_brought_stays_when_one_is_refused(
     taken.close_lease(2)
     assert world.num_believed(PREFILL) == NUM_BLOCKS
     world.request((*PROMPT[:32], *[1] * 16))
-    assert world.num_believed(PREFILL) == NUM_BLOCKS, "what only the refused one had is forgotten"
+    assert world.num_believed(PREFILL) == NUM_BLOCKS, "of what only the refused one had, nothing"
 
 
-async def test_nothing_is_remembered_of_a_worker_that_was_forgotten(world: World) -> None:
+async def test_nothing_is_expected_of_a_worker_that_was_forgotten(world: World) -> None:
     (decode,) = world.cluster._decode.values()
     decode.link._handle(decode_pb2.DecodeEvent(welcome=decode_pb2.Welcome(incarnation="d-1")))
     request = world.request()
     assert request.reserve(actions.Reserve(DECODE, 1, 0, to_pull=True), (), Deaf())
     decode.watch._lose("its Watch broke")  # its decode stream has not, yet
     request.start(actions.Start(1, (), compute_missing=True))
-    assert not world.memory._by_worker
-    world.says(DECODE, worker_pb2.WORKER_ROLE_DECODE)
-    request.start(actions.Start(1, (), compute_missing=True))
-    assert world.num_believed(DECODE) == NUM_BLOCKS
+    assert DECODE.incarnation not in world.cache._workers
+    request.release(1)
+    assert DECODE.incarnation not in world.cache._workers
 
 
 @pytest.mark.parametrize("to_pull", [True, False])
@@ -182,7 +235,7 @@ class Foreteller(LeastLoaded):
 
     def __init__(self) -> None:
         super().__init__(
-            PrefixMemory(1), local_below_tokens=0, allow_local=True, allow_recompute=True
+            CacheIndex(1), local_below_tokens=0, allow_local=True, allow_recompute=True
         )
         self.came: list[Forecast] = []
 

@@ -8,8 +8,8 @@ from diptych.errors import DiptychError, NoWorkerError
 from diptych.rpc.status import to_failure
 from diptych.timers import Timers
 from diptych.v1 import common_pb2, decode_pb2
+from router.placement.cache_index import CacheIndex
 from router.placement.policy import LeastLoaded
-from router.placement.prefix_memory import PrefixMemory
 from router.placement.types import (
     DecodeView,
     Placement,
@@ -27,9 +27,10 @@ from router.request.emitted_tokens import RequestShape
 from router.request.events import Event
 from router.request.machine import RequestMachine
 from router.request.prompt_told import ToldSink, Wanted
+from tests.told_caches import holds
 
 PROMPT = (11, 12, 13, 14, 15)
-KEYS = tuple(bytes([token]) for token in PROMPT)  # blocks of one token
+KEYS = tuple(bytes([token]) * 16 for token in PROMPT)  # blocks of one token
 STOP = common_pb2.FINISH_REASON_STOP
 LENGTH = common_pb2.FINISH_REASON_LENGTH
 TIMERS = Timers()
@@ -68,7 +69,7 @@ def decoded(ended: decode_pb2.Ended) -> Event:
 
 def policy(*, allow_recompute: bool, local_below_tokens: int) -> LeastLoaded:
     return LeastLoaded(
-        PrefixMemory(64),
+        CacheIndex(64),
         local_below_tokens=local_below_tokens,
         allow_local=True,
         allow_recompute=allow_recompute,
@@ -104,7 +105,7 @@ class World:
         below = 2 if believed_cached else 0
         self.policy = policy(allow_recompute=allow_recompute, local_below_tokens=below)
         for name in believed_cached:
-            self.policy.remember(worker(name), KEYS)
+            holds(self.policy, worker(name), KEYS)
         self.prefills, self.decodes = list(prefills), list(decodes)
         self.local_prefill = local_prefill
         self.leases: dict[int, actions.OpenLease] = {}  # open as far as the worker knows

@@ -1,4 +1,4 @@
-"""Triton's own client, as others wrote it, on a router's public port."""
+"""Triton's own client on a router's public port, and what becomes of a stream that nobody ends."""
 
 import asyncio
 import json
@@ -7,14 +7,19 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import pytest_asyncio
 
 from diptych.client import DiptychClient, SamplingOptions
+from diptych.open_inference import service_pb2
 from router.frontend.open_inference.tensors import INPUTS
+from tests.integration import router_rig
 from tests.integration.router_rig import Cluster, running
+from tests.unit.router.frontend.open_inference.infer_requests import flag, request
 
 PROMPT = "The small river carries another letter, and then"
+TIMERS = router_rig.TIMERS.model_copy(update={"drain_s": 60.0})
 OPTIONS = SamplingOptions(temperature=0, max_tokens=12, ignore_eos=True)
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -124,3 +129,50 @@ async def test_its_own_example_is_answered(told: dict[str, Any], expected: str) 
         pieces = [each for each in told["example"] if each["id"] == index]
         assert "".join(each["text_output"][0] for each in pieces) == expected
         assert pieces[-1]["is_final"]
+
+
+def asking(max_tokens: int, stream: bool = False) -> bytes:
+    sampling: dict[str, Any] = {"temperature": 0, "max_tokens": max_tokens, "ignore_eos": True}
+    made = request(flag("stream", stream), text=PROMPT, **sampling)
+    made.model_name = ""  # the one that there is
+    return made.SerializeToString()
+
+
+def open_stream(cluster: Cluster) -> Any:
+    """A call that takes requests as bytes, and is read and written by hand."""
+    return cluster.channel.stream_stream(
+        "/inference.GRPCInferenceService/ModelStreamInfer",
+        request_serializer=None,
+        response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
+    )(None)
+
+
+async def test_who_leaves_a_stream_frees_what_it_held(cluster: Cluster) -> None:
+    call = open_stream(cluster)
+    for _ in range(2):
+        await call.write(asking(100_000, stream=True))
+    assert not (await call.read()).error_message
+    assert cluster.held()
+    call.cancel()
+    await cluster.wait_free()
+
+
+async def test_what_is_no_message_ends_no_stream(cluster: Cluster, expected: str) -> None:
+    call = open_stream(cluster)
+    await call.write(b"\xff\xff")
+    assert "REQUEST_INVALID: request: not valid protobuf" in (await call.read()).error_message
+    await call.write(asking(12))
+    await call.done_writing()
+    (raw,) = (await call.read()).infer_response.raw_output_contents
+    assert raw[4:].decode() == PROMPT + expected
+    assert not isinstance(await call.read(), service_pb2.ModelStreamInferResponse)
+    assert await call.code() is grpc.StatusCode.OK
+
+
+async def test_a_router_that_drains_waits_for_no_idle_stream(wide_model: Path) -> None:
+    async with running(wide_model, 1, 1, timers=TIMERS) as other:
+        call = open_stream(other)
+        await call.write(asking(1))
+        assert not (await call.read()).error_message
+        async with asyncio.timeout(TIMERS.drain_s / 2):
+            await other.stopped()

@@ -309,8 +309,6 @@ class Dispatch:
         held = self._reservations.get(action.sequence_id)
         if held is not None:
             held.is_expected = held.is_expected or self._expect(held.worker)
-            if not action.compute_missing:  # all of it is there already
-                self._settle_reservation(held)
             self._observer.started()
             held.link.start(worker_messages.start(action, self._attempt()))
 

@@ -148,22 +148,37 @@ async def test_of_a_worker_that_tells_nothing_only_what_is_under_way_is_expected
 async def test_a_decode_worker_is_counted_on_from_the_start_of_a_sequence(
     world: World, computes: bool
 ) -> None:
-    """Until it would have told: if it computes the prompt, from its first token on."""
+    """Until it would have told of it: from its first token on."""
     (decode,) = world.cluster._decode.values()
     decode.link._handle(decode_pb2.DecodeEvent(welcome=decode_pb2.Welcome(incarnation="d-1")))
     request = world.request()
     assert request.reserve(actions.Reserve(DECODE, 1, 0, to_pull=not computes), (), Deaf())
     assert world.num_believed(DECODE) == 0
     request.start(actions.Start(1, (), compute_missing=computes))
-    world.tells(DECODE)
-    world.tells(DECODE)
-    assert world.num_believed(DECODE) == (NUM_BLOCKS if computes else 0)
+    for _ in range(3):
+        world.tells(DECODE)
+        assert world.num_believed(DECODE) == NUM_BLOCKS
     request.heard(events.Tokens(1, len(PROMPT), (7,), ()))
     request.heard(events.Tokens(1, len(PROMPT) + 1, (7,), ()))
     world.tells(DECODE)
-    assert world.num_believed(DECODE) == (NUM_BLOCKS if computes else 0)
+    assert world.num_believed(DECODE) == NUM_BLOCKS
     world.tells(DECODE)
     assert world.num_believed(DECODE) == 0
+
+
+@pytest.mark.parametrize("tells", [True, False])
+async def test_other_choices_of_a_prompt_find_it_where_the_first_one_starts(
+    world: World, tells: bool
+) -> None:
+    """Also on a worker of an earlier version, which does not tell what it has."""
+    (decode,) = world.cluster._decode.values()
+    decode.link._handle(decode_pb2.DecodeEvent(welcome=decode_pb2.Welcome(incarnation="d-1")))
+    if not tells:
+        world.cache.untold(DECODE.incarnation)
+    request = world.request()
+    assert request.reserve(actions.Reserve(DECODE, 1, 0, to_pull=True), (), Deaf())
+    request.start(actions.Start(1, (), compute_missing=False))
+    assert world.num_believed(DECODE) == NUM_BLOCKS
 
 
 @pytest.mark.parametrize("is_dropped_first", [True, False])

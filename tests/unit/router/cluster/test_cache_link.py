@@ -38,6 +38,8 @@ class FakeCall:
                 raise grpc.aio.AioRpcError(self.code, nothing, nothing, "broken", None)
             yield await anext(self._events)
 
+    def add_done_callback(self, callback: object) -> None: ...
+
     def cancel(self) -> bool:
         return True
 

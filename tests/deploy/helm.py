@@ -76,10 +76,16 @@ def _check(path: Path, sha256: str) -> None:
         raise RuntimeError(f"{path}: SHA-256 is {found}, not {sha256}")
 
 
-def run_helm(release: Release, *args: str) -> subprocess.CompletedProcess[str]:
+def run_helm(
+    release: Release, *args: str, timeout_s: float = 60
+) -> subprocess.CompletedProcess[str]:
     """Run it, whatever it answers."""
     return subprocess.run(
-        [helm_binary(release), *args], capture_output=True, text=True, timeout=60, check=False
+        [helm_binary(release), *args],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
     )
 
 

@@ -1,6 +1,6 @@
 """Runs pods of the chart as a kubelet does: start, probe, preStop, SIGTERM, at the end SIGKILL.
 
-Each pod has an address of its own in 127.0.0.0/8, so all listen on the chart's ports.
+Each pod has an address of its own on this machine, so all listen on the chart's ports.
 """
 
 import asyncio
@@ -19,6 +19,11 @@ from tests.deploy import here
 from tests.unit.deploy.chart import ROOT, Pod
 
 _PROBE_S = 5.0
+
+
+def _own_network() -> str:
+    """In 127.0.0.0/8, of this test run alone."""
+    return f"127.{64 + os.getpid() // 256 % 128}.{os.getpid() % 256}"
 
 
 @dataclass
@@ -61,15 +66,19 @@ class RunningPod:
 
 @dataclass
 class Kubelet:
-    """Starts pods and ends them. Owned by the cluster."""
+    """Starts pods and ends them. Owned by the cluster.
+
+    ``network`` is the first three parts of their addresses, all of which are this machine's.
+    """
 
     folder: Path  # of logs and mounted files
     variables: Mapping[str, str]  # in every container
+    network: str = field(default_factory=_own_network)
     _hosts: "itertools.count[int]" = field(default_factory=lambda: itertools.count(2))
 
     def ip(self, host: int) -> str:
-        """An address of the network of this test run alone."""
-        return f"127.{64 + os.getpid() // 256 % 128}.{os.getpid() % 256}.{host}"
+        """An address that no other pod has."""
+        return f"{self.network}.{host}"
 
     async def start(self, name: str, pod: Pod, settings: Mapping[str, object]) -> RunningPod:
         """Start its container; whether it gets ready is asked later."""

@@ -25,9 +25,7 @@ from tests.unit.deploy.chart import Manifest, Pod, named, pods_of
 _READY_S = 600.0
 _LOOK_S = 0.2
 # Many pods share few cores here: who is slow is not taken for lost, which would end it.
-_PATIENCE = {
-    f"DIPTYCH_{role}_TIMERS__LOST_PEER_S": "60" for role in ("ROUTER", "PREFILL", "DECODE")
-}
+PATIENCE = {f"DIPTYCH_{role}_TIMERS__LOST_PEER_S": "60" for role in ("ROUTER", "PREFILL", "DECODE")}
 
 
 class Group(NamedTuple):
@@ -217,7 +215,7 @@ def _groups(manifests: Sequence[Manifest]) -> tuple[Pod, dict[str, Group]]:
 async def local_cluster(manifests: Sequence[Manifest], folder: Path) -> AsyncIterator[LocalCluster]:
     """All pods ready; nothing is left of them at the end."""
     async with kube_api(folder) as (api, kubeconfig):
-        kubelet = Kubelet(folder, {"KUBECONFIG": str(kubeconfig), **_PATIENCE})
+        kubelet = Kubelet(folder, {"KUBECONFIG": str(kubeconfig), **PATIENCE})
         router = next(p for p in pods_of(manifests, "here") if p.command == "router")
         service = named(manifests, "Service", router.manifest["metadata"]["name"])
         host, port = kubelet.ip(1), service["spec"]["ports"][0]["port"]

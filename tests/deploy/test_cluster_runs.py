@@ -3,35 +3,21 @@
 With the demo model, which is fetched if it is not in the user's cache.
 """
 
-import asyncio
-import itertools
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
 from typing import NamedTuple
 
 import pytest
 import pytest_asyncio
 
-from diptych.client import Chunk, DiptychClient, FinishReason, SamplingOptions
+from diptych.client import DiptychClient
 from tests.deploy.helm import HELM_4, template
-from tests.deploy.local_cluster import LocalCluster, local_cluster, metric
+from tests.deploy.load import ask, decoded_on, eventually, load, prefilled_on, routers_know
+from tests.deploy.local_cluster import LocalCluster, local_cluster
 from tests.trace_collector import Collector, collecting
 from tests.unit.deploy.chart import VALUES, parsed
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.asyncio(loop_scope="module")]
-
-_WITHIN_S = 180.0
-_OPTIONS = SamplingOptions(max_tokens=8, ignore_eos=True)
-_NUMBERS = itertools.count()
-
-
-class Answer(NamedTuple):
-    """What one request brought."""
-
-    prompt: str
-    text: str
-    last: Chunk
 
 
 class Traced(NamedTuple):
@@ -58,73 +44,6 @@ async def cluster(
         yield cluster
 
 
-async def ask(client: DiptychClient, prompt: str | None = None) -> Answer:
-    """One answer to a prompt that is new and long enough to be shipped; whole, or an error."""
-    if prompt is None:
-        prompt = f"Number {next(_NUMBERS)}. " + "A door opens and somebody comes in. " * 12
-    parts = [chunk async for chunk in client.generate(prompt, options=_OPTIONS, timeout_s=90)]
-    assert parts[-1].finish_reason is FinishReason.LENGTH
-    assert sum(len(part.token_ids) for part in parts) == _OPTIONS.max_tokens
-    return Answer(prompt, "".join(part.text for part in parts), parts[-1])
-
-
-async def eventually(holds: Callable[[], Awaitable[bool]], what: str) -> None:
-    try:
-        async with asyncio.timeout(_WITHIN_S):
-            while not await holds():
-                await asyncio.sleep(0.2)
-    except TimeoutError:
-        raise AssertionError(f"not within {_WITHIN_S} s: {what}") from None
-
-
-async def routers_know(cluster: LocalCluster, role: str, number: int) -> None:
-    async def know() -> bool:
-        routers = cluster.running[cluster.router.name]
-        known = [await metric(r, "diptych_router_workers_ready", role=role) for r in routers]
-        return known == [number] * len(routers)
-
-    await eventually(know, f"every router knows {number} {role} workers")
-
-
-@asynccontextmanager
-async def load(cluster: LocalCluster, num_clients: int = 2) -> AsyncIterator[list[Answer]]:
-    """Clients that ask without a pause, and never twice for the same answer.
-
-    At least four requests are answered before the body runs, and four after it.
-    """
-    answers: list[Answer] = []
-    is_over = asyncio.Event()
-
-    async def ask_on() -> None:
-        async with DiptychClient(cluster.address, retries=0) as client:
-            while not is_over.is_set():
-                answers.append(await ask(client))
-
-    async def more() -> None:
-        wanted = len(answers) + 4
-
-        async def are_there() -> bool:
-            return len(answers) >= wanted
-
-        await eventually(are_there, "requests are answered")
-
-    async with asyncio.TaskGroup() as tasks:
-        for _ in range(num_clients):
-            tasks.create_task(ask_on())
-        await more()
-        yield answers
-        await more()
-        is_over.set()
-
-
-def decoded_on(answers: list[Answer]) -> set[str]:
-    return {answer.last.timing.decode_worker for answer in answers if answer.last.timing}
-
-
-def prefilled_on(answers: list[Answer]) -> set[str]:
-    return {answer.last.timing.prefill_worker for answer in answers if answer.last.timing} - {""}
-
-
 async def test_all_probes_pass_and_every_worker_is_found(cluster: LocalCluster) -> None:
     for running in cluster.running.values():
         assert len(running) == 2
@@ -132,7 +51,7 @@ async def test_all_probes_pass_and_every_worker_is_found(cluster: LocalCluster) 
             for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
                 assert await pod.passes(probe), f"{pod.name}: {probe}"
     for role in ("prefill", "decode"):
-        await routers_know(cluster, role, 2)
+        await routers_know(cluster.running[cluster.router.name], role, 2)
 
 
 async def test_helm_test_passes_each_time(cluster: LocalCluster, traced: Traced) -> None:
@@ -152,9 +71,9 @@ async def test_helm_test_passes_each_time(cluster: LocalCluster, traced: Traced)
 
 async def test_more_and_fewer_workers_are_followed(cluster: LocalCluster) -> None:
     group = cluster.group("decode")
-    async with load(cluster, num_clients=4) as answers:
+    async with load(cluster.address, num_clients=4) as answers:
         await cluster.scale(group.name, 3)
-        await routers_know(cluster, "decode", 3)
+        await routers_know(cluster.running[cluster.router.name], "decode", 3)
         (new,) = [pod for pod in cluster.running[group.name] if pod.name.endswith("-2")]
 
         async def is_used() -> bool:
@@ -162,7 +81,7 @@ async def test_more_and_fewer_workers_are_followed(cluster: LocalCluster) -> Non
 
         await eventually(is_used, "the new worker decodes")
         await cluster.scale(group.name, 2)
-        await routers_know(cluster, "decode", 2)
+        await routers_know(cluster.running[cluster.router.name], "decode", 2)
         num_before = len(answers)
     assert new.address not in decoded_on(answers[num_before + 4 :]), "four were under way"
 
@@ -171,7 +90,7 @@ async def test_more_and_fewer_workers_are_followed(cluster: LocalCluster) -> Non
 async def test_a_rollout_drops_no_request(cluster: LocalCluster, role: str) -> None:
     group = cluster.group(role)
     before = {pod.address for pod in cluster.running[group.name]}
-    async with load(cluster) as answers:
+    async with load(cluster.address) as answers:
         await cluster.roll_out(group.name)
     after = {pod.address for pod in cluster.running[group.name]}
     assert len(after) == len(before) == 2

@@ -38,7 +38,7 @@ async def eventually(holds: Callable[[], Awaitable[bool]], what: str) -> None:
     try:
         async with asyncio.timeout(_WITHIN_S):
             while not await holds():
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(0.5)
     except TimeoutError:
         raise AssertionError(f"not within {_WITHIN_S} s: {what}") from None
 

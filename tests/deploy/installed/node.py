@@ -6,6 +6,7 @@ readiness probe passes. A pod that is deleted is ended as Kubernetes does it, an
 """
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -23,6 +24,7 @@ from tests.unit.deploy.chart import Manifest, Pod
 NAME = "here"
 ZONE = "zone-of-this-machine"
 _LOOK_S = 0.5
+_PROBE_S = 2.0  # a kubelet's is the probe's own, which would be long to wait for here
 _TEST_S = 150.0
 
 
@@ -97,7 +99,7 @@ class Node:
                 if is_ready != told:
                     told = is_ready
                     await self._tell(pod, _status(pod, "Running", running.ip, is_ready=is_ready))
-                await asyncio.sleep(_LOOK_S)
+                await _wait(deleted, _PROBE_S)
             code = await self._kubelet.stop(running)
             assert code == 0, f"{name} ended with {code}: {running.last_lines}"
         finally:
@@ -162,6 +164,13 @@ class Node:
         """What became of a pod; nothing, if that is gone."""
         path = f"{self.pods_path}/{pod.manifest['metadata']['name']}/status"
         await self._api.patch(path, {"status": status})
+
+
+async def _wait(event: asyncio.Event, patience_s: float) -> None:
+    """Until it is set, or for so long."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(patience_s):
+            await event.wait()
 
 
 def _status(pod: Pod, phase: str, ip: str, *, is_ready: bool) -> dict[str, object]:

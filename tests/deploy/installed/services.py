@@ -1,13 +1,21 @@
-"""Plays kube-proxy: each service that has an address of its own leads to its ready pods."""
+"""Plays kube-proxy: each service that has an address of its own leads to its ready pods.
+
+As a process of its own (``kube_proxy``), for clients' connections go through it: whatever else a
+test does, they are not kept waiting.
+"""
 
 import asyncio
-from collections.abc import Sequence
+import os
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 from tests.deploy.installed.api_client import ApiClient
 from tests.deploy.service_address import ServiceAddress, service_address
-from tests.unit.deploy.chart import Manifest
+from tests.unit.deploy.chart import ROOT, Manifest
 
 _LOOK_S = 0.5
+_TOKEN = "API_TOKEN"
 
 
 class _Served:
@@ -64,3 +72,28 @@ class Services:
                 for served in self._served.values():
                     served.leads_to(subsets.get(served.name, ()))
                 await asyncio.sleep(_LOOK_S)
+
+
+@asynccontextmanager
+async def kube_proxy(url: str, token: str, namespace: str) -> AsyncIterator[None]:
+    """The services of a namespace of the server at ``url``; gone at the end."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.deploy.installed.services", url, namespace),
+        cwd=ROOT,
+        env={**os.environ, _TOKEN: token},
+    )
+    try:
+        yield
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def _serve(url: str, token: str, namespace: str) -> None:
+    async with ApiClient(url, token) as api:
+        await Services(api, namespace).run()
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve(sys.argv[1], os.environ[_TOKEN], sys.argv[2]))

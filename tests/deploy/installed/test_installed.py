@@ -20,7 +20,7 @@ from tests.deploy.installed.api_server import NETWORK, api_server, kubeconfig
 from tests.deploy.installed.build import BINARIES
 from tests.deploy.installed.newer_api import newer_api
 from tests.deploy.installed.node import Node
-from tests.deploy.installed.services import Services
+from tests.deploy.installed.services import kube_proxy
 from tests.deploy.kubelet import Kubelet, RunningPod
 from tests.deploy.load import Answer, ask, decoded_on, eventually, load, prefilled_on, routers_know
 from tests.deploy.local_cluster import PATIENCE
@@ -91,18 +91,18 @@ async def _installation(folder: Path) -> AsyncIterator[Installation]:
         newer_api(server.url, folder) as url,
         ApiClient(url, server.token) as api,
         ApiClient(server.url, server.token) as itself,
+        kube_proxy(server.url, server.token, NAMESPACE),
     ):
         await api.post("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
         config.write_text(json.dumps(kubeconfig(url, server.token, NAMESPACE)))
         variables = {"KUBECONFIG": str(pods_config), **PATIENCE}
         node = Node(itself, url, NAMESPACE, Kubelet(folder, variables, f"{NETWORK}.1"))
         async with asyncio.TaskGroup() as tasks:
-            played = [tasks.create_task(part.run()) for part in (node, Services(itself, NAMESPACE))]
+            played = tasks.create_task(node.run())
             try:
                 yield Installation(api, node, config)
             finally:
-                for part in played:
-                    part.cancel()
+                played.cancel()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -45,10 +45,9 @@ async def api_server(binaries: Path, folder: Path) -> AsyncIterator[ApiServer]:
     config.write_text(json.dumps(kubeconfig(_URL, token, "default")))
     async with AsyncExitStack() as stack:
         for name, args in _commands(folder, config).items():
+            if name == "kube-controller-manager":  # it waits for the server, but not for long
+                await _ready(token)
             await stack.enter_async_context(_running(binaries / name, args, folder))
-        async with ApiClient(_URL, token) as api, asyncio.timeout(_READY_S):
-            while not await api.is_ready():
-                await asyncio.sleep(0.2)
         yield ApiServer(_URL, token)
 
 
@@ -99,6 +98,12 @@ def _commands(folder: Path, config: Path) -> dict[str, Sequence[str]]:
     }
 
 
+async def _ready(token: str) -> None:
+    async with ApiClient(_URL, token) as api, asyncio.timeout(_READY_S):
+        while not await api.is_ready():
+            await asyncio.sleep(0.2)
+
+
 @asynccontextmanager
 async def _running(program: Path, args: Sequence[str], folder: Path) -> AsyncIterator[None]:
     with (folder / f"{program.name}.log").open("wb") as log:
@@ -107,6 +112,7 @@ async def _running(program: Path, args: Sequence[str], folder: Path) -> AsyncIte
         )
     try:
         yield
+        assert process.returncode is None, f"{program.name} had ended: see its log in {folder}"
     finally:
         if process.returncode is None:
             process.terminate()

@@ -124,6 +124,12 @@ class SamplingOptions:
     n: int | None = _option(
         "Choices to make from one prompt.", default=1, low=1, high=MAX_CHOICES, is_flag=False
     )
+    best_of: int | None = _option(
+        "Choices to draw, of which the n likeliest by mean log probability are given; unset: n.",
+        low=1,
+        high=MAX_CHOICES,
+        is_flag=False,
+    )
     seed: int | None = _option(
         "The same seed gives the same answer; unset: a new one.", high=_UINT64
     )
@@ -163,6 +169,16 @@ class SamplingOptions:
     return_margins: bool = _option(
         "Report how far each token was from being another one.", False, is_flag=False
     )
+
+    @property
+    def num_choices(self) -> int:
+        """How many answers are wanted."""
+        return 1 if self.n is None else self.n
+
+    @property
+    def num_drawn(self) -> int:
+        """How many are made for that."""
+        return self.num_choices if self.best_of is None else self.best_of
 
 
 NOTHING_SAID: Final = SamplingOptions()
@@ -231,26 +247,17 @@ OPTIONS: Final[Mapping[str, Option]] = {
 WORKER_NAMES: Final = tuple(item.name for item in fields(SamplingParams))
 """The parameters that workers know."""
 
-NEUTRAL: Final[Mapping[str, object]] = {
-    "best_of": 1,
-}
-"""Parameters that clients know and nothing serves yet, with what changes nothing."""
-
 
 def options_from_proto(message: inference_pb2.SamplingOptions, path: str) -> SamplingOptions:
     """Read what a client sent; lists are checked for their length before they are copied.
 
     Raises:
-        InvalidRequestError: a list is too long, or an option is not served yet; the
-            field is ``path`` and the option's name.
+        InvalidRequestError: a list is too long; the field is ``path`` and the option's name.
     """
     given: dict[str, Any] = {}
     for item, value in message.ListFields():
-        name, option = item.name, OPTIONS.get(item.name)
-        if option is None:
-            if value != NEUTRAL.get(name):
-                raise InvalidRequestError("is not supported yet", field=f"{path}.{name}")
-        elif name == "constraint":
+        name, option = item.name, OPTIONS[item.name]
+        if name == "constraint":
             given[name] = Constraint.from_proto(value, f"{path}.{name}")
         elif option.max_items:
             _check_length(name, len(value), option, path)

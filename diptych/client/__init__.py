@@ -24,6 +24,7 @@ from diptych.client.prompts import (
     build_score_request,
 )
 from diptych.client.request import ChatMessage, build_request
+from diptych.client.tools import Tool, ToolChoice, Tools
 from diptych.constraint import Constraint
 from diptych.finish_reason import FinishReason
 from diptych.request_class import RequestClass
@@ -46,6 +47,9 @@ __all__ = [
     "SamplingOptions",
     "ServiceLevel",
     "TokenLogprobs",
+    "Tool",
+    "ToolChoice",
+    "Tools",
     "build_embed_request",
     "build_request",
     "build_score_request",

@@ -64,6 +64,7 @@ class AnswerReader:
         self._known_rest = _NOTHING_SAID  # what this call has to repeat of it
         self._finished = inference_pb2.ChoiceFinished()
         self._num_choices = request.sampling.n or 1
+        self._is_alone = max(self._num_choices, request.sampling.best_of) == 1
         self._num_by_choice = [0] * self._num_choices  # tokens, where there are several
         self._num_finished = 0
 
@@ -75,7 +76,7 @@ class AnswerReader:
     @property
     def can_go_on(self) -> bool:
         """Whether another call could bring the rest: of several choices none can."""
-        return self._num_choices == 1 or not any(self._num_by_choice)
+        return self._is_alone or not (self._token_ids or any(self._num_by_choice))
 
     def next_request(self) -> inference_pb2.GenerateRequest:
         """What the next call asks for: the answer, or what is missing of it."""

@@ -1,13 +1,12 @@
 """What a client asks for, as the wire has it. Pure."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
+from diptych.client.tools import JSONValue, Tools
 from diptych.sampling_params import NOTHING_SAID, SamplingOptions, options_to_proto
 from diptych.service_level import NO_LEVEL, ServiceLevel
 from diptych.v1 import inference_pb2
-
-JSONValue: TypeAlias = "str | float | bool | Mapping[str, JSONValue] | Sequence[JSONValue] | None"
 
 
 class ChatMessage(NamedTuple):
@@ -15,6 +14,9 @@ class ChatMessage(NamedTuple):
 
     role: str  # system, user, assistant, tool, or what the model's template knows
     content: str
+    tool_calls: Sequence[inference_pb2.ToolCall] = ()  # what the assistant called, as it came
+    tool_call_id: str = ""  # which call a message of role tool answers
+    reasoning: str = ""  # what the assistant thought before
 
 
 def build_request(
@@ -24,6 +26,8 @@ def build_request(
     token_ids: Sequence[int] | None = None,
     options: SamplingOptions = NOTHING_SAID,
     template_arguments: Mapping[str, JSONValue] | None = None,
+    tools: Tools | None = None,
+    split_reasoning: bool = False,
     emitted_token_ids: Sequence[int] = (),
     return_prompt_token_ids: bool = False,
     model: str = "",
@@ -34,11 +38,14 @@ def build_request(
     """Make a request from exactly one of ``prompt``, ``messages`` and ``token_ids``.
 
     ``level`` is how urgent it is, and what it wants. ``emitted_token_ids`` is the output
-    that an earlier call brought: the answer goes on after it. The rest is as in
-    ``GenerateRequest`` in inference.proto.
+    that an earlier call brought: the answer goes on after it. ``template_arguments``, ``tools``
+    and ``split_reasoning`` are for ``messages``. The rest is as in ``GenerateRequest`` in
+    inference.proto.
     """
     if sum(given is not None for given in (prompt, messages, token_ids)) != 1:
         raise ValueError("give exactly one of prompt, messages and token_ids")
+    if messages is None and (template_arguments or tools or split_reasoning):
+        raise ValueError("template_arguments, tools and split_reasoning are for messages")
     request = inference_pb2.GenerateRequest(
         model=model,
         sampling=options_to_proto(options),
@@ -54,6 +61,9 @@ def build_request(
         request.chat.CopyFrom(chat_prompt(messages))
         if template_arguments:
             request.chat.template_arguments.update(dict(template_arguments))
+        request.chat.split_reasoning = split_reasoning
+        if tools is not None:
+            tools.write_to(request.chat)
     elif token_ids is not None:
         request.tokens.SetInParent()
         request.tokens.ids.extend(token_ids)
@@ -74,6 +84,14 @@ def build_tokenize_request(
 def chat_prompt(messages: Sequence[ChatMessage | tuple[str, str]]) -> inference_pb2.ChatPrompt:
     """The turns of a conversation."""
     chat = inference_pb2.ChatPrompt()
-    for role, content in messages:
-        chat.messages.add(role=role).content.add(text=content)
+    for turn in messages:
+        said = ChatMessage(*turn)
+        message = chat.messages.add(
+            role=said.role,
+            tool_calls=said.tool_calls,
+            tool_call_id=said.tool_call_id,
+            reasoning=said.reasoning,
+        )
+        if said.content or not said.tool_calls:
+            message.content.add(text=said.content)
     return chat

@@ -25,6 +25,7 @@ from router.frontend.write_watch import WriteWatch
 from router.generation.answer import GenerationEvent, Started, Summary
 from router.generation.request import ChatPrompt, GenerationRequest
 from router.placement.types import WorkerId
+from router.request.best_choices import BestChoices
 from router.request.choices import Choices
 from router.request.dispatch import Services
 from router.request.resolved import ResolvedRequest
@@ -221,8 +222,18 @@ class _Answer:
                 beside=beside,
             )
 
-        num_choices = resolved.num_choices
-        session = make(0, None, _nothing) if num_choices == 1 else Choices(num_choices, make)
+        session: Session | Choices
+        if resolved.num_choices == 1:
+            session = make(0, None, _nothing)
+        elif resolved.chooses:
+            session = BestChoices(
+                resolved.num_choices,
+                make,
+                num_best=resolved.num_best,
+                tells_logprobs=resolved.tells_logprobs,
+            )
+        else:
+            session = Choices(resolved.num_choices, make)
         builder.check_resumed()
         self._session, self._builder = session, builder
         session.start()

@@ -51,6 +51,7 @@ class ModelFacts(NamedTuple):
 def check(request: GenerationRequest, facts: ModelFacts) -> None:
     """Check all that needs no tokenising. Raises InvalidRequestError."""
     check_options(request.sampling, "sampling")
+    _check_choices(request)
     for index, stop in enumerate(request.sampling.stop):
         _check_text(stop, f"sampling.stop[{index}]")
     for index, word in enumerate(request.sampling.bad_words):
@@ -147,6 +148,8 @@ def resolve(
         "bad_words": bad_words,
         "constraint": OutputGrammar(grammar, facts.eos_token_ids) if grammar else None,
     }
+    if given.num_drawn > given.num_choices and given.logprobs is None:
+        chosen["logprobs"] = 0  # by which the best are known
     return ResolvedRequest(
         shape=RequestShape(
             prompt_ids=tuple(prompt_ids),
@@ -161,16 +164,19 @@ def resolve(
         includes_stop=given.include_stop_str_in_output,
         cache_salt=salt_of(request.cache_salt, request.tenant.name),
         claim=claim,
-        num_choices=_num_choices(request),
+        num_choices=given.num_drawn,
+        num_best=given.num_choices,
+        tells_logprobs=given.logprobs is not None,
         emitted_token_ids=tuple(request.emitted_token_ids),
     )
 
 
-def _num_choices(request: GenerationRequest) -> int:
-    num_choices = 1 if request.sampling.n is None else request.sampling.n
-    if num_choices > 1 and request.emitted_token_ids:
+def _check_choices(request: GenerationRequest) -> None:
+    wanted, drawn = request.sampling.num_choices, request.sampling.num_drawn
+    if drawn < wanted:
+        raise InvalidRequestError(f"{drawn} is less than n, {wanted}", field="sampling.best_of")
+    if drawn > 1 and request.emitted_token_ids:
         raise InvalidRequestError("goes on with one choice only", field="emitted_token_ids")
-    return num_choices
 
 
 def _wanted(request: GenerationRequest, num_prompt: int) -> WantedLogprobs | None:

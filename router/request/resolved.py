@@ -17,7 +17,9 @@ class ResolvedRequest:
     min_tokens_to_stop: int = 0  # before which no stop string ends the output
     includes_stop: bool = False  # the text ends with what ended the output
     cache_salt: bytes = b""
-    num_choices: int = 1
+    num_choices: int = 1  # that are made
+    num_best: int = 1  # and how many of them the client gets
+    tells_logprobs: bool = False  # the client gets those of its tokens
     claim: Claim = NO_CLAIM
     emitted_token_ids: tuple[int, ...] = ()  # the client has these already
 
@@ -25,6 +27,11 @@ class ResolvedRequest:
     def num_tokens_at_most(self) -> int:
         """Of the prompt, once, and of all choices."""
         return len(self.shape.prompt_ids) + self.num_choices * self.shape.max_tokens
+
+    @property
+    def chooses(self) -> bool:
+        """Whether the client gets only the best of the choices."""
+        return self.num_best < self.num_choices
 
     def choice(self, index: int) -> "ResolvedRequest":
         """What one choice alone would be. The first is told of the prompt."""

@@ -34,7 +34,8 @@ ERRORS = {
     "type": (b'{"model": "MODEL", "prompt": "a", "max_tokens": "5"}', 400, "max_tokens"),
     "bool": (b'{"model": "MODEL", "prompt": "a", "seed": true}', 400, "seed"),
     "stop": (b'{"model": "MODEL", "prompt": "a", "stop": ["a", ""]}', 400, "stop[1]"),
-    "unserved": (b'{"model": "MODEL", "prompt": "a", "best_of": 2}', 400, "best_of"),
+    "unserved": (b'{"model": "MODEL", "prompt": "a", "suffix": "b"}', 400, "suffix"),
+    "fewer": (b'{"model": "MODEL", "prompt": "a", "n": 3, "best_of": 2}', 400, "best_of"),
     "too large": (b'{"model": "' + b"m" * 70_000 + b'"}', 413, None),
 }
 

@@ -20,15 +20,10 @@ from diptych.sampling_params import (
 )
 from diptych.v1 import common_pb2, inference_pb2
 
-# In the public message, and refused as long as no code serves it.
-NOT_SERVED = {
-    "best_of",
-}  # fmt: skip
-
 EVERYTHING = SamplingOptions(
     temperature=0.5, top_k=3, top_p=0.25, min_p=0.125, logit_bias={7: -0.5, 8: 100.0},
     presence_penalty=0.5, frequency_penalty=-2.0, repetition_penalty=1.25, logprobs=3,
-    prompt_logprobs=4, n=2, seed=2**64 - 1, max_tokens=9, min_tokens=2,
+    prompt_logprobs=4, n=2, best_of=3, seed=2**64 - 1, max_tokens=9, min_tokens=2,
     stop=("a", "b"), stop_token_ids=(4, 5),
     include_stop_str_in_output=True, bad_words=("b", "c d"), ignore_eos=True,
     return_margins=True, constraint=Constraint.choice("a", "é"),
@@ -37,7 +32,7 @@ EVERYTHING = SamplingOptions(
 
 def test_the_public_message_has_each_option_and_no_other() -> None:
     wire = set(inference_pb2.SamplingOptions.DESCRIPTOR.fields_by_name)
-    assert wire == set(OPTIONS) | NOT_SERVED
+    assert wire == set(OPTIONS)
 
 
 def test_the_workers_message_has_each_parameter_of_theirs_and_no_other() -> None:

@@ -103,7 +103,10 @@ def asked_of(
         raise InvalidRequestError("is only for streams", field="stream_options")
     options = body.stream_options or StreamOptions()
     counts_along = bool(options.include_usage and options.continuous_usage_stats)
-    if (request.sampling.n or 1) > 1:
+    sampling = request.sampling
+    if body.stream and sampling.num_drawn > sampling.num_choices:
+        raise InvalidRequestError("is only for answers in one piece", field="best_of")
+    if sampling.num_choices > 1:
         if prompt is not None and prompt.echoes:
             raise InvalidRequestError("is for one choice", field="echo")
         if counts_along:

@@ -107,7 +107,7 @@ class ChoicesWriters:
     def _told(self, asked: Asked, answered: Answered) -> Iterator[_Told]:
         """Of each choice; the first one tells of the prompt."""
         sampling = asked.request.sampling
-        for index in range(sampling.n or 1):
+        for index in range(sampling.num_choices):
             logprobs = prompt = None
             if sampling.logprobs is not None:
                 logprobs = self.form.logprobs_of(answered.text)

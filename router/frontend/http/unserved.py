@@ -8,13 +8,11 @@ from collections.abc import Mapping
 from typing import Final
 
 from diptych.errors import InvalidRequestError
-from diptych.sampling_params import NEUTRAL
 
 Unserved = Mapping[str, tuple[object, ...]]
 """Of each member the values beside null that change nothing."""
 
 _ANY_BODY: Final[Unserved] = {
-    **{name: (value,) for name, value in NEUTRAL.items()},
     "adapter": ("",),
     "constraint": (),
     "allowed_token_ids": (),
@@ -76,6 +74,7 @@ OF_CHAT: Final[Unserved] = {
 OF_RESPONSE: Final[Unserved] = {
     **_ANY_BODY,
     "background": (False,),
+    "best_of": (1,),
     "chat_template": (),
     "context_management": ([],),
     "conversation": (),

@@ -65,7 +65,7 @@ class Asked:
     @property
     def num_choices(self) -> int:
         """How many answers there are to be."""
-        return self.request.sampling.n or 1
+        return self.request.sampling.num_choices
 
 
 def read_request(
@@ -91,8 +91,10 @@ def read_request(
         path = tensors.SAMPLING_PARAMETERS
         content = _parse(text, max_model_len)
     sampling, names = _read_sampling(content, path)
-    if is_stream and (sampling.n or 1) > 1:
+    if is_stream and sampling.num_choices > 1:
         raise InvalidRequestError("is for answers in one piece", field=f"{path}.n")
+    if is_stream and sampling.num_drawn > 1:
+        raise InvalidRequestError("is for answers in one piece", field=f"{path}.best_of")
     outputs = _read_outputs(message, inputs)
     return Asked(
         request=GenerationRequest(

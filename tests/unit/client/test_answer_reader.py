@@ -57,6 +57,18 @@ def test_what_is_told_of_the_prompt_comes_once_with_the_first_token() -> None:
     assert second.prompt_logprobs == ()
 
 
+def test_the_best_of_several_cannot_go_on_either() -> None:
+    """Though one comes: which it would be is known only when all are there."""
+    for best_of, can_go_on in ((0, True), (1, True), (2, False)):
+        options = SamplingOptions(best_of=best_of) if best_of else None
+        reader = AnswerReader(GenerateRequest(text="a", sampling=options))
+        reader.next_request()
+        reader.read(STARTED)
+        assert reader.can_go_on, "nothing came"
+        reader.read(GenerateResponse(delta=Delta(token_ids=[5])))
+        assert reader.can_go_on == can_go_on
+
+
 def test_of_several_choices_each_has_its_own_positions_and_its_own_end() -> None:
     reader = AnswerReader(GenerateRequest(text="a", sampling=SamplingOptions(n=2)))
     reader.next_request()

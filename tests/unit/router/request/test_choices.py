@@ -1,5 +1,7 @@
 """Several answers to one prompt are taken in turn, and begin when the first one runs."""
 
+import asyncio
+import math
 from collections.abc import Callable
 from typing import cast
 
@@ -12,7 +14,8 @@ from diptych.v1 import inference_pb2
 from router.generation.answer import ChoiceFinished, Delta
 from router.placement.types import WorkerId
 from router.request import actions, events
-from router.request.choices import Choices
+from router.request.best_choices import BestChoices
+from router.request.choices import Choices, MakeSession
 from router.request.session import Session
 from tests.unit.router.request.world import World
 
@@ -37,12 +40,16 @@ class FakeSession:
         return self._output.pop(0) if self._output else None
 
 
-def make_choices(*sessions: FakeSession) -> Choices:
+def making(*sessions: FakeSession) -> MakeSession:
 
     def make(index: int, beside: WorkerId | None, on_output: Callable[[], None]) -> Session:
         return cast("Session", sessions[index])
 
-    return Choices(len(sessions), make)
+    return make
+
+
+def make_choices(*sessions: FakeSession) -> Choices:
+    return Choices(len(sessions), making(*sessions))
 
 
 def told(position: int) -> PromptLogprobs:
@@ -94,3 +101,61 @@ def test_who_may_not_be_turned_away_waits_where_nobody_else_may(front: bool) -> 
     world.is_full = True
     world.on(events.Begin(front))
     assert world.log == [actions.Enqueue(front)]
+
+
+def drawn(*logprobs: float, reason: FinishReason = FinishReason.STOP) -> FakeSession:
+    """One answer, a token for each."""
+    deltas: list[Output] = [
+        Delta("a", [7], position, [], (TokenLogprobs(logprob, (), ()),))
+        for position, logprob in enumerate(logprobs)
+    ]
+    return FakeSession([*deltas, ChoiceFinished(reason, 7)])
+
+
+async def best(*sessions: FakeSession, num_best: int, tells_logprobs: bool = True) -> list[Output]:
+    choices = BestChoices(
+        len(sessions), making(*sessions), num_best=num_best, tells_logprobs=tells_logprobs
+    )
+    came: list[Output] = []
+    while (event := await choices.next_event()) is not None:
+        came.append(event)
+    return came
+
+
+async def test_the_best_are_those_of_the_highest_mean_and_the_best_comes_first() -> None:
+    """A long one is not worse for its length; of two alike the first counts."""
+    long = drawn(-1.0, -1.0, -1.0, -1.0, reason=FinishReason.LENGTH)
+    came = await best(drawn(-2.0), long, drawn(-1.5, -0.5), drawn(-0.5), num_best=3)
+    ends = [event for event in came if isinstance(event, ChoiceFinished)]
+    assert [(end.choice, end.reason) for end in ends] == [
+        (0, FinishReason.STOP),
+        (1, FinishReason.LENGTH),
+        (2, FinishReason.STOP),
+    ]
+    deltas = [event for event in came if isinstance(event, Delta)]
+    assert [delta.choice for delta in deltas] == [0, 1, 1, 1, 1, 2, 2]
+    assert [delta.logprobs[0].logprob for delta in deltas] == [-0.5, -1, -1, -1, -1, -1.5, -0.5]
+    assert came.index(ends[0]) < came.index(deltas[1])
+
+
+async def test_what_is_told_of_the_prompt_does_not_wait_for_the_best() -> None:
+    impossible = drawn(-math.inf)
+    impossible._output.insert(0, told(1))
+    came = await best(impossible, drawn(-9.0), num_best=1, tells_logprobs=False)
+    assert came[0] == told(1)
+    (delta,) = (event for event in came if isinstance(event, Delta))
+    assert (delta.token_ids, delta.choice, delta.logprobs) == ([7], 0, ())
+
+
+async def test_nothing_is_told_before_the_last_has_ended() -> None:
+    late = FakeSession([])
+    choices = BestChoices(2, making(drawn(-1.0), late), num_best=1, tells_logprobs=True)
+    async with asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(choices.next_event())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        late._output += drawn(-0.5)._output
+        choices._wake()
+    event = waiting.result()
+    assert isinstance(event, Delta)
+    assert event.logprobs[0].logprob == -0.5

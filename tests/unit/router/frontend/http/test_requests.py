@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from diptych.errors import InvalidRequestError
 from diptych.request_class import RequestClass
-from diptych.sampling_params import NEUTRAL, OPTIONS, SamplingOptions
+from diptych.sampling_params import OPTIONS, SamplingOptions
 from diptych.service_level import NO_LEVEL, ServiceLevel
 from diptych.text.chat_template import Message, Tool, ToolCall
 from router.frontend.field_names import renamed
@@ -62,6 +62,7 @@ def test_every_declared_parameter_is_read_under_its_name() -> None:
         "logprobs": 4,
         "prompt_logprobs": 5,
         "n": 3,
+        "best_of": 4,
         "logit_bias": {"5": -100, "6": 0.5},
         "seed": 2**64 - 1,
         "max_tokens": 5,
@@ -191,7 +192,6 @@ def test_nothing_is_served_and_refused() -> None:
     for table in (unserved.OF_COMPLETION, unserved.OF_CHAT):
         assert not SERVED & set(table)
         assert set(OPTIONS) <= SERVED | set(table)
-        assert set(NEUTRAL) <= set(table)
 
 
 def test_the_service_level_is_read_by_its_fields_names() -> None:
@@ -325,7 +325,8 @@ def test_a_chat_with_tools_and_what_they_answered() -> None:
         ({"stop": ["a"] * 17}, "stop"),
         ({"stop_token_ids": [1, -1]}, "stop_token_ids[1]"),
         ({"ignore_eos": 1}, "ignore_eos"),
-        ({"best_of": 2}, "best_of"),
+        ({"best_of": True}, "best_of"),
+        ({"best_of": 2, "stream": True}, "best_of"),
         ({"n": True}, "n"),
         ({"logit_bias": [5]}, "logit_bias"),
         ({"logit_bias": {"five": 1}}, "logit_bias"),

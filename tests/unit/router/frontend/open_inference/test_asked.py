@@ -148,6 +148,10 @@ REFUSED: dict[str, tuple[Callable[[], Infer], str]] = {
     "logprobs": (lambda: request(logprobs=1), "sampling_parameters.logprobs"),
     "two constraints": (lambda: request(guided_regex="a", regex="b"), "sampling_parameters.regex"),
     "choices in pieces": (lambda: request(flag("stream"), n=2), "sampling_parameters.n"),
+    "the best in pieces": (
+        lambda: request(flag("stream"), best_of=2),
+        "sampling_parameters.best_of",
+    ),
     "the prompt in pieces": (
         lambda: request(flag("stream"), flag("exclude_input_in_output", False)),
         "exclude_input_in_output",

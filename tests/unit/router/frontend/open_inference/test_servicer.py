@@ -167,7 +167,7 @@ async def test_a_refusal_has_the_field_as_its_client_wrote_it() -> None:
         (b"\xff", "me", "REQUEST_INVALID"),
         (b"\0" * 1001, "me", "REQUEST_INVALID"),
         (request(flag("stream")).SerializeToString(), "me", "REQUEST_INVALID"),
-        (request(best_of=2).SerializeToString(), "me", "REQUEST_INVALID"),
+        (request(suffix="b").SerializeToString(), "me", "REQUEST_INVALID"),
         (request().SerializeToString(), None, "INVALID_API_KEY"),
     ],
 )

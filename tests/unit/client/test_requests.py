@@ -1,0 +1,64 @@
+"""What a client asks for, on the wire and as a router reads it."""
+
+from typing import Any
+
+import pytest
+
+from diptych.client import ChatMessage, Tool, ToolChoice, Tools, build_request
+from diptych.text import chat_template
+from diptych.v1 import inference_pb2
+from router.frontend import public_messages
+from router.generation import request as generation
+
+CALL = inference_pb2.ToolCall(id="1", name="f", arguments='{"x": 1}')
+SCHEMA: dict[str, Any] = {"type": "object", "properties": {"x": {"type": "integer"}}}
+
+
+def read(**asked: Any) -> generation.ChatPrompt:
+    message = build_request(**asked)
+    prompt = public_messages.read_request(message, message.ByteSize()).prompt
+    assert isinstance(prompt, generation.ChatPrompt)
+    return prompt
+
+
+def test_tools_and_their_turns_are_what_the_router_reads() -> None:
+    turns = [
+        ("user", "a"),
+        ChatMessage("assistant", "", tool_calls=[CALL], reasoning="r"),
+        ChatMessage("tool", "2", tool_call_id="1"),
+    ]
+    tools = Tools([Tool("f", "d", SCHEMA), Tool("g")], ToolChoice.REQUIRED, "f", is_parallel=False)
+    assert read(messages=turns, tools=tools) == generation.ChatPrompt(
+        (
+            chat_template.Message("user", "a"),
+            chat_template.Message(
+                "assistant", "", (chat_template.ToolCall("1", "f", {"x": 1}),), reasoning="r"
+            ),
+            chat_template.Message("tool", "2", tool_call_id="1"),
+        ),
+        tools=(chat_template.Tool("f", "d", SCHEMA), chat_template.Tool("g")),
+        tool_choice=generation.ToolChoice.REQUIRED,
+        required_tool="f",
+        has_parallel_calls=False,
+    )
+
+
+@pytest.mark.parametrize("choice", ToolChoice)
+def test_each_choice_is_the_routers(choice: ToolChoice) -> None:
+    asked = read(messages=[("user", "a")], tools=Tools([Tool("f")], choice))
+    assert asked.tool_choice is generation.ToolChoice[choice.name]
+
+
+def test_a_chat_without_tools_says_nothing_of_them() -> None:
+    plain = build_request(messages=[("user", "a")])
+    assert {item.name for item, _ in plain.chat.ListFields()} == {"messages"}
+    assert read(messages=[("user", "a")], split_reasoning=True).is_split
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"tools": Tools([Tool("f")])}, {"template_arguments": {"a": 1}}, {"split_reasoning": True}],
+)
+def test_what_is_for_chats_alone_is_refused_elsewhere(asked: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="for messages"):
+        build_request("a prompt", **asked)

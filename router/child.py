@@ -2,13 +2,17 @@
 
 import asyncio
 import json
+import logging
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
 from diptych import settings
 from router.config import RouterConfig
+
+logger = logging.getLogger(__name__)
 
 _POLL_S = 0.05
 _PREFIX = "DIPTYCH_ROUTER_"
@@ -89,11 +93,13 @@ class RouterProcess:
         process = self._process
         if process is None or process.returncode is not None:
             return
-        process.terminate()
+        with suppress(ProcessLookupError):  # it has just ended
+            process.terminate()
         try:
             async with asyncio.timeout(self._patience_s):
                 await process.wait()
         except TimeoutError:
+            logger.warning("a process was killed: it did not drain", extra={"pid": process.pid})
             process.kill()
             await process.wait()
 

@@ -112,7 +112,7 @@ async def _serve_together(config: RouterConfig, stop: asyncio.Event, ready: Read
     timers = config.timers
     patience_s = 2 * timers.lame_duck_s + timers.drain_s + _SLACK_S
     with ExitStack() as held:
-        grpc = held.enter_context(reserve(host, int(port), "--listen"))
+        grpc = held.enter_context(reserve(host, port, "--listen"))
         http_port = config.http_port
         if config.http:
             http = held.enter_context(reserve(host, http_port, "--http-port"))

@@ -58,10 +58,12 @@ OUTPUTS: Final[Mapping[str, TensorSpec]] = {
         TensorSpec(NUM_OUTPUT_TOKENS, UINT32, size=-1),
     )
 }
-# Inputs of the same backend that change an answer, and that nothing here serves.
-_UNSERVED: Final = frozenset(
-    {"image", "embedding_request", "return_logprobs", "return_cumulative_logprob"}
-)
+# Inputs of the same backend that nothing here serves; to say no to the flags changes nothing.
+_UNSERVED: Final = frozenset({"image", "embedding_request"})
+_UNSERVED_FLAGS: Final = {
+    name: TensorSpec(name, BOOL) for name in ("return_logprobs", "return_cumulative_logprob")
+}
+_KNOWN: Final[Mapping[str, TensorSpec]] = {**INPUTS, **_UNSERVED_FLAGS}
 
 
 class Inputs(NamedTuple):
@@ -74,9 +76,9 @@ class Inputs(NamedTuple):
 def read_inputs(request: service_pb2.ModelInferRequest) -> Inputs:
     """What the inputs say. Raises InvalidRequestError with the tensor's name and what of it."""
     num_inputs, raw = len(request.inputs), request.raw_input_contents
-    if num_inputs > len(INPUTS):
+    if num_inputs > len(_KNOWN):
         raise InvalidRequestError(
-            f"has {num_inputs} items, more than the {len(INPUTS)} that there are", field="inputs"
+            f"has {num_inputs} items, more than the {len(_KNOWN)} that there are", field="inputs"
         )
     if raw and len(raw) != num_inputs:
         raise InvalidRequestError(
@@ -96,6 +98,9 @@ def read_inputs(request: service_pb2.ModelInferRequest) -> Inputs:
             flags[spec.name] = _read_flag(tensor, content)
     if TEXT_INPUT not in texts:
         raise InvalidRequestError("is required", field=TEXT_INPUT)
+    for name in _UNSERVED_FLAGS:
+        if flags.pop(name, False):
+            raise InvalidRequestError("is not supported yet", field=name)
     return Inputs(texts, flags)
 
 
@@ -117,7 +122,7 @@ def _add(response: service_pb2.ModelInferResponse, name: str, size: int, raw: by
 
 
 def _spec_of(tensor: service_pb2.ModelInferRequest.InferInputTensor, index: int) -> TensorSpec:
-    spec = INPUTS.get(tensor.name)
+    spec = _KNOWN.get(tensor.name)
     if spec is not None:
         return spec
     if tensor.name in _UNSERVED:

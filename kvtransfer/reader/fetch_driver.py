@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 import grpc
 
+from diptych.rpc.call_end import CallEnd
 from diptych.rpc.liveness import Liveness
 from diptych.rpc.status import from_failure, from_rpc_error
 from diptych.timers import Timers
@@ -144,6 +145,7 @@ class Pull:
     async def _receive(self, call: FetchCall) -> None:
         """Read the stream into the inbox. Never returns: raises how the pull ended with it."""
         failure = PullError(decode_pb2.PULL_FAILURE_SOURCE_LOST, "the source ended the stream")
+        end = CallEnd(call)
         try:
             await self._write(call, FetchCommand(open=self._plan.open))
             while isinstance(event := await call.read(), FetchEvent):  # until EOF
@@ -157,7 +159,9 @@ class Pull:
                 if event is None:  # gRPC's word for a message that does not parse
                     failure = PullError(failure.failure, "a message of the source cannot be read")
         except grpc.aio.AioRpcError as error:
-            failure = stream_failure(from_rpc_error(error))
+            said = await end.error(error)
+            if said is not None:
+                failure = stream_failure(from_rpc_error(said))
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():

@@ -100,6 +100,9 @@ class FaultyCall:
         self._unsent: FetchCommand | None = None
         self._ticket = b""
 
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        self._call.add_done_callback(callback)
+
     def cancel(self) -> bool:
         return bool(self._call.cancel())
 

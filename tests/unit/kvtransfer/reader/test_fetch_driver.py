@@ -1,8 +1,10 @@
 """How a pull names the end of its stream."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
+import grpc
 import pytest
 
 from diptych.timers import Timers
@@ -20,10 +22,23 @@ class Call:
     def __init__(self, last: object) -> None:
         self.last = last
 
+    def add_done_callback(self, callback: object) -> None: ...
+
     async def write(self, command: kv_source_pb2.FetchCommand) -> None: ...
 
     async def read(self) -> object:
         return self.last
+
+
+def pull() -> Pull:
+    plan = PullPlan(
+        open=kv_source_pb2.FetchOpen(), end_token=16, prompt_digest=b"", local_block_ids=(0,)
+    )
+    link = Link(cast(Any, None), "nixl", cast(Any, None), lambda: None)
+    endpoint = SimpleNamespace(thread=None, memory=HostMemory(bytearray(16), 16))
+    return Pull(
+        plan, link, cast(Any, endpoint), Quarantine(lambda _: None, lambda _: None), Timers()
+    )
 
 
 @pytest.mark.parametrize(
@@ -34,13 +49,51 @@ class Call:
     ],
 )
 async def test_what_cannot_be_read_is_told_from_an_end(last: object, why: str) -> None:
-    plan = PullPlan(
-        open=kv_source_pb2.FetchOpen(), end_token=16, prompt_digest=b"", local_block_ids=(0,)
-    )
-    link = Link(cast(Any, None), "nixl", cast(Any, None), lambda: None)
-    endpoint = SimpleNamespace(thread=None, memory=HostMemory(bytearray(16), 16))
-    quarantine = Quarantine(lambda _: None, lambda _: None)
-    pull = Pull(plan, link, cast(Any, endpoint), quarantine, Timers())
     with pytest.raises(PullError, match=why) as caught:
-        await pull._receive(cast(Any, Call(last)))
+        await pull()._receive(cast(Any, Call(last)))
     assert caught.value.failure == decode_pb2.PULL_FAILURE_SOURCE_LOST
+
+
+class RefusedCall(Call):
+    """Its source refuses it while the first command is written."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.ended = error_of(grpc.StatusCode.PERMISSION_DENIED, "not for you")
+        self.told: list[Callable[[Any], None]] = []
+
+    def add_done_callback(self, callback: Any) -> None:
+        self.told.append(callback)
+
+    async def write(self, command: kv_source_pb2.FetchCommand) -> None:
+        for callback in self.told:
+            callback(self)
+        self.ended = error_of(grpc.StatusCode.INTERNAL, "Internal error from Core")
+        for callback in self.told:
+            callback(self)
+        raise self.ended
+
+    async def read(self) -> object:
+        raise self.ended
+
+    async def code(self) -> grpc.StatusCode:
+        return self.ended.code()
+
+    async def details(self) -> str | None:
+        return self.ended.details()
+
+    async def initial_metadata(self) -> grpc.aio.Metadata:
+        return grpc.aio.Metadata()
+
+    async def trailing_metadata(self) -> grpc.aio.Metadata:
+        return grpc.aio.Metadata()
+
+
+def error_of(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details, None)
+
+
+async def test_a_source_that_refuses_while_we_write_is_not_lost() -> None:
+    with pytest.raises(PullError, match="not for you") as caught:
+        await pull()._receive(cast(Any, RefusedCall()))
+    assert caught.value.failure == decode_pb2.PULL_FAILURE_TRANSPORT

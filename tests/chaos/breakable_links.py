@@ -1,5 +1,6 @@
 """Wires that can be cut and a proxy that answers errors: what stands between two processes."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -21,7 +22,7 @@ _CHANNEL = [  # it notices a silent worker, and one that is there again, as a ro
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
-_TAG = f"d{os.getpid()}"  # interface names have 15 characters at the most
+_number_of_wires = itertools.count()  # laid by this process
 
 
 class Proxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]
@@ -157,6 +158,8 @@ class Wires:
 
     def __init__(self, switches: Namespace, workers: dict[str, Namespace]) -> None:
         self._switches, self._workers = switches, workers
+        # Interface names have 15 characters at the most.
+        self._tag = f"d{os.getpid()}.{next(_number_of_wires)}"
         self._net = _free_net()
         self.addresses = {"prefill": f"{self._net}.1.2", "decode": f"{self._net}.2.2"}
         self.own_address = (
@@ -164,8 +167,12 @@ class Wires:
         )
 
     def prefix(self, role: str) -> list[str]:
-        """The command that executes another one where the ``role``'s worker lives."""
-        return self._workers[role].prefix
+        """The command that executes another one where the ``role``'s worker lives.
+
+        UCX looks for interfaces in /sys, which shows those of where it was mounted.
+        """
+        mounted = ("unshare", "--mount", "sh", "-c", 'mount -t sysfs sysfs /sys && exec "$0" "$@"')
+        return [*self._workers[role].prefix, *mounted]
 
     def cut(self, link: str) -> None:
         self._ports(link, "down")
@@ -196,7 +203,7 @@ class Wires:
         self._workers["decode"].ip(f"route add {self.addresses['prefill']}/32 dev fetch")
 
     def _plug_router(self, link: str, address: str) -> None:
-        own, port = f"{_TAG}{link[0]}", _port(link, "router")
+        own, port = f"{self._tag}{link[0]}", _port(link, "router")
         _run(f"ip link add {own} type veth peer name {port} netns {self._switches.pid}")
         self._switches.ip(f"link set {port} master {link} up")
         _run(f"ip addr add {address}/24 dev {own}")

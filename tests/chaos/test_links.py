@@ -6,7 +6,7 @@ prompt, so what a broken link leaves behind on the other side is seen at once: t
 waits in the router, and nobody holds anything for it. Where the source of a Fetch is killed or
 stopped, the router is kept from noticing that itself: the decode worker has to. Over nixl, whose
 reads do not go through the Fetch stream, the same is asked where its source is killed, stopped
-or answers an error; it does not reach from one network namespace into another, so no wire is cut.
+or answers an error. Its wire is cut where it reads over TCP, as on one machine it reads memory.
 """
 
 import asyncio
@@ -38,6 +38,7 @@ MAX_TOKENS, BLOCK_SIZE = 8, 16
 ATTEMPT_BLOCKS = (len(PROMPT) + MAX_TOKENS) // BLOCK_SIZE + 2
 AT_ONCE_S, SILENT_S = 1.0, 5.0  # a broken connection is noticed; a silent peer is lost
 FREE_S = 1.0 + STEP_S
+UCX_ENDS_S = 10.0  # a read whose wire was cut, its agent, and the next agent's start
 RECOVERY_S = 0.5  # from the notice to the next try: the router's pause and jitter
 WORKER_FLAGS = {
     "num-blocks": "256",
@@ -55,8 +56,21 @@ EVERY_CODE_LINK = "fetch"  # in the short form; the others answer the common one
 BREAKS = [
     *(("inline", link, fault) for link in LINKS for fault in FAULTS),
     *(("nixl", "fetch", fault) for fault in ("killed", "stopped")),
+    ("nixl-tcp", "fetch", "cut"),
 ]
+TRANSPORT_FLAGS = {
+    "inline": {"transfer.transports": "inline"},
+    "nixl": {"transfer.transports": "nixl"},
+    "nixl-tcp": {
+        "transfer.transports": "nixl",
+        "transfer.ucx-tls": "tcp",
+        "transfer.ucx-net-devices": "fetch",  # the wire of that name
+        "transfer.allow-faults": "",
+        "transfer.allow-nixl-tcp": "",
+    },
+}
 
+NO_NAMESPACES = f"needs network namespaces: root on Linux may, uid {os.getuid()} may not"
 _salts = itertools.count()
 
 
@@ -68,6 +82,7 @@ class Rig:
     proxied: Cluster
     proxies: dict[str, Proxy]
     wires: Wires | None
+    free_s: float  # as long as it may take that nobody holds anything for a broken attempt
     want: Answer | None = None
 
     def worker(self, role: str) -> Process:
@@ -108,10 +123,12 @@ def rig(request: pytest.FixtureRequest, rigs: Callable[[str], Rig]) -> Rig:
 
 @contextmanager
 def open_rig(work: Path, transport: str) -> Iterator[Rig]:
-    flags = {**WORKER_FLAGS, "transfer.transports": transport}
+    flags = {**WORKER_FLAGS, **TRANSPORT_FLAGS[transport]}
     model = write_tiny_model(work / "tiny", max_position=2048)
     with ExitStack() as undo:
-        laid = undo.enter_context(wires()) if transport == "inline" else None
+        laid = undo.enter_context(wires()) if transport != "nixl" else None
+        if transport == "nixl-tcp" and laid is None:
+            pytest.skip(NO_NAMESPACES)
         workers: dict[str, Process] = {}
         for role in ("prefill", "decode"):
             prefix = laid.prefix(role) if laid is not None else []
@@ -142,14 +159,15 @@ def open_rig(work: Path, transport: str) -> Iterator[Rig]:
         straight, proxied = (
             Cluster(router, [workers["prefill"]], [workers["decode"]]) for router in routers
         )
-        yield Rig(straight, proxied, proxies, laid)
+        free_s = FREE_S + (UCX_ENDS_S if transport == "nixl-tcp" else 0)
+        yield Rig(straight, proxied, proxies, laid, free_s)
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(("rig", "link", "fault"), BREAKS, indirect=["rig"])
 async def test_a_broken_link(rig: Rig, link: str, fault: str, note: Note) -> None:
     if rig.wires is None and (fault == "cut" or (link, fault) == ("fetch", "refused")):
-        pytest.skip(f"needs network namespaces: root on Linux may, uid {os.getuid()} may not")
+        pytest.skip(NO_NAMESPACES)
     broken = break_link(rig, link, fault)
     cluster = rig.proxied if broken.is_proxied else rig.straight
     others = [
@@ -173,7 +191,7 @@ async def test_a_broken_link(rig: Rig, link: str, fault: str, note: Note) -> Non
                 await until(lambda: num_lost(cluster) > num_lost_before, limit_s, "Watch ended too")
             await until(
                 lambda: not any(worker.held() for worker in others),
-                FREE_S,
+                rig.free_s,
                 "the other side is free",
             )
             free_s = time.monotonic() - begin

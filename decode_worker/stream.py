@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 
 from decode_worker import actions
 from decode_worker.actions import Action, PreparedPull, RunPull, SendEvent, SendTokens, StopPull
@@ -14,7 +15,7 @@ from diptych.engine.scheduling.step import SequenceUpdate
 from diptych.errors import DiptychError, InvalidRequestError
 from diptych.rpc.server import Context
 from diptych.rpc.server_stream import ServerStream
-from diptych.v1 import decode_pb2
+from diptych.v1 import decode_pb2, worker_pb2
 from diptych.worker.status import still_loading
 from kvtransfer.reader.pairs import PeerKey
 from kvtransfer.reader.pull_machine import PullError
@@ -87,7 +88,7 @@ class DecodeStream:
             resources.limits,
             open_pull=resources.pairs.open_pull,
             unfinished_reads=resources.pairs.quarantined_block_ids,
-            admit=self._deps.status.admit,
+            admit=partial(self._deps.status.admit_as, worker_pb2.WORKER_ROLE_DECODE),
             observer=self._observer,
         )
         self._unsubscribe = resources.parts.engine.subscribe(self._on_step)

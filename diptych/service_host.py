@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
@@ -202,6 +202,12 @@ class ServiceHost:
         drains must not be killed for it.
         """
         await self._set_health(self._services, serving)
+
+    async def set_serving_only(self, services: Collection[str]) -> None:
+        """Tell them that these of the role's services take requests, and that the others do not."""
+        for serving in (False, True):
+            names = [name for name in self._services if (name in services) is serving]
+            await self._set_health(names, serving)
 
     async def set_failed(self) -> None:
         """Tell health checkers that the process will not serve again: end it."""

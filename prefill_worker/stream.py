@@ -23,7 +23,7 @@ from diptych.rpc.server_stream import ServerStream
 from diptych.rpc.status import to_failure
 from diptych.telemetry import logs, tracing
 from diptych.telemetry.stages import Stage
-from diptych.v1 import prefill_pb2
+from diptych.v1 import prefill_pb2, worker_pb2
 from prefill_worker.lease_session import LeaseSession
 from prefill_worker.stream_resources import StreamDeps, StreamResources
 
@@ -131,7 +131,7 @@ class LeaseStream:
         status = self._deps.status
         if self._session is not None:
             raise InvalidRequestError("came twice", field="start")
-        status.admit()
+        status.admit_as(worker_pb2.WORKER_ROLE_PREFILL)
         assert self._resources is not None
         parts = self._resources.parts
         session = LeaseSession(

@@ -5,7 +5,15 @@ import urllib.request
 from pathlib import Path
 
 _ROOT = Path(__file__).parents[1]
-_PACKAGES = ("batch_server", "diptych", "router", "prefill_worker", "decode_worker", "kvtransfer")
+_PACKAGES = (
+    "batch_server",
+    "diptych",
+    "router",
+    "prefill_worker",
+    "decode_worker",
+    "soft_worker",
+    "kvtransfer",
+)
 _MADE = re.compile(
     r"\.(?:counters?|gauges?|histograms?|labelled_counter|labelled_histogram|loop_histogram|read_gauges?)"
     r'\(\s*"([a-z_]+)"'

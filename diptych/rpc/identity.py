@@ -31,6 +31,7 @@ _ALLOWED: Mapping[str, frozenset[PeerRole]] = {
     "diptych.v1.KVSource": frozenset({"decode"}),
     "diptych.v1.Worker": frozenset({"router", "operator"}),
     "diptych.v1.Cache": frozenset({"router"}),
+    "diptych.v1.WorkerAdmin": frozenset({"operator"}),
     "diptych.v1.Faults": frozenset({"operator"}),
     "grpc.health.v1.Health": frozenset({"router", "prefill", "decode", "operator"}),
     "grpc.reflection.v1alpha.ServerReflection": frozenset({"operator"}),

@@ -41,6 +41,22 @@ PAIR_STATE_CONNECTING: PairState
 PAIR_STATE_PROVEN: PairState
 PAIR_STATE_FAILED: PairState
 
+class SetRolesRequest(_message.Message):
+    __slots__ = ("roles",)
+    ROLES_FIELD_NUMBER: _ClassVar[int]
+    roles: _containers.RepeatedScalarFieldContainer[WorkerRole]
+    def __init__(self, roles: _Optional[_Iterable[_Union[WorkerRole, str]]] = ...) -> None: ...
+
+class SetRolesResponse(_message.Message):
+    __slots__ = ("before", "roles", "num_unfinished")
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    ROLES_FIELD_NUMBER: _ClassVar[int]
+    NUM_UNFINISHED_FIELD_NUMBER: _ClassVar[int]
+    before: _containers.RepeatedScalarFieldContainer[WorkerRole]
+    roles: _containers.RepeatedScalarFieldContainer[WorkerRole]
+    num_unfinished: int
+    def __init__(self, before: _Optional[_Iterable[_Union[WorkerRole, str]]] = ..., roles: _Optional[_Iterable[_Union[WorkerRole, str]]] = ..., num_unfinished: _Optional[int] = ...) -> None: ...
+
 class EndTracesRequest(_message.Message):
     __slots__ = ("keep", "drop")
     KEEP_FIELD_NUMBER: _ClassVar[int]
@@ -62,7 +78,7 @@ class WatchRequest(_message.Message):
     def __init__(self, router_incarnation: _Optional[str] = ...) -> None: ...
 
 class WorkerState(_message.Message):
-    __slots__ = ("incarnation", "role", "state", "message", "layout", "max_model_len", "progress", "blocks", "num_running", "num_waiting", "num_pending_prefill_tokens", "prefill_tokens_per_s", "decode_step_s", "pairs", "local_prefill", "vocab_size", "faults_allowed", "max_num_seqs", "text_digest", "pairs_version", "step_model", "max_batched_tokens", "num_pending_attention_pairs", "num_decoding", "num_context_tokens", "zone", "nvlink_domain")
+    __slots__ = ("incarnation", "role", "state", "message", "layout", "max_model_len", "progress", "blocks", "num_running", "num_waiting", "num_pending_prefill_tokens", "prefill_tokens_per_s", "decode_step_s", "pairs", "local_prefill", "vocab_size", "faults_allowed", "max_num_seqs", "text_digest", "pairs_version", "step_model", "max_batched_tokens", "num_pending_attention_pairs", "num_decoding", "num_context_tokens", "zone", "nvlink_domain", "roles", "able_roles")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -90,6 +106,8 @@ class WorkerState(_message.Message):
     NUM_CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ZONE_FIELD_NUMBER: _ClassVar[int]
     NVLINK_DOMAIN_FIELD_NUMBER: _ClassVar[int]
+    ROLES_FIELD_NUMBER: _ClassVar[int]
+    ABLE_ROLES_FIELD_NUMBER: _ClassVar[int]
     incarnation: str
     role: WorkerRole
     state: ServingState
@@ -117,7 +135,9 @@ class WorkerState(_message.Message):
     num_context_tokens: int
     zone: str
     nvlink_domain: str
-    def __init__(self, incarnation: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., state: _Optional[_Union[ServingState, str]] = ..., message: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.KVLayout, _Mapping]] = ..., max_model_len: _Optional[int] = ..., progress: _Optional[_Union[_common_pb2.EngineProgress, _Mapping]] = ..., blocks: _Optional[_Union[BlockCounts, _Mapping]] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_pending_prefill_tokens: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_step_s: _Optional[float] = ..., pairs: _Optional[_Iterable[_Union[Pair, _Mapping]]] = ..., local_prefill: _Optional[bool] = ..., vocab_size: _Optional[int] = ..., faults_allowed: _Optional[bool] = ..., max_num_seqs: _Optional[int] = ..., text_digest: _Optional[str] = ..., pairs_version: _Optional[int] = ..., step_model: _Optional[_Union[StepModel, _Mapping]] = ..., max_batched_tokens: _Optional[int] = ..., num_pending_attention_pairs: _Optional[int] = ..., num_decoding: _Optional[int] = ..., num_context_tokens: _Optional[int] = ..., zone: _Optional[str] = ..., nvlink_domain: _Optional[str] = ...) -> None: ...
+    roles: _containers.RepeatedScalarFieldContainer[WorkerRole]
+    able_roles: _containers.RepeatedScalarFieldContainer[WorkerRole]
+    def __init__(self, incarnation: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., state: _Optional[_Union[ServingState, str]] = ..., message: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.KVLayout, _Mapping]] = ..., max_model_len: _Optional[int] = ..., progress: _Optional[_Union[_common_pb2.EngineProgress, _Mapping]] = ..., blocks: _Optional[_Union[BlockCounts, _Mapping]] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_pending_prefill_tokens: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_step_s: _Optional[float] = ..., pairs: _Optional[_Iterable[_Union[Pair, _Mapping]]] = ..., local_prefill: _Optional[bool] = ..., vocab_size: _Optional[int] = ..., faults_allowed: _Optional[bool] = ..., max_num_seqs: _Optional[int] = ..., text_digest: _Optional[str] = ..., pairs_version: _Optional[int] = ..., step_model: _Optional[_Union[StepModel, _Mapping]] = ..., max_batched_tokens: _Optional[int] = ..., num_pending_attention_pairs: _Optional[int] = ..., num_decoding: _Optional[int] = ..., num_context_tokens: _Optional[int] = ..., zone: _Optional[str] = ..., nvlink_domain: _Optional[str] = ..., roles: _Optional[_Iterable[_Union[WorkerRole, str]]] = ..., able_roles: _Optional[_Iterable[_Union[WorkerRole, str]]] = ...) -> None: ...
 
 class StepModel(_message.Message):
     __slots__ = ("decode", "prefill")

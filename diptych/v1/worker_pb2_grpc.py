@@ -142,3 +142,82 @@ class Worker:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class WorkerAdminStub:
+    """For operators alone: where the cluster is locked, a certificate of that role is asked for.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.SetRoles = channel.unary_unary(
+                '/diptych.v1.WorkerAdmin/SetRoles',
+                request_serializer=diptych_dot_v1_dot_worker__pb2.SetRolesRequest.SerializeToString,
+                response_deserializer=diptych_dot_v1_dot_worker__pb2.SetRolesResponse.FromString,
+                _registered_method=True)
+
+
+class WorkerAdminServicer:
+    """For operators alone: where the cluster is locked, a certificate of that role is asked for.
+    """
+
+    def SetRoles(self, request, context):
+        """SetRoles says what new work the worker takes from now on; Watch tells it at once. What runs
+        of a role that it loses goes on to its end, leases and streams included. The same again
+        changes nothing. INVALID_ARGUMENT/REQUEST_INVALID: none, one twice, or one that the process
+        does not serve. UNAVAILABLE/WORKER_DRAINING: it ends.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_WorkerAdminServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'SetRoles': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetRoles,
+                    request_deserializer=diptych_dot_v1_dot_worker__pb2.SetRolesRequest.FromString,
+                    response_serializer=diptych_dot_v1_dot_worker__pb2.SetRolesResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'diptych.v1.WorkerAdmin', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('diptych.v1.WorkerAdmin', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class WorkerAdmin:
+    """For operators alone: where the cluster is locked, a certificate of that role is asked for.
+    """
+
+    @staticmethod
+    def SetRoles(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/diptych.v1.WorkerAdmin/SetRoles',
+            diptych_dot_v1_dot_worker__pb2.SetRolesRequest.SerializeToString,
+            diptych_dot_v1_dot_worker__pb2.SetRolesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

@@ -74,3 +74,46 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         """
 
 def add_WorkerServicer_to_server(servicer: WorkerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class WorkerAdminStub:
+    """For operators alone: where the cluster is locked, a certificate of that role is asked for."""
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> WorkerAdminAsyncStub: ...
+    SetRoles: _grpc.UnaryUnaryMultiCallable[_worker_pb2.SetRolesRequest, _worker_pb2.SetRolesResponse]
+    """SetRoles says what new work the worker takes from now on; Watch tells it at once. What runs
+    of a role that it loses goes on to its end, leases and streams included. The same again
+    changes nothing. INVALID_ARGUMENT/REQUEST_INVALID: none, one twice, or one that the process
+    does not serve. UNAVAILABLE/WORKER_DRAINING: it ends.
+    """
+
+@_typing.type_check_only
+class WorkerAdminAsyncStub(WorkerAdminStub):
+    """For operators alone: where the cluster is locked, a certificate of that role is asked for."""
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    SetRoles: _aio.UnaryUnaryMultiCallable[_worker_pb2.SetRolesRequest, _worker_pb2.SetRolesResponse]  # type: ignore[assignment]
+    """SetRoles says what new work the worker takes from now on; Watch tells it at once. What runs
+    of a role that it loses goes on to its end, leases and streams included. The same again
+    changes nothing. INVALID_ARGUMENT/REQUEST_INVALID: none, one twice, or one that the process
+    does not serve. UNAVAILABLE/WORKER_DRAINING: it ends.
+    """
+
+class WorkerAdminServicer(metaclass=_abc_1.ABCMeta):
+    """For operators alone: where the cluster is locked, a certificate of that role is asked for."""
+
+    @_abc_1.abstractmethod
+    def SetRoles(
+        self,
+        request: _worker_pb2.SetRolesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.SetRolesResponse, _abc.Awaitable[_worker_pb2.SetRolesResponse]]:
+        """SetRoles says what new work the worker takes from now on; Watch tells it at once. What runs
+        of a role that it loses goes on to its end, leases and streams included. The same again
+        changes nothing. INVALID_ARGUMENT/REQUEST_INVALID: none, one twice, or one that the process
+        does not serve. UNAVAILABLE/WORKER_DRAINING: it ends.
+        """
+
+def add_WorkerAdminServicer_to_server(servicer: WorkerAdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,4 +1,4 @@
-"""What the prefill and the decode worker share: configuration, loading, liveness, Watch.
+"""What workers share whatever their roles: configuration, loading, liveness, Watch.
 
-Knows neither role's service nor kvtransfer: the roles put the parts together.
+Knows no role's service: those put themselves around the engine, and `roles` puts them together.
 """

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 
 from diptych.cache_log import CacheLog
@@ -12,6 +12,7 @@ from diptych.rpc.server import Context
 from diptych.telemetry.tracing import Tracing
 from diptych.v1 import worker_pb2, worker_pb2_grpc
 from diptych.v1.worker_pb2 import ServingState, WorkerRole
+from diptych.worker.held_roles import NAMES, HeldRoles, RoleChange
 
 logger = logging.getLogger(__name__)
 
@@ -30,9 +31,18 @@ class WorkerStatus:
     ``cache_log`` is what WatchCache tells of.
     """
 
-    def __init__(self, role: WorkerRole, *, zone: str = "", nvlink_domain: str = "") -> None:
-        """Where it runs, as far as it is known, is told with everything else."""
-        self.role = role
+    def __init__(
+        self,
+        *roles: WorkerRole,
+        able: Collection[WorkerRole] = (),
+        zone: str = "",
+        nvlink_domain: str = "",
+    ) -> None:
+        """``roles`` are those it has at first, ``able`` all that it could have, if more.
+
+        Where it runs, as far as it is known, is told with everything else.
+        """
+        self._roles = HeldRoles(able or roles, roles)
         self._zone = zone
         self._nvlink_domain = nvlink_domain
         self.incarnation = uuid.uuid4().hex
@@ -77,11 +87,32 @@ class WorkerStatus:
         if not self.loaded:
             raise still_loading()
 
+    @property
+    def roles(self) -> tuple[WorkerRole, ...]:
+        """Those it has now."""
+        return self._roles.held
+
+    def set_roles(self, wanted: Collection[int]) -> RoleChange:
+        """Have exactly these from now on; Watch tells within 50 ms. Raises InvalidRequestError."""
+        change = self._roles.change(wanted)
+        if change.before != change.now:
+            names = {"before": _names(change.before), "now": _names(change.now)}
+            logger.info("worker roles", extra=names)
+            self.changed()
+        return change
+
+    def admit_as(self, role: WorkerRole) -> None:
+        """As ``admit``, for work of that role; WorkerDrainingError: it has not got it now."""
+        self.admit()
+        self._roles.check(role)
+
     def snapshot(self) -> worker_pb2.WorkerState:
         """All that Watch tells, now."""
         state = worker_pb2.WorkerState(
             incarnation=self.incarnation,
-            role=self.role,
+            role=self.roles[0],
+            roles=self.roles,
+            able_roles=self._roles.able,
             state=self.state,
             message=self.message,
             zone=self._zone,
@@ -101,6 +132,10 @@ class WorkerStatus:
         """An event that is set at each change but those of the load, while the context lasts."""
         with _in(self._urgent_watchers) as event:
             yield event
+
+
+def _names(roles: Iterable[WorkerRole]) -> str:
+    return ",".join(NAMES[role] for role in roles)
 
 
 def still_loading() -> NoWorkerError:

@@ -1,4 +1,4 @@
-"""The life of a worker process: load, serve, drain. What both roles share of it.
+"""The life of a worker process: load, serve, drain. The same whichever roles it has.
 
 gRPC answers from the first moment (health NOT_SERVING, Watch STARTING) while the
 model thread loads. Shutdown is a protocol: not serving, refuse new work, let
@@ -40,8 +40,8 @@ class EngineDiedError(Exception):
     """The engine's loop ended with an error; the process must go down."""
 
 
-class Role(Protocol):
-    """What a prefill or a decode worker adds. Everything on the event loop."""
+class Serving(Protocol):
+    """What a worker serves, once its engine is there. Everything on the event loop."""
 
     @property
     def digest_level(self) -> str: ...
@@ -54,10 +54,14 @@ class Role(Protocol):
     def attached(
         self, parts: EngineParts, metrics: StepMetrics
     ) -> AbstractAsyncContextManager[None]:
-        """Everything that needs the engine; inside the context the role can serve."""
+        """Everything that needs the engine; inside the context there can be served."""
 
-    def ready(self) -> bool:
-        """Whether requests may come, given that the engine is loaded."""
+    def ready_services(self) -> frozenset[str]:
+        """Full names of the services whose requests may come, given that the engine is loaded.
+
+        None: the worker is not ready.
+        """
+        ...
 
     def transfer_stuck_s(self) -> float:
         """For how long the thread that moves KV blocks has been at one thing, s."""
@@ -80,13 +84,13 @@ class WorkerLife:
     """Runs one worker from an open server to an empty pool."""
 
     def __init__(
-        self, config: WorkerConfig, host: ServiceHost, status: WorkerStatus, role: Role
+        self, config: WorkerConfig, host: ServiceHost, status: WorkerStatus, serving: Serving
     ) -> None:
         self._config = config
         self._host = host
         self._status = status
-        self._role = role
-        self._serving = False
+        self._serving = serving
+        self._told: frozenset[str] = frozenset()  # services that take requests, by health
 
     async def run(self, stop: asyncio.Event) -> None:
         """Load, serve until ``stop`` is set, drain. The host has started already.
@@ -118,7 +122,7 @@ class WorkerLife:
             if model.team is not None:
                 watches.append(tasks.create_task(self._watch_ranks(model.team), name="rank-watch"))
             try:
-                async with self._role.attached(parts, metrics):
+                async with self._serving.attached(parts, metrics):
                     try:
                         self._status.cache_log = parts.engine.cache_log
                         self._status.loaded = True
@@ -155,10 +159,10 @@ class WorkerLife:
     ) -> Collection[asyncio.Task[None]]:
         """Start what looks after the worker while it serves."""
         audit = BlockAudit(
-            parts.engine, self._status, self._host.metrics, self._role.unfinished_block_ids
+            parts.engine, self._status, self._host.metrics, self._serving.unfinished_block_ids
         )
         watch = TransferWatch(
-            self._role.transfer_stuck_s, parts.memory, self._config.timers, self._status
+            self._serving.transfer_stuck_s, parts.memory, self._config.timers, self._status
         )
         return (
             tasks.create_task(self._tell_ready(watch), name="readiness"),
@@ -187,8 +191,8 @@ class WorkerLife:
             model_thread,
             load_model,
             self._config,
-            self._role.digest_level,
-            self._role.num_scratch_blocks,
+            self._serving.digest_level,
+            self._serving.num_scratch_blocks,
             progress,
             abandoned,
         )
@@ -230,8 +234,8 @@ class WorkerLife:
         except EngineStuckError as error:
             logger.critical("the model thread is stuck", extra={"reason": str(error)})
             await self._tell_failed(str(error))
-            self._role.end_all(NoWorkerError(f"the worker failed: {error}"))
-            await self._wait_zero(self._role.num_streams, _END_S)
+            self._serving.end_all(NoWorkerError(f"the worker failed: {error}"))
+            await self._wait_zero(self._serving.num_streams, _END_S)
             parts.engine.abandon()
             raise
 
@@ -257,34 +261,34 @@ class WorkerLife:
         await asyncio.sleep(_TELL_FAILED_S)
 
     async def _tell_ready(self, watch: TransferWatch) -> None:
-        """Keep health and Watch at what ``role.ready`` and ``watch`` say."""
+        """Keep health and Watch at what is ready by ``serving`` and ``watch``."""
         with self._status.watching() as changed:
             while True:
                 changed.clear()
                 if self._status.state == worker_pb2.SERVING_STATE_FAILED:
                     await self._host.set_failed()
-                elif watch.problem or not self._role.ready():
+                elif watch.problem or not (ready := self._serving.ready_services()):
                     why = watch.problem or "no proven pair"
                     self._status.set(worker_pb2.SERVING_STATE_STARTING, why)
-                    await self._set_serving(False)
+                    await self._set_serving(frozenset())
                 else:
                     self._status.set(worker_pb2.SERVING_STATE_READY)
-                    await self._set_serving(True)
+                    await self._set_serving(ready)
                 await changed.wait()
 
-    async def _set_serving(self, serving: bool) -> None:
-        if serving != self._serving:
-            self._serving = serving
-            await self._host.set_serving(serving)
+    async def _set_serving(self, services: frozenset[str]) -> None:
+        if services != self._told:
+            self._told = services
+            await self._host.set_serving_only(services)
 
     async def _drain(self) -> None:
         self._status.set(worker_pb2.SERVING_STATE_DRAINING, "shutting down")
-        await self._set_serving(False)
-        if not await self._wait_zero(self._role.num_active, self._config.timers.drain_s):
-            logger.warning("drain timed out", extra={"num_active": self._role.num_active()})
-        self._role.end_all(WorkerDrainingError("the worker shuts down"))
-        if not await self._wait_zero(self._role.num_streams, _END_S):
-            logger.warning("streams do not end", extra={"num_streams": self._role.num_streams()})
+        await self._set_serving(frozenset())
+        if not await self._wait_zero(self._serving.num_active, self._config.timers.drain_s):
+            logger.warning("drain timed out", extra={"num_active": self._serving.num_active()})
+        self._serving.end_all(WorkerDrainingError("the worker shuts down"))
+        if not await self._wait_zero(self._serving.num_streams, _END_S):
+            logger.warning("streams do not end", extra={"num_streams": self._serving.num_streams()})
 
     async def _wait_zero(self, count: Callable[[], int], timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s

@@ -120,8 +120,12 @@ class PairTable:
                 self._tasks.clear()
 
     def set_peers(self, owner: Hashable, peers: Iterable[PeerKey]) -> None:
-        """Replace the sources that ``owner`` (a router's stream) knows. Empty: it left."""
-        self._peers[owner] = frozenset(PeerKey(*peer) for peer in peers)
+        """Replace the sources that ``owner`` (a router's stream) knows. Empty: it left.
+
+        This process itself, which may be a source too, is none of its own.
+        """
+        own = self._endpoint.incarnation
+        self._peers[owner] = frozenset(PeerKey(*peer) for peer in peers if peer.incarnation != own)
         if not self._peers[owner]:
             del self._peers[owner]
         wanted = frozenset[PeerKey]().union(*self._peers.values())

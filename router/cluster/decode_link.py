@@ -95,7 +95,7 @@ class DecodeLink:
 
     def watch_changed(self) -> None:
         """The watch of the worker says something new of it."""
-        if self.watch.is_alive:
+        if self.watch.is_alive and self.watch.can_decode:
             self._is_there.set()
         else:
             self._is_there.clear()
@@ -103,8 +103,8 @@ class DecodeLink:
     async def run(self) -> None:
         """Hold a stream whenever the worker is there, until cancelled.
 
-        Also while it is not ready: without local prefill it gets ready by proving a
-        pair, and it learns from this stream which prefill workers there are.
+        Also while it is not ready, or takes no sequences: it proves pairs meanwhile, and it
+        learns from this stream which prefill workers there are.
         """
         await keep_open(self._hold_stream)
 

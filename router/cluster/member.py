@@ -6,7 +6,7 @@ from typing import NamedTuple
 from diptych.step_model import StepModel, StepWork
 from diptych.v1 import worker_pb2
 from router.cluster.decode_link import DecodeLink
-from router.cluster.watch import WorkerWatch
+from router.cluster.watch import NO_ROLES, WorkerWatch, able_roles_of, roles_of
 from router.placement.place import NOWHERE, Place
 from router.placement.types import DecodeView, EngineView, PrefillView, WorkerId
 
@@ -25,13 +25,15 @@ class Gate(NamedTuple):
     max_model_len: int
     local_prefill: bool
     pairs_version: int
+    roles: frozenset[int]  # of which it takes new work
+    able_roles: frozenset[int]  # that it could take
 
 
 def gate_of(watch: WorkerWatch) -> Gate:
     """The gate of the worker that ``watch`` looks at."""
     state = watch.state
     if state is None:
-        return Gate(None, 0, "", "", 0, False, 0)
+        return Gate(None, 0, "", "", 0, False, 0, NO_ROLES, NO_ROLES)
     return Gate(
         WorkerId(watch.address, state.incarnation),
         state.state,
@@ -40,16 +42,24 @@ def gate_of(watch: WorkerWatch) -> Gate:
         state.max_model_len,
         state.local_prefill,
         state.pairs_version,
+        roles_of(state),
+        able_roles_of(state),
     )
 
 
 class PrefillMember:
-    """A prefill worker. ``told`` and ``loaded`` return whether it may take more than before."""
+    """A worker as one that computes prompts: what placement sees of it while it does.
+
+    ``told`` and ``loaded`` return whether it may take more than before.
+    """
+
+    role = worker_pb2.WORKER_ROLE_PREFILL
 
     def __init__(self, watch: WorkerWatch, *, max_pending_tokens: int) -> None:
         self.watch = watch
         self.gate = gate_of(watch)
-        self.is_placeable = False  # it is ready and has the model that is served
+        self.is_placeable = False  # it is ready, has this role and the model that is served
+        self.beside: DecodeMember | None = None  # the same worker, as one that decodes
         self.found_at = NOWHERE  # where its discovery says that it is
         self._max_pending_tokens = max_pending_tokens
         self._num_own_tokens = 0
@@ -84,20 +94,35 @@ class PrefillMember:
         if self._view is None:
             self._view = PrefillView(
                 worker=worker,
-                num_pending_tokens=self._num_own_tokens + self._num_others_tokens,
+                num_pending_tokens=self._num_pending_tokens,
                 max_model_len=state.max_model_len,
                 has_runway=self._has_runway,
                 num_available_blocks=_num_available_blocks(state),
                 tokens_per_s=state.prefill_tokens_per_s,
                 place=_place(state).over(self.found_at),
-                engine=_engine(state, self._num_sent_tokens, self._num_computed_tokens),
+                engine=_engine(state, self._num_all_sent_tokens, self.num_computed_tokens),
             )
         return self._view
 
     @property
-    def _num_computed_tokens(self) -> int:
+    def num_sent_tokens(self) -> int:
+        """Of prompts of ours, since the worker told how it is."""
+        return self._num_sent_tokens
+
+    @property
+    def num_computed_tokens(self) -> int:
         """Of ours that it had when it told, those that it has no more."""
         return max(0, self._num_told_tokens - (self._num_own_tokens - self._num_sent_tokens))
+
+    @property
+    def _num_all_sent_tokens(self) -> int:
+        """With those of prompts that it computes for sequences of its own."""
+        return self._num_sent_tokens + (0 if self.beside is None else self.beside.num_sent_tokens)
+
+    @property
+    def _num_pending_tokens(self) -> int:
+        own = self._num_own_tokens + self._num_others_tokens
+        return own + self._num_all_sent_tokens - self._num_sent_tokens
 
     @property
     def _has_runway(self) -> bool:
@@ -110,13 +135,19 @@ class PrefillMember:
 
 
 class DecodeMember:
-    """A decode worker. ``told`` and ``loaded`` return whether it may take more than before."""
+    """A worker as one that decodes: what placement sees of it while it does.
+
+    ``told`` and ``loaded`` return whether it may take more than before.
+    """
+
+    role = worker_pb2.WORKER_ROLE_DECODE
 
     def __init__(self, link: DecodeLink) -> None:
         self.link = link
         self.watch = link.watch
         self.gate = gate_of(link.watch)
-        self.is_placeable = False  # it is ready and has the model that is served
+        self.is_placeable = False  # it is ready, has this role and the model that is served
+        self.beside: PrefillMember | None = None  # the same worker, as one that computes prompts
         self.found_at = NOWHERE  # where its discovery says that it is
         self._num_others = 0
         self._num_told_tokens = 0  # of prompts of ours, when the worker said how it is
@@ -183,15 +214,29 @@ class DecodeMember:
                 local_prefill=state.local_prefill,
                 proven=self._proven,
                 max_num_seqs=state.max_num_seqs or None,
-                num_pending_tokens=state.num_pending_prefill_tokens,
+                num_pending_tokens=state.num_pending_prefill_tokens + self._num_leased_tokens,
                 num_available_blocks=_num_available_blocks(state),
                 step_s=state.decode_step_s,
                 kv_bytes_per_token=state.layout.block_bytes / (state.layout.block_size or 1),
                 bytes_per_s=self._bytes_per_s,
                 place=_place(state).over(self.found_at),
-                engine=_engine(state, self.link.num_asked_tokens - self._num_told_tokens),
+                engine=_engine(
+                    state,
+                    self.num_sent_tokens + self._num_leased_tokens,
+                    0 if self.beside is None else self.beside.num_computed_tokens,
+                ),
             )
         return self._view
+
+    @property
+    def num_sent_tokens(self) -> int:
+        """Of prompts of ours that it computes itself, since the worker told how it is."""
+        return self.link.num_asked_tokens - self._num_told_tokens
+
+    @property
+    def _num_leased_tokens(self) -> int:
+        """Of prompts that were sent there since, to be leased."""
+        return 0 if self.beside is None else self.beside.num_sent_tokens
 
     @property
     def _is_up(self) -> bool:

@@ -3,8 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping
 
 from diptych.rpc.identity import Identity
 from diptych.rpc.peer_channel import Dialer
@@ -20,13 +19,12 @@ from router.cluster.watch import WorkerWatch
 from router.cluster.worker_clock import ClockOffset
 from router.config import RouterConfig
 from router.discovery.source import Discovery, Targets
-from router.placement.place import NOWHERE
+from router.placement.place import NOWHERE, Place
 from router.placement.types import Policy, Snapshot, WorkerId
 
 logger = logging.getLogger(__name__)
 
 Member = PrefillMember | DecodeMember
-M = TypeVar("M", PrefillMember, DecodeMember)
 _UNKNOWN_BLOCK_SIZE = 16
 
 
@@ -60,13 +58,17 @@ class Cluster:
         self._on_change = on_change
         self._now_s = now_s
         self._has_prefill_pool = False
-        self._prefill: dict[str, PrefillMember] = {}  # by address
+        self._wants_prefill_pool = False  # by the source's word
+        self._watches: dict[str, WorkerWatch] = {}  # by address, and so are all of these
+        self._wishes: dict[str, frozenset[int]] = {}  # roles, until a worker says which it has
+        self._places: Mapping[str, Place] = {}  # as far as the source knows them
+        self._prefill: dict[str, PrefillMember] = {}  # those that have the role, or could
         self._decode: dict[str, DecodeMember] = {}
-        self._traces: dict[Member, TraceLink] = {}
-        self._caches: dict[Member, CacheLink] = {}
+        self._traces: dict[str, TraceLink] = {}
+        self._caches: dict[str, CacheLink] = {}
         self._members_changed = asyncio.Event()
-        self._tasks: dict[Member, list[asyncio.Task[None]]] = {}
-        self._peers: tuple[WorkerId, ...] = ()  # prefill workers that serve
+        self._tasks: dict[WorkerWatch | DecodeLink, list[asyncio.Task[None]]] = {}
+        self._peers: tuple[WorkerId, ...] = ()  # workers that serve leases, or would
         self._sources: frozenset[WorkerId] = frozenset()  # the same, to look up
         self._block_size = _UNKNOWN_BLOCK_SIZE
         self._max_model_len: int | None = None
@@ -79,38 +81,33 @@ class Cluster:
             tasks.create_task(self._follow(discovery), name="discovery")
             while True:
                 self._members_changed.clear()
-                members: set[Member] = {*self._prefill.values(), *self._decode.values()}
-                for gone in self._tasks.keys() - members:
+                links = (member.link for member in self._decode.values())
+                streams: set[WorkerWatch | DecodeLink] = {*self._watches.values(), *links}
+                for gone in self._tasks.keys() - streams:
                     for task in self._tasks.pop(gone):
                         task.cancel()
-                for member in members - self._tasks.keys():
-                    links = (self._traces[member], self._caches[member])
-                    self._tasks[member] = _start(tasks, member, *links)
+                for stream in streams - self._tasks.keys():
+                    self._tasks[stream] = self._start(tasks, stream)
                 await self._members_changed.wait()
 
     def set_members(self, targets: Targets) -> None:
         """Use exactly the workers at these addresses.
 
-        One that is no longer named is left at once: its requests hear that it is lost.
+        One that is no longer named is left at once: its requests hear that it is lost. Which of
+        the two lists names it says only what it is taken for until it tells its roles.
         """
-        prefill, decode = targets.prefill, targets.decode
-        has_other_sources = prefill != self._prefill.keys()
-        self._has_prefill_pool = targets.has_prefill_pool
-        for address in self._prefill.keys() - prefill:
-            self._leave(self._prefill.pop(address))
-        for address in self._decode.keys() - decode:
-            self._leave(self._decode.pop(address))
-        for address in sorted(prefill - self._prefill.keys()):
-            watch = self._watch(address, worker_pb2.WORKER_ROLE_PREFILL)
-            most = self._config.max_pending_prefill_tokens
-            self._join(self._prefill, PrefillMember(watch, max_pending_tokens=most))
-        for address in sorted(decode - self._decode.keys()):
-            self._join(self._decode, DecodeMember(self._link(address)))
-        for member in self._members():
-            member.found_at = targets.places.get(member.watch.address, NOWHERE)
-        if has_other_sources:
-            for sink in self._decode.values():
-                sink.find_own_pairs(self._prefill)
+        self._wants_prefill_pool = targets.has_prefill_pool
+        wishes = {address: _wish(targets, address) for address in targets.prefill | targets.decode}
+        sources = set(self._prefill)
+        for address in self._watches.keys() - wishes.keys():
+            self._leave(address)
+        self._wishes, self._places = wishes, targets.places
+        for address in sorted(wishes.keys() - self._watches.keys()):
+            self._join(address)
+        for watch in self._watches.values():
+            self._seat(watch, wishes[watch.address])
+        if sources != self._prefill.keys():
+            self._find_own_pairs()
         self._members_changed.set()
         self._gates_changed()
 
@@ -130,8 +127,9 @@ class Cluster:
         prefill = {view.worker.incarnation for view in snapshot.prefill}
         if any(view.proven & prefill for view in snapshot.decode):
             return True
+        local = {view.worker.incarnation for view in snapshot.decode if view.local_prefill}
         may_be_local = not snapshot.has_prefill_pool or self._config.allow_local_prefill
-        return may_be_local and not prefill and any(v.local_prefill for v in snapshot.decode)
+        return bool(local & prefill) or (may_be_local and not prefill and bool(local))
 
     @property
     def num_proven_pairs(self) -> int:
@@ -148,12 +146,14 @@ class Cluster:
 
     def overview(self) -> Overview:
         """What the workers said last, for people."""
-        return overview(self._prefill.values(), self._decode.values())
+        prefill = (member for member in self._prefill.values() if self._is_in_pool(member))
+        decode = (member for member in self._decode.values() if self._is_in_pool(member))
+        return overview(prefill, decode)
 
     def prefill_watch(self, worker: WorkerId) -> WorkerWatch | None:
         """The watch of a prefill worker that is still there."""
-        member = self._prefill.get(worker.address)
-        return member.watch if member is not None and member.watch.worker == worker else None
+        watch = self._watches.get(worker.address)
+        return watch if watch is not None and watch.worker == worker else None
 
     def decode_link(self, worker: WorkerId) -> DecodeLink | None:
         """The stream to a decode worker that is still there."""
@@ -162,23 +162,23 @@ class Cluster:
 
     def tell_trace(self, worker: WorkerId, hold: int, *, keep: bool) -> None:
         """A trace that the worker may hold spans of is over; nothing if the worker is gone."""
-        for link in self._traces_of(worker):
+        link = self._trace_of(worker)
+        if link is not None:
             link.tell(hold, keep=keep)
 
     def clock_offset(self, worker: WorkerId) -> ClockOffset | None:
         """How the clock of the worker's spans stands; None while it is not known."""
-        return next((link.clock_offset for link in self._traces_of(worker)), None)
+        link = self._trace_of(worker)
+        return None if link is None else link.clock_offset
 
     def clock_offsets(self) -> list[tuple[str, ClockOffset]]:
         """Of each worker whose clock is known, by its address."""
-        links = {member.watch.address: link for member, link in self._traces.items()}
-        offsets = ((address, link.clock_offset) for address, link in links.items())
+        offsets = ((address, link.clock_offset) for address, link in self._traces.items())
         return [(address, offset) for address, offset in offsets if offset is not None]
 
     def has_worker(self, worker: WorkerId) -> bool:
         """Whether a Watch tells of this process: while it does, placement may remember of it."""
-        members = (self._prefill.get(worker.address), self._decode.get(worker.address))
-        return any(member is not None and member.gate.worker == worker for member in members)
+        return any(member.gate.worker == worker for member in self._members_at(worker.address))
 
     def block_size(self) -> int:
         """Tokens per block of the workers' caches."""
@@ -199,18 +199,23 @@ class Cluster:
     # What workers and streams say
 
     def _watched(self, watch: WorkerWatch) -> None:
-        member = self._member(watch)
-        if member is None:  # its last word, after it was left
+        if self._watches.get(watch.address) is not watch:  # its last word, after it was left
             return
-        before, now = member.gate, gate_of(watch)
-        member.gate = now
+        before, now = self._members_at(watch.address)[0].gate, gate_of(watch)
+        if now.able_roles - before.able_roles and self._seat(watch, now.able_roles):
+            self._find_own_pairs()
+        members = self._members_at(watch.address)
+        for member in members:
+            member.gate = now
         if before._replace(pairs_version=0) != now._replace(pairs_version=0):
-            self._gate_changed(member, before)
-        if isinstance(member, PrefillMember) and now.worker is not None:
+            self._gate_changed(watch, before)
+        if now.worker is not None and watch.address in self._prefill:
             self.prefill_backlog.told(now.worker)
-        is_news = member.told()
-        if isinstance(member, DecodeMember) and self._has_new_pairs(member, before):
-            is_news = True
+        is_news = False
+        for member in members:  # leases first: sequences are looked at beside them
+            is_news |= member.told()
+            if isinstance(member, DecodeMember) and self._has_new_pairs(member, before):
+                is_news = True
         self._snapshot = None
         if is_news:
             self._on_change()
@@ -218,16 +223,24 @@ class Cluster:
     def _linked(self, link: DecodeLink) -> None:
         self._snapshot = None
         member = self._decode.get(link.watch.address)
-        if member is not None and member.loaded():
+        if member is None:
+            return
+        if member.beside is not None:
+            member.beside.refresh()
+        if member.loaded():
             self._on_change()
 
     def _backlog_changed(self, worker: WorkerId) -> None:
         self._snapshot = None
         member = self._prefill.get(worker.address)
-        if member is not None and member.watch.worker == worker:
-            own = self.prefill_backlog.num_pending_tokens(worker)
-            if member.loaded(own, self.prefill_backlog.num_sent_tokens(worker)):
-                self._on_change()
+        if member is None or member.watch.worker != worker:
+            return
+        own = self.prefill_backlog.num_pending_tokens(worker)
+        is_news = member.loaded(own, self.prefill_backlog.num_sent_tokens(worker))
+        if member.beside is not None:
+            member.beside.refresh()
+        if is_news:
+            self._on_change()
 
     def _has_new_pairs(self, member: DecodeMember, before: Gate) -> bool:
         version = member.gate.pairs_version
@@ -239,15 +252,16 @@ class Cluster:
 
     # What is rare: somebody comes, goes, gets ready, or has another model
 
-    def _gate_changed(self, member: Member, before: Gate) -> None:
-        worker = member.gate.worker
+    def _gate_changed(self, watch: WorkerWatch, before: Gate) -> None:
+        worker = watch.worker
         if before.worker is not None and before.worker != worker:
             self._policy.forget(before.worker)
-        self._caches[member].worker_changed()
-        if isinstance(member, DecodeMember):
-            member.link.watch_changed()
+        self._caches[watch.address].worker_changed()
+        decode = self._decode.get(watch.address)
+        if decode is not None:
+            decode.link.watch_changed()
         if worker != before.worker:
-            self._traces[member].worker_changed()
+            self._traces[watch.address].worker_changed()
         self._gates_changed()
 
     def _gates_changed(self) -> None:
@@ -256,15 +270,20 @@ class Cluster:
         Always news: where the last prefill worker is lost, a prompt may be computed locally.
         """
         self._snapshot = None
-        peers = [m.watch.worker for m in self._prefill.values() if m.watch.is_serving]
-        self._peers = tuple(sorted(peer for peer in peers if peer is not None))
+        # Those that could compute prompts, too: their pairs are proven before they do, and are
+        # kept while leases of before hold.
+        able = [m for m in self._prefill.values() if m.watch.may_have_leases and _is_able(m)]
+        self._peers = tuple(sorted(m.gate.worker for m in able if m.gate.worker is not None))
         self._sources = frozenset(self._peers)
-        self._model.choose(m.gate for m in self._members() if m.watch.is_ready)
+        in_pool = (_is_able(m) and m.role in m.gate.roles for m in self._prefill.values())
+        self._has_prefill_pool = self._wants_prefill_pool or any(in_pool)
+        self._model.choose(gate_of(watch) for watch in self._watches.values() if watch.is_ready)
         for member in self._decode.values():
             member.link.set_peers(self._peers)
             member.set_sources(self._sources)
         for each in self._members():
-            each.is_placeable = each.watch.is_ready and self._model.may_use(each.gate)
+            is_there = each.watch.is_ready and each.role in each.gate.roles
+            each.is_placeable = is_there and self._model.may_use(each.gate)
             each.refresh()  # not told: what it published last may be older than our load
         self._book_lengths()
         self._on_change()
@@ -285,69 +304,107 @@ class Cluster:
                 self._block_size = state.layout.block_size
                 break
 
-    def _join(self, pool: dict[str, M], member: M) -> None:
-        pool[member.watch.address] = member
-        self._traces[member] = TraceLink(member.watch, self._now_s)
-        self._caches[member] = CacheLink(
-            member.watch,
+    def _join(self, address: str) -> None:
+        is_decode = worker_pb2.WORKER_ROLE_DECODE in self._wishes[address]
+        watch = self._watches[address] = WorkerWatch(
+            address,
+            worker_pb2.WORKER_ROLE_DECODE if is_decode else worker_pb2.WORKER_ROLE_PREFILL,
+            router_incarnation=self._incarnation,
+            dialer=self._dialer,
+            on_change=self._watched,
+        )
+        self._traces[address] = TraceLink(watch, self._now_s)
+        self._caches[address] = CacheLink(
+            watch,
             self._policy.cache,
             router_incarnation=self._incarnation,
             timers=self._config.timers,
         )
 
-    def _leave(self, member: Member) -> None:
-        logger.info("worker left", extra={"worker": member.watch.address})
-        del self._traces[member], self._caches[member]
-        if member.gate.worker is not None:
-            self._policy.forget(member.gate.worker)
+    def _seat(self, watch: WorkerWatch, roles: frozenset[int]) -> bool:
+        """See that the worker is a member for each of ``roles``; once it is, it stays one.
+
+        True: there is one more whose KV could be pulled.
+        """
+        address, most = watch.address, self._config.max_pending_prefill_tokens
+        is_source = address in self._prefill
+        if worker_pb2.WORKER_ROLE_PREFILL in roles and not is_source:
+            self._prefill[address] = PrefillMember(watch, max_pending_tokens=most)
+        if worker_pb2.WORKER_ROLE_DECODE in roles and address not in self._decode:
+            self._decode[address] = DecodeMember(self._link(watch))
+            self._members_changed.set()
+        prefill, decode = self._prefill.get(address), self._decode.get(address)
+        if prefill is not None and decode is not None:
+            prefill.beside, decode.beside = decode, prefill
+        for member in self._members_at(address):
+            member.found_at = self._places.get(address, NOWHERE)
+        return is_source != (address in self._prefill)
+
+    def _find_own_pairs(self) -> None:
+        for sink in self._decode.values():
+            sink.find_own_pairs(self._prefill)
+
+    def _leave(self, address: str) -> None:
+        logger.info("worker left", extra={"worker": address})
+        worker = self._members_at(address)[0].gate.worker
+        if worker is not None:
+            self._policy.forget(worker)
+        del self._watches[address], self._traces[address], self._caches[address]
+        self._prefill.pop(address, None)
+        self._decode.pop(address, None)
 
     async def _follow(self, discovery: Discovery) -> None:
         async for targets in discovery.targets():
             self.set_members(targets)
 
-    def _traces_of(self, worker: WorkerId) -> list[TraceLink]:
-        pools: tuple[dict[str, PrefillMember] | dict[str, DecodeMember], ...]
-        pools = (self._prefill, self._decode)
-        members = [pool.get(worker.address) for pool in pools]
-        return [self._traces[m] for m in members if m is not None and m.gate.worker == worker]
+    def _trace_of(self, worker: WorkerId) -> TraceLink | None:
+        return self._traces[worker.address] if self.has_worker(worker) else None
 
     def _members(self) -> list[Member]:
         return [*self._decode.values(), *self._prefill.values()]
 
-    def _member(self, watch: WorkerWatch) -> Member | None:
-        member = self._prefill.get(watch.address)
-        if member is not None and member.watch is watch:
-            return member
-        other = self._decode.get(watch.address)
-        return other if other is not None and other.watch is watch else None
+    def _members_at(self, address: str) -> list[Member]:
+        """The worker there, once for each role that it could have."""
+        both = (self._prefill.get(address), self._decode.get(address))
+        return [member for member in both if member is not None]
 
-    def _watch(self, address: str, role: worker_pb2.WorkerRole) -> WorkerWatch:
-        return WorkerWatch(
-            address,
-            role,
-            router_incarnation=self._incarnation,
-            dialer=self._dialer,
-            on_change=self._watched,
-        )
+    def _is_in_pool(self, member: Member) -> bool:
+        """By what it says; by what its source says until it does."""
+        gate = member.gate
+        roles = self._wishes[member.watch.address] if gate.worker is None else gate.roles
+        return member.role in roles
 
-    def _link(self, address: str) -> DecodeLink:
+    def _link(self, watch: WorkerWatch) -> DecodeLink:
         return DecodeLink(
-            self._watch(address, worker_pb2.WORKER_ROLE_DECODE),
+            watch,
             router_incarnation=self._incarnation,
             timers=self._config.timers,
             on_change=self._linked,
         )
 
+    def _start(
+        self, tasks: asyncio.TaskGroup, stream: WorkerWatch | DecodeLink
+    ) -> list[asyncio.Task[None]]:
+        if isinstance(stream, DecodeLink):
+            address = stream.watch.address
+            return [tasks.create_task(stream.run(), name=f"decode stream {address}")]
+        address = stream.address
+        traces, cache = self._traces[address], self._caches[address]
+        return [
+            tasks.create_task(stream.run(), name=f"watch {address}"),
+            tasks.create_task(traces.run(), name=f"traces {address}"),
+            tasks.create_task(cache.run(), name=f"cache {address}"),
+        ]
 
-def _start(
-    tasks: asyncio.TaskGroup, member: Member, traces: TraceLink, cache: CacheLink
-) -> list[asyncio.Task[None]]:
-    address = member.watch.address
-    started = [
-        tasks.create_task(member.watch.run(), name=f"watch {address}"),
-        tasks.create_task(traces.run(), name=f"traces {address}"),
-        tasks.create_task(cache.run(), name=f"cache {address}"),
-    ]
-    if isinstance(member, DecodeMember):
-        started.append(tasks.create_task(member.link.run(), name=f"decode stream {address}"))
-    return started
+
+def _wish(targets: Targets, address: str) -> frozenset[int]:
+    """What a worker is taken for until it says it: by the lists that name it."""
+    lists = {
+        worker_pb2.WORKER_ROLE_PREFILL: targets.prefill,
+        worker_pb2.WORKER_ROLE_DECODE: targets.decode,
+    }
+    return frozenset(role for role, addresses in lists.items() if address in addresses)
+
+
+def _is_able(member: Member) -> bool:
+    return member.role in member.gate.able_roles

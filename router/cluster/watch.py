@@ -1,8 +1,9 @@
 """What one worker says about itself, as long as it says it."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
+from typing import Final
 
 import grpc
 from google.protobuf.descriptor import EnumDescriptor
@@ -21,6 +22,21 @@ _PEER_ROLES: Mapping[int, PeerRole] = {
     worker_pb2.WORKER_ROLE_PREFILL: "prefill",
     worker_pb2.WORKER_ROLE_DECODE: "decode",
 }
+NO_ROLES: Final[frozenset[int]] = frozenset()
+
+
+def roles_of(state: worker_pb2.WorkerState) -> frozenset[int]:
+    """What new work the worker takes; a worker of one role alone may not say it of ``roles``."""
+    return _known(state.roles or (state.role,))
+
+
+def able_roles_of(state: worker_pb2.WorkerState) -> frozenset[int]:
+    """What it could take; those of a newer worker that have no name here are left out."""
+    return _known(state.able_roles) | roles_of(state)
+
+
+def _known(roles: Iterable[int]) -> frozenset[int]:
+    return frozenset(role for role in roles if role in _PEER_ROLES)
 
 
 class WorkerWatch:
@@ -34,17 +50,17 @@ class WorkerWatch:
     def __init__(
         self,
         address: str,
-        role: worker_pb2.WorkerRole,
+        wish: worker_pb2.WorkerRole,
         *,
         router_incarnation: str,
         dialer: Dialer,
         on_change: Callable[["WorkerWatch"], None],
     ) -> None:
+        """``wish``: a role that its certificate has to name, where the cluster is locked."""
         self.address = address
-        self._peer = PeerChannel(dialer, address, _PEER_ROLES[role])
+        self._peer = PeerChannel(dialer, address, _PEER_ROLES[wish])
         self.state: worker_pb2.WorkerState | None = None
-        self._role = role
-        self._wrong = ""  # incarnation of a process of another role at the address
+        self._wrong = ""  # incarnation of a process at the address of no role that we know
         self._is_foreign = False  # what is at the address has no Watch; it was said
         self._router_incarnation = router_incarnation
         self._timers = dialer.timers
@@ -63,6 +79,11 @@ class WorkerWatch:
         return None if self.state is None else WorkerId(self.address, self.state.incarnation)
 
     @property
+    def can_decode(self) -> bool:
+        """Whether it serves Decode streams, whether or not it takes new sequences now."""
+        return self.state is not None and worker_pb2.WORKER_ROLE_DECODE in able_roles_of(self.state)
+
+    @property
     def is_ready(self) -> bool:
         """Whether it takes new work."""
         return self.state is not None and self.state.state == worker_pb2.SERVING_STATE_READY
@@ -73,6 +94,17 @@ class WorkerWatch:
         return self.is_ready or (
             self.state is not None and self.state.state == worker_pb2.SERVING_STATE_DRAINING
         )
+
+    @property
+    def may_have_leases(self) -> bool:
+        """Whether KV may be pulled from it.
+
+        One of several roles may wait for a pair with leases of a role that it gave up.
+        """
+        if self.state is None or not self.is_alive:
+            return False
+        is_loaded = self.state.layout.block_bytes > 0
+        return self.is_serving or (is_loaded and len(able_roles_of(self.state)) > 1)
 
     @property
     def is_alive(self) -> bool:
@@ -108,11 +140,11 @@ class WorkerWatch:
 
     def _update(self, state: worker_pb2.WorkerState) -> None:
         self._is_foreign, self._refusal = False, ""
-        if state.role != self._role:
+        if not able_roles_of(state):
             if state.incarnation != self._wrong:  # once for each process, not for each message
                 self._wrong = state.incarnation
                 role = _name(worker_pb2.WorkerRole.DESCRIPTOR, state.role)
-                logger.error("not the role asked for", extra={"worker": self.address, "is": role})
+                logger.error("no role known here", extra={"worker": self.address, "is": role})
             return
         before, self.state = self.state, state
         if before is None or before.incarnation != state.incarnation:
@@ -120,6 +152,10 @@ class WorkerWatch:
                 "worker found",
                 extra={"worker": self.address, "incarnation": state.incarnation},
             )
+        roles, earlier = roles_of(state), NO_ROLES if before is None else roles_of(before)
+        if roles != earlier:
+            names = sorted(_PEER_ROLES[role] for role in roles)
+            logger.info("worker roles", extra={"worker": self.address, "roles": names})
         if before is not None and before.state != state.state:
             name = _name(worker_pb2.ServingState.DESCRIPTOR, state.state)
             logger.info("worker state", extra={"worker": self.address, "state": name})

@@ -44,6 +44,20 @@ def is_pair(query: Query, prefill: PrefillView, decode: DecodeView) -> bool:
     )
 
 
+def of_both(
+    query: Query, prefills: list[PrefillView], decodes: list[DecodeView]
+) -> list[DecodeView]:
+    """Of those that may decode, such as may compute the prompt too: nothing has to move there.
+
+    None where a lease is held already, or a worker has to tell of the prompt: leases are pulled
+    from, and their worker pulls nothing from itself.
+    """
+    if query.on_prefill is not None or query.needs_prefill:
+        return []
+    computing = {view.worker for view in prefills}
+    return [view for view in decodes if view.local_prefill and view.worker in computing]
+
+
 def _fitting(query: Query, views: list[V]) -> list[V]:
     """Those with enough blocks; all if none has, as one may have more than it last said."""
     needed = query.num_tokens // query.block_size + 1

@@ -6,7 +6,7 @@ from random import Random
 from typing import NamedTuple, TypeVar
 
 from router.placement.cache_index import CacheIndex
-from router.placement.eligible import evenly_loaded, is_pair, usable
+from router.placement.eligible import evenly_loaded, is_pair, of_both, usable
 from router.placement.explanation import Candidate, Explanation, best_of
 from router.placement.place import distance_ratio
 from router.placement.types import (
@@ -43,6 +43,23 @@ class _Weighed(NamedTuple):
     num_missing: int
 
 
+_Score = tuple[float, _Weighed, _Weighed]
+
+
+class _Pair(NamedTuple):
+    """A prefill and a decode worker, and what both together cost, in tokens."""
+
+    score: _Score
+    pair: Paired
+
+
+class _Whole(NamedTuple):
+    """A worker of both roles, and what it costs if it does both."""
+
+    score: _Score
+    view: DecodeView
+
+
 class LeastLoaded:
     """Fewest tokens of work, counting what the worker's prefix cache saves.
 
@@ -50,7 +67,8 @@ class LeastLoaded:
     where it computes slower than others. Of a decode worker: its sequences, weighted, the
     prompts it computes, and the part of this prompt that it lacks, less where that is
     fetched faster than computed, and a little less where the two are near each other (in one
-    NVLink domain, or at least in one zone). Only proven pairs are used, and no decode worker
+    NVLink domain, or at least in one zone); nothing where a worker has both roles and computes
+    the prompt itself. Only proven pairs are used, and no decode worker
     with as many sequences as it runs at a time. A prefix draws sequences to a decode worker
     only while it has hardly more of them than the others.
 
@@ -153,15 +171,38 @@ class LeastLoaded:
 
     def _pair(
         self, query: Query, prefills: list[PrefillView], decodes: list[DecodeView]
-    ) -> Paired | None:
-        """The pair with the least work of both; among equals the decode worker's counts first."""
-        can = [d for d in decodes if any(is_pair(query, p, d) for p in prefills)]
+    ) -> Paired | DecodeOnly | None:
+        """The pair with the least work of both; among equals the decode worker's counts first.
+
+        A worker of both roles may be both: then nothing is shipped, and what waits there counts
+        once.
+        """
+        both = of_both(query, prefills, decodes)
+        whole = {view.worker for view in both}
+        can = [
+            d for d in decodes if d.worker in whole or any(is_pair(query, p, d) for p in prefills)
+        ]
         even = evenly_loaded(query, can)
         on_prefill = self._weigh_prefills(query, prefills)
         on_decode = self._weigh_decodes(query, even)
         few_p, few_d = self._few(prefills, on_prefill), self._few(even, on_decode)
+        alone = self._least_whole([view for view in even if view.worker in whole], on_decode)
         best = self._best_pair(query, few_p, few_d, on_prefill, on_decode)
-        return best or self._best_pair(query, prefills, even, on_prefill, on_decode)
+        if best is None and alone is None:
+            best = self._best_pair(query, prefills, even, on_prefill, on_decode)
+        if alone is not None and (best is None or alone.score <= best.score):
+            return self._decode_only(query, alone.view, Why.CHOICE)
+        return None if best is None else best.pair
+
+    def _least_whole(
+        self, views: Sequence[DecodeView], on_decode: dict[WorkerId, _Weighed]
+    ) -> _Whole | None:
+        """Of workers of both roles the one with the least work, this prompt's included."""
+        scored = []
+        for view in views:
+            cost = on_decode[view.worker]
+            scored.append(_Whole((cost.work + cost.num_missing, cost, cost), view))
+        return min(scored, key=lambda each: each.score, default=None)
 
     def _best_pair(
         self,
@@ -170,9 +211,8 @@ class LeastLoaded:
         decodes: Sequence[DecodeView],
         on_prefill: dict[WorkerId, _Weighed],
         on_decode: dict[WorkerId, _Weighed],
-    ) -> Paired | None:
-        best: tuple[float, _Weighed, _Weighed] | None = None
-        pair: Paired | None = None
+    ) -> _Pair | None:
+        best: _Pair | None = None
         for prefill in prefills:
             first = on_prefill[prefill.worker]
             for decode in decodes:
@@ -181,9 +221,9 @@ class LeastLoaded:
                 second = on_decode[decode.worker]
                 shipping = second.num_missing * _shipping_weight(prefill, decode)
                 score = (first.work + second.work + shipping, second, first)
-                if best is None or score < best:
-                    best, pair = score, Paired(prefill.worker, decode.worker)
-        return pair
+                if best is None or score < best.score:
+                    best = _Pair(score, Paired(prefill.worker, decode.worker))
+        return best
 
     def _beside(self, query: Query, decodes: list[DecodeView]) -> DecodeOnly | None:
         """With another choice of the same prompt: its blocks are shared where they are."""
@@ -232,6 +272,7 @@ class LeastLoaded:
             and all(
                 p in query.failed or Pair(p, view.worker.incarnation) in query.failed_pairs
                 for p in alive
+                if p != view.worker.incarnation  # which pulls nothing from itself
             )
         ]
         best = self._least_work(query, able)

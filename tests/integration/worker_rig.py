@@ -30,6 +30,8 @@ from diptych.v1 import (
 from kvtransfer.config import TransferConfig
 from prefill_worker import app as prefill_app
 from prefill_worker.config import PrefillWorkerConfig
+from soft_worker import app as soft_app
+from soft_worker.config import SoftWorkerConfig
 from tests import metrics
 from tests.cluster import START_TIMEOUT_S
 
@@ -161,6 +163,18 @@ async def decode_worker(
             await worker.wait_ready()
         else:
             await worker.watch_until(lambda s: s.max_model_len > 0, START_TIMEOUT_S)
+        yield worker
+
+
+@asynccontextmanager
+async def soft_worker(
+    model: Path, tmp_path: Path, settings: Settings, *roles: str
+) -> AsyncIterator[Worker]:
+    """A worker that has these roles and could have either; it is ready."""
+    common = _common(model, tmp_path / "soft.json")
+    config = SoftWorkerConfig(**common, **settings, roles=roles)
+    async with _running(soft_app.serve, config) as worker:
+        await worker.wait_ready()
         yield worker
 
 

@@ -21,7 +21,15 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 FOLDERS = (
-    *("diptych", "router", "prefill_worker", "decode_worker", "batch_server", "kvtransfer"),
+    *(
+        "diptych",
+        "router",
+        "prefill_worker",
+        "decode_worker",
+        "soft_worker",
+        "batch_server",
+        "kvtransfer",
+    ),
     *("tests", "examples", "proto", "docs", "deploy"),
 )
 PATHS = [path for folder in FOLDERS for path in [ROOT / folder, *(ROOT / folder).rglob("*")]]
@@ -95,7 +103,7 @@ def test_settings_in_the_readme_exist() -> None:
 
 def test_metrics_in_the_docs_are_made_somewhere() -> None:
     code = "".join(
-        path.read_text() for package in FOLDERS[:6] for path in (ROOT / package).rglob("*.py")
+        path.read_text() for package in FOLDERS[:7] for path in (ROOT / package).rglob("*.py")
     )
     for page in PAGES:
         for name in re.findall(r"`(diptych_[a-z_]+|gen_ai_[a-z_]+)`", page.read_text()):

@@ -153,6 +153,7 @@ async def test_a_role_of_another_domain_is_none_here(authority: Authority) -> No
         ("/diptych.v1.KVSource/Connect", {"decode"}),
         ("/diptych.v1.Worker/Watch", {"router", "operator"}),
         ("/diptych.v1.Cache/WatchCache", {"router"}),
+        ("/diptych.v1.WorkerAdmin/SetRoles", {"operator"}),
         ("/diptych.v1.Faults/SetRules", {"operator"}),
         ("/grpc.health.v1.Health/Check", {"router", "prefill", "decode", "operator"}),
         ("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", {"operator"}),

@@ -64,9 +64,11 @@ class FakeWatch:
     channel = None
 
     def __init__(self, state: worker_pb2.ServingState | None) -> None:
-        self.state = None if state is None else worker_pb2.WorkerState(state=state)
+        role = worker_pb2.WORKER_ROLE_DECODE
+        self.state = None if state is None else worker_pb2.WorkerState(state=state, role=role)
 
     is_alive = WorkerWatch.is_alive
+    can_decode = WorkerWatch.can_decode
 
 
 @pytest.fixture

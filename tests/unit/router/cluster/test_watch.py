@@ -81,7 +81,15 @@ async def test_a_state_of_a_newer_worker_is_no_crash(monkeypatch: pytest.MonkeyP
     assert await watched(monkeypatch, states) == [worker_pb2.SERVING_STATE_READY, 77, None]
 
 
-async def test_another_role_is_complained_of_once(
+async def test_a_worker_is_what_it_says_whichever_list_names_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ready = worker_pb2.SERVING_STATE_READY
+    states = [said(worker_pb2.WORKER_ROLE_PREFILL, ready)]
+    assert await watched(monkeypatch, states) == [ready, None]
+
+
+async def test_a_role_without_a_name_here_is_complained_of_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.ERROR):

@@ -45,6 +45,40 @@ def view_d(worker: WorkerId, sequences: int = 0, **changes: object) -> DecodeVie
 BOTH = Snapshot((view_p(P1), view_p(P2)), (view_d(D1), view_d(D2)))
 
 
+def test_a_worker_of_both_roles_computes_prompts_itself_where_that_is_least() -> None:
+    """It ships nothing, what waits there counts once, and it is no pair with itself."""
+    a, b = WorkerId("a:1", "a"), WorkerId("b:1", "b")
+    apart = {"a": frozenset({"b"}), "b": frozenset({"a"})}
+
+    def soft(pending_a: int, pending_b: int) -> Snapshot:
+        return Snapshot(
+            (view_p(a, pending_a), view_p(b, pending_b)),
+            (
+                view_d(a, proven=apart["a"], num_pending_tokens=pending_a),
+                view_d(b, proven=apart["b"], num_pending_tokens=pending_b),
+            ),
+        )
+
+    policy = made()
+    assert policy.place(QUERY, soft(0, 50)) == DecodeOnly(a, Why.CHOICE)
+    assert policy.place(QUERY, soft(50, 0)) == DecodeOnly(b, Why.CHOICE)
+    held = dataclasses.replace(QUERY, on_prefill=a)
+    assert policy.place(held, soft(0, 0)) == Paired(a, b), "a lease there is pulled from there"
+    told = dataclasses.replace(QUERY, needs_prefill=True)
+    assert isinstance(policy.place(told, soft(0, 0)), Paired), "a lease alone tells"
+    failed = dataclasses.replace(QUERY, failed=frozenset({"a"}))
+    assert policy.place(failed, soft(0, 50)) == DecodeOnly(b, Why.CHOICE)
+
+
+def test_a_worker_of_both_roles_may_compute_what_all_others_failed() -> None:
+    """Itself is none of those whose KV it could pull."""
+    a = WorkerId("a:1", "a")
+    full = view_p(a, has_runway=False)
+    snapshot = Snapshot((full, view_p(P1)), (view_d(a, proven=frozenset({"p1"})),))
+    failed = dataclasses.replace(QUERY, failed=frozenset({"p1"}))
+    assert made().place(failed, snapshot) == DecodeOnly(a, Why.RECOMPUTE)
+
+
 def made(
     *,
     below: int = 0,

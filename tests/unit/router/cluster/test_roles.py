@@ -1,0 +1,140 @@
+"""Roles come from what workers say, and change while they run. No sockets."""
+
+import pytest
+
+from diptych.rpc import peer_channel
+from diptych.v1 import decode_pb2, worker_pb2
+from router.cluster.watch import WorkerWatch
+from router.discovery.source import Targets
+from router.placement.types import DecodeOnly, Paired, Query, Why, WorkerId
+from tests.unit.router.cluster.last_words import LastWords
+from tests.unit.router.cluster.world import READY, FakeChannel, World, proven, targets
+
+PREFILL, DECODE = worker_pb2.WORKER_ROLE_PREFILL, worker_pb2.WORKER_ROLE_DECODE
+BOTH = (PREFILL, DECODE)
+QUERY = Query(num_tokens=100, num_max_tokens=200)
+
+
+@pytest.fixture(autouse=True)
+def _no_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_channel, "open_channel", lambda address, timers: FakeChannel())
+
+
+def soft_world(**roles: tuple[int, ...]) -> World:
+    """Workers that could have either role, named by no list as what they are; all pairs proven."""
+    world = World()
+    world.decode = [f"{name}:1" for name in roles]
+    world.cluster.set_members(Targets(decode=frozenset(world.decode), has_prefill_pool=False))
+    for name, held in roles.items():
+        soft(world, name, held)
+    for address in world.decode:
+        world.links.append(world.link(address))
+        world.sequence_ids.append([])
+    return world
+
+
+def soft(world: World, name: str, held: tuple[int, ...], **changes: object) -> None:
+    """The worker says which roles it has; its pairs with all others are proven."""
+    address = f"{name}:1"
+    pairs = [proven(other) for other in world.decode if other != address]
+    world.says(
+        address,
+        role=held[0],
+        roles=held,
+        able_roles=BOTH,
+        pairs=pairs,
+        pairs_version=1,
+        **changes,
+    )
+
+
+def pools(world: World) -> tuple[set[str], set[str]]:
+    snapshot = world.cluster.snapshot()
+    return (
+        {view.worker.address for view in snapshot.prefill},
+        {view.worker.address for view in snapshot.decode},
+    )
+
+
+def worker(name: str) -> WorkerId:
+    return WorkerId(f"{name}:1", f"{name}:1-1")
+
+
+async def test_a_worker_of_both_roles_is_in_both_pools_over_one_watch() -> None:
+    world = soft_world(a=BOTH, b=(DECODE,))
+    assert pools(world) == ({"a:1"}, {"a:1", "b:1"})
+    assert world.cluster.snapshot().has_prefill_pool, "though no list names one"
+    seen = world.cluster.overview()
+    assert [each.address for each in seen.prefill] == ["a:1"]
+    assert [each.address for each in seen.decode] == ["a:1", "b:1"]
+    watches: set[WorkerWatch] = {m.watch for m in world.cluster._members()}
+    assert len(watches) == 2
+
+
+async def test_one_worker_of_both_roles_serves_alone() -> None:
+    """It is its own pair, and pulls nothing from itself."""
+    world = soft_world(a=BOTH)
+    assert world.cluster.is_ready
+    assert world.cluster.num_proven_pairs == 0
+    assert world.policy.place(QUERY, world.cluster.snapshot()) == DecodeOnly(
+        worker("a"), Why.CHOICE
+    )
+
+
+async def test_a_flip_moves_a_worker_between_the_pools_and_is_news() -> None:
+    world = soft_world(a=(PREFILL,), b=(DECODE,))
+    snapshot = world.cluster.snapshot()
+    assert world.policy.place(QUERY, snapshot) == Paired(worker("a"), worker("b"))
+    world.num_changes = 0
+    soft(world, "a", (DECODE,))
+    soft(world, "b", (PREFILL,))
+    assert world.num_changes >= 2, "who waits may be placed now"
+    assert pools(world) == ({"b:1"}, {"a:1"})
+    placed = world.policy.place(QUERY, world.cluster.snapshot())
+    assert placed == Paired(worker("b"), worker("a")), "its pair was proven before"
+
+
+async def test_a_worker_that_lost_a_role_keeps_what_it_has() -> None:
+    """Its stream stays open, and readers go on to know it as a source."""
+    world = soft_world(a=BOTH, b=BOTH)
+    listener = LastWords()
+    link = world.cluster._decode["a:1"].link
+    assert link.reserve(decode_pb2.Reserve(sequence_id=7), listener)
+    soft(world, "a", (PREFILL,))
+    soft(world, "b", (DECODE,))
+    assert pools(world) == ({"a:1"}, {"b:1"})
+    assert world.cluster.decode_link(worker("a")) is link
+    assert (link.num_sequences, listener.lost) == (1, [])
+    assert worker("b") in link._peers, "leases that b has are pulled to their end"
+    assert link.watch.state is not None
+    assert link.watch.state.state == READY
+
+
+async def test_one_that_waits_for_a_pair_is_a_source_while_it_may_have_leases() -> None:
+    """It gave up prefill, may not compute prompts for itself, and nobody else computes any."""
+    world = soft_world(a=(PREFILL,), b=(DECODE,))
+    link = world.cluster._decode["b:1"].link
+    soft(world, "a", (DECODE,), state=worker_pb2.SERVING_STATE_STARTING)
+    assert pools(world) == (set(), {"b:1"})
+    assert worker("a") in link._peers
+    soft(world, "a", (DECODE,), state=worker_pb2.SERVING_STATE_FAILED)
+    assert worker("a") not in link._peers
+
+
+async def test_what_was_sent_to_one_role_counts_for_the_other_until_the_worker_tells() -> None:
+    world = soft_world(a=BOTH)
+    world.cluster.prefill_backlog.opened(1, worker("a"), 30)
+    world.reserve(worker("a"), num_tokens=20)
+    (prefill,), (decode,) = world.cluster.snapshot().prefill, world.cluster.snapshot().decode
+    assert (prefill.num_pending_tokens, decode.num_pending_tokens) == (50, 30)
+    soft(world, "a", BOTH, num_pending_prefill_tokens=50)
+    (prefill,), (decode,) = world.cluster.snapshot().prefill, world.cluster.snapshot().decode
+    assert (prefill.num_pending_tokens, decode.num_pending_tokens) == (50, 50)
+
+
+async def test_a_worker_is_left_with_all_its_roles() -> None:
+    world = soft_world(a=BOTH, b=BOTH)
+    world.cluster.set_members(targets([], ["b:1"]))
+    assert pools(world) == ({"b:1"}, {"b:1"})
+    assert world.cluster.prefill_watch(worker("a")) is None
+    assert world.cluster.decode_link(worker("a")) is None

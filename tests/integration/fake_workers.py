@@ -7,7 +7,7 @@ knows every right answer. What they hold is in ``leases`` and ``reservations``.
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,7 @@ from diptych.v1 import (
 HEARTBEAT_S = 0.1
 BLOCK_SIZE = 16
 MAX_LEN = 1_000_000
+POOLED = [3.0, 4.0, *[0.0] * 62]  # the hidden states of every prompt, of the tiny model's width
 _incarnations = itertools.count(1)
 
 
@@ -191,6 +192,8 @@ class FakePrefill(FakeWorker, prefill_pb2_grpc.PrefillServicer):
         events.put_nowait(prefill_pb2.PrefillEvent(accepted=accepted))
         await asyncio.sleep(self.behaviour.first_token_s)
         spec = lease.start.spec
+        for told in _told(lease.start):
+            events.put_nowait(told)
         position = len(spec.token_ids)
         num_output = position - spec.num_prompt_tokens + 1
         events.put_nowait(
@@ -199,6 +202,9 @@ class FakePrefill(FakeWorker, prefill_pb2_grpc.PrefillServicer):
                     token_id=token_at(position),
                     position=position,
                     finish_reason=_finish_reason(spec, num_output, token_at(position)),
+                    logprobs=_likely(token_at(position), spec.sampling.logprobs)
+                    if spec.sampling.HasField("logprobs")
+                    else None,
                 )
             )
         )
@@ -351,12 +357,21 @@ class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServicer):
                     self._end(ended)
 
     def _run(self, sequence_id: int, held: FakeReservation, step: decode_pb2.StepTokens) -> None:
-        spec = held.reserve.spec
-        left = spec.sampling.max_tokens - (len(held.token_ids) - spec.num_prompt_tokens)
+        spec, sampling = held.reserve.spec, held.reserve.spec.sampling
         position = len(held.token_ids)
-        new = [token_at(position + i) for i in range(min(left, self.behaviour.tokens_per_step))]
+        num_output = position - spec.num_prompt_tokens
+        num_new = min(sampling.max_tokens - num_output, self.behaviour.tokens_per_step)
+        new = [token_at(position + i) for i in range(num_new)]
+        if sampling.stop_token_ids:
+            ends = (_finish_reason(spec, num_output + i + 1, new[i]) for i in range(num_new))
+            new = new[: next((i + 1 for i, reason in enumerate(ends) if reason), num_new)]
         held.token_ids.extend(new)
-        step.sequences.add(sequence_id=sequence_id, position=position, token_ids=new)
+        logprobs = []
+        if sampling.HasField("logprobs"):
+            logprobs = [_likely(token_id, sampling.logprobs) for token_id in new]
+        step.sequences.add(
+            sequence_id=sequence_id, position=position, token_ids=new, logprobs=logprobs
+        )
 
     def _end(self, ended: decode_pb2.Ended) -> None:
         self.ended_reservations.append(self.reservations.pop(ended.sequence_id))
@@ -384,8 +399,33 @@ class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServicer):
 def _finish_reason(
     spec: common_pb2.SequenceSpec, num_output: int, token_id: int
 ) -> common_pb2.FinishReason:
-    if token_id in spec.sampling.stop_token_ids:
+    is_free = num_output >= spec.sampling.min_tokens
+    if is_free and token_id in spec.sampling.stop_token_ids:
         return common_pb2.FINISH_REASON_STOP
     if num_output >= spec.sampling.max_tokens:
         return common_pb2.FINISH_REASON_LENGTH
     return common_pb2.FINISH_REASON_UNSPECIFIED
+
+
+def _likely(token_id: int, num_top: int) -> common_pb2.TokenLogprobs:
+    """Each token is the likeliest, and the ones behind it follow."""
+    top = range(token_id, token_id + num_top)
+    return common_pb2.TokenLogprobs(
+        logprob=-1.0, top_token_ids=top, top_logprobs=[-1.0 - i for i in range(num_top)]
+    )
+
+
+def _told(start: prefill_pb2.PrefillStart) -> Iterator[prefill_pb2.PrefillEvent]:
+    """What is wanted of the prompt, in one part."""
+    kind = start.report.WhichOneof("kind")
+    if kind == "pooling":
+        pooled = prefill_pb2.PooledStates(values=POOLED)
+        yield prefill_pb2.PrefillEvent(pooled=pooled)
+    elif kind == "logprobs":
+        wanted = start.report.logprobs
+        asked = start.spec.token_ids[wanted.first_position : wanted.end_position]
+        part = common_pb2.PromptLogprobs(
+            position=wanted.first_position,
+            logprobs=[_likely(token_id, wanted.num_top) for token_id in asked],
+        )
+        yield prefill_pb2.PrefillEvent(prompt_logprobs=part)

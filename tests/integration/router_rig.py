@@ -1,6 +1,7 @@
 """A router over real gRPC, and workers that do as the test says."""
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx
 
 from diptych.client import (
     DiptychClient,
@@ -24,6 +26,10 @@ from tests.waiting import until
 PROMPT = list(range(30, 50))
 TIMERS = Timers(
     heartbeat_s=0.1, lost_peer_s=0.6, accept_s=0.25, no_worker_s=1.5, unsent_s=2.0, drain_s=2.0
+)
+# For tests in which nothing is late, whatever else the machine does.
+PATIENT = TIMERS.model_copy(
+    update={"lost_peer_s": 60.0, "accept_s": 60.0, "no_worker_s": 60.0, "unsent_s": 60.0}
 )
 EVENTUALLY_S = 5.0
 NOTHING: Mapping[str, Any] = {}
@@ -126,6 +132,19 @@ async def running(
         await served
     for worker in workers:
         await worker.kill()
+
+
+@asynccontextmanager
+async def serving(
+    model: Path, folder: Path, timers: Timers = TIMERS, **settings: Any
+) -> AsyncIterator[tuple[Cluster, httpx.AsyncClient]]:
+    """One worker of each kind behind a router with HTTP, and a client of it."""
+    ports = folder / "ports.json"
+    settings = {"http": True, "http_port": 0, "port_file": ports, "timers": timers, **settings}
+    async with running(model, 1, 1, **settings) as cluster:
+        url = f"http://{json.loads(ports.read_text())['http_address']}"
+        async with httpx.AsyncClient(base_url=url, timeout=20) as client:
+            yield cluster, client
 
 
 async def wait_ready(client: DiptychClient, cluster: Cluster) -> None:

@@ -5,33 +5,17 @@ import json
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from diptych.timers import Timers
 from router.frontend.http.protocol import MAX_HEAD_BYTES
 from tests import metrics
-from tests.integration.router_rig import PROMPT, TIMERS, Cluster, eventually, running
+from tests.integration.router_rig import PROMPT, TIMERS, eventually, running, serving
 
 COMPLETIONS = "/v1/completions"
 FOR_EVER = 900_000  # tokens
-
-
-@asynccontextmanager
-async def serving(
-    model: Path, folder: Path, timers: Timers = TIMERS, **settings: Any
-) -> AsyncIterator[tuple[Cluster, httpx.AsyncClient]]:
-    """One worker of each kind behind a router with HTTP, and a client of it."""
-    ports = folder / "ports.json"
-    settings = {"http": True, "http_port": 0, "port_file": ports, "timers": timers, **settings}
-    async with running(model, 1, 1, **settings) as cluster:
-        url = f"http://{json.loads(ports.read_text())['http_address']}"
-        async with httpx.AsyncClient(base_url=url, timeout=20) as client:
-            yield cluster, client
 
 
 def body_of(model: Path, max_tokens: int = 6, **settings: object) -> dict[str, Any]:

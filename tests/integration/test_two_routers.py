@@ -1,21 +1,34 @@
-"""Two routers over the same workers: a worker is killed, or one of the routers."""
+"""Two routers over the same workers: a worker is killed, or one of the routers, or a client.
+
+With ``--hypothesis-profile long`` 200 streams are cut at random moments, half of them by their
+router's end and half by their client's.
+"""
 
 import asyncio
+import json
+import random
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from diptych.client import Chunk, DiptychClient
 from diptych.rpc.channel import open_channel
 from tests.call import Answer, generate, token_request
 from tests.cluster import Cluster, Process, another_router, running_cluster
+from tests.integration.printing_client import asking
+from tests.notes import Note
 
+IS_LONG = settings.get_current_profile_name() == "long"
 FLAGS = {"num-blocks": "128", "max-model-len": "512"}
 ROUTER_FLAGS = {"local-prefill-below-tokens": "0"}
 NUM_REQUESTS = 4  # of each router at once
 REQUEST = token_request(range(3, 67), max_tokens=400)
 NUM_STREAMS = 20
+NUM_OF_CLIENT = 10 if IS_LONG else 4  # streams
+NUM_KILLS_OF_ROUTER, NUM_KILLS_OF_CLIENT = (5, 10) if IS_LONG else (1, 1)
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +59,7 @@ class Stream:
         )
         self.request.sampling.stop.extend(["never to be seen", "e "][: number % 4])
         self.chunks: list[Chunk] = []
+        self.num_chunks_amid = 10
 
     async def run(self, client: DiptychClient) -> None:
         async for chunk in client.stream(self.request, timeout_s=60):
@@ -54,7 +68,9 @@ class Stream:
     @property
     def is_amid(self) -> bool:
         """Or has ended."""
-        return len(self.chunks) >= 10 or any(chunk.finish_reason for chunk in self.chunks)
+        return len(self.chunks) >= self.num_chunks_amid or any(
+            chunk.finish_reason for chunk in self.chunks
+        )
 
     @property
     def num_resumed(self) -> int:
@@ -77,12 +93,16 @@ class Stream:
         assert self.chunks[-1].stop_match == whole.finished.stop
 
 
+@pytest.mark.parametrize("turn", range(NUM_KILLS_OF_ROUTER))
 async def test_streams_of_a_killed_router_go_on_at_the_other(
-    first: Cluster, second: Cluster
+    first: Cluster, second: Cluster, turn: int, note: Note
 ) -> None:
     for router in (first, second):
         await router.wait_ready()
     streams = [Stream(number) for number in range(NUM_STREAMS)]
+    if turn:  # the first one is as it ever was
+        for stream in streams:
+            stream.num_chunks_amid = random.Random(turn).randint(2, 40)
     async with (
         DiptychClient(f"{second.router.address},{first.router.address}") as client,
         asyncio.TaskGroup() as tasks,
@@ -96,6 +116,74 @@ async def test_streams_of_a_killed_router_go_on_at_the_other(
     async with asyncio.TaskGroup() as tasks:
         for stream in streams:
             tasks.create_task(stream.check(first))
+    num_resumed = sum(stream.num_resumed > 0 for stream in streams)
+    note(f"{len(streams)} streams of a killed router byte-equal, {num_resumed} of them resumed")
+    await first.wait_baseline(within_s=5)
+
+
+class Printed:
+    """What a killed client had printed of one answer."""
+
+    def __init__(self, number: int) -> None:
+        self.stream = Stream(number)
+        self.seed: int | None = None
+        self.token_ids: list[int] = []
+        self.text = ""
+
+    def add(self, seed: int, token_ids: list[int], text: str) -> None:
+        self.seed = seed
+        self.token_ids += token_ids
+        self.text += text
+
+    async def go_on(self, cluster: Cluster) -> None:
+        """Another client gets the rest, and both have what an undisturbed one gets."""
+        request = self.stream.request
+        if self.seed is not None:
+            request.sampling.seed = self.seed
+        request.emitted_token_ids.extend(self.token_ids)
+        async with open_channel(cluster.router.address) as channel:
+            rest = await generate(channel, request)
+            request.sampling.seed = rest.started.seed
+            del request.emitted_token_ids[:]
+            whole = await generate(channel, request)
+        assert rest.error is None
+        assert whole.error is None
+        assert self.token_ids + rest.token_ids == whole.token_ids
+        assert (self.text + rest.text).encode() == whole.text.encode()
+        assert rest.finish_reason == whole.finish_reason
+
+
+@pytest.mark.parametrize("turn", range(NUM_KILLS_OF_CLIENT))
+async def test_what_a_killed_client_had_another_continues(
+    first: Cluster, turn: int, note: Note
+) -> None:
+    await first.wait_ready()
+    answers = [Printed(turn * NUM_OF_CLIENT + number) for number in range(NUM_OF_CLIENT)]
+    num_lines = random.Random(turn).randint(NUM_OF_CLIENT, 25 * NUM_OF_CLIENT)
+    client = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.integration.printing_client"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        assert client.stdin is not None
+        assert client.stdout is not None
+        client.stdin.write(asking(first.router.address, [each.stream.request for each in answers]))
+        await client.stdin.drain()
+        for _ in range(num_lines):
+            if not (line := await client.stdout.readline()):
+                break  # all have ended: words come together where the machine is slow
+            number, *told = json.loads(line)
+            answers[number].add(*told)
+    finally:
+        client.kill()
+        await client.wait()
+    await first.wait_baseline(within_s=5)  # nobody computes for one who is gone
+    async with asyncio.TaskGroup() as tasks:
+        for answer in answers:
+            tasks.create_task(answer.go_on(first))
+    num_cut = sum(bool(answer.token_ids) for answer in answers)
+    note(f"{len(answers)} streams of a killed client byte-equal, {num_cut} of them cut amid")
     await first.wait_baseline(within_s=5)
 
 

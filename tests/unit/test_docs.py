@@ -177,3 +177,19 @@ def test_tests_in_the_docs_exist() -> None:
 def test_a_wrong_folder_is_noticed(wrong: str) -> None:
     assert ends_in("router/app.py") == [ROOT / "router/app.py"]
     assert not ends_in(wrong)
+
+
+def test_details_in_the_docs_are_those_that_tests_name() -> None:
+    """Each row's tests have its number in their names; no row is without one."""
+    text = (ROOT / "docs" / "clients.md").read_text()
+    table = text.split("<!-- table: details -->")[1].split("<!-- end -->")[0]
+    told = set()
+    for number, tests in re.findall(r"^\| (\d+) \|.*\| (.*) \|$", table, re.MULTILINE):
+        told |= {(int(number), name) for name in re.findall(r"::(test_\w+)", tests)}
+    named_test = re.compile(r"def (test_details?_(\d+)(?:_and_(\d+))?_\w+)")
+    made = set()
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        for name, *numbers in named_test.findall(path.read_text()):
+            made |= {(int(number), name) for number in numbers if number}
+    assert told <= made
+    assert {number for number, _ in told} >= set(range(1, 25))

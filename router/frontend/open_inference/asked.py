@@ -10,7 +10,7 @@ from typing import Final, get_args, get_type_hints
 
 from diptych.errors import InvalidRequestError, ModelNotFoundError
 from diptych.open_inference import service_pb2
-from diptych.sampling_params import SamplingOptions
+from diptych.sampling_params import MAX_CHOICES, SamplingOptions
 from diptych.tenant import Tenant
 from router.frontend.http import unserved
 from router.frontend.http.body import FIELD, parse
@@ -91,7 +91,12 @@ def read_request(
         path = tensors.SAMPLING_PARAMETERS
         content = _parse(text, max_model_len)
     sampling, names = _read_sampling(content, path)
-    if is_stream and sampling.num_choices > 1:
+    num_choices = sampling.num_choices
+    if num_choices > MAX_CHOICES:  # something is kept for each before ranges are checked
+        raise InvalidRequestError(
+            f"must be at most {MAX_CHOICES}, is {num_choices}", field=f"{path}.n"
+        )
+    if is_stream and num_choices > 1:
         raise InvalidRequestError("is for answers in one piece", field=f"{path}.n")
     if is_stream and sampling.num_drawn > 1:
         raise InvalidRequestError("is for answers in one piece", field=f"{path}.best_of")

@@ -131,7 +131,7 @@ OF_OTHER_CHATS = [
 
 
 @pytest.mark.parametrize("name", OF_OTHERS)
-def test_what_changes_an_answer_elsewhere_is_refused_here(name: str) -> None:
+def test_detail_23_what_changes_an_answer_elsewhere_is_refused_here(name: str) -> None:
     assert refusal({"model": "m", "prompt": "p", name: "asked"}).field == name
     if name != "prompt_embeds":
         content = {"model": "m", "messages": [TURN], name: "asked"}
@@ -166,7 +166,7 @@ def test_what_is_for_one_choice_alone_is_refused_for_several() -> None:
 
 
 @pytest.mark.parametrize("name", OF_OTHER_CHATS)
-def test_what_changes_a_chat_elsewhere_is_refused_here(name: str) -> None:
+def test_detail_23_what_changes_a_chat_elsewhere_is_refused_here(name: str) -> None:
     content = {"model": "m", "messages": [TURN], name: "asked"}
     assert refusal(content, is_chat=True).field == name
 

@@ -147,6 +147,7 @@ REFUSED: dict[str, tuple[Callable[[], Infer], str]] = {
     "an adapter": (lambda: parameters(lora_name="mine"), "parameters.lora_name"),
     "logprobs": (lambda: request(logprobs=1), "sampling_parameters.logprobs"),
     "two constraints": (lambda: request(guided_regex="a", regex="b"), "sampling_parameters.regex"),
+    "choices without end": (lambda: parameters(n=2**32), "parameters.n"),
     "choices in pieces": (lambda: request(flag("stream"), n=2), "sampling_parameters.n"),
     "the best in pieces": (
         lambda: request(flag("stream"), best_of=2),

@@ -1,0 +1,25 @@
+"""What a model's makers recommend applies where a client says nothing, and is logged."""
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from diptych.sampling_params import SamplingOptions
+from router.frontend.served_model import ServedModel
+from tests.tiny_model import write_tiny_model
+
+
+def test_detail_16_defaults_of_the_models_makers_are_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = write_tiny_model(tmp_path)
+    said = {"eos_token_id": [2], "temperature": 0.25, "top_k": 7, "typical_p": 0.9}
+    (folder / "generation_config.json").write_text(json.dumps(said))
+    with caplog.at_level(logging.INFO):
+        model = ServedModel.from_folder("m", folder)
+    assert model.recommended == SamplingOptions(temperature=0.25, top_k=7)
+    (record,) = [each for each in caplog.records if "sampling defaults" in each.getMessage()]
+    assert vars(record)["defaults"] == {"temperature": 0.25, "top_k": 7}
+    assert list(vars(record)["not_served"]) == ["typical_p"]

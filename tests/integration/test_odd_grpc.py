@@ -177,7 +177,7 @@ async def test_every_message_gets_a_typed_answer(
                     code = await call(cluster.channel, method, data, f"message {turn} to {name}")
                     seen[code] += 1
                     if turn % NEIGHBOUR_EACH == 0:
-                        await cluster.generate()
+                        await cluster.generate(timeout_s=100)
 
             async with asyncio.TaskGroup() as tasks:
                 for _ in range(NUM_AT_ONCE):

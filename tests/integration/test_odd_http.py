@@ -100,7 +100,7 @@ async def test_detail_18_every_body_gets_a_typed_answer(
                     check(answer, odd, f"body {turn} to {path}")
                     seen[answer.status_code] += 1
                     if turn % NEIGHBOUR_EACH == 0:
-                        await cluster.generate()
+                        await cluster.generate(timeout_s=100)
                         assert await neighbour(client, tiny_llama.name) == undisturbed
 
             async with asyncio.TaskGroup() as tasks:

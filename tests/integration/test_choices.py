@@ -151,6 +151,30 @@ async def test_detail_2_usage_sums_all_choices_whole_and_streamed(
     assert sorted(reasons) == [0, 1, 2]
 
 
+async def test_the_best_of_several_are_the_likeliest_of_them(
+    client: DiptychClient, http: httpx.AsyncClient, tiny_llama: Path
+) -> None:
+    """Each of them as it is without a choice; the tokens of all count."""
+    chunks = await ask(client, replace(OPTIONS, n=5))
+    made, logprobs = by_choice(chunks), defaultdict[int, list[float]](list)
+    for chunk in chunks:
+        logprobs[chunk.choice] += [found.logprob for found in chunk.logprobs]
+    ranked = sorted(made, key=lambda index: -sum(logprobs[index]) / NUM_TOKENS)
+    chosen = await ask(client, replace(OPTIONS, n=2, best_of=5, logprobs=None))
+    assert by_choice(chosen) == {0: made[ranked[0]], 1: made[ranked[1]]}
+    assert not any(chunk.logprobs for chunk in chosen)
+    usage = chosen[-1].usage
+    assert usage is not None
+    assert usage.num_output_tokens == 5 * NUM_TOKENS
+    body = {"model": tiny_llama.name, "prompt": PROMPT, "seed": OPTIONS.seed, "temperature": 1.5}
+    body |= {"max_tokens": NUM_TOKENS, "ignore_eos": True, "best_of": 5, "logprobs": 1}
+    (choice,) = (await http.post("/v1/completions", json=body)).json()["choices"]
+    expected = logprobs[ranked[0]]
+    assert choice["logprobs"]["token_logprobs"] == pytest.approx(expected, abs=1e-5)
+    refused = await http.post("/v1/completions", json={**body, "stream": True})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "best_of")
+
+
 async def test_several_choices_cannot_be_resumed(client: DiptychClient) -> None:
     request = build_request(
         token_ids=PROMPT, options=replace(OPTIONS, n=2), emitted_token_ids=[5, 6]

@@ -13,6 +13,15 @@ import pytest_asyncio
 from openai.types.responses import Response
 from pydantic import BaseModel
 
+from diptych.client import (
+    ChatMessage,
+    SamplingOptions,
+    Tool,
+    ToolChoice,
+    Tools,
+    build_request,
+)
+from diptych.finish_reason import FinishReason
 from tests.cluster import Cluster, running_cluster
 from tests.integration.http_bodies import MESSAGES
 from tests.integration.http_calls import chat
@@ -126,6 +135,31 @@ async def test_calls_that_a_client_insists_on(
     assert after.usage is not None
     assert before.usage is not None
     assert after.usage.prompt_tokens > before.usage.prompt_tokens
+
+
+async def test_the_python_client_offers_tools_and_answers_calls(cluster: Cluster) -> None:
+    """By gRPC: the same as over HTTP."""
+    schema = TOOLS[1]["function"]["parameters"]
+    tools = Tools([Tool("clock", "the time", schema)], ToolChoice.REQUIRED, is_parallel=False)
+    options = SamplingOptions(seed=5, max_tokens=150)
+    turns = [ChatMessage("user", "What time is it?")]
+    async with cluster.client() as client:
+        request = build_request(messages=turns, options=options, tools=tools)
+        chunks = [chunk async for chunk in client.stream(request)]
+        (call,) = (call for chunk in chunks for call in chunk.tool_calls)
+        assert (call.name, set(json.loads(call.arguments))) == ("clock", {"is_utc"})
+        assert chunks[-1].finish_reason is FinishReason.TOOL_CALLS
+        turns += [
+            ChatMessage("assistant", "", tool_calls=[call]),
+            ChatMessage("tool", "noon", tool_call_id=call.id),
+        ]
+        after = build_request(
+            messages=turns, options=SamplingOptions(max_tokens=2), tools=Tools(tools.tools)
+        )
+        last = [chunk async for chunk in client.stream(after)][-1]
+    assert last.usage is not None
+    assert chunks[-1].usage is not None
+    assert last.usage.num_prompt_tokens > chunks[-1].usage.num_prompt_tokens
 
 
 async def test_tools_are_told_of_unless_none_may_be_called(

@@ -130,8 +130,8 @@ class Journey:
         if self.state is not RequestState.QUEUED or until_s is None:
             return
         if now_s >= until_s:
-            error = self._retry.refusal or worker_errors.queue_timeout()
-            self._end(error.reason)
+            late = worker_errors.queue_timeout(self._cluster.room.ends_in_s())
+            self._end((self._retry.refusal or late).reason)
         else:
             self._cluster.room.pump_soon()
             self._tick_when_due()

@@ -130,6 +130,10 @@ class WaitingRoom:
     def num_placed(self) -> int:
         return len(self._placed)
 
+    def ends_in_s(self) -> float:
+        """When those that wait now have probably been placed; half of it is chance."""
+        return self._departures.retry_after_s(self.num_waiting)
+
     def ahead_s(self, turn: Turn) -> float:
         """Of engines, that is likely to be given to others before one that came now can start."""
         return self._fresh.ahead_s(turn)
@@ -312,7 +316,7 @@ class WaitingRoom:
         self.stop_waiting(waiter)
         error = QueueFullError(
             f"{self.num_waiting} requests are waiting already",
-            retry_after_s=self._departures.retry_after_s(self.num_waiting),
+            retry_after_s=self.ends_in_s(),
             max_queue=str(self._max_waiting),
         )
         waiter.turn_away(error)

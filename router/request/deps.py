@@ -14,6 +14,7 @@ class RequestDeps:
     clock: Callable[[], float]  # monotonic, s
     place: Callable[[Query], Placement | None]  # answers at once
     has_workers: Callable[[], bool]  # whether some request could be placed now
+    queue_ends_in_s: Callable[[], float]  # when those that wait are probably placed, jittered
     new_sequence_id: Callable[[], int]
     new_ticket: Callable[[], bytes]  # 16 random bytes
     timers: Timers

@@ -120,6 +120,6 @@ class Placing:
             return None
         if self._retry.refusal is not None:
             return self._retry.refusal
-        return (
-            worker_errors.queue_timeout() if self._deps.has_workers() else worker_errors.no_worker()
-        )
+        if self._deps.has_workers():
+            return worker_errors.queue_timeout(self._deps.queue_ends_in_s())
+        return worker_errors.no_worker()

@@ -32,10 +32,10 @@ def unreachable(found: Unreachable) -> DiptychError:
     return DeadlineUnreachableError(found.what, retry_after_s=found.retry_after_s)
 
 
-def queue_timeout() -> DiptychError:
+def queue_timeout(retry_after_s: float) -> DiptychError:
     """There are workers, and others kept them busy all the time."""
     message = "the request waited too long behind others"
-    return QueueTimeoutError(message, retry_after_s=RETRY_LATER_S)
+    return QueueTimeoutError(message, retry_after_s=retry_after_s)
 
 
 def no_answer(role: str, worker: WorkerId) -> DiptychError:

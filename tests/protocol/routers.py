@@ -214,6 +214,7 @@ class Request:
             clock=lambda: cluster.now,
             place=self._place,
             has_workers=lambda: bool(router.known and router.links),
+            queue_ends_in_s=lambda: 1.0,
             new_sequence_id=lambda: next(router.sequence_ids),
             new_ticket=cluster.new_ticket,
             timers=TIMERS,

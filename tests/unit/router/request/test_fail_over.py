@@ -16,7 +16,14 @@ from diptych.errors import (
 from router.generation.answer import KVPath
 from router.placement.types import Why
 from router.request import actions
-from tests.unit.router.request.world import LENGTH, PROMPT, TIMERS, World, worker
+from tests.unit.router.request.world import (
+    LENGTH,
+    PROMPT,
+    QUEUE_ENDS_IN_S,
+    TIMERS,
+    World,
+    worker,
+)
 
 
 def test_refusal_by_decode_keeps_the_lease() -> None:
@@ -244,7 +251,7 @@ def test_waiting_behind_others_is_not_the_lack_of_a_worker() -> None:
     world.begin()
     world.pass_time(TIMERS.no_worker_s)
     assert isinstance(world.outcome, QueueTimeoutError)
-    assert world.outcome.retry_after_s is not None
+    assert world.outcome.retry_after_s == QUEUE_ENDS_IN_S
 
 
 def test_without_any_worker_the_request_ends_with_that() -> None:

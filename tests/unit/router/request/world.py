@@ -34,6 +34,7 @@ KEYS = tuple(bytes([token]) * 16 for token in PROMPT)  # blocks of one token
 STOP = common_pb2.FINISH_REASON_STOP
 LENGTH = common_pb2.FINISH_REASON_LENGTH
 TIMERS = Timers()
+QUEUE_ENDS_IN_S = 7.5
 
 
 def worker(name: str) -> WorkerId:
@@ -132,6 +133,7 @@ class World:
                 clock=self.clock,
                 place=self.place,
                 has_workers=lambda: bool(self.prefills and self.decodes),
+                queue_ends_in_s=lambda: QUEUE_ENDS_IN_S,
                 new_sequence_id=lambda: next(self.ids),
                 new_ticket=lambda: b"t" * 16,
                 timers=TIMERS,

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from diptych.client.tools import JSONValue, Tools
+from diptych.client.json_struct import JSONValue, write_struct
+from diptych.client.tools import Tools
 from diptych.sampling_params import NOTHING_SAID, SamplingOptions, options_to_proto
 from diptych.service_level import NO_LEVEL, ServiceLevel
 from diptych.v1 import inference_pb2
@@ -60,7 +61,7 @@ def build_request(
     elif messages is not None:
         request.chat.CopyFrom(chat_prompt(messages))
         if template_arguments:
-            request.chat.template_arguments.update(dict(template_arguments))
+            write_struct(template_arguments, request.chat.template_arguments, "template_arguments")
         request.chat.split_reasoning = split_reasoning
         if tools is not None:
             tools.write_to(request.chat)

@@ -3,11 +3,10 @@
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
+from diptych.client.json_struct import JSONValue, write_struct
 from diptych.v1 import inference_pb2
-
-JSONValue: TypeAlias = "str | float | bool | Mapping[str, JSONValue] | Sequence[JSONValue] | None"
 
 
 class ToolChoice(enum.Enum):
@@ -46,11 +45,16 @@ class Tools:
     """Whether one answer may have several calls."""
 
     def write_to(self, chat: inference_pb2.ChatPrompt) -> None:
-        """Say it in a request's chat."""
+        """Say it in a request's chat.
+
+        Raises ValueError: the parameters of a tool would not arrive as they are.
+        """
         for tool in self.tools:
             written = chat.tools.add(name=tool.name, description=tool.description)
             if tool.parameters is not None:
-                written.parameters.update(dict(tool.parameters))
+                write_struct(
+                    tool.parameters, written.parameters, f"parameters of tool {tool.name!r}"
+                )
         chat.tool_choice = _ON_WIRE[self.choice]
         chat.required_tool = self.required_tool
         chat.parallel_tool_calls = self.is_parallel

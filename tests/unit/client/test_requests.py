@@ -1,5 +1,7 @@
 """What a client asks for, on the wire and as a router reads it."""
 
+import json
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -41,6 +43,35 @@ def test_tools_and_their_turns_are_what_the_router_reads() -> None:
         required_tool="f",
         has_parallel_calls=False,
     )
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {},
+        {"properties": MappingProxyType({"a": MappingProxyType({"minimum": 2**53})})},
+        {"required": ("a", "b"), "enum": [True, None, 1.5, {}, []]},
+    ],
+)
+def test_parameters_arrive_as_they_are_whatever_holds_them(parameters: dict[str, Any]) -> None:
+    (tool,) = read(messages=[("user", "a")], tools=Tools([Tool("f", "", parameters)])).tools
+    plain = json.loads(json.dumps(parameters, default=dict))
+    assert tool.parameters == plain
+    said = read(messages=[("user", "a")], template_arguments=parameters)
+    assert said.template_arguments == plain
+
+
+@pytest.mark.parametrize(
+    "value",
+    [2**53 + 1, 10**400, float("nan"), float("inf"), b"bytes", {1, 2}],
+    ids=["odd", "huge", "nan", "endless", "bytes", "set"],
+)
+def test_what_would_arrive_as_something_else_is_refused_with_its_tool(value: Any) -> None:
+    tools = Tools([Tool("f"), Tool("g", "", {"properties": {"a": [value]}})])
+    with pytest.raises(ValueError, match="parameters of tool 'g': "):
+        build_request(messages=[("user", "a")], tools=tools)
+    with pytest.raises(ValueError, match="template_arguments: "):
+        build_request(messages=[("user", "a")], template_arguments={"a": value})
 
 
 @pytest.mark.parametrize("choice", ToolChoice)

@@ -10,10 +10,13 @@ from typing import Final, get_args, get_type_hints
 
 from diptych.errors import InvalidRequestError, ModelNotFoundError
 from diptych.open_inference import service_pb2
+from diptych.request_class import RequestClass
 from diptych.sampling_params import MAX_CHOICES, SamplingOptions
+from diptych.service_level import ServiceLevel
 from diptych.tenant import Tenant
 from router.frontend.http import unserved
-from router.frontend.http.body import FIELD, parse
+from router.frontend.http.asked import LevelFields
+from router.frontend.http.body import FIELD, parse, validated
 from router.frontend.http.completion_request import DEFAULT_MAX_TOKENS
 from router.frontend.http.constraint_fields import read_constraint
 from router.frontend.http.sampling_fields import SERVED, read_sampling
@@ -35,14 +38,21 @@ _UNSERVED: Final[unserved.Unserved] = {
     "lora_name": ("",),
     "prompt_logprobs": (),
 }
-# What the protocol's clients say with a request beside its sampling: its value for nothing.
+# What the protocol's clients say with a request beside its sampling: the values that are no
+# wish for what is not here. Triton's priorities are numbers, the names are our own.
 _OF_REQUEST: Final[Mapping[str, tuple[object, ...]]] = {
-    "priority": (0,),
+    "priority": (0, *RequestClass),
     "sequence_id": (0, ""),
 }
 _TIMEOUT: Final = "timeout"
 _MICROSECONDS: Final = 1e-6
 _FLAGS: Final = {"true": True, "false": False}
+
+
+class _Beside(LevelFields):
+    """What is said along with the sampling parameters."""
+
+    cache_salt: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,11 +95,13 @@ def read_request(
     given = _read_parameters(message.parameters)
     inputs = tensors.read_inputs(message)
     is_stream = inputs.flags.get(tensors.STREAM, False)
-    content, path = given, _PARAMETERS
+    said, path = given, _PARAMETERS
     text = inputs.texts.get(tensors.SAMPLING_PARAMETERS)
     if text is not None:  # then those of the request say nothing, though clients send both
         path = tensors.SAMPLING_PARAMETERS
-        content = _parse(text, max_model_len)
+        said = _parse(text, max_model_len)
+    content = {name: _converted(name, value) for name, value in said.items()}
+    beside = validated(_Beside, content, path)
     sampling, names = _read_sampling(content, path)
     num_choices = sampling.num_choices
     if num_choices > MAX_CHOICES:  # something is kept for each before ranges are checked
@@ -108,6 +120,8 @@ def read_request(
             model=message.model_name,
             request_id=message.id,
             tenant=tenant,
+            cache_salt=beside.cache_salt or "",
+            level=beside.level,
             return_prompt_token_ids=is_stream and tensors.NUM_INPUT_TOKENS in outputs,
             num_bytes=num_bytes,
         ),
@@ -118,6 +132,7 @@ def read_request(
         timeout_s=_read_timeout(given),
         names={
             **names,
+            **{name: f"{path}.{name}" for name in _Beside.model_fields},
             "sampling.": f"{path}.",
             "text": tensors.TEXT_INPUT,
             "request_id": "id",
@@ -202,7 +217,6 @@ def _read_sampling(
     content: Mapping[str, object], path: str
 ) -> tuple[SamplingOptions, Mapping[str, str]]:
     """The options, and how to call the parts of their constraint."""
-    content = {name: _converted(name, value) for name, value in content.items()}
     try:
         unserved.refuse(content, _UNSERVED)
         said = read_constraint(content)
@@ -239,6 +253,7 @@ def _plain_type(hint: object) -> type | None:
 
 _PLAIN_TYPES: Final = {
     name: kind
-    for name, hint in get_type_hints(SamplingOptions).items()
-    if name in SERVED and (kind := _plain_type(hint)) is not None
+    for said in (SamplingOptions, ServiceLevel)
+    for name, hint in get_type_hints(said).items()
+    if name in SERVED | set(ServiceLevel._fields) and (kind := _plain_type(hint)) is not None
 }

@@ -7,6 +7,8 @@ import pytest
 
 from diptych.errors import InvalidRequestError, ModelNotFoundError
 from diptych.open_inference import service_pb2
+from diptych.request_class import RequestClass
+from diptych.service_level import NO_LEVEL, ServiceLevel
 from diptych.tenant import Tenant
 from router.frontend.field_names import renamed
 from router.frontend.open_inference.asked import Asked, read_request
@@ -67,6 +69,23 @@ def test_or_as_parameters_of_the_request() -> None:
     assert (sampling.ignore_eos, sampling.stop) == (False, ("x",))
     both = read(with_parameters(request(max_tokens=3), {"max_tokens": "nonsense"})).request.sampling
     assert both.max_tokens == 3
+
+
+@pytest.mark.parametrize("make", [request, parameters])
+def test_a_salt_and_what_the_service_is_to_be_go_along(make: Callable[..., Infer]) -> None:
+    message = make(cache_salt="mine", priority="batch", ttft_ms="500", tpot_ms=40)
+    asked = read(message)
+    assert asked.request.cache_salt == "mine"
+    assert asked.request.level == ServiceLevel(RequestClass.BATCH, 500.0, 40.0)
+    plain = read(make(priority=0)).request
+    assert (plain.cache_salt, plain.level) == ("", NO_LEVEL)
+
+
+@pytest.mark.parametrize("name", ["cache_salt", "ttft_ms", "tpot_ms"])
+def test_what_goes_along_is_checked_under_its_name(name: str) -> None:
+    refused = InvalidRequestError("no", field=name)
+    assert renamed(refused, read(request(n=1)).names).field == f"sampling_parameters.{name}"
+    assert renamed(refused, read(parameters(n=1)).names).field == f"parameters.{name}"
 
 
 def test_a_constraint_has_the_names_of_http() -> None:
@@ -159,6 +178,13 @@ REFUSED: dict[str, tuple[Callable[[], Infer], str]] = {
     ),
     "a sequence": (lambda: parameters(sequence_id="a"), "parameters.sequence_id"),
     "a priority": (lambda: parameters(priority=1), "parameters.priority"),
+    "a priority beside others": (
+        lambda: with_parameters(request(priority="batch"), {"priority": 1}),
+        "parameters.priority",
+    ),
+    "no class": (lambda: request(priority="first"), "sampling_parameters.priority"),
+    "no salt": (lambda: request(cache_salt=1), "sampling_parameters.cache_salt"),
+    "an endless objective": (lambda: request(tpot_ms="nan"), "sampling_parameters.tpot_ms"),
     "a timeout": (lambda: parameters(timeout=-1), "parameters.timeout"),
     "a text of time": (lambda: parameters(timeout="1"), "parameters.timeout"),
     "many parameters": (many_parameters, "parameters"),

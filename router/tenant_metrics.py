@@ -49,7 +49,10 @@ class TenantMetrics:
             ("tenant",),
         )
         self._output_tokens = metrics.labelled_counter(
-            "tenant_output_tokens_total", "Tokens sent to a tenant's clients.", ("tenant",)
+            "tenant_output_tokens_total",
+            "Output tokens made for a tenant's requests, those of choices that best_of left out "
+            "too.",
+            ("tenant",),
         )
         self._queue_seconds = metrics.labelled_counter(
             "tenant_queue_seconds_total",

@@ -29,6 +29,13 @@ def without_moments(samples: dict[str, float]) -> dict[str, float]:
     return {key: value for key, value in samples.items() if "_created{" not in key}
 
 
+def test_output_tokens_are_said_to_be_those_made_which_best_of_does_not_all_tell() -> None:
+    registry = CollectorRegistry()
+    TenantMetrics(Metrics(registry), max_tenants=1)
+    text = generate_latest(registry).decode()
+    assert "# HELP diptych_tenant_output_tokens_total Output tokens made for a tenant's" in text
+
+
 def test_all_that_a_request_took_is_its_tenants() -> None:
     registry = CollectorRegistry()
     observer = make_observer(make_metrics(registry), tenant="alice")

@@ -5,7 +5,8 @@ Every refusal is an InvalidRequestError with the path of the field in a Generati
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
 from diptych.constraint import Constraint
@@ -31,20 +32,28 @@ def check_num_tools(num_tools: int) -> None:
 
 def check_tools(request: GenerationRequest, chat: ChatPrompt) -> None:
     """What a chat says of tools. Raises InvalidRequestError."""
-    check_num_tools(len(chat.tools))
+    _check_choice(chat, check_each(chat.tools))
+    if chat.offered_tools and request.sampling.constraint is not None:
+        raise InvalidRequestError("cannot go with tools", field="sampling.constraint")
+    if chat.forced_tools:
+        _check_free_end(request.sampling)
+
+
+def check_each(tools: Sequence[Tool]) -> AbstractSet[str]:
+    """Their names. For front ends too, of tools that are not told on.
+
+    Raises InvalidRequestError.
+    """
+    check_num_tools(len(tools))
     num_bytes = 0
     names: set[str] = set()
-    for index, tool in enumerate(chat.tools):
+    for index, tool in enumerate(tools):
         num_bytes += _check_tool(tool, names, f"chat.tools[{index}]")
         if num_bytes > MAX_TOOL_BYTES:
             raise InvalidRequestError(
                 f"have more than {MAX_TOOL_BYTES} bytes, as JSON", field="chat.tools"
             )
-    _check_choice(chat, names)
-    if chat.offered_tools and request.sampling.constraint is not None:
-        raise InvalidRequestError("cannot go with tools", field="sampling.constraint")
-    if chat.forced_tools:
-        _check_free_end(request.sampling)
+    return names
 
 
 def constraint_of(request: GenerationRequest) -> Constraint | None:
@@ -102,7 +111,7 @@ def _check_free_end(sampling: SamplingOptions) -> None:
             )
 
 
-def _check_choice(chat: ChatPrompt, names: set[str]) -> None:
+def _check_choice(chat: ChatPrompt, names: AbstractSet[str]) -> None:
     is_required = chat.tool_choice is ToolChoice.REQUIRED
     if is_required and not chat.tools:
         raise InvalidRequestError("there are no tools", field="chat.tool_choice")

@@ -3,6 +3,7 @@
 Nothing is stored: what needs a response of before, or wants this one kept, is refused.
 """
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
@@ -16,6 +17,7 @@ from router.frontend.http.constraint_fields import read_text_constraint
 from router.frontend.http.response_input import read_input
 from router.frontend.http.sampling_fields import read_sampling
 from router.frontend.http.tool_fields import ToolSyntax, read_tools
+from router.frontend.tools import MAX_TOOL_BYTES
 from router.generation.request import GenerationRequest
 
 _LOGPROBS: Final = "message.output_text.logprobs"
@@ -33,6 +35,9 @@ _INCLUDABLE: Final = frozenset(
     }
 )
 _MAX_PAIRS: Final = 16
+# What is said again as it came, members that nobody knows too; beside it only the prompt's text.
+_REPEATED_WHOLE: Final = ("tools", "tool_choice", "text")
+_MAX_REPEATED_BYTES: Final = 2 * MAX_TOOL_BYTES
 _Key = Annotated[str, Field(max_length=64)]
 _Value = Annotated[str, Field(max_length=512)]
 _NAMES: Final = {
@@ -61,7 +66,7 @@ class _ResponseBody(LevelFields):
 def read_response(content: Mapping[str, object], envelope: Envelope) -> Asked:
     """What a client asks for. Raises InvalidRequestError."""
     body = validated(_ResponseBody, content)
-    unserved.refuse(content, unserved.OF_RESPONSE)
+    unserved.refuse(content, unserved.OF_RESPONSE, elsewhere=unserved.SAID_IN_RESPONSE)
     unserved.refuse(body.reasoning or {}, unserved.OF_REASONING, "reasoning")
     said = read_text_constraint(content)
     tools = read_tools(content, ToolSyntax.FLAT)
@@ -105,7 +110,11 @@ def _num_logprobs(body: _ResponseBody) -> int | None:
 
 
 def _repeated(content: Mapping[str, object], body: _ResponseBody) -> Mapping[str, object]:
-    """The members of a response that are those of its request; what was not said by default."""
+    """The members of a response that are those of its request; what was not said by default.
+
+    Raises InvalidRequestError: too long to be said again in several events.
+    """
+    _check_repeated(content)
     text = content.get("text")
     format_ = text.get("format") if isinstance(text, dict) else None
     return {
@@ -120,3 +129,14 @@ def _repeated(content: Mapping[str, object], body: _ResponseBody) -> Mapping[str
         "top_logprobs": body.top_logprobs or 0,
         "top_p": content.get("top_p"),
     }
+
+
+def _check_repeated(content: Mapping[str, object]) -> None:
+    num_bytes = 0
+    for name in _REPEATED_WHOLE:
+        num_bytes += len(json.dumps(content.get(name), ensure_ascii=False).encode())
+        if num_bytes > _MAX_REPEATED_BYTES:
+            raise InvalidRequestError(
+                f"{', '.join(_REPEATED_WHOLE)} have more than {_MAX_REPEATED_BYTES} bytes, as JSON",
+                field=name,
+            )

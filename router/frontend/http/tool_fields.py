@@ -12,8 +12,9 @@ from pydantic import BeforeValidator, FailFast, Field
 
 from diptych.errors import InvalidRequestError
 from diptych.text.chat_template import Message, Tool
+from router.frontend.field_names import renamed
 from router.frontend.http.body import StrictModel, as_list, validated
-from router.frontend.tools import check_num_tools
+from router.frontend.tools import check_each, check_num_tools
 from router.generation.request import ChatPrompt, ToolChoice
 
 _CHOICES: Final = {
@@ -119,12 +120,7 @@ class SaidTools(NamedTuple):
 
 def read_tools(content: Mapping[str, object], syntax: ToolSyntax = ToolSyntax.NESTED) -> SaidTools:
     """The tools and the choice among them. Raises InvalidRequestError."""
-    given = content.get("tools")
-    if isinstance(given, list):
-        try:
-            check_num_tools(len(given))
-        except InvalidRequestError as error:
-            raise InvalidRequestError(error.message.partition(": ")[2], field="tools") from None
+    _check_num(content.get("tools"), "tools")
     read = validated(_Body, content)
     tools = {}
     for index, said in enumerate(read.tools):
@@ -132,6 +128,10 @@ def read_tools(content: Mapping[str, object], syntax: ToolSyntax = ToolSyntax.NE
         tools[function.path] = _tool(function)
     choice = _read_choice(content.get("tool_choice"), syntax)
     if choice.allowed is not None:
+        try:  # here, as nobody else sees those that are left out
+            check_each(list(tools.values()))
+        except InvalidRequestError as error:
+            raise renamed(error, _names(list(tools), choice)) from None
         tools = _allowed(tools, choice.allowed)
     return SaidTools(
         tuple(tools.values()),
@@ -140,6 +140,15 @@ def read_tools(content: Mapping[str, object], syntax: ToolSyntax = ToolSyntax.NE
         read.parallel_tool_calls is not False,
         _names(list(tools), choice),
     )
+
+
+def _check_num(given: object, path: str) -> None:
+    """Of a list of tools, before anything looks at the items."""
+    if isinstance(given, list):
+        try:
+            check_num_tools(len(given))
+        except InvalidRequestError as error:
+            raise renamed(error, {"chat.tools": path}) from None
 
 
 def _names(paths: Sequence[str], choice: _Choice) -> Mapping[str, str]:
@@ -183,6 +192,7 @@ def _read_choice(value: object, syntax: ToolSyntax) -> _Choice:
 
 
 def _read_allowed(inner: _Inner, syntax: ToolSyntax) -> _Choice:
+    _check_num(inner.said.get("tools"), f"{inner.path}.tools")
     read = validated(_Allowed, inner.said, inner.path)
     if read.mode not in ("auto", "required"):
         raise InvalidRequestError("should be auto or required", field=f"{inner.path}.mode")

@@ -5,6 +5,7 @@ table are passed over, as everywhere: clients send them for servers that are not
 """
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 from diptych.errors import InvalidRequestError
@@ -47,7 +48,7 @@ OF_COMPLETION: Final[Unserved] = {
     "suffix": ("",),
 }
 
-OF_CHAT: Final[Unserved] = {
+_ANY_CHAT: Final[Unserved] = {
     **_ANY_BODY,
     "add_generation_prompt": (True,),
     "add_special_tokens": (False,),
@@ -62,7 +63,6 @@ OF_CHAT: Final[Unserved] = {
     "input_ids": (),
     "modalities": (["text"],),
     "moderation": (),
-    "reasoning": (),
     "reasoning_effort": (),
     "separate_reasoning": (True,),
     "store": (False,),
@@ -71,23 +71,33 @@ OF_CHAT: Final[Unserved] = {
     "web_search_options": (),
 }
 
+OF_CHAT: Final[Unserved] = {**_ANY_CHAT, "reasoning": ()}
+
 OF_RESPONSE: Final[Unserved] = {
-    **_ANY_BODY,
+    **_ANY_CHAT,
     "background": (False,),
     "best_of": (1,),
-    "chat_template": (),
     "context_management": ([],),
     "conversation": (),
-    "echo": (False,),
-    "moderation": (),
+    "logprobs": (False,),
+    "max_completion_tokens": (),
+    "messages": (),
     "n": (1,),
     "previous_response_id": (),
     "prompt": (),
     "prompt_logprobs": (),
-    "store": (False,),
+    "response_format": ({"type": "text"},),
     "truncation": ("disabled",),
 }
-"""Nothing is stored, and there is one choice."""
+"""Nothing is stored, there is one choice, and what a chat says otherwise is not read."""
+
+SAID_IN_RESPONSE: Final[Mapping[str, str]] = {
+    "logprobs": "include",
+    "max_completion_tokens": "max_output_tokens",
+    "messages": "input",
+    "response_format": "text.format",
+}
+"""Where a response says what a chat says with these."""
 
 OF_REASONING: Final[Unserved] = {"effort": (), "generate_summary": (), "summary": ()}
 
@@ -108,14 +118,24 @@ OF_MESSAGE: Final[Unserved] = {
 }
 
 
-def refuse(content: Mapping[str, object], unserved: Unserved, within: str = "") -> None:
-    """Raise InvalidRequestError for the first member that asks for what is not served."""
+def refuse(
+    content: Mapping[str, object],
+    unserved: Unserved,
+    within: str = "",
+    elsewhere: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Raise InvalidRequestError for the first member that asks for what is not served.
+
+    ``elsewhere``: the members of this body that say what others of the table say in another.
+    """
     for name, value in content.items():
         if value is None or name not in unserved:
             continue
         if not any(_is_same(value, neutral) for neutral in unserved[name]):
             path = f"{within}.{name}" if within else name
-            raise InvalidRequestError("is not supported yet", field=path)
+            where = elsewhere.get(name)
+            reason = f"is said in {where} here" if where else "is not supported yet"
+            raise InvalidRequestError(reason, field=path)
 
 
 def _is_same(value: object, neutral: object) -> bool:

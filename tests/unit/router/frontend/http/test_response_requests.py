@@ -11,6 +11,7 @@ from diptych.text.chat_template import Message, Tool, ToolCall
 from router.frontend.field_names import renamed
 from router.frontend.http.asked import Asked, Envelope
 from router.frontend.http.response_request import read_response
+from router.frontend.tools import MAX_TOOL_BYTES
 from router.frontend.validation import MAX_MESSAGES, MAX_PARTS
 from router.generation.request import ChatPrompt, ToolChoice
 
@@ -19,6 +20,7 @@ TOOLS: list[dict[str, Any]] = [
     {"type": "function", "name": "f", "description": "d", "parameters": {"type": "object"}},
     {"type": "function", "name": "g", "strict": True},
 ]
+LONG = "x" * (2 * MAX_TOOL_BYTES)
 CALL = {"type": "function_call", "call_id": "1", "name": "f", "arguments": '{"x": 1}'}
 
 
@@ -188,6 +190,23 @@ def test_what_was_asked_is_repeated() -> None:
 @pytest.mark.parametrize(
     ("members", "field"),
     [
+        ({"tools": [{**TOOLS[0], "note": LONG}]}, "tools"),
+        (
+            {"tools": TOOLS, "tool_choice": {"type": "function", "name": "f", "note": LONG}},
+            "tool_choice",
+        ),
+        ({"text": {"format": {"type": "text", "note": LONG}}}, "text"),
+    ],
+)
+def test_what_would_be_repeated_is_short_though_nobody_reads_it(
+    members: dict[str, Any], field: str
+) -> None:
+    assert refused(**members) == field
+
+
+@pytest.mark.parametrize(
+    ("members", "field"),
+    [
         ({"store": True}, "store"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"conversation": "conv_1"}, "conversation"),
@@ -197,6 +216,16 @@ def test_what_was_asked_is_repeated() -> None:
         ({"n": 2}, "n"),
         ({"best_of": 2}, "best_of"),
         ({"prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"max_completion_tokens": 3}, "max_completion_tokens"),
+        ({"messages": [{"role": "user", "content": "a"}], "input": None}, "messages"),
+        ({"logprobs": True}, "logprobs"),
+        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"verbosity": "low"}, "verbosity"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"function_call": {"name": "f"}}, "function_call"),
+        ({"continue_final_message": True}, "continue_final_message"),
+        ({"add_generation_prompt": False}, "add_generation_prompt"),
         ({"reasoning": {"effort": "low"}}, "reasoning.effort"),
         ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
         ({"reasoning": "low"}, "reasoning"),
@@ -256,13 +285,22 @@ def test_what_is_wrong_or_not_served_is_named(members: dict[str, Any], field: st
     assert refused(**members) == field
 
 
+def test_who_says_it_as_a_chat_does_is_told_where_it_is_said() -> None:
+    with pytest.raises(InvalidRequestError, match=r"is said in text\.format here"):
+        response(response_format={"type": "json_object"})
+
+
 def test_what_changes_nothing_here_is_passed_over() -> None:
     void = {
+        "add_generation_prompt": True,
         "background": False,
+        "function_call": "auto",
+        "logprobs": False,
         "max_tool_calls": 3,
         "previous_response_id": None,
         "prompt_cache_key": "k",
         "reasoning": {"effort": None},
+        "response_format": {"type": "text"},
         "safety_identifier": "me",
         "service_tier": "auto",
         "store": False,

@@ -8,11 +8,13 @@ PUBLISHED := proto/published.txtpb
 GOLDEN := tests/integration/test_golden.py
 CHART_TOOLS := .cache/chart/tools
 TOOL_CALLS := .cache/tool-calls
+CLIENTS := .cache/clients
+LM_EVAL := .cache/lm-eval
 IMAGE := tests/deploy/test_image.py
 INSTALLED := tests/deploy/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test golden chaos chaos-long lint proto published bench gpu chart chart-long image page manifests toolcalls
+.PHONY: help setup demo test golden chaos chaos-long lint proto published bench gpu chart chart-long image page manifests toolcalls clients clients-long
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -90,6 +92,13 @@ image: .venv/ready  ## Build the image and run its demo in it, as nobody and rea
 toolcalls: .venv/ready $(TOOL_CALLS)/ready  ## Text of tool calls that others collected, through the parsers of all families; fetches it
 	PYTHONPATH=$(TOOL_CALLS) $(PY) -m tests.conformance.tool_calls
 
+QUICK_CLIENTS := openai=$(PY) tritonclient=$(PY) litellm=$(CLIENTS)/bin/python langchain-openai=$(CLIENTS)/bin/python
+clients: .venv/ready $(CLIENTS)/ready  ## Clients that others wrote, against a local cluster; installs 390 MB into an environment of their own
+	$(PY) -m tests.integration.clients.suite $(QUICK_CLIENTS)
+
+clients-long: .venv/ready $(CLIENTS)/ready $(LM_EVAL)/ready  ## The same, and the scores of lm-eval beside those of transformers; installs 650 MB more
+	$(PY) -m tests.integration.clients.suite $(QUICK_CLIENTS) lm-eval=$(LM_EVAL)/bin/python
+
 page: .venv/page  ## Drive the web page in a headless Chromium, which has to be there; pictures go to docs/page
 	$(PYTEST) tests/page
 
@@ -115,6 +124,19 @@ endef
 
 $(TOOL_CALLS)/ready: Makefile
 	$(PY) -m pip install --disable-pip-version-check $(PIP_ARGS) --no-deps --upgrade --target $(TOOL_CALLS) canitoolcall==0.1.1
+	@touch $@
+
+$(CLIENTS)/ready: Makefile
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --disable-pip-version-check $(PIP_ARGS) litellm==1.106.2 langchain-openai==1.7.3
+	@touch $@
+
+# What is large (torch, transformers) is that of .venv: found behind what is installed here.
+$(LM_EVAL)/ready: Makefile .venv/ready
+	$(PY) -m venv $(LM_EVAL)
+	$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  > "$$($(LM_EVAL)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/beside.pth"
+	$(LM_EVAL)/bin/python -m pip install --disable-pip-version-check $(PIP_ARGS) 'lm-eval[api]==0.4.13' accelerate==1.15.0
 	@touch $@
 
 $(CHART_TOOLS)/ready: pyproject.toml

@@ -4,6 +4,7 @@ Ten thousand bodies with ``--hypothesis-profile long``.
 """
 
 import asyncio
+import json
 import logging
 import random
 from collections import Counter
@@ -40,6 +41,14 @@ CALLED = [
 ]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 CHAT = {"messages": MESSAGES, "max_tokens": 3}
+RESPONSES: Final = "/v1/responses"
+RESPONSE = {"input": "What is it?", "max_output_tokens": 3}
+ITEMS = [
+    {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello."}]},
+    {"type": "reasoning", "summary": [{"type": "summary_text", "text": "A greeting."}]},
+    {"type": "function_call", "call_id": "c", "name": "clock", "arguments": '{"utc": true}'},
+    {"type": "function_call_output", "call_id": "c", "output": "noon"},
+]
 GOOD: Final[list[tuple[str, dict[str, Any]]]] = [
     ("/v1/completions", {**COMPLETION, "temperature": 0.5, "top_p": 0.9, "seed": 7, "n": 2}),
     ("/v1/completions", {**COMPLETION, "stream": True, "stream_options": {"include_usage": True}}),
@@ -58,6 +67,10 @@ GOOD: Final[list[tuple[str, dict[str, Any]]]] = [
         "/v1/chat/completions",
         {**CHAT, "chat_template_kwargs": {"a": [1]}, "max_completion_tokens": 2},
     ),
+    (RESPONSES, {**RESPONSE, "instructions": "Say little.", "temperature": 0.5, "top_p": 0.9}),
+    (RESPONSES, {**RESPONSE, "stream": True, "metadata": {"a": "b"}, "text": {"format": None}}),
+    (RESPONSES, {**RESPONSE, "input": ITEMS, "reasoning": {"effort": None}, "store": False}),
+    (RESPONSES, {**RESPONSE, "include": ["message.output_text.logprobs"], "top_logprobs": 2}),
     ("/v1/embeddings", {"input": ["a", "b c"], "encoding_format": "base64", "dimensions": 4}),
     ("/v1/embeddings", {"input": [5, 6], "pooling": "mean", "normalize": False}),
     ("/score", {"prompt": "The", "continuations": ["a", [5, 6]]}),
@@ -98,7 +111,7 @@ async def test_detail_18_every_body_gets_a_typed_answer(
                     path, good = rng.choice(CONSTRAINED if turn % 25 == 0 else GOOD)
                     odd = odd_body(rng, {"model": tiny_llama.name, **good})
                     answer = await client.post(path, content=odd.data, headers=odd.headers)
-                    check(answer, odd, f"body {turn} to {path}")
+                    check(answer, odd, path, f"body {turn} to {path}")
                     seen[answer.status_code] += 1
                     if turn % NEIGHBOUR_EACH == 0:
                         await cluster.generate(timeout_s=100)
@@ -115,10 +128,13 @@ async def test_detail_18_every_body_gets_a_typed_answer(
     assert seen[400] > NUM_BODIES // 4
 
 
-def check(answer: httpx.Response, odd: OddBody, what: str) -> None:
+def check(answer: httpx.Response, odd: OddBody, path: str, what: str) -> None:
     """It is an answer, or a refusal with a type that names what is wrong."""
     said = f"{what}: {answer.status_code} {answer.text[:500]} to {odd.data[:2000]!r}, {odd.headers}"
     assert answer.headers["x-request-id"], said
+    if answer.status_code == 200 and path == RESPONSES:
+        check_response(answer, said)
+        return
     if answer.status_code == 200:
         if answer.headers["content-type"].startswith("text/event-stream"):
             assert answer.text.endswith("data: [DONE]\n\n"), said
@@ -131,6 +147,18 @@ def check(answer: httpx.Response, odd: OddBody, what: str) -> None:
     assert set(error) == {"message", "type", "param", "code"}, said
     assert error["message"], said
     assert bool(error["param"]) == (answer.status_code in (400, 404)), said
+
+
+def check_response(answer: httpx.Response, said: str) -> None:
+    """It ended well, whether it came as events or as an object."""
+    if answer.headers["content-type"].startswith("text/event-stream"):
+        last = json.loads(answer.text.strip().rsplit("\ndata: ", 1)[1])
+        assert last["type"] == f"response.{last['response']['status']}", said
+        response = last["response"]
+    else:
+        response = answer.json()
+    assert response["status"] in ("completed", "incomplete"), said
+    assert response["error"] is None, said
 
 
 async def neighbour(client: httpx.AsyncClient, model: str) -> Any:

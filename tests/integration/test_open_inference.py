@@ -41,7 +41,7 @@ async def expected(cluster: Cluster) -> str:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def told(cluster: Cluster, wide_model: Path) -> dict[str, Any]:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.integration.clients.triton"),
+        *(sys.executable, "-m", "tests.integration.clients.by_triton"),
         *(cluster.address, wide_model.name),
         stdout=asyncio.subprocess.PIPE,
     )

@@ -1,4 +1,4 @@
-"""``python -m tests.integration.clients.triton ADDRESS MODEL``: what Triton's own client is told.
+"""``python -m tests.integration.clients.by_triton ADDRESS MODEL``: what Triton's client is told.
 
 A process of its own: the client's messages have the names that the router's have, and no process
 can have both. It writes what it was told as JSON, and judges nothing.

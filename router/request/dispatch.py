@@ -56,6 +56,7 @@ class _Foretold(NamedTuple):
 
     forecast: Forecast
     placed_s: float
+    is_decoded: bool  # by a decode worker alone, in its first tokens
 
 
 @dataclass(slots=True)
@@ -70,7 +71,6 @@ class _Lease:
 class _Reservation:
     link: DecodeLink
     worker: WorkerId
-    is_expected: bool = False  # started: the prompt is counted on, and no token has come yet
 
 
 class Dispatch:
@@ -98,12 +98,17 @@ class Dispatch:
         self._observer = observer
         self._leases: dict[int, _Lease] = {}
         self._reservations: dict[int, _Reservation] = {}
+        self._expecting: set[int] = set()  # sequences that started, until a first token
         self._keys: tuple[bytes, ...] | None = None
         self._block_size = 0
         self._rates = EngineRates()
         self.is_held = False  # there was room, but some objective would have been missed
         self._foretold: _Foretold | None = None  # of the first token that is to come
-        self.awaits_tokens = False  # that one comes from a decode worker
+
+    @property
+    def awaits_tokens(self) -> bool:
+        """Whether tokens are news here; of all others ``heard`` need not be told."""
+        return bool(self._expecting) or self._is_decode_foretold
 
     def place(self, query: Query) -> Placement | None:
         """Ask the policy, with the prompt's block keys."""
@@ -119,11 +124,10 @@ class Dispatch:
         if placement is not None and self._observer.is_traced:
             self._observer.placed(placement, policy.explain(query, snapshot, placement))
         self._foretold = None  # what an earlier placement foretold has not come true
-        self.awaits_tokens = False
         if isinstance(placement, Paired | DecodeOnly) and placement.forecast is not None:
             self._observer.foretold(placement.forecast)
-            self._foretold = _Foretold(placement.forecast, time.monotonic())
-            self.awaits_tokens = isinstance(placement, DecodeOnly)
+            is_decoded = isinstance(placement, DecodeOnly)
+            self._foretold = _Foretold(placement.forecast, time.monotonic(), is_decoded)
         return placement
 
     def foresee(self, query: Query, is_new: bool) -> Unreachable | None:
@@ -264,14 +268,15 @@ class Dispatch:
                 self._came_true()
                 self._services.room.pump_soon()
             case events.Tokens():
-                self._settle_reservation(self._reservations.get(event.sequence_id))
-                self._came_true()
+                self._tokens_came(event.sequence_id)
+                if self._is_decode_foretold:
+                    self._came_true()
             case events.LeaseEnded():
                 self._foretold = None
                 self._forget_lease(event.sequence_id)
             case events.Ended() | events.ReservationLost():
-                if self.awaits_tokens:
-                    self._foretold, self.awaits_tokens = None, False
+                if self._is_decode_foretold:
+                    self._foretold = None
                 self._forget_reservation(event.sequence_id)
 
     def close_lease(self, sequence_id: int) -> None:
@@ -308,7 +313,8 @@ class Dispatch:
         """Send a Start."""
         held = self._reservations.get(action.sequence_id)
         if held is not None:
-            held.is_expected = held.is_expected or self._expect(held.worker)
+            if action.sequence_id not in self._expecting and self._expect(held.worker):
+                self._expecting.add(action.sequence_id)
             self._observer.started()
             held.link.start(worker_messages.start(action, self._attempt()))
 
@@ -325,10 +331,13 @@ class Dispatch:
         for sequence_id in list(self._reservations):
             self.release(sequence_id)
 
+    @property
+    def _is_decode_foretold(self) -> bool:
+        return self._foretold is not None and self._foretold.is_decoded
+
     def _came_true(self) -> None:
         """The first token of a placement is there; another one's was not foretold."""
         foretold, self._foretold = self._foretold, None
-        self.awaits_tokens = False
         if foretold is not None:
             taken_s = time.monotonic() - foretold.placed_s
             self._services.policy.came_true(foretold.forecast, taken_s)
@@ -365,13 +374,23 @@ class Dispatch:
     def _forget_reservation(self, sequence_id: int) -> _Reservation | None:
         held = self._reservations.pop(sequence_id, None)
         if held is not None:
-            self._settle_reservation(held)
+            self._settle_reservation(sequence_id, held)
             self._services.policy.ended(held.worker, self._request.claim.tpot_s)
         return held
 
-    def _settle_reservation(self, held: _Reservation | None) -> None:
-        if held is not None and held.is_expected and self._keys:
-            held.is_expected = False
+    def _tokens_came(self, sequence_id: int) -> None:
+        """The prompt is there: its worker tells what becomes of it.
+
+        Where the worker does not, the prompt is there as long as its sequence, for all that is
+        known: other choices of it find it by that.
+        """
+        held, cache = self._reservations.get(sequence_id), self._services.policy.cache
+        if held is not None and cache.seq(held.worker.incarnation) is not None:
+            self._settle_reservation(sequence_id, held)
+
+    def _settle_reservation(self, sequence_id: int, held: _Reservation) -> None:
+        if sequence_id in self._expecting and self._keys:
+            self._expecting.remove(sequence_id)
             self._services.policy.cache.settle(held.worker.incarnation, self._keys)
 
     def _expect(self, worker: WorkerId) -> bool:

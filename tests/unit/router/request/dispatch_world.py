@@ -1,17 +1,27 @@
 """A router over two workers that are only described. No sockets."""
 
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
+from itertools import count
+from typing import Any
 
+import pytest
 from opentelemetry.context import Context
 
 from diptych.errors import DiptychError
+from diptych.rpc import peer_channel
 from diptych.sampling_params import SamplingParams
 from diptych.telemetry.stages import Stage
 from diptych.v1 import decode_pb2, prefill_pb2, worker_pb2
+from router.cluster.decode_link import DecodeLink
 from router.cluster.members import Cluster
+from router.cluster.watch import WorkerWatch
+from router.config import RouterConfig
+from router.discovery.source import Targets
 from router.placement.cache_index import CacheIndex
 from router.placement.explanation import Explanation
+from router.placement.output_lengths import OutputLengths
+from router.placement.policy import LeastLoaded
 from router.placement.types import (
     Forecast,
     Placement,
@@ -19,6 +29,7 @@ from router.placement.types import (
     Why,
     WorkerId,
 )
+from router.placement.waiting_room import WaitingRoom
 from router.request.actions import Retry
 from router.request.dispatch import Dispatch, Services
 from router.request.emitted_tokens import RequestShape
@@ -106,9 +117,48 @@ class World:
         """It holds these, and nothing else."""
         assert self.cache.told(worker.incarnation, whole(keys))
 
+    def welcomes(self, worker: WorkerId) -> DecodeLink:
+        """The stream to the decode worker is open."""
+        link = self.cluster._decode[worker.address].link
+        welcome = decode_pb2.Welcome(incarnation=worker.incarnation)
+        link._handle(decode_pb2.DecodeEvent(welcome=welcome))
+        return link
+
     def says(self, worker: WorkerId, role: worker_pb2.WorkerRole) -> None:
         state = worker_pb2.WorkerState(
             incarnation=worker.incarnation, role=role, state=worker_pb2.SERVING_STATE_READY
         )
         watches = (member.watch for member in self.cluster._members())
         next(watch for watch in watches if watch.address == worker.address)._update(state)
+
+
+def opened(monkeypatch: pytest.MonkeyPatch) -> World:
+    """Both workers are ready and have told that they hold nothing."""
+    monkeypatch.setattr(peer_channel, "open_channel", lambda address, timers: FakeChannel())
+    monkeypatch.setattr(WorkerWatch, "channel", FakeChannel())
+    config, cache = RouterConfig(model="m"), CacheIndex(100)
+    policy = LeastLoaded(cache, local_below_tokens=0, allow_local=True, allow_recompute=True)
+    cluster = Cluster(config, policy, incarnation="r", text_digest="", on_change=lambda: None)
+    cluster.set_members(
+        Targets(prefill=frozenset([PREFILL.address]), decode=frozenset([DECODE.address]))
+    )
+
+    def spawn(task: Coroutine[Any, Any, None], name: str) -> None:
+        task.close()
+
+    services = Services(
+        config=config,
+        cluster=cluster,
+        policy=policy,
+        room=WaitingRoom(max_waiting=1, max_placed=9, schedule=lambda pump: None),
+        lengths=OutputLengths(),
+        incarnation="r",
+        sequence_ids=count(1),
+        spawn=spawn,
+    )
+    world = World(cluster, cache, services)
+    world.says(PREFILL, worker_pb2.WORKER_ROLE_PREFILL)
+    world.says(DECODE, worker_pb2.WORKER_ROLE_DECODE)
+    world.tells(PREFILL)
+    world.tells(DECODE)
+    return world

@@ -1,9 +1,7 @@
-"""What the router expects of workers' prefix caches, from what it asked of them. No sockets."""
+"""How a request's actions reach workers, and what is booked of them on the way. No sockets."""
 
 import time
-from collections.abc import Coroutine
 from dataclasses import replace
-from itertools import count
 from typing import Any
 from unittest.mock import create_autospec
 
@@ -11,19 +9,14 @@ import pytest
 
 from diptych.errors import BlocksExhaustedError, DeadlineUnreachableError
 from diptych.request_class import RequestClass
-from diptych.rpc import peer_channel
 from diptych.sampling_params import SamplingParams
-from diptych.v1 import decode_pb2, worker_pb2
-from router.cluster.members import Cluster
-from router.cluster.watch import WorkerWatch
+from diptych.v1 import decode_pb2
 from router.config import RouterConfig
-from router.discovery.source import Targets
 from router.generation.answer import Usage
 from router.placement.cache_index import CacheIndex
 from router.placement.claim import NO_CLAIM, Claim
 from router.placement.engine_seconds import EngineRates
 from router.placement.fair_queue import Turn
-from router.placement.output_lengths import OutputLengths
 from router.placement.policy import LeastLoaded
 from router.placement.types import (
     DecodeOnly,
@@ -38,22 +31,21 @@ from router.placement.types import (
     Why,
     WorkerId,
 )
-from router.placement.waiting_room import WaitingRoom
 from router.request import actions, events
-from router.request.dispatch import Dispatch, Services
+from router.request.dispatch import Dispatch
 from router.request.emitted_tokens import RequestShape
 from router.request.resolved import ResolvedRequest
 from router.request.response_builder import ResponseBuilder
 from router.request.session import Session
+from tests.told_caches import whole
 from tests.unit.router.request.dispatch_world import (
     DECODE,
-    NUM_BLOCKS,
     PREFILL,
     PROMPT,
     Deaf,
-    FakeChannel,
     Untraced,
     World,
+    opened,
 )
 
 LOST = Unreachable("too late", 2.0)
@@ -61,157 +53,7 @@ LOST = Unreachable("too late", 2.0)
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr(peer_channel, "open_channel", lambda address, timers: FakeChannel())
-    monkeypatch.setattr(WorkerWatch, "channel", FakeChannel())
-    config, cache = RouterConfig(model="m"), CacheIndex(100)
-    policy = LeastLoaded(cache, local_below_tokens=0, allow_local=True, allow_recompute=True)
-    cluster = Cluster(config, policy, incarnation="r", text_digest="", on_change=lambda: None)
-    cluster.set_members(
-        Targets(prefill=frozenset([PREFILL.address]), decode=frozenset([DECODE.address]))
-    )
-
-    def spawn(task: Coroutine[Any, Any, None], name: str) -> None:
-        task.close()
-
-    services = Services(
-        config=config,
-        cluster=cluster,
-        policy=policy,
-        room=WaitingRoom(max_waiting=1, max_placed=9, schedule=lambda pump: None),
-        lengths=OutputLengths(),
-        incarnation="r",
-        sequence_ids=count(1),
-        spawn=spawn,
-    )
-    world = World(cluster, cache, services)
-    world.says(PREFILL, worker_pb2.WORKER_ROLE_PREFILL)
-    world.says(DECODE, worker_pb2.WORKER_ROLE_DECODE)
-    world.tells(PREFILL)
-    world.tells(DECODE)
-    return world
-
-
-async def test_a_prompt_that_was_not_accepted_is_not_expected(world: World) -> None:
-    request = world.request()
-    assert request.open_lease(actions.OpenLease(PREFILL, 1, 0), (), Deaf())
-    assert world.num_believed(PREFILL) == NUM_BLOCKS, "prompts that come together meet"
-    request.heard(events.LeaseEnded(1, BlocksExhaustedError("full", retry_after_s=1.0)))
-    assert world.num_believed(PREFILL) == 0
-    assert request.open_lease(actions.OpenLease(PREFILL, 2, 0), (), Deaf())
-    request.close_lease(2)
-    assert world.num_believed(PREFILL) == 0
-
-
-@pytest.mark.parametrize("is_computed", [True, False])
-async def test_a_prompt_that_was_accepted_is_expected_until_the_worker_would_have_told(
-    world: World, is_computed: bool
-) -> None:
-    """What it told just then may have been on its way, so the next but one decides."""
-    request = world.request()
-    request.open_lease(actions.OpenLease(PREFILL, 1, 0), (), Deaf())
-    request.heard(events.Accepted(1, 0))
-    for _ in range(3):
-        world.tells(PREFILL)
-        assert world.num_believed(PREFILL) == NUM_BLOCKS, "it waits there to be computed"
-    if is_computed:
-        request.heard(events.FirstToken(1, 7, len(PROMPT), None, 0))
-    request.close_lease(1)
-    world.tells(PREFILL)
-    assert world.num_believed(PREFILL) == NUM_BLOCKS
-    world.tells(PREFILL, world.keys if is_computed else ())
-    assert world.num_believed(PREFILL) == (NUM_BLOCKS if is_computed else 0)
-    world.tells(PREFILL)
-    assert world.num_believed(PREFILL) == 0, "it was evicted"
-
-
-async def test_what_a_worker_has_stays_whoever_is_refused(world: World) -> None:
-    request = world.request()
-    world.tells(PREFILL, world.keys)
-    request.open_lease(actions.OpenLease(PREFILL, 2, 0), (), Deaf())
-    request.heard(events.LeaseEnded(2, BlocksExhaustedError("full", retry_after_s=1.0)))
-    assert world.num_believed(PREFILL) == NUM_BLOCKS
-
-
-async def test_of_a_worker_that_tells_nothing_only_what_is_under_way_is_expected(
-    world: World,
-) -> None:
-    world.cache.untold(PREFILL.incarnation)
-    request = world.request()
-    request.open_lease(actions.OpenLease(PREFILL, 1, 0), (), Deaf())
-    request.heard(events.Accepted(1, 0))
-    assert world.num_believed(PREFILL) == NUM_BLOCKS, "prompts that come together meet"
-    request.close_lease(1)
-    assert world.num_believed(PREFILL) == 0
-
-
-@pytest.mark.parametrize("computes", [True, False])
-async def test_a_decode_worker_is_counted_on_from_the_start_of_a_sequence(
-    world: World, computes: bool
-) -> None:
-    """Until it would have told of it: from its first token on."""
-    (decode,) = world.cluster._decode.values()
-    decode.link._handle(decode_pb2.DecodeEvent(welcome=decode_pb2.Welcome(incarnation="d-1")))
-    request = world.request()
-    assert request.reserve(actions.Reserve(DECODE, 1, 0, to_pull=not computes), (), Deaf())
-    assert world.num_believed(DECODE) == 0
-    request.start(actions.Start(1, (), compute_missing=computes))
-    for _ in range(3):
-        world.tells(DECODE)
-        assert world.num_believed(DECODE) == NUM_BLOCKS
-    request.heard(events.Tokens(1, len(PROMPT), (7,), ()))
-    request.heard(events.Tokens(1, len(PROMPT) + 1, (7,), ()))
-    world.tells(DECODE)
-    assert world.num_believed(DECODE) == NUM_BLOCKS
-    world.tells(DECODE)
-    assert world.num_believed(DECODE) == 0
-
-
-@pytest.mark.parametrize("tells", [True, False])
-async def test_other_choices_of_a_prompt_find_it_where_the_first_one_starts(
-    world: World, tells: bool
-) -> None:
-    """Also on a worker of an earlier version, which does not tell what it has."""
-    (decode,) = world.cluster._decode.values()
-    decode.link._handle(decode_pb2.DecodeEvent(welcome=decode_pb2.Welcome(incarnation="d-1")))
-    if not tells:
-        world.cache.untold(DECODE.incarnation)
-    request = world.request()
-    assert request.reserve(actions.Reserve(DECODE, 1, 0, to_pull=True), (), Deaf())
-    request.start(actions.Start(1, (), compute_missing=False))
-    assert world.num_believed(DECODE) == NUM_BLOCKS
-
-
-@pytest.mark.parametrize("is_dropped_first", [True, False])
-async def test_what_another_prompt_brought_stays_when_one_is_refused(
-    world: World, is_dropped_first: bool
-) -> None:
-    """They share their first blocks and come together."""
-    dropped, taken = world.request((*PROMPT[:32], *[1] * 16)), world.request((*PROMPT[:32], 2))
-    dropped.open_lease(actions.OpenLease(PREFILL, 1, 0), (), Deaf())
-    taken.open_lease(actions.OpenLease(PREFILL, 2, 0), (), Deaf())
-    if is_dropped_first:
-        dropped.close_lease(1)
-        taken.heard(events.Accepted(2, 0))
-    else:
-        taken.heard(events.Accepted(2, 0))
-        dropped.close_lease(1)
-    assert world.num_believed(PREFILL) == NUM_BLOCKS
-    taken.close_lease(2)
-    assert world.num_believed(PREFILL) == NUM_BLOCKS
-    world.request((*PROMPT[:32], *[1] * 16))
-    assert world.num_believed(PREFILL) == NUM_BLOCKS, "of what only the refused one had, nothing"
-
-
-async def test_nothing_is_expected_of_a_worker_that_was_forgotten(world: World) -> None:
-    (decode,) = world.cluster._decode.values()
-    decode.link._handle(decode_pb2.DecodeEvent(welcome=decode_pb2.Welcome(incarnation="d-1")))
-    request = world.request()
-    assert request.reserve(actions.Reserve(DECODE, 1, 0, to_pull=True), (), Deaf())
-    decode.watch._lose("its Watch broke")  # its decode stream has not, yet
-    request.start(actions.Start(1, (), compute_missing=True))
-    assert DECODE.incarnation not in world.cache._workers
-    request.release(1)
-    assert DECODE.incarnation not in world.cache._workers
+    return opened(monkeypatch)
 
 
 @pytest.mark.parametrize("to_pull", [True, False])
@@ -224,9 +66,8 @@ async def test_a_worker_is_told_whether_there_will_be_a_lease_to_pull_from(
         asked.append(command)
         return True
 
-    (decode,) = world.cluster._decode.values()
-    decode.link._handle(decode_pb2.DecodeEvent(welcome=decode_pb2.Welcome(incarnation="d-1")))
-    monkeypatch.setattr(decode.link, "reserve", note)
+    link = world.welcomes(DECODE)
+    monkeypatch.setattr(link, "reserve", note)
     assert world.request().reserve(actions.Reserve(DECODE, 1, 0, to_pull=to_pull), (), Deaf())
     assert [command.to_pull for command in asked] == [to_pull]
 
@@ -280,6 +121,25 @@ async def test_what_came_true_of_a_placement_is_told_once_and_not_of_what_broke(
     assert len(policy.came) == 1
 
 
+async def test_of_a_pair_that_was_foretold_the_decode_workers_first_tokens_are_awaited(
+    world: World,
+) -> None:
+    """The prompt is there then; what was foretold came true before, at the other worker."""
+    policy = Foreteller()
+    world.services = replace(world.services, policy=policy)
+    world.welcomes(DECODE)
+    request = world.request()
+    assert request.reserve(actions.Reserve(DECODE, 2, 0, to_pull=True), (), Deaf())
+    assert not request.awaits_tokens
+    request.heard(events.FirstToken(1, 7, len(PROMPT), None, 0))
+    request.start(actions.Start(2, (), compute_missing=False))
+    assert request.awaits_tokens
+    policy.cache.told(DECODE.incarnation, whole(()))
+    request.heard(events.Tokens(2, len(PROMPT) + 1, (7,), ()))
+    assert not request.awaits_tokens
+    assert len(policy.came) == 1
+
+
 async def test_what_an_earlier_placement_foretold_is_not_said_of_a_later_one(world: World) -> None:
     policy = Foreteller()
     world.services = replace(world.services, policy=policy)
@@ -328,8 +188,7 @@ async def test_placement_knows_what_pace_was_promised_where_until_it_is_over(
 ) -> None:
     policy = Local()
     world.services = replace(world.services, policy=policy)
-    (decode,) = world.cluster._decode.values()
-    decode.link._handle(decode_pb2.DecodeEvent(welcome=decode_pb2.Welcome(incarnation="d-1")))
+    world.welcomes(DECODE)
     request = made(world, Claim(tpot_s=0.04))
     for sequence_id in (1, 2, 3):
         reserve = actions.Reserve(DECODE, sequence_id, 0, to_pull=False)
@@ -366,8 +225,7 @@ async def test_what_shares_the_blocks_of_another_choice_is_no_local_prefill(
     monkeypatch.setattr(Untraced, "is_traced", True)
     monkeypatch.setattr(Untraced, "ran_locally", lambda observer, why: told.append(why))
     monkeypatch.setattr(Untraced, "placed", lambda observer, *chosen: told.append("placed"))
-    (decode,) = world.cluster._decode.values()
-    decode.link._handle(decode_pb2.DecodeEvent(welcome=decode_pb2.Welcome(incarnation="d-1")))
+    world.welcomes(DECODE)
     shape = RequestShape(prompt_ids=PROMPT, max_tokens=4, stop_token_ids=frozenset())
     session = Session(
         "r",

@@ -300,7 +300,7 @@ class RouterConfig(ProcessConfig):
     prefix_memory_blocks: int = Field(
         65536,
         ge=0,
-        description="Blocks of each worker's prefix cache that placement knows of at the most, 120 "
+        description="Blocks of each worker's prefix cache that placement knows of at the most, 130 "
         "bytes each; what a worker has beyond is taken not to be there.",
     )
     max_request_bytes: int = Field(

@@ -141,7 +141,7 @@ class CacheEvents:
                     self._hear_all(stream)
                     stream.tell()
                 self._hear_all(stream)
-                assert index._workers[worker.incarnation].held == worker.keys()
+                assert index._workers[worker.incarnation].held.keys() == worker.keys()
                 for keys in self._prompts:
                     num_hits = len(worker.pool.lookup(keys))
                     assert index.num_hit_blocks(worker.incarnation, tuple(keys)) == num_hits

@@ -1,6 +1,7 @@
 """Which prompt blocks each worker's prefix cache holds, as the workers tell. Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from itertools import islice
 
 from diptych.block_hash import BlockKey
 from diptych.cache_change import CacheChange, fold
@@ -12,8 +13,8 @@ class _Worker:
     def __init__(self, bit: int) -> None:
         self.bit = bit  # its own, in the masks of the index
         self.seq: int | None = None  # up to where it told; None: nothing
-        self.held: set[BlockKey] = set()
-        self.is_whole = True  # nothing that it told was left out for want of room
+        self.held: dict[BlockKey, None] = {}  # what was told or asked for last is at the end
+        self.is_whole = True  # nothing that it told was dropped for want of room
         self.digest = 0  # of all that it told, whether or not it is in ``held``
         self.expected: dict[BlockKey, int] = {}  # by so many prompts
         self.settling: list[Sequence[BlockKey]] = []  # since it told last
@@ -24,34 +25,24 @@ class _Worker:
         is_all = len(self.held) == change.num_blocks or not self.is_whole
         return is_all and self.digest == change.digest
 
-    def retract(self, keys: Sequence[BlockKey]) -> None:
-        """One prompt less expects these."""
-        for key in keys:
-            num_expecting = self.expected.get(key, 0)
-            if num_expecting > 1:
-                self.expected[key] = num_expecting - 1
-            elif num_expecting:
-                del self.expected[key]
+    def use(self, keys: Iterable[BlockKey]) -> None:
+        """A prompt with these goes there: of what it holds they are the last to be dropped.
 
-    def settle_all(self) -> None:
-        """Nothing more is awaited of it."""
-        for keys in (*self.overdue, *self.settling):
-            self.retract(keys)
-        self.settling, self.overdue = [], []
+        Its first key is the very last: without that one the others are of no use.
+        """
+        held = self.held
+        for key in reversed([key for key in keys if key in held]):
+            del held[key]
+            held[key] = None
 
-    def settle_overdue(self) -> None:
-        """It told: what had settled before it told last, it would have told of by now."""
-        for keys in self.overdue:
-            self.retract(keys)
-        self.settling, self.overdue = [], self.settling
-
-    def num_hits(self, keys: Sequence[BlockKey], num_held: int) -> int:
-        """How many in a row, from the first on, it is to hold, if it holds so many of them."""
-        while num_held < len(keys) and (
-            keys[num_held] in self.expected or keys[num_held] in self.held
-        ):
-            num_held += 1
-        return num_held
+    def retract(self, key: BlockKey) -> bool:
+        """One prompt less expects it; whether it was the last."""
+        num_expecting = self.expected.get(key, 0)
+        if num_expecting > 1:
+            self.expected[key] = num_expecting - 1
+        elif num_expecting:
+            del self.expected[key]
+        return num_expecting == 1
 
 
 class CacheIndex:
@@ -67,11 +58,14 @@ class CacheIndex:
     """
 
     def __init__(self, max_blocks: int) -> None:
-        """``max_blocks`` of one worker at the most; what it has beyond is not known."""
+        """``max_blocks`` of one worker at the most: what is new takes the room of what was not
+        asked for since longest.
+        """
         self._max_blocks = max_blocks
         self._workers: dict[str, _Worker] = {}
         self._by_bit: dict[int, str] = {}
-        self._masks: dict[BlockKey, int] = {}  # of the workers that hold it
+        self._held: dict[BlockKey, int] = {}  # masks of the workers that hold it
+        self._expected: dict[BlockKey, int] = {}  # and of those where some prompt expects it
         self._asked: Sequence[BlockKey] | None = None
         self._hits: dict[str, int] = {}  # of what was asked last, as long as nothing changes
 
@@ -79,6 +73,11 @@ class CacheIndex:
         """Up to where the worker's changes are known; None: nothing of it is."""
         worker = self._workers.get(incarnation)
         return None if worker is None else worker.seq
+
+    def is_whole(self, incarnation: str) -> bool:
+        """Whether there was room for all that the worker told."""
+        worker = self._workers.get(incarnation)
+        return worker is None or worker.is_whole
 
     @property
     def num_blocks(self) -> int:
@@ -100,7 +99,9 @@ class CacheIndex:
         if not worker.is_as_told(change):
             self.untold(incarnation)
             return False
-        worker.settle_overdue()
+        # What had settled before it told last, it would have told of by now.
+        overdue, worker.overdue, worker.settling = worker.overdue, worker.settling, []
+        self._retract_all(worker, overdue)
         return True
 
     def untold(self, incarnation: str) -> None:
@@ -109,7 +110,9 @@ class CacheIndex:
         if worker is not None:
             self._changed()
             self._reset(worker)
-            worker.settle_all()
+            awaited = (*worker.overdue, *worker.settling)
+            worker.overdue, worker.settling = [], []
+            self._retract_all(worker, awaited)
             self._drop_if_empty(incarnation, worker)
 
     def forget(self, incarnation: str) -> None:
@@ -118,21 +121,29 @@ class CacheIndex:
         if worker is not None:
             self._changed()
             self._reset(worker)
+            _unmark(self._expected, worker.expected, worker.bit)
             self._drop(incarnation, worker)
 
     def expect(self, incarnation: str, block_keys: Sequence[BlockKey]) -> None:
         """The worker was asked to take a prompt: it will hold these blocks, if it does."""
-        expected = self._worker(incarnation).expected
+        worker, masks = self._worker(incarnation), self._expected
+        if 2 * len(worker.held) > self._max_blocks:  # else nothing is dropped so soon
+            worker.use(block_keys)
+        bit, expected = worker.bit, worker.expected
         for key in block_keys:
-            if key in expected or len(expected) < self._max_blocks:
-                expected[key] = expected.get(key, 0) + 1
+            num_expecting = expected.get(key, 0)
+            if num_expecting:
+                expected[key] = num_expecting + 1
+            elif len(expected) < self._max_blocks:
+                expected[key] = 1
+                masks[key] = masks.get(key, 0) | bit
 
     def retract(self, incarnation: str, block_keys: Sequence[BlockKey]) -> None:
         """The worker did not take a prompt for which these blocks were expected."""
         worker = self._workers.get(incarnation)
         if worker is not None:
             self._changed()
-            worker.retract(block_keys)
+            self._retract_all(worker, (block_keys,))
             self._drop_if_empty(incarnation, worker)
 
     def settle(self, incarnation: str, block_keys: Sequence[BlockKey]) -> None:
@@ -160,9 +171,10 @@ class CacheIndex:
         if keys is self._asked:
             return self._hits
         self._asked, self._hits = keys, {}
+        held, expected = self._held, self._expected
         having, num_keys = -1, 0  # workers that have all keys so far
         for num_keys, key in enumerate(keys):
-            mask = self._masks.get(key, 0)
+            mask = held.get(key, 0) | expected.get(key, 0)
             if num_keys:
                 self._note_hits(having & ~mask, num_keys)
             having &= mask
@@ -170,12 +182,6 @@ class CacheIndex:
                 break
         else:
             self._note_hits(having if keys else 0, len(keys))
-        for name, worker in self._workers.items():
-            if worker.expected:
-                num_held = self._hits.get(name, 0)
-                num_hits = worker.num_hits(keys, num_held)
-                if num_hits > num_held:
-                    self._hits[name] = num_hits
         return self._hits
 
     def _note_hits(self, workers: int, num_hits: int) -> None:
@@ -185,30 +191,37 @@ class CacheIndex:
             workers ^= bit
 
     def _apply(self, worker: _Worker, change: CacheChange) -> None:
-        bit, masks, held = worker.bit, self._masks, worker.held
-        self._unmark(held.intersection(change.removed), bit)
-        held.difference_update(change.removed)
-        added = change.added[: max(0, self._max_blocks - len(held))]
-        worker.is_whole &= len(added) == len(change.added)
+        held, masks, added = worker.held, self._held, change.added
+        self._drop_keys(worker, held.keys() & change.removed)
+        if change.is_reset or change.from_seq == change.to_seq:
+            # Of a whole cache what lasted longest comes first; of much that is new, the newest.
+            added = added[: max(0, self._max_blocks - len(held))]
+            worker.is_whole &= len(added) == len(change.added)
         for key in added:
-            masks[key] = masks.get(key, 0) | bit
-        held.update(added)
+            held[key] = None
+            masks[key] = masks.get(key, 0) | worker.bit
+        num_over = len(held) - self._max_blocks
+        if num_over > 0:
+            self._drop_keys(worker, list(islice(held, num_over)))
+            worker.is_whole = False
         worker.digest ^= fold(change.removed) ^ fold(change.added)
         worker.seq = change.to_seq
 
+    def _drop_keys(self, worker: _Worker, keys: Collection[BlockKey]) -> None:
+        """Each of them is held."""
+        _unmark(self._held, keys, worker.bit)
+        for key in keys:
+            del worker.held[key]
+
     def _reset(self, worker: _Worker) -> None:
         """Drop what it told."""
-        self._unmark(worker.held, worker.bit)
-        worker.seq, worker.held, worker.is_whole, worker.digest = None, set(), True, 0
+        _unmark(self._held, worker.held, worker.bit)
+        worker.seq, worker.held, worker.is_whole, worker.digest = None, {}, True, 0
 
-    def _unmark(self, keys: Iterable[BlockKey], bit: int) -> None:
-        masks = self._masks
-        for key in keys:
-            mask = masks[key] ^ bit
-            if mask:
-                masks[key] = mask
-            else:
-                del masks[key]
+    def _retract_all(self, worker: _Worker, prompts: Iterable[Sequence[BlockKey]]) -> None:
+        """So many prompts less expect their blocks."""
+        for keys in prompts:
+            _unmark(self._expected, filter(worker.retract, keys), worker.bit)
 
     def _worker(self, incarnation: str) -> _Worker:
         """That may be changed."""
@@ -231,3 +244,13 @@ class CacheIndex:
 
     def _changed(self) -> None:
         self._asked = None
+
+
+def _unmark(masks: dict[BlockKey, int], keys: Iterable[BlockKey], bit: int) -> None:
+    """Each of them has that bit."""
+    for key in keys:
+        mask = masks[key] ^ bit
+        if mask:
+            masks[key] = mask
+        else:
+            del masks[key]

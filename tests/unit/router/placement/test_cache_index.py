@@ -63,16 +63,49 @@ def test_no_more_is_kept_of_a_worker_than_there_is_room_for() -> None:
     """What it has beyond is taken not to be there: never the other way round."""
     index = told("a", max_blocks=3)
     assert index.num_hit_blocks("a", KEYS) == 3
+    assert not index.is_whole("a")
     assert index.told("a", CacheChange(4, 6, KEYS[2:4], (), 2, fold(KEYS[:2])))
     assert index.told("a", CacheChange(6, 9, (), KEYS[2:5], 5, fold(KEYS[:5])))
-    assert index.num_hit_blocks("a", KEYS) == 3
+    assert index.num_hit_blocks("a", KEYS[2:]) == 3, "what is new"
+    assert index.num_blocks == 3
     assert not index.told("a", CacheChange(9, 10, (), KEYS[5:6], 6, fold(KEYS[:5])))
+    assert index.is_whole("a"), "nothing is known of it"
     index.expect("b", KEYS)
     assert index.num_hit_blocks("b", KEYS) == 3
     index.retract("b", KEYS)
     nothing = told("a", max_blocks=0)
     nothing.expect("a", KEYS)
     assert nothing.holders(KEYS) == set()
+
+
+def test_what_is_new_takes_the_room_of_what_nobody_asked_for_since_longest() -> None:
+    """A beginning that all prompts have came first, and is to stay."""
+    index = told("a", max_blocks=4)
+    shared = KEYS[:2]
+    for seq in range(4, 8):
+        index.expect("a", shared)
+        assert index.is_whole("a") == (seq == 4)
+        new = KEYS[seq : seq + 1]
+        assert index.told("a", CacheChange(seq, seq + 1, (), new, seq + 1, fold(KEYS[: seq + 1])))
+        index.retract("a", shared)
+        assert index.num_hit_blocks("a", (*shared, *new)) == 3
+    assert index.told("a", CacheChange(8, 9, KEYS[2:4], (), 6, fold((*KEYS[:2], *KEYS[4:]))))
+    assert index.num_hit_blocks("a", (*shared, *KEYS[6:])) == 4, "it was dropped already"
+
+
+def test_of_a_prompt_that_nobody_asked_for_the_end_is_dropped_first() -> None:
+    index = told("a", max_blocks=4)
+    index.expect("a", KEYS[:4])
+    index.retract("a", KEYS[:4])
+    assert index.told("a", CacheChange(4, 5, (), KEYS[4:5], 5, fold(KEYS[:5])))
+    assert index.num_hit_blocks("a", KEYS) == 3
+
+
+def test_what_goes_on_in_other_messages_takes_no_room_of_what_came_before() -> None:
+    """Of a whole cache what stayed there longest is told first, of a change what is newest."""
+    index = told("a", max_blocks=3)
+    assert index.told("a", CacheChange(4, 4, (), KEYS[4:6], 6, fold(KEYS[:6])))
+    assert index.num_hit_blocks("a", KEYS) == 3
 
 
 def test_what_is_expected_ends_with_the_last_who_expects_it() -> None:
@@ -98,6 +131,42 @@ def test_what_is_expected_continues_what_is_held() -> None:
     assert index.num_hit_blocks("a", KEYS) == 6
     index.retract("a", KEYS[3:6])
     assert index.num_hit_blocks("a", KEYS) == 3
+
+
+class Counted(dict[bytes, int]):
+    """Counts what it is asked for."""
+
+    num_asked = 0
+
+    def get(self, key: bytes, default: int = 0) -> int:  # type: ignore[override]
+        self.num_asked += 1
+        return super().get(key, default)
+
+
+def test_a_prompt_that_many_expect_is_walked_once_for_all_of_them() -> None:
+    index = told(*(f"holds {place}" for place in range(64)))
+    for place in range(64):
+        index.expect(f"expects {place}", KEYS)
+    for worker in index._workers.values():
+        worker.expected = Counted(worker.expected)
+    index._expected = Counted(index._expected)
+    assert len(index.holders(KEYS)) == 128
+    asked = [worker.expected for worker in index._workers.values()]
+    assert all(isinstance(each, Counted) and not each.num_asked for each in asked)
+    assert index._expected.num_asked == len(KEYS)
+
+
+def test_who_is_forgotten_expects_nothing_when_its_place_is_anothers() -> None:
+    index = CacheIndex(8)
+    index.expect("a", KEYS)
+    index.forget("a")
+    index.expect("b", KEYS[:1])
+    assert index.num_hit_blocks("b", KEYS) == 1
+    index.expect("b", KEYS[:1])
+    index.retract("b", KEYS[:1])
+    assert index.num_hit_blocks("b", KEYS) == 1, "of two one still expects it"
+    index.retract("b", KEYS[:1])
+    assert not index._expected
 
 
 def test_what_settled_is_held_for_true_until_the_worker_told_twice() -> None:

@@ -25,7 +25,8 @@ class CacheLink:
 
     A stream that broke is taken up where it ended. If it cannot be, or if what came is not what
     the worker says that it has, nothing is believed until it has told everything anew. A process
-    that does not tell of its cache is asked once. Event loop only; ``run`` is its task.
+    that does not tell of its cache is asked once, and again after it was lost. Event loop only;
+    ``run`` is its task.
     """
 
     def __init__(
@@ -36,16 +37,25 @@ class CacheLink:
         self._router_incarnation = router_incarnation
         self._timers = timers
         self._mute: WorkerId | None = None
+        self._too_large: WorkerId | None = None  # whose cache the index has no room for
+        self._is_closed = False
         self._has_told = False  # something that fits, on the stream that is open
         self._may_ask = asyncio.Event()
         self.worker_changed()
 
     def worker_changed(self) -> None:
         """The watch says something new of who is there."""
-        if self._watch.is_serving and self._watch.worker != self._mute:
+        if not self._watch.is_serving:
+            self._mute = None  # what locked it may be other when it is back
+        if self._watch.is_serving and self._watch.worker != self._mute and not self._is_closed:
             self._may_ask.set()
         else:
             self._may_ask.clear()
+
+    def close(self) -> None:
+        """The worker was left and is forgotten: nothing that it still says is followed."""
+        self._is_closed = True
+        self._may_ask.clear()
 
     async def run(self) -> None:
         """Hold a stream whenever the worker serves, until cancelled."""
@@ -76,6 +86,8 @@ class CacheLink:
 
     def _take(self, worker: WorkerId, told: cache_pb2.CacheChange) -> DiptychError | None:
         """Follow what came; an error ends the stream."""
+        if self._is_closed:
+            return NoWorkerError("the worker was left")
         if self._watch.worker != worker or told.incarnation != worker.incarnation:
             self._has_told = False
             return NoWorkerError("another process is there")
@@ -86,6 +98,13 @@ class CacheLink:
             logger.warning("what a worker told of its cache is none", extra={"why": str(error)})
         self._has_told = fits
         if fits:
+            self._say_if_too_large(worker)
             return None
         logger.warning("a worker's cache was lost track of", extra={"worker": worker.address})
         return NoWorkerError("what it told of its cache is not what it has")
+
+    def _say_if_too_large(self, worker: WorkerId) -> None:
+        if worker != self._too_large and not self._index.is_whole(worker.incarnation):
+            self._too_large = worker
+            extra = {"worker": worker.address, "field": "prefix_memory_blocks"}
+            logger.warning("a worker has more cached than is known here", extra=extra)

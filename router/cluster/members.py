@@ -347,6 +347,7 @@ class Cluster:
     def _leave(self, address: str) -> None:
         logger.info("worker left", extra={"worker": address})
         worker = self._members_at(address)[0].gate.worker
+        self._caches[address].close()
         if worker is not None:
             self._policy.forget(worker)
         del self._watches[address], self._traces[address], self._caches[address]

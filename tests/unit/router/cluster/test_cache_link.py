@@ -92,9 +92,9 @@ class FakeWorker:
 class World:
     """A link to one worker."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_blocks: int = 100) -> None:
         self.there = FakeWorker()
-        self.index = CacheIndex(100)
+        self.index = CacheIndex(max_blocks)
         self.link = CacheLink(
             cast(Any, self.there), self.index, router_incarnation="r", timers=Timers()
         )
@@ -119,8 +119,8 @@ async def until(is_so: Callable[[], object]) -> None:
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    made = World()
+def world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> World:
+    made = World(getattr(request, "param", 100))
     monkeypatch.setattr(cache_pb2_grpc, "CacheStub", lambda channel: made.there)
     monkeypatch.setattr(cache_watch, "_GAP_S", 0.0)
     monkeypatch.setattr(client_stream, "_FIRST_PAUSE_S", 0.0)
@@ -225,6 +225,52 @@ async def test_a_process_of_an_earlier_version_is_asked_once(
         world.link.worker_changed()
         await until(world.knows(3))
     assert caplog.messages == ["worker does not tell what it has cached"]
+
+
+async def test_a_process_that_let_nobody_ask_is_asked_again_after_it_was_lost(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its lock may have another key then."""
+    world.there.refuses_with = grpc.StatusCode.PERMISSION_DENIED
+    world.there.add(*KEYS[:3])
+    async with world.followed():
+        await until(lambda: caplog.messages)
+        world.there.refuses_with = None
+        for is_serving in (False, True):
+            world.there.is_serving = is_serving
+            world.link.worker_changed()
+        await until(world.knows(3))
+
+
+async def test_a_worker_that_was_left_does_not_come_back(world: World) -> None:
+    """Its last words may come before the task that hears them ends."""
+    world.there.add(*KEYS[:3])
+    async with world.followed():
+        await until(world.knows(3))
+        world.link.close()
+        world.index.forget(world.there.worker.incarnation)
+        world.there.add(KEYS[3])
+        world.link.worker_changed()
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert not world.index._workers
+    assert len(world.there.requests) == 1
+
+
+@pytest.mark.parametrize("world", [3], indirect=True)
+async def test_one_who_has_more_than_there_is_room_for_is_named_once(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.there.add(*KEYS[:3])
+    async with world.followed():
+        await until(world.knows(3))
+        assert not caplog.messages
+        for key in KEYS[3:6]:
+            world.there.add(key)
+            await until(
+                lambda: world.index.seq(world.there.worker.incarnation) == world.there.log.seq
+            )
+    assert caplog.messages == ["a worker has more cached than is known here"]
 
 
 @pytest.mark.parametrize("is_loaded", [True, False])

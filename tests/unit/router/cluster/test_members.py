@@ -23,7 +23,7 @@ from router.placement.place import Place
 from router.placement.policy import LeastLoaded
 from router.placement.types import DecodeOnly, EngineView, Paired, Query, Snapshot, Why, WorkerId
 from router.placement.waiting_room import WaitingRoom
-from tests.told_caches import holds
+from tests.told_caches import holds, whole
 from tests.unit.router.cluster.last_words import LastWords
 from tests.unit.router.cluster.world import FakeChannel, World, targets
 
@@ -356,8 +356,11 @@ async def test_what_a_process_had_cached_is_forgotten_with_it() -> None:
     assert world.policy.cache.num_hit_blocks(worker.incarnation, keys) == 2
     world.says("d0:1", incarnation="again")
     assert world.policy.cache.holders(keys) == set()
-    holds(world.policy, WorkerId("d0:1", "again"), keys)
+    again, link = WorkerId("d0:1", "again"), world.cluster._caches["d0:1"]
+    holds(world.policy, again, keys)
     world.cluster.set_members(targets([], []))
+    assert world.policy.cache.holders(keys) == set()
+    assert link._take(again, whole(keys).to_proto("again")) is not None, "its stream is to end"
     assert world.policy.cache.holders(keys) == set()
 
 

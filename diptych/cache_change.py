@@ -27,6 +27,7 @@ class CacheChange(NamedTuple):
     num_blocks: int
     digest: int
     is_reset: bool = False  # what was had before is to be dropped first, wherever it stood
+    has_more: bool = False  # others follow to the same moment
 
     def to_proto(self, incarnation: str) -> cache_pb2.CacheChange:
         """As told by the process of that name."""
@@ -39,6 +40,7 @@ class CacheChange(NamedTuple):
             added=b"".join(self.added),
             num_blocks=self.num_blocks,
             digest=self.digest,
+            has_more=self.has_more,
         )
 
     @classmethod
@@ -52,6 +54,7 @@ class CacheChange(NamedTuple):
             told.num_blocks,
             told.digest,
             told.reset,
+            told.has_more,
         )
 
 

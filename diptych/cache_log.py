@@ -5,7 +5,7 @@ bounded: one that is too far behind gets all keys instead, which are no more tha
 """
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from itertools import islice
 from typing import NamedTuple
 
@@ -38,10 +38,12 @@ class CacheLog:
         """The key was in the cache, and is not any more."""
         self._note(_Noted(key, False))
 
-    def since(self, seq: int | None) -> list[CacheChange]:
+    def since(self, seq: int | None) -> Iterator[CacheChange]:
         """What brings one who is at ``seq`` to now, in order: one change at the least.
 
-        All keys for None, and for a moment that the log does not reach back to, or never was.
+        Now is when this is called; each is made when it is taken, so that a large cache is
+        told without a long pause. All keys for None, and for a moment that the log does not
+        reach back to, or never was.
         """
         num_behind = None if seq is None else self.seq - seq
         if seq is None or num_behind is None or not 0 <= num_behind <= len(self._noted):
@@ -62,18 +64,23 @@ class CacheLog:
         self._noted.append(noted)
 
 
-def _in_parts(whole: CacheChange) -> list[CacheChange]:
+def _in_parts(whole: CacheChange) -> Iterator[CacheChange]:
     """In messages of a bounded size; ``whole`` says what there was before it."""
-    parts: list[CacheChange] = []
     from_seq, num_blocks, digest = whole.from_seq, whole.num_blocks, whole.digest
-    for first in range(0, max(len(whole.removed), len(whole.added), 1), _PART_KEYS):
+    num_keys = max(len(whole.removed), len(whole.added), 1)
+    for first in range(0, num_keys, _PART_KEYS):
         removed = whole.removed[first : first + _PART_KEYS]
         added = whole.added[first : first + _PART_KEYS]
         num_blocks += len(added) - len(removed)
         digest ^= fold(removed) ^ fold(added)
-        is_reset = whole.is_reset and not parts
-        parts.append(
-            CacheChange(from_seq, whole.to_seq, removed, added, num_blocks, digest, is_reset)
+        yield CacheChange(
+            from_seq,
+            whole.to_seq,
+            removed,
+            added,
+            num_blocks,
+            digest,
+            is_reset=whole.is_reset and not first,
+            has_more=first + _PART_KEYS < num_keys,
         )
         from_seq = whole.to_seq
-    return parts

@@ -85,7 +85,7 @@ class Stream:
     def tell(self) -> None:
         """The worker says what became other, if the stream takes more."""
         if len(self.unheard) < _MOST_UNHEARD:
-            changes = self.worker.pool.cache_log.since(self._told_seq)
+            changes = list(self.worker.pool.cache_log.since(self._told_seq))
             self._told_seq = changes[-1].to_seq
             self.unheard.extend(changes)
 

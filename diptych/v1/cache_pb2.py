@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x64iptych/v1/cache.proto\x12\ndiptych.v1\"Q\n\x11WatchCacheRequest\x12\x1a\n\x12router_incarnation\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0b\n\x03seq\x18\x03 \x01(\x04\"\x97\x01\n\x0b\x43\x61\x63heChange\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\r\n\x05reset\x18\x02 \x01(\x08\x12\x10\n\x08\x66rom_seq\x18\x03 \x01(\x04\x12\x0e\n\x06to_seq\x18\x04 \x01(\x04\x12\x0f\n\x07removed\x18\x05 \x01(\x0c\x12\r\n\x05\x61\x64\x64\x65\x64\x18\x06 \x01(\x0c\x12\x12\n\nnum_blocks\x18\x07 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x08 \x01(\x06\x32O\n\x05\x43\x61\x63he\x12\x46\n\nWatchCache\x12\x1d.diptych.v1.WatchCacheRequest\x1a\x17.diptych.v1.CacheChange0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x64iptych/v1/cache.proto\x12\ndiptych.v1\"Q\n\x11WatchCacheRequest\x12\x1a\n\x12router_incarnation\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0b\n\x03seq\x18\x03 \x01(\x04\"\xa9\x01\n\x0b\x43\x61\x63heChange\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\r\n\x05reset\x18\x02 \x01(\x08\x12\x10\n\x08\x66rom_seq\x18\x03 \x01(\x04\x12\x0e\n\x06to_seq\x18\x04 \x01(\x04\x12\x0f\n\x07removed\x18\x05 \x01(\x0c\x12\r\n\x05\x61\x64\x64\x65\x64\x18\x06 \x01(\x0c\x12\x12\n\nnum_blocks\x18\x07 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x08 \x01(\x06\x12\x10\n\x08has_more\x18\t \x01(\x08\x32O\n\x05\x43\x61\x63he\x12\x46\n\nWatchCache\x12\x1d.diptych.v1.WatchCacheRequest\x1a\x17.diptych.v1.CacheChange0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,7 +34,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WATCHCACHEREQUEST']._serialized_start=38
   _globals['_WATCHCACHEREQUEST']._serialized_end=119
   _globals['_CACHECHANGE']._serialized_start=122
-  _globals['_CACHECHANGE']._serialized_end=273
-  _globals['_CACHE']._serialized_start=275
-  _globals['_CACHE']._serialized_end=354
+  _globals['_CACHECHANGE']._serialized_end=291
+  _globals['_CACHE']._serialized_start=293
+  _globals['_CACHE']._serialized_end=372
 # @@protoc_insertion_point(module_scope)

@@ -15,7 +15,7 @@ class WatchCacheRequest(_message.Message):
     def __init__(self, router_incarnation: _Optional[str] = ..., incarnation: _Optional[str] = ..., seq: _Optional[int] = ...) -> None: ...
 
 class CacheChange(_message.Message):
-    __slots__ = ("incarnation", "reset", "from_seq", "to_seq", "removed", "added", "num_blocks", "digest")
+    __slots__ = ("incarnation", "reset", "from_seq", "to_seq", "removed", "added", "num_blocks", "digest", "has_more")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     RESET_FIELD_NUMBER: _ClassVar[int]
     FROM_SEQ_FIELD_NUMBER: _ClassVar[int]
@@ -24,6 +24,7 @@ class CacheChange(_message.Message):
     ADDED_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    HAS_MORE_FIELD_NUMBER: _ClassVar[int]
     incarnation: str
     reset: bool
     from_seq: int
@@ -32,4 +33,5 @@ class CacheChange(_message.Message):
     added: bytes
     num_blocks: int
     digest: int
-    def __init__(self, incarnation: _Optional[str] = ..., reset: _Optional[bool] = ..., from_seq: _Optional[int] = ..., to_seq: _Optional[int] = ..., removed: _Optional[bytes] = ..., added: _Optional[bytes] = ..., num_blocks: _Optional[int] = ..., digest: _Optional[int] = ...) -> None: ...
+    has_more: bool
+    def __init__(self, incarnation: _Optional[str] = ..., reset: _Optional[bool] = ..., from_seq: _Optional[int] = ..., to_seq: _Optional[int] = ..., removed: _Optional[bytes] = ..., added: _Optional[bytes] = ..., num_blocks: _Optional[int] = ..., digest: _Optional[int] = ..., has_more: _Optional[bool] = ...) -> None: ...

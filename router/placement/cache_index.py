@@ -99,9 +99,10 @@ class CacheIndex:
         if not worker.is_as_told(change):
             self.untold(incarnation)
             return False
-        # What had settled before it told last, it would have told of by now.
-        overdue, worker.overdue, worker.settling = worker.overdue, worker.settling, []
-        self._retract_all(worker, overdue)
+        if not change.has_more:
+            # What had settled before it told last, it would have told of by now.
+            overdue, worker.overdue, worker.settling = worker.overdue, worker.settling, []
+            self._retract_all(worker, overdue)
         return True
 
     def untold(self, incarnation: str) -> None:

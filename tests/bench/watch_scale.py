@@ -76,7 +76,7 @@ class _Cache:
             self._add()
 
     def tell(self) -> list[bytes]:
-        changes = self._log.since(self._seq)
+        changes = list(self._log.since(self._seq))
         self._seq = changes[-1].to_seq
         return [change.to_proto(self.name).SerializeToString() for change in changes]
 

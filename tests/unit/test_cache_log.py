@@ -1,5 +1,7 @@
 """Who follows a cache by its log has what it has; what is too far behind is told everything."""
 
+from collections.abc import Collection
+
 import pytest
 
 from diptych import cache_log
@@ -31,14 +33,14 @@ class Cache:
 def test_all_is_told_at_first_and_then_what_became_other() -> None:
     cache = Cache()
     cache.add(*KEYS[:3])
-    assert cache.log.since(None) == [
+    assert list(cache.log.since(None)) == [
         CacheChange(0, 3, (), KEYS[:3], 3, fold(KEYS[:3]), is_reset=True)
     ]
     cache.drop(KEYS[0])
     cache.add(KEYS[3])
     held = (KEYS[1], KEYS[2], KEYS[3])
-    assert cache.log.since(3) == [CacheChange(3, 5, (KEYS[0],), (KEYS[3],), 3, fold(held))]
-    assert cache.log.since(5) == [CacheChange(5, 5, (), (), 3, fold(held))]
+    assert list(cache.log.since(3)) == [CacheChange(3, 5, (KEYS[0],), (KEYS[3],), 3, fold(held))]
+    assert list(cache.log.since(5)) == [CacheChange(5, 5, (), (), 3, fold(held))]
 
 
 def test_what_was_undone_is_not_told() -> None:
@@ -58,7 +60,7 @@ def test_what_was_undone_is_not_told() -> None:
 def test_who_is_too_far_behind_or_nowhere_is_told_everything() -> None:
     cache = Cache(max_changes=2)
     cache.add(*KEYS[:3])
-    assert not cache.log.since(1)[0].is_reset
+    assert not next(cache.log.since(1)).is_reset
     for seq in (0, 4):
         (change,) = cache.log.since(seq)
         assert change.is_reset
@@ -74,9 +76,10 @@ def test_much_is_told_in_parts_each_of_which_can_be_checked(
     cache.add(*KEYS[:4])
     cache.drop(*KEYS[:3])
     cache.add(*KEYS[4:])
-    parts, held = cache.log.since(seq), set[bytes]() if seq is None else set(KEYS[:4])
+    parts, held = list(cache.log.since(seq)), set[bytes]() if seq is None else set(KEYS[:4])
     assert [part.is_reset for part in parts] == [seq is None, False, False]
     assert [part.from_seq for part in parts] == [seq or 0, 12, 12]
+    assert [part.has_more for part in parts] == [True, True, False]
     for part in parts:
         assert len(part.added) <= 2
         assert len(part.removed) <= 2
@@ -85,8 +88,32 @@ def test_much_is_told_in_parts_each_of_which_can_be_checked(
     assert held == set(cache.keys)
 
 
+@pytest.mark.parametrize("seq", [None, 1])
+def test_much_is_made_part_by_part_and_is_what_there_was_when_it_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, seq: int | None
+) -> None:
+    """Each part only when it is taken: the worker does other things between them."""
+    num_folded: list[int] = []
+
+    def count(keys: Collection[bytes]) -> int:
+        num_folded.append(len(keys))
+        return fold(keys)
+
+    monkeypatch.setattr(cache_log, "_PART_KEYS", 2)
+    cache = Cache()
+    cache.add(*KEYS[:7])
+    followed = cache.log.since(seq)
+    monkeypatch.setattr(cache_log, "fold", count)
+    held = [next(followed).added]
+    assert sum(num_folded) == 2
+    cache.drop(KEYS[0])
+    cache.add(KEYS[7])
+    held += [part.added for part in followed]
+    assert {key for keys in held for key in keys} == set(KEYS[:7] if seq is None else KEYS[1:7])
+
+
 def test_the_wire_says_the_same() -> None:
-    change = CacheChange(3, 9, KEYS[:1], KEYS[1:4], 7, fold(KEYS), is_reset=True)
+    change = CacheChange(3, 9, KEYS[:1], KEYS[1:4], 7, fold(KEYS), is_reset=True, has_more=True)
     sent = change.to_proto("w").SerializeToString()
     told = cache_pb2.CacheChange.FromString(sent)
     assert told.incarnation == "w"

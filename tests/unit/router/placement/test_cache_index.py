@@ -184,6 +184,18 @@ def test_what_settled_is_held_for_true_until_the_worker_told_twice() -> None:
     index.forget("a")
 
 
+def test_what_is_told_in_several_messages_is_told_once() -> None:
+    index = told("a")
+    same = CacheChange(4, 4, (), (), 4, fold(KEYS[:4]))
+    index.expect("a", KEYS)
+    index.settle("a", KEYS)
+    for has_more in (True, True, False):
+        assert index.told("a", same._replace(has_more=has_more))
+    assert index.num_hit_blocks("a", KEYS) == 8
+    assert index.told("a", same)
+    assert index.num_hit_blocks("a", KEYS) == 4
+
+
 def test_a_worker_that_is_gone_is_forgotten() -> None:
     index = told("a")
     index.expect("a", KEYS)

@@ -25,25 +25,30 @@ class Dialer:
 
 
 class PeerChannel:
-    """Opened when first asked for, and anew once our certificate has changed. Event loop only.
+    """Opened when first asked for, and anew once our certificate or the role has changed.
 
     gRPC connects again by itself, but with the certificate that the channel began with. Calls
     under way stay on the channel on which they began: it is closed at the change after next.
+    Event loop only.
     """
 
     def __init__(self, dialer: Dialer, address: str, role: PeerRole) -> None:
         self._dialer = dialer
         self._address = address
         self._role: PeerRole = role
-        self._pems: object = None
+        self._opened_for: object = None  # which role and certificate the newest channel is of
         self._channels: list[grpc.aio.Channel] = []  # the one in use is the last
+
+    def expect(self, role: PeerRole) -> None:
+        """What the process has to be from the next channel on, which ``renewed`` opens."""
+        self._role = role
 
     async def renewed(self) -> grpc.aio.Channel:
         """The one to begin the next calls on; reads the certificate's files."""
         identity = self._dialer.identity
-        pems = None if identity is None else identity.pems
-        if not self._channels or pems != self._pems:
-            self._pems = pems
+        wanted = None if identity is None else (self._role, identity.pems)
+        if not self._channels or wanted != self._opened_for:
+            self._opened_for = wanted
             self._channels.append(self._dialer.open(self._address, self._role))
             for channel in self._channels[:-2]:
                 await channel.close(None)

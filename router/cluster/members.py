@@ -61,6 +61,7 @@ class Cluster:
         self._wants_prefill_pool = False  # by the source's word
         self._watches: dict[str, WorkerWatch] = {}  # by address, and so are all of these
         self._wishes: dict[str, frozenset[int]] = {}  # roles, until a worker says which it has
+        self._told: dict[str, frozenset[int]] = {}  # the roles that a worker said last, lost or not
         self._places: Mapping[str, Place] = {}  # as far as the source knows them
         self._prefill: dict[str, PrefillMember] = {}  # those that have the role, or could
         self._decode: dict[str, DecodeMember] = {}
@@ -101,11 +102,14 @@ class Cluster:
         sources = set(self._prefill)
         for address in self._watches.keys() - wishes.keys():
             self._leave(address)
-        self._wishes, self._places = wishes, targets.places
+        before, self._wishes, self._places = self._wishes, wishes, targets.places
         for address in sorted(wishes.keys() - self._watches.keys()):
             self._join(address)
-        for watch in self._watches.values():
-            self._seat(watch, wishes[watch.address])
+        for address, watch in self._watches.items():
+            if watch.state is None and before.get(address) != wishes[address]:
+                self._told.pop(address, None)  # another will be there
+            watch.expect(_certified(wishes[address]))
+            self._seat(watch, wishes[address])
         if sources != self._prefill.keys():
             self._find_own_pairs()
         self._members_changed.set()
@@ -207,6 +211,8 @@ class Cluster:
         members = self._members_at(watch.address)
         for member in members:
             member.gate = now
+        if now.worker is not None:
+            self._told[watch.address] = now.roles
         if before._replace(pairs_version=0) != now._replace(pairs_version=0):
             self._gate_changed(watch, before)
         if now.worker is not None and watch.address in self._prefill:
@@ -275,7 +281,8 @@ class Cluster:
         able = [m for m in self._prefill.values() if m.watch.may_have_leases and _is_able(m)]
         self._peers = tuple(sorted(m.gate.worker for m in able if m.gate.worker is not None))
         self._sources = frozenset(self._peers)
-        in_pool = (_is_able(m) and m.role in m.gate.roles for m in self._prefill.values())
+        # Those that are lost shall be there, too: what they were counts until it is known better.
+        in_pool = (worker_pb2.WORKER_ROLE_PREFILL in roles for roles in self._told.values())
         self._has_prefill_pool = self._wants_prefill_pool or any(in_pool)
         self._model.choose(gate_of(watch) for watch in self._watches.values() if watch.is_ready)
         for member in self._decode.values():
@@ -305,10 +312,9 @@ class Cluster:
                 break
 
     def _join(self, address: str) -> None:
-        is_decode = worker_pb2.WORKER_ROLE_DECODE in self._wishes[address]
         watch = self._watches[address] = WorkerWatch(
             address,
-            worker_pb2.WORKER_ROLE_DECODE if is_decode else worker_pb2.WORKER_ROLE_PREFILL,
+            _certified(self._wishes[address]),
             router_incarnation=self._incarnation,
             dialer=self._dialer,
             on_change=self._watched,
@@ -351,6 +357,7 @@ class Cluster:
         if worker is not None:
             self._policy.forget(worker)
         del self._watches[address], self._traces[address], self._caches[address]
+        self._told.pop(address, None)
         self._prefill.pop(address, None)
         self._decode.pop(address, None)
 
@@ -370,10 +377,9 @@ class Cluster:
         return [member for member in both if member is not None]
 
     def _is_in_pool(self, member: Member) -> bool:
-        """By what it says; by what its source says until it does."""
-        gate = member.gate
-        roles = self._wishes[member.watch.address] if gate.worker is None else gate.roles
-        return member.role in roles
+        """By what it said last; by what its source says until it does."""
+        address = member.watch.address
+        return member.role in self._told.get(address, self._wishes[address])
 
     def _link(self, watch: WorkerWatch) -> DecodeLink:
         return DecodeLink(
@@ -405,6 +411,12 @@ def _wish(targets: Targets, address: str) -> frozenset[int]:
         worker_pb2.WORKER_ROLE_DECODE: targets.decode,
     }
     return frozenset(role for role, addresses in lists.items() if address in addresses)
+
+
+def _certified(wish: frozenset[int]) -> worker_pb2.WorkerRole:
+    """The role that its certificate has to name; that of a worker of several names them all."""
+    is_decode = worker_pb2.WORKER_ROLE_DECODE in wish
+    return worker_pb2.WORKER_ROLE_DECODE if is_decode else worker_pb2.WORKER_ROLE_PREFILL
 
 
 def _is_able(member: Member) -> bool:

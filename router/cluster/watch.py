@@ -68,6 +68,10 @@ class WorkerWatch:
         self._refusal = ""  # why no lock opened, as it was said last
         self._on_change = on_change
 
+    def expect(self, wish: worker_pb2.WorkerRole) -> None:
+        """What the certificate has to name of whoever is met there next."""
+        self._peer.expect(_PEER_ROLES[wish])
+
     @property
     def channel(self) -> grpc.aio.Channel:
         """To the worker, which was heard on it."""

@@ -3,9 +3,13 @@
 import pytest
 
 from diptych.rpc import peer_channel
+from diptych.rpc.identity import Identity, PeerRole
+from diptych.rpc.peer_channel import Dialer
 from diptych.v1 import decode_pb2, worker_pb2
 from router.cluster.watch import WorkerWatch
 from router.discovery.source import Targets
+from router.placement.cache_index import CacheIndex
+from router.placement.policy import LeastLoaded
 from router.placement.types import DecodeOnly, Paired, Query, Why, WorkerId
 from tests.unit.router.cluster.last_words import LastWords
 from tests.unit.router.cluster.world import READY, FakeChannel, World, proven, targets
@@ -18,6 +22,10 @@ QUERY = Query(num_tokens=100, num_max_tokens=200)
 @pytest.fixture(autouse=True)
 def _no_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_channel, "open_channel", lambda address, timers: FakeChannel())
+
+
+class FakeIdentity:
+    pems = "ours"
 
 
 def soft_world(**roles: tuple[int, ...]) -> World:
@@ -138,3 +146,60 @@ async def test_a_worker_is_left_with_all_its_roles() -> None:
     assert pools(world) == ({"b:1"}, {"b:1"})
     assert world.cluster.prefill_watch(worker("a")) is None
     assert world.cluster.decode_link(worker("a")) is None
+
+
+async def test_who_computed_prompts_is_missed_until_its_address_is_gone_or_says_otherwise() -> None:
+    """Else the last one's crash would let decode workers compute what they may not."""
+    world = soft_world(a=(PREFILL,), b=(DECODE,))
+    strict = LeastLoaded(
+        CacheIndex(10), local_below_tokens=0, allow_local=False, allow_recompute=False
+    )
+    assert strict.place(QUERY, world.cluster.snapshot()) == Paired(worker("a"), worker("b"))
+    world.watch("a:1")._lose("it crashed")
+    snapshot = world.cluster.snapshot()
+    assert snapshot.has_prefill_pool
+    assert strict.place(QUERY, snapshot) is None
+    seen = world.cluster.overview()
+    assert [each.address for each in seen.prefill] == ["a:1"], "as what it was"
+    soft(world, "a", (DECODE,), incarnation="a:1-2")
+    assert not world.cluster.snapshot().has_prefill_pool, "it is another now"
+    soft(world, "a", (PREFILL,), incarnation="a:1-3")
+    world.watch("a:1")._lose("it crashed again")
+    world.cluster.set_members(Targets(decode=frozenset(["b:1"]), has_prefill_pool=False))
+    assert not world.cluster.snapshot().has_prefill_pool, "it shall not be there"
+    assert strict.place(QUERY, world.cluster.snapshot()) == DecodeOnly(worker("b"), Why.CHOICE)
+
+
+async def test_an_address_of_another_list_is_expected_to_be_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With locks: whoever is met there next has to be certified as what it is named now."""
+    opened: list[str] = []
+
+    def noted(dialer: Dialer, address: str, role: PeerRole) -> FakeChannel:
+        opened.append(role)
+        return FakeChannel()
+
+    monkeypatch.setattr(Dialer, "open", noted)
+    monkeypatch.setattr(Identity, "of", lambda files: FakeIdentity())
+    world = World()
+    world.cluster.set_members(targets(["x:1"], ["d:1"]))
+    watch = world.cluster._watches["x:1"]
+    await watch._peer.renewed()
+    world.says("x:1", role=PREFILL)
+    world.cluster.set_members(targets(["p:1"], ["x:1", "d:1"]))
+    assert world.cluster._watches["x:1"] is watch, "what runs there goes on"
+    watch._lose("it was replaced")
+    for _ in range(2):
+        await watch._peer.renewed()
+    assert opened == ["prefill", "decode"]
+
+
+async def test_who_is_lost_and_named_otherwise_is_no_more_what_it_was() -> None:
+    world = World()
+    world.cluster.set_members(targets(["x:1"], ["d:1"]))
+    world.says("x:1", role=PREFILL)
+    world.watch("x:1")._lose("it was replaced")
+    world.cluster.set_members(Targets(decode=frozenset(["x:1", "d:1"]), has_prefill_pool=False))
+    assert not world.cluster.snapshot().has_prefill_pool
+    assert [each.address for each in world.cluster.overview().prefill] == []

@@ -19,6 +19,7 @@ class RequestDeps:
     new_ticket: Callable[[], bytes]  # 16 random bytes
     timers: Timers
     max_attempts: int
+    draw: Callable[[], float] = lambda: 0.5  # at random, from 0 to 1: spreads pauses
     allow_recompute: bool = True
     # Whether the objectives of a request, which comes just now or waits already, are lost; None:
     # nothing is refused for that.

@@ -63,7 +63,7 @@ class RequestMachine:
         self._output.accept(len(shape.prompt_ids), resumed, ())
         self._ended_due_s: float | None = None  # of the worker's last word, once all tokens came
         self._stall_watch = StallWatch(deps.timers.sequence_progress_s)
-        self._retry = RetryState(deps.timers, deps.max_attempts)
+        self._retry = RetryState(deps.timers, deps.max_attempts, deps.draw)
         self._told = PromptTold(shape.told, prompt_sink)
         self._placing = Placing(deps, self._retry, self._output, self._told, first_token_due_s)
         # What is held now; read only, for others.

@@ -1,5 +1,7 @@
 """Whom a request does not ask for the moment, what it has spent, how long it still waits. Pure."""
 
+from collections.abc import Callable
+
 from diptych.errors import DiptychError
 from diptych.timers import Timers
 from router.placement.types import Pair, WorkerId
@@ -12,11 +14,15 @@ class RetryState:
     """Workers and pairs that failed or refused this request; attempts and patience left.
 
     A refusal counts until the request is placed or waits; a failure until it has to
-    wait. Then whoever is still there may be asked again, after a pause. Owned by the
-    request's machine.
+    wait. Then whoever is still there may be asked again, after a pause: by chance a longer or
+    a shorter one, that requests which refuse each other's halves do not meet again. Owned by
+    the request's machine.
     """
 
-    def __init__(self, timers: Timers, max_attempts: int) -> None:
+    def __init__(
+        self, timers: Timers, max_attempts: int, draw: Callable[[], float] = lambda: 0.5
+    ) -> None:
+        """``draw`` is from 0 to 1: a pause is by up to half longer or shorter."""
         self.num_attempts = 1
         self.refusal: DiptychError | None = None  # the last one
         self.wait_until_s: float | None = None  # None: it does not wait
@@ -24,6 +30,7 @@ class RetryState:
         self.had_bad_logits = False
         self.because: DiptychError | None = None  # why a new attempt is due
         self._timers = timers
+        self._draw = draw
         self._max_attempts = max_attempts
         self.failed: set[str] = set()  # incarnations
         self.failed_pairs: set[Pair] = set()
@@ -62,7 +69,7 @@ class RetryState:
             self.refused.clear()
             self.failed.clear()
             self.failed_pairs.clear()
-            self.not_before_s = now + self._backoff_s
+            self.not_before_s = now + self._backoff_s * (0.5 + self._draw())
             self._backoff_s = min(2 * self._backoff_s, _MAX_BACKOFF_S)
 
     def due_s(self, now: float) -> float | None:

@@ -7,6 +7,7 @@ client delays nobody else.
 
 import asyncio
 import logging
+import random
 import secrets
 from collections.abc import Callable
 from dataclasses import replace
@@ -85,6 +86,7 @@ class Session:
             new_ticket=lambda: secrets.token_bytes(16),
             timers=self._config.timers,
             max_attempts=self._config.max_attempts,
+            draw=random.random,
             allow_recompute=self._config.allow_recompute,
         )
         self._machine = RequestMachine(

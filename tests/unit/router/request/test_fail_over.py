@@ -61,6 +61,16 @@ def test_all_refuse_then_waits_then_says_why() -> None:
     world.check_nothing_is_held()
 
 
+@pytest.mark.parametrize(("drawn", "pause_s"), [(0.0, 0.025), (0.5, 0.05), (0.99, 0.0745)])
+def test_those_who_refuse_each_other_do_not_come_again_at_one_moment(
+    drawn: float, pause_s: float
+) -> None:
+    """Each may hold what the other lacks: then neither would ever be served."""
+    world = World(prefills=("p1",), decodes=("d1",), draw=lambda: drawn).begin()
+    world.end_reservation(error=BlocksExhaustedError("full"))
+    assert world.machine.wake_at_s == pytest.approx(world.now + pause_s)
+
+
 def test_a_pause_is_over_when_room_was_made() -> None:
     world = World(prefills=("p1",), decodes=("d1",)).begin()
     world.end_reservation(error=BlocksExhaustedError("full"))

@@ -98,6 +98,7 @@ class World:
         foresee: Callable[[Query, bool], Unreachable | None] | None = None,
         first_token_due_s: float | None = None,
         resumed: Sequence[int] = (),
+        draw: Callable[[], float] = lambda: 0.5,
     ) -> None:
         """``believed_cached``: decode workers that placement takes to have the whole prompt."""
         self.now = 100.0
@@ -138,6 +139,7 @@ class World:
                 new_ticket=lambda: b"t" * 16,
                 timers=TIMERS,
                 max_attempts=max_attempts,
+                draw=draw,
                 allow_recompute=allow_recompute,
                 foresee=foresee,
             ),

@@ -1,19 +1,15 @@
 """Find the string field whose bytes are not UTF-8 in a message that did not parse.
 
 protobuf refuses such a message whole and does not say where. This reparses it
-with a twin of its descriptor in which every string is declared as bytes.
+as its twin, in which every string is declared as bytes.
 """
 
-from functools import cache
-
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from google.protobuf.descriptor import Descriptor, FieldDescriptor, FileDescriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
-MAX_SEARCHED = 16384
+from diptych.rpc.twin import is_map_entry, twin_class
 
-_BYTES = descriptor_pb2.FieldDescriptorProto.TYPE_BYTES
-_STRING = descriptor_pb2.FieldDescriptorProto.TYPE_STRING
+MAX_SEARCHED = 16384
 
 
 def invalid_utf8_field(descriptor: Descriptor, data: bytes) -> str | None:
@@ -23,42 +19,10 @@ def invalid_utf8_field(descriptor: Descriptor, data: bytes) -> str | None:
     string is not among the first MAX_SEARCHED strings and messages.
     """
     try:
-        twin = _twin_class(descriptor).FromString(data)
+        twin = twin_class(descriptor).FromString(data)
     except DecodeError:
         return None
     return _Search(MAX_SEARCHED).find(descriptor, twin)
-
-
-@cache
-def _twin_class(descriptor: Descriptor) -> type[Message]:
-    pool = descriptor_pool.DescriptorPool()
-    _add_twin_file(pool, descriptor.file, set())
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName(descriptor.full_name))
-
-
-def _add_twin_file(
-    pool: descriptor_pool.DescriptorPool, file: FileDescriptor, added: set[str]
-) -> None:
-    if file.name in added:
-        return
-    added.add(file.name)
-    for dependency in file.dependencies:
-        _add_twin_file(pool, dependency, added)
-    proto = descriptor_pb2.FileDescriptorProto()
-    file.CopyToProto(proto)
-    for message in proto.message_type:
-        _strings_to_bytes(message)
-    pool.Add(proto)
-
-
-def _strings_to_bytes(message: descriptor_pb2.DescriptorProto) -> None:
-    if message.options.map_entry:
-        return
-    for field in message.field:
-        if field.type == _STRING:
-            field.type = _BYTES
-    for nested in message.nested_type:
-        _strings_to_bytes(nested)
 
 
 class _Search:
@@ -78,7 +42,7 @@ class _Search:
             inner = original.message_type
             if inner is None and original.type != FieldDescriptor.TYPE_STRING:
                 continue
-            if inner is not None and inner.GetOptions().map_entry:
+            if inner is not None and is_map_entry(inner):
                 continue
             for index, item in enumerate(value if field.is_repeated else (value,)):
                 if self._num_left == 0:

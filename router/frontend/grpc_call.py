@@ -7,6 +7,7 @@ from google.protobuf.message import Message
 
 from diptych.errors import InvalidRequestError
 from diptych.rpc.decoding import decode
+from diptych.rpc.item_counts import check_item_counts
 from diptych.rpc.server import Context
 from diptych.tenant import Tenant
 from router.frontend.callers.callers import Callers, authorization
@@ -34,7 +35,8 @@ class Call(NamedTuple):
 
 
 def read_message(message_type: type[M], data: bytes, max_bytes: int) -> M:
-    """Parse ``data``, unless it is too large. Raises InvalidRequestError."""
+    """Parse ``data``, unless it or what is in it is too large. Raises InvalidRequestError."""
     if len(data) > max_bytes:
         raise InvalidRequestError(f"has {len(data)} bytes, more than {max_bytes}", field="request")
+    check_item_counts(message_type, data)
     return decode(message_type, data)

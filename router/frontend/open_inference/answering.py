@@ -13,7 +13,7 @@ from router.frontend.callers.callers import Callers
 from router.frontend.field_names import renamed
 from router.frontend.generator import Generator
 from router.frontend.grpc_call import Call, read_message
-from router.frontend.open_inference.answers import Answer, StreamedAnswer, WholeAnswer
+from router.frontend.open_inference.answers import Answer, StreamedAnswer, WholeAnswer, check_echo
 from router.frontend.open_inference.asked import Asked, read_request
 from router.frontend.open_inference.tensors import STREAM
 
@@ -86,6 +86,7 @@ class Answering:
         )
         if self._is_unary and asked.is_stream:
             raise InvalidRequestError("is only for ModelStreamInfer", field=STREAM)
+        check_echo(asked)
         return asked
 
     def _answer_to(self, asked: Asked) -> Answer:

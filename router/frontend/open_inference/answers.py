@@ -2,9 +2,10 @@
 
 from typing import Final, Protocol
 
-from diptych.errors import DiptychError
+from diptych.errors import DiptychError, InvalidRequestError
 from diptych.finish_reason import FinishReason
 from diptych.open_inference import service_pb2
+from diptych.rpc.channel import MAX_MESSAGE_BYTES
 from diptych.rpc.status import to_failure
 from router.frontend.open_inference import tensors
 from router.frontend.open_inference.asked import FINAL_RESPONSE, VERSION, Asked
@@ -17,6 +18,9 @@ from router.generation.answer import (
 )
 from router.generation.request import TextPrompt
 
+MAX_ECHO_BYTES: Final = MAX_MESSAGE_BYTES // 2
+"""Of a prompt before all of several answers; the rest of a response is for what is generated."""
+
 _UNFINISHED: Final = "None"  # what Triton's vLLM backend says of an answer that goes on
 
 
@@ -26,6 +30,25 @@ class Answer(Protocol):
     def send(self, event: GenerationEvent) -> service_pb2.ModelInferResponse | None:
         """What to send for the next event; None: nothing."""
         ...
+
+
+def check_echo(asked: Asked) -> None:
+    """Refuse what no response could carry, before any work.
+
+    Raises InvalidRequestError.
+    """
+    num_choices = asked.num_choices
+    if num_choices == 1 or not asked.echoes or tensors.TEXT_OUTPUT not in asked.outputs:
+        return
+    prompt = asked.request.prompt
+    assert isinstance(prompt, TextPrompt)
+    num_bytes = num_choices * len(prompt.text.encode())
+    if num_bytes > MAX_ECHO_BYTES:
+        raise InvalidRequestError(
+            f"must be true: the prompt before {num_choices} answers has {num_bytes} bytes, "
+            f"more than {MAX_ECHO_BYTES}",
+            field=tensors.EXCLUDE_INPUT,
+        )
 
 
 class WholeAnswer:

@@ -7,13 +7,14 @@ from typing import Final, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from diptych.errors import RETRY_LATER_S, ModelNotFoundError, NotServedError, QueueFullError
+from diptych.errors import ModelNotFoundError, NotServedError
 from diptych.open_inference import service_pb2
 from diptych.rpc.server import Context
 from router.frontend.grpc_call import Call, read_message
 from router.frontend.open_inference import description
 from router.frontend.open_inference.answering import Answering, Front
 from router.frontend.open_inference.asked import VERSION, check_version
+from router.frontend.open_inference.open_streams import OpenStreams
 from router.frontend.open_inference.stream import InferStream
 
 SERVICE = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
@@ -60,9 +61,8 @@ class OpenInferenceServicer:
         same; ``write_s`` is how long a client may take to hear of a failure.
         """
         self._front = front
-        self._max_streams = max_streams
+        self._streams = OpenStreams(max_streams)
         self._write_s = write_s
-        self._num_streams = 0
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Serve the methods, and refuse by name those that clients may look for.
@@ -135,22 +135,15 @@ class OpenInferenceServicer:
 
     async def ModelStreamInfer(self, requests: AsyncIterator[bytes], context: Context) -> None:
         call = Call.of(context)
-        await call.tenant(self._front.callers)
-        if self._num_streams >= self._max_streams:
-            raise QueueFullError(
-                f"{self._num_streams} streams are open", retry_after_s=RETRY_LATER_S
-            )
+        tenant = await call.tenant(self._front.callers)
         stream = InferStream(
             context,
             lambda data: Answering(self._front, data, call),
             write_s=self._write_s,
             ends_on_failure=_STRICT_ERRORS in call.metadata,
         )
-        self._num_streams += 1
-        try:
+        with self._streams.place(stream, tenant):
             await stream.run(requests)
-        finally:
-            self._num_streams -= 1
 
     @property
     def _model(self) -> str:

@@ -7,7 +7,7 @@ from typing import Final, Protocol
 
 import grpc
 
-from diptych.errors import DiptychError, SlowClientError
+from diptych.errors import RETRY_LATER_S, DiptychError, QueueFullError, SlowClientError
 from diptych.open_inference import service_pb2
 from diptych.rpc.server import Context
 from router.frontend.open_inference.answers import failure
@@ -65,6 +65,18 @@ class InferStream:
         self._writing = asyncio.Lock()
         self._num_open = 0
         self._idle = asyncio.timeout(IDLE_S)
+        self._idle_since_s: float | None = asyncio.get_running_loop().time()
+        self._makes_room = False
+
+    @property
+    def idle_since_s(self) -> float | None:
+        """See :class:`router.frontend.open_inference.open_streams.Stream`."""
+        return self._idle_since_s
+
+    def make_room(self) -> None:
+        """End :meth:`run`, whatever may still come."""
+        self._makes_room = True
+        self._idle.reschedule(asyncio.get_running_loop().time())
 
     async def run(self, requests: AsyncIterator[bytes]) -> None:
         """Until the client has nothing more to ask and everything is answered.
@@ -81,19 +93,28 @@ class InferStream:
                     self._began()
                     tasks.create_task(self._answer(data), name="stream-infer")
         except TimeoutError:
+            if self._makes_room:
+                raise QueueFullError(
+                    "another needs the place of a stream that asks nothing",
+                    retry_after_s=RETRY_LATER_S,
+                ) from None
             raise SlowClientError(f"nothing was asked for {IDLE_S:g} s") from None
         except BaseExceptionGroup as group:
             raise _first(group) from None
 
     def _began(self) -> None:
         self._num_open += 1
-        self._idle.reschedule(None)
+        self._idle_since_s = None
+        if not self._makes_room:
+            self._idle.reschedule(None)
 
     def _ended(self) -> None:
         self._num_open -= 1
         self._places.release()
-        if not self._num_open and not self._idle.expired():
-            self._idle.reschedule(asyncio.get_running_loop().time() + IDLE_S)
+        if self._num_open or self._makes_room or self._idle.expired():
+            return
+        self._idle_since_s = asyncio.get_running_loop().time()
+        self._idle.reschedule(self._idle_since_s + IDLE_S)
 
     async def _answer(self, data: bytes) -> None:
         answering = self._begin(data)

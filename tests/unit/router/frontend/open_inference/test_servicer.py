@@ -1,6 +1,7 @@
 """The service's handlers on a generator that answers as the test says."""
 
-from collections.abc import AsyncGenerator, AsyncIterator
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from types import SimpleNamespace
 from typing import cast
 
@@ -181,6 +182,24 @@ async def test_what_cannot_be_read_leaves_a_record(
     assert generator.requests == []
 
 
+async def test_echoes_that_no_response_could_carry_are_refused_before_any_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("router.frontend.open_inference.answers.MAX_ECHO_BYTES", 100)
+    text = "é" * 30
+    generator = Scripted()
+    with pytest.raises(InvalidRequestError) as caught:
+        await servicer(generator).ModelInfer(
+            request(text=text, n=2).SerializeToString(), Call().context
+        )
+    assert caught.value.field == "exclude_input_in_output"
+    assert (generator.requests, len(generator.refusals)) == ([], 1)
+    silent = flag("exclude_input_in_output")
+    for fitting in (request(text=text), request(silent, text=text, n=2), request(n=2)):
+        await servicer(generator).ModelInfer(fitting.SerializeToString(), Call().context)
+    assert len(generator.requests) == 3
+
+
 async def test_the_nearer_deadline_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.monotonic", lambda: 100.0)
     generator = Scripted()
@@ -210,6 +229,57 @@ async def test_streams_are_bounded_and_are_let_in_again() -> None:
         call = Call()
         await opened.ModelStreamInfer(asking_twice(), call.context)
         assert len(call.written) == 1
+
+
+async def test_idle_streams_of_one_tenant_keep_no_other_out() -> None:
+    """The idlest ends for another's, until who comes holds as many."""
+    opened = servicer(Scripted(), max_streams=3)
+    ends: list[asyncio.Task[DiptychError | None]] = []
+
+    async def silence() -> AsyncIterator[bytes]:
+        await asyncio.Event().wait()
+        yield b""
+
+    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+        for _ in range(3):
+            held = opened.ModelStreamInfer(silence(), Call("alice").context)
+            ends.append(tasks.create_task(_end_of(held)))
+            await asyncio.sleep(0)
+        bobs = tasks.create_task(_end_of(opened.ModelStreamInfer(silence(), Call("bob").context)))
+        assert isinstance(await ends[0], QueueFullError)
+        assert not any(task.done() for task in (*ends[1:], bobs))
+        for key in ("alice", "carol", "carol"):
+            call = Call(key)
+            late = opened.ModelStreamInfer(asking(request()), call.context)
+            refused = await _end_of(late)
+            assert isinstance(refused, QueueFullError) is (key == "alice")
+            assert len(call.written) == (0 if key == "alice" else 1)
+        assert isinstance(await ends[1], QueueFullError)
+        assert not any(task.done() for task in (ends[2], bobs))
+        for task in (ends[2], bobs):
+            task.cancel()
+
+
+async def test_a_stream_with_an_open_request_gives_its_place_to_nobody() -> None:
+    opened = servicer(Scripted(), max_streams=1)
+
+    class Busy(Call):
+        async def write(self, response: service_pb2.ModelStreamInferResponse) -> None:
+            other = opened.ModelStreamInfer(asking(request()), Call("bob").context)
+            assert isinstance(await _end_of(other), QueueFullError)
+            await super().write(response)
+
+    call = Busy("alice")
+    await opened.ModelStreamInfer(asking(request()), call.context)
+    assert len(call.written) == 1
+
+
+async def _end_of(stream: Awaitable[None]) -> DiptychError | None:
+    try:
+        await stream
+    except DiptychError as error:
+        return error
+    return None
 
 
 async def test_a_stream_without_a_key_is_not_read() -> None:

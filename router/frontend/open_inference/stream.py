@@ -18,7 +18,7 @@ MOST_AT_ONCE: Final = 64
 IDLE_S: Final = 600.0
 """A stream on which nothing is asked for so long ends, s."""
 
-_LAST_WRITE_S: Final = 1.0  # for a response on its way, once its answer has failed
+_LAST_WRITE_S: Final = 1.0  # at least, for a response on its way once its answer has failed
 
 
 class Answering(Protocol):
@@ -130,42 +130,85 @@ class InferStream:
             self._ended()
 
     async def _write_failure(self, response: service_pb2.ModelStreamInferResponse) -> None:
-        try:
-            async with asyncio.timeout(self._write_s):
-                await self._write(response)
-        except TimeoutError:
-            raise SlowClientError(
-                f"the client did not take a response for {self._write_s:g} s"
-            ) from None
+        async with self._writing:
+            try:
+                async with asyncio.timeout(self._write_s):
+                    await self._send(response)
+            except TimeoutError:
+                raise SlowClientError(
+                    f"the client did not take a response for {self._write_s:g} s"
+                ) from None
 
     async def _write_all(self, answering: Answering) -> None:
-        patience = asyncio.timeout(None)  # over all writes; ends when one is given up
-        loop = asyncio.get_running_loop()
-
-        def give_up() -> None:
-            if not patience.expired():
-                patience.reschedule(loop.time() + _LAST_WRITE_S)
-
-        async with aclosing(answering.responses(give_up)) as responses:
+        writes = _Writes(self._write_s)
+        async with aclosing(answering.responses(writes.give_up)) as responses:
             try:
-                async with patience:
+                async with writes.patience:
                     async for response in responses:
-                        await self._write(
-                            service_pb2.ModelStreamInferResponse(infer_response=response)
-                        )
+                        async with self._writing:
+                            writes.begin()
+                            await self._send(
+                                service_pb2.ModelStreamInferResponse(infer_response=response)
+                            )
+                            writes.end()
             except TimeoutError:
                 try:
                     async for _ in responses:
                         pass
                 except DiptychError as error:
-                    raise _ClientStuckError(error) from None
+                    if writes.is_cut:
+                        raise _ClientStuckError(error) from None
+                    raise
 
-    async def _write(self, response: service_pb2.ModelStreamInferResponse) -> None:
-        async with self._writing:
-            try:
-                await self._context.write(response)
-            except grpc.aio.BaseError:  # the call is over: gRPC is about to cancel the handler
-                raise asyncio.CancelledError from None
+    async def _send(self, response: service_pb2.ModelStreamInferResponse) -> None:
+        """Only for who holds ``_writing``."""
+        try:
+            await self._context.write(response)
+        except grpc.aio.BaseError:  # the call is over: gRPC is about to cancel the handler
+            raise asyncio.CancelledError from None
+
+
+class _Writes:
+    """The writes of one answer, and how they end if it fails. Used by its task alone.
+
+    A response that waits for its turn is dropped then, for it says nothing of the client that
+    it has to wait. One on its way has as long as any other.
+    """
+
+    def __init__(self, write_s: float) -> None:
+        self._write_s = write_s
+        self._loop = asyncio.get_running_loop()
+        self._began_s: float | None = None
+        self._is_dropped = False
+        self.patience = asyncio.timeout(None)
+        """Over all of them."""
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether one was begun that did not end."""
+        return self._began_s is not None
+
+    def begin(self) -> None:
+        """It is this answer's turn. Raises TimeoutError: it is given up."""
+        if self._is_dropped:
+            raise TimeoutError
+        self._began_s = self._loop.time()
+
+    def end(self) -> None:
+        """The response was taken."""
+        self._began_s = None
+
+    def give_up(self) -> None:
+        """The answer has failed while a response was not taken."""
+        if self.patience.expired():
+            return
+        now_s = self._loop.time()
+        if self._began_s is None:
+            self._is_dropped = True
+            self.patience.reschedule(now_s)
+        else:
+            ends_s = max(self._began_s + self._write_s, now_s + _LAST_WRITE_S)
+            self.patience.reschedule(ends_s)
 
 
 class _ClientStuckError(Exception):

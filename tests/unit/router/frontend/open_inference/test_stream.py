@@ -17,14 +17,15 @@ WRITE_S = 30.0
 
 
 class Client:
-    """Takes responses, but for those after ``takes``; asks by ``ask``."""
+    """Takes responses, but for those after ``takes``, each ``pause_s`` late; asks by ``ask``."""
 
-    def __init__(self, takes: int = 10**6) -> None:
+    def __init__(self, takes: int = 10**6, pause_s: float = 0.0) -> None:
         self.took: list[tuple[str, str]] = []
         self.num_asked = 0
         self.is_writing = False
         self.is_gone = False
         self._takes = takes
+        self._pause_s = pause_s
         self._asks: asyncio.Queue[bytes | None] = asyncio.Queue()
 
     def ask(self, *names: bytes | None) -> None:
@@ -41,7 +42,7 @@ class Client:
         self.is_writing = True
         if self.is_gone:
             raise grpc.aio.UsageError("the call is over")
-        await asyncio.sleep(0)
+        await asyncio.sleep(self._pause_s)
         if len(self.took) >= self._takes:
             await asyncio.Event().wait()
         self.took.append((response.infer_response.id, response.error_message))
@@ -127,6 +128,22 @@ def test_a_client_that_takes_nothing_ends_the_call(error: DiptychError) -> None:
 
     run_virtually(ask())
     assert Answering.num_closed == 2
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_client_that_pauses_misses_no_answer_for_one_that_fails(is_first: bool) -> None:
+    """Whether the response that is on its way then is the failing answer's own or another's."""
+
+    async def ask() -> Client:
+        client = Client(pause_s=WRITE_S / 2)
+        client.ask(*([b"!", b"a"] if is_first else [b"a", b"!"]), None)
+        await stream(client).run(client.requests())
+        return client
+
+    took = run_virtually(ask()).took
+    assert took.count(("a", "")) == 2
+    assert took.count(("!", "")) == is_first
+    assert took.count(("!", "NO_WORKER: none here")) == 1
 
 
 def test_and_so_does_one_that_does_not_hear_of_a_failure() -> None:

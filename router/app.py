@@ -54,6 +54,9 @@ logger = logging.getLogger(__name__)
 
 _PUMP_REST_S = 0.05  # before those are asked whom a pump did not reach
 _SPARE_RPCS = 64  # listings, health checks, requests that are about to be refused
+_MAX_CALLS_RATIO = (
+    8  # all calls, with those whose clients take no answer, to those being answered
+)
 _GENERATING = INFERRING | {f"/{SERVICE}/Generate"}
 
 
@@ -173,9 +176,11 @@ def public_edge(config: RouterConfig, gate: Gate | None = None) -> PublicEdge:
     Raises ConfigurationError.
     """
     max_open = most_open(config) + _most_streams(config)
+    max_served = max_open + _SPARE_RPCS
     return PublicEdge(
         # As many requests as are taken, and some to hear in detail why they are not.
-        max_concurrent_rpcs=max_open + _SPARE_RPCS,
+        max_served=max_served,
+        max_concurrent_rpcs=_MAX_CALLS_RATIO * max_served,
         # One client alone does not take the last: others' health checks are answered.
         max_concurrent_streams=max_open + _SPARE_RPCS // 2,
         # One that is somewhat too large hears in detail that it is.

@@ -4,7 +4,8 @@ import asyncio
 import inspect
 import logging
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
@@ -12,7 +13,13 @@ import grpc
 from google.protobuf.message import Message
 from grpc_status import rpc_status
 
-from diptych.errors import DiptychError, InvalidRequestError, SlowClientError
+from diptych.errors import (
+    RETRY_LATER_S,
+    DiptychError,
+    InvalidRequestError,
+    QueueFullError,
+    SlowClientError,
+)
 from diptych.rpc.channel import MAX_MESSAGE_BYTES, SIZE_OPTIONS, ChannelOptions, keepalive_options
 from diptych.rpc.decoding import decode
 from diptych.rpc.identity import Certificate, Identity
@@ -43,8 +50,13 @@ class PublicEdge:
     at most go over one connection, more wait at their client; a message of more than
     ``max_receive_bytes`` ends its call before it is in memory; one that is not there
     ``body_patience_s`` after its call began ends it, too.
+
+    ``max_served`` calls are answered at a time. One whose answer is there, but whose client
+    takes nothing of it, is no longer among them: gRPC can neither end it nor tell its client
+    anything, so such ones are bounded by ``max_concurrent_rpcs`` alone.
     """
 
+    max_served: int
     max_concurrent_rpcs: int
     max_concurrent_streams: int
     max_receive_bytes: int
@@ -110,6 +122,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         """
         self._identity = identity
         self._gate = None if public is None else public.gate
+        self._max_served = None if public is None else public.max_served
+        self._num_served = 0
         self._patience_s = None if public is None else public.body_patience_s
 
     async def intercept_service(
@@ -135,14 +149,15 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
             async def stream(request: Any, context: Context) -> AsyncIterator[Message]:
                 try:
-                    self._check(method, context)
-                    request = await _received(request, patience_s)
-                    responses = inner_stream(request, context)
-                    if inspect.isawaitable(responses):  # it writes them to the context itself
-                        await responses
-                        return
-                    async for response in responses:
-                        yield response
+                    with self._place():
+                        self._check(method, context)
+                        request = await _received(request, patience_s)
+                        responses = inner_stream(request, context)
+                        if inspect.isawaitable(responses):  # it writes them to the context itself
+                            await responses
+                            return
+                        async for response in responses:
+                            yield response
                 except (asyncio.CancelledError, grpc.RpcError, GeneratorExit):
                     raise
                 except Exception as error:  # noqa: BLE001 - the boundary of the process
@@ -156,9 +171,10 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
         async def unary(request: Any, context: Context) -> Message:
             try:
-                self._check(method, context)
-                request = await _received(request, patience_s)
-                response: Message = await inner_unary(request, context)
+                with self._place():
+                    self._check(method, context)
+                    request = await _received(request, patience_s)
+                    response: Message = await inner_unary(request, context)
             except (asyncio.CancelledError, grpc.RpcError):
                 raise
             except Exception as error:  # noqa: BLE001 - the boundary of the process
@@ -168,6 +184,19 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         if takes_stream:
             return grpc.stream_unary_rpc_method_handler(unary, *codec)
         return grpc.unary_unary_rpc_method_handler(unary, *codec)
+
+    @contextmanager
+    def _place(self) -> Iterator[None]:
+        """Among those that are answered. Raises QueueFullError."""
+        if self._max_served is not None and self._num_served >= self._max_served:
+            raise QueueFullError(
+                f"{self._num_served} calls are being answered", retry_after_s=RETRY_LATER_S
+            )
+        self._num_served += 1
+        try:
+            yield
+        finally:
+            self._num_served -= 1
 
     def _check(self, method: str, context: Context) -> None:
         if self._identity is not None:

@@ -19,7 +19,7 @@ def test_the_servers_limits_cover_what_the_router_takes() -> None:
     )
     edge = public_edge(config)
     assert edge.max_concurrent_streams > 100 + 3 * 10 + 2
-    assert edge.max_concurrent_rpcs > edge.max_concurrent_streams
+    assert edge.max_concurrent_rpcs > edge.max_served > edge.max_concurrent_streams
     assert edge.max_receive_bytes == 1500
 
 

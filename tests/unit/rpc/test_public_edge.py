@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from diptych.errors import DiptychError, InvalidRequestError, SlowClientError
+from diptych.errors import DiptychError, InvalidRequestError, QueueFullError, SlowClientError
 from diptych.rpc.channel import open_channel
 from diptych.rpc.server import PublicEdge, make_server
 from diptych.rpc.status import from_rpc_error
@@ -16,7 +16,8 @@ from diptych.timers import Timers
 
 SERVES = health_pb2.HealthCheckResponse.SERVING
 EDGE = PublicEdge(
-    max_concurrent_rpcs=2,
+    max_served=2,
+    max_concurrent_rpcs=20,
     max_concurrent_streams=10,
     max_receive_bytes=100,
     max_connection_age_s=1000,
@@ -27,17 +28,23 @@ CHECK, WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
 
 
 @pytest_asyncio.fixture
-async def channel() -> AsyncIterator[grpc.aio.Channel]:
-    """To a server that serves health, two calls at a time."""
+async def port() -> AsyncIterator[int]:
+    """Of a server that serves health, two calls at a time."""
     server = make_server(Timers(), EDGE)
     servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     await servicer.set("", SERVES)
-    port = server.add_insecure_port("127.0.0.1:0")
+    opened = server.add_insecure_port("127.0.0.1:0")
     await server.start()
+    yield opened
+    await server.stop(None)
+
+
+@pytest_asyncio.fixture
+async def channel(port: int) -> AsyncIterator[grpc.aio.Channel]:
+    """To that server."""
     async with open_channel(f"127.0.0.1:{port}") as opened:
         yield opened
-    await server.stop(None)
 
 
 async def end_of(channel: grpc.aio.Channel, method: str, *sent: bytes) -> DiptychError:
@@ -66,7 +73,7 @@ async def test_calls_whose_request_never_comes_take_no_place_for_long(
     channel: grpc.aio.Channel, method: str
 ) -> None:
     async with asyncio.TaskGroup() as tasks:  # all the places that there are
-        silent = range(EDGE.max_concurrent_rpcs)
+        silent = range(EDGE.max_served)
         ends = [tasks.create_task(end_of(channel, method)) for _ in silent]
     for error in (end.result() for end in ends):
         assert isinstance(error, SlowClientError)
@@ -81,3 +88,38 @@ async def test_a_call_without_a_request_or_with_a_wrong_one_is_refused(
     for sent in (b"", b"\xff\xff"):
         assert isinstance(await end_of(channel, method, sent), InvalidRequestError)
     await served(channel)
+
+
+async def test_no_more_calls_are_answered_at_a_time(channel: grpc.aio.Channel) -> None:
+    stub = health_pb2_grpc.HealthStub(channel)
+    watches = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(EDGE.max_served)]
+    for watch in watches:
+        await watch.read()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stub.Check(health_pb2.HealthCheckRequest(), timeout=10)
+    assert isinstance(from_rpc_error(caught.value), QueueFullError)
+    for watch in watches:
+        watch.cancel()
+
+
+async def test_calls_whose_answers_are_not_taken_keep_nobody_out(
+    port: int, channel: grpc.aio.Channel
+) -> None:
+    """Their client's window is smaller than an answer, and it reads nothing."""
+    options = (
+        ("grpc.http2.lookahead_bytes", 5),
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.use_local_subchannel_pool", 1),
+    )
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as slow:
+        method = slow.stream_stream(CHECK, request_serializer=None, response_deserializer=None)
+        calls = [method(None) for _ in range(2 * EDGE.max_served)]
+        for call in calls:
+            await call.write(b"")
+            await call.initial_metadata()  # which goes with the answer
+        await served(channel)
+        assert not any(call.done() for call in calls)
+        assert (
+            await calls[0].read()
+            == health_pb2.HealthCheckResponse(status=SERVES).SerializeToString()
+        )

@@ -54,9 +54,7 @@ logger = logging.getLogger(__name__)
 
 _PUMP_REST_S = 0.05  # before those are asked whom a pump did not reach
 _SPARE_RPCS = 64  # listings, health checks, requests that are about to be refused
-_MAX_CALLS_RATIO = (
-    8  # all calls, with those whose clients take no answer, to those being answered
-)
+_MAX_CALLS_RATIO = 8  # all, with those whose clients take no answer, to those being answered
 _GENERATING = INFERRING | {f"/{SERVICE}/Generate"}
 
 

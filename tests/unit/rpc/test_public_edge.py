@@ -113,10 +113,12 @@ async def test_calls_whose_answers_are_not_taken_keep_nobody_out(
     )
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as slow:
         method = slow.stream_stream(CHECK, request_serializer=None, response_deserializer=None)
-        calls = [method(None) for _ in range(2 * EDGE.max_served)]
-        for call in calls:
+        calls = []
+        for _ in range(2 * EDGE.max_served):  # one by one: who has no answer yet has a place
+            call = method(None)
             await call.write(b"")
             await call.initial_metadata()  # which goes with the answer
+            calls.append(call)
         await served(channel)
         assert not any(call.done() for call in calls)
         assert (

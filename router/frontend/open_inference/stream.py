@@ -76,7 +76,8 @@ class InferStream:
     def make_room(self) -> None:
         """End :meth:`run`, whatever may still come."""
         self._makes_room = True
-        self._idle.reschedule(asyncio.get_running_loop().time())
+        if not self._idle.expired():
+            self._idle.reschedule(asyncio.get_running_loop().time())
 
     async def run(self, requests: AsyncIterator[bytes]) -> None:
         """Until the client has nothing more to ask and everything is answered.

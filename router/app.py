@@ -55,6 +55,7 @@ logger = logging.getLogger(__name__)
 _PUMP_REST_S = 0.05  # before those are asked whom a pump did not reach
 _SPARE_RPCS = 64  # listings, health checks, requests that are about to be refused
 _MAX_CALLS_RATIO = 8  # all, with those whose clients take no answer, to those being answered
+_MOST_CALLS = 2**31 - 1  # that gRPC can count
 _GENERATING = INFERRING | {f"/{SERVICE}/Generate"}
 
 
@@ -178,7 +179,7 @@ def public_edge(config: RouterConfig, gate: Gate | None = None) -> PublicEdge:
     return PublicEdge(
         # As many requests as are taken, and some to hear in detail why they are not.
         max_served=max_served,
-        max_concurrent_rpcs=_MAX_CALLS_RATIO * max_served,
+        max_concurrent_rpcs=min(_MAX_CALLS_RATIO * max_served, _MOST_CALLS),
         # One client alone does not take the last: others' health checks are answered.
         max_concurrent_streams=max_open + _SPARE_RPCS // 2,
         # One that is somewhat too large hears in detail that it is.

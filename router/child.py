@@ -3,7 +3,9 @@
 import asyncio
 import json
 import logging
+import shutil
 import sys
+import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -50,17 +52,14 @@ class RouterProcess:
     """``python -m router`` with settings of its own, in a session of its own.
 
     So Ctrl-C in a terminal reaches its parent alone, which asks it to end. It ends, too, when
-    its parent does, however that came.
+    its parent does, however that came. Owns a folder from its start to its end.
     """
 
-    def __init__(self, config: RouterConfig, folder: Path, patience_s: float) -> None:
-        """``folder`` is its own, and there; it has ``patience_s`` to end by itself."""
-        self._port_file = folder / "ports.json"
-        self._settings = folder / "settings.yaml"  # JSON is YAML
-        self._config = config.model_copy(
-            update={"port_file": self._port_file, "stop_with_stdin": True}
-        )
+    def __init__(self, config: RouterConfig, patience_s: float) -> None:
+        """It has ``patience_s`` to end by itself."""
+        self._config = config
         self._patience_s = patience_s
+        self._folder: Path | None = None
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -70,29 +69,46 @@ class RouterProcess:
         return self._process.pid
 
     async def start(self) -> None:
-        self._port_file.unlink(missing_ok=True)
-        self._settings.write_text(self._config.model_dump_json(exclude_defaults=True))
+        """Raises OSError: the machine has no room for it, on a disk or as a process."""
+        # Not its predecessor's: somebody may have cleaned that away since, or taken its name.
+        self._folder = Path(tempfile.mkdtemp(prefix="diptych-router-"))
+        path = self._folder / "settings.yaml"  # JSON is YAML
+        config = self._config.model_copy(
+            update={"port_file": self._port_file, "stop_with_stdin": True}
+        )
+        path.write_text(config.model_dump_json(exclude_defaults=True))
         self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "router", "--config", str(self._settings)),
+            *(sys.executable, "-m", "router", "--config", str(path)),
             stdin=asyncio.subprocess.PIPE,
             env=settings.environment_without(_PREFIX),  # all of it is in the file
             start_new_session=True,
         )
 
     async def listening(self) -> Addresses:
-        while not self._port_file.exists():  # noqa: ASYNC110 - another process writes it
+        while True:
+            with suppress(OSError):  # not there yet; or nothing can be opened at the moment
+                addresses: Addresses = json.loads(self._port_file.read_text())
+                return addresses
             await asyncio.sleep(_POLL_S)
-        addresses: Addresses = json.loads(self._port_file.read_text())
-        return addresses
+
+    @property
+    def _port_file(self) -> Path:
+        assert self._folder is not None
+        return self._folder / "ports.json"
 
     async def ended(self) -> int:
         assert self._process is not None
         return await self._process.wait()
 
     async def stop(self) -> None:
-        process = self._process
-        if process is None or process.returncode is not None:
-            return
+        try:
+            if self._process is not None and self._process.returncode is None:
+                await self._end(self._process)
+        finally:
+            if self._folder is not None:
+                shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _end(self, process: asyncio.subprocess.Process) -> None:
         with suppress(ProcessLookupError):  # it has just ended
             process.terminate()
         try:

@@ -1,5 +1,6 @@
 """Settings of the router. Built once at start, see :mod:`diptych.settings`."""
 
+import itertools
 import re
 from collections.abc import Mapping
 from ipaddress import ip_address
@@ -70,6 +71,10 @@ def _check_server(value: str | None) -> str | None:
         if not _is_address(value):
             raise ValueError("expected ip:port")
     return value
+
+
+def _listed(ports: range) -> str:
+    return str(ports[0]) if len(ports) == 1 else f"{ports[0]} to {ports[-1]}"
 
 
 Addresses = Annotated[list[str], AfterValidator(check_addresses)]
@@ -350,15 +355,30 @@ class RouterConfig(ProcessConfig):
 
     @model_validator(mode="after")
     def _check_ports(self) -> Self:
-        """Each process has its own where there are several."""
-        for name in ("metrics_port", "health_port"):
-            port: int | None = getattr(self, name)
-            if port and port + self.processes - 1 > _LAST_PORT:
-                flag = name.replace("_", "-")
+        """Each process has its own where there are several, and no port is wanted twice."""
+        ranges = self._port_ranges()
+        for flag, ports in ranges.items():
+            if len(ports) > 1 and ports[-1] > _LAST_PORT:
                 raise ValueError(
-                    f"--{flag}: {port} leaves no ports behind it for {self.processes} processes"
+                    f"--{flag}: {ports[0]} leaves no ports behind it for {self.processes} processes"
+                )
+        for (flag, ports), (other, others) in itertools.combinations(ranges.items(), 2):
+            if ports[0] <= others[-1] and others[0] <= ports[-1]:
+                raise ValueError(
+                    f"--{flag}: takes {_listed(ports)}, but --{other} takes {_listed(others)}"
                 )
         return self
+
+    def _port_ranges(self) -> Mapping[str, range]:
+        """By its flag, what each port setting takes; those that the system picks are not there."""
+        _, _, listen = self.listen.rpartition(":")
+        firsts = {
+            "metrics-port": (self.metrics_port, self.processes),
+            "health-port": (self.health_port, self.processes),
+            "http-port": (self.http_port if self.http else None, 1),
+            "listen": (int(listen) if listen.isdecimal() else None, 1),
+        }
+        return {flag: range(port, port + many) for flag, (port, many) in firsts.items() if port}
 
     @property
     def refuses_unreachable(self) -> bool:

@@ -1,14 +1,14 @@
 """A router of several processes that share its ports: their parent.
 
 Each is a router of its own, to workers and to clients, whose connections the kernel spreads over
-them. A process that ends by itself is told of and replaced; one that ends before it listens ends
-them all, as its replacement would fare no better.
+them. A process that ends by itself is told of and replaced. Until all have listened, one that
+cannot start ends them all: its settings are theirs. Later it takes none of the others with it, and
+is tried again, as often as it takes and ever more rarely.
 """
 
 import asyncio
 import logging
 import socket
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,6 +23,9 @@ from router.config import RouterConfig
 logger = logging.getLogger(__name__)
 
 _SLACK_S = 10.0  # beyond what a router takes to drain, until it is killed
+_SETTLED_S = 60.0  # who listened this long did not die of what ended the one before
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 30.0
 
 
 class ProcessFailedError(Exception):
@@ -47,11 +50,18 @@ class Processes:
         self._make = make
         self._on_listening = on_listening
         self._addresses: list[Addresses | None] = [None] * count
+        self._were_ready = False
+
+    @property
+    def were_ready(self) -> bool:
+        """Whether all have listened, and that was told; some may have died since."""
+        return self._were_ready
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until ``stop`` is set and all have ended.
 
-        Raises (in a group) ConfigurationError, ProcessFailedError: one could not be started.
+        Raises (in a group) ConfigurationError, OSError, ProcessFailedError: one could not be
+        started, and not all had listened yet.
         """
         async with asyncio.TaskGroup() as tasks:
             keeping = [
@@ -63,18 +73,39 @@ class Processes:
                 task.cancel()
 
     async def _keep(self, index: int) -> None:
+        """One after another; the more of them are short-lived, the longer until the next."""
+        pause_s = 0.0
         while True:
-            child = self._make(index)
-            try:
-                await child.start()
-                await self._wait_listening(index, child)
-                code = await child.ended()
-            finally:
-                await child.stop()
+            if await self._live(index) >= _SETTLED_S:
+                pause_s = 0.0
+            await asyncio.sleep(pause_s)
+            pause_s = min(max(2 * pause_s, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
+
+    async def _live(self, index: int) -> float:
+        """A process from its start to its end; for how long it listened, s."""
+        clock = asyncio.get_running_loop().time
+        child = self._make(index)
+        try:
+            await child.start()
+            await self._wait_listening(index, child)
+            since_s = clock()
+            code = await child.ended()
+            listened_s = clock() - since_s
+        except (ConfigurationError, OSError, ProcessFailedError) as error:
+            if not self._were_ready:
+                raise
             logger.error(
-                "a process of the router ended by itself; another takes its place",
-                extra={"index": index, "pid": child.pid, "exit_code": code},
+                "a process of the router could not be replaced; it is tried again",
+                extra={"index": index, "error": str(error)},
             )
+            return 0.0
+        finally:
+            await child.stop()
+        logger.error(
+            "a process of the router ended by itself; another takes its place",
+            extra={"index": index, "pid": child.pid, "exit_code": code},
+        )
+        return listened_s
 
     async def _wait_listening(self, index: int, child: Child) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -89,6 +120,7 @@ class Processes:
             known = [each for each in self._addresses if each is not None]
             if len(known) == len(self._addresses):
                 self._on_listening(known)
+                self._were_ready = True
             return
         code = ending.result()
         if code == EXIT_CONFIGURATION:  # it has said why
@@ -118,22 +150,33 @@ async def _serve_together(config: RouterConfig, stop: asyncio.Event, ready: Read
             http = held.enter_context(reserve(host, http_port, "--http-port"))
             http_port = http.getsockname()[1]
         grpc_port: int = grpc.getsockname()[1]
-        was_ready = asyncio.Event()
-        folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="diptych-router-")))
 
         def make(index: int) -> Child:
-            own = folder / str(index)
-            own.mkdir(exist_ok=True)
-            return RouterProcess(config_of(config, index, grpc_port, http_port), own, patience_s)
+            return RouterProcess(config_of(config, index, grpc_port, http_port), patience_s)
 
         def on_listening(addresses: Sequence[Addresses]) -> None:
-            if config.port_file is not None:
-                write_port_file(config.port_file, ports_of(addresses))
-            if not was_ready.is_set():
-                was_ready.set()
+            if processes.were_ready:
+                _tell_again(config.port_file, addresses)
+            else:
+                _tell(config.port_file, addresses)
                 ready(grpc_port)
 
-        await Processes(config.processes, make, on_listening).run(stop)
+        processes = Processes(config.processes, make, on_listening)
+        await processes.run(stop)
+
+
+def _tell(port_file: Path | None, addresses: Sequence[Addresses]) -> None:
+    """Raises ConfigurationError."""
+    if port_file is not None:
+        write_port_file(port_file, ports_of(addresses))
+
+
+def _tell_again(port_file: Path | None, addresses: Sequence[Addresses]) -> None:
+    """Nobody's streams end because this cannot be told."""
+    try:
+        _tell(port_file, addresses)
+    except ConfigurationError as error:
+        logger.error("the port file is out of date", extra={"error": error.message})
 
 
 def ports_of(addresses: Sequence[Addresses]) -> Mapping[str, object]:

@@ -18,6 +18,8 @@ from diptych.rpc.server import Context, make_server
 from diptych.rpc.status import to_failure
 from diptych.step_model import StepModel
 from diptych.v1 import (
+    cache_pb2,
+    cache_pb2_grpc,
     common_pb2,
     decode_pb2,
     decode_pb2_grpc,
@@ -53,6 +55,18 @@ class Behaviour:
     pull_failures: int = 0  # so many pulls fail first
     pull_failure: int = decode_pb2.PULL_FAILURE_TRANSPORT
     pull_s: float = 0.0
+    tells_prompts: bool = True  # else it is older than what a request may want of its prompt
+
+
+class QuietCache(cache_pb2_grpc.CacheServicer):
+    """Of a worker that has told nothing yet of what it has cached."""
+
+    async def WatchCache(
+        self, request: cache_pb2.WatchCacheRequest, context: Context
+    ) -> AsyncIterator[cache_pb2.CacheChange]:
+        await asyncio.get_running_loop().create_future()
+        return
+        yield
 
 
 class FakeWorker(worker_pb2_grpc.WorkerServicer):
@@ -78,6 +92,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.incarnation = f"{type(self).__name__}-{next(_incarnations)}"
         self._server = make_server()
         worker_pb2_grpc.add_WorkerServicer_to_server(self, self._server)
+        cache_pb2_grpc.add_CacheServicer_to_server(QuietCache(), self._server)
         self.add_services(self._server)
         port = self._server.add_insecure_port(self.address)
         self.address = f"127.0.0.1:{port}"
@@ -192,8 +207,9 @@ class FakePrefill(FakeWorker, prefill_pb2_grpc.PrefillServicer):
         events.put_nowait(prefill_pb2.PrefillEvent(accepted=accepted))
         await asyncio.sleep(self.behaviour.first_token_s)
         spec = lease.start.spec
-        for told in _told(lease.start):
-            events.put_nowait(told)
+        if self.behaviour.tells_prompts:
+            for told in _told(lease.start):
+                events.put_nowait(told)
         position = len(spec.token_ids)
         num_output = position - spec.num_prompt_tokens + 1
         events.put_nowait(

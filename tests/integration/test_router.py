@@ -301,6 +301,8 @@ async def test_what_only_prefill_workers_tell_is_refused_where_there_are_none(
 async def test_a_worker_that_tells_nothing_of_the_prompt_gives_no_answer(wide_model: Path) -> None:
     """One of an older version, say: what was asked is never left out."""
     async with running(wide_model, 2, 1) as cluster:
+        for worker in cluster.prefill:
+            worker.behaviour.tells_prompts = False
         request = token_request(PROMPT, max_tokens=2)
         request.sampling.prompt_logprobs = 0
         answer = await generate(cluster.channel, request)

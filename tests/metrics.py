@@ -4,16 +4,9 @@ import re
 import urllib.request
 from pathlib import Path
 
+from tests.packages import PACKAGES
+
 _ROOT = Path(__file__).parents[1]
-_PACKAGES = (
-    "batch_server",
-    "diptych",
-    "router",
-    "prefill_worker",
-    "decode_worker",
-    "soft_worker",
-    "kvtransfer",
-)
 _MADE = re.compile(
     r"\.(?:counters?|gauges?|histograms?|labelled_counter|labelled_histogram|loop_histogram|read_gauges?)"
     r'\(\s*"([a-z_]+)"'
@@ -45,7 +38,7 @@ def unmoved(address: str) -> dict[str, bool]:
 
 def made_in_code() -> set[str]:
     """The names, without prefix, of all metrics that are made under a name of their own."""
-    code = [path for package in _PACKAGES for path in (_ROOT / package).rglob("*.py")]
+    code = [path for package in PACKAGES for path in (_ROOT / package).rglob("*.py")]
     found = [name for path in code for name in _MADE.findall(path.read_text())]
     return {name.removesuffix("_total") for name in found}
 

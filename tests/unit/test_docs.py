@@ -15,23 +15,11 @@ from diptych.cli.up import UpConfig
 from diptych.errors import DiptychError
 from diptych.simulation.settings import SimulationConfig
 from router.config import RouterConfig
+from tests.packages import PACKAGES
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-
-
-FOLDERS = (
-    *(
-        "diptych",
-        "router",
-        "prefill_worker",
-        "decode_worker",
-        "soft_worker",
-        "batch_server",
-        "kvtransfer",
-    ),
-    *("tests", "examples", "proto", "docs", "deploy"),
-)
+FOLDERS = (*PACKAGES, "tests", "examples", "proto", "docs", "deploy")
 PATHS = [path for folder in FOLDERS for path in [ROOT / folder, *(ROOT / folder).rglob("*")]]
 
 

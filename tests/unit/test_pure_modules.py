@@ -6,16 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.packages import PACKAGES
+
 ROOT = Path(__file__).parents[2]
-PACKAGES = (
-    "diptych",
-    "router",
-    "prefill_worker",
-    "decode_worker",
-    "soft_worker",
-    "batch_server",
-    "kvtransfer",
-)
 IMPURE = re.compile(
     r"(asyncio|os|selectors|socket|subprocess|threading|time|grpc\.aio)(\.|$)|.*_pb2_grpc"
 )

@@ -6,17 +6,9 @@ from pathlib import Path
 import pytest
 
 from diptych.errors import RETRY_LATER_S, RETRY_SOON_S
+from tests.packages import PACKAGES
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = (
-    "diptych",
-    "router",
-    "prefill_worker",
-    "decode_worker",
-    "soft_worker",
-    "batch_server",
-    "kvtransfer",
-)
 
 
 def literal_hints(source: str) -> list[int]:

@@ -19,6 +19,44 @@ class GroupExtent(NamedTuple):
     num_bytes: int  # of it in a block
 
 
+class ShippedBytes(NamedTuple):
+    """What is shipped of a sequence, by how many of its last tokens the reader lacks.
+
+    As if blocks were cut anywhere, so that placement may weigh parts of them.
+    """
+
+    groups: tuple[
+        tuple[float, int | None], ...
+    ] = ()  # bytes of a token, and of how many; None: all
+
+    @classmethod
+    def told(cls, layout: common_pb2.KVLayout) -> Self:
+        """Of the layout that a worker tells, whatever it tells: nothing here is refused."""
+        size = layout.block_size or 1
+        groups = [
+            (group.block_bytes / size, (_reach(group.window, size) + 1) * size)
+            if group.window
+            else (group.block_bytes / size, None)
+            for group in layout.groups
+        ]
+        return cls(tuple(groups)) if groups else cls.even(layout.block_bytes / size)
+
+    @classmethod
+    def even(cls, bytes_per_token: float) -> Self:
+        """Of tokens that are all shipped whole."""
+        return cls(((bytes_per_token, None),))
+
+    def of(self, num_tokens: float) -> float:
+        """Bytes of the last so many tokens; 0 where nobody said what a token takes."""
+        return sum(
+            size * (num_tokens if most is None else min(num_tokens, most))
+            for size, most in self.groups
+        )
+
+
+NOTHING_SHIPPED = ShippedBytes()
+
+
 class BlockNeeds:
     """Of the blocks of one layout. Immutable."""
 
@@ -31,9 +69,7 @@ class BlockNeeds:
         windows = [group.window for group in groups]
         self._num_full = windows.count(None)
         assert None not in windows[self._num_full :], "a full group behind a window"
-        self.reaches = tuple(
-            -(-(window - 1) // block_size) for window in windows if window is not None
-        )
+        self.reaches = tuple(_reach(window, block_size) for window in windows if window is not None)
         """Of each group with a window: how many blocks before its own a block's tokens see."""
         assert list(self.reaches) == sorted(self.reaches, reverse=True), "a window behind a shorter"
 
@@ -89,3 +125,8 @@ class NeededRun(NamedTuple):
 
     blocks: range  # their indices in the sequence
     num_bytes: int  # of each, from its beginning on; may be 0
+
+
+def _reach(window: int, block_size: int) -> int:
+    """How many blocks before its own a block's tokens see."""
+    return -(-(window - 1) // block_size)

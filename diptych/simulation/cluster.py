@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
+from diptych.block_needs import ShippedBytes
 from diptych.simulation.agenda import Agenda
 from diptych.simulation.engine import EngineLimits, Noise
 from diptych.simulation.seen import DecodeSeen, PrefillSeen, Told
@@ -163,8 +164,8 @@ class SimulatedCluster:
         for index in range(num):
             host = self._host("decode", index, self._workers.decode)
             changed = partial(self._changed, self._decode_views, index)
-            bytes_per_token = self.wires.kv_bytes_per_token
-            seen = DecodeSeen(host.worker, Told(host.engine), sources, bytes_per_token, changed)
+            shipped = ShippedBytes.even(self.wires.kv_bytes_per_token)
+            seen = DecodeSeen(host.worker, Told(host.engine), sources, shipped, changed)
             host.on_told = seen.told
             seats[host.worker] = Seat(host, seen)
             self._decode_views.add(seen.view)

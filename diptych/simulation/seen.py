@@ -6,6 +6,7 @@ load is what the worker told less the router's own then, plus its own now.
 
 from collections.abc import Callable
 
+from diptych.block_needs import ShippedBytes
 from diptych.simulation.engine import SimulatedEngine
 from diptych.step_model import StepWork
 from router.placement.types import DecodeView, EngineView, PrefillView, WorkerId
@@ -98,14 +99,14 @@ class DecodeSeen:
         worker: WorkerId,
         told: Told,
         sources: dict[str, float],
-        kv_bytes_per_token: float,
+        shipped: ShippedBytes,
         on_change: Callable[[bool], None],
     ) -> None:
         """``sources``: from which prefill workers it can pull, by incarnation, and how fast."""
         self._worker = worker
         self._told = told
         self._sources, self._proven = sources, frozenset(sources)
-        self._kv_bytes_per_token = kv_bytes_per_token
+        self._shipped = shipped
         self._on_change = on_change
         self._num_own = self._num_others = 0  # sequences
         self._num_asked = self._num_told = 0  # tokens of prompts of ours, ever
@@ -152,7 +153,7 @@ class DecodeSeen:
             num_pending_tokens=told.work.num_prefill_tokens,
             num_available_blocks=told.num_available_blocks,
             step_s=told.step_s,
-            kv_bytes_per_token=self._kv_bytes_per_token,
+            shipped=self._shipped,
             bytes_per_s=self._sources,
             engine=told.engine_view(self._num_asked - self._num_told),
         )

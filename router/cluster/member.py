@@ -3,6 +3,7 @@
 from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple
 
+from diptych.block_needs import ShippedBytes
 from diptych.step_model import StepModel, StepWork
 from diptych.v1 import worker_pb2
 from router.cluster.decode_link import DecodeLink
@@ -217,7 +218,7 @@ class DecodeMember:
                 num_pending_tokens=state.num_pending_prefill_tokens + self._num_leased_tokens,
                 num_available_blocks=_num_available_blocks(state),
                 step_s=state.decode_step_s,
-                kv_bytes_per_token=state.layout.block_bytes / (state.layout.block_size or 1),
+                shipped=ShippedBytes.told(state.layout),
                 bytes_per_s=self._bytes_per_s,
                 place=_place(state).over(self.found_at),
                 engine=_engine(

@@ -219,7 +219,7 @@ class LeastLoaded:
                 if not is_pair(query, prefill, decode):
                     continue
                 second = on_decode[decode.worker]
-                shipping = second.num_missing * _shipping_weight(prefill, decode)
+                shipping = _shipping_work(prefill, decode, second.num_missing)
                 score = (first.work + second.work + shipping, second, first)
                 if best is None or score < best.score:
                     best = _Pair(score, Paired(prefill.worker, decode.worker))
@@ -332,13 +332,14 @@ class LeastLoaded:
         return [holder, *by_load[:_NUM_LEAST_LOADED], *drawn]
 
 
-def _shipping_weight(prefill: PrefillView, decode: DecodeView) -> float:
-    """How much a token that is shipped costs of what a computed one does, at the most 1."""
+def _shipping_work(prefill: PrefillView, decode: DecodeView, num_tokens: int) -> float:
+    """What shipping so many tokens costs, in computed ones: no more than these."""
     ratio = distance_ratio(prefill.place, decode.place)
     bytes_per_s = decode.bytes_per_s.get(prefill.worker.incarnation, 0.0)
-    if not (bytes_per_s and prefill.tokens_per_s and decode.kv_bytes_per_token):
-        return ratio
-    return ratio * min(1.0, decode.kv_bytes_per_token / bytes_per_s * prefill.tokens_per_s)
+    num_bytes = decode.shipped.of(num_tokens)
+    if not (bytes_per_s and prefill.tokens_per_s and num_bytes):
+        return ratio * num_tokens
+    return ratio * min(num_tokens, num_bytes / bytes_per_s * prefill.tokens_per_s)
 
 
 def _prefill_candidate(view: PrefillView, cost: _Weighed, chosen: WorkerId | None) -> Candidate:
@@ -357,7 +358,7 @@ def _decode_candidate(
     view: DecodeView, cost: _Weighed, chosen: WorkerId | None, source: WorkerId | None
 ) -> Candidate:
     bytes_per_s = 0.0 if source is None else view.bytes_per_s.get(source.incarnation, 0.0)
-    num_bytes = cost.num_missing * view.kv_bytes_per_token
+    num_bytes = view.shipped.of(cost.num_missing)
     return Candidate(
         view.worker.address,
         view.worker == chosen,

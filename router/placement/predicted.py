@@ -395,5 +395,5 @@ def _transfer_s(source: PrefillView, view: DecodeView, num_tokens: int) -> float
     bytes_per_s = view.bytes_per_s.get(source.worker.incarnation, 0.0)
     if not bytes_per_s:
         return 0.0
-    num_bytes = num_tokens * view.kv_bytes_per_token
+    num_bytes = view.shipped.of(num_tokens)
     return distance_ratio(source.place, view.place) * num_bytes / bytes_per_s

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Protocol
 
+from diptych.block_needs import NOTHING_SHIPPED, ShippedBytes
 from diptych.step_model import StepModel, StepWork
 from router.placement.cache_index import CacheIndex
 from router.placement.explanation import Explanation
@@ -64,7 +65,7 @@ class DecodeView:
     num_pending_tokens: int = 0  # of prompts that it computes itself
     num_available_blocks: int | None = None  # free or cached; None: it does not say
     step_s: float = 0.0  # measured; 0 until known
-    kv_bytes_per_token: float = 0.0
+    shipped: ShippedBytes = NOTHING_SHIPPED  # what it pulls; nothing: it does not say
     bytes_per_s: Mapping[str, float] = field(default_factory=dict)  # of proven pairs; 0: unknown
     place: Place = NOWHERE
     engine: EngineView | None = None  # None: it does not say

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from diptych.block_needs import ShippedBytes
 from diptych.step_model import NUM_KNOWN_STEPS, StepCost, StepModel, StepWork
 from router.placement.cache_index import CacheIndex
 from router.placement.policy import LeastLoaded
@@ -70,7 +71,7 @@ def snapshot(num_workers: int, rng: random.Random) -> Snapshot:
                 local_prefill=True,
                 proven=proven,
                 max_num_seqs=64,
-                kv_bytes_per_token=46080.0,
+                shipped=ShippedBytes.even(46080.0),
                 bytes_per_s=bytes_per_s,
                 engine=EngineView(
                     model=MODEL, max_batched_tokens=512, work=StepWork(num, 400 * num)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from diptych.block_needs import BlockNeeds, GroupExtent, NeededRun
+from diptych.block_needs import BlockNeeds, GroupExtent, NeededRun, ShippedBytes
 from diptych.v1 import common_pb2
 
 SIZES = (100, 10, 1)  # bytes of the groups
@@ -69,3 +69,23 @@ def test_a_layout_says_it() -> None:
     assert [needs.num_bytes_of(index, 12) for index in range(3)] == [10, 30, 30]
     whole = BlockNeeds.of(common_pb2.KVLayout(block_size=4, block_bytes=30))
     assert [whole.num_bytes_of(index, 12) for index in range(3)] == [30, 30, 30]
+
+
+@pytest.mark.parametrize("windows", [(0,), (0, 1), (0, 9, 2), (4,), (12, 5, 1), (0, 13)], ids=str)
+def test_what_placement_counts_is_what_is_shipped(windows: tuple[int, ...]) -> None:
+    """Of whole blocks, whatever is there already; and nothing odd that is told can fail."""
+    groups = [
+        common_pb2.KVGroup(window=window, block_bytes=size)
+        for window, size in zip(windows, SIZES, strict=False)
+    ]
+    layout = common_pb2.KVLayout(block_size=4, block_bytes=999, groups=groups)
+    needs, shipped = BlockNeeds.of(layout), ShippedBytes.told(layout)
+    for num_blocks in range(1, 9):
+        for first in range(num_blocks + 1):
+            runs = needs.runs(range(first, num_blocks), 4 * num_blocks)
+            want = sum(run.num_bytes * len(run.blocks) for run in runs)
+            assert shipped.of(4 * (num_blocks - first)) == want
+    layout.groups.reverse()
+    layout.block_size = 0
+    assert ShippedBytes.told(layout).of(10) > 0
+    assert ShippedBytes.told(common_pb2.KVLayout()).of(10) == ShippedBytes().of(10) == 0

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from diptych.block_needs import ShippedBytes
 from diptych.engine.scheduling.sequence import Sequence, SequenceKey
 from diptych.sampling_params import SamplingParams
 from diptych.simulation.agenda import Agenda
@@ -18,7 +19,7 @@ from tests.unit.router.cluster.world import World
 from tests.unit.simulation.small import SMALL, VARIED
 
 BYTES_PER_S = 2e9  # of the world's pairs
-BYTES_PER_TOKEN = 100.0  # of its blocks
+SHIPPED = ShippedBytes.even(100.0)
 GOALS = Objectives(0.3, 0.08)
 
 
@@ -41,7 +42,7 @@ class Mirrored:
                 self.prefill[address] = PrefillSeen(worker, told, 16384, lambda is_news: None)
             else:
                 self.decode[address] = DecodeSeen(
-                    worker, told, sources, BYTES_PER_TOKEN, lambda is_news: None
+                    worker, told, sources, SHIPPED, lambda is_news: None
                 )
             self.tell(address)
 

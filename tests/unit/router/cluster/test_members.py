@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from diptych.block_needs import ShippedBytes
 from diptych.errors import ConfigurationError, DiptychError
 from diptych.rpc import peer_channel
 from diptych.step_model import StepCost, StepModel, StepWork
@@ -275,7 +276,7 @@ async def test_views_carry_what_workers_measured() -> None:
     assert prefill.tokens_per_s == 2000.0
     assert (decode.step_s, decode.num_available_blocks, decode.max_num_seqs) == (0.05, 7, 4)
     assert decode.bytes_per_s == {"p0:1-1": 2e9}
-    assert decode.kv_bytes_per_token == 100
+    assert decode.shipped == ShippedBytes.even(100)
 
 
 async def test_views_carry_what_workers_say_of_their_engines_and_what_was_sent_since() -> None:

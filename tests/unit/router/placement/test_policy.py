@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from diptych.block_needs import ShippedBytes
 from router.placement.cache_index import CacheIndex
 from router.placement.place import Place
 from router.placement.policy import LeastLoaded
@@ -151,11 +152,29 @@ def test_nearness_is_not_waited_for() -> None:
 
 def test_what_a_link_really_moves_counts_more_than_a_name() -> None:
     fast = {"p1": 1e6, "p2": 1e9}
-    decode = view_d(D1, place=ZONE_A, bytes_per_s=fast, kv_bytes_per_token=1000.0)
+    decode = view_d(D1, place=ZONE_A, bytes_per_s=fast, shipped=ShippedBytes.even(1000.0))
     prefills = tuple(
         view_p(p, tokens_per_s=500.0, place=place) for p, place in ((P1, ZONE_A), (P2, ZONE_B))
     )
     assert made().place(QUERY, Snapshot(prefills, (decode,))) == Paired(P2, D1)
+
+
+def test_of_layers_with_a_window_no_more_is_counted_than_is_shipped() -> None:
+    """A prefix saves little shipping where most layers need the end of the prompt alone."""
+    policy = made()
+    holds(policy, D1, KEYS)
+    windowed = ShippedBytes(((1e3, None), (9e3, 32)))
+    assert windowed.of(130) == ShippedBytes.even(1e3).of(130) + ShippedBytes.even(9e3).of(32)
+
+    def chosen(shipped: ShippedBytes) -> object:
+        decodes = (
+            view_d(worker, sequences, shipped=shipped, bytes_per_s={"p1": 1e7})
+            for worker, sequences in ((D1, 1), (D2, 0))
+        )
+        return policy.place(QUERY, Snapshot((view_p(P1, tokens_per_s=1000),), tuple(decodes)))
+
+    assert chosen(ShippedBytes.even(1e4)) == Paired(P1, D1)
+    assert chosen(windowed) == Paired(P1, D2)
 
 
 def test_only_proven_pairs() -> None:
@@ -311,7 +330,7 @@ def test_a_fast_link_makes_a_cached_prefix_weigh_less() -> None:
     holds(policy, D1, KEYS)
 
     def linked_d(worker: WorkerId, sequences: int) -> DecodeView:
-        return view_d(worker, sequences, kv_bytes_per_token=1e4, bytes_per_s={"p1": 1e9})
+        return view_d(worker, sequences, shipped=ShippedBytes.even(1e4), bytes_per_s={"p1": 1e9})
 
     prefill = (view_p(P1, tokens_per_s=1000),)
     near = Snapshot(prefill, (view_d(D1, 1), view_d(D2)))
@@ -327,8 +346,8 @@ def test_an_explanation_has_the_chosen_pair_first_and_what_counted() -> None:
     snapshot = Snapshot(
         (view_p(P1, 500, tokens_per_s=100.0), view_p(P2, tokens_per_s=100.0)),
         (
-            view_d(D1, 1, bytes_per_s=rates, kv_bytes_per_token=10.0),
-            view_d(D2, 0, bytes_per_s=rates, kv_bytes_per_token=10.0),
+            view_d(D1, 1, bytes_per_s=rates, shipped=ShippedBytes.even(10.0)),
+            view_d(D2, 0, bytes_per_s=rates, shipped=ShippedBytes.even(10.0)),
         ),
     )
     placement = policy.place(QUERY, snapshot)

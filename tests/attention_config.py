@@ -31,6 +31,6 @@ def config_of(num_heads: int, num_kv_heads: int, head_dim: int, window: int | No
         logit_softcap=None,
         layers=(LayerConfig(rope, None), LayerConfig(rope, window)),
         checkpoint_dtype="float32",
-        fp8=None,
+        storage=None,
         is_text_part=False,
     )

@@ -174,7 +174,7 @@ def _log_model(name: str, config: ModelConfig, backend: Backend, dtype: torch.dt
         extra={
             "model": name,
             "family": config.model_type,
-            "stored_dtype": config.checkpoint_dtype if config.fp8 is None else "8-bit floats",
+            "stored_dtype": str(config.storage or config.checkpoint_dtype),
             "dtype": str(dtype).removeprefix("torch."),
             "device": str(backend.device),
         },

@@ -6,17 +6,19 @@ tensors mean is the decoder's business. Only files that the index names are open
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from diptych.engine.model.compact import CompactWeight
+from diptych.engine.model.compact import CompactWeight, FoundCompact
 from diptych.engine.model.compact_file import CompactFile
 from diptych.engine.model.fp8 import widen
 from diptych.engine.model.rank_share import WHOLE, RankShare
 from diptych.engine.model.shard import FLOATS, FP8, MappedShard, TensorLocation, read_header
-from diptych.engine.model.stored_format import Fp8Storage
+from diptych.engine.model.stored_format import Fp8Storage, GroupedStorage, Storage
+from diptych.engine.model.stored_groups import PARTS, WORDS, StoredGroups
 from diptych.errors import ConfigurationError
 
 LoadProgress = Callable[[float], None]  # done ratio, 0 to 1, by bytes
@@ -47,12 +49,12 @@ class CheckpointReader:
         progress: LoadProgress,
         *,
         text_part: bool = False,
-        fp8: Fp8Storage | None = None,
+        storage: Storage | None = None,
         share: RankShare = WHOLE,
     ) -> None:
         """Tensors are handed out as ``dtype`` on ``device``.
 
-        fp8: how those in 8-bit floats are stored, which are widened; None: there are none.
+        storage: how those of linear layers are; None: as what they are.
         share: the part of a tensor that is read where it is shared out among processes.
         text_part: names are those of the text part of a larger model, whose other
         parts are left out.
@@ -61,7 +63,7 @@ class CheckpointReader:
             ConfigurationError: a file is missing or malformed.
         """
         self._folder, self._dtype, self._device = folder, dtype, device
-        self._progress, self._fp8, self._share = progress, fp8, share
+        self._progress, self._storage, self._share = progress, storage, share
         index = tensor_index(folder)
         self._left = _of_text_part(index) if text_part else index
         paths = {location.path for location in self._left.values()}
@@ -94,6 +96,10 @@ class CheckpointReader:
         shape = list(out.shape)
         if shared_dim is not None:
             shape[shared_dim] *= self._share.size
+        groups = self._groups(name, shape)
+        if groups is not None:
+            self._widen_groups(name, groups, out, shared_dim)
+            return
         location = self._location(name, shape)
         shard = self._shards[location.path]
         if location.dtype == FP8:
@@ -105,23 +111,75 @@ class CheckpointReader:
         shard.drop(location)
         self.skip(name)
 
-    def compact(self, name: str, *shape: int) -> CompactWeight | None:
-        """A tensor of this shape in compact form, to be looked at; None if it has none.
+    def compact(self, name: str, *shape: int) -> FoundCompact | None:
+        """That a tensor of this shape has a compact form; None if it has none.
 
         Nor has it where it is shared out: shares may end within a block. Raises as ``fill``.
         """
         if self._share.size > 1:
             return None
+        groups = self._groups(name, list(shape))
+        if groups is not None:
+            block_size = groups.compact_block_size
+            return None if block_size is None else FoundCompact(block_size, groups.fill_compact)
         location = self._location(name, list(shape))
-        return self._compact.find(name, self._shards[location.path].glance(location))
+        found = self._compact.find(name, self._shards[location.path].glance(location))
+        if found is None:
+            return None
+        fill = partial(self._compact.fill, name, block_size=found.block_size)
+        return FoundCompact(found.block_size, fill)
 
-    def fill_compact(self, name: str, found: CompactWeight, out: CompactWeight) -> None:
+    def fill_compact(self, name: str, found: FoundCompact, out: CompactWeight) -> None:
         """Write what was found of a tensor into ``out``, instead of the tensor."""
-        self._compact.fill(name, out, found.block_size)
+        found.fill(out)
         self.num_compact += 1
-        location = self._left[name]
-        self._shards[location.path].drop(location)
-        self.skip(name)
+        self._finish(name)
+
+    def skip_zeros(self, name: str) -> None:
+        """Leave out a bias that is there for whoever packed the weight, if it changes nothing."""
+        location = self._left.get(name)
+        if not isinstance(self._storage, GroupedStorage) or location is None:
+            return
+        if location.dtype in FLOATS and not self._shards[location.path].tensor(location).any():
+            self.skip(name)
+
+    def _groups(self, name: str, shape: list[int]) -> StoredGroups | None:
+        """A weight as whole numbers; None if it is not stored so."""
+        stem = name.removesuffix("weight")
+        if not isinstance(self._storage, GroupedStorage) or stem + WORDS not in self._left:
+            return None
+        locations = {part: self._left[stem + part] for part in PARTS if stem + part in self._left}
+        try:
+            parts = {
+                part: self._shards[location.path].glance(location)
+                for part, location in locations.items()
+            }
+            return StoredGroups.of(parts, shape, self._storage)
+        except (KeyError, ValueError) as error:
+            reason = (
+                f"{error} is no type of whole numbers" if isinstance(error, KeyError) else error
+            )
+            raise ConfigurationError(f"{name} in {self._folder}: {reason}") from None
+
+    def _widen_groups(
+        self, name: str, groups: StoredGroups, out: Tensor, shared_dim: int | None
+    ) -> None:
+        if shared_dim is None:
+            groups.widen(out)
+        else:  # groups do not end where shares do
+            whole = out.new_empty(groups.shape)
+            groups.widen(whole)
+            out.copy_(self._part(whole, shared_dim))
+        self._finish(name)
+
+    def _finish(self, name: str) -> None:
+        """Of a weight all has been read that it is stored as."""
+        stem = name.removesuffix("weight")
+        for part in (name, *(stem + part for part in PARTS)):
+            location = self._left.get(part)
+            if location is not None:
+                self._shards[location.path].drop(location)
+                self.skip(part)
 
     def _location(self, name: str, shape: list[int]) -> TensorLocation:
         location = self._left.get(name)
@@ -145,7 +203,7 @@ class CheckpointReader:
     def _widen(self, name: str, stored: Tensor, out: Tensor, shared_dim: int | None) -> None:
         stem = name.removesuffix("weight")
         scale_name = next((stem + s for s in _SCALES if stem + s in self._left), None)
-        if self._fp8 is None or scale_name is None or stored.dim() != 2:
+        if not isinstance(self._storage, Fp8Storage) or scale_name is None or stored.dim() != 2:
             raise ConfigurationError(
                 f"{name} in {self._folder} is {FP8}, without a scale or a quantization_config"
             )
@@ -154,10 +212,10 @@ class CheckpointReader:
         self.fill(scale_name, scale)
         try:
             if shared_dim is None:
-                widen(stored, scale, self._fp8.block, out)
+                widen(stored, scale, self._storage.block, out)
             else:  # scales do not end where shares do
                 whole = out.new_empty(stored.shape)
-                widen(stored, scale, self._fp8.block, whole)
+                widen(stored, scale, self._storage.block, whole)
                 out.copy_(self._part(whole, shared_dim))
         except ValueError as error:
             raise ConfigurationError(f"{name} in {self._folder}: {error}") from None

@@ -1,5 +1,6 @@
 """A weight kept in the whole numbers that its checkpoint has of it, and float32 ones beside it."""
 
+from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -50,6 +51,13 @@ class CompactWeight(NamedTuple):
 
     def _blocks(self) -> Tensor:
         return self.memory.view(len(self.memory), -1, HEAD_BYTES + self.block_size)
+
+
+class FoundCompact(NamedTuple):
+    """That a checkpoint has a weight in compact form, or one that such a form stands for."""
+
+    block_size: int
+    fill: Callable[[CompactWeight], None]  # writes it, in blocks of this size or smaller ones
 
 
 Weight: TypeAlias = Tensor | CompactWeight

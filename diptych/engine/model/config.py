@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from diptych.engine.model.kv_groups import KVGroup, group_layers, refuse_other_kinds
-from diptych.engine.model.stored_format import Fp8Storage, read_storage
+from diptych.engine.model.stored_format import Storage, read_storage
 from diptych.errors import ConfigurationError
 
 # Keys that switch on mathematics this decoder does not have; fine when falsy.
@@ -100,7 +100,7 @@ class ModelConfig:
     logit_softcap: float | None
     layers: tuple[LayerConfig, ...]
     checkpoint_dtype: str  # element type of the stored weights, float32 if unsaid
-    fp8: Fp8Storage | None  # linear layers are stored so; None: all weights are of that type
+    storage: Storage | None  # linear layers are stored so; None: all weights are of that type
     is_text_part: bool  # the checkpoint has other parts as well, such as a vision tower
 
     @property
@@ -188,7 +188,7 @@ class ModelConfig:
             logit_softcap=softcap or None,
             layers=layers,
             checkpoint_dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
-            fp8=read_storage(config),
+            storage=read_storage(config),
             is_text_part=is_text_part,
         )
 

@@ -18,7 +18,7 @@ FLOATS: Mapping[str, torch.dtype] = {
     "BF16": torch.bfloat16,
     FP8: torch.float8_e4m3fn,
 }
-_DTYPES = {**FLOATS, "U8": torch.uint8}
+_DTYPES = {**FLOATS, "U8": torch.uint8, "I32": torch.int32, "I64": torch.int64}
 
 
 class TensorLocation(NamedTuple):

@@ -110,15 +110,13 @@ def load_weights(
     """
     share = ranks.share
     config = share.of(config)
-    if config.fp8 is not None:
-        logger.info("weights in 8-bit floats are widened", extra={"dtype": str(store.dtype)})
     reader = CheckpointReader(
         Path(folder),
         store.dtype,
         store.device,
         progress,
         text_part=config.is_text_part,
-        fp8=config.fp8,
+        storage=config.storage,
         share=share,
     )
     num_rows, hidden_size = len(share.part(config.vocab_size)), config.hidden_size
@@ -177,13 +175,16 @@ def _layer(
     hidden, inner = config.hidden_size, config.intermediate_size
     q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     reader.skip(prefix + "self_attn.rotary_emb.inv_freq")
-    if config.fp8 is not None:
+    if config.storage is not None:
         for name in _KV_SCALES:
             reader.skip(f"{prefix}self_attn.{name}")
 
     def by_rows(rows: dict[str, int], columns: int, has_bias: bool) -> Linear:
         names = {f"{prefix}{name}.weight": size for name, size in rows.items()}
         weight = _weight(reader, store, names, columns)
+        if not has_bias:
+            for name in rows:
+                reader.skip_zeros(f"{prefix}{name}.bias")
         bias = [
             reader.take(f"{prefix}{name}.bias", size, shared_dim=0)
             for name, size in rows.items()
@@ -198,6 +199,8 @@ def _layer(
             bias = reader.take(f"{prefix}{name}.bias", hidden)
         elif has_bias:
             reader.skip(f"{prefix}{name}.bias")
+        else:
+            reader.skip_zeros(f"{prefix}{name}.bias")
         part = store.linear(weight, bias)
         return part if ranks.share.size == 1 else SummedLinear(part, ranks)
 

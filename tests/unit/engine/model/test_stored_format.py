@@ -1,14 +1,38 @@
-"""What a config says of stored weights: 8-bit floats with scales, or a refusal by name."""
+"""What a config says of stored weights: what they are, or a refusal by name."""
 
 from typing import Any
 
 import pytest
 
-from diptych.engine.model.stored_format import Fp8Storage, read_storage
+from diptych.engine.model.stored_format import (
+    Fp8Storage,
+    GroupedStorage,
+    Packing,
+    Storage,
+    read_storage,
+)
 from diptych.errors import ConfigurationError
 
 WEIGHTS: dict[str, Any] = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}
 BLOCK = WEIGHTS | {"strategy": "block", "block_structure": [128, 128]}
+GPTQ: dict[str, Any] = {
+    "quant_method": "gptq",
+    "bits": 4,
+    "group_size": 128,
+    "desc_act": True,
+    "sym": False,
+    "lm_head": False,
+    "meta": {"quantizer": ["some:1.0"]},
+}
+AWQ: dict[str, Any] = {
+    "quant_method": "awq",
+    "bits": 4,
+    "group_size": 128,
+    "version": "gemm",
+    "zero_point": True,
+    "modules_to_not_convert": ["visual"],
+    "backend": "autoawq",
+}
 
 
 def compressed(weights: object, **changes: object) -> dict[str, Any]:
@@ -35,9 +59,21 @@ def compressed(weights: object, **changes: object) -> dict[str, Any]:
         (compressed(WEIGHTS), Fp8Storage(None)),
         (compressed(WEIGHTS | {"strategy": "tensor"}, format="naive-quantized"), Fp8Storage(None)),
         (compressed(BLOCK, sparsity_config={"format": "dense"}), Fp8Storage((128, 128))),
+        (GPTQ, GroupedStorage(Packing.GPTQ, 4, 128)),
+        (GPTQ | {"bits": 8, "group_size": -1}, GroupedStorage(Packing.GPTQ, 8, None)),
+        (GPTQ | {"checkpoint_format": "gptq_v2"}, GroupedStorage(Packing.GPTQ_V2, 4, 128)),
+        (GPTQ | {"format": "gptq_v2"}, GroupedStorage(Packing.GPTQ_V2, 4, 128)),
+        (GPTQ | {"dynamic": {"-:.*gate.*": {}}}, GroupedStorage(Packing.GPTQ, 4, 128)),
+        (GPTQ | {"adapter": None, "rotation": None}, GroupedStorage(Packing.GPTQ, 4, 128)),
+        (AWQ, GroupedStorage(Packing.AWQ, 4, 128)),
+        (AWQ | {"version": "GEMM", "group_size": 64}, GroupedStorage(Packing.AWQ, 4, 64)),
+        (
+            {"quant_method": "awq", "w_bit": 4, "q_group_size": 128, "zero_point": True},
+            GroupedStorage(Packing.AWQ, 4, 128),
+        ),
     ],
 )
-def test_read(section: object, want: Fp8Storage | None) -> None:
+def test_read(section: object, want: Storage | None) -> None:
     assert read_storage({"quantization_config": section}) == want
     if section is None:
         assert read_storage({}) is None
@@ -48,7 +84,7 @@ def test_read(section: object, want: Fp8Storage | None) -> None:
     [
         *(
             ({"quant_method": method}, rf"quantization_config\.quant_method='{method}'")
-            for method in ("gptq", "awq", "bitsandbytes", "mxfp4", "fbgemm_fp8")
+            for method in ("bitsandbytes", "mxfp4", "fbgemm_fp8", "hqq")
         ),
         ({"bits": 4}, "quant_method=None"),
         ("fp8", "quantization_config='fp8'"),
@@ -67,6 +103,21 @@ def test_read(section: object, want: Fp8Storage | None) -> None:
         (compressed(WEIGHTS | {"symmetric": False}), r"weights\.symmetric=False"),
         (compressed(WEIGHTS | {"strategy": "group"}), r"weights\.strategy='group'"),
         (compressed(BLOCK | {"block_structure": None}), "block_structure=None"),
+        (GPTQ | {"bits": 3}, "bits=3 is not supported; it may be 4 or 8"),
+        (GPTQ | {"bits": True}, "bits=True"),
+        (GPTQ | {"bits": None}, "bits=None"),
+        (GPTQ | {"group_size": 0}, "group_size=0 .* a number of inputs, or -1"),
+        (GPTQ | {"group_size": "128"}, "group_size='128'"),
+        (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format='marlin' .* gptq or gptq_v2"),
+        (GPTQ | {"is_marlin_format": True}, "is_marlin_format=True"),
+        (GPTQ | {"pack_dtype": "int8"}, "pack_dtype='int8'"),
+        (GPTQ | {"dynamic": {"+:.*down.*": {"bits": 8}}}, "dynamic='[+]:.*down.*'"),
+        (GPTQ | {"rotation": "hadamard"}, "rotation='hadamard' .* none of that name"),
+        (AWQ | {"version": "gemv"}, "version='gemv' .* gemm"),
+        (AWQ | {"bits": 8}, "bits=8 .* 4"),
+        (AWQ | {"zero_point": False}, "zero_point=False"),
+        (AWQ | {"backend": "llm-awq"}, "backend='llm-awq'"),
+        (AWQ | {"clip": 0.5}, "clip=0.5"),
     ],
 )
 def test_refused_by_name(section: object, named: str) -> None:

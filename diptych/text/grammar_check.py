@@ -5,6 +5,9 @@ It reads lines of JSON from standard input, and answers each with one::
     {"kind": "regex", "texts": ["a+"], "output": "YWE="}   # base64, of what was emitted
     {"grammar": "...", "num_fitting": 2}    or    {"problem": "..."}
 
+With ``"thoughts"``, a plain :class:`diptych.text.thought_form.ThoughtForm`, the grammar is that of
+thoughts and then the constraint, and the answer says ``"has_gap"``.
+
 A line that takes longer than ``MAX_COMPILE_S`` of processor time, more memory than
 ``MAX_MEMORY_BYTES`` or a deeper stack than ``MAX_STACK_BYTES`` ends the program: the kernel sees
 to it, whatever the library does. Workers compile on deeper stacks, so that none dies of what
@@ -18,10 +21,13 @@ import resource
 import signal
 import sys
 import threading
+from dataclasses import replace
 from typing import Final
 
 import llguidance
 from llguidance.gbnf_to_lark import any_to_lark
+
+from diptych.text.thought_form import ThoughtForm
 
 MAX_COMPILE_S: Final = 2.0
 MAX_MEMORY_BYTES: Final = 2 * 2**30
@@ -49,19 +55,51 @@ def write_grammar(kind: str, texts: list[str]) -> str:
     return llguidance.LLMatcher.grammar_from_lark(lark)
 
 
-def check(kind: str, texts: list[str], output: bytes) -> dict[str, object]:
+def check(
+    kind: str, texts: list[str], output: bytes, thoughts: ThoughtForm | None = None
+) -> dict[str, object]:
     """The answer to one line."""
     try:
         grammar = write_grammar(kind, texts)
+        matcher = _compiled(grammar)
+        if thoughts is None:
+            return {"grammar": grammar, "num_fitting": matcher.try_consume_tokens(list(output))}
+        thoughts = replace(thoughts, has_gap=not _may_begin_with_space(matcher))
+        _check_unlike(matcher, thoughts)
+        fitting = _compiled(thoughts.before(grammar, has_tokens=False))
     except ValueError as error:
         return {"problem": _one_line(str(error))}
+    return {
+        "grammar": thoughts.before(grammar, has_tokens=True),
+        "num_fitting": fitting.try_consume_tokens(list(output)),
+        "has_gap": thoughts.has_gap,
+    }
+
+
+def _compiled(grammar: str) -> llguidance.LLMatcher:
+    """Raises ValueError."""
     limits = llguidance.LLParserLimits(verbose_errors=False)
     matcher = llguidance.LLMatcher(_BYTES, grammar, log_level=0, limits=limits)
     if not matcher.is_error():
         matcher.compute_bitmask()  # what has no first token shows only here
     if matcher.is_error():
-        return {"problem": _one_line(matcher.get_error())}
-    return {"grammar": grammar, "num_fitting": matcher.try_consume_tokens(list(output))}
+        raise ValueError(matcher.get_error())
+    return matcher
+
+
+def _may_begin_with_space(matcher: llguidance.LLMatcher) -> bool:
+    mask = matcher.compute_bitmask()
+    return any(mask[byte >> 3] >> (byte & 7) & 1 for byte in b" \n")
+
+
+def _check_unlike(answer: llguidance.LLMatcher, thoughts: ThoughtForm) -> None:
+    """Raise ValueError: nobody could tell such an answer from thoughts."""
+    if thoughts.open is None or thoughts.own_lead:
+        return
+    text = thoughts.open.text
+    begin = text.encode()
+    if answer.deep_copy().try_consume_tokens(list(begin)) == len(begin):
+        raise ValueError(f"it may begin with {text!r}, as this model's thoughts do")
 
 
 def main() -> None:
@@ -79,7 +117,10 @@ def _answer_all() -> None:
     for line in sys.stdin.buffer:
         signal.setitimer(signal.ITIMER_PROF, MAX_COMPILE_S)
         asked = json.loads(line)
-        answer = check(asked["kind"], asked["texts"], base64.b64decode(asked["output"]))
+        said = asked.get("thoughts")
+        thoughts = None if said is None else ThoughtForm.from_plain(said)
+        output = base64.b64decode(asked["output"])
+        answer = check(asked["kind"], asked["texts"], output, thoughts)
         signal.setitimer(signal.ITIMER_PROF, 0)
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()

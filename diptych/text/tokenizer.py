@@ -52,6 +52,8 @@ class Tokenizer:
         """What each token contributes to a text."""
         self.special_token_ids = frozenset(i for i, token in added.items() if token.special)
         """Tokens that structure a prompt; they have no text."""
+        self.added_tokens = {token.content: id_ for id_, token in added.items()}
+        """Texts that are always one token, special or not, and which."""
         begins = self._id_of(known.get("bos_token"), config.get("bos_token_id"))
         self.bos_token_id = next(
             iter(_token_ids("bos_token_id", begins, self.vocab_size, config_path)), None

@@ -22,10 +22,11 @@ from diptych.errors import (
 from router.cluster.members import Cluster
 from router.config import RouterConfig
 from router.frontend import validation
-from router.frontend.constraint_check import ConstraintCheck
+from router.frontend.constraint_check import CheckedForm, ConstraintCheck
 from router.frontend.field_names import renamed
 from router.frontend.served_model import ServedModel
 from router.frontend.service_classes import ServiceClasses
+from router.frontend.thoughts import thoughts_of
 from router.frontend.tools import constraint_of
 from router.frontend.validation import ModelFacts
 from router.generation.request import GenerationRequest, TokenPrompt
@@ -126,14 +127,14 @@ class Admission:
         self._check_open(deadline_s)
         claim = self._classes.claim(request.level, request.tenant)
         prompt_ids = await self.tokenize(request)
-        resolved = self._resolve(request, prompt_ids, claim, "")
-        grammar = await self._check_constraint(request, deadline_s)
+        resolved = self._resolve(request, prompt_ids, claim, None)
+        form = await self._check_constraint(request, prompt_ids, deadline_s)
         if self._cluster.max_model_len is None:
             await self._wait_found(deadline_s)
-        elif not grammar:
+        elif form is None:
             self._check_told(resolved)
             return resolved
-        resolved = self._resolve(request, prompt_ids, claim, grammar)
+        resolved = self._resolve(request, prompt_ids, claim, form)
         self._check_told(resolved)
         return resolved
 
@@ -192,11 +193,14 @@ class Admission:
                 retry_after_s=RETRY_LATER_S,
             )
 
-    async def _check_constraint(self, request: GenerationRequest, deadline_s: float | None) -> str:
-        """Its grammar; nothing where it has none. Waits for others' until the deadline."""
+    async def _check_constraint(
+        self, request: GenerationRequest, prompt_ids: list[int], deadline_s: float | None
+    ) -> CheckedForm | None:
+        """What it is held to; None: nothing. Waits for others' until the deadline."""
         constraint = constraint_of(request)
         if constraint is None:
-            return ""
+            return None
+        thoughts = thoughts_of(request, prompt_ids, self._model)
         tokenizer, emitted_ids = self._model.tokenizer, request.emitted_token_ids
         spellings = (
             tokenizer.text.spelling(each)
@@ -206,7 +210,7 @@ class Admission:
         left_s = None if deadline_s is None else deadline_s - time.monotonic()
         try:
             async with asyncio.timeout(left_s):
-                return await self._constraints.check(constraint, b"".join(spellings))
+                return await self._constraints.check(constraint, b"".join(spellings), thoughts)
         except TimeoutError:
             raise DeadlineExceededError("the request's deadline passed") from None
         except InvalidRequestError as error:
@@ -215,7 +219,11 @@ class Admission:
             raise renamed(error, {"sampling.constraint.grammar": "chat.tools"}) from None
 
     def _resolve(
-        self, request: GenerationRequest, prompt_ids: list[int], claim: Claim, grammar: str
+        self,
+        request: GenerationRequest,
+        prompt_ids: list[int],
+        claim: Claim,
+        form: CheckedForm | None,
     ) -> ResolvedRequest:
         words = request.sampling.bad_words
         return validation.resolve(
@@ -225,7 +233,8 @@ class Admission:
             drawn_seed=secrets.randbits(63),
             claim=claim,
             bad_words=validation.tokenize_bad_words(words, self._model.tokenizer),
-            grammar=grammar,
+            grammar="" if form is None else form.grammar,
+            thoughts=None if form is None else form.thoughts,
         )
 
     async def _encode(self, request: GenerationRequest, max_model_len: int) -> list[int]:

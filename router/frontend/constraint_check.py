@@ -8,10 +8,12 @@ import signal
 import sys
 from collections import OrderedDict
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from diptych.constraint import Constraint
 from diptych.errors import RETRY_LATER_S, InvalidRequestError, NoWorkerError, QueueFullError
+from diptych.text.thought_form import ThoughtForm
 
 logger = logging.getLogger(__name__)
 
@@ -26,10 +28,23 @@ _DIED: Final = json.dumps({"problem": _TOO_MUCH}).encode()  # of what it was ask
 _ENDED_BY_OTHERS: Final = (0, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
 
 
+class CheckedForm(NamedTuple):
+    """What an output is held to: a grammar for the workers, and what of it are thoughts."""
+
+    grammar: str
+    thoughts: ThoughtForm | None = None
+    """Those that may come before the answer; None: all of it is the answer."""
+
+
+class _Asked(NamedTuple):
+    constraint: Constraint
+    thoughts: ThoughtForm | None
+
+
 class _Verdict(NamedTuple):
     """What is known of a constraint: its grammar, or why it has none."""
 
-    grammar: str
+    form: CheckedForm
     problem: str
     num_fitting: int  # bytes of the output so far
 
@@ -47,21 +62,26 @@ class ConstraintCheck:
         self._child: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
         self._num_waiting = 0
-        self._known: OrderedDict[Constraint, _Verdict] = OrderedDict()
+        self._known: OrderedDict[_Asked, _Verdict] = OrderedDict()
 
-    async def check(self, constraint: Constraint, emitted: bytes = b"") -> str:
+    async def check(
+        self, constraint: Constraint, emitted: bytes = b"", thoughts: ThoughtForm | None = None
+    ) -> CheckedForm:
         """The constraint as a grammar, in which an output may begin with ``emitted``.
+
+        ``thoughts`` may come before what the constraint is of.
 
         Raises:
             InvalidRequestError: it cannot be held to, or what was emitted does not fit it.
             QueueFullError: too many wait to be checked.
             NoWorkerError: somebody ended the process, twice: nothing is known of the constraint.
         """
-        known = self._known.get(constraint)
+        asked = _Asked(constraint, thoughts)
+        known = self._known.get(asked)
         if known is None or (emitted and not known.problem):
-            known = await self._ask(constraint, emitted)
+            known = await self._ask(asked, emitted)
             if not (emitted and known.problem):  # the output may be to blame, not the constraint
-                self._remember(constraint, known)
+                self._remember(asked, known)
         if known.problem:
             raise InvalidRequestError(
                 f"cannot be held to: {known.problem}",
@@ -71,7 +91,7 @@ class ConstraintCheck:
             raise InvalidRequestError(
                 "is no output that fits sampling.constraint", field="emitted_token_ids"
             )
-        return known.grammar
+        return known.form
 
     async def close(self) -> None:
         """End the process. Idempotent."""
@@ -81,16 +101,16 @@ class ConstraintCheck:
                 child.kill()
             await child.wait()
 
-    def _remember(self, constraint: Constraint, verdict: _Verdict) -> None:
-        before = self._known.get(constraint)
+    def _remember(self, asked: _Asked, verdict: _Verdict) -> None:
+        before = self._known.get(asked)
         if before is not None and verdict.problem and not before.problem:
             return  # what was once good stays good
-        self._known[constraint] = verdict
-        self._known.move_to_end(constraint)
+        self._known[asked] = verdict
+        self._known.move_to_end(asked)
         if len(self._known) > _MAX_REMEMBERED:
             self._known.popitem(last=False)
 
-    async def _ask(self, constraint: Constraint, emitted: bytes) -> _Verdict:
+    async def _ask(self, asked: _Asked, emitted: bytes) -> _Verdict:
         if self._num_waiting >= _MAX_WAITING:
             raise QueueFullError(
                 f"{self._num_waiting} constraints wait to be checked", retry_after_s=RETRY_LATER_S
@@ -98,14 +118,20 @@ class ConstraintCheck:
         self._num_waiting += 1
         try:
             async with self._turn:
-                return await self._exchange(constraint, emitted)
+                return await self._exchange(asked, emitted)
         finally:
             self._num_waiting -= 1
 
-    async def _exchange(self, constraint: Constraint, emitted: bytes) -> _Verdict:
-        output = base64.b64encode(emitted).decode()
-        asked = {"kind": constraint.kind, "texts": constraint.texts, "output": output}
-        line = json.dumps(asked).encode() + b"\n"
+    async def _exchange(self, asked: _Asked, emitted: bytes) -> _Verdict:
+        constraint, thoughts = asked
+        said: dict[str, object] = {
+            "kind": constraint.kind,
+            "texts": constraint.texts,
+            "output": base64.b64encode(emitted).decode(),
+        }
+        if thoughts is not None:
+            said["thoughts"] = thoughts.to_plain()
+        line = json.dumps(said).encode() + b"\n"
         answered = await self._line(line)
         if not answered or answered == _DIED:  # a machine that stands still may look like that
             answered = await self._line(line)
@@ -115,8 +141,10 @@ class ConstraintCheck:
             )
         answer = json.loads(answered)
         if "problem" in answer:
-            return _Verdict("", answer["problem"], 0)
-        return _Verdict(answer["grammar"], "", answer["num_fitting"])
+            return _Verdict(CheckedForm(""), answer["problem"], 0)
+        if thoughts is not None:
+            thoughts = replace(thoughts, has_gap=answer["has_gap"])
+        return _Verdict(CheckedForm(answer["grammar"], thoughts), "", answer["num_fitting"])
 
     async def _line(self, asked: bytes) -> bytes:
         """The process's answer; none if somebody else ended it, so that another may be asked."""

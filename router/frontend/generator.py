@@ -151,7 +151,7 @@ class Generator:
     ) -> ResponseBuilder:
         model = self._admission.model
         answer = f"{observer.request_id} {resolved.sampling.seed} {choice}"
-        split = split_of(request, resolved.shape.prompt_ids, model, answer)
+        split = split_of(request, resolved, model, answer)
         shown = frozenset[int]() if split is None else model.shown_ids
         try:
             detokenizer = Detokenizer(

@@ -9,11 +9,13 @@ from typing import Final
 from diptych.text.response.forced_calls import FORCED_CALLS
 from diptych.text.response.parser import ResponseParser
 from diptych.text.response.template import ResponseTemplate
+from diptych.text.response.thoughts import AnswerParser, ThoughtSplit
 from router.frontend.served_model import ServedModel
+from router.frontend.thoughts import prompt_end
 from router.generation.request import ChatPrompt, GenerationRequest
 from router.request.answer_split import AnswerSplit
+from router.request.resolved import ResolvedRequest
 
-_NUM_PROMPT_TOKENS: Final = 64  # at its end, where an answer's first words may stand already
 _LETTERS: Final = string.ascii_letters + string.digits
 
 
@@ -41,37 +43,39 @@ class CallIds:
 
 
 def split_of(
-    request: GenerationRequest, prompt_ids: Sequence[int], model: ServedModel, answer: str
+    request: GenerationRequest, resolved: ResolvedRequest, model: ServedModel, answer: str
 ) -> AnswerSplit | None:
     """For one choice of a request; None: its text is one piece.
 
-    What is held to a client's own form is that form from its begin to its end. ``answer`` is
-    what this choice has for itself and has again where it is resumed: its calls' ids come of it.
+    What is held to a client's own form is that form from its begin to its end, behind the
+    thoughts. ``answer`` is what this choice has for itself and has again where it is resumed:
+    its calls' ids come of it.
     """
-    chat = request.prompt
-    if not isinstance(chat, ChatPrompt) or request.sampling.constraint is not None:
+    chat, prompt_ids = request.prompt, resolved.shape.prompt_ids
+    if not isinstance(chat, ChatPrompt):
         return None
-    offered, template = chat.offered_tools, model.response_template
-    prompt = ""
-    if chat.forced_tools:
-        template = FORCED_CALLS
-    elif template is None or not (offered or chat.is_split):
+    parser = _parser(request, chat, resolved, model)
+    if parser is None:
         return None
-    else:
-        prompt = _end_of(prompt_ids, model)
-    tools = {tool.name: tool.parameters or {} for tool in offered} if offered else None
     ids = CallIds(answer, prompt_ids)
     return AnswerSplit(
-        ResponseParser(template, prompt, tools),
+        parser,
         ids.next_short if _has_short_ids(model.response_template) else ids.next_long,
         max_calls=None if chat.has_parallel_calls else 1,
     )
 
 
-def _end_of(prompt_ids: Sequence[int], model: ServedModel) -> str:
-    spelling = model.tokenizer.text.spelling
-    end = b"".join(map(spelling, prompt_ids[-_NUM_PROMPT_TOKENS:]))
-    return end.decode(errors="replace")
+def _parser(
+    request: GenerationRequest, chat: ChatPrompt, resolved: ResolvedRequest, model: ServedModel
+) -> AnswerParser | None:
+    offered, template = chat.offered_tools, model.response_template
+    tools = {tool.name: tool.parameters or {} for tool in offered} if offered else None
+    if request.sampling.constraint is None and not chat.forced_tools:
+        if template is None or not (offered or chat.is_split):
+            return None
+        return ResponseParser(template, prompt_end(resolved.shape.prompt_ids, model), tools)
+    held = ResponseParser(FORCED_CALLS, "", tools) if chat.forced_tools else None
+    return held if resolved.thoughts is None else ThoughtSplit(resolved.thoughts, held)
 
 
 def _has_short_ids(template: ResponseTemplate | None) -> bool:

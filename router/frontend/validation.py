@@ -21,6 +21,7 @@ from diptych.sampling_params import (
     check_options,
 )
 from diptych.text.chat_template import Message
+from diptych.text.thought_form import ThoughtForm
 from diptych.text.tokenizer import Tokenizer
 from router.frontend.tools import check_tools
 from router.generation.request import ChatPrompt, GenerationRequest, TextPrompt, TokenPrompt
@@ -120,12 +121,14 @@ def resolve(
     claim: Claim = NO_CLAIM,
     bad_words: frozenset[tuple[int, ...]] = frozenset(),
     grammar: str = "",
+    thoughts: ThoughtForm | None = None,
 ) -> ResolvedRequest:
     """Fill in what the client left open, within the context length.
 
     What the client did not say the model's makers do, then the defaults;
     ``drawn_seed`` is used if the client gave none; ``bad_words`` are the tokens of the
-    client's, ``grammar`` its constraint's, if it has one. Raises InvalidRequestError.
+    client's, ``grammar`` its constraint's, if it has one, and ``thoughts`` what it lets come
+    before. Raises InvalidRequestError.
     """
     check_room(len(prompt_ids), facts.max_model_len, request.prompt_field)
     max_tokens = _max_tokens(request, len(prompt_ids), facts.max_model_len)
@@ -168,6 +171,7 @@ def resolve(
         num_best=given.num_choices,
         tells_logprobs=given.logprobs is not None,
         emitted_token_ids=tuple(request.emitted_token_ids),
+        thoughts=thoughts,
     )
 
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 
-from diptych.text.response.parser import Parsed, ResponseParser
+from diptych.text.response.parser import Parsed
+from diptych.text.response.thoughts import AnswerParser
 from router.generation.answer import CalledTool, Said
 
 
@@ -10,7 +11,7 @@ class AnswerSplit:
     """The parser of one answer, and the names of the calls in it. The one owner is its builder."""
 
     def __init__(
-        self, parser: ResponseParser, make_id: Callable[[], str], max_calls: int | None = None
+        self, parser: AnswerParser, make_id: Callable[[], str], max_calls: int | None = None
     ) -> None:
         """``make_id`` names a call; those beyond ``max_calls`` are dropped."""
         self._parser = parser

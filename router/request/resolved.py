@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from diptych.sampling_params import SamplingParams
+from diptych.text.thought_form import ThoughtForm
 from router.placement.claim import NO_CLAIM, Claim
 from router.request.emitted_tokens import RequestShape
 
@@ -22,6 +23,7 @@ class ResolvedRequest:
     tells_logprobs: bool = False  # the client gets those of its tokens
     claim: Claim = NO_CLAIM
     emitted_token_ids: tuple[int, ...] = ()  # the client has these already
+    thoughts: ThoughtForm | None = None  # that a constraint lets come before the answer
 
     @property
     def num_tokens_at_most(self) -> int:

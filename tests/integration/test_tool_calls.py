@@ -1,6 +1,7 @@
 """Calls of tools, and responses, through a real cluster, by OpenAI's own client."""
 
 import json
+import re
 import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -15,12 +16,14 @@ from pydantic import BaseModel
 
 from diptych.client import (
     ChatMessage,
+    Constraint,
     SamplingOptions,
     Tool,
     ToolChoice,
     Tools,
     build_request,
 )
+from diptych.errors import InvalidRequestError
 from diptych.finish_reason import FinishReason
 from tests.cluster import Cluster, running_cluster
 from tests.integration.http_bodies import MESSAGES
@@ -33,8 +36,14 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest.fixture(scope="module")
 def folder(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model, with a template that tells of tools where there are some."""
+    """The tiny model, with a template that tells of tools where there are some.
+
+    Two special tokens that it has no use for are the marks of thoughts.
+    """
     copied = shutil.copytree(tiny_llama, tmp_path_factory.mktemp("tools") / tiny_llama.name)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        said = (copied / name).read_text().replace("<pad>", "<think>")
+        (copied / name).write_text(said.replace("<bos>", "</think>"))
     settings = json.loads((copied / "tokenizer_config.json").read_text())
     names = "{{ tools | map(attribute='function.name') | join(' ') }}"
     known = f"{{% if tools %}}<turn>tools\n{names}<end>\n{{% endif %}}"
@@ -135,6 +144,83 @@ async def test_calls_that_a_client_insists_on(
     assert after.usage is not None
     assert before.usage is not None
     assert after.usage.prompt_tokens > before.usage.prompt_tokens
+
+
+WEATHER = TOOLS[0]["function"]["parameters"]
+HELD: list[tuple[dict[str, Any], Any]] = [
+    ({"guided_json": WEATHER}, lambda text: set(json.loads(text)) == {"city", "days"}),
+    ({"guided_regex": "[a-f]{3}-[0-9]{2}"}, re.compile(r"[a-f]{3}-\d{2}").fullmatch),
+    ({"guided_choice": ["up", "down"]}, ["up", "down"].__contains__),
+    ({"guided_grammar": 'start: "q" "r"+ "s"'}, re.compile("qr+s").fullmatch),
+]
+# The marks are of the likeliest where they are admitted, so that the random model thinks briefly.
+THINKING: dict[str, Any] = {"logit_bias": {"0": 100, "1": 6}, "temperature": 1, "n": 2}
+
+
+@pytest.mark.parametrize("is_begun", [True, False])
+async def test_detail_25_a_form_is_for_the_answer_and_not_for_thoughts(
+    client: openai.AsyncOpenAI, model: str, is_begun: bool
+) -> None:
+    """Whether the prompt begins them or the model does; whole and streamed, each choice."""
+    for seed, (said, fits) in enumerate(HELD):
+        extra = {"chat_template_kwargs": {"think": is_begun}, "seed": seed, **said}
+        asked = {**THINKING, "extra_body": extra, "max_tokens": 200}
+        whole = await chat(client, model, **asked)
+        for choice in whole.choices:
+            assert choice.finish_reason == "stop"
+            assert choice.message.content is not None
+            assert fits(choice.message.content), choice.message.content
+            assert getattr(choice.message, "reasoning_content", None), "it thought"
+        stream: Any = await chat(client, model, **asked, stream=True)
+        streamed = {0: ["", ""], 1: ["", ""]}
+        async for chunk in stream:
+            for part in chunk.choices:
+                streamed[part.index][0] += part.delta.content or ""
+                streamed[part.index][1] += getattr(part.delta, "reasoning_content", None) or ""
+        for choice in whole.choices:
+            message: Any = choice.message
+            assert streamed[choice.index] == [message.content, message.reasoning_content]
+
+
+async def test_detail_25_calls_that_a_client_insists_on_come_behind_thoughts(
+    client: openai.AsyncOpenAI, model: str
+) -> None:
+    asked = {**THINKING, "n": 1, "tools": TOOLS, "tool_choice": "required", "max_tokens": 200}
+    for is_begun in (True, False):
+        extra = {"chat_template_kwargs": {"think": is_begun}, "seed": 5}
+        (choice,) = (await chat(client, model, **asked, extra_body=extra)).choices
+        assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+        assert choice.message.tool_calls
+        assert getattr(choice.message, "reasoning_content", None)
+
+
+async def test_detail_25_an_answer_behind_thoughts_goes_on_where_it_broke_off(
+    cluster: Cluster,
+) -> None:
+    """Amid thoughts, at their end, amid the answer: the same tokens, said as what they are."""
+    options = SamplingOptions(
+        constraint=Constraint.json_schema(WEATHER),
+        seed=7,
+        max_tokens=200,
+        logit_bias={0: 100, 1: 6},
+    )
+    turns = [ChatMessage("user", "What is the weather?")]
+    async with cluster.client() as client:
+        request = build_request(messages=turns, options=options)
+        chunks = [chunk async for chunk in client.stream(request)]
+        whole = [token_id for chunk in chunks for token_id in chunk.token_ids]
+        end = whole.index(1)
+        assert set(json.loads("".join(chunk.text for chunk in chunks))) == {"city", "days"}
+        assert whole[0] == 0
+        for cut in (1, end, end + 1, end + 2, len(whole) - 1):
+            again = build_request(messages=turns, options=options, emitted_token_ids=whole[:cut])
+            rest = [chunk async for chunk in client.stream(again)]
+            assert whole[:cut] + [each for chunk in rest for each in chunk.token_ids] == whole
+            assert any(chunk.reasoning for chunk in rest) <= (cut <= end)
+        wrong = build_request(messages=turns, options=options, emitted_token_ids=[*whole[:-2], 1])
+        with pytest.raises(InvalidRequestError) as caught:
+            await anext(client.stream(wrong))
+    assert caught.value.field == "emitted_token_ids"
 
 
 async def test_the_python_client_offers_tools_and_answers_calls(cluster: Cluster) -> None:

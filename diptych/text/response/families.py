@@ -46,8 +46,9 @@ _OWN_STARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "llama-pythonic": ("<|header_start|>assistant<|header_end|>\n\n",),
     "mistral": ("[/INST]", "[/TOOL_RESULTS]"),
 }
+_BETWEEN: Final = {"gpt-oss": "<|start|>assistant"}
 # What an answer only mentions later on is no thought: it begins with its thoughts.
-_THINK: Final = {"open_pattern": r"\A\s{0,8}<think>", "close": "</think>"}
+_THINK: Final = {"open": "<think>", "open_pattern": r"\A\s{0,8}<think>", "close": "</think>"}
 _CONTENT: Final = {"content": "text"}
 
 _HERMES: Final = {
@@ -63,7 +64,6 @@ _QWEN_XML: Final = {
     # Some begin to call without having ended their thoughts.
     "reasoning_content": {
         **_THINK,
-        "close": None,
         "close_pattern": r"</think>|(?=<tool_call>\s{0,64}<function=)",
     },
     "tool_calls": [
@@ -253,7 +253,12 @@ def family(name: str) -> ResponseTemplate:
     fields = {"content": _CONTENT, **_FAMILIES[name]}
     starts = list(_OWN_STARTS.get(name, _STARTS))
     return ResponseTemplate.read(
-        {"fields": fields, "start_anchor": starts, "short_ids": name == "mistral"},
+        {
+            "fields": fields,
+            "start_anchor": starts,
+            "short_ids": name == "mistral",
+            "between": _BETWEEN.get(name, ""),
+        },
         f"family {name}",
     )
 

@@ -93,9 +93,9 @@ class ResponseParser:
             self._forget(begun)
 
     @property
-    def is_reasoning(self) -> bool:
-        """Whether what comes next is reasoning."""
-        return self._open is not None and self._open.field.part is Part.REASONING
+    def opened(self) -> Field | None:
+        """What comes next belongs to it; None: it is outside of all fields."""
+        return None if self._open is None else self._open.field
 
     def feed(self, text: str) -> Parsed:
         """Add what the model said."""
@@ -105,7 +105,7 @@ class ResponseParser:
             self._buffer += text[begin : begin + _PIECE]
             parts += self._process(is_end=False)
             self._patience.end_piece()
-        return _joined(parts)
+        return joined(parts)
 
     def finish(self, *, is_whole: bool) -> Parsed:
         """The rest. ``is_whole``: the model ended it; else it was cut off, and so was a call
@@ -119,7 +119,7 @@ class ResponseParser:
             except TimeoutError:
                 parts.append(self._take(end))
         parts.append(Parsed(self._content.end()))
-        return _joined(parts)
+        return joined(parts)
 
     def _process(self, *, is_end: bool) -> list[Parsed]:
         parts: list[Parsed] = []
@@ -307,7 +307,8 @@ def _marks_outside(fields: list[Field]) -> Iterator[tuple[Field | None, Anchor]]
             yield None, each.close
 
 
-def _joined(parts: list[Parsed]) -> Parsed:
+def joined(parts: list[Parsed]) -> Parsed:
+    """All of it as one."""
     if len(parts) == 1:
         return parts[0]
     return Parsed(

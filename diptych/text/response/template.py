@@ -5,7 +5,9 @@ with the marks that open and close it and with how its text is read. Ours, writt
 same form, may say a little more: several forms of one field (a list), ``ignored`` and
 ``call_marks`` as fields, the contents ``pythonic`` and ``named-json``, ``close_value`` (the
 field ends where its value does), ``known_names`` (what calls no tool that was offered is no
-call), and ``short_ids`` (of calls: nine letters and digits, which some chat templates insist on).
+call), ``short_ids`` (of calls: nine letters and digits, which some chat templates insist on), a
+mark's text beside its pattern (the pattern counts; the text is what a grammar can say), and
+``between`` (what stands between a field's end and the mark of the next).
 """
 
 import enum
@@ -22,7 +24,15 @@ _CONTENTS: Final = frozenset(
     {"text", "json", "named-json", "xml-inline", "kv-lines", "pythonic", "int", "float", "bool"}
 )
 _TOP_KEYS: Final = frozenset(
-    {"version", "defaults", "fields", "start_anchor", "start_anchor_pattern", "short_ids"}
+    {
+        "version",
+        "defaults",
+        "fields",
+        "start_anchor",
+        "start_anchor_pattern",
+        "short_ids",
+        "between",
+    }
 )
 
 
@@ -56,6 +66,8 @@ class Anchor:
 
     pattern: "regex.Pattern[str]"
     is_final: bool
+    texts: tuple[str, ...] = ()
+    """As which it may be written, the usual one first; none: only the pattern says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +93,7 @@ class ResponseTemplate:
     fields: tuple[Field, ...]
     start: Anchor | None
     short_ids: bool
+    between: str
     marks: str
 
     @classmethod
@@ -102,6 +115,7 @@ class ResponseTemplate:
             fields=tuple(fields),
             start=_anchor(top, "start_anchor", path),
             short_ids=bool(top.get("short_ids")),
+            between=str(top.get("between", "")),
             marks="\n".join(
                 anchor.pattern.pattern.replace("\\", "")
                 for field in fields
@@ -168,16 +182,16 @@ def _anchor(form: Mapping[str, object], name: str, path: str) -> Anchor | None:
     given, pattern = form.get(name), form.get(f"{name}_pattern")
     if given is None and pattern is None:
         return None
-    if pattern is not None:
-        return Anchor(_compile(str(pattern), f"{path}.{name}_pattern"), is_final=False)
     said: list[object] = given if isinstance(given, list) else [given]
-    texts = [each for each in said if isinstance(each, str) and each]
-    if not texts or len(texts) < len(said):
+    texts = tuple(each for each in said if isinstance(each, str) and each)
+    if given is not None and (not texts or len(texts) < len(said)):
         raise ConfigurationError(f"{path}.{name}: should be a text or a list of texts")
+    if pattern is not None:
+        return Anchor(_compile(str(pattern), f"{path}.{name}_pattern"), False, texts)
     longest_first = sorted(texts, key=len, reverse=True)
     is_final = not any(a != b and a.startswith(b) for a in texts for b in texts)
     joined = "|".join(regex.escape(each) for each in longest_first)
-    return Anchor(_compile(joined, f"{path}.{name}"), is_final)
+    return Anchor(_compile(joined, f"{path}.{name}"), is_final, texts)
 
 
 def _compile(pattern: str, path: str) -> "regex.Pattern[str]":

@@ -18,6 +18,7 @@ from diptych.engine.scheduling.step import History, SampledToken, SampleSpec
 from diptych.errors import ConfigurationError, InvalidRequestError, StepFailedError
 from diptych.sampling_params import SamplingParams
 from diptych.text.grammars import Compiled, Grammars
+from diptych.text.thought_form import Mark, ThoughtForm
 from diptych.text.tokenizer import Tokenizer
 from tests.tiny_model import write_tiny_model
 
@@ -78,6 +79,26 @@ def test_only_what_fits_is_allowed_and_all_ends_where_it_is_whole(
     assert allowed(states, spec('start: "a" "a"?', [])) == set(a)
     assert allowed(states, spec('start: "a" "a"?', a)) == {*a, *ENDS}
     assert allowed(states, spec('start: "a" "a"?', a * 2)) == ENDS
+
+
+def test_detail_25_thoughts_and_an_answer_are_made_again_from_tokens(
+    grammars: Grammars, tokenizer: Tokenizer
+) -> None:
+    """Wherever a sequence was preempted: amid thoughts, at their end, amid the answer."""
+    marks = {"<pad>": 0, "<bos>": 1}
+    form = ThoughtForm(open=Mark.of("<pad>", marks), close=Mark.of("<bos>", marks))
+    text = form.before('start: "ab"', has_tokens=True)
+    thought = tokenizer.encode("The river, \u00e9")
+    output = [0, *thought, 1, *tokenizer.encode("\n"), *tokenizer.encode("ab")]
+    whole = GrammarStates(grammars)
+    for end in range(len(output) + 1):
+        asked = spec(text, output[:end])
+        admitted = allowed(whole, asked)
+        assert admitted == allowed(GrammarStates(grammars), asked)
+        assert not admitted & ENDS or end == len(output)
+        if 1 < end < len(thought):
+            assert len(admitted) > VOCAB_SIZE / 3
+    assert admitted == ENDS
 
 
 def test_a_state_is_made_again_from_tokens(grammars: Grammars, tokenizer: Tokenizer) -> None:

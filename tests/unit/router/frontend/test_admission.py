@@ -11,6 +11,7 @@ from diptych.constraint import Constraint
 from diptych.errors import DeadlineExceededError, QueueFullError
 from diptych.service_level import NO_LEVEL
 from diptych.tenant import NOBODY
+from diptych.text.thought_form import ThoughtForm
 from router.config import RouterConfig
 from router.frontend.admission import Admission
 
@@ -52,7 +53,7 @@ async def test_a_constraint_behind_others_waits_no_longer_than_the_deadline(
     async def tokenize(request: object) -> list[int]:
         return [1]
 
-    async def never(constraint: Constraint, emitted: bytes) -> str:
+    async def never(constraint: Constraint, emitted: bytes, thoughts: ThoughtForm | None) -> str:
         await asyncio.Event().wait()
         raise AssertionError("it ended")
 

@@ -10,6 +10,7 @@ import pytest_asyncio
 
 from diptych.constraint import Constraint
 from diptych.errors import RETRY_LATER_S, InvalidRequestError, NoWorkerError
+from diptych.text.thought_form import Mark, ThoughtForm
 from router.frontend.constraint_check import ConstraintCheck
 
 ENDLESS = Constraint.json_schema(
@@ -33,7 +34,7 @@ async def test_a_good_one_is_asked_for_once(shared: ConstraintCheck) -> None:
     first = await shared.check(LETTERS)
     assert await shared.check(LETTERS) == first
     assert shared.num_checked == before + 1
-    assert json.loads(first)["grammars"]
+    assert json.loads(first.grammar)["grammars"]
 
 
 async def test_so_is_a_bad_one(shared: ConstraintCheck) -> None:
@@ -51,6 +52,20 @@ async def test_what_was_emitted_has_to_fit(shared: ConstraintCheck) -> None:
         await shared.check(LETTERS, b"aab")
     assert caught.value.field == "emitted_token_ids"
     assert await shared.check(Constraint.choice("é\n"), "é".encode()[:1])
+
+
+async def test_detail_25_what_a_resumed_output_thought_fits_whatever_it_is(
+    shared: ConstraintCheck,
+) -> None:
+    thoughts = ThoughtForm(open=None, close=Mark.of("</t>", {"</t>": 7}))
+    plain = await shared.check(LETTERS)
+    checked = await shared.check(LETTERS, b"hm, b</t>\naa", thoughts)
+    assert checked.thoughts == thoughts
+    assert "<[7]>" in checked.grammar
+    assert await shared.check(LETTERS) == plain, "another question"
+    with pytest.raises(InvalidRequestError) as caught:
+        await shared.check(LETTERS, b"hm, b</t>\nab", thoughts)
+    assert caught.value.field == "emitted_token_ids"
 
 
 async def test_one_without_end_is_refused_and_the_next_is_checked(shared: ConstraintCheck) -> None:
@@ -71,7 +86,7 @@ async def test_one_who_gives_up_takes_no_answer_of_anothers(shared: ConstraintCh
         gone.cancel()
     assert gone.cancelled()
     for index, other in enumerate(others):
-        assert f"x{index}" in other.result()
+        assert f"x{index}" in other.result().grammar
 
 
 async def test_a_process_that_somebody_ends_is_replaced(shared: ConstraintCheck) -> None:
@@ -83,7 +98,7 @@ async def test_a_process_that_somebody_ends_is_replaced(shared: ConstraintCheck)
             if "diptych.text.grammar_check" in each.cmdline()
         )
         child.kill()
-        assert "good" in await shared.check(Constraint.choice(f"good{index}"))
+        assert "good" in (await shared.check(Constraint.choice(f"good{index}"))).grammar
 
 
 async def test_one_that_nests_deeper_than_a_workers_stack_bears_is_refused(
@@ -123,7 +138,7 @@ async def test_one_clients_output_spoils_no_constraint() -> None:
     for _ in range(2):
         with pytest.raises(InvalidRequestError, match="too much"):
             await check.check(LETTERS, b"a" * 1000)
-        assert await check.check(LETTERS) == "g"
+        assert (await check.check(LETTERS)).grammar == "g"
 
 
 async def test_a_good_verdict_is_not_replaced() -> None:
@@ -131,12 +146,12 @@ async def test_a_good_verdict_is_not_replaced() -> None:
     async with asyncio.TaskGroup() as tasks:
         first, second = (tasks.create_task(_tried(check)) for _ in range(2))
     assert (first.result(), second.result()) == ("g", "")
-    assert await check.check(LETTERS) == "g"
+    assert (await check.check(LETTERS)).grammar == "g"
 
 
 async def test_one_that_ends_the_process_is_asked_of_another_before_it_is_believed() -> None:
     """A machine that stands still may count as the process's time."""
-    assert await Scripted(DIED, GOOD).check(LETTERS) == "g"
+    assert (await Scripted(DIED, GOOD).check(LETTERS)).grammar == "g"
     with pytest.raises(InvalidRequestError, match="too much time"):
         await Scripted(DIED, DIED).check(LETTERS)
 
@@ -146,11 +161,11 @@ async def test_two_kills_by_others_say_nothing_of_the_constraint() -> None:
     with pytest.raises(NoWorkerError) as caught:
         await check.check(LETTERS)
     assert caught.value.retry_after_s == RETRY_LATER_S
-    assert await check.check(LETTERS) == "g"
+    assert (await check.check(LETTERS)).grammar == "g"
 
 
 async def _tried(check: ConstraintCheck) -> str:
     try:
-        return await check.check(LETTERS)
+        return (await check.check(LETTERS)).grammar
     except InvalidRequestError:
         return ""

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from diptych.text.response import parser as parser_module
 from diptych.text.response.families import AnswerForm, family
 from diptych.text.response.parser import Parsed, ResponseParser
+from diptych.text.response.template import Part
 from tests.unit.text.response.parsing import F1, TOOLS, parse
 
 
@@ -245,7 +246,8 @@ def test_text_comes_as_soon_as_it_is_no_mark() -> None:
     assert parser.feed("l>") == Parsed(" <tool>")
     thinking = ResponseParser(family("hermes"), "", TOOLS)
     assert thinking.feed("<think>c") == Parsed("", "c")
-    assert thinking.is_reasoning
+    assert thinking.opened is not None
+    assert thinking.opened.part is Part.REASONING
 
 
 def test_a_long_answer_keeps_little() -> None:

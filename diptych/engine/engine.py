@@ -1,23 +1,31 @@
 """The loop that turns scheduler and runner into tokens.
 
 Thin asyncio shell: decide a step, run it on the model thread, book it, tell the
-listeners. Knows nothing of requests, leases or wires.
+listeners. Over a device that computes while nobody waits for it, the next step is decided and
+launched before the one in flight is waited for. Knows nothing of requests, leases or wires.
 """
 
 import asyncio
 import logging
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Collection
 from concurrent.futures import Executor, ThreadPoolExecutor
-from typing import Protocol
 
 from diptych.cache_log import CacheLog
+from diptych.engine.model_thread import (
+    BegunStep,
+    GivenUpError,
+    ModelThread,
+    StepLauncher,
+    StepRunner,
+)
 from diptych.engine.protocol import EngineLoad, StepListener, StepRecord
 from diptych.engine.scheduling.audit import pool_mismatch
 from diptych.engine.scheduling.block_pool import BlockPool
 from diptych.engine.scheduling.pacer import Pacer
-from diptych.engine.scheduling.scheduler import Scheduler
+from diptych.engine.scheduling.scheduler import MAX_STEPS_IN_FLIGHT, Scheduler
 from diptych.engine.scheduling.sequence import Sequence
 from diptych.engine.scheduling.step import SequenceUpdate, StepOutput, StepPlan
 from diptych.engine.scheduling.step_learner import StepLearner, work_of
@@ -32,22 +40,6 @@ MAX_FAILED_STEPS = 3  # in a row: then it is not the sequences
 MAX_STEPS_OUT_OF_MEMORY = 16  # in a row: then it is not their size; a smaller one would have passed
 
 
-class StepRunner(Protocol):
-    """Executes a plan. Called on the model thread, one plan at a time."""
-
-    def execute(self, plan: StepPlan) -> StepOutput:
-        """Run the step, and return once the *device* has completed it.
-
-        Then all KV of the plan's tokens is in its blocks for whoever reads that memory, and
-        nothing of the step still reads or writes any block, whether it drew tokens or not: what
-        it computed is announced, cached and freed on the return alone.
-
-        Raises DeviceLostError; any other error is of this step's sequences (DeviceMemoryError:
-        of their number and size). It, too, is raised only when nothing of the step is at work.
-        """
-        ...
-
-
 class StepEngine:
     """Our engine (diptych.engine.protocol.Engine): one scheduler, one runner, one model thread.
 
@@ -60,13 +52,16 @@ class StepEngine:
         scheduler: Scheduler,
         runner: StepRunner,
         *,
+        launcher: StepLauncher | None = None,
         model_thread: Executor | None = None,
         measured: MeasuredStep | None = None,
         prepare: Callable[[SamplingParams], None] = lambda params: None,
         tpot_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``model_thread`` has one thread, the caller's to shut down; without it ``run`` makes one.
+        """``launcher``, of the same runner: steps are planned ahead and launched by it.
+
+        ``model_thread`` has one thread, the caller's to shut down; without it ``run`` makes one.
 
         ``measured`` is a step that was run before the first one, to predict that. ``prepare``
         is told of each new sequence's parameters, to begin elsewhere what they will need.
@@ -76,7 +71,7 @@ class StepEngine:
         self.num_steps = 0  # completed
         self.last_step: StepRecord | None = None  # set before listeners are told; None: it failed
         self._scheduler = scheduler
-        self._runner = runner
+        self._runner, self._launcher = runner, launcher
         self._prepare = prepare
         self._pool: BlockPool = scheduler.pool
         self._listeners: dict[object, StepListener] = {}  # in the order in which they came
@@ -87,7 +82,9 @@ class StepEngine:
         self._num_tokens_in_step = 0
         self._num_failed = 0  # steps in a row, for whatever reason but this:
         self._num_out_of_memory = 0
-        self._in_step = False
+        self._steps: deque[BegunStep] = deque()  # in flight, the oldest first
+        self._max_steps = 1 if launcher is None else MAX_STEPS_IN_FLIGHT
+        self._booked_s = 0.0  # when the last step that was completed was booked
         self._timing = StepTiming(measured)
         self._learner = StepLearner()
         max_tokens = scheduler.config.max_batched_tokens
@@ -99,20 +96,22 @@ class StepEngine:
         An error of a step ends that step's sequences. After several in a row (more where only
         memory was short), or one of the device, it ends with it, as with any of a listener: the
         process must go down.
-        On cancellation it waits for the step in flight, whose memory it uses, or for ``abandon``.
+        However it ends, it waits for the steps in flight, which use memory, or for ``abandon``.
         """
         self._abandoned = asyncio.get_running_loop().create_future()
         own_thread = None
         if self._model_thread is None:
             own_thread = ThreadPoolExecutor(1, thread_name_prefix="model")
         try:
-            await self._run_steps(self._model_thread or own_thread)
+            await self._run_steps(
+                ModelThread(self._model_thread or own_thread, self._runner, self._launcher)
+            )
         finally:
             if own_thread is not None:
                 own_thread.shutdown(wait=False)  # idle by now
 
     def subscribe(self, listener: StepListener) -> Callable[[], None]:
-        """Call ``listener`` after each step, before the next is decided, until told otherwise."""
+        """Call ``listener`` after each step, before another is decided, until told otherwise."""
         ticket = object()
         self._listeners[ticket] = listener
 
@@ -178,9 +177,9 @@ class StepEngine:
         )
 
     def abandon(self) -> None:
-        """The step in flight will never end: a cancelled ``run`` does not wait for it.
+        """The steps in flight will never end: a cancelled ``run`` does not wait for them.
 
-        The step may still write the KV pool, so nothing may be freed to anybody afterwards.
+        They may still write the KV pool, so nothing may be freed to anybody afterwards.
         """
         if self._abandoned is not None and not self._abandoned.done():
             self._abandoned.set_result(None)
@@ -188,11 +187,11 @@ class StepEngine:
     @property
     def step_due(self) -> bool:
         """Whether ``num_steps`` must advance: a step is in flight or about to be decided."""
-        return self._in_step or (self._awake.is_set() and self._scheduler.has_work)
+        return bool(self._steps) or (self._awake.is_set() and self._scheduler.has_work)
 
     @property
     def predicted_step_s(self) -> float:
-        """Expected duration of the step in flight (else of the last one); 0 until known."""
+        """Expected duration of the oldest step in flight (else of the last); 0 until known."""
         return self._timing.predict_s(self._num_tokens_in_step)
 
     @property
@@ -215,30 +214,71 @@ class StepEngine:
         """Of the pool."""
         return self._pool.cache_log
 
-    async def _run_steps(self, model_thread: Executor | None) -> None:
-        while True:
-            self._awake.clear()
-            began_s = self._clock()
-            plan = self._scheduler.schedule(self._max_prompt_tokens(began_s))
-            if plan is None:
-                await self._awake.wait()
-                continue
-            started_s = self._clock()
+    async def _run_steps(self, thread: ModelThread) -> None:
+        try:
+            while True:
+                self._awake.clear()
+                if await self._begin(thread) and len(self._steps) < self._max_steps:
+                    continue
+                if not self._steps:
+                    await self._awake.wait()
+                    continue
+                updates = await self._end(thread)
+                self.num_steps += 1
+                for listener in tuple(self._listeners.values()):
+                    listener(updates)
+        finally:
+            await self._drain(thread)
+
+    async def _begin(self, thread: ModelThread) -> bool:
+        """Decide a step and hand it over; False: there is none before the oldest has ended."""
+        if self._steps and self._steps[-1].has_failed:
+            return False  # nobody goes on from what was not computed
+        began_s = self._clock()
+        plan = self._scheduler.schedule(self._max_prompt_tokens(began_s))
+        if plan is None:
+            return False
+        step = thread.begin(plan, began_s, self._clock())
+        self._steps.append(step)
+        if step.launched is not None:
+            await asyncio.wait((step.launched,))
+        return True
+
+    async def _end(self, thread: ModelThread) -> list[SequenceUpdate]:
+        """The oldest step: wait for it and book it."""
+        step = self._steps[0]
+        self._num_tokens_in_step = step.plan.num_tokens
+        try:
+            output = await thread.end(step)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is of one step
+            updates = self._fail(step.plan, error)
+            self._steps.popleft()
+            return updates
+        self._steps.popleft()
+        self._num_failed = self._num_out_of_memory = 0
+        updates = self._scheduler.update(step.plan, output)
+        self._record(step, output)
+        return updates
+
+    async def _drain(self, thread: ModelThread) -> None:
+        """Wait for what is in flight, and free what was released; or for ``abandon``."""
+        while self._steps:
+            step = self._steps[0]
             try:
-                output = await self._execute(model_thread, plan)
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is of one step
-                updates = self._fail(plan, error)
+                output = await thread.end(step, self._abandoned)
+            except GivenUpError:
+                return
+            except Exception as error:  # noqa: BLE001 - nobody is told any more
+                self._scheduler.fail(step.plan, StepFailedError(f"a model step failed: {error}"))
             else:
-                self._num_failed = self._num_out_of_memory = 0
-                updates = self._scheduler.update(plan, output)
-                self._record(plan, output, began_s, started_s)
-            self.num_steps += 1
-            for listener in tuple(self._listeners.values()):
-                listener(updates)
+                self._scheduler.update(step.plan, output)
+            self._steps.popleft()
 
     def _max_prompt_tokens(self, now_s: float) -> int | None:
         if self._pacer is None:
             return None
+        if self._steps:  # the step that is decided comes after that
+            now_s = max(now_s, self._steps[-1].started_s + self.predicted_step_s)
         scheduler, model = self._scheduler, self._learner.model
         return self._pacer.max_prompt_tokens(scheduler.decoding, scheduler.work, model, now_s)
 
@@ -259,34 +299,21 @@ class StepEngine:
         self.last_step = None
         return self._scheduler.fail(plan, StepFailedError(f"a model step failed: {error_id}"))
 
-    async def _execute(self, model_thread: Executor | None, plan: StepPlan) -> StepOutput:
-        self._num_tokens_in_step = plan.num_tokens
-        self._in_step = True
-        loop = asyncio.get_running_loop()
-        step = loop.run_in_executor(model_thread, self._runner.execute, plan)
-        try:
-            return await asyncio.shield(step)
-        except asyncio.CancelledError:
-            assert self._abandoned is not None
-            ends: set[asyncio.Future[StepOutput] | asyncio.Future[None]] = {step, self._abandoned}
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            if step.done() and step.exception() is None:  # so that released sequences free theirs
-                self._scheduler.update(plan, step.result())
-            raise
-        finally:
-            self._in_step = False
-
-    def _record(self, plan: StepPlan, output: StepOutput, began_s: float, started_s: float) -> None:
+    def _record(self, step: BegunStep, output: StepOutput) -> None:
+        plan = step.plan
         num_decode = sum(len(chunk.token_ids) == 1 for chunk in plan.chunks)
         num_prefill = plan.num_tokens - num_decode
-        overhead_s = max(0.0, self._clock() - began_s - output.duration_s)
+        # Of one that was planned ahead, what came after the step before it had been booked.
+        began_s = max(step.began_s, self._booked_s)
+        self._booked_s = self._clock()
+        overhead_s = max(0.0, self._booked_s - began_s - output.duration_s)
         self._timing.record(num_prefill, num_decode, output.duration_s)
         work = work_of(plan)
         cost = self._learner.model.cost_of(work)
         expected_s = cost.expected_s(work)
         self._learner.learn(work, output.duration_s + overhead_s)
         self.last_step = StepRecord(
-            started_s,
+            step.started_s,
             num_prefill,
             num_decode,
             output.duration_s,

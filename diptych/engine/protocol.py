@@ -13,7 +13,7 @@ from diptych.engine.scheduling.sequence import Sequence
 from diptych.engine.scheduling.step import SequenceUpdate
 from diptych.step_model import StepModel, StepWork
 
-# Told of each step before the next is decided; it may call the engine.
+# Told of each step before another is decided; it may call the engine.
 StepListener = Callable[[list[SequenceUpdate]], None]
 
 
@@ -46,7 +46,7 @@ class Engine(Protocol):
     """One engine. It owns its sequences' blocks; nobody else allocates or frees any.
 
     A sequence holds all blocks of its tokens from the call that admits it (``add_prefill``,
-    ``reserve``) until ``release`` or its end, and then until the step that it takes part in
+    ``reserve``) until ``release`` or its end, and then until the last step that it takes part in
     is complete. ``Sequence.block_table`` names them in order. A range of tokens may be
     announced to readers, with its blocks, when an update says that it is computed: the device
     has completed it by then. The token of a step comes with the last range before it.
@@ -118,7 +118,7 @@ class Engine(Protocol):
         ...
 
     def abandon(self) -> None:
-        """The step in flight will never end: a cancelled ``run`` does not wait for it."""
+        """The steps in flight will never end: a cancelled ``run`` does not wait for them."""
         ...
 
     def load(self) -> EngineLoad:
@@ -151,7 +151,7 @@ class Engine(Protocol):
 
     @property
     def predicted_step_s(self) -> float:
-        """Expected duration of the step in flight, else of the last one; 0 until known."""
+        """Expected duration of the oldest step in flight, else of the last; 0 until known."""
         ...
 
     @property

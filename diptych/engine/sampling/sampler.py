@@ -32,10 +32,9 @@ from torch import Tensor
 from diptych.engine.sampling.logit_edits import edit_logits
 from diptych.engine.sampling.ranking import ranked
 from diptych.engine.sampling.raw_logprobs import RawLogits
+from diptych.engine.scheduling.run_ahead import GREEDY_BELOW
 from diptych.engine.scheduling.step import SampledToken, SampleSpec
 from diptych.errors import LogitsError
-
-GREEDY_BELOW = 1e-5  # smaller temperatures overflow float32 and mean greedy anyway
 
 _NUM_CANDIDATES = 1024  # most likely tokens a filter looks at first
 _BLOCK = 512  # ids per partial sum

@@ -56,9 +56,12 @@ class Admission:
             return False
         return True
 
-    def into_batch(self, shares: PrefillShares) -> Iterator[Sequence]:
+    def into_batch(
+        self, shares: PrefillShares, in_flight: Mapping[Sequence, int]
+    ) -> Iterator[Sequence]:
         """Move waiting sequences into the batch, one by one, as long as there is room.
 
+        in_flight: where chunks of known tokens end whose step has not.
         Each is to ``take`` its share before the next one is asked for. First come, first served
         among those that lack blocks; those that have theirs do not wait behind them.
         """
@@ -72,7 +75,11 @@ class Admission:
                     continue
             else:
                 self._refresh(seq)
-                if self._is_being_computed(seq, shares.ends) or not shares.has_room_for(seq):
+                if (
+                    self._is_being_computed(seq, shares.ends)
+                    or (in_flight and self._is_being_computed(seq, in_flight))
+                    or not shares.has_room_for(seq)
+                ):
                     continue
             self._queues.run(seq)
             yield seq
@@ -83,7 +90,7 @@ class Admission:
         self.num_hit_tokens += seq.num_computed_tokens - before
 
     def _is_being_computed(self, seq: Sequence, ends: Mapping[Sequence, int]) -> bool:
-        """Whether another one's chunk of this step enters the next block that it lacks."""
+        """Whether another one's chunk enters the next block that it lacks."""
         missing = self._tables.missing_blocks(seq)
         return bool(missing) and any(
             self._tables.will_enter(other, end, seq, missing.start) for other, end in ends.items()

@@ -80,9 +80,12 @@ class BlockTables:
         seq.num_computed_tokens += len(hits) * pool.block_size
 
     def grow(self, seq: Sequence, owner: Owner) -> None:
-        """Let the table cover all tokens. Raises BlocksExhaustedError; nothing has changed then."""
+        """Let the table cover all tokens that are planned.
+
+        Raises BlocksExhaustedError; nothing has changed then.
+        """
         table = seq.block_table
-        missing = self._pool.num_blocks_for(seq.num_tokens) - len(table)
+        missing = self._pool.num_blocks_for(seq.num_planned_tokens) - len(table)
         if missing > 0:
             table += self._pool.allocate(missing, owner, after=table[-1] if table else None)
 

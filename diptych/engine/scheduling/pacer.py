@@ -45,7 +45,7 @@ class Pacer:
         ``decoding`` get a token with it; ``work`` is all that is to be computed.
         """
         self._began = {
-            seq: self._began.get(seq) or _Began(now_s, seq.num_tokens) for seq in decoding
+            seq: self._began.get(seq) or _Began(now_s, seq.num_planned_tokens) for seq in decoding
         }
         if not work.num_prefill_tokens or not model.prefill.is_known:
             return self._go(None)
@@ -65,7 +65,7 @@ class Pacer:
     def _least_left_s(self, now_s: float, alone_s: float) -> float | None:
         """Until the first token is due of those that a step without prompts brings in time."""
         left = (
-            began.at_s + self._tpot_s * (seq.num_tokens - began.num_tokens + 1) - now_s
+            began.at_s + self._tpot_s * (seq.num_planned_tokens - began.num_tokens + 1) - now_s
             for seq, began in self._began.items()
         )
         return min((each_s for each_s in left if each_s >= alone_s), default=None)

@@ -48,13 +48,13 @@ class PrefillShares:
 
     def has_room_for(self, seq: Sequence) -> bool:
         """Whether ``take`` would give it a token now."""
-        return self._end(seq, self._allowed(seq)) > seq.num_computed_tokens
+        return self._end(seq, self._allowed(seq)) > seq.num_planned_computed_tokens
 
     def take(self, seq: Sequence) -> None:
         """It is ``seq``'s turn."""
         is_long = self._is_long(seq)
         end = self._end(seq, self._allowed(seq))
-        num_tokens = end - seq.num_computed_tokens
+        num_tokens = end - seq.num_planned_computed_tokens
         if is_long:
             self._unfinished.append(seq)
             self._num_left_for_long -= num_tokens
@@ -65,30 +65,31 @@ class PrefillShares:
     def share_out_rest(self) -> None:
         """All had their turn: give the long ones what is left."""
         for seq in self._unfinished:
-            before = self.ends.pop(seq, seq.num_computed_tokens)
+            before = self.ends.pop(seq, seq.num_planned_computed_tokens)
             num_left = min(self._num_left, self._num_left_for_prompts)
-            end = self._end(seq, before - seq.num_computed_tokens + num_left)
-            if end > seq.num_computed_tokens:
+            end = self._end(seq, before - seq.num_planned_computed_tokens + num_left)
+            if end > seq.num_planned_computed_tokens:
                 self.ends[seq] = end
                 self._spend(seq, end - before)
 
     def _is_long(self, seq: Sequence) -> bool:
-        return seq.num_pending_tokens > self._max_step_tokens
+        num_left = seq.num_tokens - seq.num_planned_computed_tokens
+        return num_left > self._max_step_tokens
 
     def _allowed(self, seq: Sequence) -> int:
         if self._is_long(seq):
             return min(self._num_left, self._num_left_for_long)
-        if seq.is_decoding:
+        if seq.decodes_next:
             return self._num_left
         return min(self._num_left, self._num_left_for_prompts)
 
     def _spend(self, seq: Sequence, num_tokens: int) -> None:
         self._num_left -= num_tokens
-        if not seq.is_decoding:
+        if not seq.decodes_next:
             self._num_left_for_prompts -= num_tokens
 
     def _end(self, seq: Sequence, num_allowed: int) -> int:
-        start = seq.num_computed_tokens
+        start = seq.num_planned_computed_tokens
         end = min(seq.num_tokens, start + num_allowed)
         if end == seq.num_tokens:
             return end

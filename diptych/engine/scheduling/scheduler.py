@@ -11,12 +11,19 @@ gives its blocks up and is recomputed later (never one whose blocks others read)
 and newcomers are refused until it has them back. A sequence whose next block
 another one's chunk completes waits for the next step instead of computing it as well.
 
+A step may be planned *ahead*, while the one before it is in flight and its tokens are not known:
+then a sequence goes on from a token that the device alone knows, and one that turns out to have
+ended has computed in vain. Blocks stay whoever's they are until the last step that was given them
+has been booked. What needs to know more is left until it is known: nothing is planned ahead while
+somebody waits for a token (:mod:`diptych.engine.scheduling.run_ahead`) or for others' blocks.
+
 Ideas: Orca (continuous batching), Sarathi (chunked prefill), vLLM (paging).
 """
 
 import itertools
-from collections.abc import Iterator
-from typing import NamedTuple, Self
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -27,6 +34,7 @@ from diptych.engine.scheduling.block_tables import BlockTables
 from diptych.engine.scheduling.chunks import next_chunk
 from diptych.engine.scheduling.prefill_shares import PrefillShares
 from diptych.engine.scheduling.queues import Queues
+from diptych.engine.scheduling.run_ahead import ends_with_next, waits_for_token
 from diptych.engine.scheduling.sequence import Sequence, SequenceState
 from diptych.engine.scheduling.step import (
     SequenceUpdate,
@@ -62,6 +70,9 @@ class SchedulerConfig(BaseModel):
             max_batched_tokens=self.max_batched_tokens, max_num_seqs=self.max_num_seqs
         )
         return self
+
+
+MAX_STEPS_IN_FLIGHT: Final = 2  # a chunk may follow one of the step before, and no other
 
 
 class _StepInFlight(NamedTuple):
@@ -108,7 +119,7 @@ class Scheduler:
         self._results = StepResults(
             self._queues, self._tables, pool, max_model_len=config.max_model_len
         )
-        self._in_flight: _StepInFlight | None = None
+        self._in_flight: deque[_StepInFlight] = deque()  # the oldest first
 
     @property
     def has_work(self) -> bool:
@@ -147,15 +158,15 @@ class Scheduler:
 
     @property
     def in_flight(self) -> tuple[Sequence, ...]:
-        """The owners of the chunks of the step in flight, in order; for checks."""
-        return () if self._in_flight is None else self._in_flight.sequences
+        """The owners of the chunks of the steps in flight, in order; for checks."""
+        return tuple(itertools.chain.from_iterable(step.sequences for step in self._in_flight))
 
     def holders(self) -> Iterator[tuple[Sequence, Owner]]:
         """Each sequence whose table holds blocks, and as what; for checks. O(sequences)."""
         for seq in self._queues:
             yield seq, _OWNER[seq.state]
-        for seq in self.in_flight:
-            if seq.state is SequenceState.FINISHED:  # released during the step
+        for seq in dict.fromkeys(self.in_flight):
+            if seq.state is SequenceState.FINISHED:  # during a step
                 yield seq, Owner.RUNNING
 
     def add_prefill(self, seq: Sequence) -> None:
@@ -227,74 +238,102 @@ class Scheduler:
     def release(self, seq: Sequence) -> None:
         """End a sequence in any state, even one that was refused: -> FINISHED. Idempotent.
 
-        Its blocks go when the step in flight, if it takes part, is booked; those that are
-        in quarantine stay there. The caller wakes the engine: somebody may wait for the blocks.
+        Its blocks go when the last step in flight in which it takes part is booked; those that
+        are in quarantine stay there. The caller wakes the engine: somebody may wait for the blocks.
         """
         if seq.state is SequenceState.FINISHED:
             return
         owner = _OWNER[seq.state]
         self._queues.finish(seq)
-        if seq not in self.in_flight:
+        if not seq.num_in_flight_tokens:
             self._tables.drop(seq, owner)
+        elif owner is not Owner.RUNNING:  # as it will be dropped
+            self.pool.retag(seq.block_table, owner, Owner.RUNNING)
 
     @property
     def decoding(self) -> list[Sequence]:
-        """Sequences of the batch that get one token with each step."""
-        return [seq for seq in self._queues.running if seq.is_decoding]
+        """Sequences of the batch that get one token with the next step that is planned."""
+        return [seq for seq in self._queues.running if seq.decodes_next]
 
     def schedule(self, max_prompt_tokens: int | None = None) -> StepPlan | None:
         """Decide the next step; None if nothing can run until somebody calls in.
 
         ``max_prompt_tokens``: no more than that of prompts, if anybody decodes.
 
-        Each plan is followed by ``update`` or ``fail`` before the next ``schedule``.
+        Steps end in order, each by ``update`` or ``fail``. One may be in flight: what is decided
+        then is a step ahead, and None if there is none before that one has ended.
         """
-        assert self._in_flight is None, "a step is in flight"
-        self._grow_running()
+        assert len(self._in_flight) < MAX_STEPS_IN_FLIGHT, "steps are in flight"
+        running = self._grow_ahead() if self._in_flight else self._grow_running()
+        if running is None:
+            return None
+        decoding: list[Sequence] = []
+        prefilling: list[Sequence] = []
+        for seq in running:
+            (decoding if seq.decodes_next else prefilling).append(seq)
         # Single tokens first: a long prompt may slow decoding down but not stop it.
-        ends = {seq: seq.num_tokens for seq in self.decoding}
+        ends = {seq: seq.num_planned_tokens for seq in decoding}
         shares = PrefillShares(
             self.config.max_batched_tokens - len(ends),
             block_size=self.pool.block_size,
             max_step_tokens=self.config.max_batched_tokens,
             max_prompt_tokens=max_prompt_tokens if ends else None,
         )
-        prefilling = [seq for seq in self._queues.running if not seq.is_decoding]
-        for seq in itertools.chain(prefilling, self._admission.into_batch(shares)):
+        known_ends = self._known_ends_in_flight()
+        for seq in itertools.chain(prefilling, self._admission.into_batch(shares, known_ends)):
             shares.take(seq)
         shares.share_out_rest()
         ends |= shares.ends
-        if not ends:
-            return None
+        return self._plan(ends) if ends else None
+
+    def _plan(self, ends: Mapping[Sequence, int]) -> StepPlan:
+        """Up to where each computes; in flight from here on."""
+        drawn_by: dict[Sequence, int] = {}
+        if self._in_flight:
+            drawn_by = {seq: at for at, seq in enumerate(self._in_flight[-1].sequences)}
         plan = StepPlan(
-            chunks=tuple(next_chunk(seq, end, self._tables) for seq, end in ends.items())
+            chunks=tuple(next_chunk(seq, end, self._tables, drawn_by) for seq, end in ends.items())
         )
-        self._in_flight = _StepInFlight(plan, tuple(ends))
+        self._in_flight.append(_StepInFlight(plan, tuple(ends)))
         return plan
 
+    def owners(self, plan: StepPlan) -> tuple[Sequence, ...]:
+        """Of the chunks of a plan in flight, in order; for checks."""
+        return next(step.sequences for step in self._in_flight if step.plan is plan)
+
     def update(self, plan: StepPlan, output: StepOutput) -> list[SequenceUpdate]:
-        """Book a completed step; one entry per sequence not released meanwhile.
+        """Book the oldest step in flight, completed; one entry per sequence not ended meanwhile.
 
         Sequences that finished are FINISHED with their blocks freed; ``prefill_only``
         ones are LEASED with their blocks held, finished or not. Of a sequence whose logits
         are not numbers nothing is shared, neither what this step computed nor what it hit.
         """
-        return self._results.book(self._end_step(plan), plan, output)
+        at_work = self.in_flight
+        return self._results.book(self._end_step(plan), plan, output, at_work)
 
     def fail(self, plan: StepPlan, error: DiptychError) -> list[SequenceUpdate]:
         """Book a step that was not completed: all its sequences end with ``error``.
 
         As ``update``; nothing of what it may have written is used.
         """
-        return self._results.fail(self._end_step(plan), error)
+        return self._results.fail(self._end_step(plan), plan, error)
 
     def _end_step(self, plan: StepPlan) -> tuple[Sequence, ...]:
-        step, self._in_flight = self._in_flight, None
-        assert step is not None, "no step is in flight"
-        assert plan is step.plan, "another step is in flight"
+        assert self._in_flight, "no step is in flight"
+        step = self._in_flight.popleft()
+        assert plan is step.plan, "another step is the oldest in flight"
         return step.sequences
 
-    def _grow_running(self) -> None:
+    def _known_ends_in_flight(self) -> dict[Sequence, int]:
+        """Up to where the steps in flight compute tokens that are known."""
+        return {
+            seq: chunk.end
+            for step in self._in_flight
+            for seq, chunk in zip(step.sequences, step.plan.chunks, strict=True)
+            if chunk.follows is None and seq.state is SequenceState.RUNNING
+        }
+
+    def _grow_running(self) -> list[Sequence]:
         """Give each running sequence the blocks of its tokens, the oldest first."""
         for seq in tuple(self._queues.running):
             while seq.state is SequenceState.RUNNING:
@@ -303,6 +342,28 @@ class Scheduler:
                     break
                 except BlocksExhaustedError:
                     self._preempt(self._queues.youngest_preemptible())
+        return self._queues.running.copy()
+
+    def _grow_ahead(self) -> list[Sequence] | None:
+        """The same for a step ahead; who ends in the step before has none.
+
+        None: it is no time to plan ahead. Whoever would have to give blocks up may be at work on
+        them; and who had to wait for a token while the others go on, would get one with every
+        other step.
+        """
+        ahead = []
+        for seq in self._queues.running:
+            if seq.num_unknown_tokens:
+                if ends_with_next(seq, self.config.max_model_len):
+                    continue
+                if waits_for_token(seq):
+                    return None
+            try:
+                self._tables.grow(seq, Owner.RUNNING)
+            except BlocksExhaustedError:
+                return None
+            ahead.append(seq)
+        return ahead
 
     def _preempt(self, seq: Sequence) -> None:
         """Take a sequence's blocks; it computes its tokens again when it gets others."""

@@ -63,6 +63,10 @@ class Sequence:
     packed_table: "array[int] | None" = None  # block_table for plans; never changed, replaced
     packed_tokens: "array[int] | None" = None  # the first of token_ids, for plans that need them
     is_private: bool = False  # its KV came of tokens with a step without numbers: nobody shares it
+    # By steps in flight: tokens behind num_computed_tokens whose KV they compute, none exactly if
+    # it takes part in none; and tokens behind token_ids that they draw.
+    num_in_flight_tokens: int = 0
+    num_unknown_tokens: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -81,6 +85,22 @@ class Sequence:
     def is_decoding(self) -> bool:
         """Whether each step computes one token of it: none before that one is without KV."""
         return self.num_pending_tokens == 1
+
+    @property
+    def num_planned_tokens(self) -> int:
+        """That there are when the steps in flight have ended, if it goes on then."""
+        return len(self.token_ids) + self.num_unknown_tokens
+
+    @property
+    def num_planned_computed_tokens(self) -> int:
+        """Of which there is the KV then."""
+        return self.num_computed_tokens + self.num_in_flight_tokens
+
+    @property
+    def decodes_next(self) -> bool:
+        """Whether the next step that is planned computes one token of it, and draws another."""
+        num_planned = len(self.token_ids) + self.num_unknown_tokens
+        return num_planned - self.num_computed_tokens - self.num_in_flight_tokens == 1
 
     @property
     def num_shareable_tokens(self) -> int:

@@ -8,7 +8,7 @@ plan can be sent to several processes.
 import collections.abc
 from array import array
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from diptych.engine.scheduling.report import Part, Told
 from diptych.engine.scheduling.sequence import Sequence, SequenceKey
@@ -16,6 +16,8 @@ from diptych.errors import DiptychError
 from diptych.finish_reason import FinishReason
 from diptych.sampling_params import SamplingParams
 from diptych.token_logprobs import TokenLogprobs
+
+UNKNOWN: Final = (-1,)  # tokens of a chunk that follows another: no token's id, so as to be noticed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,9 @@ class Chunk:
     block_table: collections.abc.Sequence[int]
     sample: "SampleSpec | None"  # None: more of the prompt follows
     report: Part | None = None  # what to tell of these tokens
+    # The chunk of the plan before this one that draws its only token, by index; ``token_ids`` is
+    # UNKNOWN then: the device has the token, the host not yet.
+    follows: int | None = None
 
     @property
     def end(self) -> int:

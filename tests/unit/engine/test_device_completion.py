@@ -2,14 +2,16 @@
 
 The real engine over a device that is asynchronous, like a GPU: what a step writes is first
 spoilt and then written some time after it was asked for, so that whoever looked too early saw
-garbage, and whoever got the block meanwhile finds garbage in it.
+garbage, and whoever got the block meanwhile finds garbage in it. Over one that is given a step
+while another is in flight, tokens are on the device before the host knows them; when the thread
+gets to launching and waiting, and the device to computing, is anybody's guess.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -24,8 +26,10 @@ from hypothesis.stateful import (
 )
 
 from diptych.engine.engine import StepEngine
+from diptych.engine.model_thread import LaunchedStep
+from diptych.engine.scheduling.audit import pool_mismatch
 from diptych.engine.scheduling.block_pool import BlockPool
-from diptych.engine.scheduling.scheduler import Scheduler, SchedulerConfig
+from diptych.engine.scheduling.scheduler import MAX_STEPS_IN_FLIGHT, Scheduler, SchedulerConfig
 from diptych.engine.scheduling.sequence import Sequence, SequenceKey, SequenceState
 from diptych.engine.scheduling.step import SequenceUpdate, StepOutput, StepPlan
 from diptych.errors import BlocksExhaustedError
@@ -44,13 +48,15 @@ class LateDevice:
     memory: Memory
     asked: deque[Callable[[], None]] = field(default_factory=deque)
     plans: deque[StepPlan] = field(default_factory=deque)  # not complete
+    drawn: tuple[Any, ...] = ()  # by the last step that is complete
 
     def ask(self, plan: StepPlan, sequences: tuple[Sequence, ...]) -> "Future[StepOutput]":
         """Queue a step; its result, once it is complete."""
         completed: Future[StepOutput] = Future()
 
         def finish() -> None:
-            output = self.memory.execute(plan, sequences)
+            output = self.memory.execute(self.known(plan), sequences)
+            self.drawn = output.tokens
             self.plans.popleft()
             completed.set_result(output)
 
@@ -58,10 +64,26 @@ class LateDevice:
         self.asked += (lambda: self.memory.begin(plan, sequences), finish)
         return completed
 
+    def known(self, plan: StepPlan) -> StepPlan:
+        """With the tokens that the step before it has drawn."""
+        chunks = [
+            chunk
+            if chunk.follows is None
+            else replace(chunk, token_ids=(self.drawn[chunk.follows].token_id,))
+            for chunk in plan.chunks
+        ]
+        return StepPlan(chunks=tuple(chunks))
+
     @property
     def unfinished_block_ids(self) -> set[int]:
         """Blocks that it still writes."""
         return {block_id for plan in self.plans for block_id in self.memory.written_by(plan)}
+
+    @property
+    def read_block_ids(self) -> set[int]:
+        """Blocks that it may still read."""
+        chunks = (chunk for plan in self.plans for chunk in plan.chunks)
+        return {block_id for chunk in chunks for block_id in chunk.block_table}
 
 
 class ModelThread(Executor):
@@ -70,10 +92,11 @@ class ModelThread(Executor):
     def __init__(self, device: LateDevice, scheduler: Scheduler) -> None:
         self.device = device
         self.scheduler = scheduler
+        self.jobs: deque[Callable[[], bool]] = deque()  # each says whether it is over
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
         (plan,) = args
-        return self.device.ask(plan, self.scheduler.in_flight)
+        return self.device.ask(plan, self.scheduler.owners(plan))
 
 
 class HastyModelThread(ModelThread):
@@ -89,8 +112,46 @@ class HastyModelThread(ModelThread):
         return returned
 
 
+class LaunchingThread(ModelThread):
+    """Launches and waits, one job after another, when the test lets it."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
+        done: Future[Any] = Future()
+
+        def launch() -> bool:
+            done.set_result(_Launched(self.device.ask(args[0], self.scheduler.owners(args[0]))))
+            return True
+
+        def wait() -> bool:
+            completed = fn.__self__.completed  # type: ignore[attr-defined]
+            if completed.done():
+                done.set_result(completed.result())
+            return completed.done()  # type: ignore[no-any-return]
+
+        self.jobs.append(launch if args else wait)
+        return done
+
+    def get_on(self) -> None:
+        """With its oldest job, if that does not wait."""
+        if self.jobs[0]():
+            self.jobs.popleft()
+
+
+@dataclass
+class _Launched:
+    """Implements ``LaunchedStep``, but that the thread waits for it."""
+
+    completed: "Future[StepOutput]"
+
+    def wait(self) -> StepOutput:
+        raise AssertionError("the model thread does not call it")
+
+
 class _NoRunner:
     def execute(self, plan: StepPlan) -> StepOutput:
+        raise AssertionError("the model thread does not call it")
+
+    def launch(self, plan: StepPlan) -> LaunchedStep:
         raise AssertionError("the model thread does not call it")
 
 
@@ -98,6 +159,7 @@ class DeviceMachine(RuleBasedStateMachine):
     """Sequences come, run and go; the device gets on whenever it likes."""
 
     model_thread: type[ModelThread] = ModelThread
+    launches = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,10 +167,13 @@ class DeviceMachine(RuleBasedStateMachine):
         config = SchedulerConfig(max_num_seqs=3, max_batched_tokens=4, max_model_len=MAX_LEN)
         self.scheduler = Scheduler(config, self.pool)
         self.device = LateDevice(Memory(NUM_BLOCKS, BLOCK_SIZE, Watch()))
+        self.thread = self.model_thread(self.device, self.scheduler)
+        runner = _NoRunner()
         self.engine = StepEngine(
             self.scheduler,
-            _NoRunner(),
-            model_thread=self.model_thread(self.device, self.scheduler),
+            runner,
+            launcher=runner if self.launches else None,
+            model_thread=self.thread,
         )
         self.engine.subscribe(self.on_step)
         self.loop = asyncio.new_event_loop()
@@ -119,10 +184,13 @@ class DeviceMachine(RuleBasedStateMachine):
 
     def turn(self) -> None:
         """Let the event loop do all that it can."""
-        for _ in range(_TURNS):
-            self.loop.run_until_complete(asyncio.sleep(0))
+        self.turn_cancelled()
         if self.running.done():
             self.running.result()
+
+    def turn_cancelled(self) -> None:
+        for _ in range(_TURNS):
+            self.loop.run_until_complete(asyncio.sleep(0))
 
     def on_step(self, updates: list[SequenceUpdate]) -> None:
         """What readers are offered, and clients get, is in the device's memory."""
@@ -182,19 +250,41 @@ class DeviceMachine(RuleBasedStateMachine):
     def nobody_has_what_the_device_writes(self) -> None:
         for block_id in self.device.unfinished_block_ids:
             assert self.pool.key_of(block_id) is None, "shared before it was there"
+        for block_id in self.device.read_block_ids:
             assert self.pool.holders(block_id), "freed before the device was done with it"
+        mismatch = pool_mismatch(self.pool, self.scheduler)
+        assert mismatch is None, mismatch
 
     def teardown(self) -> None:
         self.running.cancel()
         for seq in self.live:
             self.scheduler.release(seq)
-        while self.device.asked:
-            self.device.asked.popleft()()
-        for _ in range(_TURNS):
-            self.loop.run_until_complete(asyncio.sleep(0))
+        self.turn_cancelled()
+        while self.device.asked or self.thread.jobs:
+            while self.device.asked:
+                self.device.asked.popleft()()
+            if self.thread.jobs and self.thread.jobs[0]():
+                self.thread.jobs.popleft()
+            self.turn_cancelled()
+        self.turn_cancelled()
         self.loop.close()
         counts = self.pool.counts()
         assert counts.free + counts.cached == counts.total
+
+
+class AheadMachine(DeviceMachine):
+    """Over a device that is given the next step before it is done with the one it has."""
+
+    model_thread = LaunchingThread
+    launches = True
+
+    @precondition(lambda self: self.thread.jobs)
+    @rule()
+    def thread_gets_on(self) -> None:
+        assert isinstance(self.thread, LaunchingThread)
+        self.thread.get_on()
+        self.turn()
+        assert len(self.device.plans) <= MAX_STEPS_IN_FLIGHT
 
 
 class HastyMachine(DeviceMachine):
@@ -212,6 +302,9 @@ class HastyMachine(DeviceMachine):
 
 TestDevice = DeviceMachine.TestCase
 TestDevice.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+TestAheadDevice = AheadMachine.TestCase
+TestAheadDevice.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
 
 
 def test_a_runner_that_returns_early_is_found_out() -> None:

@@ -6,6 +6,7 @@ shared or read at the wrong time shows as a wrong token or a wrong slot. Its lay
 have windows: then what is pulled has holes, and a step that sees into one shows as well.
 """
 
+from collections import deque
 from collections.abc import Sequence as Table
 from dataclasses import dataclass, field
 from itertools import product
@@ -108,14 +109,22 @@ class HashRunner:
     def __init__(self, store: SlotStore, scheduler: Scheduler) -> None:
         self.store = store
         self.scheduler = scheduler
+        self.drawn: tuple[SampledToken | None, ...] = ()  # by the last step, on the device
 
     def execute(self, plan: StepPlan) -> StepOutput:
-        steps = zip(plan.chunks, self.scheduler.in_flight, strict=True)
-        tokens = [self._run(chunk, seq) for chunk, seq in steps]
-        return StepOutput(tokens=tuple(tokens), duration_s=0.01)
+        steps = zip(plan.chunks, self.scheduler.owners(plan), strict=True)
+        self.drawn = tuple([self._run(chunk, seq) for chunk, seq in steps])
+        return StepOutput(tokens=self.drawn, duration_s=0.01)
 
     def _run(self, chunk: Chunk, seq: Sequence) -> SampledToken | None:
-        kvs = kv_of(seq.token_ids[: chunk.end], seq.cache_salt)
+        token_ids = seq.token_ids[: chunk.start] + list(chunk.token_ids)
+        if chunk.follows is not None:
+            drawn = self.drawn[chunk.follows]
+            assert drawn is not None, "follows a chunk that draws nothing"
+            token_ids[-1] = drawn.token_id
+        if seq.state is SequenceState.RUNNING:
+            assert token_ids == seq.token_ids[: chunk.end], "went on from another one's token"
+        kvs = kv_of(token_ids, seq.cache_salt)
         for position in range(chunk.start, chunk.end):
             self.store.write(chunk.block_table, position, kvs[position])
         self.store.check_seen(chunk.block_table, chunk.start, kvs)
@@ -139,6 +148,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     block_sizes = st.integers(1, 4)
     pool_sizes = st.integers(3, 12)  # blocks
     min_longest = 2  # tokens of the longest sequence
+    max_in_flight = 1  # steps
 
     @initialize(data=st.data())
     def build(self, data: st.DataObject) -> None:
@@ -160,8 +170,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler = Scheduler(config, self.pool)
         self.runner = HashRunner(self.store, self.scheduler)
         self.config = config
-        self.plan: StepPlan | None = None
-        self.plan_generations: list[list[int]] = []
+        self.plans: deque[StepPlan] = deque()  # in flight
+        self.plan_generations: deque[list[list[int]]] = deque()
         self.clients: list[Client] = []  # not yet released
         self.quarantined: set[int] = set()
         self.num_made = 0
@@ -202,6 +212,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             stop_token_ids=data.draw(
                 st.sampled_from([frozenset(), frozenset(), frozenset({2})]), "stop"
             ),
+            return_margins=self.max_in_flight > 1 and not data.draw(st.integers(0, 3), "told"),
         )
         self.num_made += 1
         return Sequence(
@@ -325,29 +336,51 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.clients.remove(client)
         self.idle = False
 
-    @precondition(lambda self: self.plan is None)
+    @precondition(lambda self: len(self.plans) < self.max_in_flight)
     @rule()
     def schedule(self) -> None:
-        self.plan = self.scheduler.schedule()
-        if self.plan is None:
-            self.check_nothing_can_run()
+        plan = self.scheduler.schedule()
+        if plan is None:
+            if not self.plans:
+                self.check_nothing_can_run()
             return
         assert not self.idle, "nobody called in, and yet there is work"
-        assert 0 < self.plan.num_tokens <= self.config.max_batched_tokens
-        assert len(set(self.scheduler.in_flight)) == len(self.plan.chunks)
+        assert 0 < plan.num_tokens <= self.config.max_batched_tokens
+        owners = self.scheduler.owners(plan)
+        assert len(set(owners)) == len(plan.chunks)
         assert self.scheduler.num_running <= self.config.max_num_seqs
-        self.plan_generations = [
-            [self.pool.generation(block) for block in chunk.block_table]
-            for chunk in self.plan.chunks
+        for seq, chunk in zip(owners, plan.chunks, strict=True):
+            self.check_planned(seq, chunk)
+        self.plans.append(plan)
+        self.plan_generations.append(self.generations(plan))
+
+    def check_planned(self, seq: Sequence, chunk: Chunk) -> None:
+        """Ahead goes who will likely go on, and whom the host need not see."""
+        if chunk.follows is None:
+            assert chunk.end <= seq.num_tokens, "from a token that nobody has"
+            return
+        assert self.plans, "follows a step that has ended"
+        assert chunk.start == seq.num_tokens, "planned ahead, and preempted since"
+        assert not seq.sampling.return_margins, "ahead of a token that the host has to see"
+        assert not seq.prefill_only, "ahead of its one token"
+        assert seq.num_output_tokens + 2 <= seq.sampling.max_tokens, "ahead of its last token"
+        assert seq.num_tokens + 2 <= self.config.max_model_len, "ahead of its last token"
+
+    def generations(self, plan: StepPlan) -> list[list[int]]:
+        return [
+            [self.pool.generation(block) for block in chunk.block_table] for chunk in plan.chunks
         ]
 
     @rule(num_steps=st.integers(2, 10))
     def run_steps(self, num_steps: int) -> None:
         """Let sequences grow into each other."""
         for _ in range(num_steps):
-            if self.plan is None:
+            while len(self.plans) < self.max_in_flight:
+                num_before = len(self.plans)
                 self.schedule()
-            if self.plan is None:
+                if len(self.plans) == num_before:
+                    break
+            if not self.plans:
                 return
             self.finish_step()
 
@@ -357,22 +390,16 @@ class SchedulerMachine(RuleBasedStateMachine):
             counts = self.pool.counts()
             assert counts.reserved + counts.leased + counts.quarantined, "a deadlock"
 
-    @precondition(lambda self: self.plan is not None)
+    @precondition(lambda self: self.plans)
     @rule()
     def finish_step(self) -> None:
-        plan = self.plan
-        assert plan is not None
-        generations = [
-            [self.pool.generation(block) for block in chunk.block_table] for chunk in plan.chunks
-        ]
-        assert generations == self.plan_generations, "a block was reused under a step"
-        sequences = self.scheduler.in_flight
-        released = [seq for seq in sequences if seq.state is SequenceState.FINISHED]
+        plan = self.plans.popleft()
+        reused = self.generations(plan) != self.plan_generations.popleft()
+        assert not reused, "a block was reused under a step"
+        sequences = self.scheduler.owners(plan)
+        going_on = [seq for seq in sequences if seq.state is SequenceState.RUNNING]
         updates = self.scheduler.update(plan, self.runner.execute(plan))
-        self.plan = None
-        assert [update.sequence for update in updates] == [
-            seq for seq in sequences if seq not in released
-        ]
+        assert [update.sequence for update in updates] == going_on
         for update in updates:
             self.receive(update)
 
@@ -385,7 +412,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert client.received == seq.token_ids
             client.finish_reason = update.finish_reason
         naive, reason = continuation(seq, self.config.max_model_len)
-        assert client.received == naive[: len(client.received)]
+        assert client.received == naive[: len(client.received)], "wrong, or behind its end"
         if client.finish_reason is not None:
             assert (client.received, client.finish_reason) == (naive, reason)
         else:
@@ -421,10 +448,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not hasattr(self, "pool"):
             return
         held = {block for client in self.clients for block in client.seq.block_table}
-        if self.plan is not None:
-            held |= {block for seq in self.scheduler.in_flight for block in seq.block_table}
+        held |= {block for seq in self.scheduler.in_flight for block in seq.block_table}
         counts = self.pool.counts()
-        assert counts.free + counts.cached == counts.total - len(held | self.quarantined)
+        num_unheld = counts.total - len(held | self.quarantined)
+        assert counts.free + counts.cached == num_unheld, "held, but by nobody alive or at work"
+        for chunk in (chunk for plan in self.plans for chunk in plan.chunks):
+            is_held = all(map(self.pool.holders, chunk.block_table))
+            assert is_held, "freed before the last step with it has ended"
         assert counts.quarantined == len(self.quarantined)
 
     @invariant()
@@ -446,13 +476,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.pool.end_quarantine(self.quarantined)
         self.quarantined.clear()
         self.release_held()
-        if self.plan is not None:
+        while self.plans:
             self.finish_step()
         for _ in range(2000):
             self.release_held()
             if not self.scheduler.has_work:
                 break
-            self.schedule()
+            self.run_steps(1)
+        while self.plans:
             self.finish_step()
         assert not self.scheduler.has_work, "no end in sight"
         assert all(client.finish_reason for client in self.clients if not client.seq.prefill_only)
@@ -466,6 +497,15 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.clients.remove(client)
         self.idle = False
 
+
+class AheadMachine(SchedulerMachine):
+    """Over a device that has two steps at a time."""
+
+    max_in_flight = 2
+
+
+TestAhead = AheadMachine.TestCase
+TestAhead.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
 
 TestScheduler = SchedulerMachine.TestCase
 TestScheduler.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)

@@ -79,10 +79,12 @@ gpu: .venv/ready  ## On a machine with a GPU: the CUDA backend against transform
 chart: .venv/ready $(CHART_TOOLS)/ready  ## Check the Helm chart and the image's recipe with helm 3, helm 4 and validators; fetches them
 	PATH="$(CURDIR)/$(CHART_TOOLS)/bin:$$PATH" $(PYTEST) tests/deploy tests/unit/deploy --ignore=$(IMAGE) --ignore=$(INSTALLED)
 
-# Pods and services have addresses of their own, which no other process of the machine sees.
-ALONE := unshare --map-root-user --net sh -euc 'ip link set lo up; for each in 10.98 10.99; do \
-  ip address add $$each.0.1/16 dev lo; done; exec "$$@"' sh
-chart-long: .venv/ready  ## Install the chart by helm 4 into a real API server, with its pods as processes here; builds that server first: an hour, once
+# Pods and services have addresses of their own, which no other process of the machine sees; all of
+# them end with make, whatever ends it.
+UNSHARE := setpriv --pdeathsig KILL unshare --map-root-user --net --pid --fork --kill-child --mount-proc
+ALONE := exec setpriv --pdeathsig KILL sh -c '$(UNSHARE) "$$@" & trap "kill -KILL $$!" INT TERM; wait $$!' sh \
+  sh -euc 'ip link set lo up; for each in 10.98 10.99; do ip address add $$each.0.1/16 dev lo; done; exec "$$@"' sh
+chart-long: .venv/ready  ## Install the chart by helm 4 into a real API server, with its pods as processes here; builds that server first: ten minutes, once
 	$(PY) -m tests.deploy.installed.build
 	$(ALONE) $(PYTEST) $(INSTALLED)
 

@@ -62,8 +62,14 @@ class Timers(BaseModel):
     lame_duck_s: float = Field(
         0.25,
         ge=0,
-        description="On SIGTERM, a router that says NOT_SERVING takes requests for this long "
-        "still, until whoever balances load looks away, then refuses them for as long, s.",
+        description="On SIGTERM, a router that says NOT_SERVING goes on until no request came for "
+        "this long, as whoever balances load looks away; then its connections get GOAWAY, s.",
+    )
+    leave_s: float = Field(
+        35.0,
+        ge=0,
+        description="It goes on for this long at the most, in which clients that connect once and "
+        "for all meet the router's max_connection_age_s; then it refuses them for lame_duck_s, s.",
     )
     client_write_s: float = Field(
         30.0, gt=0, description="A client that takes no response for this long is given up, s."

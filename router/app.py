@@ -6,7 +6,7 @@ import logging
 import random
 import secrets
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from diptych.rpc.identity import Certificate
 from diptych.rpc.server import Gate, Metadata, PublicEdge
 from diptych.service_host import ServiceHost
 from diptych.telemetry.sampling import Sampling
+from diptych.timers import Timers
 from router.client_settings import PublicTls
 from router.cluster.members import Cluster
 from router.config import RouterConfig
@@ -29,6 +30,7 @@ from router.frontend.cluster_view import ClusterView
 from router.frontend.generator import Generator
 from router.frontend.grpc import SERVICE, InferenceServicer
 from router.frontend.http.exchange import BodyRoom
+from router.frontend.http.leaving import Leaving
 from router.frontend.http.routes import make_app
 from router.frontend.http.server import HttpServer, bind, bounds_of
 from router.frontend.http.service import ServiceAnswers
@@ -38,6 +40,7 @@ from router.frontend.open_inference.servicer import SERVICE as OPEN_INFERENCE
 from router.frontend.prompt_answers import PromptAnswers
 from router.frontend.quotas import Quotas
 from router.frontend.served_model import ServedModel
+from router.leaving import until_quiet
 from router.placement.cache_index import CacheIndex
 from router.placement.departures import Departures
 from router.placement.fair_queue import FairQueue
@@ -157,11 +160,8 @@ async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None
         await stop.wait()
         telling.cancel()
         await host.set_serving(False)
-        await asyncio.sleep(config.timers.lame_duck_s)
-        # Refused with a reason for as long again: a call that meets the closing door hears none.
-        admission.drain()
-        await asyncio.sleep(config.timers.lame_duck_s)
-        await _drain(host, http, admission, config.timers.drain_s)
+        await _see_off(admission, config.timers, loop.time)
+        await _drain(host, http, admission, config.timers)
         background.stop()
         knowing.cancel()
         viewing.cancel()
@@ -314,29 +314,44 @@ def _make_http(
     """The HTTP API, whose port is taken now. Raises ConfigurationError."""
     timers = config.timers
     registry = host.registry if config.http_metrics else None
-    service = ServiceAnswers(front.admission, registry, lambda: not stop.is_set(), front.view)
+
+    def is_serving() -> bool:
+        return not stop.is_set()
+
+    service = ServiceAnswers(front.admission, registry, is_serving, front.view)
     room = BodyRoom(config.max_request_bytes, config.max_open_bytes, timers.client_write_s)
     bound = bind(host.host, config.http_port, timers, shares_port=config.shares_ports)
     bounds = bounds_of(config.max_request_bytes, timers.client_write_s)
     app = make_app(front.admission, front.generator, front.prompts, service, room, front.callers)
-    server = HttpServer(app, bound, bounds, front.certificate)
+    server = HttpServer(Leaving(app, is_serving), bound, bounds, front.certificate)
     logger.info("HTTP API", extra={"address": host.reachable(server.port)})
     return server
 
 
+async def _see_off(admission: Admission, timers: Timers, clock: Callable[[], float]) -> None:
+    """Serve clients until they have gone elsewhere; those who stay hear why they have to."""
+    if not await until_quiet(lambda: admission.num_arrived, timers, clock):
+        logger.info("clients go on asking a router that ends: their requests are refused")
+        admission.drain()
+        await asyncio.sleep(timers.lame_duck_s)
+
+
 async def _drain(
-    host: ServiceHost, http: HttpServer | None, admission: Admission, patience_s: float
+    host: ServiceHost, http: HttpServer | None, admission: Admission, timers: Timers
 ) -> None:
     """Send clients elsewhere (GOAWAY) and let what runs finish; then cancel what is left.
 
-    Nothing new is admitted any more.
+    What comes with the GOAWAY is still taken, for as long as a lame duck's.
     """
+    patience_s = timers.drain_s
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(host.server.stop(patience_s), name="goaway")
         if http is not None:
             tasks.create_task(http.stop(patience_s), name="http-drain")
         try:
             async with asyncio.timeout(patience_s):
+                await asyncio.sleep(timers.lame_duck_s)
+                admission.drain()
                 await admission.wait_idle()
         except TimeoutError:
             logger.warning("requests were cut off", extra={"num_open": admission.num_open})

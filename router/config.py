@@ -249,9 +249,9 @@ class RouterConfig(ProcessConfig):
         description="Requests that may be on workers at a time; more wait.",
     )
     max_connection_age_s: GrpcSeconds = Field(
-        1800.0,
-        description="A client's connection is ended after this, so that clients spread over "
-        "routers that came later, s. Its calls go on.",
+        30.0,
+        description="A client's connection is ended after this, 10 % more or less, so that clients "
+        "spread over routers that came later and leave one that ends, s. Its calls go on.",
     )
     max_connection_grace_s: GrpcSeconds = Field(
         3600.0, description="Calls of a connection that was ended are cut off after this, s."

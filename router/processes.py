@@ -142,7 +142,7 @@ async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None
 async def _serve_together(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None:
     host, port = host_of(config.listen), int(config.listen.rpartition(":")[2])
     timers = config.timers
-    patience_s = 2 * timers.lame_duck_s + timers.drain_s + _SLACK_S
+    patience_s = timers.leave_s + 2 * timers.lame_duck_s + timers.drain_s + _SLACK_S
     with ExitStack() as held:
         grpc = held.enter_context(reserve(host, port, "--listen"))
         http_port = config.http_port

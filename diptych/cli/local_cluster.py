@@ -94,6 +94,7 @@ class LocalCluster:
         plan = self._plan
         args = ["--listen", f"{plan.host}:{plan.port}", "--model", plan.model]
         args += ["--http-port", str(plan.http_port)]
+        args += ["--timers.leave-s", "0"]  # there is no other router to go to
         for child in self.prefill:
             args += ["--prefill", child.address]
         for child in self.decode:

@@ -16,12 +16,15 @@ _MAX_HINT_S = 30.0  # who is told to wait for longer decides that itself
 def may_heal(error: DiptychError) -> bool:
     """Whether the same request may succeed later, or on another router.
 
-    What is full says when to come back; what was never answered for (a lost connection) has
-    no reason but its code.
+    What is full says when to come back; what was never answered for has no reason but its
+    code: of a lost connection, or of a call that met the end of its server (gRPC says CANCELLED,
+    as of one that the client itself ended, which gets here as no error).
     """
     if error.code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return error.retry_after_s is not None
-    return error.code is grpc.StatusCode.UNAVAILABLE or isinstance(error, TransferInterruptedError)
+    met_the_end = error.code is grpc.StatusCode.CANCELLED
+    is_gone = error.code is grpc.StatusCode.UNAVAILABLE or met_the_end
+    return is_gone or isinstance(error, TransferInterruptedError)
 
 
 class Retries:

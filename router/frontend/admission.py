@@ -63,6 +63,7 @@ class Admission:
         self._constraints = ConstraintCheck()
         self._classes = ServiceClasses(config.classes, config.objectives, time.monotonic)
         self._is_draining = False
+        self._num_arrived = 0
         self._num_open = 0
         self._num_open_bytes = 0
         self._num_unfound = 0
@@ -92,6 +93,11 @@ class Admission:
         """Requests that are not answered yet."""
         return self._num_open
 
+    @property
+    def num_arrived(self) -> int:
+        """Requests that were ever counted as open."""
+        return self._num_arrived
+
     def drain(self) -> None:
         """Take nothing new."""
         self._is_draining = True
@@ -111,6 +117,7 @@ class Admission:
         Raises QueueFullError if those that are open arrived with too many bytes already.
         """
         self._check_budget(num_bytes)
+        self._num_arrived += 1
         self._num_open += 1
         self._num_open_bytes += num_bytes
         self._idle.clear()

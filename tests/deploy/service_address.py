@@ -16,6 +16,7 @@ class ServiceAddress:
 
     def __init__(self) -> None:
         self.pods: list[str] = []
+        self.address = ""
         self._num_accepted = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -54,7 +55,7 @@ async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> N
 
 @asynccontextmanager
 async def service_address(host: str, port: int) -> AsyncIterator[ServiceAddress]:
-    """One that listens there; all its connections end with it."""
+    """One that listens there (0: on a free port); all its connections end with it."""
     service = ServiceAddress()
     async with asyncio.TaskGroup() as tasks:
         connections: list[asyncio.Task[None]] = []
@@ -63,6 +64,7 @@ async def service_address(host: str, port: int) -> AsyncIterator[ServiceAddress]
             connections.append(tasks.create_task(service.serve(reader, writer)))
 
         server = await asyncio.start_server(accept, host, port)
+        service.address = f"{host}:{server.sockets[0].getsockname()[1]}"
         try:
             yield service
         finally:

@@ -25,7 +25,13 @@ from tests.waiting import until
 
 PROMPT = list(range(30, 50))
 TIMERS = Timers(
-    heartbeat_s=0.1, lost_peer_s=0.6, accept_s=0.25, no_worker_s=1.5, unsent_s=2.0, drain_s=2.0
+    heartbeat_s=0.1,
+    lost_peer_s=0.6,
+    accept_s=0.25,
+    no_worker_s=1.5,
+    unsent_s=2.0,
+    leave_s=0.5,
+    drain_s=2.0,
 )
 # For tests in which nothing is late, whatever else the machine does.
 PATIENT = TIMERS.model_copy(

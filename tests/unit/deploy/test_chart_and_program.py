@@ -168,6 +168,8 @@ def test_nobody_is_killed_while_it_drains(pod: Pod, tmp_path: Path) -> None:
         assert command[0] == "sleep"
         pre_stop_s = float(command[1])
     drain_s = pre_stop_s + 2 * timers.lame_duck_s + timers.drain_s
+    if pod.command == "router":
+        drain_s += timers.leave_s
     assert pod.spec["terminationGracePeriodSeconds"] >= drain_s + 10
 
 
@@ -197,7 +199,7 @@ def test_what_kubernetes_says_of_services_changes_nothing(
 def test_the_template_has_the_programs_defaults() -> None:
     """Where values say nothing of these timers, the grace period is reckoned with its own."""
     text = (CHART / "templates" / "_pods.tpl").read_text()
-    for name in ("drain_s", "lame_duck_s"):
+    for name in ("drain_s", "lame_duck_s", "leave_s"):
         (default,) = re.findall(rf"ternary \$timers\.{name} ([\d.]+) ", text)
         assert float(default) == Timers.model_fields[name].default
 

@@ -253,7 +253,8 @@ capabilities:
 {{- $timers := default (dict) .values.settings.timers -}}
 {{- $drain := hasKey $timers "drain_s" | ternary $timers.drain_s 20.0 -}}
 {{- $lameDuck := hasKey $timers "lame_duck_s" | ternary $timers.lame_duck_s 0.25 -}}
-{{- addf $drain (mulf 2 $lameDuck) (default 0 .values.preStopSeconds) 10 | ceil | int -}}
+{{- $leave := hasKey $timers "leave_s" | ternary $timers.leave_s 35.0 -}}
+{{- addf $drain (eq .role "router" | ternary $leave 0.0) (mulf 2 $lameDuck) (default 0 .values.preStopSeconds) 10 | ceil | int -}}
 {{- end -}}
 {{- end -}}
 

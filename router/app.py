@@ -294,7 +294,9 @@ def _load_model(config: RouterConfig) -> ServedModel:
     with ConsoleProgress() as progress:
         source = model_source.resolve(config.model, cache_dir, progress)
     name = config.served_model_name or source.name
-    return ServedModel.from_folder(name, source.folder, config.answer_form)
+    return ServedModel.from_folder(
+        name, source.folder, config.answer_form, inert_contents=config.has_inert_contents
+    )
 
 
 class _HttpFront(NamedTuple):

@@ -175,6 +175,12 @@ class RouterConfig(ProcessConfig):
         description="How a chat's answer says reasoning and calls of tools: a family of models; "
         "auto: as the checkpoint declares, or as its chat template looks like; none: all is text.",
     )
+    control_tokens: Literal["parsed-unless-keyed", "parsed", "inert"] = Field(
+        "parsed-unless-keyed",
+        description="What control tokens (<|im_end|>) are that stand in contents of chats: parsed, "
+        "as other servers do, or plain text, so that no content ends its turn. Where clients have "
+        "keys they are plain text, unless parsed.",
+    )
     cache_dir: Path | None = Field(
         None, description="Where models are imported and downloaded to. Unset: the user's cache."
     )
@@ -379,6 +385,18 @@ class RouterConfig(ProcessConfig):
             "listen": (int(listen) if listen.isdecimal() else None, 1),
         }
         return {flag: range(port, port + many) for flag, (port, many) in firsts.items() if port}
+
+    @property
+    def has_tenants(self) -> bool:
+        """Whether clients have to say who they are."""
+        return self.api_keys is not None or self.jwt.issuer is not None
+
+    @property
+    def has_inert_contents(self) -> bool:
+        """Whether control tokens in contents of chats are plain text."""
+        if self.control_tokens == "parsed-unless-keyed":
+            return self.has_tenants
+        return self.control_tokens == "inert"
 
     @property
     def refuses_unreachable(self) -> bool:

@@ -120,27 +120,30 @@ class ChatTemplate:
         *,
         tools: Sequence[Tool] = (),
         add_generation_prompt: bool = True,
+        hide: Callable[[Any], Any] = lambda value: value,
     ) -> str:
         """The prompt text; with ``add_generation_prompt`` it ends where the answer begins.
 
-        ``arguments`` are further names that the template knows.
+        ``arguments`` are further names that the template knows. ``hide`` makes of what a client
+        said what the template gets in its place.
 
         Raises:
             InvalidRequestError: the template refuses these messages, or an argument
                 has the name of something that templates get.
         """
         own: dict[str, object] = {
-            "messages": [message.for_template() for message in messages],
+            "messages": [hide(message.for_template()) for message in messages],
             "add_generation_prompt": add_generation_prompt,
-            "tools": [tool.for_template() for tool in tools] or None,
+            "tools": [hide(tool.for_template()) for tool in tools] or None,
             "documents": None,
             **self._special_tokens,
         }
         for name in arguments or {}:
             if name in own or name in self._reserved:
                 raise InvalidRequestError("cannot be set", field=f"chat.template_arguments.{name}")
+        given = {name: hide(value) for name, value in (arguments or {}).items()}
         try:
-            return self._template.render({**(arguments or {}), **own})
+            return self._template.render({**given, **own})
         except Exception as error:  # noqa: BLE001 - a template may fail in any way
             raise InvalidRequestError(
                 f"the model's chat template refuses them: {error}", field="chat.messages"

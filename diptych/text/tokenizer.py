@@ -15,6 +15,7 @@ from tokenizers import Tokenizer as HFTokenizer
 from diptych.errors import ConfigurationError, InvalidRequestError
 from diptych.text.chat_template import SPECIAL_TOKEN_ROLES, ChatTemplate, Message, Tool
 from diptych.text.identity import text_digest
+from diptych.text.inert import ControlTokens, HiddenTexts, MarkedText
 from diptych.text.token_text import TokenText
 
 # By family: what transformers takes where a config is silent, as Gemma 3's with images is.
@@ -29,10 +30,11 @@ class Tokenizer:
 
     Special tokens written out in a text (``<|im_end|>``) are parsed as those
     tokens, in text prompts and chat contents alike, as other servers do: who
-    writes the prompt is trusted with its structure.
+    writes the prompt is trusted with its structure. With ``inert_contents``
+    contents of chats are not, see :mod:`diptych.text.inert`.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, inert_contents: bool = False) -> None:
         config_path, generation_path = folder / "config.json", folder / "generation_config.json"
         config = _text_config(_read_json(config_path))
         settings = _read_json(folder / "tokenizer_config.json", missing_ok=True)
@@ -79,17 +81,20 @@ class Tokenizer:
         """None if the model has none."""
         self.declared_response = settings.get("response_template")
         """What the makers say of an answer's form, see :mod:`diptych.text.response.template`."""
+        self._control: ControlTokens | None = None
+        if inert_contents and self.chat_template is not None:
+            self._control = ControlTokens(self._tokenizer, self.chat_template.source)
         self._bos_prefix, self._drops_bos = self._bos_correction(settings.get("add_bos_token"))
         self._max_token_length = self._find_max_token_length()
 
     @classmethod
-    def from_folder(cls, folder: Path) -> "Tokenizer":
+    def from_folder(cls, folder: Path, *, inert_contents: bool = False) -> "Tokenizer":
         """Read a Hugging Face model folder. Blocking, up to seconds for large vocabularies.
 
         Raises:
             ConfigurationError: a file is missing or of an unsupported kind.
         """
-        return cls(folder)
+        return cls(folder, inert_contents=inert_contents)
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         """Token ids of ``text``; ``add_special`` adds what the model wants around it."""
@@ -97,6 +102,12 @@ class Tokenizer:
         if not add_special:
             return ids
         return ids[1:] if self._drops_bos else self._bos_prefix + ids
+
+    def encode_chat(self, prompt: MarkedText) -> list[int]:
+        """Token ids of what ``render_chat`` made."""
+        if self._control is None or not prompt.inert:
+            return self.encode(prompt.text, add_special=False)
+        return self._control.encode(prompt)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of ``token_ids``, special tokens left out."""
@@ -115,8 +126,8 @@ class Tokenizer:
         messages: Sequence[Message],
         arguments: Mapping[str, object] | None = None,
         tools: Sequence[Tool] = (),
-    ) -> str:
-        """The prompt text of a chat, ending where the model's answer begins.
+    ) -> MarkedText:
+        """The prompt of a chat, ending where the model's answer begins.
 
         ``arguments`` are further names that the model's template knows.
 
@@ -127,7 +138,11 @@ class Tokenizer:
             raise InvalidRequestError("this model has no chat template", field="chat")
         if tools and not self.chat_template.knows_tools:
             raise InvalidRequestError("this model's chat template knows none", field="chat.tools")
-        return self.chat_template.render(messages, arguments, tools=tools)
+        if self._control is None:
+            return MarkedText(self.chat_template.render(messages, arguments, tools=tools))
+        hidden = HiddenTexts(self._control)
+        rendered = self.chat_template.render(messages, arguments, tools=tools, hide=hidden.hide)
+        return hidden.restore(rendered)
 
     def min_tokens(self, text: str) -> int:
         """A lower bound, without tokenising, of how many tokens ``text`` has.

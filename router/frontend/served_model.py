@@ -39,16 +39,21 @@ class ServedModel:
 
     @classmethod
     def from_folder(
-        cls, name: str, folder: Path, answer_form: AnswerForm = AnswerForm.AUTO
+        cls,
+        name: str,
+        folder: Path,
+        answer_form: AnswerForm = AnswerForm.AUTO,
+        *,
+        inert_contents: bool = False,
     ) -> "ServedModel":
-        """Read a model folder. Blocking.
+        """Read a model folder. Blocking. ``inert_contents`` is as of a Tokenizer.
 
         Logs what the model's makers recommend, for it changes answers.
 
         Raises:
             ConfigurationError: a file is missing or wrong.
         """
-        tokenizer = Tokenizer.from_folder(folder)
+        tokenizer = Tokenizer.from_folder(folder, inert_contents=inert_contents)
         template = _response_template(tokenizer, answer_form)
         options, ignored = read_recommended(folder)
         said = {key: value for key, value in asdict(options).items() if value}

@@ -9,6 +9,7 @@ a thread; ``resolve`` needs the context length that the workers have.
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from diptych.constraint import OutputGrammar
@@ -83,10 +84,11 @@ def tokenize(request: GenerationRequest, tokenizer: Tokenizer, max_model_len: in
         case TokenPrompt(token_ids):
             return list(token_ids)
         case TextPrompt(text, is_continuation):
-            add_special = not is_continuation
+            encode = partial(tokenizer.encode, text, add_special=not is_continuation)
         case ChatPrompt(messages, arguments):
             tools = request.prompt.offered_tools
-            text, add_special = tokenizer.render_chat(messages, arguments, tools), False
+            rendered = tokenizer.render_chat(messages, arguments, tools)
+            text, encode = rendered.text, partial(tokenizer.encode_chat, rendered)
     _check_text(text, request.prompt_field)
     at_least = tokenizer.min_tokens(text)
     if at_least >= max_model_len:
@@ -94,7 +96,7 @@ def tokenize(request: GenerationRequest, tokenizer: Tokenizer, max_model_len: in
             f"has {at_least} tokens or more; at most {max_model_len - 1} leave room for an answer",
             field=request.prompt_field,
         )
-    token_ids = tokenizer.encode(text, add_special=add_special)
+    token_ids = encode()
     if not token_ids:
         raise InvalidRequestError("has no tokens", field=request.prompt_field)
     return token_ids

@@ -72,6 +72,15 @@ def test_quotas_are_none_unless_said() -> None:
         load("--quota.max-concurrent", "0")
 
 
+def test_control_tokens_in_contents_are_plain_text_where_clients_have_keys() -> None:
+    assert not load().has_inert_contents
+    assert load("--control-tokens", "inert").has_inert_contents
+    assert load("--api-keys", "keys").has_inert_contents
+    issuer = ("--jwt.issuer", "https://i", "--jwt.audience", "a")
+    assert load(*issuer).has_inert_contents
+    assert not load("--api-keys", "keys", "--control-tokens", "parsed").has_inert_contents
+
+
 def test_tokens_are_of_one_issuer_for_somebody() -> None:
     jwt = load(*ISSUED).jwt
     assert (jwt.issuer, jwt.audience) == ("https://login.example", ["diptych"])

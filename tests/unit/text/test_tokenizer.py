@@ -78,8 +78,8 @@ def test_add_bos_token_overrules(tmp_path: Path, in_template: bool, wanted: bool
 def test_chat_prompts_are_the_templates_text(byte_level: Tokenizer) -> None:
     messages = [Message("user", "Hello")]
     text = "<s>user: Hello</s>\n<s>assistant: "
-    assert byte_level.render_chat(messages) == text
-    ids = byte_level.encode(byte_level.render_chat(messages), add_special=False)
+    assert byte_level.render_chat(messages) == (text, ())
+    ids = byte_level.encode_chat(byte_level.render_chat(messages))
     assert ids == byte_level.encode(text, add_special=False)
     assert ids[0] == 0
     assert ids.count(1) == 1
@@ -88,9 +88,9 @@ def test_chat_prompts_are_the_templates_text(byte_level: Tokenizer) -> None:
 def test_a_template_file_and_named_templates(tmp_path: Path) -> None:
     named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "yes"}]
     tokenizer = write_folder(tmp_path, byte_level_tokenizer(), chat_template=named)
-    assert tokenizer.render_chat([]) == "yes"
+    assert tokenizer.render_chat([]).text == "yes"
     (tmp_path / "chat_template.jinja").write_text("file {{ eos_token }}")
-    assert Tokenizer.from_folder(tmp_path).render_chat([]) == "file </s>"
+    assert Tokenizer.from_folder(tmp_path).render_chat([]).text == "file </s>"
 
 
 def test_no_template(tmp_path: Path) -> None:

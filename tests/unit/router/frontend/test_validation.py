@@ -385,7 +385,7 @@ def test_text_is_tokenised_as_the_model_wants(tokenizer: Tokenizer) -> None:
 
 def test_chat_goes_through_the_template(tokenizer: Tokenizer) -> None:
     ids = validation.tokenize(read(chat(("user", "hi"))), tokenizer, MAX_LEN)
-    text = tokenizer.render_chat([Message("user", "hi")])
+    text = tokenizer.render_chat([Message("user", "hi")]).text
     assert ids == tokenizer.encode(text, add_special=False)
 
 

@@ -1,0 +1,228 @@
+"""Contents of chats in which control tokens are plain text: nobody ends a turn but the template.
+
+What a client wrote is marked before the template sees it and found again in what the template
+made of it. A tokenizer without control tokens then reads what stands between those of the
+template's own.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as HFTokenizer
+
+from diptych.errors import InvalidRequestError
+
+# Signs of Linear A, in an order that no inscription has: printable, so that nobody escapes them.
+_BEGIN: Final = "\U00010600\U00010601\U00010600"
+_END: Final = "\U00010601\U00010600\U00010601"
+_BEFORE: Final = "\U00010602\U00010600\U00010602"
+_OURS: Final = re.compile(f"{_BEGIN}|{_END}|{_BEFORE}")
+_HIDDEN: Final = re.compile(f"{_BEGIN}([0-9]+){_END}")
+_ESCAPED: Final = re.compile(r"\\ud801\\ude0[01]", re.IGNORECASE)
+_FIELD: Final = "chat.messages"
+
+
+class Span(NamedTuple):
+    """A part of a text."""
+
+    begin: int
+    end: int
+
+
+class MarkedText(NamedTuple):
+    """A prompt, and what of it is plain text whatever it looks like: in order, apart."""
+
+    text: str
+    inert: tuple[Span, ...] = ()
+
+
+class HiddenTexts:
+    """What was hidden in one chat. One owner."""
+
+    def __init__(self, control: "ControlTokens") -> None:
+        self._control = control
+        self._texts: list[str] = []
+
+    def hide(self, value: Any, *, is_role: bool = False) -> Any:
+        """The same value with all control tokens in its strings hidden.
+
+        So is a string's end that could become one together with what follows; not that of
+        a role, which templates write a control token with. Raises InvalidRequestError.
+        """
+        if isinstance(value, str):
+            return self._hide_in(value, has_end=not is_role)
+        if isinstance(value, Mapping):
+            return {
+                self.hide(name): self.hide(each, is_role=name == "role")
+                for name, each in value.items()
+            }
+        if isinstance(value, list | tuple):
+            return [self.hide(each) for each in value]
+        return value
+
+    def restore(self, rendered: str) -> MarkedText:
+        """What the template made of it. Raises InvalidRequestError: it took them apart."""
+        if not self._texts:
+            return MarkedText(rendered)
+        parts: list[str] = []
+        spans: list[Span] = []
+        length = at = 0
+        for found in _HIDDEN.finditer(rendered):
+            between, hidden = rendered[at : found.start()], self._texts[int(found[1])]
+            at = found.end()
+            length += len(between)
+            spans.append(Span(length, length + len(hidden)))
+            length += len(hidden)
+            parts += [between, hidden]
+        text = "".join([*parts, rendered[at:]])
+        if _OURS.search(text) or _ESCAPED.search(text):
+            raise InvalidRequestError(
+                "have control tokens in their text, which this model's chat template takes apart",
+                field=_FIELD,
+            )
+        return MarkedText(text, tuple(spans))
+
+    def _hide_in(self, text: str, *, has_end: bool) -> str:
+        if found := _OURS.search(text):
+            raise InvalidRequestError(f"have {found[0]!r}, which is reserved", field=_FIELD)
+        text, end = self._control.without_end(text) if has_end else (text, "")
+        hidden = self._control.pattern.sub(lambda found: self._hidden(found[0]), text)
+        if not end:
+            return hidden
+        words = end.rstrip()
+        return f"{hidden}{self._hidden(words)}{end[len(words) :]}"
+
+    def _hidden(self, text: str) -> str:
+        self._texts.append(text)
+        return f"{_BEGIN}{len(self._texts) - 1}{_END}"
+
+
+class ControlTokens:
+    """Those of one model: what is special, and what its own chat template writes besides.
+
+    Immutable; any thread.
+    """
+
+    def __init__(self, tokenizer: HFTokenizer, chat_template: str) -> None:
+        added = tokenizer.get_added_tokens_decoder()
+        self._tokens = {
+            token.content: (id_, token)
+            for id_, token in added.items()
+            if token.special or _is_mark_in(token.content, chat_template)
+        }
+        self.pattern = _pattern_of(self._tokens)
+        """Finds them as tokenizers do."""
+        self._begins = frozenset(text[:n] for text in self._tokens for n in range(1, len(text)))
+        self._most = max(map(len, self._tokens), default=0)
+        self._ids = frozenset(id_ for id_, _ in self._tokens.values())
+        others = [token for token in added.values() if token.content not in self._tokens]
+        self._plain = _without(tokenizer, others)
+        self._other_ids = {
+            self._plain.token_to_id(token.content): id_
+            for id_, token in added.items()
+            if token.content not in self._tokens
+        }
+
+    def without_end(self, text: str) -> tuple[str, str]:
+        """A text, and its end apart if that is one of theirs begun; white space may follow."""
+        length = len(text.rstrip())
+        for at in range(max(0, length - self._most), length):
+            if text[at:length] in self._begins and not self._overlaps(text, at, length):
+                return text[:at], text[at:]
+        return text, ""
+
+    def encode(self, marked: MarkedText) -> list[int]:
+        """The tokens of a prompt that has some inert part, without any that models want around."""
+        text = marked.text
+        token_ids: list[int] = []
+        at = 0
+        before: AddedToken | None = None
+        for begin, end in _between(marked):
+            for found in self.pattern.finditer(text, begin, end):
+                id_, token = self._tokens[found[0]]
+                token_ids += self._encode_plainly(text[at : found.start()], before, token)
+                token_ids.append(id_)
+                at, before = found.end(), token
+        return token_ids + self._encode_plainly(text[at:], before, None)
+
+    def _encode_plainly(
+        self, text: str, before: AddedToken | None, behind: AddedToken | None
+    ) -> list[int]:
+        """What stands between two control tokens; None: where all begins, and where it ends."""
+        if before is not None and before.rstrip:
+            text = text.lstrip()
+        if behind is not None and behind.lstrip:
+            text = text.rstrip()
+        is_first = before is None
+        token_ids = self._ids_of(text, is_first=is_first)
+        if self._ids.isdisjoint(token_ids):
+            return token_ids
+        # The vocabulary itself has them: letter by letter none of them comes about.
+        return [
+            token_id
+            for index, letter in enumerate(text)
+            for token_id in self._ids_of(letter, is_first=is_first and index == 0)
+        ]
+
+    def _ids_of(self, text: str, *, is_first: bool) -> list[int]:
+        """Behind another token some tokenizers read a text's begin otherwise."""
+        if not text:
+            return []
+        before = "" if is_first else _BEFORE
+        token_ids = self._plain.encode(f"{before}{text}", add_special_tokens=False).ids
+        return [self._other_ids.get(each, each) for each in token_ids[0 if is_first else 1 :]]
+
+    def _overlaps(self, text: str, begin: int, end: int) -> bool:
+        """Whether a whole one ends within."""
+        return any(
+            found.end() > begin
+            for found in self.pattern.finditer(text, max(0, begin - self._most), end)
+        )
+
+
+def _is_mark_in(text: str, chat_template: str) -> bool:
+    """Not white space or a word, which the template writes for itself."""
+    return text in chat_template and not text.isspace() and not text.isalnum()
+
+
+def _without(tokenizer: HFTokenizer, others: list[AddedToken]) -> HFTokenizer:
+    """The same tokenizer, of added tokens only with ``others`` and one to stand before a text."""
+    plain = HFTokenizer(tokenizer.model)
+    if tokenizer.normalizer is not None:
+        plain.normalizer = tokenizer.normalizer
+    if tokenizer.pre_tokenizer is not None:
+        plain.pre_tokenizer = tokenizer.pre_tokenizer
+    plain.add_tokens([*others, AddedToken(_BEFORE, normalized=False)])
+    return plain
+
+
+def _between(marked: MarkedText) -> Iterator[Span]:
+    """What is not inert, in order."""
+    begin = 0
+    for span in marked.inert:
+        yield Span(begin, span.begin)
+        begin = span.end
+    yield Span(begin, len(marked.text))
+
+
+def _pattern_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """The longest of them wherever one is. What many begin with is looked at once."""
+    tree: _Tree = {}
+    for text in texts:
+        node = tree
+        for letter in text:
+            node = node.setdefault(letter, {})
+        node[""] = {}
+    return re.compile(_written(tree) if tree else "(?!)")
+
+
+_Tree = dict[str, "_Tree"]
+
+
+def _written(tree: _Tree) -> str:
+    branches = [f"{re.escape(letter)}{_written(node)}" for letter, node in tree.items() if letter]
+    if len(branches) == 1 and "" not in tree:
+        return branches[0]
+    return f"(?:{'|'.join(branches)}){'?' if '' in tree else ''}" if branches else ""

@@ -56,7 +56,9 @@ class StepInputs:
 
 
 def build_inputs(plan: StepPlan, block_size: int, device: torch.device | str = "cpu") -> StepInputs:
-    """Lay out a plan.
+    """Lay out a plan. Tokens that follow a chunk of the plan before it are left UNKNOWN.
+
+    What is copied to a device is not waited for.
 
     Raises:
         ValueError: a chunk is empty or its block table too short.
@@ -89,9 +91,11 @@ def build_inputs(plan: StepPlan, block_size: int, device: torch.device | str = "
     context_lens = starts + lengths
     used_blocks = -(-context_lens // block_size)
     return StepInputs(
-        token_ids=torch.from_numpy(token_ids).to(device),
-        positions=torch.from_numpy(positions).to(device),
-        slots=torch.from_numpy(block_of * block_size + positions % block_size).to(device),
+        token_ids=torch.from_numpy(token_ids).to(device, non_blocking=True),
+        positions=torch.from_numpy(positions).to(device, non_blocking=True),
+        slots=torch.from_numpy(block_of * block_size + positions % block_size).to(
+            device, non_blocking=True
+        ),
         decodes=_decode_batch(
             block_ids,
             table_begins[:num_decodes],
@@ -106,7 +110,7 @@ def build_inputs(plan: StepPlan, block_size: int, device: torch.device | str = "
                 start=int(starts[i]),
                 block_ids=torch.from_numpy(
                     block_ids[table_begins[i] : table_begins[i] + used_blocks[i]]
-                ).to(device),
+                ).to(device, non_blocking=True),
             )
             for i in range(num_decodes, len(chunks))
         ),
@@ -125,6 +129,8 @@ def _decode_batch(
         return None
     columns = np.minimum(np.arange(used_blocks.max()), used_blocks[:, None] - 1)
     return DecodeBatch(
-        block_tables=torch.from_numpy(block_ids[table_begins[:, None] + columns]).to(device),
-        context_lens=torch.from_numpy(context_lens).to(device),
+        block_tables=torch.from_numpy(block_ids[table_begins[:, None] + columns]).to(
+            device, non_blocking=True
+        ),
+        context_lens=torch.from_numpy(context_lens).to(device, non_blocking=True),
     )

@@ -1,13 +1,14 @@
 """Executes step plans: inputs, forward pass, sampling.
 
-Lives on the model thread alone; between steps it remembers nothing but weights
-and KV memory. It trusts the plan: which blocks belong to whom is the scheduler's
-business.
+Lives on the model thread alone; between steps it remembers nothing but weights, KV memory and,
+where the next step may go on from them, the tokens that the device drew last. It trusts the
+plan: which blocks belong to whom is the scheduler's business.
 """
 
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -16,9 +17,11 @@ from torch import Tensor
 from diptych.engine.backends.base import Backend
 from diptych.engine.inputs import StepInputs, build_inputs
 from diptych.engine.kv.cache import KVCache
+from diptych.engine.launched_step import LaunchedStep, Samples, StepAtWork
 from diptych.engine.model.decoder import Decoder
 from diptych.engine.model.parts import Rows
 from diptych.engine.prompt_report import ReportRows
+from diptych.engine.sampling.device_draws import DeviceDraws, on_device
 from diptych.engine.sampling.grammar_states import GrammarStates
 from diptych.engine.scheduling.report import Told
 from diptych.engine.scheduling.step import Chunk, SampledToken, SampleSpec, StepOutput, StepPlan
@@ -28,6 +31,7 @@ from diptych.sampling_params import SamplingParams
 from diptych.text.grammars import Grammars
 
 WarmUpProgress = Callable[[float], None]  # done ratio, 0 to 1
+_T = TypeVar("_T")
 
 
 class _Ran(NamedTuple):
@@ -57,11 +61,18 @@ class Runner:
         self._forward = backend.forward_pass(model, kv_cache)
         self._grammars = grammars
         self._grammar_states = GrammarStates(grammars)
+        self._last: tuple[dict[int, int], Tensor] | None = None  # the device's draws, by chunk
+        self._waited_s = 0.0  # when the last step was over
 
     @property
     def model(self) -> Decoder:
         """What it runs; for checks."""
         return self._model
+
+    @property
+    def steps_in_flight(self) -> int:
+        """Steps that may be launched before the first of them is waited for."""
+        return self._backend.steps_in_flight
 
     def prepare(self, params: SamplingParams) -> None:
         """Begin to compile what these parameters need, elsewhere. From any thread."""
@@ -84,7 +95,13 @@ class Runner:
             _chunk(num_tokens // 2, range(num_tokens - num_tokens // 2), table, spec),
         ]
         steps = [[chunk] for chunk in prefill if chunk.token_ids]
-        steps += [[_chunk(num_tokens, (1,), table, spec)] * rows for rows in (1, 2, 16)]
+        drawn = [spec]
+        if self.steps_in_flight > 1:  # the device draws some of them
+            drawn.append(SampleSpec(params=SamplingParams(max_tokens=1), allow_stop=True))
+        steps += [
+            [_chunk(num_tokens, (1,), table, drawn[row % len(drawn)]) for row in range(rows)]
+            for rows in (1, 2, 16)
+        ]
         for index, chunks in enumerate(steps):
             self.execute(StepPlan(chunks=tuple(chunks)))
             progress((index + 1) / len(steps))
@@ -93,7 +110,6 @@ class Runner:
         self._kv_cache.tensor[:num_blocks].zero_()
         return measured
 
-    @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepOutput:
         """Write the KV of the plan's tokens and draw the tokens it asks for.
 
@@ -102,14 +118,29 @@ class Runner:
             DeviceMemoryError: the step needs more memory than there is; other steps may not.
             DeviceLostError: the device cannot be used again.
         """
-        begin = time.perf_counter()
+        return self.launch(plan).wait()
+
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """Ask the device for the step. Waited for in the order of launching; raises as ``execute``.
+
+        A chunk may follow one of the plan that was launched before this one.
+        """
+        begin_s = time.perf_counter()
+        return LaunchedStep(self._fitting(partial(self._begin, plan, begin_s)), self._end)
+
+    def _end(self, step: StepAtWork) -> StepOutput:
+        ran = self._fitting(partial(self._finish, step))
+        begin_s = max(step.begin_s, self._waited_s)  # the device had another step before
+        self._waited_s = time.perf_counter()
+        return StepOutput(
+            tokens=tuple(ran.tokens), duration_s=self._waited_s - begin_s, reports=ran.reports
+        )
+
+    def _fitting(self, part: Callable[[], _T]) -> _T:
         try:
-            ran = self._complete(plan)
+            return part()
         except (torch.OutOfMemoryError, MemoryError) as error:
             lacked = str(error)
-        else:
-            duration_s = time.perf_counter() - begin
-            return StepOutput(tokens=tuple(ran.tokens), duration_s=duration_s, reports=ran.reports)
         # Not before the error is gone, whose traceback has the step's tensors.
         if self._backend.memory is not None:
             self._backend.memory.release_unused()
@@ -126,13 +157,6 @@ class Runner:
         rows = [np.arange(last + 1 - len(chunk.token_ids), last + 1) for chunk, last in lasts]
         return self._model.logits(self._forward(inputs, np.concatenate(rows)))
 
-    def _complete(self, plan: StepPlan) -> _Ran:
-        try:
-            inputs = build_inputs(plan, self._kv_cache.block_size, self._backend.device)
-            return self._run(plan.chunks, inputs)
-        finally:  # whatever broke off: what came before it may still write blocks
-            self._backend.synchronise()
-
     def _hidden(self, inputs: StepInputs, last_rows: Rows, told_of: Rows) -> Tensor:
         """Of both, one after the other; a row may be in both: [R, hidden_size]."""
         if not len(told_of):
@@ -141,25 +165,94 @@ class Runner:
         hidden = self._forward(inputs, rows)  # no row twice: a step has memory for its own
         return hidden.index_select(0, torch.from_numpy(places).to(hidden.device))
 
-    def _run(self, chunks: Sequence[Chunk], inputs: StepInputs) -> _Ran:
-        wanted = [
-            (index, chunk.sample, chunk.end)
-            for index, chunk in enumerate(chunks)
-            if chunk.sample is not None
-        ]
-        ran = _Ran([None] * len(chunks), {})
-        last_rows = inputs.last_rows[[index for index, _, _ in wanted]]
-        told_of = ReportRows.of(chunks, inputs.last_rows)
+    @torch.inference_mode()
+    def _begin(self, plan: StepPlan, begin_s: float) -> StepAtWork:
+        """Everything that needs nobody but the device."""
+        try:
+            inputs = build_inputs(plan, self._kv_cache.block_size, self._backend.device)
+            if self.steps_in_flight == 1:
+                return self._ask(plan, begin_s, inputs, Samples([], [], []), Samples.all_of(plan))
+            self._follow(plan, inputs)
+            by_device = Samples.of(plan, by_device=True)
+            step = self._ask(plan, begin_s, inputs, by_device, Samples.of(plan, by_device=False))
+        except BaseException:  # whatever broke off: what came before it may still write blocks
+            self._last = None
+            self._backend.synchronise()
+            raise
+        self._last = None
+        if step.draws is not None:
+            rows = {chunk: row for row, chunk in enumerate(by_device.indexes)}
+            self._last = rows, step.draws.token_ids
+        step.mark = self._backend.mark()
+        return step
+
+    def _follow(self, plan: StepPlan, inputs: StepInputs) -> None:
+        """Put the tokens in that the device has drawn and the host does not know."""
+        places = [(index, chunk.follows) for index, chunk in enumerate(plan.chunks)]
+        followers = [(index, place) for index, place in places if place is not None]
+        if not followers:
+            return
+        assert self._last is not None, "the step before this one drew nothing on the device"
+        drawn_rows, token_ids = self._last
+        drawn = np.array([drawn_rows[place] for _, place in followers], np.int64)
+        rows = inputs.last_rows[[index for index, _ in followers]]
+        device = self._backend.device
+        tokens = token_ids.index_select(0, on_device(drawn, device))
+        inputs.token_ids.index_copy_(0, on_device(rows, device), tokens)
+
+    def _ask(
+        self,
+        plan: StepPlan,
+        begin_s: float,
+        inputs: StepInputs,
+        by_device: Samples,
+        by_host: Samples,
+    ) -> StepAtWork:
+        last_rows = inputs.last_rows[by_device.indexes + by_host.indexes]
+        told_of = ReportRows.of(plan.chunks, inputs.last_rows)
         hidden = self._hidden(inputs, last_rows, told_of.rows)
-        if wanted:
-            logits = self._model.logits(hidden[: len(wanted)])
+        num_by_device, num_drawn = len(by_device.indexes), len(last_rows)
+        logits = self._model.logits(hidden[:num_drawn]) if num_drawn else None
+        draws = None
+        if logits is not None and num_by_device:
+            draws = DeviceDraws.of(logits[:num_by_device], by_device.specs, by_device.positions)
+            logits = logits[num_by_device:]
+        return StepAtWork(
+            plan, begin_s, by_host, logits, by_device, draws, told_of, hidden[num_drawn:], None
+        )
+
+    @torch.inference_mode()
+    def _finish(self, step: StepAtWork) -> _Ran:
+        """What the host has to see, or to do."""
+        mark = step.mark
+        try:
             # A device computes meanwhile: it was only told what to do.
-            specs, refused = self._grammar_states.constrain([spec for _, spec, _ in wanted])
-            drawn = self._backend.sample(logits, specs, [end for _, _, end in wanted])
-            for row, ((index, _, _), token) in enumerate(zip(wanted, drawn, strict=True)):
+            specs, refused = self._grammar_states.constrain(step.by_host.specs)
+            if mark is None:
+                return self._draw(step, specs, refused)
+            mark.wait()
+            with mark.beside():
+                return self._draw(step, specs, refused)
+        finally:  # whatever broke off: what came before it may still write blocks
+            if mark is None:
+                self._backend.synchronise()
+            else:
+                mark.wait()
+
+    def _draw(
+        self, step: StepAtWork, specs: Sequence[SampleSpec], refused: dict[int, DiptychError]
+    ) -> _Ran:
+        ran = _Ran([None] * len(step.plan.chunks), {})
+        if step.draws is not None:
+            for index, token in zip(step.by_device.indexes, step.draws.tell(), strict=True):
+                ran.tokens[index] = token
+        if step.by_host.indexes:
+            assert step.logits is not None, "there are rows"
+            drawn = self._backend.sample(step.logits, specs, step.by_host.positions)
+            for row, (index, token) in enumerate(zip(step.by_host.indexes, drawn, strict=True)):
                 ran.tokens[index] = refused.get(row, token)
-        if told_of.parts:
-            for index, told in told_of.tell(hidden[len(wanted) :], self._model).items():
+        if step.told_of.parts:
+            for index, told in step.told_of.tell(step.told, self._model).items():
                 if isinstance(told, LogitsError):
                     ran.tokens[index] = told
                 else:

@@ -57,6 +57,7 @@ class EngineParts:
         engine = StepEngine(
             scheduler,
             model.runner,
+            launcher=model.runner if model.runner.steps_in_flight > 1 else None,
             model_thread=model_thread,
             measured=model.measured,
             prepare=model.runner.prepare,

@@ -82,7 +82,9 @@ class KVPools:
             block_size=self._config.block_size,
         )
         try:
-            Runner(decoder, self._cache(1), self._backend).execute(plan)
+            runner = Runner(decoder, self._cache(1), self._backend)
+            for step in [runner.launch(plan) for _ in range(runner.steps_in_flight)]:
+                step.wait()
         except DeviceMemoryError as error:
             raise ConfigurationError(
                 f"max_batched_tokens: no memory for a step of {plan.num_tokens} tokens: {error}"

@@ -2,8 +2,9 @@
 
     python -m tests.gpu.check --out gpu.json
 
-Random weights of real shapes against transformers, attention against torch's own; one JSON with
-the machine and the versions. Exit code 1 if anything does not hold. Without a GPU it says so.
+Random weights of real shapes against transformers, attention against torch's own, two steps in
+flight against one at a time; one JSON with the machine and the versions. Exit code 1 if anything
+does not hold. Without a GPU it says so.
 """
 
 import argparse
@@ -17,7 +18,7 @@ import torch
 
 from diptych.engine.backends.choice import make_backend
 from diptych.errors import ConfigurationError
-from tests.gpu import attention, golden
+from tests.gpu import attention, golden, overlap
 
 DTYPES = (torch.float32, torch.bfloat16)
 _COPIED_BYTES = 1 << 30
@@ -37,6 +38,7 @@ def run() -> dict[str, Any]:
             asdict(attention.check(case, backend, torch.bfloat16, watch))
             for case in attention.CASES
         ],
+        "overlap": [asdict(overlap.check(golden.SHAPES[0], backend, torch.bfloat16))],
         "golden": [asdict(golden.check(shape, backend, DTYPES)) for shape in golden.SHAPES],
     }
 
@@ -52,7 +54,8 @@ def main() -> int:
         return 0
     out.write_text(json.dumps(found, indent=1))
     sys.stdout.write(out.read_text() + "\n")
-    return 0 if all(part["holds"] for part in found["attention"] + found["golden"]) else 1
+    parts = found["attention"] + found["overlap"] + found["golden"]
+    return 0 if all(part["holds"] for part in parts) else 1
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ memory for keys and values, and a sampler. Everything is called on the model thr
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
 import torch
@@ -52,6 +53,21 @@ class DeviceMemory(Protocol):
     def usage(self) -> MemoryUsage: ...
 
 
+class Mark(Protocol):
+    """A moment in what a device was asked for, which it does in order."""
+
+    def wait(self) -> None:
+        """Return when it has done all until then. Raises DeviceLostError."""
+        ...
+
+    def beside(self) -> AbstractContextManager[None]:
+        """What is asked for within comes after the moment, and waits for nothing asked since.
+
+        All of it is done when the context ends, however.
+        """
+        ...
+
+
 class Backend(Protocol):
     """A device, and the parts of an engine that are made for it."""
 
@@ -61,6 +77,15 @@ class Backend(Protocol):
     @property
     def memory(self) -> DeviceMemory | None:
         """None: it is the host's, which others share out."""
+        ...
+
+    @property
+    def steps_in_flight(self) -> int:
+        """Steps that it is asked for at a time.
+
+        One, or two where it does on its own what it was asked for: then it draws the tokens that
+        the host need not see, too.
+        """
         ...
 
     def auto_dtype(self, stored: torch.dtype) -> torch.dtype:
@@ -92,6 +117,10 @@ class Backend(Protocol):
         self, logits: Tensor, specs: Sequence[SampleSpec], positions: Sequence[int]
     ) -> list[SampledToken | LogitsError]:
         """As :func:`diptych.engine.sampling.sampler.sample`."""
+        ...
+
+    def mark(self) -> Mark:
+        """The moment now."""
         ...
 
     def synchronise(self) -> None:

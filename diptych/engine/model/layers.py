@@ -81,7 +81,7 @@ def run_layers(
         ops.rotate(buffers.qkv, rotation, layer.q_norm, layer.k_norm, buffers.q, buffers.kv)
         attention(index, buffers.q, buffers.kv, buffers.attended, rows if is_last else None)
         if rows is not None and is_last:
-            wanted = torch.from_numpy(rows).to(x.device)
+            wanted = torch.from_numpy(rows).to(x.device, non_blocking=True)
             x, buffers = x.index_select(0, wanted), buffers.only(wanted)
             if not len(wanted):
                 break

@@ -27,7 +27,8 @@ from diptych.text.grammars import Grammars
 class Leader(Runner):
     """The runner of rank 0.
 
-    A step that fails here may leave the others anywhere within it: then the worker has to end.
+    Steps come one at a time, whatever the device. One that fails here may leave the others
+    anywhere within it: then the worker has to end.
     """
 
     def __init__(
@@ -44,6 +45,10 @@ class Leader(Runner):
         super().__init__(Decoder(model.config, weights, model.ops), kv_cache, backend, grammars)
         self._forward = _ToldPass(self._forward, links)
         self._ranks, self._links = ranks, links
+
+    @property
+    def steps_in_flight(self) -> int:
+        return 1
 
     def execute(self, plan: StepPlan) -> StepOutput:
         """As a runner's; when it returns, all ranks have completed the step.

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from diptych.engine.backends.base import ForwardPass
+from diptych.engine.backends.base import ForwardPass, Mark
 from diptych.engine.backends.cpu.huge_pages import HugePages
 from diptych.engine.backends.cpu.int8_linear import make_int8_linear
 from diptych.engine.backends.cpu.linear import make_linear, takes_compact
@@ -29,6 +29,7 @@ class CpuBackend:
     """Implements ``Backend``. Compiled parts are imported when they are made: numba is optional."""
 
     memory = None
+    steps_in_flight = 1
 
     def __init__(self) -> None:
         self._torch = TorchBackend(torch.device("cpu"))
@@ -82,6 +83,9 @@ class CpuBackend:
         self, logits: Tensor, specs: Sequence[SampleSpec], positions: Sequence[int]
     ) -> list[SampledToken | LogitsError]:
         return sample(logits, specs, positions, _find_largest)
+
+    def mark(self) -> Mark:
+        return self._torch.mark()
 
     def synchronise(self) -> None:
         """Every operation has been completed when it returns."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from diptych.engine.backends.base import DeviceMemory, ForwardPass
+from diptych.engine.backends.base import DeviceMemory, ForwardPass, Mark
 from diptych.engine.backends.cuda.attention import PagedAttention
 from diptych.engine.backends.cuda.layer_ops import TritonLayerOps
 from diptych.engine.backends.torch.backend import TorchBackend
@@ -26,6 +26,8 @@ class CudaBackend:
 
     A host's device serves for tests alone, where triton interprets its kernels.
     """
+
+    steps_in_flight = 2
 
     def __init__(self, device: torch.device) -> None:
         self._torch = TorchBackend(device)
@@ -64,6 +66,9 @@ class CudaBackend:
         self, logits: Tensor, specs: Sequence[SampleSpec], positions: Sequence[int]
     ) -> list[SampledToken | LogitsError]:
         return self._torch.sample(logits, specs, positions)
+
+    def mark(self) -> Mark:
+        return self._torch.mark()
 
     def synchronise(self) -> None:
         self._torch.synchronise()

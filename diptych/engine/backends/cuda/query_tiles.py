@@ -39,4 +39,4 @@ class QueryTiles(NamedTuple):
         return type(self)(self.fields[((rows >= begins) & (rows < begins + counts)).any(axis=1)])
 
     def to(self, device: torch.device) -> Tensor:
-        return torch.from_numpy(self.fields).to(device)
+        return torch.from_numpy(self.fields).to(device, non_blocking=True)

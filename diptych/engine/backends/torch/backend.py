@@ -5,11 +5,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from diptych.engine.backends.base import DeviceMemory, ForwardPass
+from diptych.engine.backends.base import DeviceMemory, ForwardPass, Mark
 from diptych.engine.backends.torch.attention import TorchAttention
 from diptych.engine.backends.torch.int8_linear import PlainInt8Linear, quantise_weight
 from diptych.engine.backends.torch.layer_ops import TorchLayerOps
 from diptych.engine.backends.torch.linear import PlainLinear
+from diptych.engine.backends.torch.marks import EventMark, HostMark
 from diptych.engine.backends.torch.memory import TorchDeviceMemory
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.kv.memory import DeviceKVMemory, HostKVMemory, KVMemory, wait_for
@@ -26,8 +27,11 @@ from diptych.formats import Quantization
 class TorchBackend:
     """Implements ``Backend``."""
 
+    steps_in_flight = 1
+
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._side: torch.cuda.Stream | None = None  # of marks
         self.memory: DeviceMemory | None = None
         if device.type not in ("cpu", "meta"):
             self.memory = TorchDeviceMemory(device, torch.get_device_module(device))
@@ -65,6 +69,13 @@ class TorchBackend:
         self, logits: Tensor, specs: Sequence[SampleSpec], positions: Sequence[int]
     ) -> list[SampledToken | LogitsError]:
         return sample(logits, specs, positions)
+
+    def mark(self) -> Mark:
+        if self._device.type != "cuda":
+            return HostMark()
+        if self._side is None:
+            self._side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        return EventMark(self._device, self._side)
 
     def synchronise(self) -> None:
         if self._device.type != "cpu":

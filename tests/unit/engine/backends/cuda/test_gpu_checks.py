@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.gpu import attention, golden
+from tests.gpu import attention, golden, overlap
 
 # Numbers that are none are asked of a part without tokens, and not used.
 pytestmark = pytest.mark.filterwarnings(
@@ -56,6 +56,12 @@ def test_the_golden_rule_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(golden, "engine", wrong)
     assert not golden.check(TINY, INTERPRETED, (torch.float32,)).holds
+
+
+def test_two_steps_in_flight_are_compared_with_one() -> None:
+    found = overlap.check(TINY, INTERPRETED, torch.float32, num_seqs=2, num_tokens=4, num_rounds=1)
+    assert found.holds
+    assert found.num_ahead == 3
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: run make gpu")

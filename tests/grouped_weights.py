@@ -25,6 +25,7 @@ class Scheme(NamedTuple):
     group_size: int = 32  # inputs; -1: all
     symmetric: bool = False
     act_order: bool = False  # inputs of a group are anywhere
+    own_orders: bool = False  # those of layers that have one input, too
 
     @property
     def section(self) -> dict[str, Any]:
@@ -114,7 +115,10 @@ def write_pair(
     rng = np.random.default_rng(3)
     for name in [name for name in exact if name.endswith("_proj.weight")]:
         stem = name.removesuffix("weight")
-        found = pack(tensors.pop(name), scheme, rng)
+        weight = tensors.pop(name)
+        if not scheme.own_orders:  # as packers have it: by what is known of an input
+            rng = np.random.default_rng(weight.shape[1])
+        found = pack(weight, scheme, rng)
         tensors |= {stem + part: tensor for part, tensor in found.tensors.items()}
         exact[name] = found.exact
     save_file(tensors, small / "model.safetensors", metadata={"format": "pt"})

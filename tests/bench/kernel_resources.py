@@ -2,8 +2,9 @@
 
     python -m tests.bench.kernel_resources
 
-Layers of real shapes are run in bfloat16 on tensors of the host; each launch is compiled as it
-would be for a device, with its own arguments and constants, and not carried out. The figures
+Layers of real shapes are run in bfloat16 on tensors of the host, and products with weights of
+whole numbers; each launch is compiled as it would be for a device, with its own arguments and
+constants, and not carried out. The figures
 are cuobjdump's, of the machine code; it comes with triton. ``--json FILE`` writes them there.
 """
 
@@ -27,9 +28,11 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from diptych.engine.backends.cuda.backend import CudaBackend
+from diptych.engine.backends.cuda.grouped_linear import GroupedLinear
 from diptych.engine.inputs import build_inputs
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.model.config import ModelConfig
+from diptych.engine.model.grouped import GroupedWeight, GroupFormat
 from diptych.engine.model.layers import LayerBuffers, run_layers
 from diptych.engine.model.parts import Rotation
 from diptych.engine.model.weights import LayerWeights
@@ -84,7 +87,7 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
 class Resources:
     """Of one kernel as it is launched for one model."""
 
-    model: str
+    model: str  # or whose products
     cache: str  # its element type
     kernel: str
     window: int | None  # tokens, of attention
@@ -132,6 +135,19 @@ def measure(model: str, capability: int, cache_dtype: torch.dtype) -> list[Resou
         for kernel, constants in launches:
             found.setdefault(kernel.hash, _resources(model, cache, capability, kernel, constants))
     return list(found.values())
+
+
+def measure_products(bits: int, capability: int) -> list[Resources]:
+    """Of the products of few rows and of many with a weight of whole numbers."""
+    kind = GroupFormat(4096, 4096, bits, 128)
+    linear = GroupedLinear(GroupedWeight.empty(kind, torch.device("cpu")))
+    with _compiled_for(capability) as launches:
+        for num_rows in (1, 300):
+            linear(torch.zeros(num_rows, kind.num_columns, dtype=torch.bfloat16))
+        return [
+            _resources(f"{bits} bits", "-", capability, kernel, constants)
+            for kernel, constants in launches
+        ]
 
 
 @contextmanager
@@ -227,6 +243,12 @@ def main() -> None:
         for model, cache_dtype in kinds
         for capability in CAPABILITIES
         for part in measure(model, capability, cache_dtype)
+    ]
+    found += [
+        part
+        for bits in (4, 8)
+        for capability in CAPABILITIES
+        for part in measure_products(bits, capability)
     ]
     if out is not None:
         out.write_text(json.dumps([asdict(part) for part in found]))

@@ -129,11 +129,27 @@ class CheckpointReader:
         fill = partial(self._compact.fill, name, block_size=found.block_size)
         return FoundCompact(found.block_size, fill)
 
+    def grouped(self, name: str, *shape: int) -> StoredGroups | None:
+        """A weight of this shape as whole numbers by groups; None if it is not stored so.
+
+        Nor is it where it is shared out: shares may end within a group. Raises as ``fill``.
+        """
+        return None if self._share.size > 1 else self._groups(name, list(shape))
+
     def fill_compact(self, name: str, found: FoundCompact, out: CompactWeight) -> None:
         """Write what was found of a tensor into ``out``, instead of the tensor."""
         found.fill(out)
         self.num_compact += 1
-        self._finish(name)
+        self.finish(name)
+
+    def finish(self, name: str) -> None:
+        """Of a weight all has been read that it is stored as."""
+        stem = name.removesuffix("weight")
+        for part in (name, *(stem + part for part in PARTS)):
+            location = self._left.get(part)
+            if location is not None:
+                self._shards[location.path].drop(location)
+                self.skip(part)
 
     def skip_zeros(self, name: str) -> None:
         """Leave out a bias that is there for whoever packed the weight, if it changes nothing."""
@@ -170,16 +186,7 @@ class CheckpointReader:
             whole = out.new_empty(groups.shape)
             groups.widen(whole)
             out.copy_(self._part(whole, shared_dim))
-        self._finish(name)
-
-    def _finish(self, name: str) -> None:
-        """Of a weight all has been read that it is stored as."""
-        stem = name.removesuffix("weight")
-        for part in (name, *(stem + part for part in PARTS)):
-            location = self._left.get(part)
-            if location is not None:
-                self._shards[location.path].drop(location)
-                self.skip(part)
+        self.finish(name)
 
     def _location(self, name: str, shape: list[int]) -> TensorLocation:
         location = self._left.get(name)

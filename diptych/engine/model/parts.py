@@ -15,6 +15,7 @@ from torch import Tensor
 
 from diptych.engine.inputs import StepInputs
 from diptych.engine.model.compact import CompactWeight, Weight
+from diptych.engine.model.grouped import GroupedWeight, GroupFormat
 
 Rows = NDArray[np.int64]  # numbers of rows of a step's flat batch, on the host
 
@@ -34,6 +35,18 @@ class Linear(Protocol):
         ...
 
 
+class GroupedStore(Protocol):
+    """Takes weights as whole numbers by groups, and multiplies them as they are."""
+
+    def allocate(self, kind: GroupFormat) -> GroupedWeight | None:
+        """Memory for one, to be filled by the caller; None where such a weight is not taken."""
+        ...
+
+    def linear(self, weight: GroupedWeight, bias: Tensor | None) -> Linear:
+        """Of what was allocated."""
+        ...
+
+
 class WeightStore(Protocol):
     """Takes a checkpoint's tensors and keeps them as this device computes with them best."""
 
@@ -45,6 +58,11 @@ class WeightStore(Protocol):
     @property
     def device(self) -> torch.device:
         """Where tensors are to be when they come."""
+        ...
+
+    @property
+    def grouped(self) -> GroupedStore | None:
+        """For weights that are stored so; None: they are to come as what they stand for."""
         ...
 
     def allocate(self, num_rows: int, num_columns: int) -> Tensor:

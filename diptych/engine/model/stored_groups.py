@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from diptych.engine.model.compact import CompactWeight
+from diptych.engine.model.grouped import GroupedWeight
 from diptych.engine.model.stored_format import GroupedStorage, Packing
 from diptych.models.compact import BLOCK_SIZES, HEAD_BYTES
 
@@ -141,6 +142,27 @@ class StoredGroups(NamedTuple):
             numbers = (numbers - rows.zeros[:, group_of, None]).to(torch.int8)
             end = rows.begin + len(numbers)
             blocks[rows.begin : end, :, HEAD_BYTES:] = numbers.view(torch.uint8)
+
+    @property
+    def has_even_groups(self) -> bool:
+        """Whether each has as many columns as any other; they may be anywhere."""
+        if self.group_of is None:
+            return self.shape[1] % self.group_size == 0
+        return bool((self.group_of.bincount() == self.group_size).all())
+
+    @property
+    def order(self) -> Tensor | None:
+        """[num_columns], the columns group by group; None: they lie so."""
+        return None if self.group_of is None else self.group_of.argsort(stable=True)
+
+    def fill_grouped(self, out: GroupedWeight) -> None:
+        """Write it, its columns group by group; groups must be even."""
+        order = self.order if self.order is None else self.order.to(out.numbers.device)
+        for rows in self.chunks(out.numbers.device):
+            part = out.rows(rows.begin, rows.begin + len(rows.numbers))
+            part.pack(rows.numbers if order is None else rows.numbers[:, order])
+            part.zeros.copy_(rows.zeros)
+            part.scales.copy_(rows.scales)
 
 
 def _shapes(

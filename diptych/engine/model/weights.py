@@ -8,7 +8,7 @@ model. Called once per worker, off the event loop.
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from diptych.engine.model.checkpoint import CheckpointReader, LoadProgress
 from diptych.engine.model.compact import Weight
 from diptych.engine.model.config import ModelConfig
+from diptych.engine.model.joined_weight import read_linear, read_weight
 from diptych.engine.model.parts import Linear, WeightStore
 from diptych.engine.model.ranks import ONE_RANK, GatheredLinear, Ranks, SummedLinear
 from diptych.errors import ConfigurationError
@@ -120,7 +121,7 @@ def load_weights(
         share=share,
     )
     num_rows, hidden_size = len(share.part(config.vocab_size)), config.hidden_size
-    embedding = _weight(reader, store, {"model.embed_tokens.weight": num_rows}, hidden_size)
+    embedding = read_weight(reader, store, {"model.embed_tokens.weight": num_rows}, hidden_size)
     layers = tuple(
         _layer(reader, config, index, store, ranks) for index in range(config.num_layers)
     )
@@ -128,7 +129,7 @@ def load_weights(
         reader.skip("lm_head.weight")
         head = store.tied_head(embedding)
     else:
-        head = store.linear(_weight(reader, store, {"lm_head.weight": num_rows}, hidden_size), None)
+        head = read_linear(reader, store, {"lm_head.weight": num_rows}, hidden_size)
     weights = DecoderWeights(
         embedding=embedding,
         layers=layers,
@@ -141,31 +142,6 @@ def load_weights(
     if reader.num_compact:
         logger.info("weights are kept compact", extra={"num_tensors": reader.num_compact})
     return weights
-
-
-def _weight(
-    reader: CheckpointReader,
-    store: WeightStore,
-    rows: dict[str, int],
-    num_columns: int,
-    shared_dim: int = 0,
-) -> Weight:
-    """These tensors one under another, of so many rows each. Compact where all of them are."""
-    ends = list(accumulate(rows.values()))
-    places = [(name, end - rows[name], end) for name, end in zip(rows, ends, strict=True)]
-    parts = [reader.compact(name, size, num_columns) for name, size in rows.items()]
-    found = [part for part in parts if part is not None]
-    if len(found) == len(parts):
-        block_size = min(part.block_size for part in found)
-        compact = store.allocate_compact(ends[-1], num_columns, block_size)
-        if compact is not None:
-            for (name, begin, end), part in zip(places, found, strict=True):
-                reader.fill_compact(name, part, compact.rows(begin, end))
-            return compact
-    weight = store.allocate(ends[-1], num_columns)
-    for name, begin, end in places:
-        reader.fill(name, weight[begin:end], shared_dim)
-    return weight
 
 
 def _layer(
@@ -181,27 +157,25 @@ def _layer(
 
     def by_rows(rows: dict[str, int], columns: int, has_bias: bool) -> Linear:
         names = {f"{prefix}{name}.weight": size for name, size in rows.items()}
-        weight = _weight(reader, store, names, columns)
+        biases = [f"{prefix}{name}.bias" for name in rows]
         if not has_bias:
-            for name in rows:
-                reader.skip_zeros(f"{prefix}{name}.bias")
-        bias = [
-            reader.take(f"{prefix}{name}.bias", size, shared_dim=0)
-            for name, size in rows.items()
-            if has_bias
-        ]
-        return store.linear(weight, torch.cat(bias) if has_bias else None)
+            for name in biases:
+                reader.skip_zeros(name)
+            return read_linear(reader, store, names, columns)
+        sizes = zip(biases, rows.values(), strict=True)
+        bias = torch.cat([reader.take(name, size, shared_dim=0) for name, size in sizes])
+        return read_linear(reader, store, names, columns, bias)
 
     def by_columns(name: str, columns: int, has_bias: bool) -> Linear:
         names = {f"{prefix}{name}.weight": hidden}
-        weight, bias = _weight(reader, store, names, columns, shared_dim=1), None
+        bias = None
         if has_bias and ranks.share.rank == 0:
             bias = reader.take(f"{prefix}{name}.bias", hidden)
         elif has_bias:
             reader.skip(f"{prefix}{name}.bias")
         else:
             reader.skip_zeros(f"{prefix}{name}.bias")
-        part = store.linear(weight, bias)
+        part = read_linear(reader, store, names, columns, bias, shared_dim=1)
         return part if ranks.share.size == 1 else SummedLinear(part, ranks)
 
     def norm(name: str, size: int, present: bool = True) -> Tensor | None:

@@ -105,7 +105,7 @@ def _find_largest(logits: Tensor) -> Largest:
 class _HugePageStore:
     """float32 weights as loaded, or compact ones, on huge pages. Implements ``WeightStore``."""
 
-    dtype, device = torch.float32, torch.device("cpu")
+    dtype, device, grouped = torch.float32, torch.device("cpu"), None
 
     def __init__(self, compact: bool) -> None:
         self._takes_compact = compact
@@ -134,7 +134,7 @@ class _HugePageStore:
 class _PackedStore:
     """Weights packed, of another element type or into int8. Implements ``WeightStore``."""
 
-    device = torch.device("cpu")
+    device, grouped = torch.device("cpu"), None
 
     def __init__(self, dtype: torch.dtype, pack: Callable[[Tensor, Tensor | None], Linear]) -> None:
         self.dtype, self._pack = dtype, pack

@@ -8,6 +8,7 @@ from torch import Tensor
 from diptych.engine.backends.base import DeviceMemory, ForwardPass, Mark
 from diptych.engine.backends.cuda.attention import PagedAttention
 from diptych.engine.backends.cuda.layer_ops import TritonLayerOps
+from diptych.engine.backends.cuda.weight_store import DeviceStore
 from diptych.engine.backends.torch.backend import TorchBackend
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.kv.memory import KVMemory
@@ -48,7 +49,7 @@ class CudaBackend:
     ) -> WeightStore:
         if quantization != "none":
             raise ConfigurationError(f"quantization {quantization} needs device cpu (got cuda)")
-        return self._torch.weights(dtype, quantization)
+        return DeviceStore(self._torch.weights(dtype, quantization))
 
     def layer_ops(self, config: ModelConfig, dtype: torch.dtype) -> LayerOps:
         return TritonLayerOps(config)

@@ -92,6 +92,8 @@ def check_quantization(quantization: Quantization, dtype: torch.dtype) -> None:
 class _PlainStore:
     """Implements ``WeightStore``."""
 
+    grouped = None
+
     def __init__(
         self, device: torch.device, dtype: torch.dtype, quantization: Quantization
     ) -> None:

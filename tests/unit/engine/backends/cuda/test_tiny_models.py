@@ -12,6 +12,7 @@ import torch
 
 from diptych.engine.backends.base import Backend
 from diptych.engine.backends.choice import make_backend
+from diptych.engine.backends.cuda.grouped_linear import GroupedLinear
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.runner import Runner
 from diptych.engine.scheduling.block_pool import BlockPool
@@ -24,6 +25,7 @@ from diptych.formats import DeviceName
 from diptych.sampling_params import SamplingParams
 from tests.engine_logits import chunk_logits
 from tests.engines import CPU, load_decoder
+from tests.grouped_weights import Scheme, write_pair
 from tests.tiny_model import ARCHITECTURES, write_tiny_model
 
 # Numbers that are none are asked of a part without tokens, and not used.
@@ -110,6 +112,19 @@ def test_the_same_tokens_when_a_sequence_is_preempted(tmp_path: Path) -> None:
     )
     assert got == wanted
     assert sum(answer.num_preemptions for answer in got) > 0
+
+
+@pytest.mark.parametrize("scheme", [Scheme("gptq", act_order=True), Scheme("awq")], ids=str)
+def test_the_same_tokens_of_whole_numbers_by_groups(scheme: Scheme, tmp_path: Path) -> None:
+    """Kept as they are on a device; on the CPU floats, or in the compact form."""
+    small, wide = write_pair(tmp_path, scheme, "qwen2", num_layers=1)
+    prompts = [tokens(seed, count) for seed, count in ((1, 20), (2, 5))]
+    on_device = Rig(small, INTERPRETED, 12)
+    assert all(
+        isinstance(linear, GroupedLinear) for linear in on_device.runner.model.weights.linears[:-1]
+    )
+    got = on_device.answers(prompts, 8)
+    assert got == Rig(small, CPU, 12).answers(prompts, 8) == Rig(wide, CPU, 12).answers(prompts, 8)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])

@@ -1,0 +1,107 @@
+"""Weights of one layer or several, one under another, as the store keeps them best.
+
+As whole numbers by groups if all of them are stored so and the store multiplies such; in
+compact form if all of them have one; else as floats.
+"""
+
+from collections.abc import Mapping
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from diptych.engine.model.checkpoint import CheckpointReader
+from diptych.engine.model.compact import Weight
+from diptych.engine.model.grouped import GroupedWeight, GroupFormat
+from diptych.engine.model.parts import Linear, WeightStore
+from diptych.engine.model.stored_groups import StoredGroups
+
+
+class _Place(NamedTuple):
+    """Of one tensor within what is joined: rows from begin to end."""
+
+    name: str
+    begin: int
+    end: int
+
+
+def read_linear(
+    reader: CheckpointReader,
+    store: WeightStore,
+    rows: Mapping[str, int],
+    num_columns: int,
+    bias: Tensor | None = None,
+    shared_dim: int = 0,
+) -> Linear:
+    """Of these tensors, of so many rows each, and a bias of all rows.
+
+    Raises:
+        ConfigurationError: one is missing or of another shape, or not taken by the store.
+    """
+    if store.grouped is not None:
+        weight = _read_grouped(reader, store, rows, num_columns)
+        if weight is not None:
+            return store.grouped.linear(weight, bias)
+    return store.linear(read_weight(reader, store, rows, num_columns, shared_dim), bias)
+
+
+def read_weight(
+    reader: CheckpointReader,
+    store: WeightStore,
+    rows: Mapping[str, int],
+    num_columns: int,
+    shared_dim: int = 0,
+) -> Weight:
+    """These tensors, of so many rows each. Raises as ``read_linear``."""
+    places = _places(rows)
+    num_rows = places[-1].end
+    parts = [reader.compact(name, size, num_columns) for name, size in rows.items()]
+    found = [part for part in parts if part is not None]
+    if len(found) == len(parts):
+        block_size = min(part.block_size for part in found)
+        compact = store.allocate_compact(num_rows, num_columns, block_size)
+        if compact is not None:
+            for (name, begin, end), part in zip(places, found, strict=True):
+                reader.fill_compact(name, part, compact.rows(begin, end))
+            return compact
+    weight = store.allocate(num_rows, num_columns)
+    for name, begin, end in places:
+        reader.fill(name, weight[begin:end], shared_dim)
+    return weight
+
+
+def _read_grouped(
+    reader: CheckpointReader, store: WeightStore, rows: Mapping[str, int], num_columns: int
+) -> GroupedWeight | None:
+    assert store.grouped is not None
+    parts = [reader.grouped(name, size, num_columns) for name, size in rows.items()]
+    found = [part for part in parts if part is not None]
+    if len(found) < len(parts) or not _go_together(found):
+        return None
+    places, first = _places(rows), found[0]
+    kind = GroupFormat(places[-1].end, num_columns, first.storage.bits, first.group_size)
+    weight = store.grouped.allocate(kind)
+    if weight is None:
+        return None
+    for (name, begin, end), part in zip(places, found, strict=True):
+        part.fill_grouped(weight.rows(begin, end))
+        reader.finish(name)
+    order = first.order
+    return weight if order is None else weight._replace(order=order.to(weight.numbers.device))
+
+
+def _go_together(parts: list[StoredGroups]) -> bool:
+    """Whether inputs come to all of them in the same order, group by group."""
+    first = parts[0].group_of
+    if first is None:
+        return all(part.group_of is None for part in parts)
+    are_equal = all(
+        part.group_of is not None and torch.equal(part.group_of, first) for part in parts
+    )
+    return are_equal and parts[0].has_even_groups
+
+
+def _places(rows: Mapping[str, int]) -> list[_Place]:
+    ends = accumulate(rows.values())
+    return [_Place(name, end - rows[name], end) for name, end in zip(rows, ends, strict=True)]

@@ -1,0 +1,113 @@
+"""Interpreted products with whole numbers by groups, against plain torch on what they stand for."""
+
+from tests.triton_interpreter import INTERPRETED
+
+# isort: split
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from diptych.engine.backends.cuda.grouped_linear import GroupedLinear, takes
+from diptych.engine.model.grouped import GroupedWeight, GroupFormat
+from tests.engines import PLAIN, load_decoder
+from tests.grouped_weights import Scheme, write_pair
+
+HOST = torch.device("cpu")
+
+
+def weight_of(kind: GroupFormat, seed: int, *, in_order: bool = True) -> GroupedWeight:
+    generator = torch.Generator().manual_seed(seed)
+
+    def numbers(*shape: int) -> Tensor:
+        return torch.randint(0, 2**kind.bits, shape, generator=generator).to(torch.uint8)
+
+    weight = GroupedWeight.empty(kind, HOST)
+    weight.pack(numbers(kind.num_rows, kind.num_columns))
+    weight.zeros.copy_(numbers(*weight.zeros.shape))
+    weight.scales.copy_(torch.rand(weight.scales.shape, generator=generator) - 0.5)
+    if in_order:
+        return weight
+    return weight._replace(order=torch.randperm(kind.num_columns, generator=generator))
+
+
+@settings(deadline=None, max_examples=20)
+@given(
+    num_rows=st.integers(1, 70),
+    num_outputs=st.integers(1, 70),
+    num_groups=st.integers(1, 3),
+    num_spans=st.integers(1, 6),
+    bits=st.sampled_from((4, 8)),
+    in_order=st.booleans(),
+    has_bias=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_products(
+    num_rows: int,
+    num_outputs: int,
+    num_groups: int,
+    num_spans: int,
+    bits: int,
+    in_order: bool,
+    has_bias: bool,
+    seed: int,
+) -> None:
+    """Of what is behind the ends nothing is read: that is NaN, or of large numbers."""
+    size = 32 * num_spans
+    kind = GroupFormat(num_outputs, num_groups * size, bits, size)
+    weight = weight_of(kind, seed, in_order=in_order)
+    bias = torch.arange(num_outputs).float() if has_bias else None
+    x = torch.full((num_rows + 1, kind.num_columns), torch.nan)[:num_rows]
+    x.copy_(torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)))
+    out = torch.full((num_rows + 1, num_outputs), torch.nan)
+    assert GroupedLinear(weight, bias)(x, out[:num_rows]).data_ptr() == out.data_ptr()
+    want = x.double() @ weight.widened().double().T + (0 if bias is None else bias)
+    magnitude = x.abs().double() @ weight.widened().abs().double().T + 100
+    assert bool(((out[:num_rows] - want).abs() <= 1e-6 * magnitude).all())
+    assert bool(out[num_rows].isnan().all())
+
+
+def test_of_no_rows() -> None:
+    weight = weight_of(GroupFormat(5, 32, 4, 32), 0)
+    assert GroupedLinear(weight)(torch.empty(0, 32)).shape == (0, 5)
+
+
+def test_a_row_has_the_same_bits_in_any_batch_of_few_and_of_many() -> None:
+    linear = GroupedLinear(weight_of(GroupFormat(40, 128, 4, 64), 1))
+    x = torch.randn(70, 128)
+    for rows in (slice(3, 4), slice(2, 15)):
+        assert torch.equal(linear(x[:16])[rows], linear(x[rows]))
+    assert torch.equal(linear(x)[20:40], linear(x[20:40]))
+
+
+@pytest.mark.parametrize("group_size", [16, 24, 96])
+def test_other_groups_are_not_taken(group_size: int) -> None:
+    assert takes(GroupFormat(8, 4 * group_size, 4, group_size)) == (group_size == 96)
+    assert not takes(GroupFormat(8, 4 * group_size + 32, 4, group_size))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "is_kept"),
+    [
+        (Scheme("gptq"), True),
+        (Scheme("gptq", bits=8, act_order=True), True),
+        (Scheme("gptq", act_order=True, own_orders=True), False),  # of q, k and v
+        (Scheme("gptq_v2", group_size=24), False),
+        (Scheme("awq", group_size=-1), True),
+    ],
+    ids=str,
+)
+def test_a_checkpoint_is_kept_in_its_numbers(scheme: Scheme, is_kept: bool, tmp_path: Path) -> None:
+    small, wide = write_pair(tmp_path, scheme, num_layers=1)
+    (ours,), (theirs,) = (
+        load_decoder(folder, backend=backend).weights.layers
+        for folder, backend in ((small, INTERPRETED), (wide, PLAIN))
+    )
+    assert isinstance(ours.qkv, GroupedLinear) == is_kept
+    assert isinstance(ours.down, GroupedLinear) == (scheme.group_size != 24)
+    for one, other in ((ours.qkv, theirs.qkv), (ours.down, theirs.down)):
+        x = torch.randn(3, one.in_features)
+        torch.testing.assert_close(one(x), other(x), rtol=1e-5, atol=1e-5)

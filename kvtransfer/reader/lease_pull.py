@@ -90,7 +90,7 @@ class LeasePull:
         while True:
             link = None if pair is None else await pair.until_proven(self._wait_s)
             if pair is None or link is None or self._abandoned:
-                raise failed or self._not_connected()
+                raise self._not_connected() if failed is None else self._not_again(failed)
             if series.begin():
                 self._on_refetch()
             self._fetch = self._open_fetch(link)
@@ -107,6 +107,11 @@ class LeasePull:
                 if pair.link is link:
                     pair.measured(result.stats)
                 return result
+
+    def _not_again(self, failed: PullError) -> PullError:
+        """As the lost agent failed it; which of the two took long is said, too."""
+        why = f"its pair was not proven again within {self._wait_s} s"
+        return PullError(failed.failure, f"{failed.message}; {why}", agent_lost=True)
 
     def _not_connected(self) -> PullError:
         why = "no router names it"

@@ -19,6 +19,7 @@ from kvtransfer.transports.child import ChildTransport
 from tests.integration.source_process import LOCAL, SourceProcess, connect, source_process
 from tests.integration.transfer_rig import (
     BLOCK_SIZE,
+    TIMERS,
     Reader,
     config,
     open_reader,
@@ -206,7 +207,9 @@ async def test_a_dead_or_hanging_agent_is_replaced_and_the_worker_stays(
 ) -> None:
     """Whether it crashes or hangs, the pair is proven anew; leases and tickets stand."""
     settings = config(transport, agent_answer_s=0.8)
-    async with open_source(settings) as source, open_reader(settings) as reader:
+    # A worker's own: the next agent's process starts beside whatever else the machine does.
+    timers = TIMERS.model_copy(update={"read_progress_s": Timers().read_progress_s})
+    async with open_source(settings) as source, open_reader(settings, timers=timers) as reader:
         await reader.connect(source)
         content = source.fill(LOCAL[:4])
         ticket = source.lease("lease", LOCAL[:4], 4 * BLOCK_SIZE, "reader")

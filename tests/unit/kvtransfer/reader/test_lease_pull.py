@@ -125,7 +125,9 @@ async def test_a_lost_agent_costs_a_fetch_and_the_pair_is_proven_anew() -> None:
 async def test_a_pair_that_is_not_proven_again_fails_it_as_the_lost_agent_did() -> None:
     pair = Pair()
     pair.prove()
-    assert await failure_of(Case(pair, iter([AGENT_LOST]))) is AGENT_LOST
+    error = await failure_of(Case(pair, iter([AGENT_LOST])))
+    assert (error.failure, error.agent_lost) == (AGENT_LOST.failure, True)
+    assert error.message == "agent; its pair was not proven again within 0.05 s"
 
 
 async def test_other_failures_are_the_routers_to_decide() -> None:

@@ -40,6 +40,7 @@ from router.frontend.open_inference.servicer import SERVICE as OPEN_INFERENCE
 from router.frontend.prompt_answers import PromptAnswers
 from router.frontend.quotas import Quotas
 from router.frontend.served_model import ServedModel
+from router.heartbeat import beat
 from router.leaving import until_quiet
 from router.placement.cache_index import CacheIndex
 from router.placement.departures import Departures
@@ -152,6 +153,7 @@ async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None
         watching = tasks.create_task(cluster.run(discovery), name="cluster")
         knowing = tasks.create_task(callers.run(), name="callers")
         viewing = tasks.create_task(view.run(), name="cluster-view")
+        beating = tasks.create_task(_beat(config), name="heartbeat")
         if http is not None:
             tasks.create_task(http.serve(), name="http")
         await host.start([SERVICE, OPEN_INFERENCE], {} if http is None else {"http": http.port})
@@ -165,6 +167,7 @@ async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None
         background.stop()
         knowing.cancel()
         viewing.cancel()
+        beating.cancel()
         await admission.close()
         watching.cancel()
 
@@ -211,6 +214,11 @@ def _certificate(files: PublicTls) -> Certificate | None:
     if files.certificate is None or files.key is None:
         return None
     return Certificate("public-tls", files.certificate, files.key)
+
+
+async def _beat(config: RouterConfig) -> None:
+    if config.beats_to is not None:
+        await beat(config.beats_to, config.timers.heartbeat_s)
 
 
 async def _tell_ready(host: ServiceHost, cluster: Cluster) -> None:

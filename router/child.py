@@ -13,6 +13,7 @@ from typing import Protocol
 
 from diptych import settings
 from router.config import RouterConfig
+from router.heartbeat import Pulse
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,14 @@ class Child(Protocol):
         """Wait for its end: the exit code, or less than 0 for the signal that ended it."""
         ...
 
+    async def hanging(self) -> None:
+        """Wait, once it listens, until it shows no sign of life for too long."""
+        ...
+
+    def kill(self) -> None:
+        """End it at once, if it has not ended."""
+        ...
+
     async def stop(self) -> None:
         """Ask it to end, and see to it that it does."""
         ...
@@ -52,7 +61,7 @@ class RouterProcess:
     """``python -m router`` with settings of its own, in a session of its own.
 
     So Ctrl-C in a terminal reaches its parent alone, which asks it to end. It ends, too, when
-    its parent does, however that came. Owns a folder from its start to its end.
+    its parent does, however that came. Owns a folder and a pipe from its start to its end.
     """
 
     def __init__(self, config: RouterConfig, patience_s: float) -> None:
@@ -60,6 +69,7 @@ class RouterProcess:
         self._config = config
         self._patience_s = patience_s
         self._folder: Path | None = None
+        self._pulse: Pulse | None = None
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -72,17 +82,18 @@ class RouterProcess:
         """Raises OSError: the machine has no room for it, on a disk or as a process."""
         # Not its predecessor's: somebody may have cleaned that away since, or taken its name.
         self._folder = Path(tempfile.mkdtemp(prefix="diptych-router-"))
+        self._pulse = Pulse()
         path = self._folder / "settings.yaml"  # JSON is YAML
-        config = self._config.model_copy(
-            update={"port_file": self._port_file, "stop_with_stdin": True}
-        )
-        path.write_text(config.model_dump_json(exclude_defaults=True))
+        own = {"port_file": self._port_file, "stop_with_stdin": True, "beats_to": self._pulse.fd}
+        path.write_text(self._config.model_copy(update=own).model_dump_json(exclude_defaults=True))
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "router", "--config", str(path)),
             stdin=asyncio.subprocess.PIPE,
             env=settings.environment_without(_PREFIX),  # all of it is in the file
             start_new_session=True,
+            pass_fds=(self._pulse.fd,),
         )
+        self._pulse.hand_over()
 
     async def listening(self) -> Addresses:
         while True:
@@ -100,11 +111,22 @@ class RouterProcess:
         assert self._process is not None
         return await self._process.wait()
 
+    async def hanging(self) -> None:
+        assert self._pulse is not None
+        await self._pulse.until_silent(self._config.timers)
+
+    def kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+
     async def stop(self) -> None:
         try:
             if self._process is not None and self._process.returncode is None:
                 await self._end(self._process)
         finally:
+            if self._pulse is not None:
+                self._pulse.close()
+                self._pulse = None
             if self._folder is not None:
                 shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -232,6 +232,12 @@ class RouterConfig(ProcessConfig):
         description="Take connections at ports that other processes, which say so too, listen at "
         "as well; set by --processes.",
     )
+    beats_to: int | None = Field(
+        None,
+        ge=3,
+        description="File descriptor of a pipe to which a byte is written each "
+        "timers.heartbeat_s, for a parent that ends a process that hangs; set by --processes.",
+    )
     public_tls: PublicTls = PublicTls()
     api_keys: Path | None = Field(
         None,

@@ -1,9 +1,9 @@
 """A router of several processes that share its ports: their parent.
 
 Each is a router of its own, to workers and to clients, whose connections the kernel spreads over
-them. A process that ends by itself is told of and replaced. Until all have listened, one that
-cannot start ends them all: its settings are theirs. Later it takes none of the others with it, and
-is tried again, as often as it takes and ever more rarely.
+them. A process that ends by itself, or is ended as it hangs, is told of and replaced. Until all
+have listened, one that cannot start ends them all: its settings are theirs. Later it takes none of
+the others with it, and is tried again, as often as it takes and ever more rarely.
 """
 
 import asyncio
@@ -89,7 +89,7 @@ class Processes:
             await child.start()
             await self._wait_listening(index, child)
             since_s = clock()
-            code = await child.ended()
+            code = await self._until_ended(index, child)
             listened_s = clock() - since_s
         except (ConfigurationError, OSError, ProcessFailedError) as error:
             if not self._were_ready:
@@ -106,6 +106,19 @@ class Processes:
             extra={"index": index, "pid": child.pid, "exit_code": code},
         )
         return listened_s
+
+    async def _until_ended(self, index: int, child: Child) -> int:
+        """Its exit code; one that hangs is ended."""
+        async with asyncio.TaskGroup() as tasks:
+            ending = tasks.create_task(child.ended(), name="ending")
+            hanging = tasks.create_task(child.hanging(), name="hanging")
+            await asyncio.wait((ending, hanging), return_when=asyncio.FIRST_COMPLETED)
+            hanging.cancel()
+            if not ending.done():
+                extra = {"index": index, "pid": child.pid}
+                logger.error("a process of the router hangs: it is killed", extra=extra)
+                child.kill()
+        return ending.result()
 
     async def _wait_listening(self, index: int, child: Child) -> None:
         async with asyncio.TaskGroup() as tasks:

@@ -1,4 +1,4 @@
-"""A router of two processes as a user starts it: both answer, one is killed, all end."""
+"""A router of two processes as a user starts it: both answer, one is killed, one hangs, all end."""
 
 import asyncio
 import json
@@ -43,6 +43,7 @@ def metrics_of_all(tmp_path: Path) -> list[str]:
 
 async def test_two_processes_are_one_router(tiny_llama: Path, tmp_path: Path) -> None:
     flags = ["--model", str(tiny_llama), "--decode", "127.0.0.1:1", "--processes", "2"]
+    flags += ["--timers.lost-peer-s", "3"]
     router = Process("router", "router", tmp_path, flags)
     router.start()
     try:
@@ -58,7 +59,13 @@ async def test_two_processes_are_one_router(tiny_llama: Path, tmp_path: Path) ->
         await until(lambda: metrics_of_all(tmp_path) != first, SOON_S, "none took its place")
         assert "another takes its place" in router.log_path.read_text()
         await reach_all(router, metrics_of_all(tmp_path))
+        second = metrics_of_all(tmp_path)
+        psutil.Process(router.pid).children()[0].suspend()
+        await until(lambda: metrics_of_all(tmp_path) != second, SOON_S, "it hangs on")
+        assert "hangs: it is killed" in router.log_path.read_text()
+        await reach_all(router, metrics_of_all(tmp_path))
         children = psutil.Process(router.pid).children()
+        assert len(children) == 2
         router.signal(signal.SIGINT)
         assert await asyncio.to_thread(router.wait_ended) == 0
         assert not any(child.is_running() for child in children)

@@ -25,7 +25,7 @@ _NOT_OFFERED = {
     *("config", "listen", "metrics_port", "port_file", "otlp_endpoint", "stop_with_stdin"),
     *("model", "served_model_name", "cache_dir", "prefill", "decode"),
     *("discovery", "file", "kubernetes", "http", "http_port", "http_metrics"),
-    *("tls", "public_tls", "api_keys", "health_port", "processes", "shares_ports"),
+    *("tls", "public_tls", "api_keys", "health_port", "processes", "shares_ports", "beats_to"),
     *("allow_faults", "faults", "allow_nixl_tcp"),
 }
 _CONSTRAINTS = (

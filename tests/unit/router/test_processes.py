@@ -28,7 +28,7 @@ class FakeChild:
         self.index, self.pid = index, pid
         self.made_s = self.ended_s = asyncio.get_running_loop().time()
         self.num_stops = 0
-        self.listens, self.over = asyncio.Event(), asyncio.Event()
+        self.listens, self.over, self.hangs = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._code = 0
         self._refusal = dies_with if isinstance(dies_with, OSError) else None
         if dies_with is None:
@@ -54,6 +54,12 @@ class FakeChild:
     async def ended(self) -> int:
         await self.over.wait()
         return self._code
+
+    async def hanging(self) -> None:
+        await self.hangs.wait()
+
+    def kill(self) -> None:
+        self.end(-9)
 
     async def stop(self) -> None:
         self.num_stops += 1
@@ -125,6 +131,26 @@ def test_one_that_dies_is_told_of_and_replaced(caplog: pytest.LogCaptureFixture)
     (record,) = caplog.records
     said = {name: record.__dict__[name] for name in ("index", "pid", "exit_code")}
     assert said == {"index": 1, "pid": 101, "exit_code": -9}
+
+
+def test_one_that_hangs_is_ended_and_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    async def live() -> None:
+        router = Router(2)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(router.run())
+            await router.until_told(1)
+            router.children[0].hangs.set()
+            await router.until_told(2)
+            router.stop.set()
+        assert router.told[1] == ["h:102", "h:101"]
+
+    with caplog.at_level(logging.ERROR):
+        run_virtually(live())
+    hung, ended = caplog.records
+    assert "hangs" in hung.message
+    for record in (hung, ended):
+        assert (record.__dict__["index"], record.__dict__["pid"]) == (0, 100)
+    assert ended.__dict__["exit_code"] == -9
 
 
 @pytest.mark.parametrize(

@@ -92,13 +92,13 @@ class VectorFunction:
         loaded = self.load(address, ir.VectorType(I16, LANES), align=2)
         return b.bitcast(b.shl(b.zext(loaded, INTEGERS), INTEGERS([16] * LANES)), VECTOR)
 
-    def fetch(self, address: Any, num_bytes: int) -> None:
+    def fetch(self, address: Any, num_bytes: int, *, to_write: bool = False) -> None:
         """Bring what is needed soon near (the second level of cache)."""
         kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
         prefetch = self.declared("llvm.prefetch.p0", kind)
         for offset in range(0, num_bytes, _LINE_BYTES):
             place = self.b.inttoptr(self.at(address, offset), I8.as_pointer())
-            self.b.call(prefetch, [place, I32(0), I32(2), I32(1)])
+            self.b.call(prefetch, [place, I32(int(to_write)), I32(2), I32(1)])
 
     def splat(self, number: Any, count: int = LANES) -> Any:
         """A vector that has ``number`` in each of ``count`` lanes."""

@@ -15,6 +15,8 @@ are, how many they are, and how many threads there are. Needs AVX-512, or AVX2 w
 
 from typing import Any
 
+import numpy as np
+from numba import carray, njit  # type: ignore[attr-defined]
 from torch import Tensor
 
 from diptych.engine.backends.cpu.kernels.compact_rows import (
@@ -28,6 +30,7 @@ from diptych.engine.backends.cpu.kernels.loop import (
     NUM_ITEMS,
     Call,
     Loop,
+    floats_at,
     next_item,
     words_at,
 )
@@ -52,6 +55,7 @@ _FEWEST = _BLOCK - 2  # rows of a block; all blocks of a product are about alike
 MIN_ROWS = (_FEWEST // 2) * _BLOCK + 1
 _UNROLLED = 4  # of the inner dimension
 _SPAN = 128  # of the inner dimension: what is summed in registers
+_PART = 5 * _SPAN  # of the inner dimension, about: what of a panel is in cache at a time
 _SUMS_BYTES = _BLOCK * _PANEL_VECTORS * _VECTOR_BYTES
 _CACHED_BYTES = 1 << 19  # of packed panels, half of the second level of cache
 
@@ -67,10 +71,14 @@ class WideScratch(Scratch):
         """
         rows, (columns, inner) = len(x), weight.shape
         num_blocks, num_panels = -(-rows // _BLOCK), -(-columns // PANEL)
-        panel_bytes = inner * PANEL * 4
+        num_parts = 1 if inner % _SPAN else -(-inner // _PART)
+        part = inner if num_parts == 1 else -(-inner // (num_parts * _SPAN)) * _SPAN
+        panel_bytes = part * PANEL * 4
         num_groups = self.num_groups(num_panels, max(1, _CACHED_BYTES // panel_bytes))
         widened = widened_bytes(weight, LANES)
-        thread_bytes = _SUMS_BYTES + widened + -(-num_panels // num_groups) * panel_bytes
+        per_group = -(-num_panels // num_groups)
+        sums_bytes = per_group * _SUMS_BYTES * (num_blocks if num_parts > 1 else 1)
+        thread_bytes = sums_bytes + widened + per_group * panel_bytes
         self.make_room(num_blocks * inner * _VECTOR_BYTES, thread_bytes)
         return [
             _pack_x.call(num_blocks, x, rows, inner, self.x),
@@ -88,6 +96,9 @@ class WideScratch(Scratch):
                 thread_bytes,
                 self.num_threads,
                 self.num_taken,
+                part,
+                per_group,
+                sums_bytes,
             ),
         ]
 
@@ -122,18 +133,20 @@ def _write_pack(module: Any) -> Any:
 
 
 def _write_multiply(module: Any, rows: int) -> Any:
-    """(packed x, panel, steps, bias, where to, bytes of a row of y, sums): rows of a panel.
+    """(packed x, panel, steps, sums, ahead): rows of a panel, added to what sums hold.
 
-    ``sums`` is memory for what the spans add up to: short sums of short sums lose less.
+    Sums are in memory so that they are short ones of short ones, which lose less. ``ahead``: as
+    much memory as these steps of x are, which is brought near meanwhile.
     """
-    f = VectorFunction(module, f"multiply_{rows}", 7)
-    x, panel, num_steps, bias, y, row_bytes, sums = f.arguments
-    places = [(r, v) for r in range(rows) for v in range(_PANEL_VECTORS)]
+    f = VectorFunction(module, f"multiply_{rows}", 5)
+    x, panel, num_steps, sums, ahead = f.arguments
+    places = _places(rows)
 
-    def step(index: Any, begin: Any, totals: tuple[Any, ...]) -> list[Any]:
-        at_x = f.at(x, (f.b.add(begin, index), _VECTOR_BYTES))
-        at_panel = f.at(panel, (f.b.add(begin, index), PANEL * 4))
+    def step(index: Any, *totals: Any) -> list[Any]:
+        at_x, at_ahead = (f.at(memory, (index, _VECTOR_BYTES)) for memory in (x, ahead))
+        at_panel = f.at(panel, (index, PANEL * 4))
         added = list(totals)
+        f.fetch(at_ahead, _UNROLLED * _VECTOR_BYTES)
         for number in range(_UNROLLED):
             here = f.at(at_panel, number * PANEL * 4)
             weights = [f.load(f.at(here, v * _VECTOR_BYTES)) for v in range(_PANEL_VECTORS)]
@@ -143,26 +156,45 @@ def _write_multiply(module: Any, rows: int) -> Any:
                 added[place] = f.fused(element, weights[v], added[place])
         return added
 
-    def span(begin: Any) -> None:
-        left = f.b.sub(num_steps, begin)
-        length = f.b.select(f.b.icmp_signed("<", left, I64(_SPAN)), left, I64(_SPAN))
-        totals = f.loop(length, _UNROLLED, lambda i, *t: step(i, begin, t), *[ZERO] * len(places))
-        for place, total in enumerate(totals):
-            memory = f.at(sums, place * _VECTOR_BYTES)
-            f.store(f.b.fadd(f.load(memory), total), memory)
-
-    for place in range(len(places)):
-        f.store(ZERO, f.at(sums, place * _VECTOR_BYTES))
-    f.loop(num_steps, _SPAN, span)
-    offsets = [f.load(f.at(bias, v * _VECTOR_BYTES)) for v in range(_PANEL_VECTORS)]
-    for place, (r, v) in enumerate(places):
-        total = f.b.fadd(f.load(f.at(sums, place * _VECTOR_BYTES)), offsets[v])
-        f.store(total, f.at(y, (row_bytes, r), v * _VECTOR_BYTES))
+    totals = f.loop(num_steps, _UNROLLED, step, *[ZERO] * len(places))
+    for place, total in enumerate(totals):
+        memory = f.at(sums, place * _VECTOR_BYTES)
+        f.store(f.b.fadd(f.load(memory), total), memory)
     return f.end()
 
 
+def _write_expect(module: Any, rows: int) -> Any:
+    """(where to, bytes of a row of y): that a panel of these rows will be written there soon."""
+    f = VectorFunction(module, f"expect_{rows}", 2)
+    y, row_bytes = f.arguments
+    for row in range(rows):
+        f.fetch(f.at(y, (row_bytes, row)), PANEL * 4, to_write=True)
+    return f.end()
+
+
+def _write_finish(module: Any, rows: int) -> Any:
+    """(sums, bias, where to, bytes of a row of y): the sums and the bias; then zeros for sums."""
+    f = VectorFunction(module, f"finish_{rows}", 4)
+    sums, bias, y, row_bytes = f.arguments
+    offsets = [f.load(f.at(bias, v * _VECTOR_BYTES)) for v in range(_PANEL_VECTORS)]
+    for place, (r, v) in enumerate(_places(rows)):
+        memory = f.at(sums, place * _VECTOR_BYTES)
+        total = f.b.fadd(f.load(memory), offsets[v])
+        f.store(total, f.at(y, (row_bytes, r), v * _VECTOR_BYTES))
+        f.store(ZERO, memory)
+    return f.end()
+
+
+def _places(rows: int) -> list[tuple[int, int]]:
+    """Row and vector of each sum of a block of rows and a panel."""
+    return [(row, vector) for row in range(rows) for vector in range(_PANEL_VECTORS)]
+
+
+_HEIGHTS = [(_FEWEST + i,) for i in range(3)]
 _pack: Any = written(_write_pack)
-_multiply_rows: Any = written(_write_multiply, *[(_FEWEST + i,) for i in range(3)])
+_multiply_rows: Any = written(_write_multiply, *_HEIGHTS)
+_expect_rows: Any = written(_write_expect, *_HEIGHTS)
+_finish_rows: Any = written(_write_finish, *_HEIGHTS)
 
 _X, _X_ROWS, _X_INNER, _X_PACKED = range(FIRST_ARGUMENT, FIRST_ARGUMENT + 4)
 
@@ -195,47 +227,99 @@ def _pack_blocks(task: Any) -> None:
     _THREAD_BYTES,
     _NUM_THREADS,
     _NUM_TAKEN,
-) = range(FIRST_ARGUMENT, FIRST_ARGUMENT + 15)
+    _PART_LENGTH,
+    _PANELS_PER_GROUP,
+    _ALL_SUMS_BYTES,
+) = range(FIRST_ARGUMENT, FIRST_ARGUMENT + 18)
 
 
 def _products(task: Any) -> None:
     """Groups of panels of the weight with all blocks of x, as long as there are any."""
-    rows, columns, inner = task[_ROWS], task[_COLUMNS], task[_INNER]
-    num_panels, num_blocks = (columns + PANEL - 1) // PANEL, (rows + _BLOCK - 1) // _BLOCK
-    panel_bytes, block_bytes = inner * PANEL * 4, inner * _VECTOR_BYTES
+    num_panels = (task[_COLUMNS] + PANEL - 1) // PANEL
+    num_blocks = (task[_ROWS] + _BLOCK - 1) // _BLOCK
     # Numbers that follow each other: different ones for all threads of one call.
     number = next_item(words_at(task[_NUM_TAKEN])) % task[_NUM_THREADS]
     sums = task[_PANELS] + number * task[_THREAD_BYTES]
-    widened = sums + _SUMS_BYTES
+    widened = sums + task[_ALL_SUMS_BYTES]
     panels = widened + task[_WIDENED_BYTES]
-    weight_bytes = task[_WEIGHT_BYTES]
+    zeros = carray(floats_at(sums), ((widened - sums) // 4,))
+    zeros[:] = np.float32(0.0)
     item = next_item(task)
     while item < task[NUM_ITEMS]:
         first = item * num_panels // task[NUM_ITEMS]
         end = (item + 1) * num_panels // task[NUM_ITEMS]
-        for panel in range(first, end):
-            # The last panel may do some columns again.
-            weight = task[_WEIGHT] + min(panel * PANEL, columns - PANEL) * weight_bytes
-            target = panels + (panel - first) * panel_bytes
-            for half in range(_PANEL_VECTORS):
-                begin = weight + half * LANES * weight_bytes
-                if task[_KIND] != AS_THEY_ARE:
-                    following = begin + LANES * weight_bytes
-                    widen(task[_KIND], begin, LANES * task[_WEIGHT_BLOCKS], widened, following)
-                    begin = widened
-                place = target + half * _VECTOR_BYTES
-                _pack(begin, LANES - 1, inner * 4, inner, place, _PANEL_VECTORS * _VECTOR_BYTES)
-        for block in range(num_blocks):
-            row = block * rows // num_blocks
-            count = (block + 1) * rows // num_blocks - row
-            x = task[_PACKED] + block * block_bytes
+        for begin in range(0, task[_INNER], task[_PART_LENGTH]):
             for panel in range(first, end):
-                column = min(panel * PANEL, columns - PANEL)
-                y = task[_Y] + (row * columns + column) * 4
-                packed = panels + (panel - first) * panel_bytes
-                bias = task[_BIAS] + column * 4
-                _multiply_rows(count - _FEWEST, x, packed, inner, bias, y, columns * 4, sums)
+                target = panels + (panel - first) * task[_PART_LENGTH] * PANEL * 4
+                _pack_panel(task, panel, begin, widened, target)
+            for block in range(num_blocks):
+                _multiply_block(task, block, num_blocks, begin, first, end, panels, sums)
         item = next_item(task)
+
+
+@njit(error_model="numpy")  # type: ignore[untyped-decorator]
+def _pack_panel(task: Any, panel: int, begin: int, widened: int, target: int) -> None:
+    """A part of one panel of the weight. widened: room for a vector's columns of a compact one."""
+    inner, weight_bytes = task[_INNER], task[_WEIGHT_BYTES]
+    length = min(task[_PART_LENGTH], inner - begin)
+    # The last panel may do some columns again.
+    weight = task[_WEIGHT] + min(panel * PANEL, task[_COLUMNS] - PANEL) * weight_bytes
+    for half in range(_PANEL_VECTORS):
+        rows, row_bytes = weight + half * LANES * weight_bytes + begin * 4, inner * 4
+        if task[_KIND] != AS_THEY_ARE:
+            rows -= begin * 4
+            _widen_rows(task, rows, begin, length, widened)
+            rows, row_bytes = widened, length * 4
+        place = target + half * _VECTOR_BYTES
+        _pack(rows, LANES - 1, row_bytes, length, place, _PANEL_VECTORS * _VECTOR_BYTES)
+
+
+@njit(error_model="numpy")  # type: ignore[untyped-decorator]
+def _widen_rows(task: Any, rows: int, begin: int, length: int, widened: int) -> None:
+    """A part of LANES rows of a compact weight, and soon of those behind them."""
+    kind, weight_bytes, num_blocks = task[_KIND], task[_WEIGHT_BYTES], task[_WEIGHT_BLOCKS]
+    # Whole rows are widened in one go; parts of them are as many blocks as are widened at a time.
+    num_times, num_together = 1, LANES * num_blocks
+    if length < task[_INNER]:
+        num_times, num_together = LANES, length * num_blocks // task[_INNER]
+        rows += begin * num_blocks // task[_INNER] * (weight_bytes // num_blocks)
+    for row in range(num_times):
+        at_row = rows + row * weight_bytes
+        following = at_row + LANES * weight_bytes
+        widen(kind, at_row, num_together, widened + row * length * 4, following)
+
+
+@njit(error_model="numpy")  # type: ignore[untyped-decorator]
+def _multiply_block(
+    task: Any, block: int, num_blocks: int, begin: int, first: int, end: int, panels: int, sums: int
+) -> None:
+    """A part of one block of x with the same of a group of panels, from ``first`` to ``end``."""
+    inner, columns, part = task[_INNER], task[_COLUMNS], task[_PART_LENGTH]
+    row = block * task[_ROWS] // num_blocks
+    height = (block + 1) * task[_ROWS] // num_blocks - row - _FEWEST
+    block_bytes, y = inner * _VECTOR_BYTES, task[_Y] + row * columns * 4
+    x = task[_PACKED] + block * block_bytes
+    following = block_bytes if block + 1 < num_blocks else 0
+    if part < inner:
+        sums += block * (end - first) * _SUMS_BYTES
+    stop = min(begin + part, inner)
+    for at in range(begin, stop, _SPAN):
+        steps, at_x = min(_SPAN, stop - at), x + at * _VECTOR_BYTES
+        ahead = at_x + following  # once is enough
+        for panel in range(first, end):
+            packed = panels + ((panel - first) * part + at - begin) * PANEL * 4
+            if at + _SPAN >= inner:
+                column = min(panel * PANEL, columns - PANEL)
+                _expect_rows(height, y + column * 4, columns * 4)
+            place = sums + (panel - first) * _SUMS_BYTES
+            _multiply_rows(height, at_x, packed, steps, place, ahead)
+            ahead = at_x
+    if stop < inner:
+        return
+    for panel in range(first, end):
+        column = min(panel * PANEL, columns - PANEL)
+        place, bias = sums + (panel - first) * _SUMS_BYTES, task[_BIAS] + column * 4
+        _finish_rows(height, place, bias, y + column * 4, columns * 4)
 
 
 # Sums may not be reordered.

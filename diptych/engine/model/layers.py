@@ -88,8 +88,7 @@ def run_layers(
         y = buffers.y
         ops.multiply(layer.output, buffers.attended.flatten(1), y)
         ops.add_norm(x, y, layer.post_attention_norm, layer.mlp_norm, y)
-        ops.multiply(layer.gate_up, y, buffers.gate_up)
-        ops.gate(buffers.gate_up, buffers.gated)
+        ops.multiply_gated(layer.gate_up, y, buffers.gate_up, buffers.gated)
         ops.multiply(layer.down, buffers.gated, y)
         next_norm = None if is_last else layers[index + 1].input_norm
         ops.add_norm(x, y, layer.post_mlp_norm, next_norm, y)

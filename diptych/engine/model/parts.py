@@ -149,6 +149,10 @@ class LayerOps(Protocol):
         """out = activation(gate) * up. gate_up: [N, 2 * size]; out: [N, size]."""
         ...
 
+    def multiply_gated(self, linear: Linear, x: Tensor, gate_up: Tensor, out: Tensor) -> None:
+        """The same of linear(x). gate_up: [N, 2 * size], memory that may be used for it."""
+        ...
+
 
 class AttentionStep(Protocol):
     """Attention of one step; masks and tables are made once for all layers."""

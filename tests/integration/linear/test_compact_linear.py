@@ -23,8 +23,9 @@ from diptych.models.compact import BLOCK_SIZES, HEAD_BYTES, row_bytes
 from tests.engines import CPU
 from tests.integration.linear.checks import check_equal_bits, mixed_rows, random
 
-# columns, inner: one panel; ends that do some columns again; several spans and blocks of columns
-SHAPES = [(32, 32), (70, 64), (131, 576), (960, 160), (2100, 288)]
+# columns, inner: one panel; ends that do some columns again; several spans and blocks of columns;
+# panels that are kept in parts
+SHAPES = [(32, 32), (70, 64), (131, 576), (960, 160), (2100, 288), (70, 1408)]
 
 
 def compact(num_rows: int, num_columns: int, block_size: int) -> CompactWeight:

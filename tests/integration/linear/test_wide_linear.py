@@ -7,6 +7,7 @@ import torch.nn.functional as F  # noqa: N812
 from diptych.engine.backends.cpu import linear
 from diptych.engine.backends.cpu.kernels import matrix_unit, wide_matmul
 from diptych.engine.backends.cpu.linear import MAX_THIN_ROWS, SplitLinear, WideLinear, make_linear
+from diptych.engine.model.config import Activation
 from tests.integration.linear.checks import (
     check_as_exact_as_torch,
     check_equal_bits,
@@ -17,8 +18,8 @@ from tests.integration.linear.checks import (
 pytestmark = pytest.mark.skipif(not wide_matmul.SUPPORTED, reason="needs AVX-512, or AVX2 and FMA")
 
 # columns, inner: one panel; the last panel does some columns again; more inner than a span;
-# more panels than a thread keeps at once
-SHAPES = [(32, 16), (70, 64), (131, 576), (960, 160), (2100, 272)]
+# more panels than a thread keeps at once; panels that are kept in parts
+SHAPES = [(32, 16), (70, 64), (131, 576), (960, 160), (2100, 272), (70, 1408)]
 
 
 @pytest.fixture
@@ -44,6 +45,22 @@ def test_rows_do_not_depend_on_their_neighbours(num_threads: int) -> None:
     for num_rows in range(wide_matmul.MIN_ROWS, 130):
         check_equal_bits(made(x[:num_rows]), whole[:num_rows])
         check_equal_bits(made(x[-num_rows:]), whole[-num_rows:])
+
+
+@pytest.mark.parametrize("activation", Activation)
+def test_gates_as_it_multiplies(activation: Activation, num_threads: int) -> None:
+    # The last panel does some columns again; parts.
+    for size, in_features in ((16, 16), (70, 576), (300, 64), (19, 1408)):
+        weight, bias = random(2 * size, in_features) / in_features**0.5, random(2 * size)
+        made, x = WideLinear(weight, bias), random(113, in_features)
+        out = torch.full((113, size), torch.nan)
+        made.gated(x, activation, out)
+        gate, up = made(x).double().chunk(2, 1)
+        gate = F.silu(gate) if activation is Activation.SILU else F.gelu(gate, approximate="tanh")
+        torch.testing.assert_close(out.double(), gate * up, rtol=2e-6, atol=1e-7)
+        few = torch.empty(wide_matmul.MIN_ROWS, size)
+        made.gated(x[-len(few) :], activation, few)
+        check_equal_bits(few, out[-len(few) :])
 
 
 @pytest.mark.usefixtures("no_matrix_unit")

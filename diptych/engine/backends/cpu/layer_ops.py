@@ -9,12 +9,13 @@ from torch import Tensor
 
 from diptych.engine.backends.cpu.kernels import layer_loops
 from diptych.engine.backends.cpu.kernels.loop import Call
-from diptych.engine.backends.cpu.linear import CompiledLinear
+from diptych.engine.backends.cpu.linear import CompiledLinear, GatingLinear, make_linear
 from diptych.engine.backends.cpu.workspace import Workspace
 from diptych.engine.model.config import Activation, ModelConfig
 from diptych.engine.model.parts import LayerOps, Linear, Rotation
 
 _ITEM_SIZE = 1 << 11  # numbers
+_PROVEN_SIZE = 40  # of a product's gates
 _SERIAL_SIZE = 1 << 15  # numbers; below, starting threads costs more than they do
 
 
@@ -70,6 +71,13 @@ class CompiledLayerOps:
         is_gelu = self._config.activation is Activation.GELU_TANH
         call = layer_loops.gate.call(*_split(gate_up), *out.shape, is_gelu, gate_up, out)
         self._do(call, gate_up)
+
+    def multiply_gated(self, linear: Linear, x: Tensor, gate_up: Tensor, out: Tensor) -> None:
+        if isinstance(linear, GatingLinear) and linear.can_gate(len(x)):
+            linear.gated(x, self._config.activation, out)
+            return
+        self.multiply(linear, x, gate_up)
+        self.gate(gate_up, out)
 
     def _do(self, call: Call, x: Tensor) -> None:
         """x: what the call goes over."""
@@ -135,4 +143,8 @@ def _results(ops: LayerOps, config: ModelConfig, num_rows: int) -> list[Tensor]:
         rotated += [q, kv]
     gated = torch.empty(num_rows, inner)
     ops.gate(rows(2 * inner), gated)
-    return [plain, normed, norm, summed, *rotated, gated]
+    multiplied = torch.empty(num_rows, _PROVEN_SIZE)
+    of_gates = torch.arange(2.0 * _PROVEN_SIZE * hidden).cos_().view(-1, hidden) / hidden
+    linear = make_linear(of_gates, None)
+    ops.multiply_gated(linear, rows(hidden), multiplied.repeat(1, 2), multiplied)
+    return [plain, normed, norm, summed, *rotated, gated, multiplied]

@@ -22,6 +22,7 @@ from torch import Tensor
 from diptych.engine.backends.cpu.workspace import Workspace
 from diptych.engine.backends.torch.linear import PlainLinear
 from diptych.engine.model.compact import CompactWeight, Weight, widened
+from diptych.engine.model.config import Activation
 from diptych.engine.model.parts import Linear
 from diptych.models.compact import BLOCK_SIZES, HEAD_BYTES
 
@@ -42,6 +43,19 @@ class CompiledLinear(Linear, Protocol):
 
     def calls(self, x: Tensor, y: Tensor, workspace: Workspace) -> "list[Call]":
         """What computes y from x; at most MAX_THIN_ROWS rows, both contiguous."""
+        ...
+
+
+@runtime_checkable
+class GatingLinear(Linear, Protocol):
+    """One of gates and the numbers they are for, that can gate as it multiplies."""
+
+    def can_gate(self, num_rows: int) -> bool:
+        """Whether it gates so many rows."""
+        ...
+
+    def gated(self, x: Tensor, activation: Activation, out: Tensor) -> None:
+        """out = activation(gate) * up, the halves of the product. out: [N, out_features / 2]."""
         ...
 
 
@@ -113,11 +127,20 @@ class WideLinear:
         if len(x) < self._min_rows:
             return PlainLinear(widened(self._weight), self._bias)(x, out)
         y = x.new_empty(len(x), self.out_features) if out is None else out
+        self._run(x, y, None)
+        return y
+
+    def can_gate(self, num_rows: int) -> bool:
+        return num_rows >= self._min_rows
+
+    def gated(self, x: Tensor, activation: Activation, out: Tensor) -> None:
+        self._run(x, out, activation)
+
+    def _run(self, x: Tensor, y: Tensor, activation: Activation | None) -> None:
         num_threads = torch.get_num_threads()
         scratch = self._scratch(num_threads)
-        for call in scratch.calls(x.contiguous(), self._weight, self._offsets, y):
+        for call in scratch.calls(x.contiguous(), self._weight, self._offsets, y, activation):
             call.run(num_threads)
-        return y
 
 
 class ThinLinear:
@@ -148,6 +171,14 @@ class ThinLinear:
         if len(x):
             self._call(x.contiguous(), y).run(torch.get_num_threads())
         return y
+
+    def can_gate(self, num_rows: int) -> bool:
+        wide = self._wide
+        return num_rows > MAX_THIN_ROWS and isinstance(wide, WideLinear) and wide.can_gate(num_rows)
+
+    def gated(self, x: Tensor, activation: Activation, out: Tensor) -> None:
+        assert isinstance(self._wide, WideLinear)
+        self._wide.gated(x, activation, out)
 
     def calls(self, x: Tensor, y: Tensor, workspace: Workspace) -> "list[Call]":
         return [self._call(x, y)]

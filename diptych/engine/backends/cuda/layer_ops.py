@@ -90,6 +90,10 @@ class TritonLayerOps:
             num_warps=4,
         )
 
+    def multiply_gated(self, linear: Linear, x: Tensor, gate_up: Tensor, out: Tensor) -> None:
+        self.multiply(linear, x, gate_up)
+        self.gate(gate_up, out)
+
 
 def _num_warps(width: int) -> int:
     """For a program that holds so many numbers: 32 of them a thread, if there are many."""

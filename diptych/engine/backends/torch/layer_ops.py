@@ -53,6 +53,10 @@ class TorchLayerOps:
         else:
             torch.mul(F.gelu(gate, approximate="tanh"), up, out=out)
 
+    def multiply_gated(self, linear: Linear, x: Tensor, gate_up: Tensor, out: Tensor) -> None:
+        self.multiply(linear, x, gate_up)
+        self.gate(gate_up, out)
+
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
         normed = F.rms_norm(x.float(), weight.shape, weight, self._config.rms_norm_eps)
         return normed.to(self._dtype)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from diptych.engine.backends.cpu import backend
 from diptych.engine.backends.cpu.layer_ops import CompiledLayerOps
+from diptych.engine.backends.cpu.linear import make_linear
 from diptych.engine.backends.torch.layer_ops import TorchLayerOps
 from diptych.engine.model.config import Activation, ModelConfig
 from diptych.engine.model.parts import LayerOps, Rotation
@@ -116,6 +117,15 @@ def test_gate(ops: LayerOps, config: ModelConfig, num_rows: int) -> None:
     # torch's 1 + tanh cancels, so its error is relative to the product without the gate.
     size = gated * up if isinstance(ops, TorchLayerOps) else want
     assert_close(gate(ops, gate_up), want, size)
+
+
+@pytest.mark.parametrize("num_rows", ROWS)
+def test_a_product_is_gated(ops: LayerOps, config: ModelConfig, num_rows: int) -> None:
+    size, hidden = config.intermediate_size, config.hidden_size
+    linear = make_linear(rows(1, 2 * size, hidden) / hidden**0.5, rows(2, 2 * size))
+    x, gated = rows(3, num_rows, hidden), torch.full((num_rows, size), torch.nan)
+    ops.multiply_gated(linear, x, torch.empty(num_rows, 2 * size), gated)
+    assert_close(gated, gate(TorchLayerOps(config, torch.float32), linear(x)).double())
 
 
 def test_rows_do_not_influence_each_other(ops: LayerOps, config: ModelConfig) -> None:

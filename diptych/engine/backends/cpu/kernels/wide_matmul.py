@@ -44,6 +44,7 @@ from diptych.engine.backends.cpu.kernels.vector_function import (
     written,
 )
 from diptych.engine.model.compact import Weight
+from diptych.engine.model.config import Activation
 
 SUPPORTED = HAS_FMA
 _VECTOR_BYTES = LANES * 4
@@ -63,14 +64,24 @@ _CACHED_BYTES = 1 << 19  # of packed panels, half of the second level of cache
 class WideScratch(Scratch):
     """See :class:`Scratch`: x packed, and each thread's panels, packed."""
 
-    def calls(self, x: Tensor, weight: Weight, bias: Tensor, y: Tensor) -> list[Call]:
+    def calls(
+        self,
+        x: Tensor,
+        weight: Weight,
+        bias: Tensor,
+        y: Tensor,
+        activation: Activation | None = None,
+    ) -> list[Call]:
         """What computes y: [rows, columns] from x: [rows, inner], weight: [columns, inner].
 
         bias: [columns]. All contiguous float32 on the host, or a compact weight; MIN_ROWS rows
-        or more; a weight that is_taken.
+        or more; a weight that is_taken. With an activation the weight's rows are those of the
+        gates, then those of what they are for, and y: [rows, columns / 2] their product.
         """
-        rows, (columns, inner) = len(x), weight.shape
-        num_blocks, num_panels = -(-rows // _BLOCK), -(-columns // PANEL)
+        rows, (columns, inner) = y.shape[0], (y.shape[1], x.shape[1])
+        width = PANEL if activation is None else LANES
+        apart = LANES if activation is None else columns
+        num_blocks, num_panels = -(-rows // _BLOCK), -(-columns // width)
         num_parts = 1 if inner % _SPAN else -(-inner // _PART)
         part = inner if num_parts == 1 else -(-inner // (num_parts * _SPAN)) * _SPAN
         panel_bytes = part * PANEL * 4
@@ -90,6 +101,9 @@ class WideScratch(Scratch):
                 y,
                 rows,
                 columns,
+                width,
+                apart,
+                _ENDS.index(activation),
                 inner,
                 self.x,
                 self.panels,
@@ -172,17 +186,41 @@ def _write_expect(module: Any, rows: int) -> Any:
     return f.end()
 
 
-def _write_finish(module: Any, rows: int) -> Any:
-    """(sums, bias, where to, bytes of a row of y): the sums and the bias; then zeros for sums."""
-    f = VectorFunction(module, f"finish_{rows}", 4)
-    sums, bias, y, row_bytes = f.arguments
-    offsets = [f.load(f.at(bias, v * _VECTOR_BYTES)) for v in range(_PANEL_VECTORS)]
-    for place, (r, v) in enumerate(_places(rows)):
-        memory = f.at(sums, place * _VECTOR_BYTES)
-        total = f.b.fadd(f.load(memory), offsets[v])
-        f.store(total, f.at(y, (row_bytes, r), v * _VECTOR_BYTES))
-        f.store(ZERO, memory)
+def _write_finish(module: Any, rows: int, activation: Activation | None) -> Any:
+    """(sums, bias, bytes to the second vector's, where to, bytes of a row of y).
+
+    The sums and the bias, or gates (the first vector) and what they are for; then zeros for sums.
+    """
+    name = "plain" if activation is None else activation.value
+    f = VectorFunction(module, f"finish_{name}_{rows}", 5)
+    sums, bias, apart, y, row_bytes = f.arguments
+    offsets = [f.load(f.at(bias, (apart, v))) for v in range(_PANEL_VECTORS)]
+    for row in range(rows):
+        memory = f.at(sums, row * PANEL * 4)
+        place = f.at(y, (row_bytes, row))
+        both = [
+            f.b.fadd(f.load(f.at(memory, v * _VECTOR_BYTES)), offset)
+            for v, offset in enumerate(offsets)
+        ]
+        results = both if activation is None else [_gated(f, activation, *both)]
+        for v, result in enumerate(results):
+            f.store(result, f.at(place, v * _VECTOR_BYTES))
+        for v in range(_PANEL_VECTORS):
+            f.store(ZERO, f.at(memory, v * _VECTOR_BYTES))
     return f.end()
+
+
+def _gated(f: VectorFunction, activation: Activation, gate: Any, up: Any) -> Any:
+    """activation(gate) * up."""
+    s = gate
+    if activation is Activation.GELU_TANH:
+        # 2 sqrt(2 / pi), as (1 + tanh(z)) / 2 = sigmoid(2 z)
+        cube = f.b.fmul(gate, f.b.fmul(gate, gate))
+        s = f.b.fmul(
+            f.splat(FLOAT(1.5957691)), f.plus_product(gate, f.splat(FLOAT(0.044715)), cube)
+        )
+    under = f.b.fadd(f.splat(FLOAT(1.0)), f.exp(f.b.fneg(s)))
+    return f.b.fdiv(f.b.fmul(gate, up), under)
 
 
 def _places(rows: int) -> list[tuple[int, int]]:
@@ -190,11 +228,13 @@ def _places(rows: int) -> list[tuple[int, int]]:
     return [(row, vector) for row in range(rows) for vector in range(_PANEL_VECTORS)]
 
 
-_HEIGHTS = [(_FEWEST + i,) for i in range(3)]
+_ENDS = (None, *Activation)
+_NUM_HEIGHTS = 3
+_HEIGHTS = [(_FEWEST + i,) for i in range(_NUM_HEIGHTS)]
 _pack: Any = written(_write_pack)
 _multiply_rows: Any = written(_write_multiply, *_HEIGHTS)
 _expect_rows: Any = written(_write_expect, *_HEIGHTS)
-_finish_rows: Any = written(_write_finish, *_HEIGHTS)
+_finish_rows: Any = written(_write_finish, *[(*height, e) for e in _ENDS for height in _HEIGHTS])
 
 _X, _X_ROWS, _X_INNER, _X_PACKED = range(FIRST_ARGUMENT, FIRST_ARGUMENT + 4)
 
@@ -221,6 +261,9 @@ def _pack_blocks(task: Any) -> None:
     _Y,
     _ROWS,
     _COLUMNS,
+    _WIDTH,
+    _APART,
+    _END,
     _INNER,
     _PACKED,
     _PANELS,
@@ -230,12 +273,12 @@ def _pack_blocks(task: Any) -> None:
     _PART_LENGTH,
     _PANELS_PER_GROUP,
     _ALL_SUMS_BYTES,
-) = range(FIRST_ARGUMENT, FIRST_ARGUMENT + 18)
+) = range(FIRST_ARGUMENT, FIRST_ARGUMENT + 21)
 
 
 def _products(task: Any) -> None:
     """Groups of panels of the weight with all blocks of x, as long as there are any."""
-    num_panels = (task[_COLUMNS] + PANEL - 1) // PANEL
+    num_panels = (task[_COLUMNS] + task[_WIDTH] - 1) // task[_WIDTH]
     num_blocks = (task[_ROWS] + _BLOCK - 1) // _BLOCK
     # Numbers that follow each other: different ones for all threads of one call.
     number = next_item(words_at(task[_NUM_TAKEN])) % task[_NUM_THREADS]
@@ -258,14 +301,19 @@ def _products(task: Any) -> None:
 
 
 @njit(error_model="numpy")  # type: ignore[untyped-decorator]
+def _column(task: Any, panel: int) -> int:
+    """Of y, the first of a panel; the last panel may do some columns again."""
+    return min(panel * task[_WIDTH], task[_COLUMNS] - task[_WIDTH])
+
+
+@njit(error_model="numpy")  # type: ignore[untyped-decorator]
 def _pack_panel(task: Any, panel: int, begin: int, widened: int, target: int) -> None:
     """A part of one panel of the weight. widened: room for a vector's columns of a compact one."""
     inner, weight_bytes = task[_INNER], task[_WEIGHT_BYTES]
     length = min(task[_PART_LENGTH], inner - begin)
-    # The last panel may do some columns again.
-    weight = task[_WEIGHT] + min(panel * PANEL, task[_COLUMNS] - PANEL) * weight_bytes
+    weight = task[_WEIGHT] + _column(task, panel) * weight_bytes
     for half in range(_PANEL_VECTORS):
-        rows, row_bytes = weight + half * LANES * weight_bytes + begin * 4, inner * 4
+        rows, row_bytes = weight + half * task[_APART] * weight_bytes + begin * 4, inner * 4
         if task[_KIND] != AS_THEY_ARE:
             rows -= begin * 4
             _widen_rows(task, rows, begin, length, widened)
@@ -309,17 +357,17 @@ def _multiply_block(
         for panel in range(first, end):
             packed = panels + ((panel - first) * part + at - begin) * PANEL * 4
             if at + _SPAN >= inner:
-                column = min(panel * PANEL, columns - PANEL)
-                _expect_rows(height, y + column * 4, columns * 4)
+                _expect_rows(height, y + _column(task, panel) * 4, columns * 4)
             place = sums + (panel - first) * _SUMS_BYTES
             _multiply_rows(height, at_x, packed, steps, place, ahead)
             ahead = at_x
     if stop < inner:
         return
     for panel in range(first, end):
-        column = min(panel * PANEL, columns - PANEL)
+        column = _column(task, panel)
         place, bias = sums + (panel - first) * _SUMS_BYTES, task[_BIAS] + column * 4
-        _finish_rows(height, place, bias, y + column * 4, columns * 4)
+        variant = task[_END] * _NUM_HEIGHTS + height
+        _finish_rows(variant, place, bias, task[_APART] * 4, y + column * 4, columns * 4)
 
 
 # Sums may not be reordered.

@@ -300,13 +300,14 @@ def _products(task: Any) -> None:
         item = next_item(task)
 
 
-@njit(error_model="numpy")  # type: ignore[untyped-decorator]
+@njit(error_model="numpy")
 def _column(task: Any, panel: int) -> int:
     """Of y, the first of a panel; the last panel may do some columns again."""
-    return min(panel * task[_WIDTH], task[_COLUMNS] - task[_WIDTH])
+    column: int = min(panel * task[_WIDTH], task[_COLUMNS] - task[_WIDTH])
+    return column
 
 
-@njit(error_model="numpy")  # type: ignore[untyped-decorator]
+@njit(error_model="numpy")
 def _pack_panel(task: Any, panel: int, begin: int, widened: int, target: int) -> None:
     """A part of one panel of the weight. widened: room for a vector's columns of a compact one."""
     inner, weight_bytes = task[_INNER], task[_WEIGHT_BYTES]
@@ -322,7 +323,7 @@ def _pack_panel(task: Any, panel: int, begin: int, widened: int, target: int) ->
         _pack(rows, LANES - 1, row_bytes, length, place, _PANEL_VECTORS * _VECTOR_BYTES)
 
 
-@njit(error_model="numpy")  # type: ignore[untyped-decorator]
+@njit(error_model="numpy")
 def _widen_rows(task: Any, rows: int, begin: int, length: int, widened: int) -> None:
     """A part of LANES rows of a compact weight, and soon of those behind them."""
     kind, weight_bytes, num_blocks = task[_KIND], task[_WEIGHT_BYTES], task[_WEIGHT_BLOCKS]
@@ -337,7 +338,7 @@ def _widen_rows(task: Any, rows: int, begin: int, length: int, widened: int) -> 
         widen(kind, at_row, num_together, widened + row * length * 4, following)
 
 
-@njit(error_model="numpy")  # type: ignore[untyped-decorator]
+@njit(error_model="numpy")
 def _multiply_block(
     task: Any, block: int, num_blocks: int, begin: int, first: int, end: int, panels: int, sums: int
 ) -> None:

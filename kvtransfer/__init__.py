@@ -6,7 +6,8 @@ what it is promised; everything else is inside.
 Both roles, on the event loop:
 
 - ``endpoint.TransferEndpoint.open`` once the pool exists, ``close`` after servers and pair
-  tables have stopped. One per process; it owns the transfer thread and the transports.
+  tables have stopped. One for each role of a process, so that what is read from never reads; it
+  owns a transfer thread and the transports.
   ``thread.stuck_s`` says for how long that thread has been at one thing: a call into a
   library cannot be broken off, so a worker that reads too much there takes itself out of
   service. ``UndeadAgentError`` from whatever was awaited means that reads can be ended by the
@@ -46,7 +47,7 @@ alone:
 
 - ``source``, ``reader``: the two sides. Pure machines (``lease_table``, ``fetch_machine``,
   ``pull_machine``, ``quarantine``), and the shells around them.
-- ``endpoint``: this process's end of every transfer.
+- ``endpoint``: an end of transfers, of one role.
 - ``transports``: what moves bytes, behind one seam (``transports.base``): ``inline`` in the Fetch
   stream; ``child``, an agent in a process of its own; ``nixl``, one inside the worker;
   ``choice`` has the table of them, ``lanes`` the ways that each library may take. The

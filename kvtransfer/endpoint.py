@@ -1,4 +1,4 @@
-"""This process's end of every transfer: its memory, transports and transfer thread."""
+"""An end of transfers: a pool's memory, transports and a transfer thread."""
 
 import asyncio
 import logging
@@ -25,9 +25,9 @@ _CLOSE_S = 5.0  # that all of them have to end
 
 
 class TransferEndpoint:
-    """Owns the transfer thread and the transports' agents. Event loop only.
+    """Owns a transfer thread and the transports' agents. Event loop only.
 
-    One per worker process; both roles are built on it.
+    One for each role of a worker process: it is read from, or it reads.
     """
 
     def __init__(
@@ -38,9 +38,11 @@ class TransferEndpoint:
         memory: PoolMemory,
         *,
         read_only: bool = False,
+        name: str = "",
     ) -> None:
         """Use ``open``."""
         self._read_only = read_only
+        self._agent_name = f"{incarnation}.{name}" if name else incarnation
         self.config = config
         self.incarnation = incarnation
         self.layout = layout
@@ -61,10 +63,12 @@ class TransferEndpoint:
         layout: common_pb2.KVLayout,
         memory: PoolMemory,
         read_only: bool = False,
+        name: str = "",
     ) -> "TransferEndpoint":
         """Start the thread, create the agents, register the memory (about 0.5 s with nixl).
 
         ``read_only``: of a source, whose memory peers read and no transport writes.
+        ``name``: of this end, where a process has several: no two agents are called alike.
         ``layout.digest_level`` must equal ``config.digest_level``, and
         ``layout.block_bytes`` the memory's. Raises ConfigurationError: that, or no
         configured transport is available (one that cannot start is passed over with a
@@ -77,7 +81,7 @@ class TransferEndpoint:
         ):
             if ours != theirs:
                 raise ConfigurationError(f"{name}: {ours!r} here, {theirs!r} in the KV layout")
-        endpoint = cls(config, incarnation, layout, memory, read_only=read_only)
+        endpoint = cls(config, incarnation, layout, memory, read_only=read_only, name=name)
         endpoint.thread.start()
         try:
             for transport_name in config.transports:
@@ -146,7 +150,7 @@ class TransferEndpoint:
     async def _add(self, name: TransportName) -> None:
         changed = partial(deliver, asyncio.get_running_loop(), self._transport_changed)
         place = Place(
-            self.config, self.incarnation, self.memory, self.thread, changed, self._read_only
+            self.config, self._agent_name, self.memory, self.thread, changed, self._read_only
         )
         opening = partial(open_transport, name, place)
         transport = self.transports[name] = await self.thread.call(opening)

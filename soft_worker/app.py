@@ -1,7 +1,6 @@
 """The worker of both roles: each is what it is alone, and the process is put together once."""
 
 import asyncio
-import logging
 
 from decode_worker.app import DecodeRole
 from diptych.process import Ready
@@ -12,8 +11,6 @@ from diptych.worker.roles import MakeRole, serve_roles
 from diptych.worker.status import WorkerStatus
 from prefill_worker.app import PrefillRole
 from soft_worker.config import SoftWorkerConfig
-
-logger = logging.getLogger(__name__)
 
 
 async def serve(config: SoftWorkerConfig, stop: asyncio.Event, ready: Ready) -> None:
@@ -30,20 +27,4 @@ async def serve(config: SoftWorkerConfig, stop: asyncio.Event, ready: Ready) -> 
         worker_pb2.WORKER_ROLE_DECODE: decode,
     }
     held = [role for role in makers if NAMES[role] in config.roles]
-    warn_of_agents(config)
     await serve_roles(config, config.transfer, makers, stop, ready, held=held)
-
-
-def warn_of_agents(config: SoftWorkerConfig) -> None:
-    """Say once what a worker risks that is read from and reads over the same agent.
-
-    A read that breaks replaces its reader's agent; where both sides read, that breaks the other's
-    reads in turn.
-    """
-    transports = [name for name in config.transfer.transports if name != "inline"]
-    if len(config.roles) > 1 and transports:
-        logger.warning(
-            "workers of both roles that read from each other may replace agents again and again "
-            "once one has died: docs/operations.md, Roles",
-            extra={"transports": transports, "roles": config.roles},
-        )

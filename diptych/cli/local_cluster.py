@@ -31,11 +31,15 @@ _POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterPlan:
-    """Which processes a local cluster has. ``num_prefill`` 0: decode workers do everything."""
+    """Which processes a local cluster has.
+
+    ``num_prefill`` and ``num_soft`` 0: decode workers do everything.
+    """
 
     model: str
     num_prefill: int = 1
     num_decode: int = 1
+    num_soft: int = 0  # workers of both roles
     host: str = "127.0.0.1"
     port: int = 0
     http_port: int = 0
@@ -43,15 +47,21 @@ class ClusterPlan:
     worker_args: tuple[str, ...] = ()
     router_args: tuple[str, ...] = ()
 
+    @property
+    def num_pairs(self) -> int:
+        """Of one that computes prompts and one that decodes; nobody pulls from itself."""
+        num_soft = self.num_soft
+        return (self.num_prefill + num_soft) * (self.num_decode + num_soft) - num_soft
+
 
 class LocalCluster:
     """The children of one :class:`ClusterPlan`. Made and ended by :func:`run_cluster`."""
 
     def __init__(self, plan: ClusterPlan, folder: Path, show: Show) -> None:
         self._show = show
-        self._num_pairs = plan.num_prefill * plan.num_decode
         self._stopping = False
-        shares = iter(core_shares(usable_cores(), plan.num_prefill + plan.num_decode))
+        num_workers = plan.num_prefill + plan.num_decode + plan.num_soft
+        shares = iter(core_shares(usable_cores(), num_workers))
 
         def worker(name: str, module: str) -> Child:
             args = ["--listen", f"{plan.host}:0", "--model", plan.model, *next(shares)]
@@ -59,13 +69,14 @@ class LocalCluster:
 
         self.prefill = [worker(f"prefill-{i}", "prefill_worker") for i in range(plan.num_prefill)]
         self.decode = [worker(f"decode-{i}", "decode_worker") for i in range(plan.num_decode)]
+        self.soft = [worker(f"soft-{i}", "soft_worker") for i in range(plan.num_soft)]
         self._plan, self._folder = plan, folder
         self.router: Child | None = None
 
     @property
     def workers(self) -> list[Child]:
         """All workers, in the order they were started."""
-        return [*self.prefill, *self.decode]
+        return [*self.prefill, *self.decode, *self.soft]
 
     @property
     def children(self) -> list[Child]:
@@ -97,7 +108,7 @@ class LocalCluster:
         args += ["--timers.leave-s", "0"]  # there is no other router to go to
         for child in self.prefill:
             args += ["--prefill", child.address]
-        for child in self.decode:
+        for child in [*self.decode, *self.soft]:  # which roles these have they say themselves
             args += ["--decode", child.address]
         self.router = Child(
             "router", "router", [*args, *plan.common_args, *plan.router_args], self._folder
@@ -121,9 +132,11 @@ class LocalCluster:
                     break
                 await asyncio.sleep(_POLL_S)
         deadline = time.monotonic() + PAIRS_PATIENCE_S
-        while (proven := await self.num_proven_pairs()) < self._num_pairs:
+        while (proven := await self.num_proven_pairs()) < self._plan.num_pairs:
             if time.monotonic() > deadline:
-                self._show("up", f"only {proven} of {self._num_pairs} pairs of workers are proven")
+                self._show(
+                    "up", f"only {proven} of {self._plan.num_pairs} pairs of workers are proven"
+                )
                 break
             await asyncio.sleep(_POLL_S)
         return served[0]

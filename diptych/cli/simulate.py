@@ -88,6 +88,7 @@ def _setup(
         Placing(placement, objectives, config.local_prefill_below_tokens),
         config.seed,
         config.divide,
+        config.routers,
     )
 
 
@@ -99,7 +100,12 @@ def _unloaded(config: SimulationConfig, model: StepModel, shapes: Sequence[Shape
         for place, shape in enumerate(shapes[::every][:_NUM_UNLOADED])
     ]
     alone = config.model_copy(
-        update={"drift_ratio": 1.0, "speed": 1.0, "duration_s": spread[-1].at_s + 1e-4}
+        update={
+            "drift_ratio": 1.0,
+            "speed": 1.0,
+            "routers": 1,
+            "duration_s": spread[-1].at_s + 1e-4,
+        }
     )
     setup = _setup(config, model, Split(0, 2), "least-loaded", Objective(1.0, 1.0))
     simulation = Simulation(setup, alone.requests(spread, None))

@@ -8,9 +8,9 @@ import signal
 import socket
 import sys
 import time
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from diptych import settings
 from diptych.cli.child_process import ChildFailedError
@@ -34,10 +34,22 @@ class UpConfig(BaseModel):
     model: str = Field(
         "demo", min_length=1, description="Hugging Face folder, .gguf file, hub id, or demo."
     )
-    prefill: int = Field(
-        1, ge=0, le=64, description="Prefill workers; 0 makes each decode worker a whole engine."
+    prefill: int | None = Field(
+        None,
+        ge=0,
+        le=64,
+        description="Prefill workers; 0 makes each decode worker a whole engine. Unset: 1, or none "
+        "with --soft.",
     )
-    decode: int = Field(1, ge=1, le=64, description="Decode workers.")
+    decode: int | None = Field(
+        None, ge=0, le=64, description="Decode workers. Unset: 1, or none with --soft."
+    )
+    soft: int = Field(
+        0,
+        ge=0,
+        le=64,
+        description="Workers of both roles, which diptych admin roles changes while they run.",
+    )
     host: str = Field("127.0.0.1", description="Address that all processes listen on.")
     port: int = Field(50051, ge=0, le=65535, description="The router's port; 0 picks one.")
     http_port: int = Field(
@@ -57,6 +69,15 @@ class UpConfig(BaseModel):
     )
     router_args: str = Field("", description="Further flags of the router.")
 
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self._num_of_one_role(self.decode) + self.soft:
+            raise ValueError("decode: 0 leaves nobody who decodes; or give soft workers")
+        return self
+
+    def _num_of_one_role(self, asked: int | None) -> int:
+        return (0 if self.soft else 1) if asked is None else asked
+
     def plan(self) -> ClusterPlan:
         """The processes that these settings ask for."""
         common = ["--log-level", self.log_level]
@@ -64,8 +85,9 @@ class UpConfig(BaseModel):
             common += ["--otlp-endpoint", self.otlp_endpoint]
         return ClusterPlan(
             model=self.model,
-            num_prefill=self.prefill,
-            num_decode=self.decode,
+            num_prefill=self._num_of_one_role(self.prefill),
+            num_decode=self._num_of_one_role(self.decode),
+            num_soft=self.soft,
             host=self.host,
             port=self.port,
             http_port=self.http_port,

@@ -12,7 +12,7 @@ from diptych.engine.scheduling.sequence import Sequence, SequenceKey
 from diptych.engine.scheduling.step import SequenceUpdate
 from diptych.errors import BlocksExhaustedError, DiptychError
 from diptych.sampling_params import SamplingParams
-from diptych.simulation.cluster import Seat, SimulatedCluster
+from diptych.simulation.router import Seat, SimulatedRouter
 from diptych.simulation.seen import DecodeSeen, PrefillSeen
 from router.placement.types import (
     NO_OBJECTIVES,
@@ -88,10 +88,10 @@ class _Reservation:
 class Attempt:
     """Everything that one placement holds. Nothing comes of it after ``close``."""
 
-    def __init__(self, cluster: SimulatedCluster, request: Request, owner: Owner) -> None:
+    def __init__(self, router: SimulatedRouter, request: Request, owner: Owner) -> None:
         self.has_first = False
-        self._cluster = cluster
-        self._agenda = cluster.agenda
+        self._router = router
+        self._agenda = router.agenda
         self._request = request
         self._owner = owner
         self._is_open = True
@@ -126,7 +126,7 @@ class Attempt:
                 happening()
 
         self._agenda.at(
-            self._agenda.now_s + self._cluster.wires.message_s if at_s is None else at_s, if_open
+            self._agenda.now_s + self._router.wires.message_s if at_s is None else at_s, if_open
         )
 
     def _refused(self, worker: WorkerId, error: DiptychError) -> None:
@@ -135,13 +135,13 @@ class Attempt:
     # The lease
 
     def _ask_lease(self, worker: WorkerId) -> None:
-        lease = _Lease(self._cluster.prefill[worker], self._request.sequence(prefill_only=True))
+        lease = _Lease(self._router.prefill[worker], self._request.sequence(prefill_only=True))
         self._lease = lease
         if self._request.block_keys:
             lease.is_expected = True
-            self._cluster.policy.cache.expect(worker.incarnation, self._request.block_keys)
+            self._router.policy.cache.expect(worker.incarnation, self._request.block_keys)
         num_tokens = len(self._request.prompt_ids)
-        self._cluster.backlog.opened(self._request.number, worker, num_tokens)
+        self._router.backlog.opened(self._request.number, worker, num_tokens)
         self._later(lambda: self._begin_lease(lease))
 
     def _begin_lease(self, lease: _Lease) -> None:
@@ -156,8 +156,8 @@ class Attempt:
 
     def _accepted(self, lease: _Lease, num_cached_tokens: int) -> None:
         lease.is_accepted = True
-        self._cluster.backlog.accepted(self._request.number, num_cached_tokens)
-        self._cluster.room.pump_soon()  # there is more runway
+        self._router.backlog.accepted(self._request.number, num_cached_tokens)
+        self._router.room.pump_soon()  # there is more runway
 
     def _on_prefill(self, lease: _Lease, update: SequenceUpdate) -> None:
         held = self._reservation
@@ -168,15 +168,15 @@ class Attempt:
         self._drawn_s = self._agenda.now_s
         self._later(self._drew_first)
         if held is not None:
-            proven_s = held.pulled_s + self._cluster.wires.pull_s
+            proven_s = held.pulled_s + self._router.wires.pull_s
             self._later(lambda: self._proven(held), at_s=proven_s)
 
     def _drew_first(self) -> None:
         self.has_first = True
-        self._cluster.backlog.computed(self._request.number)
+        self._router.backlog.computed(self._request.number)
         if self._lease is not None:
             self._settle_lease(self._lease)
-        self._cluster.room.pump_soon()
+        self._router.room.pump_soon()
         self._owner.drew_first()
         if self._reservation is None:
             self._owner.ended()
@@ -187,14 +187,14 @@ class Attempt:
         lease, self._lease = self._lease, None
         if lease is None:
             return
-        self._cluster.backlog.computed(self._request.number)
+        self._router.backlog.computed(self._request.number)
         self._settle_lease(lease)
         lease.seat.host.engine.release(lease.seq)
 
     def _settle_lease(self, lease: _Lease) -> None:
         if lease.is_expected:
             lease.is_expected = False
-            cache = self._cluster.policy.cache
+            cache = self._router.policy.cache
             over = cache.settle if lease.is_accepted else cache.retract
             over(lease.seat.host.worker.incarnation, self._request.block_keys)
 
@@ -202,10 +202,10 @@ class Attempt:
 
     def _ask_reservation(self, worker: WorkerId, *, to_pull: bool) -> None:
         seq = self._request.sequence(prefill_only=False, to_pull=to_pull)
-        held = _Reservation(self._cluster.decode[worker], seq)
+        held = _Reservation(self._router.decode[worker], seq)
         self._reservation = held
         held.seat.seen.asked(0 if to_pull else seq.num_tokens)
-        self._cluster.policy.began(worker, self._request.objectives.tpot_s)
+        self._router.policy.began(worker, self._request.objectives.tpot_s)
         self._later(lambda: self._reserve(held))
 
     def _reserve(self, held: _Reservation) -> None:
@@ -226,9 +226,9 @@ class Attempt:
         """Whole blocks, as soon as they are computed; the last one with the prompt's end."""
         end = num_computed_tokens
         if end < len(self._request.prompt_ids):
-            end -= end % self._cluster.block_size
+            end -= end % self._router.block_size
         if end > held.num_there:
-            wires = self._cluster.wires
+            wires = self._router.wires
             num_bytes = (end - held.num_there) * wires.kv_bytes_per_token
             held.pulled_s = held.seat.host.pull(num_bytes, wires.bytes_per_s)
             held.num_there = end
@@ -255,7 +255,7 @@ class Attempt:
         if self._request.block_keys:
             held.is_expected = True
             incarnation = held.seat.host.worker.incarnation
-            self._cluster.policy.cache.expect(incarnation, self._request.block_keys)
+            self._router.policy.cache.expect(incarnation, self._request.block_keys)
         if held.seq.to_pull:  # all of it is there already
             self._settle_reservation(held)
         self._later(lambda: self._run(held))
@@ -281,7 +281,7 @@ class Attempt:
         if held.is_expected:
             held.is_expected = False
             incarnation = held.seat.host.worker.incarnation
-            self._cluster.policy.cache.settle(incarnation, self._request.block_keys)
+            self._router.policy.cache.settle(incarnation, self._request.block_keys)
 
     def _close_reservation(self) -> None:
         held, self._reservation = self._reservation, None
@@ -289,5 +289,5 @@ class Attempt:
             self._settle_reservation(held)
             held.seat.seen.ended()
             tpot_s = self._request.objectives.tpot_s
-            self._cluster.policy.ended(held.seat.host.worker, tpot_s)
+            self._router.policy.ended(held.seat.host.worker, tpot_s)
             held.seat.host.engine.release(held.seq)

@@ -1,4 +1,4 @@
-"""One request from its arrival to its end in a simulated cluster. Pure.
+"""One request from its arrival to its end through one simulated router. Pure.
 
 The states are the router's own. It waits, is placed, and asks for all that the placement names;
 whoever refuses is not asked again until it had to wait. Simpler than the router's: on a refusal
@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from diptych.errors import DiptychError
 from diptych.simulation.attempt import Attempt, Request
-from diptych.simulation.cluster import SimulatedCluster
 from diptych.simulation.outcome import Outcome
+from diptych.simulation.router import SimulatedRouter
 from diptych.timers import Timers
 from router.placement.types import DecodeOnly, Forecast, Paired, Placement, Query, WorkerId
 from router.request import worker_errors
@@ -25,15 +25,15 @@ class Journey:
     """Implements the waiting room's Waiter and the attempt's Owner."""
 
     def __init__(
-        self, cluster: SimulatedCluster, request: Request, on_end: Callable[["Journey"], None]
+        self, router: SimulatedRouter, request: Request, on_end: Callable[["Journey"], None]
     ) -> None:
         """``on_end`` is told once."""
         self.request = request
         self.state = RequestState.NEW
         self.outcome = _NEVER
         self.failure = ""  # the reason, if it was refused
-        self._cluster = cluster
-        self._agenda = cluster.agenda
+        self._router = router
+        self._agenda = router.agenda
         self._on_end = on_end
         self._retry = RetryState(_TIMERS, max_attempts=1)
         self._attempt: Attempt | None = None
@@ -56,7 +56,7 @@ class Journey:
         if room_made or self._agenda.now_s >= self._retry.not_before_s:
             placement = self._place()
             if placement is not None:
-                self._cluster.room.take(self)
+                self._router.room.take(self)
                 self._open(placement)
 
     def turn_away(self, error: DiptychError) -> None:
@@ -81,7 +81,7 @@ class Journey:
         self._first_s = self._agenda.now_s
         if self._foretold is not None:
             forecast, placed_s = self._foretold
-            self._cluster.policy.came_true(forecast, self._agenda.now_s - placed_s)
+            self._router.policy.came_true(forecast, self._agenda.now_s - placed_s)
 
     def ended(self) -> None:
         """See :class:`diptych.simulation.attempt.Owner`."""
@@ -100,24 +100,24 @@ class Journey:
             num_tokens=len(request.prompt_ids),
             num_max_tokens=len(request.prompt_ids) + request.num_output_tokens,
             block_keys=request.block_keys,
-            block_size=self._cluster.block_size,
+            block_size=self._router.block_size,
             refused=frozenset(self._retry.refused),
             objectives=wanted,
         )
-        return self._cluster.policy.place(query, self._cluster.snapshot())
+        return self._router.policy.place(query, self._router.snapshot())
 
     def _open(self, placement: Placement) -> None:
         self._move(RequestEvent.PLACE)
         self._foretold = None
         if isinstance(placement, Paired | DecodeOnly) and placement.forecast is not None:
             self._foretold = placement.forecast, self._agenda.now_s
-        self._attempt = Attempt(self._cluster, self.request, self)
+        self._attempt = Attempt(self._router, self.request, self)
         self._attempt.open(placement)
 
     def _queue(self, *, front: bool) -> None:
         self._retry.wait(self._agenda.now_s)
         self._move(RequestEvent.QUEUE)
-        self._cluster.room.enter(self, front=front)
+        self._router.room.enter(self, front=front)
         self._tick_when_due()
 
     def _tick_when_due(self) -> None:
@@ -130,10 +130,10 @@ class Journey:
         if self.state is not RequestState.QUEUED or until_s is None:
             return
         if now_s >= until_s:
-            late = worker_errors.queue_timeout(self._cluster.room.ends_in_s())
+            late = worker_errors.queue_timeout(self._router.room.ends_in_s())
             self._end((self._retry.refusal or late).reason)
         else:
-            self._cluster.room.pump_soon()
+            self._router.room.pump_soon()
             self._tick_when_due()
 
     def _close(self) -> None:
@@ -145,7 +145,7 @@ class Journey:
         self._move(RequestEvent.END)
         self.failure = failure
         self._close()
-        self._cluster.room.leave(self)
+        self._router.room.leave(self)
         self._on_end(self)
 
     def _move(self, event: RequestEvent) -> None:

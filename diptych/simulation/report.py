@@ -123,8 +123,9 @@ def _cells(measured: Measured) -> Iterator[Json]:
             for case in measured.cases:
                 value = goodput(case.run.outcomes, objective, measured.duration_s)
                 peaks[case.name] = max(value, peaks.get(case.name, 0.0))
-            split = {c.name: peaks[c.name] for c in measured.cases if c.split.num_prefill}
-            together = {name: peak for name, peak in peaks.items() if name not in split}
+            fixed = [case for case in measured.cases if not case.split.num_soft]
+            split = {c.name: peaks[c.name] for c in fixed if c.split.num_prefill}
+            together = {c.name: peaks[c.name] for c in fixed if not c.split.num_prefill}
             apart_name, apart = _best(split)
             together_name, colocated = _best(together)
             yield {

@@ -52,6 +52,7 @@ class PrefillSeen:
         self._told = told
         self._max_pending_tokens = max_pending_tokens
         self._on_change = on_change
+        self.beside: DecodeSeen | None = None  # the same worker, as one that decodes
         self._num_own = self._num_others = self._num_told = self._num_sent = 0  # prompt tokens
 
     def told(self, told: Told) -> None:
@@ -73,21 +74,30 @@ class PrefillSeen:
         return self._num_own
 
     @property
+    def num_sent_tokens(self) -> int:
+        """Of prompts of ours, since the worker told how it is."""
+        return self._num_sent
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Of ours that it had when it told, those that it has no more."""
+        return max(0, self._num_told - (self._num_own - self._num_sent))
+
+    @property
     def _has_runway(self) -> bool:
         return self._num_own < self._max_pending_tokens
 
     def view(self) -> PrefillView:
         """As of now."""
+        num_local = 0 if self.beside is None else self.beside.num_sent_tokens
         return PrefillView(
             worker=self._worker,
-            num_pending_tokens=self._num_own + self._num_others,
+            num_pending_tokens=self._num_own + self._num_others + num_local,
             max_model_len=self._told.max_model_len,
             has_runway=self._has_runway,
             num_available_blocks=self._told.num_available_blocks,
             tokens_per_s=self._told.tokens_per_s,
-            engine=self._told.engine_view(
-                self._num_sent, max(0, self._num_told - (self._num_own - self._num_sent))
-            ),
+            engine=self._told.engine_view(self._num_sent + num_local, self.num_computed_tokens),
         )
 
 
@@ -108,6 +118,7 @@ class DecodeSeen:
         self._sources, self._proven = sources, frozenset(sources)
         self._shipped = shipped
         self._on_change = on_change
+        self.beside: PrefillSeen | None = None  # the same worker, as one that computes prompts
         self._num_own = self._num_others = 0  # sequences
         self._num_asked = self._num_told = 0  # tokens of prompts of ours, ever
 
@@ -137,12 +148,19 @@ class DecodeSeen:
         return self._num_own
 
     @property
+    def num_sent_tokens(self) -> int:
+        """Of prompts of ours that it computes itself, since the worker told how it is."""
+        return self._num_asked - self._num_told
+
+    @property
     def _has_room(self) -> bool:
         return self._num_own + self._num_others < self._told.max_num_seqs
 
     def view(self) -> DecodeView:
         """As of now."""
-        told = self._told
+        told, beside = self._told, self.beside
+        num_leased = 0 if beside is None else beside.num_sent_tokens
+        num_computed = 0 if beside is None else beside.num_computed_tokens
         return DecodeView(
             worker=self._worker,
             num_sequences=self._num_own + self._num_others,
@@ -150,10 +168,10 @@ class DecodeSeen:
             local_prefill=True,
             proven=self._proven,
             max_num_seqs=told.max_num_seqs,
-            num_pending_tokens=told.work.num_prefill_tokens,
+            num_pending_tokens=told.work.num_prefill_tokens + num_leased,
             num_available_blocks=told.num_available_blocks,
             step_s=told.step_s,
             shipped=self._shipped,
             bytes_per_s=self._sources,
-            engine=told.engine_view(self._num_asked - self._num_told),
+            engine=told.engine_view(self.num_sent_tokens + num_leased, num_computed),
         )

@@ -9,22 +9,30 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from diptych.engine.scheduling.step import check_step_limits
-from diptych.simulation.cluster import RouterLimits, Split, Wires, Workers
+from diptych.simulation.cluster import Split, Workers
 from diptych.simulation.engine import EngineLimits
 from diptych.simulation.measured_steps import DEMO, read_steps
+from diptych.simulation.router import RouterLimits, Wires
 from diptych.simulation.workload import Lengths, Shape, Swing, drawn, replayed, scaled
 from diptych.step_model import StepModel
 
-_SPLIT = re.compile(r"(?:prefill=(\d{1,5}),)?decode=(\d{1,5})")
+_ROLES = ("prefill", "decode", "soft")
+_NUMBER = re.compile(r"[0-9]{1,5}")
 _GIGA = 1e9
 
 
 def _split(text: str) -> Split:
     """Raises ValueError."""
-    match = _SPLIT.fullmatch(text)
-    if match is None or not int(match[2]):
-        raise ValueError("expected prefill=P,decode=D or decode=D, and a decode worker at least")
-    return Split(int(match[1] or 0), int(match[2]))
+    numbers = dict.fromkeys(_ROLES, 0)
+    for part in text.split(","):
+        role, _, number = part.partition("=")
+        if numbers.pop(role, 1) or _NUMBER.fullmatch(number) is None:
+            raise ValueError("expected prefill=P,decode=D,soft=S, or some of these")
+        numbers[role] = int(number)
+    split = Split(*(numbers[role] for role in _ROLES))
+    if not (split.num_decode or split.num_soft):
+        raise ValueError("expected a worker at least that decodes: decode=D or soft=S")
+    return split
 
 
 def _check_splits(text: str) -> str:
@@ -51,8 +59,9 @@ class SimulationConfig(BaseModel):
         "Mooncake's (timestamp, input_length, output_length, hash_ids)."
     )
     workers: Annotated[str, AfterValidator(_check_splits)] = Field(
-        description="Deployments, each prefill=P,decode=D; decode=D alone is colocated engines. "
-        "Several are parted by spaces."
+        description="Deployments, each prefill=P,decode=D,soft=S, of which some may be left out: "
+        "soft workers have both roles; decode=D alone is colocated engines. Several deployments "
+        "are parted by spaces."
     )
     placement: list[Literal["least-loaded", "predicted"]] = Field(
         ["least-loaded"],
@@ -110,6 +119,7 @@ class SimulationConfig(BaseModel):
     )
     message_ms: float = Field(1.0, ge=0, description="One way, between router and worker.")
     kv_bytes_per_token: float = Field(46080.0, gt=0, description="The demo model's, if unset.")
+    routers: int = Field(1, ge=1, le=64, description="Requests go to them in turn.")
     max_queue: int = Field(256, ge=0, description="As the router's.")
     max_concurrent: int = Field(256, ge=1, description="As the router's.")
     max_pending_prefill_tokens: int = Field(16384, ge=1, description="As the router's.")

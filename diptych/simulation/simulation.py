@@ -7,16 +7,11 @@ from typing import NamedTuple
 from diptych.block_hash import block_keys
 from diptych.simulation.agenda import Agenda
 from diptych.simulation.attempt import Request
-from diptych.simulation.cluster import (
-    RouterLimits,
-    SimulatedCluster,
-    Split,
-    Wires,
-    Workers,
-)
+from diptych.simulation.cluster import SimulatedCluster, Split, Workers
 from diptych.simulation.gaps import Gaps
 from diptych.simulation.journey import Journey
 from diptych.simulation.outcome import Outcome
+from diptych.simulation.router import RouterLimits, Wires
 from diptych.simulation.worker import SimulatedWorker
 from diptych.simulation.workload import Shape, prompt_ids
 from router.placement.cache_index import CacheIndex
@@ -35,14 +30,14 @@ class Placing(NamedTuple):
     objectives: Objectives = NO_OBJECTIVES  # of each request
     local_below_tokens: int = 64
 
-    def policy(self, seed: int) -> Policy:
-        """The router's own."""
+    def policy(self, seed: int, router: int = 0) -> Policy:
+        """The router's own, of that number."""
         plain = LeastLoaded(
             CacheIndex(_MOST_BLOCKS),
             local_below_tokens=self.local_below_tokens,
             allow_local=True,
             allow_recompute=True,
-            router_incarnation=f"simulated {seed}",
+            router_incarnation=f"simulated {seed}" + (f" {router}" if router else ""),
         )
         return plain if self.name == "least-loaded" else Predicted(plain)
 
@@ -57,6 +52,7 @@ class Setup(NamedTuple):
     placing: Placing = Placing()
     seed: int = 0
     divide: float = 1.0  # of the trace's lengths, for the prefixes that requests share
+    num_routers: int = 1  # to which requests go in turn
 
 
 class PoolUse(NamedTuple):
@@ -92,7 +88,7 @@ class Simulation:
             setup.workers,
             setup.wires,
             setup.limits,
-            setup.placing.policy(setup.seed),
+            [setup.placing.policy(setup.seed, each) for each in range(setup.num_routers)],
             self.agenda,
             setup.seed,
         )
@@ -130,11 +126,12 @@ class Simulation:
 
     def _arrive(self, shape: Shape) -> None:
         number = len(self.journeys)
+        router = self.cluster.routers[number % len(self.cluster.routers)]
         ids = prompt_ids(shape, number, self._divide)[: self._max_model_len - 2]
         num_output = min(shape.num_output_tokens, self._max_model_len - len(ids))
-        keys = tuple(block_keys(ids, self.cluster.block_size))
+        keys = tuple(block_keys(ids, router.block_size))
         request = Request(number, shape.at_s, ids, num_output, keys, self._objectives)
-        journey = Journey(self.cluster, request, self._ended)
+        journey = Journey(router, request, self._ended)
         self.journeys.append(journey)
         journey.arrive()
         self._await_next()
@@ -145,10 +142,8 @@ class Simulation:
     def _result(self) -> Run:
         refusals = Counter(journey.failure for journey in self.journeys if journey.failure)
         hosts = self.cluster.hosts
-        pools = {
-            "prefill": [seat.host for seat in self.cluster.prefill.values()],
-            "decode": [seat.host for seat in self.cluster.decode.values()],
-        }
+        cluster = self.cluster
+        pools = {"prefill": cluster.prefill, "decode": cluster.decode, "soft": cluster.soft}
         return Run(
             [journey.request.due_s for journey in self.journeys],
             [journey.outcome for journey in self.journeys],

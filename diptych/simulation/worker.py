@@ -13,9 +13,9 @@ _LOAD_GAP_S = 0.25  # between two messages on Watch that tell of load
 
 
 class SimulatedWorker:
-    """Owns an engine. Whoever puts it together sets ``on_told``, which hears what Watch tells.
+    """Owns an engine. Routers put themselves into ``on_told``, to hear what Watch tells.
 
-    And ``on_cached``, which hears what WatchCache tells: here, just before that.
+    And into ``on_cached``, to hear what WatchCache tells: here, just before that.
     """
 
     def __init__(
@@ -31,12 +31,12 @@ class SimulatedWorker:
     ) -> None:
         """See :class:`SimulatedEngine`."""
         self.worker = worker
-        self.on_told: Callable[[Told], None] = lambda told: None
-        self.on_cached: Callable[[CacheChange], object] = lambda change: None
+        self.on_told: list[Callable[[Told], None]] = []
+        self.on_cached: list[Callable[[CacheChange], object]] = []
         self._agenda = agenda
         self._told_s = 0.0
         self._is_due = False
-        self._cache_seq: int | None = None  # up to where the router was told
+        self._cache_seq: int | None = None  # up to where routers were told
         self._link_free_s = 0.0
         self.engine = SimulatedEngine(
             limits,
@@ -57,7 +57,8 @@ class SimulatedWorker:
     def tell_cache(self) -> None:
         """What became other of it since this was told last."""
         for change in self.engine.pool.cache_log.since(self._cache_seq):
-            self.on_cached(change)
+            for hear in self.on_cached:
+                hear(change)
             self._cache_seq = change.to_seq
 
     def _load_changed(self) -> None:
@@ -69,4 +70,6 @@ class SimulatedWorker:
         self._is_due = False
         self._told_s = self._agenda.now_s
         self.tell_cache()
-        self.on_told(Told(self.engine))
+        told = Told(self.engine)
+        for hear in self.on_told:
+            hear(told)

@@ -1,6 +1,7 @@
 """What a role adds to a worker, and what the roles of one process share. Event loop only.
 
-A worker has one engine, one pool and one end of every transfer, whichever roles it has.
+A worker has one engine and one pool, whichever roles it has; each role has an end of the
+transfers of its own, over the same memory.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -23,7 +24,9 @@ from kvtransfer.source.lease_table import LeaseTable
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RoleParts:
-    """What a role is given once the engine is loaded: all but ``scratch`` is the others' too.
+    """What a role is given once the engine is loaded.
+
+    All but ``endpoint`` and ``scratch`` is the others' too.
 
     ``links`` and ``fetches`` stand between transfers and their two ends in a worker that tests
     may break; None in service.

@@ -1,4 +1,4 @@
-"""A worker's process: its roles, put together around one engine, one pool and one endpoint."""
+"""A worker's process: its roles, put together around one engine and one pool."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
@@ -13,6 +13,7 @@ from diptych.worker.cache_watch import CacheServicer
 from diptych.worker.config import WorkerConfig
 from diptych.worker.cores import confine_to
 from diptych.worker.engine_parts import EngineParts
+from diptych.worker.held_roles import NAMES
 from diptych.worker.role import Role, RoleParts
 from diptych.worker.role_admin import RoleAdmin
 from diptych.worker.scratch import PoolScratch
@@ -35,8 +36,9 @@ MakeRole = Callable[[ServiceHost, WorkerStatus], Role]
 class Roles:
     """All roles of one worker, as its life sees them (see diptych.worker.worker.Serving).
 
-    Owns the endpoint, which they share; each has scratch blocks of its own, as many as a worker
-    of that role alone.
+    Each has an end of the transfer and scratch blocks of its own, as a worker of that role alone
+    has. The end that is read from never reads, so that an agent which dies takes those of its
+    readers with it at the most, and none that somebody else reads from.
     """
 
     def __init__(
@@ -50,7 +52,7 @@ class Roles:
         self._status = status
         self._roles = roles
         self._faults = faults  # of a worker that tests may break
-        self._endpoint: TransferEndpoint | None = None
+        self._endpoints: list[TransferEndpoint] = []
 
     @property
     def digest_level(self) -> str:
@@ -69,22 +71,17 @@ class Roles:
 
     @asynccontextmanager
     async def attached(self, parts: EngineParts, metrics: StepMetrics) -> AsyncIterator[None]:
-        """Open the transfer endpoint and let every role serve."""
-        endpoint = self._endpoint = await TransferEndpoint.open(
-            self._transfer,
-            incarnation=self._status.incarnation,
-            layout=parts.layout,
-            memory=parts.memory,
-            read_only=all(role.role == worker_pb2.WORKER_ROLE_PREFILL for role in self._roles),
-        )
-        try:
+        """Open their ends of the transfer and let every role serve."""
+        async with AsyncExitStack() as ends:
+            for role in self._roles:
+                self._endpoints.append(await ends.enter_async_context(self._opened(role, parts)))
             async with asyncio.TaskGroup() as tasks:
                 running = []
                 if self._faults is not None:
                     canaries = self._faults.attach(*parts.to_break())
                     running.append(tasks.create_task(canaries.run(), name="canaries"))
                 async with AsyncExitStack() as stack:
-                    for role in self._roles:
+                    for role, endpoint in zip(self._roles, self._endpoints, strict=True):
                         await stack.enter_async_context(
                             role.attached(self._share(parts, metrics, endpoint))
                         )
@@ -92,8 +89,6 @@ class Roles:
                     yield
                 for task in running:
                     task.cancel()
-        finally:
-            await endpoint.close()
 
     def ready_services(self) -> frozenset[str]:
         """See :class:`diptych.worker.worker.Serving`."""
@@ -103,7 +98,7 @@ class Roles:
 
     def transfer_stuck_s(self) -> float:
         """See :class:`diptych.worker.worker.Serving`."""
-        return 0.0 if self._endpoint is None else self._endpoint.thread.stuck_s
+        return max((endpoint.thread.stuck_s for endpoint in self._endpoints), default=0.0)
 
     def unfinished_block_ids(self) -> Collection[int]:
         """See :class:`diptych.worker.worker.Serving`."""
@@ -126,6 +121,22 @@ class Roles:
         """See :class:`diptych.worker.worker.Serving`."""
         for role in self._roles:
             role.end_all(error)
+
+    @asynccontextmanager
+    async def _opened(self, role: Role, parts: EngineParts) -> AsyncIterator[TransferEndpoint]:
+        """One role's end: of prefill it is read from, of decode it reads."""
+        endpoint = await TransferEndpoint.open(
+            self._transfer,
+            incarnation=self._status.incarnation,
+            layout=parts.layout,
+            memory=parts.memory,
+            read_only=role.role == worker_pb2.WORKER_ROLE_PREFILL,
+            name=NAMES[role.role],
+        )
+        try:
+            yield endpoint
+        finally:
+            await endpoint.close()
 
     def _share(
         self, parts: EngineParts, metrics: StepMetrics, endpoint: TransferEndpoint

@@ -20,26 +20,26 @@ _MAX_BLOCKS = 1 << 20
 
 
 class AgentIdentity:
-    """Names each life of a worker's agent: incarnation and epoch; describes it to peers."""
+    """Names each life of an agent: a name of its own and an epoch; describes it to peers."""
 
     def __init__(
         self,
         library: str,
         lanes_of: LanesOf,
         config: TransferConfig,
-        incarnation: str,
+        agent_name: str,
         memory: PoolMemory,
     ) -> None:
         self.epoch = 0  # of the current life, or the last one
         self._library = library
         self._lanes = lanes_of(config, memory.memory_kind)
-        self._incarnation = incarnation
+        self._agent_name = agent_name
         self._net_devices = config.ucx_net_devices
         self._memory = memory
 
     def next_life(self) -> AgentSettings:
         self.epoch += 1
-        name = f"{self._incarnation}.{self.epoch}"
+        name = f"{self._agent_name}.{self.epoch}"
         return AgentSettings(name, ",".join(self._lanes.ucx_tls), self._net_devices)
 
     def region(self, base_address: int) -> Region:

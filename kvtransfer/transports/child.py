@@ -43,7 +43,7 @@ class ChildTransport:
         name: str,
         lanes_of: LanesOf,
         config: TransferConfig,
-        incarnation: str,
+        agent_name: str,
         memory: PoolMemory,
         thread: TransferThread,
         on_change: Callable[[], None],
@@ -69,7 +69,7 @@ class ChildTransport:
             memory.num_blocks,
             read_only and not config.uses_rdma,
         )
-        self._identity = AgentIdentity(name, lanes_of, config, incarnation, memory)
+        self._identity = AgentIdentity(name, lanes_of, config, agent_name, memory)
         self._serving: AgentLife | None = None
         self._starting: AgentLife | None = None
         self._retiring: set[AgentLife] = set()  # that were to end, and have not yet
@@ -147,7 +147,7 @@ class ChildTransport:
         self._wait_s = self._config.reprove_s  # to load the library costs CPU
 
     def on_broken(self, life: AgentLife, error: TransportError) -> None:
-        if life is self._serving:
+        if life is self._serving and life not in self._retiring:  # of many reads the first
             extra = {"transport": self.name, "error": str(error)}
             logger.warning("a read met an error: its agent is replaced", extra=extra)
             self.rebuild()

@@ -17,7 +17,7 @@ class Place(NamedTuple):
     """Where a transport is to work."""
 
     config: TransferConfig
-    incarnation: str  # the worker's
+    agent_name: str  # of the worker's incarnation; each life of an agent adds its number
     memory: PoolMemory
     thread: TransferThread
     on_change: Callable[[], None]  # called on the thread, when what the event loop may read changed
@@ -47,8 +47,8 @@ def _open_nixl(place: Place) -> Transport:
         return _open_child("nixl", nixl_lanes, place)
     from kvtransfer.transports.nixl import NixlTransport  # needs numpy
 
-    config, incarnation, memory, thread, on_change, _ = place
-    return NixlTransport(config, incarnation, memory, thread, on_change)
+    config, name, memory, thread, on_change, _ = place
+    return NixlTransport(config, name, memory, thread, on_change)
 
 
 def _open_ucxx(place: Place) -> Transport:
@@ -59,9 +59,9 @@ def _open_child(library: str, lanes_of: LanesOf, place: Place) -> Transport:
     """``library``: as ``agents.main`` names it."""
     from kvtransfer.transports.child import ChildTransport  # needs numpy
 
-    config, incarnation, memory, thread, on_change, read_only = place
+    config, name, memory, thread, on_change, read_only = place
     return ChildTransport(
-        library, lanes_of, config, incarnation, memory, thread, on_change, read_only=read_only
+        library, lanes_of, config, name, memory, thread, on_change, read_only=read_only
     )
 
 

@@ -41,7 +41,7 @@ class NixlTransport:
     def __init__(
         self,
         config: TransferConfig,
-        incarnation: str,
+        agent_name: str,
         memory: PoolMemory,
         thread: TransferThread,
         on_change: Callable[[], None],
@@ -54,7 +54,7 @@ class NixlTransport:
         self._memory = memory
         self._thread = thread
         self._on_change = on_change
-        self._identity = AgentIdentity("nixl", nixl_lanes, config, incarnation, memory)
+        self._identity = AgentIdentity("nixl", nixl_lanes, config, agent_name, memory)
         self._agent: NixlAgent | None = None
         self._wait_s = config.reconnect_min_s
         self._serving = False

@@ -24,7 +24,7 @@ POLL_MAX_S = 1e-3  # and when nothing has for a while
 class TransferThread:
     """Runs short jobs in order; polls what is unfinished while there is any, else sleeps.
 
-    Knows no transport. One per process; started and stopped by the endpoint. Jobs,
+    Knows no transport. One for each endpoint, which starts and stops it. Jobs,
     pollers and what ``watch`` and ``later`` were given run on the thread, from which
     alone those are called; everything else is called from the event loop.
     """

@@ -1,8 +1,17 @@
 """Which workers may be chosen for a request at all, whatever they cost it. Pure."""
 
+from dataclasses import replace
 from typing import TypeVar
 
-from router.placement.types import DecodeView, Pair, PrefillView, Query, Snapshot
+from router.placement.types import (
+    DecodeView,
+    Pair,
+    Paired,
+    Placement,
+    PrefillView,
+    Query,
+    Snapshot,
+)
 
 V = TypeVar("V", bound=PrefillView | DecodeView)
 
@@ -56,6 +65,19 @@ def of_both(
         return []
     computing = {view.worker for view in prefills}
     return [view for view in decodes if view.local_prefill and view.worker in computing]
+
+
+def ordered(placement: Placement | None, snapshot: Snapshot) -> Placement | None:
+    """The same; a pair of which each could be the other for another request is asked in order.
+
+    Else one request could hold a lease here and another one there, and each want to reserve
+    where the other is.
+    """
+    if not isinstance(placement, Paired):
+        return placement
+    may_decode = any(view.worker == placement.prefill for view in snapshot.decode)
+    may_prefill = any(view.worker == placement.decode for view in snapshot.prefill)
+    return replace(placement, in_order=True) if may_decode and may_prefill else placement
 
 
 def _fitting(query: Query, views: list[V]) -> list[V]:

@@ -14,6 +14,7 @@ ones, whatever these were promised.
 
 import heapq
 import itertools
+import math
 from collections import OrderedDict
 from collections.abc import Generator, Iterator, Mapping
 from typing import Final, Generic, NamedTuple, TypeVar
@@ -42,6 +43,7 @@ class Turn(NamedTuple):
     due_s: float | None = None  # its first token; None: no matter
     latest_start_s: float | None = None  # later ones are hopeless, and go last; None: none are
     prompt_s: float | None = None  # of ``cost_s``, before the next can start; None: all of it
+    tpot_s: float = math.inf  # wanted between two tokens
 
     @property
     def start_s(self) -> float:

@@ -191,11 +191,15 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """Prefill on one worker, decode on the other, which pulls the KV."""
+    """Prefill on one worker, decode on the other, which pulls the KV.
+
+    ``in_order``: one is asked after the other, as each could be the other's for somebody else.
+    """
 
     prefill: WorkerId
     decode: WorkerId
     forecast: Forecast | None = field(default=None, compare=False)  # None: none was made
+    in_order: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,13 @@ _MAX_MISSES = 8
 # Who is held for better objectives is skipped in a pump; so often, without a look at the others.
 _MAX_SKIPPED = 32
 _HOLD_S = 0.1  # before those who are held are asked again
-# Others may be placed before a request that workers refused so often; then it bars them ...
+# Others may be placed so often before one that waits again has what it needs; then it bars them ...
 _MAX_PASSED = 16
-# ... for so many pumps at a time, as what it waits for may never come.
-_MAX_BARRED = 64
+# ... for so long at a time, s, as what it waits for may never come.
+_MAX_BARRED_S = 2.0
+
+# Who is held for its pace is not passed by those that want none so good, but for so long, s.
+_MAX_UNPASSED_S = 10.0
 
 Later = Callable[[Callable[[], None]], object]
 
@@ -108,10 +111,11 @@ class WaitingRoom:
         self._placed: dict[Waiter, _Slot] = {}
         self._newcomers: list[Waiter] = []  # since the last pump; they may be turned away
         self._num_left = 0  # since the last pump
-        self._held: set[Waiter] = set()  # wait for better objectives
+        self._held: dict[Waiter, float] = {}  # wait for better objectives; since when
         self._held_until_s = -math.inf  # none of them is asked before, unless another one left
-        self._num_passed = 0  # placed before the first of those who returned, since it is first
-        self._num_barred = 0  # pumps in which it barred the others
+        self._favoured: Waiter | None = None  # returned, and was not granted all it needs yet
+        self._num_passed = 0  # others that were placed meanwhile
+        self._barred_since_s: float | None = None  # by it; None: it bars nobody
         self._is_pump_due = False
         self._is_rest_due = False
 
@@ -151,6 +155,8 @@ class WaitingRoom:
             slot = self._placed.get(waiter)
             arrival = next(self._arrivals) if slot is None else slot.arrival
             bisect.insort(self._returned, _Returned(arrival, waiter), key=lambda one: one.arrival)
+            if self._favoured is None:
+                self._favour_next()
         else:
             self._fresh.add(waiter, turn, self._clock())
             self._newcomers.append(waiter)
@@ -159,28 +165,33 @@ class WaitingRoom:
 
     def take(self, waiter: Waiter) -> None:
         """``waiter`` got a placement: it waits no more, keeps a slot, and is charged, once."""
-        if self._returned and waiter is not self._returned[0].waiter:
+        if self._favoured is not None and waiter is not self._favoured:
             self._num_passed += 1
         turn = self._all.get(waiter, ANY_TURN)
-        self.stop_waiting(waiter)
+        self._remove(waiter)
         if waiter not in self._placed:
             charged = self._fresh.charge(turn)
             self._placed[waiter] = _Slot(next(self._arrivals), turn, charged)
 
+    def settled(self, waiter: Waiter) -> None:
+        """Workers granted all that its placement asked of them: it bars nobody. Idempotent."""
+        if waiter is self._favoured:
+            self._favour_next()
+            self.pump_soon()
+
     def hold(self, waiter: Waiter) -> None:
-        """``waiter`` waits for better objectives, not for room: it is not asked all the time."""
+        """``waiter`` waits for better objectives, not for room: it is not asked all the time.
+
+        Nor are those behind it placed that want tokens no faster: they would keep it waiting.
+        """
         if waiter in self._fresh:
-            self._held.add(waiter)
+            self._held.setdefault(waiter, self._clock())
 
     def stop_waiting(self, waiter: Waiter) -> None:
         """``waiter`` wants no placement any more. Idempotent."""
-        if self._all.pop(waiter, None) is None:
-            return
-        self._held.discard(waiter)
-        self._fresh.remove(waiter)
-        if self._returned and waiter is self._returned[0].waiter:
-            self._num_passed = self._num_barred = 0
-        self._returned = [one for one in self._returned if one.waiter is not waiter]
+        self._remove(waiter)
+        if waiter is self._favoured:
+            self._favour_next()
 
     def leave(self, waiter: Waiter, used_s: float | None = None) -> None:
         """``waiter`` is done, and took so much of the engines; None: what was expected.
@@ -211,7 +222,7 @@ class WaitingRoom:
         self._is_pump_due = False
         newcomers, self._newcomers = self._newcomers, []
         if self._is_barred():
-            self._ask([self._returned[0].waiter], set(), set())
+            self._ask([self._favoured] if self._favoured in self._all else (), set(), set())
             if self.num_waiting and self._has_room():
                 self._pump_rest_soon()
         else:
@@ -231,9 +242,10 @@ class WaitingRoom:
         if may_place and (len(held) < len(self._fresh) or self._num_left):
             with closing(self._fresh.in_turn(now_s)) as line:
                 self._ask(line, asked, held)
-        with closing(self._long_ago(asked, held, may_place=may_place)) as line:
-            self._ask(line, asked, held)
-        self._ask(newcomers, asked, held)
+        pace_s = self._tightest_s()
+        with closing(self._long_ago(asked, held, pace_s, may_place=may_place)) as line:
+            self._ask(line, asked, held, pace_s)
+        self._ask(newcomers, asked, held, pace_s)
         if asks_held and self._held:
             self._held_until_s = now_s + _HOLD_S
         if len(asked) >= num_askable:
@@ -242,7 +254,7 @@ class WaitingRoom:
             self._pump_rest_soon()
 
     def _long_ago(
-        self, asked: set[Waiter], held: set[Waiter], *, may_place: bool
+        self, asked: set[Waiter], held: set[Waiter], pace_s: float, *, may_place: bool
     ) -> Generator[Waiter, None, None]:
         """Those behind, who was asked so longest ago first; whoever is asked goes to the end.
 
@@ -252,8 +264,10 @@ class WaitingRoom:
         while may_place or returned - asked:
             behind = (
                 waiter
-                for waiter in self._all
-                if waiter not in asked and waiter not in held and (may_place or waiter in returned)
+                for waiter, turn in self._all.items()
+                if waiter not in asked
+                and waiter not in held
+                and (waiter in returned or (may_place and turn.tpot_s <= pace_s))
             )
             waiter = next(behind, None)
             if waiter is None:
@@ -266,10 +280,18 @@ class WaitingRoom:
             elif waiter not in returned and waiter in self._placed:
                 may_place = False
 
-    def _ask(self, line: Iterable[Waiter], asked: set[Waiter], held: set[Waiter]) -> None:
+    def _ask(
+        self,
+        line: Iterable[Waiter],
+        asked: set[Waiter],
+        held: set[Waiter],
+        pace_s: float = math.inf,
+    ) -> None:
         """Offer placements to those who were not asked yet, until too many were in vain.
 
-        Who is ``held`` is asked only where another one left.
+        Who is ``held`` is asked only where another one left. Of the others only who wants tokens
+        as fast as all those that are held before it, and within ``pace_s``; in any case who was
+        placed before.
         """
         num_misses = num_skipped = 0
         for waiter in line:
@@ -279,22 +301,52 @@ class WaitingRoom:
             if waiter in asked or not has_slot or not self._is_waiting(waiter):
                 continue
             room_made = self._num_left > 0
-            if waiter in held and not room_made:
+            is_patient = waiter in self._fresh and self._all[waiter].tpot_s > pace_s
+            if is_patient or (waiter in held and not room_made):
                 num_skipped += 1
+                pace_s = min(pace_s, self._pace_s(waiter))
                 continue
             asked.add(waiter)
             self._num_left -= room_made
             waiter.offer(room_made=room_made)
+            pace_s = min(pace_s, self._pace_s(waiter))
             num_misses += self._is_waiting(waiter) or waiter not in self._placed
 
     def _is_barred(self) -> bool:
-        """Whether nobody may pass the first of those who returned, as too many did already."""
-        if self._num_passed < _MAX_PASSED:
+        """Whether nobody may pass the favoured one, as too many did already.
+
+        While it is placed it is waited for: until workers have granted it all, others would take
+        what it asks for.
+        """
+        if self._favoured is None or self._num_passed < _MAX_PASSED:
             return False
-        self._num_barred += 1
-        if self._num_barred > _MAX_BARRED:
-            self._num_passed = self._num_barred = 0
+        now_s = self._clock()
+        if self._barred_since_s is None:
+            self._barred_since_s = now_s
+        if now_s - self._barred_since_s > _MAX_BARRED_S:
+            self._num_passed, self._barred_since_s = 0, None
         return self._num_passed > 0
+
+    def _favour_next(self) -> None:
+        self._favoured = self._returned[0].waiter if self._returned else None
+        self._num_passed, self._barred_since_s = 0, None
+
+    def _remove(self, waiter: Waiter) -> None:
+        if self._all.pop(waiter, None) is None:
+            return
+        self._held.pop(waiter, None)
+        self._fresh.remove(waiter)
+        self._returned = [one for one in self._returned if one.waiter is not waiter]
+
+    def _tightest_s(self) -> float:
+        return min(map(self._pace_s, self._held), default=math.inf)
+
+    def _pace_s(self, waiter: Waiter) -> float:
+        """That those behind it have to want, as long as it is held; else any."""
+        since_s = self._held.get(waiter)
+        if since_s is None or self._clock() - since_s > _MAX_UNPASSED_S:
+            return math.inf
+        return self._all[waiter].tpot_s
 
     def _is_waiting(self, waiter: Waiter) -> bool:
         return waiter in self._all

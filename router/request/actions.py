@@ -27,6 +27,10 @@ class Dequeue(NamedTuple):
     is_placed: bool
 
 
+class Settled(NamedTuple):
+    """Workers granted all that the placement of one that waited again asked of them."""
+
+
 class Pump(NamedTuple):
     """The time to try again has come: offer the queue what there is."""
 
@@ -115,6 +119,7 @@ class Fail(NamedTuple):
 Action = (
     Enqueue
     | Dequeue
+    | Settled
     | Pump
     | OpenLease
     | Grant

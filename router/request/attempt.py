@@ -27,6 +27,9 @@ class Attempt:
 
     Invariant: what was opened is closed by an action, or its worker said that it
     is gone (``drop_lease``, ``drop_reservation``).
+
+    Of a pair both are asked at once; or one after the other (``Paired.in_order``), first the one
+    of the lesser incarnation, as all requests do: then no two hold each what the other lacks.
     """
 
     def __init__(
@@ -45,12 +48,14 @@ class Attempt:
         self._num_prompt_tokens = num_prompt_tokens
         self._deps = deps
         self._do = do
+        self._is_in_order = False
+        self._next: WorkerId | None = None  # to be asked for the other half, once one is held
 
     @property
     def is_settled(self) -> bool:
         """Whether something is held, and everything that was asked for."""
         lease, held = self.lease, self.reservation
-        if lease is None and held is None:
+        if (lease is None and held is None) or self._next is not None:
             return False
         return not (lease and lease.is_opening) and not (held and held.is_reserving)
 
@@ -80,6 +85,11 @@ class Attempt:
         held = self.reservation
         return held if held is not None and held.sequence_id == sequence_id else None
 
+    def may_ask(self, worker: WorkerId) -> bool:
+        """Whether it may be asked for the other half of what is held."""
+        held = self.lease or self.reservation
+        return not self._is_in_order or held is None or _is_before(held.worker, worker)
+
     def open(self, placement: Placement, num_emitted: int) -> None:
         """Begin anew with the prompt and the output so far; nothing is held."""
         assert self.lease is None
@@ -88,11 +98,11 @@ class Attempt:
         self.computing = set()
         self.prefill_worker = self.decode_worker = ""
         self.transfer = None
+        self._is_in_order = isinstance(placement, Paired) and placement.in_order
         match placement:
             case Paired():
                 self.kv_path = KVPath.DISAGGREGATED
-                self.open_lease(placement.prefill)
-                self.reserve(placement.decode)
+                self._open_pair(placement)
             case PrefillOnly():
                 self.kv_path = KVPath.PREFILL_ONLY
                 self.open_lease(placement.prefill)
@@ -127,10 +137,13 @@ class Attempt:
         self.open_lease(worker)
 
     def accepted(self, event: events.Accepted) -> None:
-        """The lease's blocks are held: the reservation may be let in."""
+        """The lease's blocks are held: the reservation may be let in, or asked for."""
         lease = self.lease_of(event.sequence_id)
         if lease is not None and lease.move(PrefillLeaseEvent.ACCEPTED):
             self._book_cached(event.num_cached_tokens)
+            following = self._take_next()
+            if following is not None:
+                self.reserve(following)
             self.grant_if_held()
 
     def reserved(self, event: events.Reserved) -> DecodeReservation | None:
@@ -144,6 +157,9 @@ class Attempt:
         ):
             return None
         held.num_cached_tokens = event.num_cached_tokens
+        following = self._take_next()
+        if following is not None:
+            self.open_lease(following)
         return held
 
     def grant_if_held(self) -> None:
@@ -214,6 +230,7 @@ class Attempt:
 
     def close(self) -> None:
         """Free the lease and the reservation."""
+        self._next = None
         self.close_reservation()
         self.close_lease()
 
@@ -241,6 +258,21 @@ class Attempt:
             self.reservation.move(ReservationEvent.CLOSE)
             self.reservation = None
 
+    def _open_pair(self, pair: Paired) -> None:
+        if not pair.in_order:
+            self.open_lease(pair.prefill)
+            self.reserve(pair.decode)
+        elif _is_before(pair.prefill, pair.decode):
+            self._next = pair.decode
+            self.open_lease(pair.prefill)
+        else:
+            self._next = pair.prefill
+            self.reserve(pair.decode)
+
+    def _take_next(self) -> WorkerId | None:
+        following, self._next = self._next, None
+        return following
+
     def _puller(self, sequence_id: int, bind_id: int) -> DecodeReservation | None:
         held = self.reservation_of(sequence_id)
         return held if held is not None and held.bind_id == bind_id else None
@@ -259,3 +291,8 @@ class Attempt:
 
 def _local_path(why: Why) -> KVPath:
     return KVPath.RECOMPUTED if why is Why.RECOMPUTE else KVPath.LOCAL
+
+
+def _is_before(one: WorkerId, other: WorkerId) -> bool:
+    """Every router has them in this order."""
+    return one.incarnation < other.incarnation

@@ -1,5 +1,6 @@
 """Sends one request's actions to workers: streams of leases, commands about reservations."""
 
+import math
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ from router.cluster.members import Cluster
 from router.cluster.prefill_link import LeaseListener, PrefillLink
 from router.config import RouterConfig
 from router.generation.answer import Usage
+from router.placement.eligible import ordered
 from router.placement.engine_seconds import EngineRates, RecentRates
 from router.placement.fair_queue import Turn
 from router.placement.output_lengths import OutputLengths
@@ -115,7 +117,7 @@ class Dispatch:
         cluster = self._services.cluster
         query = self._whole(query)
         policy, snapshot = self._services.policy, cluster.snapshot()
-        placement = policy.place(query, snapshot)
+        placement = ordered(policy.place(query, snapshot), snapshot)
         self.is_held = placement is None and query.may_refuse and snapshot.has_room
         if placement is None:
             self._observer.waits(Waits.OBJECTIVES if self.is_held else Waits.ROOM)
@@ -182,6 +184,7 @@ class Dispatch:
             due_s,
             latest_start_s,
             self._rates.cost_s(num_prompt, 0),
+            math.inf if claim.tpot_s is None else claim.tpot_s,
         )
 
     def used_s(self, usage: Usage) -> float:

@@ -226,6 +226,8 @@ class FailOver:
         other = self._placing.ask(on_reservation=self._attempt.reservation)
         match other:
             case Paired():
+                if not self._attempt.may_ask(other.prefill):
+                    return None
                 self._attempt.pull_from(other.prefill)
                 return Outcome.GOES_ON
             case DecodeOnly():
@@ -237,7 +239,7 @@ class FailOver:
         lease = self._attempt.lease
         assert lease is not None, "no lease to pull from"
         other = self._placing.ask(on_prefill=lease.worker)
-        if not isinstance(other, Paired):
+        if not isinstance(other, Paired) or not self._attempt.may_ask(other.decode):
             return None
         self._attempt.close_reservation()
         self._tell(recovery, Retry.REBIND, error)

@@ -62,6 +62,7 @@ class RequestMachine:
         self._output = EmittedTokens(shape, sink)
         self._output.accept(len(shape.prompt_ids), resumed, ())
         self._ended_due_s: float | None = None  # of the worker's last word, once all tokens came
+        self._waited_again = False  # and what it asks for then is not granted yet
         self._stall_watch = StallWatch(deps.timers.sequence_progress_s)
         self._retry = RetryState(deps.timers, deps.max_attempts, deps.draw)
         self._told = PromptTold(shape.told, prompt_sink)
@@ -95,6 +96,9 @@ class RequestMachine:
         self._handle(event)
         if self.attempt.is_settled:
             self._retry.placed()
+            if self._waited_again:
+                self._waited_again = False
+                self._do(actions.Settled())
         self.wake_at_s = self._next_wake_s()
         taken, self._actions = self._actions, []
         return taken
@@ -306,6 +310,7 @@ class RequestMachine:
         self._stall_watch.end()
         placement = self._placing.ask()
         if placement is None:
+            self._waited_again = True
             self._queue(front=True)
         else:
             self._open(placement)

@@ -304,6 +304,8 @@ class Session:
             case actions.Dequeue():
                 room = self._services.room
                 (room.take if action.is_placed else room.stop_waiting)(self)
+            case actions.Settled():
+                self._services.room.settled(self)
             case actions.Pump():
                 self._services.room.pump_soon()
             case actions.Finish():

@@ -2,6 +2,8 @@
 
 import asyncio
 import itertools
+import logging
+import signal
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import grpc
+import psutil
 import pytest
 
 from diptych.cli import admin
@@ -40,6 +43,8 @@ SETTINGS = {"transfer": INLINE, "num_blocks": 128, "max_model_len": 256}
 LONG_SETTINGS = {**SETTINGS, "transfer": TransferConfig()}  # over nixl, both ways at once
 NUM_CLIENTS = 4
 EVENTUALLY_S = 30.0
+NUM_TELLING = 8  # at a time, each of which needs two workers
+RINGS_S = 2.0  # without new agents, while both workers read
 
 
 class Roles(NamedTuple):
@@ -257,3 +262,60 @@ async def test_a_worker_of_one_role_says_why_it_takes_no_other(
         assert await asyncio.to_thread(admin.run, flags) == admin.EXIT_REFUSED
         assert "serves prefill alone, not decode" in capsys.readouterr().err
         assert list((await worker.state()).roles) == [PREFILL_ROLE]
+
+
+def agents() -> set[psutil.Process]:
+    """The processes of all agents of this process' workers."""
+    return {
+        child
+        for child in psutil.Process().children()
+        if "kvtransfer.agents.main" in child.cmdline()
+    }
+
+
+async def tell(channel: grpc.aio.Channel, number: int) -> Answer:
+    """The answer to a request that no worker serves alone."""
+    request = token_request(
+        range(3 + number % 64, 43 + number % 64), max_tokens=4, salt=str(number)
+    )
+    request.sampling.prompt_logprobs = 0
+    return await generate(channel, request)
+
+
+async def test_an_agent_that_dies_takes_its_readers_agents_and_no_other(
+    tiny_llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two workers read from each other all the while: none is replaced because of that."""
+    caplog.set_level(logging.WARNING, "kvtransfer")
+    is_over = False
+    numbers = itertools.count()
+
+    async def ask_on() -> None:
+        while not is_over:
+            answer = await tell(channel, next(numbers))
+            assert answer.error is None, answer.error
+
+    def num_replaced() -> int:
+        return sum("its agent is replaced" in each.message for each in caplog.records)
+
+    both = ["prefill", "decode"]
+    async with cluster(tiny_llama, tmp_path, both, both, settings=LONG_SETTINGS) as (
+        workers,
+        channel,
+    ):
+        await proven(workers)
+        before = agents()
+        assert len(before) == 2 * len(workers), "one that is read from and one that reads, each"
+        async with asyncio.TaskGroup() as clients:
+            for _ in range(NUM_TELLING):
+                clients.create_task(ask_on(), name="client")
+            await until(lambda: next(numbers) > NUM_TELLING, EVENTUALLY_S, "requests are served")
+            victim = next(each for each in before if "--read-only=1" in each.cmdline())
+            victim.send_signal(signal.SIGKILL)
+            await asyncio.sleep(RINGS_S)
+            is_over = True
+        await proven(workers)
+        replaced = before - agents()
+        assert victim in replaced
+        assert len(replaced) <= 2, "it, and the one that read from it"
+        assert num_replaced() <= 1

@@ -213,10 +213,13 @@ def test_a_worker_that_hangs_is_reported_and_ends_it(
 
 
 def test_nothing_outlives_it_when_it_is_killed(tiny_llama: Path) -> None:
-    with up("--model", str(tiny_llama), "--prefill", "0") as cluster:
-        cluster.wait_for("router listens on")
+    """Here with workers of both roles, each of which reads from the other."""
+    with up("--model", str(tiny_llama), "--soft", "2") as cluster:
+        cluster.wait_for("ready after")
         children = cluster.children()
-        assert {"router", "decode_worker"} <= set(cluster.modules())
+        assert not any("pairs of workers are proven" in line for line in cluster.lines)
+        agents = ["kvtransfer.agents.main"] * 4  # one is read from and one reads, of each
+        assert cluster.modules() == [*agents, "router", *["soft_worker"] * 2]
         cluster.process.kill()
         assert psutil.wait_procs(children, timeout=15)[1] == []
 

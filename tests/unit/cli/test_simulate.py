@@ -58,12 +58,32 @@ def test_the_traces_own_times_may_pass_faster(
     assert "  2.00  " in capsys.readouterr().out.splitlines()[1], "18 in 9 s"
 
 
+def test_workers_of_both_roles_and_several_routers(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = tmp_path / "r.json"
+    flags = ("--workers", "soft=2 prefill=1,soft=1", "--routers", "3", "--rate", "1")
+    assert simulate(trace, *flags, "--duration-s", "10", "--json", str(report)) == 0
+    table = capsys.readouterr().out.splitlines()
+    assert table[1].startswith("soft=2 ")
+    assert table[2].startswith("prefill=1,soft=1 ")
+    told = json.loads(report.read_text())
+    assert told["environment"]["settings"]["routers"] == 3
+    assert told["runs"][0]["pools"].keys() == {"soft"}
+    assert told["runs"][1]["pools"].keys() == {"prefill", "soft"}
+    assert {cell["colocated_setting"] for cell in told["map"]} == {None}, "neither is a fixed one"
+
+
 @pytest.mark.parametrize(
     ("flags", "names"),
     [
         (("--workers", "prefill=1"), "--workers"),
         (("--workers", "prefill=1,decode=0"), "--workers"),
         (("--workers", " "), "--workers"),
+        (("--workers", "soft=0"), "--workers"),
+        (("--workers", "soft=1,soft=2"), "--workers"),
+        (("--workers", "hard=1"), "--workers"),
+        (("--workers", "soft=-1"), "--workers"),
         (("--workers", "decode=1", "--rate", "0"), "--rate"),
         (("--workers", "decode=1", "--max-batched-tokens", "8"), "max_batched_tokens"),
         (("--workers", "decode=1", "--num-blocks", "8"), "num_blocks"),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from diptych.cli.up import run
+from diptych.cli.up import UpConfig, run
 from diptych.errors import ConfigurationError
 
 
@@ -18,3 +18,28 @@ def test_locks_are_not_for_a_cluster_that_it_starts(args: list[str]) -> None:
     """It would wait for ever: it has no key to ask its router with."""
     with pytest.raises(ConfigurationError, match=rf"{args[0]}: --[a-z.-]+: not with diptych up"):
         run(args)
+
+
+@pytest.mark.parametrize(
+    ("asked", "numbers"),
+    [
+        ({}, (1, 1, 0)),
+        ({"soft": 2}, (0, 0, 2)),
+        ({"soft": 2, "prefill": 1}, (1, 0, 2)),
+        ({"prefill": 0, "decode": 3}, (0, 3, 0)),
+    ],
+)
+def test_how_many_workers_of_which_roles(
+    asked: dict[str, int], numbers: tuple[int, int, int]
+) -> None:
+    plan = UpConfig(**asked).plan()  # type: ignore[arg-type]
+    assert (plan.num_prefill, plan.num_decode, plan.num_soft) == numbers
+    num_prefill, num_decode, num_soft = numbers
+    computing = [f"p{i}" for i in range(num_prefill)] + [f"s{i}" for i in range(num_soft)]
+    decoding = [f"d{i}" for i in range(num_decode)] + [f"s{i}" for i in range(num_soft)]
+    assert plan.num_pairs == sum(p != d for p in computing for d in decoding)
+
+
+def test_somebody_has_to_decode() -> None:
+    with pytest.raises(ConfigurationError, match="decode"):
+        run(["--decode", "0"])

@@ -3,8 +3,9 @@
 import random
 from collections.abc import Iterator
 
-from diptych.simulation.cluster import RouterLimits, Split, Wires, Workers
+from diptych.simulation.cluster import Split, Workers
 from diptych.simulation.engine import EngineLimits
+from diptych.simulation.router import RouterLimits, Wires
 from diptych.simulation.simulation import Placing, Setup
 from diptych.simulation.workload import Shape
 from diptych.step_model import StepCost, StepModel

@@ -7,9 +7,10 @@ import pytest
 
 from diptych.engine.scheduling.block_pool import BlockPool
 from diptych.simulation.agenda import Agenda
-from diptych.simulation.cluster import RouterLimits, Split
+from diptych.simulation.cluster import Split
 from diptych.simulation.engine import EngineLimits, Noise, SimulatedEngine
 from diptych.simulation.journey import Journey
+from diptych.simulation.router import RouterLimits
 from diptych.simulation.simulation import Run, Simulation
 from diptych.simulation.workload import Shape
 from router.request.request_state import RequestState
@@ -28,10 +29,13 @@ def run(simulation: Simulation, duration_s: float = 30.0, drain_s: float = 600.0
         (Split(1, 1), "least-loaded"),
         (Split(0, 2), "least-loaded"),
         (Split(2, 3), "predicted"),
+        (Split(num_soft=2), "least-loaded"),
+        (Split(1, num_soft=2), "predicted"),
     ],
 )
+@pytest.mark.parametrize("num_routers", [1, 3])
 def test_every_request_ends_once_and_every_block_comes_back(
-    split: Split, placement: str, monkeypatch: pytest.MonkeyPatch
+    split: Split, placement: str, num_routers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended: list[int] = []
     end = Journey._end
@@ -43,7 +47,7 @@ def test_every_request_ends_once_and_every_block_comes_back(
     monkeypatch.setattr(Journey, "_end", counted)
     tight = SMALL._replace(num_blocks=17, max_num_seqs=4)
     made = setup(split, limits=tight, placement=placement, router=RouterLimits(max_queue=20))
-    simulation = Simulation(made, some(100, seed=7))
+    simulation = Simulation(made._replace(num_routers=num_routers), some(100, seed=7))
     done = run(simulation)
     assert sorted(ended) == list(range(100)), "each ends once"
     assert all(journey.state is RequestState.DONE for journey in simulation.journeys)
@@ -52,7 +56,6 @@ def test_every_request_ends_once_and_every_block_comes_back(
     assert num_answered + sum(done.refusals.values()) == 100
     assert set(done.refusals) <= {"QUEUE_FULL", "QUEUE_TIMEOUT", "KV_BLOCKS_EXHAUSTED"}
     assert num_answered > 40
-    assert simulation.cluster.room.num_placed == simulation.cluster.room.num_waiting == 0
     assert_idle(simulation)
 
 
@@ -63,8 +66,10 @@ def assert_idle(simulation: Simulation) -> None:
         assert host.engine.mismatch() is None
         assert not host.engine.num_listeners
         assert not host.engine.scheduler.has_work
-    assert all(not seat.seen.num_own_tokens for seat in simulation.cluster.prefill.values())
-    assert all(not seat.seen.num_own_sequences for seat in simulation.cluster.decode.values())
+    for router in simulation.cluster.routers:
+        assert router.room.num_placed == router.room.num_waiting == 0
+        assert all(not seat.seen.num_own_tokens for seat in router.prefill.values())
+        assert all(not seat.seen.num_own_sequences for seat in router.decode.values())
 
 
 def test_what_is_cut_off_holds_nothing() -> None:

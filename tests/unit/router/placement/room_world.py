@@ -40,11 +40,13 @@ class World:
         self.capacity = capacity
         self.order: list[Waiter] = []
         self.scheduled: list[Callable[[], None]] = []
+        self.now_s = 0.0
         self.used: list[tuple[RequestClass, float]] = []
         self.room = WaitingRoom(
             max_waiting=max_waiting,
             max_placed=max_placed,
             schedule=self.scheduled.append,
+            clock=lambda: self.now_s,
             used=lambda *told: self.used.append(told),
         )
 

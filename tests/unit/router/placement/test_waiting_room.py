@@ -1,5 +1,7 @@
 """Who waits for a placement, and in which order. Pure."""
 
+import math
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -183,9 +185,36 @@ def test_one_that_can_never_be_placed_bars_the_others_for_a_while_only() -> None
     world.run_scheduled()
     others += [world.waiter() for _ in range(20)]
     for _ in range(200):  # nothing else happens: what is still to be done was scheduled
+        world.now_s += 0.05
         world.run_scheduled()
     assert all(other.is_placed for other in others)
     assert not world.scheduled
+
+
+def test_one_that_was_passed_bars_others_until_workers_granted_it_all() -> None:
+    """Placed is not granted: who came meanwhile would have what it asks for."""
+    world = World(capacity=1, max_waiting=99, max_placed=99)
+    large = world.waiter()
+    world.run_scheduled()
+    returned(world, large)
+    for _ in range(16):
+        world.capacity = 1
+        small = Waiter(world, world.room)
+        world.room.take(small)
+        world.room.leave(small)
+    late = world.waiter()
+    world.capacity = 3
+    world.run_scheduled()
+    assert large.is_placed
+    world.run_scheduled()
+    assert not late.is_placed, "the large one may be refused yet"
+    returned(world, large)
+    world.run_scheduled()
+    assert large.is_placed
+    assert not late.is_placed
+    world.room.settled(large)
+    world.run_scheduled()
+    assert late.is_placed
 
 
 @pytest.mark.parametrize("has_room", [True, False])
@@ -459,3 +488,63 @@ class RoomMachine(RuleBasedStateMachine):
 
 
 TestRoom = RoomMachine.TestCase
+
+
+class Machine:
+    """A worker whose tokens come as slowly as it has sequences; one ends with each turn."""
+
+    def __init__(self) -> None:
+        self.world = World(max_waiting=999, max_placed=999)
+        self.running: list[Paced] = []
+        self.num_placed: Counter[float] = Counter()
+
+    def ask(self, tpot_s: float, request_class: RequestClass = RequestClass.STANDARD) -> None:
+        turn = Turn(request_class, tpot_s=tpot_s)
+        self.world.room.enter(Paced(self, tpot_s), front=False, turn=turn)
+
+    def turn(self) -> None:
+        """Half a second."""
+        self.world.now_s += 0.5
+        if self.running:
+            self.world.room.leave(self.running.pop(0))
+        self.world.room.pump_soon()
+        self.world.run_scheduled()
+
+
+class Paced(Waiter):
+    """Wants to be one of so few sequences, and is held while there are more."""
+
+    def __init__(self, machine: Machine, tpot_s: float) -> None:
+        super().__init__(machine.world, machine.world.room)
+        self.machine, self.tpot_s = machine, tpot_s
+
+    def offer(self, *, room_made: bool) -> None:
+        running = self.machine.running
+        if len(running) < min(8.0, self.tpot_s):
+            running.append(self)
+            self.machine.num_placed[self.tpot_s] += 1
+            self.room.take(self)
+        elif len(running) < 8:
+            self.room.hold(self)
+
+
+def test_who_wants_no_pace_does_not_keep_it_from_who_does() -> None:
+    """Else each that wants none takes the place of one that ended, for ever."""
+    machine = Machine()
+    for number in range(100):
+        for _ in range(3):
+            machine.ask(math.inf)
+        if number >= 10 and number % 2:
+            machine.ask(4.0, RequestClass.REALTIME)
+        machine.turn()
+    assert machine.num_placed[4.0] > 20
+    assert machine.num_placed[math.inf] > 20, "nor the other way round"
+
+
+def test_who_cannot_have_its_pace_holds_nobody_for_ever() -> None:
+    machine = Machine()
+    machine.ask(0.0)
+    for _ in range(60):
+        machine.ask(math.inf)
+        machine.turn()
+    assert machine.num_placed[math.inf] > 20

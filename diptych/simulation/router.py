@@ -1,0 +1,161 @@
+"""One simulated router: what it sees of the workers, its placement and its waiting room. Pure."""
+
+import random
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Generic, NamedTuple, TypeVar
+
+from diptych.block_needs import ShippedBytes
+from diptych.simulation.agenda import Agenda
+from diptych.simulation.seen import DecodeSeen, PrefillSeen, Told
+from diptych.simulation.worker import SimulatedWorker
+from router.cluster.prefill_backlog import PrefillBacklog
+from router.placement.departures import Departures
+from router.placement.types import DecodeView, Policy, PrefillView, Snapshot, WorkerId
+from router.placement.waiting_room import WaitingRoom
+
+_PUMP_REST_S = 0.05  # as in the router: before those are asked whom a pump did not reach
+
+S = TypeVar("S", PrefillSeen, DecodeSeen)
+V = TypeVar("V", PrefillView, DecodeView)
+
+
+class Wires(NamedTuple):
+    """What messages and transfers take."""
+
+    message_s: float = 0.001  # one way, between router and worker
+    bytes_per_s: float = 1e9  # into one decode worker, of all that it pulls together
+    pull_s: float = 0.002  # of a pull, beside its bytes: to begin it, and to prove it
+    kv_bytes_per_token: float = 46080.0
+
+
+class RouterLimits(NamedTuple):
+    """The router's settings of the same names."""
+
+    max_queue: int = 256
+    max_concurrent: int = 256
+    max_pending_prefill_tokens: int = 16384
+
+
+class Seat(NamedTuple, Generic[S]):
+    """A worker and what the router sees of it."""
+
+    host: SimulatedWorker
+    seen: S
+
+
+class _Views(Generic[V]):
+    """The views of one pool; made anew where something changed, when they are looked at."""
+
+    def __init__(self) -> None:
+        self._makers: dict[WorkerId, Callable[[], V]] = {}
+        self._views: dict[WorkerId, V] = {}
+        self._stale: set[WorkerId] = set()
+
+    def add(self, worker: WorkerId, make: Callable[[], V]) -> None:
+        """Of one worker more."""
+        self._makers[worker] = make
+        self._views[worker] = make()
+
+    def changed(self, worker: WorkerId) -> None:
+        """Of that one, if it is in this pool."""
+        if worker in self._makers:
+            self._stale.add(worker)
+
+    def all(self) -> tuple[V, ...]:
+        """As of now."""
+        for worker in self._stale:
+            self._views[worker] = self._makers[worker]()
+        self._stale.clear()
+        return tuple(self._views.values())
+
+
+class SimulatedRouter:
+    """What moves requests asks it for workers; a worker of both roles is in both pools."""
+
+    def __init__(
+        self,
+        prefill: Sequence[SimulatedWorker],
+        decode: Sequence[SimulatedWorker],
+        wires: Wires,
+        limits: RouterLimits,
+        policy: Policy,
+        agenda: Agenda,
+        seed: int,
+    ) -> None:
+        """``prefill`` and ``decode``: those that compute prompts, and those that decode."""
+        self.policy = policy
+        self.wires = wires
+        self.agenda = agenda
+        self.block_size = decode[0].engine.limits.block_size
+        self._snapshot: Snapshot | None = None
+        self._prefill_views = _Views[PrefillView]()
+        self._decode_views = _Views[DecodeView]()
+        self.backlog = PrefillBacklog(self._backlog_changed)
+        self.prefill: dict[WorkerId, Seat[PrefillSeen]] = {}
+        self.decode: dict[WorkerId, Seat[DecodeSeen]] = {}
+        for host in prefill:
+            self._seat_prefill(host, limits.max_pending_prefill_tokens)
+        for host in decode:
+            self._seat_decode(host)
+        for host in {host.worker: host for host in [*prefill, *decode]}.values():
+            host.on_told.append(partial(self._told, host.worker))
+            host.on_cached.append(partial(policy.cache.told, host.worker.incarnation))
+        self.room = WaitingRoom(
+            max_waiting=limits.max_queue,
+            max_placed=limits.max_concurrent,
+            schedule=agenda.soon,
+            schedule_rest=partial(agenda.after, _PUMP_REST_S),
+            has_room=lambda: self.snapshot().has_room,
+            departures=Departures(lambda: agenda.now_s, random.Random(seed).random),
+            clock=lambda: agenda.now_s,
+        )
+
+    def snapshot(self) -> Snapshot:
+        """What placement may use now."""
+        if self._snapshot is None:
+            self._snapshot = Snapshot(
+                self._prefill_views.all(),
+                self._decode_views.all(),
+                has_prefill_pool=bool(self.prefill),
+            )
+        return self._snapshot
+
+    def _seat_prefill(self, host: SimulatedWorker, max_pending: int) -> None:
+        changed = partial(self._changed, host.worker)
+        seen = PrefillSeen(host.worker, Told(host.engine), max_pending, changed)
+        self.prefill[host.worker] = Seat(host, seen)
+        self._prefill_views.add(host.worker, seen.view)
+
+    def _seat_decode(self, host: SimulatedWorker) -> None:
+        sources = {
+            worker.incarnation: self.wires.bytes_per_s
+            for worker in self.prefill
+            if worker != host.worker
+        }
+        shipped = ShippedBytes.even(self.wires.kv_bytes_per_token)
+        changed = partial(self._changed, host.worker)
+        seen = DecodeSeen(host.worker, Told(host.engine), sources, shipped, changed)
+        beside = self.prefill.get(host.worker)
+        if beside is not None:
+            seen.beside, beside.seen.beside = beside.seen, seen
+        self.decode[host.worker] = Seat(host, seen)
+        self._decode_views.add(host.worker, seen.view)
+
+    def _told(self, worker: WorkerId, told: Told) -> None:
+        if worker in self.prefill:
+            self.backlog.told(worker)
+            self.prefill[worker].seen.told(told)
+        if worker in self.decode:
+            self.decode[worker].seen.told(told)
+
+    def _backlog_changed(self, worker: WorkerId) -> None:
+        backlog, seen = self.backlog, self.prefill[worker].seen
+        seen.loaded(backlog.num_pending_tokens(worker), backlog.num_sent_tokens(worker))
+
+    def _changed(self, worker: WorkerId, is_news: bool) -> None:
+        self._prefill_views.changed(worker)
+        self._decode_views.changed(worker)
+        self._snapshot = None
+        if is_news:
+            self.room.pump_soon()

@@ -222,7 +222,8 @@ class WaitingRoom:
         self._is_pump_due = False
         newcomers, self._newcomers = self._newcomers, []
         if self._is_barred():
-            self._ask([self._favoured] if self._favoured in self._all else (), set(), set())
+            favoured = self._favoured
+            self._ask([favoured] if favoured and self._is_waiting(favoured) else (), set(), set())
             if self.num_waiting and self._has_room():
                 self._pump_rest_soon()
         else:

@@ -32,7 +32,7 @@ def test_locks_are_not_for_a_cluster_that_it_starts(args: list[str]) -> None:
 def test_how_many_workers_of_which_roles(
     asked: dict[str, int], numbers: tuple[int, int, int]
 ) -> None:
-    plan = UpConfig(**asked).plan()  # type: ignore[arg-type]
+    plan = UpConfig(**asked).plan()
     assert (plan.num_prefill, plan.num_decode, plan.num_soft) == numbers
     num_prefill, num_decode, num_soft = numbers
     computing = [f"p{i}" for i in range(num_prefill)] + [f"s{i}" for i in range(num_soft)]

@@ -4,6 +4,7 @@ import heapq
 import itertools
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from diptych.errors import BlocksExhaustedError, DiptychError
 from diptych.rpc.status import to_failure
 from diptych.timers import Timers
-from diptych.v1 import decode_pb2
+from diptych.v1 import common_pb2, decode_pb2
 from router.placement.eligible import ordered
 from router.placement.types import DecodeView, Placement, PrefillView, Query, Snapshot, WorkerId
 from router.placement.waiting_room import WaitingRoom
@@ -162,20 +163,20 @@ class Client:
             match action:
                 case actions.OpenLease() | actions.Reserve():
                     self.at[action.sequence_id] = action.worker
-                    pools.message(lambda asked=action: self.ask(asked))  # type: ignore[misc]
+                    pools.message(partial(self.ask, action))
                 case actions.CloseLease() | actions.Release():
-                    at, gone = self.at[action.sequence_id], action.sequence_id
-                    pools.message(lambda at=at, gone=gone: pools.held[at].pop(gone, None))  # type: ignore[misc]
+                    pools.message(partial(self.free, action.sequence_id))
                 case actions.Grant():
                     granted = events.Granted(action.sequence_id, action.grant_id)
-                    pools.message(lambda said=granted: self.say(said))  # type: ignore[misc]
+                    pools.message(partial(self.say, granted))
                 case actions.Bind():
-                    proven = events.Proven(action.sequence_id, action.bind_id, None)
+                    proven = events.Proven(
+                        action.sequence_id, action.bind_id, common_pb2.TransferStats()
+                    )
                     wait_s = max(0.0, self.computed_s - pools.now_s)
-                    pools.after(wait_s, lambda said=proven: self.say(said))  # type: ignore[misc]
+                    pools.after(wait_s, partial(self.say, proven))
                 case actions.Start():
-                    sequence_id = action.sequence_id
-                    pools.after(DECODE_S, lambda gone=sequence_id: self.end(gone))  # type: ignore[misc]
+                    pools.after(DECODE_S, partial(self.end, action.sequence_id))
                 case actions.Enqueue():
                     router.room.enter(self, front=action.front)
                 case actions.Dequeue():
@@ -216,8 +217,11 @@ class Client:
     def say(self, said: Event) -> None:
         self.pools.message(lambda: self.on(said))
 
-    def end(self, sequence_id: int) -> None:
+    def free(self, sequence_id: int) -> None:
         self.pools.held[self.at[sequence_id]].pop(sequence_id, None)
+
+    def end(self, sequence_id: int) -> None:
+        self.free(sequence_id)
         self.say(decoded(decode_pb2.Ended(sequence_id=sequence_id, finish_reason=LENGTH)))
 
 

@@ -30,7 +30,7 @@ from router.frontend.thoughts import thoughts_of
 from router.frontend.tools import constraint_of
 from router.frontend.validation import ModelFacts
 from router.generation.request import GenerationRequest, TokenPrompt
-from router.placement.claim import Claim
+from router.placement.claim import NO_CLAIM, Claim
 from router.request.resolved import ResolvedRequest
 
 PROMPT_LOGPROBS = "sampling.prompt_logprobs"
@@ -175,6 +175,15 @@ class Admission:
         facts = self._facts()
         validation.check(request, facts)
         return await self._encode(request, facts.max_model_len)
+
+    async def check(self, request: GenerationRequest) -> list[int]:
+        """The token ids of a prompt, once all is checked that needs no worker. Raises DiptychError.
+
+        For several requests that are answered as one, before any of them begins.
+        """
+        prompt_ids = await self.tokenize(request)
+        self._resolve(request, prompt_ids, NO_CLAIM, None)
+        return prompt_ids
 
     def _check_open(self, deadline_s: float | None) -> None:
         if self._is_draining:

@@ -157,7 +157,7 @@ class WholeAnswer:
             **self.heading.head(form.whole),
             "choices": [self.choice()],
             **({} if form.has_prompt_in_choice else told),
-            "usage": usage_content(_counted(self._summary.usage, self.prompt)),
+            "usage": usage_content(counted(self._summary.usage, self.prompt)),
             **({"timing": timing_content(self._summary.timing)} if self.tells_timing else {}),
         }
 
@@ -237,7 +237,7 @@ class StreamedAnswer:
         """What comes behind the last piece."""
         told: dict[str, object] = {}
         if self.includes_usage:
-            told["usage"] = usage_content(_counted(summary.usage, self.prompt))
+            told["usage"] = usage_content(counted(summary.usage, self.prompt))
         if self.tells_timing:
             told["timing"] = timing_content(summary.timing)
         if not told:
@@ -270,7 +270,8 @@ def _is_left_out(prompt: PromptForm | None) -> bool:
     return prompt is not None and prompt.wish.is_all
 
 
-def _counted(usage: Usage, prompt: PromptForm | None) -> Usage:
+def counted(usage: Usage, prompt: PromptForm | None) -> Usage:
+    """What of it counts: nothing of an answer that is not wanted."""
     return replace(usage, num_output_tokens=0) if _is_left_out(prompt) else usage
 
 

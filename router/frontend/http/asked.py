@@ -39,6 +39,8 @@ class Asked:
     """What to tell of the prompt; None: nothing."""
     names: Mapping[str, str]
     """How to call the request's fields, see :func:`router.frontend.field_names.renamed`."""
+    others: tuple["Asked", ...] = ()
+    """What is asked of further prompts, each of which has choices of its own."""
     repeated: Mapping[str, object] = field(default_factory=dict)
     """What the answer says again of what was asked, under the names of its own form."""
 

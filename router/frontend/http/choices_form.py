@@ -84,13 +84,24 @@ class ChoicesWriters:
         return self.form.operation
 
     def whole(self, asked: Asked, answered: Answered) -> WholeWriter:
-        parts = [
-            WholeAnswer(*told, tells_timing=asked.tells_timing)
-            for told in self._told(asked, answered)
-        ]
-        return parts[0] if len(parts) == 1 else WholeChoices(parts)
+        made = self.whole_choices(asked, answered)
+        return made.choices[0] if len(made.choices) == 1 else made
 
     def stream(self, asked: Asked, answered: Answered) -> StreamWriter:
+        made = self.streamed_choices(asked, answered)
+        return made.choices[0] if len(made.choices) == 1 else made
+
+    def whole_choices(self, asked: Asked, answered: Answered, first: int = 0) -> WholeChoices:
+        """What writes the choices of one prompt, the first of which has that index."""
+        return WholeChoices(
+            [
+                WholeAnswer(*told, tells_timing=asked.tells_timing)
+                for told in self._told(asked, answered, first)
+            ]
+        )
+
+    def streamed_choices(self, asked: Asked, answered: Answered, first: int = 0) -> StreamedChoices:
+        """The same for a stream."""
         parts = [
             StreamedAnswer(
                 told.heading,
@@ -100,11 +111,11 @@ class ChoicesWriters:
                 told.prompt,
                 tells_timing=asked.tells_timing,
             )
-            for told in self._told(asked, answered)
+            for told in self._told(asked, answered, first)
         ]
-        return parts[0] if len(parts) == 1 else StreamedChoices(parts)
+        return StreamedChoices(parts)
 
-    def _told(self, asked: Asked, answered: Answered) -> Iterator[_Told]:
+    def _told(self, asked: Asked, answered: Answered, first: int) -> Iterator[_Told]:
         """Of each choice; the first one tells of the prompt."""
         sampling = asked.request.sampling
         for index in range(sampling.num_choices):
@@ -119,7 +130,7 @@ class ChoicesWriters:
                 request_id=answered.request_id,
                 model=answered.model,
                 created_s=answered.created_s,
-                index=index,
+                index=first + index,
                 stop_token_ids=frozenset(sampling.stop_token_ids),
             )
             yield _Told(heading, logprobs, prompt)

@@ -1,6 +1,6 @@
 """The body of ``/v1/completions`` as a request for the generator. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Final
 
@@ -18,10 +18,12 @@ from router.frontend.http.body import refusal, validated
 from router.frontend.http.constraint_fields import read_constraint
 from router.frontend.http.prompt_form import PromptWish
 from router.frontend.http.sampling_fields import read_sampling
-from router.frontend.validation import check_room
+from router.frontend.validation import MAX_REQUEST_ID_CHARACTERS, check_room
 from router.generation.request import GenerationRequest, TextPrompt, TokenPrompt
 
 DEFAULT_MAX_TOKENS: Final = 16  # as OpenAI's; a chat gets what the context leaves
+MAX_PROMPT_CHOICES: Final = 128  # of all prompts of one body together
+_MAX_ID_BEGIN: Final = MAX_REQUEST_ID_CHARACTERS - 4
 PROMPT_NAMES: Final = {"tokens.ids": "prompt", "tokens": "prompt", "text": "prompt"}
 
 _TOKEN_IDS: Final = TypeAdapter(
@@ -43,8 +45,9 @@ def read_completion(content: Mapping[str, object], envelope: Envelope) -> Asked:
     if is_all:
         content = {**content, "max_tokens": 1}  # which is drawn, and left out
     said = read_constraint(content)
+    prompts = read_prompts(content.get("prompt"), envelope.max_model_len)
     request = GenerationRequest(
-        prompt=read_prompt(content.get("prompt"), envelope.max_model_len),
+        prompt=prompts[0],
         sampling=read_sampling(
             content,
             max_tokens=DEFAULT_MAX_TOKENS,
@@ -57,13 +60,51 @@ def read_completion(content: Mapping[str, object], envelope: Envelope) -> Asked:
         num_bytes=envelope.num_bytes,
     )
     names = {**PROMPT_NAMES, **(said.names if said else {})}
-    asked = asked_of(body, request, names, _wish(request, is_all) if body.echo else None)
-    return _with_echoed_logprobs(asked) if body.echo else asked
+    asked = asked_of(body, request, names, _wish(prompts[0], is_all) if body.echo else None)
+    if body.echo:
+        asked = _with_echoed_logprobs(asked)
+    return asked if len(prompts) == 1 else _of_several(asked, prompts)
 
 
-def _wish(request: GenerationRequest, is_all: bool) -> PromptWish:
-    text = request.prompt.text if isinstance(request.prompt, TextPrompt) else None
-    return PromptWish(echoes=True, is_all=is_all, text=text)
+def _of_several(asked: Asked, prompts: Sequence[TextPrompt | TokenPrompt]) -> Asked:
+    """The same of each prompt; refused is what one of them alone could be told."""
+    if asked.tells_timing:
+        raise InvalidRequestError("is for one prompt", field="return_timing")
+    if asked.counts_along:
+        raise InvalidRequestError(
+            "is for one prompt", field="stream_options.continuous_usage_stats"
+        )
+    request = asked.request
+    num_choices = len(prompts) * request.sampling.num_drawn
+    if num_choices > MAX_PROMPT_CHOICES:
+        raise InvalidRequestError(
+            f"{len(prompts)} prompts make {num_choices} choices, more than {MAX_PROMPT_CHOICES}: "
+            "send them in several requests, or as a batch",
+            field="prompt",
+        )
+    each = [
+        replace(
+            asked,
+            request=replace(
+                request,
+                prompt=prompt,
+                request_id=f"{request.request_id[:_MAX_ID_BEGIN]}-{index}",
+                num_bytes=request.num_bytes // len(prompts) + 1,
+            ),
+            prompt=None if asked.prompt is None else replace(asked.prompt, text=_text_of(prompt)),
+            names={**asked.names, **dict.fromkeys(PROMPT_NAMES, f"prompt[{index}]")},
+        )
+        for index, prompt in enumerate(prompts)
+    ]
+    return replace(each[0], others=tuple(each[1:]))
+
+
+def _wish(prompt: TextPrompt | TokenPrompt, is_all: bool) -> PromptWish:
+    return PromptWish(echoes=True, is_all=is_all, text=_text_of(prompt))
+
+
+def _text_of(prompt: TextPrompt | TokenPrompt) -> str | None:
+    return prompt.text if isinstance(prompt, TextPrompt) else None
 
 
 def _with_echoed_logprobs(asked: Asked) -> Asked:
@@ -76,6 +117,25 @@ def _with_echoed_logprobs(asked: Asked) -> Asked:
     return replace(asked, request=replace(asked.request, sampling=sampling))
 
 
+def read_prompts(value: object, max_model_len: int) -> Sequence[TextPrompt | TokenPrompt]:
+    """One prompt, or all of a list of them. Raises InvalidRequestError."""
+    if isinstance(value, list) and len(value) > 1 and isinstance(value[0], str | list):
+        if len(value) > MAX_PROMPT_CHOICES:
+            raise InvalidRequestError(
+                f"has {len(value)} prompts, more than {MAX_PROMPT_CHOICES}", field="prompt"
+            )
+        for index, each in enumerate(value):
+            if not isinstance(each, str | list):
+                raise InvalidRequestError(
+                    "should be a text or a list of token ids", field=f"prompt[{index}]"
+                )
+        return [
+            read_prompt([each], max_model_len, f"prompt[{index}]")
+            for index, each in enumerate(value)
+        ]
+    return [read_prompt(value, max_model_len)]
+
+
 def read_prompt(
     value: object, max_model_len: int, field: str = "prompt"
 ) -> TextPrompt | TokenPrompt:
@@ -86,7 +146,7 @@ def read_prompt(
     """
     if isinstance(value, list) and value and isinstance(value[0], str | list):
         if len(value) > 1:
-            raise InvalidRequestError("several prompts are not supported yet", field=field)
+            raise InvalidRequestError("has to be one prompt", field=field)
         value = value[0]
     if isinstance(value, str):
         return TextPrompt(value)

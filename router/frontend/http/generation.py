@@ -2,10 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
-from typing import Final
+from functools import partial
+from typing import Final, TypeVar
 
 from diptych.errors import DiptychError, InvalidRequestError, SlowClientError
 from router.frontend.admission import Admission
@@ -14,12 +15,18 @@ from router.frontend.generator import Generator
 from router.frontend.http.answer_writer import Answered, AnswerWriters
 from router.frontend.http.asked import Asked, Envelope
 from router.frontend.http.body import parse
+from router.frontend.http.choices_form import ChoicesWriters
 from router.frontend.http.errors import RefusedError, reason_of
 from router.frontend.http.exchange import Exchange
+from router.frontend.http.merged_events import MergedEvents
+from router.frontend.http.several_form import StreamedPrompts, WholePrompts
 from router.generation.answer import GenerationEvent
+from router.generation.request import GenerationRequest, TokenPrompt
 
 _QUIET_S: Final = 10.0  # proxies end what says nothing for long
 _COMMENT: Final = b": the model is still at it\n\n"
+_MAX_PROMPTS_AT_ONCE: Final = 16  # of one body: enough to fill steps, and not the queue
+_Event = TypeVar("_Event")
 Read = Callable[[Mapping[str, object], Envelope], Asked]
 
 
@@ -58,12 +65,16 @@ class GenerationAnswers:
             if not patience.expired():
                 patience.reschedule(asyncio.get_running_loop().time())
 
-        events = self.generator.generate(
-            replace(asked.request, tenant=exchange.tenant),
+        generate = partial(
+            self.generator.generate,
             deadline_s=deadline_s,
             metadata=exchange.trace_metadata,
             give_up=give_up,
         )
+        if asked.others:
+            await self._answer_several(exchange, asked, answered, generate, patience)
+            return
+        events = generate(replace(asked.request, tenant=exchange.tenant))
         async with aclosing(events):
             try:
                 async with patience:
@@ -74,6 +85,51 @@ class GenerationAnswers:
                         pass
             except InvalidRequestError as error:
                 raise renamed(error, asked.names) from None
+
+    async def _answer_several(
+        self,
+        exchange: Exchange,
+        asked: Asked,
+        answered: Answered,
+        generate: Callable[[GenerationRequest], AsyncGenerator[GenerationEvent, None]],
+        patience: asyncio.Timeout,
+    ) -> None:
+        """Each prompt is a request of its own; one that fails ends all. Raises DiptychError."""
+        assert isinstance(self.writers, ChoicesWriters), "only these bodies have several prompts"
+        requests = await self._checked(exchange, asked)
+        merged = MergedEvents(len(requests), _MAX_PROMPTS_AT_ONCE)
+        failure: DiptychError | None = None
+        async with asyncio.TaskGroup() as tasks:
+            following = [
+                tasks.create_task(merged.follow(index, generate(request)), name=f"prompt-{index}")
+                for index, request in enumerate(requests)
+            ]
+            try:
+                async with patience:
+                    await self._send_several(exchange, asked, answered, merged)
+            except TimeoutError:
+                pass  # who takes nothing can be told nothing
+            except DiptychError as error:
+                failure = error
+            finally:
+                for each in following:
+                    each.cancel()
+        if failure is not None:
+            raise failure
+
+    async def _checked(self, exchange: Exchange, asked: Asked) -> Sequence[GenerationRequest]:
+        """Those of all prompts, tokenised, before any costs a worker something."""
+        checked = []
+        for each in (asked, *asked.others):
+            request = replace(each.request, tenant=exchange.tenant)
+            try:
+                with self.admission.hold(request.num_bytes):
+                    token_ids = await self.admission.check(request)
+            except InvalidRequestError as error:
+                self.refused(exchange, error)
+                raise renamed(error, each.names) from None
+            checked.append(replace(request, prompt=TokenPrompt(token_ids)))
+        return checked
 
     def refused(self, exchange: Exchange, error: DiptychError | RefusedError) -> None:
         """Leave the record of a request that could not be read."""
@@ -96,19 +152,46 @@ class GenerationAnswers:
         if asked.is_stream:
             stream = self.writers.stream(asked, answered)
             exchange.write_failure = stream.fail
-            told_s = self.clock()
-            while event is not None:
-                piece = stream.send(event)
-                if not piece and self.clock() - told_s > _QUIET_S:
-                    piece = _COMMENT  # what comes is kept: a call is told whole
-                if piece:
-                    await exchange.send_piece(piece)
-                    told_s = self.clock()
-                event = await anext(events, None)
-            await exchange.end_stream()
+            await self._send_stream(exchange, stream.send, event, events)
         else:
             whole = self.writers.whole(asked, answered)
             while event is not None:
                 whole.add(event)
                 event = await anext(events, None)
             await exchange.send_json(whole.content())
+
+    async def _send_several(
+        self, exchange: Exchange, asked: Asked, answered: Answered, merged: MergedEvents
+    ) -> None:
+        assert isinstance(self.writers, ChoicesWriters)
+        events = merged.events()
+        event = await anext(events, None)
+        if asked.is_stream:
+            stream = StreamedPrompts.of(self.writers, asked, answered)
+            exchange.write_failure = stream.fail
+            await self._send_stream(exchange, stream.send, event, events)
+        else:
+            whole = WholePrompts.of(self.writers, asked, answered)
+            while event is not None:
+                whole.add(event)
+                event = await anext(events, None)
+            await exchange.send_json(whole.content())
+
+    async def _send_stream(
+        self,
+        exchange: Exchange,
+        send: Callable[[_Event], bytes],
+        event: _Event | None,
+        events: AsyncIterator[_Event],
+    ) -> None:
+        """From the first of its events on."""
+        told_s = self.clock()
+        while event is not None:
+            piece = send(event)
+            if not piece and self.clock() - told_s > _QUIET_S:
+                piece = _COMMENT  # what comes is kept: a call is told whole
+            if piece:
+                await exchange.send_piece(piece)
+                told_s = self.clock()
+            event = await anext(events, None)
+        await exchange.end_stream()

@@ -1,0 +1,55 @@
+"""The events of several answers as they come, told one by one. Event loop only."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import NamedTuple
+
+from diptych.errors import DiptychError
+from router.generation.answer import GenerationEvent
+
+
+class OfPrompt(NamedTuple):
+    """An event of the answer to one of several prompts."""
+
+    prompt: int
+    event: GenerationEvent
+
+
+class MergedEvents:
+    """Owns what was told and not taken yet: one event of each answer at most.
+
+    An answer hears that its event was written when its reader asks for the next one, as it
+    would if it were alone.
+    """
+
+    def __init__(self, num_answers: int, max_at_once: int) -> None:
+        self._num_open = num_answers
+        self._room = asyncio.Semaphore(max_at_once)
+        self._told: asyncio.Queue[OfPrompt | DiptychError | None] = asyncio.Queue()
+        self._written: dict[int, asyncio.Event] = {}
+
+    async def follow(self, prompt: int, events: AsyncGenerator[GenerationEvent, None]) -> None:
+        """Tell all events of one answer, once there is room for it; its own task."""
+        async with self._room, aclosing(events):
+            try:
+                async for event in events:
+                    written = self._written[prompt] = asyncio.Event()
+                    self._told.put_nowait(OfPrompt(prompt, event))
+                    await written.wait()
+            except DiptychError as error:
+                self._told.put_nowait(error)
+                return
+        self._told.put_nowait(None)
+
+    async def events(self) -> AsyncIterator[OfPrompt]:
+        """Until all have ended. Raises DiptychError: one of them failed."""
+        while self._num_open:
+            told = await self._told.get()
+            if isinstance(told, DiptychError):
+                raise told
+            if told is None:
+                self._num_open -= 1
+                continue
+            yield told
+            self._written[told.prompt].set()

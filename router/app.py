@@ -45,6 +45,7 @@ from router.leaving import until_quiet
 from router.placement.cache_index import CacheIndex
 from router.placement.departures import Departures
 from router.placement.fair_queue import FairQueue
+from router.placement.guarded import Guarded
 from router.placement.output_lengths import OutputLengths
 from router.placement.policy import LeastLoaded
 from router.placement.predicted import Predicted
@@ -268,7 +269,7 @@ def _make_policy(config: RouterConfig, incarnation: str) -> Policy:
     )
     if config.placement == "least-loaded":
         return plain
-    return Predicted(plain, random.random)
+    return Guarded(Predicted(plain, random.random), plain)
 
 
 def _make_view(

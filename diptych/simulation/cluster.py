@@ -1,5 +1,6 @@
 """All simulated workers, and the routers over them. Pure."""
 
+import math
 from typing import NamedTuple
 
 from diptych.simulation.agenda import Agenda
@@ -34,6 +35,8 @@ class Workers(NamedTuple):
     model: StepModel
     is_noisy: bool = True
     may_leap: bool = True
+    told: StepModel | None = None  # what they say that their steps take; None: what they take
+    told_until_s: float = math.inf  # then they say what is true
 
 
 class SimulatedCluster:
@@ -75,7 +78,7 @@ class SimulatedCluster:
 
     def _host(self, name: str, limits: EngineLimits) -> SimulatedWorker:
         self._num_hosts += 1
-        return SimulatedWorker(
+        host = SimulatedWorker(
             WorkerId(f"{name}:1", name),
             limits,
             self._workers.model,
@@ -84,3 +87,6 @@ class SimulatedCluster:
             first_step=_NOISE_APART * self._num_hosts,
             may_leap=self._workers.may_leap,
         )
+        if self._workers.told is not None:
+            host.engine.tell(self._workers.told, self._workers.told_until_s)
+        return host

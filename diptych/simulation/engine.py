@@ -91,6 +91,7 @@ class SimulatedEngine:
         together that are alike; ``first_step``: where in the noise its own begins.
         """
         self.model = model
+        self._told_model, self._told_until_s = model, math.inf
         self.limits = limits
         self.gaps = Gaps()
         self.busy_s = 0.0
@@ -162,6 +163,15 @@ class SimulatedEngine:
     def num_listeners(self) -> int:
         """Sequences that somebody wants to hear of."""
         return len(self._listeners)
+
+    def tell(self, model: StepModel, until_s: float) -> None:
+        """Say until then that steps take what ``model`` says, whatever they take."""
+        self._told_model, self._told_until_s = model, until_s
+
+    @property
+    def told_model(self) -> StepModel:
+        """What a worker with this engine says that its steps take."""
+        return self._told_model if self._agenda.now_s < self._told_until_s else self.model
 
     def load(self) -> StepWork:
         """What is to be computed now."""

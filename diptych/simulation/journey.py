@@ -12,7 +12,7 @@ from diptych.simulation.attempt import Attempt, Request
 from diptych.simulation.outcome import Outcome
 from diptych.simulation.router import SimulatedRouter
 from diptych.timers import Timers
-from router.placement.types import DecodeOnly, Forecast, Paired, Placement, Query, WorkerId
+from router.placement.types import DecodeOnly, Forecast, Paired, Placement, Query, Seen, WorkerId
 from router.request import worker_errors
 from router.request.request_state import REQUEST_TRANSITIONS, RequestEvent, RequestState
 from router.request.retry_state import RetryState
@@ -146,7 +146,19 @@ class Journey:
         self.failure = failure
         self._close()
         self._router.room.leave(self)
+        self._router.policy.ended_as(self._seen())
         self._on_end(self)
+
+    def _seen(self) -> Seen:
+        request, outcome = self.request, self.outcome
+        return Seen(
+            request.due_s,
+            self._agenda.now_s,
+            len(request.prompt_ids),
+            request.objectives,
+            outcome.ttft_s,
+            outcome.tpot_s,
+        )
 
     def _move(self, event: RequestEvent) -> None:
         self.state = REQUEST_TRANSITIONS.after(self.state, event) or self.state

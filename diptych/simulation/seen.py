@@ -22,7 +22,7 @@ class Told:
         self.num_available_blocks = counts.free + counts.cached
         self.num_sequences = engine.scheduler.num_running + engine.scheduler.num_waiting
         self.tokens_per_s, self.step_s = engine.prefill_tokens_per_s, engine.decode_step_s
-        self.model = engine.model
+        self.model = engine.told_model
         self.max_batched_tokens = engine.limits.max_batched_tokens
         self.max_num_seqs = engine.limits.max_num_seqs
         self.max_model_len = engine.limits.max_model_len

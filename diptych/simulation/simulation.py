@@ -15,6 +15,7 @@ from diptych.simulation.router import RouterLimits, Wires
 from diptych.simulation.worker import SimulatedWorker
 from diptych.simulation.workload import Shape, prompt_ids
 from router.placement.cache_index import CacheIndex
+from router.placement.guarded import Guarded
 from router.placement.policy import LeastLoaded
 from router.placement.predicted import Predicted
 from router.placement.types import NO_OBJECTIVES, Objectives, Policy
@@ -29,6 +30,7 @@ class Placing(NamedTuple):
     name: str = "least-loaded"  # or predicted
     objectives: Objectives = NO_OBJECTIVES  # of each request
     local_below_tokens: int = 64
+    is_guarded: bool = True  # as the router's predicted is
 
     def policy(self, seed: int, router: int = 0) -> Policy:
         """The router's own, of that number."""
@@ -39,7 +41,10 @@ class Placing(NamedTuple):
             allow_recompute=True,
             router_incarnation=f"simulated {seed}" + (f" {router}" if router else ""),
         )
-        return plain if self.name == "least-loaded" else Predicted(plain)
+        if self.name == "least-loaded":
+            return plain
+        predicted = Predicted(plain)
+        return Guarded(predicted, plain) if self.is_guarded else predicted
 
 
 class Setup(NamedTuple):

@@ -19,6 +19,7 @@ from router.placement.types import (
     PrefillOnly,
     PrefillView,
     Query,
+    Seen,
     Snapshot,
     Unreachable,
     Why,
@@ -118,6 +119,14 @@ class LeastLoaded:
             placement = self._pair(query, prefills, decodes)
         return placement or self._recompute(query, snapshot, decodes)
 
+    def together(self, query: Query, snapshot: Snapshot) -> DecodeOnly | None:
+        """The decode worker that computes a fresh prompt itself with the least work in all."""
+        if query.needs_prefill or query.prefill_alone or not query.is_fresh:
+            return None
+        _, decodes = usable(query, snapshot)
+        best = self._least_work(query, [view for view in decodes if view.local_prefill])
+        return None if best is None else self._decode_only(query, best, Why.CHOICE)
+
     def foresee(self, query: Query, snapshot: Snapshot, wait_s: float) -> Unreachable | None:
         """See :class:`router.placement.types.Policy`. It foretells nothing."""
         return None
@@ -130,6 +139,9 @@ class LeastLoaded:
 
     def came_true(self, forecast: Forecast, ttft_s: float) -> None:
         """See :class:`router.placement.types.Policy`. It foretells nothing."""
+
+    def ended_as(self, seen: Seen) -> None:
+        """See :class:`router.placement.types.Policy`. Nothing is weighed by it."""
 
     def explain(self, query: Query, snapshot: Snapshot, placement: Placement) -> Explanation:
         """See :class:`router.placement.types.Policy`."""

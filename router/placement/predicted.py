@@ -30,6 +30,7 @@ from router.placement.types import (
     Placement,
     PrefillView,
     Query,
+    Seen,
     Snapshot,
     Unreachable,
     Why,
@@ -213,6 +214,9 @@ class Predicted:
         self._num_refused = 0
         off_s = max(-foretold_s, min(foretold_s, ttft_s - foretold_s))
         self._overhead_s = max(0.0, self._overhead_s + _OVERHEAD_WEIGHT * off_s)
+
+    def ended_as(self, seen: Seen) -> None:
+        """See :class:`router.placement.types.Policy`. First tokens have taught it."""
 
     def explain(self, query: Query, snapshot: Snapshot, placement: Placement) -> Explanation:
         """See :class:`router.placement.types.Policy`. What was foretold is in the placement."""

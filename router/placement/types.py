@@ -104,8 +104,30 @@ class Objectives(NamedTuple):
     tpot_s: float | None = None  # between two tokens, on average
     whole_ttft_s: float | None = None  # what the first was when it came; None: the same
 
+    def kept_by(self, ttft_s: float, tpot_s: float | None) -> bool:
+        """Whether both are; ``tpot_s`` None: it had one token."""
+        if self.ttft_s is not None and ttft_s > self.ttft_s:
+            return False
+        return self.tpot_s is None or tpot_s is None or tpot_s <= self.tpot_s
+
 
 NO_OBJECTIVES: Final = Objectives()
+
+
+class Seen(NamedTuple):
+    """A request that ended. Moments are of one clock, s."""
+
+    came_s: float
+    ended_s: float
+    num_prompt_tokens: int  # that were to be computed
+    objectives: Objectives = NO_OBJECTIVES  # as when it came
+    ttft_s: float | None = None  # None: it had no answer
+    tpot_s: float | None = None  # None: it had one token, or none
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether it had what it wanted."""
+        return self.ttft_s is not None and self.objectives.kept_by(self.ttft_s, self.tpot_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,6 +272,10 @@ class Policy(Protocol):
 
     def came_true(self, forecast: Forecast, ttft_s: float) -> None:
         """A request that was placed by ``forecast`` had its first token after so long, s."""
+        ...
+
+    def ended_as(self, seen: Seen) -> None:
+        """A request of this router ended, or was refused."""
         ...
 
     def explain(self, query: Query, snapshot: Snapshot, placement: Placement) -> Explanation:

@@ -26,6 +26,7 @@ from router.placement.types import (
     Placement,
     Policy,
     Query,
+    Seen,
     Unreachable,
     Why,
     WorkerId,
@@ -197,6 +198,25 @@ class Dispatch:
         claim = self._request.claim
         if self._request.shape.max_tokens > 1:  # else its length was no choice of the model's
             self._services.lengths.learn(claim.request_class, claim.tenant, usage.num_output_tokens)
+
+    def ended(self, usage: Usage, first_s: float | None = None, last_s: float = 0.0) -> None:
+        """Its answer is whole, with tokens at these moments; or, without any, it failed."""
+        num_gaps = usage.num_new_tokens - 1
+        has_pace = first_s is not None and num_gaps > 0
+        seen = Seen(
+            self._came_s,
+            time.monotonic(),
+            max(1, usage.num_prompt_tokens - usage.num_cached_tokens),
+            self._objectives_then(),
+            None if first_s is None else first_s - self._came_s,
+            (last_s - first_s) / num_gaps if first_s is not None and has_pace else None,
+        )
+        self._services.policy.ended_as(seen)
+
+    def _objectives_then(self) -> Objectives:
+        claim = self._request.claim
+        due_s = claim.first_token_due_s
+        return Objectives(None if due_s is None else due_s - self._came_s, claim.tpot_s)
 
     def _expected(self, at_most: int) -> int:
         """Tokens that are still to come."""

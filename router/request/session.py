@@ -311,9 +311,13 @@ class Session:
             case actions.Finish():
                 self._finish_reason = FinishReason(action.reason)
                 self._dispatch.finished(self.usage)
+                moments = self._answer.moments
+                last_s = moments.last_token_s or 0.0
+                self._dispatch.ended(self.usage, moments.first_token_s, last_s)
                 self._end()
             case actions.Fail():
                 self._error = action.error
+                self._dispatch.ended(self.usage)
                 self._observer.failed(action.error)
                 self._on_failed()
                 self._end()

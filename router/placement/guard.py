@@ -1,0 +1,168 @@
+"""Keeps a policy from being worse than the best fixed regime of the recent past. Pure.
+
+A policy that foretells is as good as what it foretells by. What requests really had is compared
+with what a fixed regime would have given them, by a replay of the same requests through queues
+as fast as workers measured themselves, of which no learned law is a part. The replay is rough,
+so a change is a trial: a regime that does not keep more objectives than was kept before it is
+left, and not tried again for longer each time.
+"""
+
+import enum
+import heapq
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from router.placement.types import Seen, Snapshot
+
+LOOK_S: Final = 5.0  # between two looks
+SURE_S: Final = 15.0  # that a regime has to look better before it is tried
+TRIAL_S: Final = 20.0  # before a regime is judged by what it gave
+STAY_S: Final = 60.0  # in a fixed regime, at first, before the policy is tried again
+MOST_STAY_S: Final = 480.0  # and at the most
+_WINDOW_S: Final = 120.0
+_MOST_SEEN: Final = 256  # requests
+_LEAST_SEEN: Final = 16  # of which anything is said
+_GAIN: Final = 1.1  # by which another has to be better
+
+
+class Regime(enum.Enum):
+    """How requests are placed."""
+
+    FREE = "free"  # as the policy says
+    APART = "apart"  # prompts on prefill workers
+    TOGETHER = "together"  # prompts where they are decoded
+
+
+class Rates(NamedTuple):
+    """Of the workers, as they measured themselves. All above 0."""
+
+    num_prefill: int
+    num_decode: int  # of those, that compute prompts themselves where told to
+    tokens_per_s: float  # of a prompt, on one worker
+    step_s: float  # without parts of prompts
+
+    @classmethod
+    def of(cls, snapshot: Snapshot) -> "Rates | None":
+        """None: too little is known."""
+        decoding = [view for view in snapshot.decode if view.local_prefill]
+        computing = [view.tokens_per_s for view in snapshot.prefill if view.tokens_per_s]
+        steps_s = [view.step_s for view in snapshot.decode if view.step_s]
+        if not (decoding and computing and steps_s):
+            return None
+        return cls(
+            len(snapshot.prefill),
+            len(decoding),
+            sum(computing) / len(computing),
+            sum(steps_s) / len(steps_s),
+        )
+
+
+def kept_ratio(regime: Regime, seen: Sequence[Seen], rates: Rates) -> float:
+    """Of these requests, in order of arrival, those that a fixed regime would have kept.
+
+    Prompts are computed in order by whoever is free first. Where they are decoded as well,
+    sequences wait for as much of the time as prompts take.
+    """
+    num = rates.num_prefill if regime is Regime.APART else rates.num_decode
+    tpot_s = rates.step_s
+    if regime is Regime.TOGETHER:
+        length_s = max(1e-3, seen[-1].came_s - seen[0].came_s)
+        busy_s = sum(each.num_prompt_tokens for each in seen) / rates.tokens_per_s
+        tpot_s /= max(0.05, 1.0 - busy_s / (num * length_s))
+    free_s = [0.0] * num
+    num_kept = 0
+    for each in seen:
+        begin_s = max(each.came_s, free_s[0])
+        first_s = begin_s + each.num_prompt_tokens / rates.tokens_per_s
+        heapq.heapreplace(free_s, first_s)
+        num_kept += each.objectives.kept_by(first_s - each.came_s + tpot_s, tpot_s)
+    return num_kept / len(seen)
+
+
+class Guard:
+    """Which regime it is now. Its clock is that of the requests it is told of."""
+
+    def __init__(self) -> None:
+        self.regime = Regime.FREE
+        self._seen: deque[Seen] = deque(maxlen=_MOST_SEEN)
+        self._now_s = 0.0
+        self._since_s = 0.0  # in this regime
+        self._looked_s = 0.0
+        self._better_since_s: float | None = None  # another one looks so
+        self._barred_until_s = 0.0  # no fixed regime is tried before
+        self._stay_s = STAY_S
+        self._wait_s = STAY_S
+        self._before: tuple[Regime, float] | None = None  # on trial: the last regime, what it kept
+
+    @property
+    def is_due(self) -> bool:
+        """Whether to look: seldom, and after something happened."""
+        return self._now_s >= self._looked_s + LOOK_S
+
+    def ended(self, seen: Seen) -> None:
+        """One request more."""
+        self._seen.append(seen)
+        self._now_s = max(self._now_s, seen.ended_s)
+        if not self._since_s:
+            self._since_s = self._looked_s = seen.came_s
+
+    def look(self, rates: Rates | None) -> bool:
+        """Decide; whether the regime became another."""
+        self._looked_s = self._now_s
+        recent = [each for each in self._seen if each.came_s >= self._since_s]
+        recent = [each for each in recent if each.ended_s > self._now_s - _WINDOW_S]
+        before = self.regime
+        if self._before is not None:
+            self._judge(recent, self._before)
+        elif self.regime is Regime.FREE:
+            self._doubt(recent, rates)
+        elif self._now_s - self._since_s >= self._stay_s:
+            self._turn(Regime.FREE, _ratio(recent))
+        return self.regime is not before
+
+    def _judge(self, recent: Sequence[Seen], before: tuple[Regime, float]) -> None:
+        """What is on trial stays if it kept enough; else what was before it comes back."""
+        if self._now_s - self._since_s < TRIAL_S or len(recent) < _LEAST_SEEN:
+            return
+        regime, ratio = before
+        kept, is_free = _ratio(recent), self.regime is Regime.FREE
+        self._before = None
+        if is_free and kept * _GAIN < ratio:
+            self._stay_s = min(2 * self._stay_s, MOST_STAY_S)
+            self._turn(regime)
+        elif is_free:
+            self._stay_s = STAY_S
+        elif kept <= ratio:
+            self._barred_until_s = self._now_s + self._wait_s
+            self._wait_s = min(2 * self._wait_s, MOST_STAY_S)
+            self._turn(Regime.FREE)
+        else:
+            self._wait_s = STAY_S
+
+    def _doubt(self, recent: Sequence[Seen], rates: Rates | None) -> None:
+        """Whether a fixed regime has been looking better for long enough."""
+        if rates is None or len(recent) < _LEAST_SEEN or self._now_s < self._barred_until_s:
+            self._better_since_s = None
+            return
+        kept, ordered = _ratio(recent), sorted(recent)
+        ratios: Mapping[Regime, float] = {
+            regime: kept_ratio(regime, ordered, rates) for regime in (Regime.APART, Regime.TOGETHER)
+        }
+        best = max(ratios, key=lambda each: ratios[each])
+        if ratios[best] <= kept * _GAIN:
+            self._better_since_s = None
+        elif self._better_since_s is None:
+            self._better_since_s = self._now_s
+        elif self._now_s - self._better_since_s >= SURE_S:
+            self._turn(best, kept)
+
+    def _turn(self, regime: Regime, kept: float | None = None) -> None:
+        """``kept``: of the regime that ends, for the trial that begins; None: it is none."""
+        self._before = None if kept is None else (self.regime, kept)
+        self.regime, self._since_s = regime, self._now_s
+        self._better_since_s = None
+
+
+def _ratio(seen: Sequence[Seen]) -> float:
+    return sum(each.is_kept for each in seen) / len(seen) if seen else 0.0

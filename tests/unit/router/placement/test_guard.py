@@ -1,0 +1,185 @@
+"""When a policy that foretells is left for a fixed regime, and when it comes back."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from diptych.step_model import NUM_KNOWN_STEPS, StepCost, StepModel
+from router.placement import guard as guards
+from router.placement.cache_index import CacheIndex
+from router.placement.guard import LOOK_S, STAY_S, SURE_S, TRIAL_S, Guard, Rates, Regime, kept_ratio
+from router.placement.guarded import Guarded
+from router.placement.policy import LeastLoaded
+from router.placement.predicted import Predicted
+from router.placement.types import (
+    DecodeOnly,
+    Objectives,
+    Paired,
+    Query,
+    Seen,
+    Snapshot,
+)
+from tests.unit.router.placement.test_predicted import D1, D2, MODEL, P1, P2, view_d, view_p
+
+GOALS = Objectives(1.0, 0.05)
+RATES = Rates(num_prefill=2, num_decode=2, tokens_per_s=1000.0, step_s=0.04)
+
+
+def seen(at_s: float, *, is_kept: bool, num_tokens: int = 200) -> Seen:
+    return Seen(at_s, at_s + 1.0, num_tokens, GOALS, 0.5 if is_kept else 2.0, 0.04)
+
+
+class World:
+    """A guard, four requests a second, and what comes of each by the regime of its moment."""
+
+    def __init__(self, num_tokens: int = 200) -> None:
+        self.guard = Guard()
+        self.now_s = 1000.0
+        self.turns: list[tuple[float, Regime]] = []
+        self._num_tokens = num_tokens
+
+    def run(self, for_s: float, is_kept: Callable[[Regime], bool]) -> None:
+        until_s = self.now_s + for_s
+        while self.now_s < until_s:
+            self.now_s += 0.25
+            kept = is_kept(self.guard.regime)
+            self.guard.ended(seen(self.now_s, is_kept=kept, num_tokens=self._num_tokens))
+            if self.guard.is_due and self.guard.look(RATES):
+                self.turns.append((self.now_s, self.guard.regime))
+
+
+def test_a_replay_knows_queues_and_what_prompts_take_of_tokens_beside_them() -> None:
+    slow = [seen(float(at), is_kept=True, num_tokens=900) for at in range(20)]
+    assert kept_ratio(Regime.APART, slow, RATES) == 1.0
+    assert kept_ratio(Regime.TOGETHER, slow, RATES) == 0.0, "the time between tokens doubles"
+    flood = [seen(at / 4, is_kept=True, num_tokens=900) for at in range(40)]
+    assert kept_ratio(Regime.APART, flood, RATES) < 0.2
+    light = [seen(float(at), is_kept=True, num_tokens=50) for at in range(20)]
+    assert kept_ratio(Regime.TOGETHER, light, RATES) == 1.0
+
+
+def test_what_goes_well_is_left_alone() -> None:
+    world = World()
+    world.run(600.0, lambda regime: True)
+    assert world.turns == []
+
+
+def test_it_falls_back_when_another_regime_would_have_kept_more_and_comes_back() -> None:
+    world = World()
+    began_s = world.now_s
+    world.run(60.0, lambda regime: regime is not Regime.FREE)
+    ((fell_s, regime),) = world.turns
+    assert regime is Regime.APART
+    assert fell_s - began_s <= SURE_S + 3 * LOOK_S
+    world.run(STAY_S + LOOK_S, lambda regime: True)  # it would be as good again
+    back_s, regime = world.turns[1]
+    assert regime is Regime.FREE
+    assert back_s - fell_s <= STAY_S + LOOK_S
+    world.run(300.0, lambda regime: True)
+    assert len(world.turns) == 2
+
+
+def test_while_it_stays_bad_it_is_tried_ever_more_seldom() -> None:
+    world = World()
+    world.run(1800.0, lambda regime: regime is not Regime.FREE)
+    tried_s = sum(
+        after - at for (at, regime), (after, _) in pairwise(world.turns) if regime is Regime.FREE
+    )
+    assert world.guard.regime is Regime.APART
+    assert 0 < tried_s < 0.1 * 1800.0
+    assert tried_s <= len(world.turns) / 2 * (TRIAL_S + LOOK_S)
+
+
+def test_a_replay_that_promised_too_much_is_not_believed_again_soon() -> None:
+    """Everything is as bad in each regime: some of it is lost to trials, less and less."""
+    world = World()
+    world.run(1800.0, lambda regime: False)
+    fixed = [at for at, regime in world.turns if regime is not Regime.FREE]
+    assert 2 <= len(fixed) <= 6
+    gaps = [after - at for at, after in pairwise(fixed)]
+    assert gaps == sorted(gaps)
+
+
+def test_of_few_requests_nothing_is_said() -> None:
+    world = World()
+    world.run(3.0, lambda regime: False)
+    world.now_s += 100.0
+    world.run(0.5, lambda regime: False)
+    assert world.turns == []
+
+
+def made() -> Guarded:
+    plain = LeastLoaded(CacheIndex(9), local_below_tokens=0, allow_local=True, allow_recompute=True)
+    return Guarded(Predicted(plain), plain)
+
+
+def snapshot(factor: float, *, with_rates: bool = True) -> Snapshot:
+    """Workers that say that their steps take so many times what they do take."""
+    costs = (replace_cost(cost, factor) for cost in (MODEL.decode, MODEL.prefill))
+    model = StepModel(*costs)
+    rates = {"tokens_per_s": 2000.0} if with_rates else {}
+    prefills = tuple(replace(view_p(each, model=model), **rates) for each in (P1, P2))
+    decodes = (view_d(each, 1, model, step_s=0.04) for each in (D1, D2))
+    return Snapshot(prefills, tuple(decodes))
+
+
+def replace_cost(cost: StepCost, factor: float) -> StepCost:
+    return cost._replace(
+        fixed_s=cost.fixed_s * factor,
+        row_s=cost.row_s * factor,
+        context_token_s=cost.context_token_s * factor,
+        prefill_token_s=cost.prefill_token_s * factor,
+        num_steps=NUM_KNOWN_STEPS,
+    )
+
+
+def test_a_step_model_that_is_wrong_by_a_factor_refuses_for_a_while_only() -> None:
+    """Six times too slow, they say: nothing would be in time, and nearly all is told so."""
+    policy, now_s = made(), 0.0
+    goals = Objectives(2.0, 0.1)
+    query = Query(num_tokens=500, num_max_tokens=540, objectives=goals, may_refuse=True)
+    refused: dict[int, int] = {}
+    for number in range(1, 800):
+        now_s = 10.0 + number / 4
+        told = snapshot(6.0 if now_s < 85.0 else 1.0)
+        found = policy.place(query, told)
+        if found is None:
+            assert policy.foresee(query, told, 0.0) is not None
+            refused[int(now_s) // 10] = refused.get(int(now_s) // 10, 0) + 1
+        ttft_s = None if found is None else 0.6
+        policy.ended_as(Seen(now_s, now_s + 1.0, 500, goals, ttft_s, 0.045))
+    assert refused.keys() <= {1, 2, 3}, "none, half a minute after it began"
+    assert sum(refused.values()) > 50
+    assert policy.guard.regime is Regime.FREE, "it says what is true since"
+
+
+@pytest.mark.parametrize(
+    ("regime", "kind"), [(Regime.APART, Paired), (Regime.TOGETHER, DecodeOnly)]
+)
+def test_a_fixed_regime_places_by_load(
+    regime: Regime, kind: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = made()
+    policy.guard.regime = regime
+    assert isinstance(policy.place(Query(num_tokens=500, num_max_tokens=540), snapshot(1.0)), kind)
+    alone = Query(num_tokens=500, num_max_tokens=540, needs_prefill=True)
+    assert isinstance(policy.place(alone, snapshot(1.0)), Paired)
+
+
+def test_it_looks_seldom_and_at_a_bounded_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+
+    def replayed(regime: Regime, requests: list[Seen], rates: Rates) -> float:
+        counted.append(len(requests))
+        return kept_ratio(regime, requests, rates)
+
+    monkeypatch.setattr(guards, "kept_ratio", replayed)
+    policy, query = made(), Query(num_tokens=500, num_max_tokens=540)
+    told = snapshot(1.0)
+    for number in range(2000):
+        policy.place(query, told)
+        policy.ended_as(Seen(number / 100, number / 100 + 1.0, 500, GOALS, 0.2, 0.04))
+    assert len(counted) <= 2 * (21 / LOOK_S + 1), "in 21 s"
+    assert max(counted) <= 256

@@ -1,0 +1,58 @@
+"""Workers that say what is not true of their steps: that costs goodput for a while only."""
+
+import random
+from collections.abc import Iterator
+
+from diptych.simulation.cluster import Split, Workers
+from diptych.simulation.outcome import Objective
+from diptych.simulation.router import Wires
+from diptych.simulation.simulation import Placing, Setup, Simulation
+from diptych.simulation.workload import Shape
+from diptych.step_model import StepCost, StepModel
+from router.placement.guard import LOOK_S, STAY_S, SURE_S, Regime
+from router.placement.guarded import Guarded
+from router.placement.types import Objectives
+from tests.unit.simulation.small import SMALL
+
+TRUE = StepModel(
+    StepCost(0.03, 0.004, 0.0, 0.0, 0.0, 1.2, 100), StepCost(0.06, 0.004, 0.0, 1e-3, 0.0, 1.2, 100)
+)
+# By these it does not matter how many sequences one worker has.
+WRONG = StepModel(TRUE.decode._replace(row_s=0.0), TRUE.prefill._replace(row_s=0.0))
+GOALS = Objectives(2.0, 0.07)
+RATE, LONG_S, WRONG_UNTIL_S = 4.0, 120.0, 85.0
+
+
+def requests() -> Iterator[Shape]:
+    rng, at_s = random.Random(1), 0.0
+    while (at_s := at_s + rng.expovariate(RATE)) < LONG_S:
+        yield Shape(at_s, rng.randrange(200, 500), rng.randrange(20, 60), ())
+
+
+def test_a_wrong_step_model_costs_goodput_for_a_while_and_a_right_one_is_used_again() -> None:
+    limits = SMALL._replace(
+        max_num_seqs=32, max_batched_tokens=256, max_model_len=1024, num_blocks=1024
+    )
+    workers = Workers(limits, limits, TRUE, told=WRONG, told_until_s=WRONG_UNTIL_S)
+    placing = Placing("predicted", GOALS, local_below_tokens=0)
+    wires = Wires(kv_bytes_per_token=100.0)
+    simulation = Simulation(Setup(Split(2, 2), workers, wires, placing=placing, seed=3), requests())
+    policy = simulation.cluster.routers[0].policy
+    assert isinstance(policy, Guarded)
+    turns = [(0.0, Regime.FREE)]
+
+    def watch(share: float) -> None:
+        if policy.guard.regime is not turns[-1][1]:
+            turns.append((share * LONG_S, policy.guard.regime))
+
+    done = simulation.run(LONG_S, 30.0, watch)
+    _, (fell_s, fallen), (back_s, back) = turns
+    assert (fallen, back) == (Regime.APART, Regime.FREE)
+    assert fell_s <= SURE_S + 4 * LOOK_S
+    assert back_s - fell_s <= STAY_S + LOOK_S
+    goal = Objective(GOALS.ttft_s or 0.0, GOALS.tpot_s or 0.0)
+    met = [(due_s, goal.met_by(o)) for due_s, o in zip(done.due_s, done.outcomes, strict=True)]
+    before = [is_met for due_s, is_met in met if due_s < fell_s]
+    after = [is_met for due_s, is_met in met if due_s >= fell_s]
+    assert sum(before) < 0.6 * len(before)
+    assert sum(after) > 0.9 * len(after)

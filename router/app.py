@@ -132,6 +132,13 @@ async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None
             lambda: policy.cache.num_blocks,
             TenantMetrics(host.operator_metrics, config.max_tenant_series),
         )
+        if isinstance(policy, Guarded):
+            host.metrics.read_gauge(
+                "router_placement_fixed",
+                "1 while requests are placed by load, in a fixed regime, as more objectives are kept "
+                "so than by what is foretold; else 0.",
+                policy.guard.is_fixed,
+            )
         admission = Admission(model, cluster, config)
         quotas = Quotas(config.quota.limits, loop.time, metrics.quota_refused)
         generator = Generator(admission, quotas, services, metrics, host.tracing)

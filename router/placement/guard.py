@@ -100,6 +100,10 @@ class Guard:
         """Whether to look: seldom, and after something happened."""
         return self._now_s >= self._looked_s + LOOK_S
 
+    def is_fixed(self) -> float:
+        """1 in a fixed regime, else 0."""
+        return float(self.regime is not Regime.FREE)
+
     def ended(self, seen: Seen) -> None:
         """One request more."""
         self._seen.append(seen)

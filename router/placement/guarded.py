@@ -36,7 +36,7 @@ class Guarded:
     def place(self, query: Query, snapshot: Snapshot) -> Placement | None:
         """See :class:`router.placement.types.Policy`."""
         if self.guard.is_due and self.guard.look(Rates.of(snapshot)):
-            logger.info("placement", extra={"regime": self.guard.regime.value})
+            logger.warning("placement turns", extra={"regime": self.guard.regime.value})
         if self.guard.regime is Regime.FREE:
             return self._predicted.place(query, snapshot)
         found = None

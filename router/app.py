@@ -135,8 +135,8 @@ async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None
         if isinstance(policy, Guarded):
             host.metrics.read_gauge(
                 "router_placement_fixed",
-                "1 while requests are placed by load, in a fixed regime, as more objectives are kept "
-                "so than by what is foretold; else 0.",
+                "1 while requests are placed by load, in a fixed regime, as more objectives are "
+                "kept so than by what is foretold; else 0.",
                 policy.guard.is_fixed,
             )
         admission = Admission(model, cluster, config)

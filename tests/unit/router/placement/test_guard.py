@@ -115,12 +115,10 @@ def made() -> Guarded:
     return Guarded(Predicted(plain), plain)
 
 
-def snapshot(factor: float, *, with_rates: bool = True) -> Snapshot:
+def snapshot(factor: float) -> Snapshot:
     """Workers that say that their steps take so many times what they do take."""
-    costs = (replace_cost(cost, factor) for cost in (MODEL.decode, MODEL.prefill))
-    model = StepModel(*costs)
-    rates = {"tokens_per_s": 2000.0} if with_rates else {}
-    prefills = tuple(replace(view_p(each, model=model), **rates) for each in (P1, P2))
+    model = StepModel(replace_cost(MODEL.decode, factor), replace_cost(MODEL.prefill, factor))
+    prefills = tuple(replace(view_p(each, model=model), tokens_per_s=2000.0) for each in (P1, P2))
     decodes = (view_d(each, 1, model, step_s=0.04) for each in (D1, D2))
     return Snapshot(prefills, tuple(decodes))
 

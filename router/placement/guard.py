@@ -35,9 +35,9 @@ class Regime(enum.Enum):
 
 
 class Rates(NamedTuple):
-    """Of the workers, as they measured themselves. All above 0."""
+    """Of the workers, as they measured themselves. All but ``num_prefill`` above 0."""
 
-    num_prefill: int
+    num_prefill: int  # that do not decode
     num_decode: int  # of those, that compute prompts themselves where told to
     tokens_per_s: float  # of a prompt, on one worker
     step_s: float  # without parts of prompts
@@ -50,8 +50,9 @@ class Rates(NamedTuple):
         steps_s = [view.step_s for view in snapshot.decode if view.step_s]
         if not (decoding and computing and steps_s):
             return None
+        both = {view.worker for view in decoding}
         return cls(
-            len(snapshot.prefill),
+            sum(view.worker not in both for view in snapshot.prefill),
             len(decoding),
             sum(computing) / len(computing),
             sum(steps_s) / len(steps_s),
@@ -65,6 +66,8 @@ def kept_ratio(regime: Regime, seen: Sequence[Seen], rates: Rates) -> float:
     sequences wait for as much of the time as prompts take.
     """
     num = rates.num_prefill if regime is Regime.APART else rates.num_decode
+    if not num:
+        return 0.0
     tpot_s = rates.step_s
     if regime is Regime.TOGETHER:
         length_s = max(1e-3, seen[-1].came_s - seen[0].came_s)

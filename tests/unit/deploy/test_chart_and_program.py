@@ -21,11 +21,12 @@ from diptych.cli.generate import GenerateConfig
 from diptych.cli.main import COMMANDS
 from diptych.process import ProcessConfig
 from diptych.timers import Timers
-from diptych.v1 import decode_pb2, inference_pb2, prefill_pb2
+from diptych.v1 import decode_pb2, inference_pb2, prefill_pb2, worker_pb2
 from prefill_worker.config import PrefillWorkerConfig
 from router.config import RouterConfig
 from router.discovery.choice import choose
 from router.discovery.dns import DnsDiscovery
+from soft_worker.config import SoftWorkerConfig
 from tests.unit.deploy.chart import (
     CHART,
     DIGEST,
@@ -46,11 +47,13 @@ CONFIGS: dict[str, type[ProcessConfig]] = {
     "router": RouterConfig,
     "prefill": PrefillWorkerConfig,
     "decode": DecodeWorkerConfig,
+    "worker": SoftWorkerConfig,
 }
 SERVICES = {
     "router": inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name,
     "prefill": prefill_pb2.DESCRIPTOR.services_by_name["Prefill"].full_name,
     "decode": decode_pb2.DESCRIPTOR.services_by_name["Decode"].full_name,
+    "worker": worker_pb2.DESCRIPTOR.services_by_name["Worker"].full_name,  # of whichever role
 }
 # What else the containers' environment holds: read by libraries of ours, or by another variable.
 LIBRARIES = {
@@ -143,9 +146,15 @@ def test_each_role_has_a_certificate_of_its_own_name(tmp_path: Path) -> None:
         config = config_of(pod, tmp_path)
         (volume,) = [v for v in pod.spec["volumes"] if v["name"] == "tls"]
         spec = made[volume["secret"]["secretName"]]
-        assert spec["dnsNames"] == [f"{pod.command}.{config.tls.domain}"]
+        roles = list(config.roles) if isinstance(config, SoftWorkerConfig) else [pod.command]
+        assert {f"{role}.{config.tls.domain}" for role in roles} <= set(spec["dnsNames"])
         assert {"server auth", "client auth"} <= set(spec["usages"])
-    assert len(made) == len(CONFIGS)
+    names = sorted(tuple(spec["dnsNames"]) for spec in made.values())
+    assert names == [
+        ("decode.llm.example", "prefill.llm.example"),  # a pool of decode has workers of both roles
+        ("prefill.llm.example",),
+        ("router.llm.example",),
+    ]
 
 
 @pytest.mark.parametrize("pod", servers(), ids=lambda pod: pod.where)
@@ -235,7 +244,7 @@ def services_of_pools(rendering: str) -> dict[str, set[str]]:
         assert service["spec"]["publishNotReadyAddresses"] is True, "a worker drains under its name"
         assert service["spec"]["selector"].items() <= pod.labels.items()
         assert {"name": "grpc", "containerPort": port["port"]} in pod.container["ports"]
-        found[pod.command].add(service["metadata"]["name"])
+        found[pod.labels["app.kubernetes.io/component"]].add(service["metadata"]["name"])
     return found
 
 
@@ -365,8 +374,11 @@ def _fields(config: type[BaseModel], prefix: str = "") -> set[str]:
 @pytest.mark.parametrize("role", CONFIGS)
 def test_settings_that_values_may_have_exist(role: str) -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
-    keys = _keys(schema["definitions"][f"{role}Settings"])
+    pool_of = "decode" if role == "worker" else role
+    keys = _keys(schema["definitions"][f"{pool_of}Settings"])
     assert len(keys) > 25
+    if role == "decode":
+        keys.remove("roles")  # which makes it a worker of both
     assert keys <= _fields(CONFIGS[role])
 
 

@@ -79,7 +79,7 @@ def reaches(name: str, source: Pod, target: Pod, port: int | str) -> bool:
 @pytest.mark.parametrize("name", VALUES)
 def test_only_routers_reach_workers_and_only_decode_workers_their_sources(name: str) -> None:
     by_role: dict[str, Pod] = {pod.command: pod for pod in pods(name)}
-    ports = {"router": 50051, "prefill": 50061, "decode": 50061}
+    ports = {"router": 50051, "prefill": 50061, "decode": 50061, "worker": 50061}
     allowed = {
         (source.command, target.command)
         for source in by_role.values()
@@ -91,6 +91,12 @@ def test_only_routers_reach_workers_and_only_decode_workers_their_sources(name: 
     }  # fmt: skip
     if name in OTHER_TRANSPORTS:
         pairs |= {("prefill", "decode")}
+    if "worker" in by_role:  # of both roles, in a pool of decode, whose policy is all its pools'
+        pairs |= {("router", "worker"), *((each, "prefill") for each in ("decode", "worker"))}
+        both = ("decode", "worker")
+        pairs |= {(source, target) for source in both for target in both}
+        if name in OTHER_TRANSPORTS:
+            pairs |= {("prefill", "worker")}
     if name != "everything":  # where clients are named; else every pod of the namespace is one
         pairs |= {(source, "router") for source in by_role}
     assert allowed == {(source, target) for source, target in pairs if target in by_role}

@@ -9,16 +9,16 @@ from typing import TypeAlias
 
 from pydantic import BaseModel
 
-from decode_worker.config import DecodeWorkerConfig
 from prefill_worker.config import PrefillWorkerConfig
 from router.config import RouterConfig
+from soft_worker.config import SoftWorkerConfig
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
 ROLES: Mapping[str, type[BaseModel]] = {
     "router": RouterConfig,
     "prefill": PrefillWorkerConfig,
-    "decode": DecodeWorkerConfig,
+    "decode": SoftWorkerConfig,  # a pool whose settings name `roles` runs `diptych worker`
 }
 # Set by the chart itself, or never for service.
 _NOT_OFFERED = {

@@ -15,9 +15,14 @@ paths: /etc/diptych, /etc/tls, /etc/public-tls, /etc/api-keys, /model, /cache, /
 {{- if include "diptych.isLocked" . -}}50071{{- else -}}{{ eq .role "router" | ternary 50051 50061 }}{{- end -}}
 {{- end -}}
 
+{{/* "true" of a pool whose workers may have both roles, and change them while they run. */}}
+{{- define "diptych.isSoft" -}}
+{{- if and (eq .role "decode") .values.settings.roles -}}true{{- end -}}
+{{- end -}}
+
 {{/* Flags that the chart sets: where to listen, the model, where traces go. The rest is in the file of settings. */}}
 {{- define "diptych.args" -}}
-- {{ .role }}
+- {{ include "diptych.isSoft" . | eq "true" | ternary "worker" .role }}
 - --config=/etc/diptych/settings.yaml
 - --listen=0.0.0.0:{{ eq .role "router" | ternary 50051 50061 }}
 {{- if .root.Values.metrics.enabled }}
@@ -97,7 +102,7 @@ livenessProbe:
 readinessProbe:
   grpc:
     port: {{ include "diptych.probePort" . }}
-    service: {{ get (dict "router" "diptych.v1.Inference" "prefill" "diptych.v1.Prefill" "decode" "diptych.v1.Decode") .role }}
+    service: {{ include "diptych.isSoft" . | eq "true" | ternary "diptych.v1.Worker" (get (dict "router" "diptych.v1.Inference" "prefill" "diptych.v1.Prefill" "decode" "diptych.v1.Decode") .role) }}
   {{- toYaml .values.probes.readiness | nindent 2 }}
 {{- end -}}
 

@@ -35,6 +35,14 @@
 {{- end -}}
 {{- end -}}
 
+{{/* "true" if some pool of decode has workers that may compute prompts for others. */}}
+{{- define "diptych.hasSoft" -}}
+{{- range $pool := keys .Values.decode.pools -}}
+{{- $values := include "diptych.poolValues" (dict "root" $ "role" "decode" "pool" $pool) | fromJson -}}
+{{- include "diptych.isSoft" (dict "role" "decode" "values" $values) -}}
+{{- end -}}
+{{- end -}}
+
 {{/* "true" if workers may move KV other than over their gRPC port: by a transport that has ports of its own. */}}
 {{- define "diptych.hasOtherTransports" -}}
 {{- range $role := list "prefill" "decode" -}}

@@ -60,6 +60,19 @@ def test_a_replay_knows_queues_and_what_prompts_take_of_tokens_beside_them() -> 
     assert kept_ratio(Regime.TOGETHER, light, RATES) == 1.0
 
 
+def test_workers_of_both_roles_are_counted_once() -> None:
+    """Prompts that are computed there take of the time of those that decode."""
+    told = snapshot(1.0)
+    both = replace(view_p(D1), tokens_per_s=1000.0)
+    rates = Rates.of(replace(told, prefill=(*told.prefill, both)))
+    assert rates is not None
+    assert (rates.num_prefill, rates.num_decode) == (2, 2)
+    soft = Rates.of(Snapshot((both,), told.decode))
+    assert soft is not None
+    assert soft.num_prefill == 0
+    assert kept_ratio(Regime.APART, [seen(0.0, is_kept=True)], soft) == 0.0
+
+
 def test_what_goes_well_is_left_alone() -> None:
     world = World()
     world.run(600.0, lambda regime: True)

@@ -107,7 +107,7 @@ def _unloaded(config: SimulationConfig, model: StepModel, shapes: Sequence[Shape
             "duration_s": spread[-1].at_s + 1e-4,
         }
     )
-    setup = _setup(config, model, Split(0, 2), "least-loaded", Objective(1.0, 1.0))
+    setup = _setup(alone, model, Split(0, 2), "least-loaded", Objective(1.0, 1.0))
     simulation = Simulation(setup, alone.requests(spread, None))
     done = simulation.run(_UNLOADED_GAP_S * len(spread), _UNLOADED_GAP_S)
     if not any(outcome.ttft_s is not None for outcome in done.outcomes):

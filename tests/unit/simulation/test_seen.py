@@ -15,7 +15,7 @@ from router.placement.cache_index import CacheIndex
 from router.placement.policy import LeastLoaded
 from router.placement.predicted import Predicted
 from router.placement.types import Objectives, Policy, Query, Snapshot, WorkerId
-from tests.unit.router.cluster.world import World
+from tests.unit.router.cluster.world import World, proven
 from tests.unit.simulation.small import SMALL, VARIED
 
 BYTES_PER_S = 2e9  # of the world's pairs
@@ -26,14 +26,16 @@ GOALS = Objectives(0.3, 0.08)
 class Mirrored:
     """Simulated workers, and the real router's members, which are told and asked the same."""
 
-    def __init__(self, num_prefill: int, num_decode: int) -> None:
+    def __init__(self, num_prefill: int, num_decode: int, soft: str = "") -> None:
+        """``soft``: the address of the decode worker that has both roles."""
+        self.soft = soft
         self.agenda = Agenda()
         self.world = World(prefill=num_prefill, decode=num_decode)
         self.engines: dict[str, SimulatedEngine] = {}
         self.prefill: dict[str, PrefillSeen] = {}
         self.decode: dict[str, DecodeSeen] = {}
         self._number = 0
-        sources = {f"{address}-1": BYTES_PER_S for address in self.world.prefill}
+        computing = [*self.world.prefill, *([soft] if soft else [])]
         for address in [*self.world.prefill, *self.world.decode]:
             engine = SimulatedEngine(SMALL, VARIED, self.agenda, Noise(1, is_on=True))
             self.engines[address] = engine
@@ -41,9 +43,15 @@ class Mirrored:
             if address in self.world.prefill:
                 self.prefill[address] = PrefillSeen(worker, told, 16384, lambda is_news: None)
             else:
+                sources = {f"{each}-1": BYTES_PER_S for each in computing if each != address}
                 self.decode[address] = DecodeSeen(
                     worker, told, sources, SHIPPED, lambda is_news: None
                 )
+            if address == soft:
+                beside = PrefillSeen(worker, told, 16384, lambda is_news: None)
+                beside.beside, self.decode[address].beside = self.decode[address], beside
+                self.prefill[address] = beside
+        for address in self.engines:
             self.tell(address)
 
     def tell(self, address: str) -> None:
@@ -66,9 +74,19 @@ class Mirrored:
             num_pending_attention_pairs=work.num_attention_pairs,
             num_decoding=work.num_decode_rows,
             num_context_tokens=work.num_context_tokens,
+            **self._roles(address),
         )
-        seen = self.prefill.get(address) or self.decode[address]
-        seen.told(Told(engine))
+        for seen in (self.prefill.get(address), self.decode.get(address)):
+            if seen is not None:
+                seen.told(Told(engine))
+
+    def _roles(self, address: str) -> dict[str, object]:
+        if not self.soft or address in self.world.prefill:
+            return {}
+        if address != self.soft:
+            return {"pairs": [proven(self.soft)], "pairs_version": 2}
+        both = [worker_pb2.WORKER_ROLE_PREFILL, worker_pb2.WORKER_ROLE_DECODE]
+        return {"roles": both, "able_roles": both}
 
     def send_prompt(self, address: str, num_tokens: int) -> None:
         """To a prefill worker, which gets it at once."""
@@ -120,6 +138,22 @@ def mirrored() -> Mirrored:
     both.tell("d0:1")
     both.send_prompt("p0:1", 33)
     return both
+
+
+def test_views_of_a_worker_of_both_roles_are_those_of_the_real_members() -> None:
+    both = Mirrored(1, 2, soft="d1:1")
+    both.send_prompt("d1:1", 100)
+    both.send_sequence("d1:1", 50)
+    both.agenda.run(0.21)
+    for address in both.engines:
+        both.tell(address)
+    both.send_prompt("d1:1", 40)
+    both.send_sequence("d1:1", 30)
+    both.send_sequence("d0:1", 20)
+    theirs, ours = real(both), both.simulated()
+    assert [view.worker.address for view in theirs.prefill] == ["p0:1", "d1:1"]
+    assert ours == theirs
+    assert any(view.engine and view.engine.num_departed_tokens for view in ours.prefill)
 
 
 def real(both: Mirrored) -> Snapshot:

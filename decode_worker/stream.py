@@ -111,7 +111,10 @@ class DecodeStream:
             self._set_peers(command.peers)
         elif self._sequences is not None:
             self._act(self._decide(self._sequences, command))
-            self._deps.status.load_changed()
+            if kind in ("reserve", "start"):
+                self._deps.status.work_came(self.router_incarnation)
+            else:
+                self._deps.status.load_changed()
         elif kind == "reserve":
             refused = actions.send_ended(command.reserve.sequence_id, error=still_loading())
             self._act([refused])

@@ -150,7 +150,7 @@ class LeaseStream:
             logger.debug("lease opened", extra={"num_tokens": len(command.spec.token_ids)})
         event.accepted.incarnation = status.incarnation
         self._send(event)
-        status.load_changed()
+        status.work_came(command.router_incarnation)
 
     def _metadata(self) -> list[tuple[str, str | bytes]]:
         return [(str(key), value) for key, value in self._context.invocation_metadata() or ()]

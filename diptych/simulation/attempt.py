@@ -152,6 +152,7 @@ class Attempt:
         except BlocksExhaustedError as error:
             self._refused(lease.seat.host.worker, error)
         else:
+            lease.seat.host.work_came(self._router.place)
             self._later(lambda: self._accepted(lease, lease.seq.num_cached_tokens))
 
     def _accepted(self, lease: _Lease, num_cached_tokens: int) -> None:
@@ -216,6 +217,7 @@ class Attempt:
         else:
             held.num_there = held.seq.num_cached_tokens
             held.pulled_s = self._agenda.now_s
+            held.seat.host.work_came(self._router.place)
             self._later(lambda: self._reserved(held))
 
     def _reserved(self, held: _Reservation) -> None:
@@ -265,6 +267,7 @@ class Attempt:
             held.seat.host.engine.start(held.seq, [self._request.number], self._drawn_s)
         else:
             held.seat.host.engine.start(held.seq, [])
+            held.seat.host.work_came(self._router.place)
 
     def _on_decode(self, held: _Reservation, update: SequenceUpdate) -> None:
         if not self.has_first and not held.seq.to_pull:

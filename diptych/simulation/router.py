@@ -87,6 +87,7 @@ class SimulatedRouter:
         self.policy = policy
         self.wires = wires
         self.agenda = agenda
+        self.place = 0  # among the routers, as workers have it
         self.block_size = decode[0].engine.limits.block_size
         self._snapshot: Snapshot | None = None
         self._prefill_views = _Views[PrefillView]()
@@ -99,7 +100,7 @@ class SimulatedRouter:
         for host in decode:
             self._seat_decode(host)
         for host in {host.worker: host for host in [*prefill, *decode]}.values():
-            host.on_told.append(partial(self._told, host.worker))
+            self.place = host.watch(partial(self._told, host.worker))
             host.on_cached.append(partial(policy.cache.told, host.worker.incarnation))
         self.room = WaitingRoom(
             max_waiting=limits.max_queue,

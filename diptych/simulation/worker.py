@@ -10,12 +10,22 @@ from diptych.step_model import StepModel
 from router.placement.types import WorkerId
 
 _LOAD_GAP_S = 0.25  # between two messages on Watch that tell of load
+_LEAST_GAP_S = 0.02  # where another router's work came
+
+
+class _Stream:
+    """What one router hears on Watch, and when it heard last."""
+
+    def __init__(self, hear: Callable[[Told], None]) -> None:
+        self.hear = hear
+        self.told_s = 0.0
+        self.due_s: float | None = None  # when it is told next; None: nothing is to be told
 
 
 class SimulatedWorker:
-    """Owns an engine. Routers put themselves into ``on_told``, to hear what Watch tells.
+    """Owns an engine. Routers ``watch`` it, to hear what Watch tells.
 
-    And into ``on_cached``, to hear what WatchCache tells: here, just before that.
+    And put themselves into ``on_cached``, to hear what WatchCache tells: here, just before that.
     """
 
     def __init__(
@@ -31,11 +41,9 @@ class SimulatedWorker:
     ) -> None:
         """See :class:`SimulatedEngine`."""
         self.worker = worker
-        self.on_told: list[Callable[[Told], None]] = []
+        self._streams: list[_Stream] = []
         self.on_cached: list[Callable[[CacheChange], object]] = []
         self._agenda = agenda
-        self._told_s = 0.0
-        self._is_due = False
         self._cache_seq: int | None = None  # up to where routers were told
         self._link_free_s = 0.0
         self.engine = SimulatedEngine(
@@ -47,6 +55,11 @@ class SimulatedWorker:
             on_load=self._load_changed,
             may_leap=may_leap,
         )
+
+    def watch(self, hear: Callable[[Told], None]) -> int:
+        """Let a router ``hear`` what is told; its place among those that watch."""
+        self._streams.append(_Stream(hear))
+        return len(self._streams) - 1
 
     def pull(self, num_bytes: float, bytes_per_s: float) -> float:
         """Ask for so many bytes more, behind what was asked for: when the last one is there, s."""
@@ -61,15 +74,26 @@ class SimulatedWorker:
                 hear(change)
             self._cache_seq = change.to_seq
 
-    def _load_changed(self) -> None:
-        if not self._is_due:
-            self._is_due = True
-            self._agenda.at(self._told_s + _LOAD_GAP_S, self._tell)
+    def work_came(self, router: int) -> None:
+        """Of the one that watched at that place; the others hear of it sooner."""
+        for place, stream in enumerate(self._streams):
+            if place != router:
+                self._tell_soon(stream, _LEAST_GAP_S)
 
-    def _tell(self) -> None:
-        self._is_due = False
-        self._told_s = self._agenda.now_s
+    def _load_changed(self) -> None:
+        for stream in self._streams:
+            self._tell_soon(stream, _LOAD_GAP_S)
+
+    def _tell_soon(self, stream: _Stream, gap_s: float) -> None:
+        due_s = max(self._agenda.now_s, stream.told_s + gap_s)
+        if stream.due_s is None or due_s < stream.due_s:
+            stream.due_s = due_s
+            self._agenda.at(stream.told_s + gap_s, lambda: self._tell(stream, due_s))
+
+    def _tell(self, stream: _Stream, due_s: float) -> None:
+        if stream.due_s != due_s:
+            return  # it was told sooner
+        stream.due_s = None
+        stream.told_s = self._agenda.now_s
         self.tell_cache()
-        told = Told(self.engine)
-        for hear in self.on_told:
-            hear(told)
+        stream.hear(Told(self.engine))

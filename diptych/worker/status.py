@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 # Between two messages of one Watch stream: at the least, when only the load is another
 # (each step of the engine changes it), and at the most.
-_LEAST_GAP_S = 0.05
+_LEAST_GAP_S = 0.02
 _LOAD_GAP_S = 0.25
 _LONGEST_GAP_S = 1.0
 
@@ -52,7 +52,7 @@ class WorkerStatus:
         self.cache_log: CacheLog | None = None  # of the engine, if it has one
         self.describe: Callable[[worker_pb2.WorkerState], None] = lambda state: None
         self._watchers: set[asyncio.Event] = set()
-        self._urgent_watchers: set[asyncio.Event] = set()
+        self._urgent_watchers: dict[asyncio.Event, str] = {}  # and which router each is
 
     def set(self, state: ServingState, message: str = "") -> None:
         """Move to ``state``; Watch tells within 50 ms. Draining and failed are final."""
@@ -72,6 +72,13 @@ class WorkerStatus:
         self.load_changed()
         for watcher in self._urgent_watchers:
             watcher.set()
+
+    def work_came(self, router: str) -> None:
+        """That router's. Others hear of it at once: they would send theirs to the same worker."""
+        self.load_changed()
+        for watcher, name in self._urgent_watchers.items():
+            if name != router:
+                watcher.set()
 
     def load_changed(self) -> None:
         """The load that Watch tells is different now; a router may hear of it a little later."""
@@ -128,10 +135,17 @@ class WorkerStatus:
             yield event
 
     @contextmanager
-    def watching_urgently(self) -> Iterator[asyncio.Event]:
-        """An event that is set at each change but those of the load, while the context lasts."""
-        with _in(self._urgent_watchers) as event:
+    def watching_urgently(self, router: str = "") -> Iterator[asyncio.Event]:
+        """An event that is set at each change but those of the load, while the context lasts.
+
+        And where other routers' work came than that one's, who watches.
+        """
+        event = asyncio.Event()
+        self._urgent_watchers[event] = router
+        try:
             yield event
+        finally:
+            del self._urgent_watchers[event]
 
 
 def _names(roles: Iterable[WorkerRole]) -> str:
@@ -156,7 +170,7 @@ class WatchServicer(worker_pb2_grpc.WorkerServicer):
         """Stream states until the router goes or the process ends."""
         logger.debug("watched", extra={"router_incarnation": request.router_incarnation})
         status = self._status
-        with status.watching() as changed, status.watching_urgently() as urgent:
+        with status.watching() as changed, status.watching_urgently(request.router_incarnation) as urgent:
             while True:
                 changed.clear()
                 urgent.clear()

@@ -71,6 +71,19 @@ def test_roles_that_cannot_be_had_are_refused_and_nothing_changes(
     assert status.roles == (worker_pb2.WORKER_ROLE_DECODE,)
 
 
+def test_other_routers_hear_at_once_of_work_that_one_sent() -> None:
+    status = WorkerStatus(worker_pb2.WORKER_ROLE_PREFILL)
+    with (
+        status.watching() as changed,
+        status.watching_urgently("a") as own,
+        status.watching_urgently("b") as others,
+    ):
+        status.work_came("a")
+        assert changed.is_set()
+        assert others.is_set()
+        assert not own.is_set(), "it knows"
+
+
 def test_watchers_are_told_of_changes_only() -> None:
     status = WorkerStatus(worker_pb2.WORKER_ROLE_PREFILL)
     with status.watching() as changed:

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 # Between two messages of one Watch stream: at the least, when only the load is another
 # (each step of the engine changes it), and at the most.
-_LEAST_GAP_S = 0.02
+_LEAST_GAP_S = 0.05
 _LOAD_GAP_S = 0.25
 _LONGEST_GAP_S = 1.0
 
@@ -170,7 +170,10 @@ class WatchServicer(worker_pb2_grpc.WorkerServicer):
         """Stream states until the router goes or the process ends."""
         logger.debug("watched", extra={"router_incarnation": request.router_incarnation})
         status = self._status
-        with status.watching() as changed, status.watching_urgently(request.router_incarnation) as urgent:
+        with (
+            status.watching() as changed,
+            status.watching_urgently(request.router_incarnation) as urgent,
+        ):
             while True:
                 changed.clear()
                 urgent.clear()

@@ -12,10 +12,12 @@ class DataType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TYPE_INVALID: _ClassVar[DataType]
     TYPE_BOOL: _ClassVar[DataType]
     TYPE_UINT32: _ClassVar[DataType]
+    TYPE_FP32: _ClassVar[DataType]
     TYPE_STRING: _ClassVar[DataType]
 TYPE_INVALID: DataType
 TYPE_BOOL: DataType
 TYPE_UINT32: DataType
+TYPE_FP32: DataType
 TYPE_STRING: DataType
 
 class ServerLiveRequest(_message.Message):

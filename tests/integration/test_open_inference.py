@@ -4,6 +4,7 @@ import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,27 @@ async def test_an_answer_is_what_our_own_client_gets(
         assert set(answers[name]) == {"id", "model", "text_output"}
     assert answers["choices"]["text_output"] == [expected, expected]
     assert answers["choices"]["finish_reason"] == ["length", "length"]
+
+
+async def test_it_is_told_how_likely_tokens_were(told: dict[str, Any], cluster: Cluster) -> None:
+    """The log probabilities that our own client gets, with the two likeliest at each place."""
+    async with DiptychClient(cluster.address) as client:
+        options = replace(OPTIONS, logprobs=2)
+        chunks = [chunk async for chunk in client.generate(PROMPT, options=options)]
+    token_ids = [token_id for chunk in chunks for token_id in chunk.token_ids]
+    expected = [found for chunk in chunks for found in chunk.logprobs]
+    likely = told["answers"]["likely"]
+    assert (
+        likely["cumulative_logprob"]
+        == [pytest.approx(sum(found.logprob for found in expected), abs=1e-4)] * 2
+    )
+    for written in likely["logprobs"]:
+        places = json.loads(written)
+        assert len(places) == len(token_ids) == 12
+        for place, token_id, found in zip(places, token_ids, expected, strict=True):
+            assert place[str(token_id)]["logprob"] == pytest.approx(found.logprob, abs=1e-4)
+            ranks = {str(each): rank for rank, each in enumerate(found.top_token_ids, 1)}
+            assert {each: told["rank"] for each, told in place.items() if told["rank"]} == ranks
 
 
 async def test_its_sampling_parameters_reach_the_workers(

@@ -19,6 +19,25 @@ def finite(logprob: float) -> float:
     return max(logprob, _LEAST)
 
 
+def by_token_id(
+    text: TokenText, token_id: int, found: TokenLogprobs, num_top: int
+) -> Mapping[str, object]:
+    """As vLLM writes those of a place: by token id; a token's rank where it is told."""
+    top = list(zip(found.top_token_ids, found.top_logprobs, strict=True))[:num_top]
+    named = {
+        str(each): _described(text, each, logprob, rank)
+        for rank, (each, logprob) in enumerate(top, 1)
+    }
+    return {str(token_id): _described(text, token_id, found.logprob, None), **named}
+
+
+def _described(
+    text: TokenText, token_id: int, logprob: float, rank: int | None
+) -> Mapping[str, object]:
+    spelt = text.spelling(token_id).decode(errors="replace")
+    return {"logprob": finite(logprob), "rank": rank, "decoded_token": spelt}
+
+
 class LogprobWriter(Protocol):
     """Those of one choice, in order; what was taken is told."""
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from diptych.text.token_text import TokenText
-from diptych.token_logprobs import PromptLogprobs, TokenLogprobs
-from router.frontend.http.logprob_form import CompletionLogprobs, finite
+from diptych.token_logprobs import PromptLogprobs
+from router.frontend.http.logprob_form import CompletionLogprobs, by_token_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,24 +48,16 @@ class PromptForm:
         token_ids = self._token_ids[part.position : part.position + len(part.logprobs)]
         if self.wish.echoes and self.logprobs is not None:
             self.logprobs.add(token_ids, part.logprobs)
-        if self.wish.num_top is not None:
-            self._told += map(self._entry, token_ids, part.logprobs)
+        num_top = self.wish.num_top
+        if num_top is not None:
+            self._told += [
+                by_token_id(self.text, token_id, found, num_top)
+                for token_id, found in zip(token_ids, part.logprobs, strict=True)
+            ]
 
     def members(self) -> Mapping[str, object]:
         """``prompt_logprobs`` as vLLM writes it, by token id; a token's rank where it is told."""
         return {} if self.wish.num_top is None else {"prompt_logprobs": self._told}
-
-    def _entry(self, token_id: int, found: TokenLogprobs) -> Mapping[str, object]:
-        top = list(zip(found.top_token_ids, found.top_logprobs, strict=True))[: self.wish.num_top]
-        named = {
-            str(each): self._described(each, logprob, rank)
-            for rank, (each, logprob) in enumerate(top, 1)
-        }
-        return {str(token_id): self._described(token_id, found.logprob, None), **named}
-
-    def _described(self, token_id: int, logprob: float, rank: int | None) -> Mapping[str, object]:
-        spelt = self.text.spelling(token_id).decode(errors="replace")
-        return {"logprob": finite(logprob), "rank": rank, "decoded_token": spelt}
 
     def _read(self, token_ids: Sequence[int]) -> str:
         assembler = self.text.assembler()

@@ -13,7 +13,7 @@ from router.frontend.callers.callers import Callers
 from router.frontend.field_names import renamed
 from router.frontend.generator import Generator
 from router.frontend.grpc_call import Call, read_message
-from router.frontend.open_inference.answers import Answer, StreamedAnswer, WholeAnswer, check_echo
+from router.frontend.open_inference.answers import Answer, StreamedAnswer, WholeAnswer, check_size
 from router.frontend.open_inference.asked import Asked, read_request
 from router.frontend.open_inference.tensors import STREAM
 
@@ -86,14 +86,15 @@ class Answering:
         )
         if self._is_unary and asked.is_stream:
             raise InvalidRequestError("is only for ModelStreamInfer", field=STREAM)
-        check_echo(asked)
+        check_size(asked)
         return asked
 
     def _answer_to(self, asked: Asked) -> Answer:
-        model = self._front.admission.model.name
+        model = self._front.admission.model
+        text = model.tokenizer.text
         if asked.is_stream:
-            return StreamedAnswer(asked, model)
-        return WholeAnswer(asked, model, is_marked=not self._is_unary)
+            return StreamedAnswer(asked, model.name, text)
+        return WholeAnswer(asked, model.name, text, is_marked=not self._is_unary)
 
     def _deadline_s(self, asked: Asked) -> float | None:
         """The call's, or the request's own, whichever comes first."""

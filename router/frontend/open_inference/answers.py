@@ -1,5 +1,9 @@
 """An answer's events as the protocol's responses. Pure."""
 
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from diptych.errors import DiptychError, InvalidRequestError
@@ -7,6 +11,9 @@ from diptych.finish_reason import FinishReason
 from diptych.open_inference import service_pb2
 from diptych.rpc.channel import MAX_MESSAGE_BYTES
 from diptych.rpc.status import to_failure
+from diptych.text.token_text import TokenText
+from diptych.token_logprobs import TokenLogprobs
+from router.frontend.http.logprob_form import by_token_id, finite
 from router.frontend.open_inference import tensors
 from router.frontend.open_inference.asked import FINAL_RESPONSE, VERSION, Asked
 from router.generation.answer import (
@@ -21,6 +28,9 @@ from router.generation.request import TextPrompt
 MAX_ECHO_BYTES: Final = MAX_MESSAGE_BYTES // 2
 """Of a prompt before all of several answers; the rest of a response is for what is generated."""
 
+MAX_LOGPROBS: Final = 32_768
+"""Of all tokens of all answers of one response: up to some 200 bytes of JSON each."""
+
 _UNFINISHED: Final = "None"  # what Triton's vLLM backend says of an answer that goes on
 
 
@@ -32,11 +42,20 @@ class Answer(Protocol):
         ...
 
 
-def check_echo(asked: Asked) -> None:
+def check_size(asked: Asked) -> None:
     """Refuse what no response could carry, before any work.
 
     Raises InvalidRequestError.
     """
+    sampling = asked.request.sampling
+    if not asked.is_stream and tensors.LOGPROBS in asked.outputs:
+        each = 1 + (sampling.logprobs or 0)
+        count = asked.num_choices * max(0, sampling.max_tokens or 0) * each
+        if count > MAX_LOGPROBS:
+            raise InvalidRequestError(
+                f"{count} log probabilities fit no response: {MAX_LOGPROBS} at most, or a stream",
+                field=f"return_{tensors.LOGPROBS}",
+            )
     num_choices = asked.num_choices
     if num_choices == 1 or not asked.echoes or tensors.TEXT_OUTPUT not in asked.outputs:
         return
@@ -54,16 +73,18 @@ def check_echo(asked: Asked) -> None:
 class WholeAnswer:
     """All of it in one response, for the last event."""
 
-    def __init__(self, asked: Asked, model: str, *, is_marked: bool) -> None:
+    def __init__(self, asked: Asked, model: str, text: TokenText, *, is_marked: bool) -> None:
         """``is_marked``: it goes over a stream, where the last response says that it is."""
         self._asked = asked
         self._model = model
+        self._text = text
         self._is_marked = is_marked
         prompt = asked.request.prompt
         assert isinstance(prompt, TextPrompt)
         begin = prompt.text if asked.echoes else ""
         self._texts = [[begin] for _ in range(asked.num_choices)]
         self._counts = [0] * asked.num_choices
+        self._likely = [_Likely() for _ in range(asked.num_choices)]
         self._reasons = [_UNFINISHED] * asked.num_choices
 
     def send(self, event: GenerationEvent) -> service_pb2.ModelInferResponse | None:
@@ -72,6 +93,7 @@ class WholeAnswer:
             case Delta():
                 self._texts[event.choice].append(event.text)
                 self._counts[event.choice] += len(event.token_ids)
+                self._likely[event.choice].add(event)
             case ChoiceFinished():
                 self._reasons[event.choice] = _word(event.reason)
             case Summary():
@@ -81,15 +103,20 @@ class WholeAnswer:
 
     def _response(self, num_prompt: int) -> service_pb2.ModelInferResponse:
         texts = ["".join(parts) for parts in self._texts]
-        return _response(self._asked, self._model, texts, self._reasons, num_prompt, self._counts)
+        response = _response(
+            self._asked, self._model, texts, self._reasons, num_prompt, self._counts
+        )
+        _add_likely(response, self._asked, self._likely, self._text)
+        return response
 
 
 class StreamedAnswer:
     """A response for each piece, and an empty one at the end, which says why it ended."""
 
-    def __init__(self, asked: Asked, model: str) -> None:
+    def __init__(self, asked: Asked, model: str, text: TokenText) -> None:
         self._asked = asked
         self._model = model
+        self._text = text
         self._num_prompt = 0
         self._reason = _UNFINISHED
 
@@ -97,22 +124,64 @@ class StreamedAnswer:
         """See :class:`Answer`."""
         match event:
             case Delta():
-                return self._piece(event.text, len(event.token_ids), is_final=False)
+                likely = _Likely()
+                likely.add(event)
+                return self._piece(event.text, likely, is_final=False)
             case Started():
                 self._num_prompt = len(event.prompt_token_ids)
             case ChoiceFinished():
                 self._reason = _word(event.reason)
             case Summary():
-                return self._piece("", 0, is_final=True)
+                return self._piece("", _Likely(), is_final=True)
         return None
 
     def _piece(
-        self, text: str, num_tokens: int, *, is_final: bool
+        self, text: str, likely: "_Likely", *, is_final: bool
     ) -> service_pb2.ModelInferResponse:
+        counts = [len(likely.token_ids)]
         response = _response(
-            self._asked, self._model, [text], [self._reason], self._num_prompt, [num_tokens]
+            self._asked, self._model, [text], [self._reason], self._num_prompt, counts
         )
+        _add_likely(response, self._asked, [likely], self._text)
         return _marked(response, is_final=is_final)
+
+
+@dataclass(slots=True)
+class _Likely:
+    """How likely the tokens of one choice were; of each as much as was told."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+    def add(self, delta: Delta) -> None:
+        """The next of its tokens."""
+        self.token_ids += delta.token_ids
+        self.logprobs += delta.logprobs
+
+
+def _add_likely(
+    response: service_pb2.ModelInferResponse,
+    asked: Asked,
+    choices: Sequence[_Likely],
+    text: TokenText,
+) -> None:
+    """One element for each choice: JSON of a list, as vLLM writes it, and a sum."""
+    if tensors.LOGPROBS in asked.outputs:
+        num_top = asked.request.sampling.logprobs or 0
+        written = [
+            json.dumps(
+                [
+                    by_token_id(text, token_id, found, num_top)
+                    for token_id, found in zip(each.token_ids, each.logprobs, strict=True)
+                ],
+                ensure_ascii=False,
+            )
+            for each in choices
+        ]
+        tensors.add_texts(response, tensors.LOGPROBS, written)
+    if tensors.CUMULATIVE_LOGPROB in asked.outputs:
+        sums = [math.fsum(finite(found.logprob) for found in each.logprobs) for each in choices]
+        tensors.add_numbers(response, tensors.CUMULATIVE_LOGPROB, sums)
 
 
 def failure(error: DiptychError, given_id: str) -> service_pb2.ModelStreamInferResponse:

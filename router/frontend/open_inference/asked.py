@@ -5,7 +5,7 @@ they come as one tensor of JSON or else as the request's parameters, and any of 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, get_args, get_type_hints
 
 from diptych.errors import InvalidRequestError, ModelNotFoundError
@@ -34,7 +34,6 @@ _PARAMETERS: Final = "parameters"
 _MOST_PARAMETERS: Final = 256
 _UNSERVED: Final[unserved.Unserved] = {
     **unserved.OF_COMPLETION,
-    "logprobs": (),
     "lora_name": ("",),
     "prompt_logprobs": (),
 }
@@ -113,6 +112,8 @@ def read_request(
     if is_stream and sampling.num_drawn > 1:
         raise InvalidRequestError("is for answers in one piece", field=f"{path}.best_of")
     outputs = _read_outputs(message, inputs)
+    if sampling.logprobs is None and outputs & {tensors.LOGPROBS, tensors.CUMULATIVE_LOGPROB}:
+        sampling = replace(sampling, logprobs=0)
     return Asked(
         request=GenerationRequest(
             prompt=TextPrompt(inputs.texts[tensors.TEXT_INPUT]),

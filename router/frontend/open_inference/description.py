@@ -5,7 +5,7 @@ from typing import Final
 from diptych import __version__
 from diptych.open_inference import service_pb2
 from router.frontend.open_inference.asked import VERSION
-from router.frontend.open_inference.tensors import BOOL, BYTES, INPUTS, OUTPUTS, UINT32
+from router.frontend.open_inference.tensors import BOOL, BYTES, FP32, INPUTS, OUTPUTS, UINT32
 
 _NAME: Final = "diptych"
 _EXTENSIONS: Final = ("model_configuration",)
@@ -13,6 +13,7 @@ _TYPES: Final = {
     BYTES: service_pb2.TYPE_STRING,
     BOOL: service_pb2.TYPE_BOOL,
     UINT32: service_pb2.TYPE_UINT32,
+    FP32: service_pb2.TYPE_FP32,
 }
 
 

@@ -14,6 +14,7 @@ from diptych.open_inference import service_pb2
 BYTES: Final = "BYTES"
 BOOL: Final = "BOOL"
 UINT32: Final = "UINT32"
+FP32: Final = "FP32"
 
 TEXT_INPUT: Final = "text_input"
 STREAM: Final = "stream"
@@ -23,6 +24,8 @@ TEXT_OUTPUT: Final = "text_output"
 FINISH_REASON: Final = "finish_reason"
 NUM_INPUT_TOKENS: Final = "num_input_tokens"
 NUM_OUTPUT_TOKENS: Final = "num_output_tokens"
+LOGPROBS: Final = "logprobs"
+CUMULATIVE_LOGPROB: Final = "cumulative_logprob"
 
 _LENGTH: Final = struct.Struct("<I")  # before each element of BYTES
 _MOST_SHOWN: Final = 64  # characters of what a client wrote, in an error
@@ -47,6 +50,8 @@ INPUTS: Final[Mapping[str, TensorSpec]] = {
         TensorSpec(f"return_{FINISH_REASON}", BOOL),
         TensorSpec(f"return_{NUM_INPUT_TOKENS}", BOOL),
         TensorSpec(f"return_{NUM_OUTPUT_TOKENS}", BOOL),
+        TensorSpec(f"return_{LOGPROBS}", BOOL),
+        TensorSpec(f"return_{CUMULATIVE_LOGPROB}", BOOL),
     )
 }
 OUTPUTS: Final[Mapping[str, TensorSpec]] = {
@@ -56,14 +61,12 @@ OUTPUTS: Final[Mapping[str, TensorSpec]] = {
         TensorSpec(FINISH_REASON, BYTES, size=-1),
         TensorSpec(NUM_INPUT_TOKENS, UINT32),
         TensorSpec(NUM_OUTPUT_TOKENS, UINT32, size=-1),
+        TensorSpec(LOGPROBS, BYTES, size=-1),
+        TensorSpec(CUMULATIVE_LOGPROB, FP32, size=-1),
     )
 }
-# Inputs of the same backend that nothing here serves; to say no to the flags changes nothing.
+# Inputs of the same backend that nothing here serves.
 _UNSERVED: Final = frozenset({"image", "embedding_request"})
-_UNSERVED_FLAGS: Final = {
-    name: TensorSpec(name, BOOL) for name in ("return_logprobs", "return_cumulative_logprob")
-}
-_KNOWN: Final[Mapping[str, TensorSpec]] = {**INPUTS, **_UNSERVED_FLAGS}
 
 
 class Inputs(NamedTuple):
@@ -76,9 +79,9 @@ class Inputs(NamedTuple):
 def read_inputs(request: service_pb2.ModelInferRequest) -> Inputs:
     """What the inputs say. Raises InvalidRequestError with the tensor's name and what of it."""
     num_inputs, raw = len(request.inputs), request.raw_input_contents
-    if num_inputs > len(_KNOWN):
+    if num_inputs > len(INPUTS):
         raise InvalidRequestError(
-            f"has {num_inputs} items, more than the {len(_KNOWN)} that there are", field="inputs"
+            f"has {num_inputs} items, more than the {len(INPUTS)} that there are", field="inputs"
         )
     if raw and len(raw) != num_inputs:
         raise InvalidRequestError(
@@ -98,9 +101,6 @@ def read_inputs(request: service_pb2.ModelInferRequest) -> Inputs:
             flags[spec.name] = _read_flag(tensor, content)
     if TEXT_INPUT not in texts:
         raise InvalidRequestError("is required", field=TEXT_INPUT)
-    for name in _UNSERVED_FLAGS:
-        if flags.pop(name, False):
-            raise InvalidRequestError("is not supported yet", field=name)
     return Inputs(texts, flags)
 
 
@@ -116,13 +116,20 @@ def add_counts(response: service_pb2.ModelInferResponse, name: str, counts: Sequ
     _add(response, name, len(counts), struct.pack(f"<{len(counts)}I", *counts))
 
 
+def add_numbers(
+    response: service_pb2.ModelInferResponse, name: str, numbers: Sequence[float]
+) -> None:
+    """Add an output of FP32."""
+    _add(response, name, len(numbers), struct.pack(f"<{len(numbers)}f", *numbers))
+
+
 def _add(response: service_pb2.ModelInferResponse, name: str, size: int, raw: bytes) -> None:
     response.outputs.add(name=name, datatype=OUTPUTS[name].datatype, shape=[size])
     response.raw_output_contents.append(raw)
 
 
 def _spec_of(tensor: service_pb2.ModelInferRequest.InferInputTensor, index: int) -> TensorSpec:
-    spec = _KNOWN.get(tensor.name)
+    spec = INPUTS.get(tensor.name)
     if spec is not None:
         return spec
     if tensor.name in _UNSERVED:

@@ -88,6 +88,17 @@ def answer(client: Any, model: str) -> dict[str, Told]:
         "by_parameters": told_of(
             client.infer(model, [text("text_input", PROMPT), without], parameters=parameters)
         ),
+        "likely": told_of(
+            client.infer(
+                model,
+                [
+                    *inputs(logprobs=2, n=2),
+                    without,
+                    flag("return_logprobs", True),
+                    flag("return_cumulative_logprob", True),
+                ],
+            )
+        ),
         "choices": told_of(client.infer(model, [*inputs(n=2), without, *wanted])),
     }
 

@@ -164,7 +164,7 @@ REFUSED: dict[str, tuple[Callable[[], Infer], str]] = {
     "endless": (lambda: request(temperature="nan"), "sampling_parameters.temperature"),
     "beams": (lambda: request(use_beam_search=True), "sampling_parameters.use_beam_search"),
     "an adapter": (lambda: parameters(lora_name="mine"), "parameters.lora_name"),
-    "logprobs": (lambda: request(logprobs=1), "sampling_parameters.logprobs"),
+    "logprobs": (lambda: request(logprobs="many"), "sampling_parameters.logprobs"),
     "two constraints": (lambda: request(guided_regex="a", regex="b"), "sampling_parameters.regex"),
     "choices without end": (lambda: parameters(n=2**32), "parameters.n"),
     "choices in pieces": (lambda: request(flag("stream"), n=2), "sampling_parameters.n"),

@@ -102,7 +102,11 @@ class Call:
 
 
 def servicer(generator: Scripted, max_streams: int = 1) -> OpenInferenceServicer:
-    admission = SimpleNamespace(model=SimpleNamespace(name="m"), max_model_len=100, is_ready=True)
+    admission = SimpleNamespace(
+        model=SimpleNamespace(name="m", tokenizer=SimpleNamespace(text=None)),
+        max_model_len=100,
+        is_ready=True,
+    )
     front = Front(
         cast(Admission, admission), cast(Generator, generator), cast(Callers, Known()), 1000
     )

@@ -35,11 +35,6 @@ def test_each_input_is_read_by_its_name() -> None:
     assert read.flags == {"stream": True, "return_finish_reason": False}
 
 
-def test_to_want_nothing_that_is_not_served_is_no_refusal() -> None:
-    nothing = [flag(name, False) for name in ("return_logprobs", "return_cumulative_logprob")]
-    assert read_inputs(request(*nothing)).flags == {}
-
-
 def test_elements_may_come_in_lists() -> None:
     made = typed(bytes_contents=[b"Once"])
     made.inputs.add(name="stream", datatype="BOOL", shape=[1]).contents.bool_contents.append(True)
@@ -90,11 +85,6 @@ HOSTILE: dict[str, tuple[Callable[[], Infer], str, str]] = {
         "is required",
     ),
     "another name": (lambda: with_first(name="x" * 9999), "inputs[0].name", "is none of"),
-    "log probabilities": (
-        lambda: request(flag("return_logprobs")),
-        "return_logprobs",
-        "is not supported yet",
-    ),
     "an image": (lambda: with_first(name="image"), "image", "is not supported yet"),
     "twice": (lambda: request((tensor("text_input"), raw_text("a"))), "text_input", "twice"),
     "datatype": (lambda: with_first(datatype="FP32"), "text_input.datatype", "should be BYTES"),

@@ -5,6 +5,9 @@ import contextlib
 import importlib
 import io
 import sys
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
 
 from pydantic import Field, create_model
 
@@ -14,10 +17,13 @@ from diptych.cli.connection import Connection
 from diptych.cli.conversation import Conversation
 from diptych.cli.sampling_flags import read_options, sampling_fields
 from diptych.cli.shown_answer import show_answer
+from diptych.cli.tool_file import Calls, read_tools, shown_call
 from diptych.client import Chunk, DiptychClient
 from diptych.errors import ConfigurationError, DiptychError, InvalidRequestError
+from diptych.v1 import inference_pb2
 
 EXIT_REFUSED = 1
+_UNANSWERED = "There is no answer."
 
 
 class _ChatConfig(Connection):
@@ -27,6 +33,14 @@ class _ChatConfig(Connection):
     """
 
     system: str = Field("", description="The system message; /system sets another one.")
+    tools: Path | None = Field(
+        None,
+        description="JSON file of functions that the model may call. A call is shown, and the next "
+        "line is its answer.",
+    )
+    tool_choice: Calls = Field(
+        Calls.AUTO, description="Whether it calls them as it likes, or once for each line at least."
+    )
 
 
 ChatConfig = create_model(
@@ -39,7 +53,7 @@ def run(args: list[str]) -> int:
     config = settings.load(ChatConfig, args, prog="diptych chat", env_prefix="DIPTYCH_CHAT_")
     with asyncio.Runner() as runner:
         try:
-            options = read_options(config)
+            options, tools = read_options(config), read_tools(config.tools, config.tool_choice)
             client = runner.run(_open(config))
         except ConfigurationError:
             raise
@@ -47,7 +61,7 @@ def run(args: list[str]) -> int:
             _complain(f"diptych chat: {error.reason}: {error.message}")
             return EXIT_REFUSED
         try:
-            conversation = Conversation(config.model, config.system, options)
+            conversation = Conversation(config.model, config.system, options, tools)
             _Chat(runner, client, conversation, config.timeout_s).run()
         finally:
             runner.run(client.close())
@@ -94,10 +108,11 @@ class _Chat:
             except DiptychError as error:
                 _complain(f"{error.reason}: {' '.join(error.message.split())}")
 
-    def _read(self) -> str:
+    def _read(self, asker: str = "") -> str:
         """The next line, as characters that any process can be told. Raises EOFError: none."""
         try:
-            return input(self._prompt).encode(errors="replace").decode().strip()
+            prompt = f"{asker}{self._prompt}" if self._prompt else ""
+            return input(prompt).encode(errors="replace").decode().strip()
         except (EOFError, KeyboardInterrupt):
             if self._prompt:
                 print()  # noqa: T201
@@ -107,11 +122,29 @@ class _Chat:
         if line.startswith("/") and not line.startswith("//"):
             print("\n".join(obey(self._conversation, line)), flush=True)  # noqa: T201
         elif line:
-            self._answer(line.removeprefix("/"))
+            calls = self._answer(line.removeprefix("/"))
+            while calls:
+                self._answer_calls(calls)
+                calls = self._answer(None)
 
-    def _answer(self, said: str) -> None:
-        """Show the answer; what has come of it is kept, however it ends. Raises DiptychError."""
+    def _answer_calls(self, calls: Sequence[inference_pb2.ToolCall]) -> None:
+        """Ask for what each comes to; who stops amid them has answered the rest so."""
+        left = deque(calls)
+        try:
+            while left:
+                self._conversation.call_answered(left[0], self._read(left[0].name))
+                left.popleft()
+        finally:
+            for call in left:
+                self._conversation.call_answered(call, _UNANSWERED)
+
+    def _answer(self, said: str | None) -> Sequence[inference_pb2.ToolCall]:
+        """Show the answer; what has come of it is kept, however it ends; the calls in it.
+
+        Raises DiptychError.
+        """
         parts: list[str] = []
+        calls: list[inference_pb2.ToolCall] = []
         last: Chunk | None = None
 
         def write(text: str) -> None:
@@ -121,11 +154,20 @@ class _Chat:
 
         request = self._conversation.request(said)
         try:
-            last = self._runner.run(show_answer(self._client, request, write, self._timeout_s))
+            answer = show_answer(
+                self._client, request, write, self._timeout_s, write_call=calls.append
+            )
+            last = self._runner.run(answer)
         finally:
-            if parts:
+            if "".join(parts):
                 print(flush=True)  # noqa: T201
-            self._conversation.answered(said, "".join(parts), last)
+            for call in calls:
+                print(shown_call(call), flush=True)  # noqa: T201
+            self._conversation.answered(said, "".join(parts), last, calls)
+            if last is None:  # nobody is asked for what they come to
+                for call in calls:
+                    self._conversation.call_answered(call, _UNANSWERED)
+        return calls
 
 
 async def _open(config: _ChatConfig) -> DiptychClient:

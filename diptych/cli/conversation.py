@@ -1,13 +1,20 @@
 """What was said so far in a chat, and how the next answer is to be drawn. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields, replace
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from diptych.cli.sampling_flags import FLAGS
-from diptych.client import ChatMessage, Chunk, SamplingOptions, build_request
+from diptych.client import (
+    ChatMessage,
+    Chunk,
+    SamplingOptions,
+    ToolChoice,
+    Tools,
+    build_request,
+)
 from diptych.errors import InvalidRequestError
 from diptych.sampling_params import NOTHING_SAID, check_options
 from diptych.v1 import inference_pb2
@@ -20,24 +27,48 @@ _FIELDS: Mapping[str, "Field[Any]"] = {
 class Conversation:
     """A chat's turns and settings. Owned by the command that holds it."""
 
-    def __init__(self, model: str, system: str, options: SamplingOptions) -> None:
+    def __init__(
+        self, model: str, system: str, options: SamplingOptions, tools: Tools | None = None
+    ) -> None:
         self.system = system
         self.options = options
         self.last: Chunk | None = None  # of the last answer; None: it has not come to its end
         self._model = model
         self._turns: list[ChatMessage] = []
+        self._tools = tools
 
-    def request(self, said: str) -> inference_pb2.GenerateRequest:
-        """What to ask for when the user says this."""
+    def request(self, said: str | None) -> inference_pb2.GenerateRequest:
+        """What to ask for when the user says this; None: when calls were answered.
+
+        What has to be called is so for each thing that the user says.
+        """
         first = [ChatMessage("system", self.system)] if self.system else []
-        messages = [*first, *self._turns, ChatMessage("user", said)]
-        return build_request(messages=messages, options=self.options, model=self._model)
+        tools, now = self._tools, () if said is None else (ChatMessage("user", said),)
+        if tools is not None and said is None:
+            tools = replace(tools, choice=ToolChoice.AUTO)
+        return build_request(
+            messages=[*first, *self._turns, *now],
+            options=self.options,
+            model=self._model,
+            tools=tools,
+        )
 
-    def answered(self, said: str, text: str, last: Chunk | None) -> None:
-        """Keep a turn, whole or not; one without a text might as well not have been."""
+    def answered(
+        self,
+        said: str | None,
+        text: str,
+        last: Chunk | None,
+        calls: Sequence[inference_pb2.ToolCall] = (),
+    ) -> None:
+        """Keep a turn, whole or not; one that says nothing might as well not have been."""
         self.last = last
-        if text:
-            self._turns += (ChatMessage("user", said), ChatMessage("assistant", text))
+        if text or calls:
+            now = () if said is None else (ChatMessage("user", said),)
+            self._turns += (*now, ChatMessage("assistant", text, tool_calls=calls))
+
+    def call_answered(self, call: inference_pb2.ToolCall, answer: str) -> None:
+        """What came of a call; each of a turn has to be answered before the next."""
+        self._turns.append(ChatMessage("tool", answer, tool_call_id=call.id))
 
     def clear(self) -> None:
         """Forget all turns. The settings stay."""

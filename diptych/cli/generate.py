@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from pathlib import Path
 from typing import Self
 
 from pydantic import Field, create_model, model_validator
@@ -13,6 +14,7 @@ from diptych.cli.connection import Connection
 from diptych.cli.expected_trace import ExpectedTrace
 from diptych.cli.sampling_flags import read_options, sampling_fields
 from diptych.cli.shown_answer import Metadata, Write, show_answer
+from diptych.cli.tool_file import Calls, read_tools, shown_call
 from diptych.client import ChatMessage, Chunk, DiptychClient, build_request
 from diptych.errors import ConfigurationError, DiptychError
 from diptych.request_class import RequestClass
@@ -33,6 +35,12 @@ class _GenerateConfig(Connection):
     prompt: str | None = Field(None, description="Text to continue, as it is.")
     chat: str | None = Field(None, description="A user's message, put into the chat template.")
     system: str | None = Field(None, description="The system message that goes before a user's.")
+    tools: Path | None = Field(
+        None, description="JSON file of functions that the model may call; its calls are shown."
+    )
+    tool_choice: Calls = Field(
+        Calls.AUTO, description="Whether it calls them as it likes, or one at least."
+    )
     priority: RequestClass | None = Field(None, description=LEVEL_HELP["priority"])
     ttft_ms: float | None = Field(None, description=LEVEL_HELP["ttft_ms"])
     tpot_ms: float | None = Field(None, description=LEVEL_HELP["tpot_ms"])
@@ -55,6 +63,8 @@ class _GenerateConfig(Connection):
             raise ValueError("give a message, --chat or --prompt")
         if self.system is not None and self.prompt is not None:
             raise ValueError("--system goes with a message")
+        if self.tools is not None and self.prompt is not None:
+            raise ValueError("--tools goes with a message")
         return self
 
     def request(self, *, has_chat_template: bool) -> inference_pb2.GenerateRequest:
@@ -62,14 +72,18 @@ class _GenerateConfig(Connection):
         options, said = read_options(self), self.chat
         level = ServiceLevel(self.priority, self.ttft_ms, self.tpot_ms)
         level.check()
-        if said is None and (has_chat_template or self.system is not None):
+        is_chat = self.system is not None or self.tools is not None
+        if said is None and (has_chat_template or is_chat):
             said = self.message
         if said is None:
             text = _text(self.prompt or self.message or "")
             return build_request(text, options=options, model=self.model, level=level)
         messages = [] if self.system is None else [ChatMessage("system", self.system)]
         messages.append(ChatMessage("user", _text(said)))
-        return build_request(messages=messages, options=options, model=self.model, level=level)
+        tools = read_tools(self.tools, self.tool_choice)
+        return build_request(
+            messages=messages, options=options, model=self.model, level=level, tools=tools
+        )
 
 
 GenerateConfig = create_model(
@@ -135,11 +149,15 @@ async def _generate(config: _GenerateConfig, trace: ExpectedTrace | None) -> Chu
         asks = config.message is not None
         has_template = asks and (await config.find_model(client)).has_chat_template
         request = config.request(has_chat_template=has_template)
-        return await show_answer(client, request, _write, config.timeout_s, metadata)
+        return await show_answer(client, request, _write, config.timeout_s, metadata, _write_call)
 
 
 def _text(value: str) -> str:
     return sys.stdin.read() if value == "-" else value
+
+
+def _write_call(call: inference_pb2.ToolCall) -> None:
+    _write(f"{shown_call(call)}\n")
 
 
 def _write(text: str) -> None:

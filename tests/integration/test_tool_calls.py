@@ -1,8 +1,11 @@
 """Calls of tools, and responses, through a real cluster, by OpenAI's own client."""
 
+import asyncio
+import io
 import json
 import re
 import shutil
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +17,9 @@ import pytest_asyncio
 from openai.types.responses import Response
 from pydantic import BaseModel
 
+from diptych.cli import chat as chat_command
+from diptych.cli import generate
+from diptych.cli.conversation import Conversation
 from diptych.client import (
     ChatMessage,
     Constraint,
@@ -246,6 +252,46 @@ async def test_the_python_client_offers_tools_and_answers_calls(cluster: Cluster
     assert last.usage is not None
     assert chunks[-1].usage is not None
     assert last.usage.num_prompt_tokens > chunks[-1].usage.num_prompt_tokens
+
+
+async def test_people_are_shown_calls_and_answer_them(
+    cluster: Cluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """By ``diptych generate`` and in a ``diptych chat``, whose next line is the call's answer."""
+    path = tmp_path / "tools.json"
+    path.write_text(json.dumps(TOOLS[1:]))
+    flags = ["--address", cluster.router.address, "--tools", str(path)]
+    flags += ["--max-tokens", "60", "--seed", "5", "--logit-bias", "0=-100"]
+    required = [*flags, "--tool-choice", "required"]
+    assert await asyncio.to_thread(generate.run, [*required, "What time is it?"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r'clock\(\{"is_utc": *(true|false)\}\)', shown[0]), shown
+    conversations: list[Conversation] = []
+    made = chat_command.Conversation
+
+    def remembered(*args: Any) -> Conversation:
+        conversations.append(made(*args))
+        return conversations[0]
+
+    monkeypatch.setattr(chat_command, "Conversation", remembered)
+    monkeypatch.setattr(
+        sys, "stdin", io.StringIO("What time is it?\n" + "noon\n" * len(shown[:-1]))
+    )
+    assert await asyncio.to_thread(chat_command.run, required) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert captured.out.splitlines()[: len(shown) - 1] == shown[:-1]
+    turns = conversations[0].request("and now?").chat.messages
+    num_calls = len(turns[1].tool_calls)
+    assert [turn.role for turn in turns[:2]] == ["user", "assistant"]
+    assert [turn.role for turn in turns[2 : 2 + num_calls]] == ["tool"] * num_calls
+    assert [turn.content[0].text for turn in turns[2 : 2 + num_calls]] == ["noon"] * num_calls
+    path.write_text("[{}]")
+    assert await asyncio.to_thread(generate.run, [*flags, "Hello"]) == 1
+    assert "--tools" in capsys.readouterr().err
 
 
 async def test_tools_are_told_of_unless_none_may_be_called(

@@ -14,7 +14,7 @@ import urllib.request
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import grpc
 
@@ -27,6 +27,13 @@ T = TypeVar("T")
 STOP_TIMEOUT_S = 30.0
 PAIRS_PATIENCE_S = 15.0
 _POLL_S = 0.1
+
+
+class BatchPlan(NamedTuple):
+    """A batch server beside the router."""
+
+    http_port: int
+    database: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +50,7 @@ class ClusterPlan:
     host: str = "127.0.0.1"
     port: int = 0
     http_port: int = 0
+    batch: BatchPlan | None = None
     common_args: tuple[str, ...] = ()
     worker_args: tuple[str, ...] = ()
     router_args: tuple[str, ...] = ()
@@ -72,6 +80,7 @@ class LocalCluster:
         self.soft = [worker(f"soft-{i}", "soft_worker") for i in range(plan.num_soft)]
         self._plan, self._folder = plan, folder
         self.router: Child | None = None
+        self.batch: Child | None = None
 
     @property
     def workers(self) -> list[Child]:
@@ -80,8 +89,9 @@ class LocalCluster:
 
     @property
     def children(self) -> list[Child]:
-        """All processes, the router first: the order in which they are stopped."""
-        return [*([self.router] if self.router else []), *self.workers]
+        """All processes, in the order in which they are stopped: who asks before who is asked."""
+        asking = [each for each in (self.batch, self.router) if each is not None]
+        return [*asking, *self.workers]
 
     @property
     def address(self) -> str:
@@ -115,6 +125,13 @@ class LocalCluster:
         )
         await self._start(self.router, tasks)
         await self.router.listening()
+        if plan.batch is not None:
+            args = ["--listen", f"{plan.host}:0", "--http-port", str(plan.batch.http_port)]
+            args += ["--database", plan.batch.database, *plan.common_args]
+            args += ["--router", f"http://{self.http_address}"]
+            self.batch = Child("batch", "batch_server", args, self._folder)
+            await self._start(self.batch, tasks)
+            await self.batch.listening()
 
     async def ready(self) -> inference_pb2.Model:
         """Wait until the router can place requests and every pair of workers is proven.
@@ -151,12 +168,11 @@ class LocalCluster:
         return 0
 
     async def stop(self) -> None:
-        """End all children: the router, so that nothing new comes, then the workers."""
+        """End all children: who asks, so that nothing new comes, then the workers."""
         self._stopping = True
-        router, workers = self.children[: -len(self.workers)], self.workers
-        for group in (router, workers):
+        for group in ([self.batch], [self.router], self.workers):
             async with asyncio.TaskGroup() as tasks:
-                for child in group:
+                for child in filter(None, group):
                     tasks.create_task(child.stop(STOP_TIMEOUT_S), name=f"stop-{child.name}")
 
     def kill(self) -> None:

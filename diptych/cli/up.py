@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from diptych import settings
 from diptych.cli.child_process import ChildFailedError
-from diptych.cli.local_cluster import ClusterPlan, LocalCluster, run_cluster
+from diptych.cli.local_cluster import BatchPlan, ClusterPlan, LocalCluster, run_cluster
 from diptych.cli.model import fetch_with_progress
 from diptych.errors import ConfigurationError
 from diptych.formats import Quantization
@@ -55,6 +55,17 @@ class UpConfig(BaseModel):
     http_port: int = Field(
         8000, ge=0, le=65535, description="Port of the router's HTTP API; 0 picks one."
     )
+    batch_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="Start a batch server, too, with its HTTP API at this port; 0 picks one.",
+    )
+    batch_database: str = Field(
+        "sqlite:///diptych-batch.sqlite",
+        min_length=1,
+        description="Where it keeps files and batches, as of diptych batch-server.",
+    )
     quantization: Quantization = Field(
         "none", description="Linear layers of every worker as loaded (none), or in int8."
     )
@@ -91,6 +102,9 @@ class UpConfig(BaseModel):
             host=self.host,
             port=self.port,
             http_port=self.http_port,
+            batch=None
+            if self.batch_port is None
+            else BatchPlan(self.batch_port, self.batch_database),
             common_args=tuple(common),
             worker_args=("--quantization", self.quantization, *shlex.split(self.worker_args)),
             router_args=tuple(shlex.split(self.router_args)),
@@ -129,6 +143,10 @@ def _check_ports(config: UpConfig) -> None:
     ports = {"--port": config.port}
     if "--no-http" not in shlex.split(config.router_args):
         ports["--http-port"] = config.http_port
+    elif config.batch_port is not None:
+        raise ConfigurationError("--batch-port: a batch server asks its router over HTTP")
+    if config.batch_port is not None:
+        ports["--batch-port"] = config.batch_port
     for flag, port in ports.items():
         try:
             family, *_, address = socket.getaddrinfo(config.host, port, type=socket.SOCK_STREAM)[0]
@@ -151,6 +169,9 @@ async def _up(config: UpConfig) -> int:
         say("up", f"ready after {time.monotonic() - began:.1f} s; try:")
         for line in lines_to_paste(cluster.address, cluster.http_address, model):
             say("up", line)
+        if cluster.batch is not None:
+            url = f"http://{cluster.batch.http_address}"
+            say("up", f"diptych batch submit --url {url} requests.jsonl --wait")
         await asyncio.Event().wait()
 
     stopped = cancel_on_signals()

@@ -1,6 +1,7 @@
 """``diptych up`` from outside: it serves, and leaves no process behind, however it ends."""
 
 import contextlib
+import json
 import queue
 import shlex
 import signal
@@ -101,8 +102,10 @@ def up(*args: str) -> Iterator[Up]:
             child.kill()
 
 
-def test_it_serves_and_ends_cleanly(tiny_llama: Path) -> None:
-    with up("--model", str(tiny_llama)) as cluster:
+def test_it_serves_and_ends_cleanly(tiny_llama: Path, tmp_path: Path) -> None:
+    database = f"sqlite:///{tmp_path / 'batch.sqlite'}"
+    batches = ("--batch-port", "0", "--batch-database", database)
+    with up("--model", str(tiny_llama), *batches) as cluster:
         address = cluster.wait_for("router listens on").split("listens on ")[1].split(";")[0]
         pasted = shlex.split(cluster.wait_for("diptych chat --address").partition("| ")[2])
         assert pasted[0] == "diptych"
@@ -122,6 +125,15 @@ def test_it_serves_and_ends_cleanly(tiny_llama: Path) -> None:
         assert answer.json()["choices"][0]["message"]["content"]
         page = httpx.get(cluster.wait_for("| http").partition("| ")[2])
         assert "<title>Diptych</title>" in page.text
+        asked = {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions"}
+        messages = [{"role": "user", "content": "Hello!"}]
+        lines = {"model": tiny_llama.name, "messages": messages, "max_tokens": 2}
+        (tmp_path / "requests.jsonl").write_text(json.dumps({**asked, "body": lines}))
+        submit = shlex.split(cluster.wait_for("diptych batch submit").partition("| ")[2])
+        batch = subprocess.run(
+            [*DIPTYCH, *submit[1:]], capture_output=True, text=True, timeout=60, cwd=tmp_path
+        )
+        assert batch.returncode == 0, batch.stderr
         command = [*DIPTYCH, "generate", "--address", address, "--prompt", "a b c"]
         done = subprocess.run(
             [*command, "--max-tokens", "4", "--ignore-eos", "--timing", "--seed", "1"],
@@ -163,6 +175,7 @@ def test_it_serves_and_ends_cleanly(tiny_llama: Path) -> None:
 
         children = cluster.children()
         assert cluster.modules() == [
+            "batch_server",
             "decode_worker",
             *["kvtransfer.agents.main"] * 2,
             "prefill_worker",

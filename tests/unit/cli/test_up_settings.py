@@ -43,3 +43,8 @@ def test_how_many_workers_of_which_roles(
 def test_somebody_has_to_decode() -> None:
     with pytest.raises(ConfigurationError, match="decode"):
         run(["--decode", "0"])
+
+
+def test_a_batch_server_needs_the_routers_http() -> None:
+    with pytest.raises(ConfigurationError, match="--batch-port"):
+        run(["--batch-port", "0", "--router-args=--no-http"])

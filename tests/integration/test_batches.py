@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,18 @@ import httpx
 import openai
 import pytest
 import pytest_asyncio
+from hypothesis import settings
 from openai.types import Batch
 
 from tests.cluster import Cluster, Process, another_router, as_args, running_cluster
 from tests.waiting import until
 
-NUM_LINES = 16
+IS_LONG = settings.get_current_profile_name() == "long"
+NUM_LINES = 2000 if IS_LONG else 16
+NUM_TOKENS = 24 if IS_LONG else 100
+NUM_KILLS = 12 if IS_LONG else 1  # of the batch server
+NUM_AT_ONCE = 8 if IS_LONG else 2
+PATIENCE_S = 900 if IS_LONG else 60
 CHAT = "/v1/chat/completions"
 ROUTER_FLAGS = {"local-prefill-below-tokens": "0"}
 ENDED = ("failed", "completed", "expired", "cancelled")
@@ -54,7 +61,7 @@ def server(
     cluster: Cluster, doomed: Process, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Process]:
     work = tmp_path_factory.mktemp("server")
-    flags = {"database": f"sqlite:///{work / 'batch.sqlite'}", "max-concurrent": "2"}
+    flags = {"database": f"sqlite:///{work / 'batch.sqlite'}", "max-concurrent": str(NUM_AT_ONCE)}
     args = as_args(flags)
     for router in (doomed, cluster.router):
         args += ["--router", f"http://{router.http_address}"]
@@ -101,7 +108,7 @@ async def wait_for(
     client: openai.AsyncOpenAI, batch: Batch, condition: Callable[[Batch], bool]
 ) -> Batch:
     """The batch once that holds; it has to hold before the batch has ended."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition(batch):
             assert batch.status not in ENDED, batch
             await asyncio.sleep(0.02)
@@ -112,6 +119,10 @@ async def wait_for(
 def num_done(batch: Batch) -> int:
     assert batch.request_counts is not None
     return batch.request_counts.completed
+
+
+def has_done(least: int, batch: Batch) -> bool:
+    return num_done(batch) >= least
 
 
 async def lines_of(client: openai.AsyncOpenAI, file_id: str | None) -> list[dict[str, Any]]:
@@ -129,7 +140,7 @@ def chats(model: str) -> dict[str, dict[str, Any]]:
         body = {
             "model": model,
             "messages": [message],
-            "max_tokens": 100,
+            "max_tokens": NUM_TOKENS,
             "ignore_eos": True,
             **sampled,
         }
@@ -138,19 +149,33 @@ def chats(model: str) -> dict[str, dict[str, Any]]:
     return made
 
 
+async def keep_asking(http: httpx.AsyncClient, body: dict[str, Any], answers: list[Any]) -> None:
+    """Online traffic beside a batch, until it is cancelled."""
+    while True:
+        answered = await http.post(CHAT, json=body)
+        assert answered.status_code == 200, answered.text
+        answers.append(answered.json()["choices"])
+
+
+async def kill_and_restart(process: Process) -> None:
+    process.kill()
+    process.start()
+    await asyncio.to_thread(process.wait_listening)
+
+
 async def test_what_is_killed_neither_loses_nor_repeats_a_line(
     server: Process, doomed: Process, http: httpx.AsyncClient, model: str
 ) -> None:
+    """Every line once, and exact; so is every answer to those who ask meanwhile."""
     bodies = chats(model)
-    async with client_of(server) as client:
-        batch = await submit(client, CHAT, bodies)
-        batch = await wait_for(client, batch, lambda seen: num_done(seen) >= 2)
-        doomed.kill()
-        batch = await wait_for(client, batch, lambda seen: num_done(seen) >= 5)
-        assert batch.status == "in_progress"
-    server.kill()
-    server.start()
-    server.wait_listening()
+    online = {**bodies["line-1"], "max_tokens": 8}
+    answers: list[Any] = []
+    async with asyncio.TaskGroup() as tasks:
+        asking = tasks.create_task(keep_asking(http, online, answers))
+        batch = await through_kills(server, doomed, bodies)
+        asking.cancel()
+    assert len(answers) > NUM_KILLS
+    assert all(each == answers[0] for each in answers)
     async with client_of(server) as client:
         batch = await wait_for(client, batch, lambda seen: seen.status in ENDED)
         output = await lines_of(client, batch.output_file_id)
@@ -165,11 +190,34 @@ async def test_what_is_killed_neither_loses_nor_repeats_a_line(
     assert [line["custom_id"] for line in output] == [name for name in bodies if name != "wrong"]
     assert (wrong["custom_id"], wrong["response"]["status_code"]) == ("wrong", 400)
     assert wrong["response"]["body"]["error"]["param"] == "temperature"
-    for line in output:
-        answer = (await http.post(CHAT, json=bodies[line["custom_id"]])).json()
+    room = asyncio.Semaphore(NUM_AT_ONCE)
+
+    async def check(line: dict[str, Any]) -> None:
+        async with room:
+            answer = (await http.post(CHAT, json=bodies[line["custom_id"]])).json()
         made = line["response"]["body"]
         assert made["choices"] == answer["choices"]
         assert set(made) == set(answer)
+
+    async with asyncio.TaskGroup() as tasks:
+        for line in output:
+            tasks.create_task(check(line))
+
+
+async def through_kills(server: Process, doomed: Process, bodies: dict[str, Any]) -> Batch:
+    """A batch that is in progress, after the router that is asked first was killed, and the
+    batch server again and again."""
+    async with client_of(server) as client:
+        batch = await submit(client, CHAT, bodies)
+        batch = await wait_for(client, batch, lambda seen: num_done(seen) >= 2)
+        doomed.kill()
+    for number in range(1, NUM_KILLS + 1):
+        least = 5 + NUM_LINES * (number - 1) // (NUM_KILLS + 1)
+        async with client_of(server) as client:
+            batch = await wait_for(client, batch, partial(has_done, least))
+            assert batch.status == "in_progress"
+        await kill_and_restart(server)
+    return batch
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import sys
 import time
 
 from diptych.cli.breakdown import breakdown
-from diptych.cli.child_process import ChildFailedError
+from diptych.cli.cluster_child import ChildFailedError
 from diptych.cli.generate import stream
 from diptych.cli.local_cluster import ClusterPlan, LocalCluster, run_cluster
 from diptych.cli.model import fetch_with_progress

@@ -1,27 +1,20 @@
 """One of several processes of a router, started and ended by their parent."""
 
-import asyncio
-import json
 import logging
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
 from diptych import settings
+from diptych.child_process import Addresses, ChildProcess
 from router.config import RouterConfig
 from router.heartbeat import Pulse
 
 logger = logging.getLogger(__name__)
 
-_POLL_S = 0.05
 _PREFIX = "DIPTYCH_ROUTER_"
-
-Addresses = Mapping[str, str]
-"""What a process wrote to its port file: where it listens, by the name of the port."""
 
 
 class Child(Protocol):
@@ -58,10 +51,9 @@ class Child(Protocol):
 
 
 class RouterProcess:
-    """``python -m router`` with settings of its own, in a session of its own.
+    """``python -m router`` with settings of its own.
 
-    So Ctrl-C in a terminal reaches its parent alone, which asks it to end. It ends, too, when
-    its parent does, however that came. Owns a folder and a pipe from its start to its end.
+    Owns a folder and a pipe from its start to its end.
     """
 
     def __init__(self, config: RouterConfig, patience_s: float) -> None:
@@ -70,59 +62,51 @@ class RouterProcess:
         self._patience_s = patience_s
         self._folder: Path | None = None
         self._pulse: Pulse | None = None
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: ChildProcess | None = None
 
     @property
     def pid(self) -> int:
         """See :class:`Child`; so the next ones."""
-        assert self._process is not None
-        return self._process.pid
+        return self._started.pid
 
     async def start(self) -> None:
         """Raises OSError: the machine has no room for it, on a disk or as a process."""
         # Not its predecessor's: somebody may have cleaned that away since, or taken its name.
         self._folder = Path(tempfile.mkdtemp(prefix="diptych-router-"))
         self._pulse = Pulse()
-        path = self._folder / "settings.yaml"  # JSON is YAML
-        own = {"port_file": self._port_file, "stop_with_stdin": True, "beats_to": self._pulse.fd}
-        path.write_text(self._config.model_copy(update=own).model_dump_json(exclude_defaults=True))
-        self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "router", "--config", str(path)),
-            stdin=asyncio.subprocess.PIPE,
-            env=settings.environment_without(_PREFIX),  # all of it is in the file
-            start_new_session=True,
+        path, port_file = self._folder / "settings.yaml", self._folder / "ports.json"
+        own = {"port_file": port_file, "stop_with_stdin": True, "beats_to": self._pulse.fd}
+        config = self._config.model_copy(update=own)
+        path.write_text(config.model_dump_json(exclude_defaults=True))  # JSON is YAML
+        process = ChildProcess(
+            [sys.executable, "-m", "router", "--config", str(path)],
+            port_file,
+            environment=settings.environment_without(_PREFIX),  # all of it is in the file
             pass_fds=(self._pulse.fd,),
         )
+        await process.start()
+        self._process = process
         self._pulse.hand_over()
 
     async def listening(self) -> Addresses:
-        while True:
-            with suppress(OSError):  # not there yet; or nothing can be opened at the moment
-                addresses: Addresses = json.loads(self._port_file.read_text())
-                return addresses
-            await asyncio.sleep(_POLL_S)
-
-    @property
-    def _port_file(self) -> Path:
-        assert self._folder is not None
-        return self._folder / "ports.json"
+        return await self._started.listening()
 
     async def ended(self) -> int:
-        assert self._process is not None
-        return await self._process.wait()
+        return await self._started.ended()
 
     async def hanging(self) -> None:
         assert self._pulse is not None
         await self._pulse.until_silent(self._config.timers)
 
     def kill(self) -> None:
-        if self._process is not None and self._process.returncode is None:
+        if self._process is not None:
             self._process.kill()
 
     async def stop(self) -> None:
+        process = self._process
         try:
-            if self._process is not None and self._process.returncode is None:
-                await self._end(self._process)
+            if process is not None and not await process.stop(self._patience_s):
+                logger.warning("a process was killed: it did not drain", extra={"pid": process.pid})
         finally:
             if self._pulse is not None:
                 self._pulse.close()
@@ -130,16 +114,10 @@ class RouterProcess:
             if self._folder is not None:
                 shutil.rmtree(self._folder, ignore_errors=True)
 
-    async def _end(self, process: asyncio.subprocess.Process) -> None:
-        with suppress(ProcessLookupError):  # it has just ended
-            process.terminate()
-        try:
-            async with asyncio.timeout(self._patience_s):
-                await process.wait()
-        except TimeoutError:
-            logger.warning("a process was killed: it did not drain", extra={"pid": process.pid})
-            process.kill()
-            await process.wait()
+    @property
+    def _started(self) -> ChildProcess:
+        assert self._process is not None
+        return self._process
 
 
 def config_of(config: RouterConfig, index: int, port: int, http_port: int) -> RouterConfig:

@@ -13,11 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from diptych.child_process import Addresses
 from diptych.errors import ConfigurationError
 from diptych.process import EXIT_CONFIGURATION, Ready
 from diptych.service_host import host_of, write_port_file
 from router.app import serve as serve_alone
-from router.child import Addresses, Child, RouterProcess, config_of
+from router.child import Child, RouterProcess, config_of
 from router.config import RouterConfig
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeVar
 
 import grpc
 
-from diptych.cli.child_process import Child, ChildFailedError, Show
+from diptych.cli.cluster_child import Child, ChildFailedError, Show
 from diptych.rpc.channel import open_channel
 from diptych.v1 import inference_pb2, inference_pb2_grpc, worker_pb2, worker_pb2_grpc
 

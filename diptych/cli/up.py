@@ -13,7 +13,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from diptych import settings
-from diptych.cli.child_process import ChildFailedError
+from diptych.cli.cluster_child import ChildFailedError
 from diptych.cli.local_cluster import BatchPlan, ClusterPlan, LocalCluster, run_cluster
 from diptych.cli.model import fetch_with_progress
 from diptych.errors import ConfigurationError

@@ -270,13 +270,12 @@ async def test_people_are_shown_calls_and_answer_them(
     shown = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r'clock\(\{"is_utc": *(true|false)\}\)', shown[0]), shown
     conversations: list[Conversation] = []
-    made = chat_command.Conversation
 
     def remembered(*args: Any) -> Conversation:
-        conversations.append(made(*args))
+        conversations.append(Conversation(*args))
         return conversations[0]
 
-    monkeypatch.setattr(chat_command, "Conversation", remembered)
+    monkeypatch.setattr("diptych.cli.chat.Conversation", remembered)
     monkeypatch.setattr(
         sys, "stdin", io.StringIO("What time is it?\n" + "noon\n" * len(shown[:-1]))
     )

@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from diptych.cli.breakdown import breakdown
-from diptych.cli.child_process import readable
+from diptych.cli.cluster_child import readable
 from diptych.cli.local_cluster import by_quarters, core_shares
 from diptych.cli.main import COMMANDS, main
 from diptych.v1 import common_pb2, inference_pb2

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from diptych import settings
+from diptych.child_process import Addresses
 from diptych.errors import ConfigurationError
 from router import processes
-from router.child import Addresses, config_of
+from router.child import config_of
 from router.config import RouterConfig
 from router.processes import Processes, ProcessFailedError, ports_of, reserve
 from tests.virtual_time import run_virtually

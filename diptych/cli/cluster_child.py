@@ -1,14 +1,14 @@
-"""One role's process, started and followed by another: its output, addresses, end."""
+"""One role's process of a local cluster: its output as lines, and where it listens."""
 
-import asyncio
 import json
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from diptych.child_process import ChildProcess
+
 TAIL_LINES = 20
-_POLL_S = 0.1
 
 # (name of the child, one line of its output)
 Show = Callable[[str, str], None]
@@ -33,67 +33,39 @@ class Child:
         self.http_address = ""
         """Of a router; empty where it serves gRPC alone."""
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
-        self._port_file = folder / f"{name}.json"
-        self._command = [sys.executable, "-m", module, *args]
-        self._command += ["--metrics-port", "0", "--port-file", str(self._port_file)]
-        self._command += ["--stop-with-stdin"]
-        self._process: asyncio.subprocess.Process | None = None
-
-    @property
-    def pid(self) -> int:
-        """Process id, once started."""
-        assert self._process is not None
-        return self._process.pid
+        port_file = folder / f"{name}.json"
+        command = [sys.executable, "-m", module, *args]
+        command += ["--metrics-port", "0", "--port-file", str(port_file), "--stop-with-stdin"]
+        self._process = ChildProcess(command, port_file, is_read=True)
 
     async def start(self) -> None:
-        """Start it in a session of its own, so that Ctrl-C reaches only the parent."""
-        self._process = await asyncio.create_subprocess_exec(
-            *self._command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
-        )
+        """Start it; once."""
+        await self._process.start()
 
     async def follow(self, show: Show) -> int:
         """Show its lines until it has ended; its exit code (negative: the signal)."""
-        assert self._process is not None
-        assert self._process.stdout is not None
         rest = b""
-        while chunk := await self._process.stdout.read(65536):
+        while chunk := await self._process.output.read(65536):
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
                 self._show(line, show)
         if rest:
             self._show(rest, show)
-        return await self._process.wait()
+        return await self._process.ended()
 
     async def listening(self) -> None:
         """Wait until it accepts connections."""
-        while not self._port_file.exists():  # noqa: ASYNC110 - another process writes it
-            await asyncio.sleep(_POLL_S)
-        ports = json.loads(self._port_file.read_text())
+        ports = await self._process.listening()
         self.address, self.metrics_address = ports["address"], ports["metrics_address"]
         self.http_address = ports.get("http_address", "")
 
     async def stop(self, timeout_s: float) -> None:
         """Ask it to end; end it after ``timeout_s``."""
-        if self._process is None:
-            return
-        try:
-            self._process.terminate()
-            async with asyncio.timeout(timeout_s):
-                await self._process.wait()
-        except ProcessLookupError:
-            await self._process.wait()
-        except TimeoutError:
-            self.kill()
-            await self._process.wait()
+        await self._process.stop(timeout_s)
 
     def kill(self) -> None:
         """End it at once."""
-        if self._process is not None and self._process.returncode is None:
-            self._process.kill()
+        self._process.kill()
 
     def _show(self, raw: bytes, show: Show) -> None:
         line = readable(raw.decode(errors="replace"))

@@ -6,6 +6,7 @@ kernel), then longer chunks. Knows the KV layout's block size, not its memory.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 
 import numpy as np
@@ -16,12 +17,22 @@ from torch import Tensor
 from diptych.engine.scheduling.step import StepPlan
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DecodeBatch:
     """The first rows of a step: one token of one sequence each."""
 
-    block_tables: Tensor  # [num_rows, max_num_blocks] int64, padded with the row's last block
+    # [num_rows, max_num_blocks] int64, padded with the row's last block. On the host until
+    # somebody asks for ``block_tables``, or where they are used already.
+    tables: NDArray[np.int64] | Tensor
     context_lens: Tensor  # [num_rows] int64, the token itself included
+    num_blocks: NDArray[np.int64] | None = None  # [num_rows], each row's own; of tables on the host
+
+    @cached_property
+    def block_tables(self) -> Tensor:
+        """The tables where they are used."""
+        if isinstance(self.tables, Tensor):
+            return self.tables
+        return torch.from_numpy(self.tables).to(self.context_lens.device, non_blocking=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +140,7 @@ def _decode_batch(
         return None
     columns = np.minimum(np.arange(used_blocks.max()), used_blocks[:, None] - 1)
     return DecodeBatch(
-        block_tables=torch.from_numpy(block_ids[table_begins[:, None] + columns]).to(
-            device, non_blocking=True
-        ),
+        tables=block_ids[table_begins[:, None] + columns],
         context_lens=torch.from_numpy(context_lens).to(device, non_blocking=True),
+        num_blocks=used_blocks,
     )

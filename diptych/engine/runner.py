@@ -31,6 +31,7 @@ from diptych.sampling_params import SamplingParams
 from diptych.text.grammars import Grammars
 
 WarmUpProgress = Callable[[float], None]  # done ratio, 0 to 1
+_FEW_ROWS = 16  # for which every device has memory
 _T = TypeVar("_T")
 
 
@@ -79,11 +80,13 @@ class Runner:
         if params.constraint is not None and self._grammars is not None:
             self._grammars.compile(params.constraint.text)
 
-    def warm_up(self, progress: WarmUpProgress = lambda ratio: None) -> MeasuredStep:
+    def warm_up(
+        self, progress: WarmUpProgress = lambda ratio: None, max_rows: int = _FEW_ROWS
+    ) -> MeasuredStep:
         """Compile and touch everything before the first real step; how long one takes then.
 
-        Uses the cache's first blocks and leaves them zero. Call before any
-        sequence owns a block.
+        max_rows: single tokens that a step can have; no more are tried, unless they are few.
+        Uses the cache's first blocks and leaves them zero. Call before any sequence owns a block.
         """
         size = self._kv_cache.block_size
         num_blocks = min(2, self._kv_cache.num_blocks)
@@ -98,9 +101,10 @@ class Runner:
         drawn = [spec]
         if self.steps_in_flight > 1:  # the device draws some of them
             drawn.append(SampleSpec(params=SamplingParams(max_tokens=1), allow_stop=True))
+        sizes = self._backend.decode_sizes
         steps += [
             [_chunk(num_tokens, (1,), table, drawn[row % len(drawn)]) for row in range(rows)]
-            for rows in (1, 2, 16)
+            for rows in sorted({min(rows, max(max_rows, _FEW_ROWS)) for rows in sizes})
         ]
         for index, chunks in enumerate(steps):
             self.execute(StepPlan(chunks=tuple(chunks)))

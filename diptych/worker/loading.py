@@ -112,7 +112,9 @@ def load_model(
         grammars = _load_grammars(source.folder, model_config.vocab_size)
         with _fitting(_NO_ROOM_FOR_STEPS):
             runner = _runner(decoder, pool.cache, backend, grammars, team, report)
-            measured = runner.warm_up(lambda ratio: report("warming up", ratio))
+            measured = runner.warm_up(
+                lambda ratio: report("warming up", ratio), config.max_num_seqs
+            )
         loaded = LoadedModel(
             config=model_config,
             kv_cache=pool.cache,

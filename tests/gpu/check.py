@@ -2,9 +2,9 @@
 
     python -m tests.gpu.check --out gpu.json
 
-Random weights of real shapes against transformers, attention against torch's own, two steps in
-flight against one at a time; one JSON with the machine and the versions. Exit code 1 if anything
-does not hold. Without a GPU it says so.
+Random weights of real shapes against transformers, attention against torch's own, graphs and two
+steps in flight against neither; one JSON with the machine and the versions. Exit code 1 if
+anything does not hold. Without a GPU it says so.
 """
 
 import argparse
@@ -27,6 +27,8 @@ _COPIED_BYTES = 1 << 30
 def run() -> dict[str, Any]:
     """Everything, on this machine's GPU. Raises ConfigurationError: there is none to use."""
     backend = make_backend("cuda")
+    from diptych.engine.backends.cuda.backend import CudaBackend  # needs triton
+
     device = backend.device
     watch = attention.device_seconds
     return {
@@ -38,7 +40,10 @@ def run() -> dict[str, Any]:
             asdict(attention.check(case, backend, torch.bfloat16, watch))
             for case in attention.CASES
         ],
-        "overlap": [asdict(overlap.check(golden.SHAPES[0], backend, torch.bfloat16))],
+        "overlap": [
+            asdict(overlap.check(golden.SHAPES[0], CudaBackend(device), backend, dtype))
+            for dtype in DTYPES
+        ],
         "golden": [asdict(golden.check(shape, backend, DTYPES)) for shape in golden.SHAPES],
     }
 

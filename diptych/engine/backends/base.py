@@ -88,6 +88,11 @@ class Backend(Protocol):
         """
         ...
 
+    @property
+    def decode_sizes(self) -> tuple[int, ...]:
+        """Rows of steps of single tokens that are to be run before the first real one."""
+        ...
+
     def auto_dtype(self, stored: torch.dtype) -> torch.dtype:
         """What to compute in where nobody says; stored: the checkpoint's own element type."""
         ...

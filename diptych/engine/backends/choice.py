@@ -38,8 +38,9 @@ def _cuda() -> Backend:
     if missing is not None:
         raise ConfigurationError(f"device cuda: {missing}; or set device to cpu")
     from diptych.engine.backends.cuda.backend import CudaBackend
+    from diptych.engine.backends.cuda.graphs import CudaGraphs
 
-    return CudaBackend(torch.device("cuda", torch.cuda.current_device()))
+    return CudaBackend(torch.device("cuda", torch.cuda.current_device()), CudaGraphs())
 
 
 def _missing_for_cuda() -> str | None:

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from diptych.engine.backends.base import DeviceMemory, ForwardPass, Mark
 from diptych.engine.backends.cuda.attention import PagedAttention
+from diptych.engine.backends.cuda.graphed_pass import BUCKETS, GraphedPass
+from diptych.engine.backends.cuda.graphs import GraphDevice
 from diptych.engine.backends.cuda.layer_ops import TritonLayerOps
 from diptych.engine.backends.cuda.weight_store import DeviceStore
 from diptych.engine.backends.torch.backend import TorchBackend
@@ -29,9 +31,14 @@ class CudaBackend:
     """
 
     steps_in_flight = 2
+    decode_sizes: tuple[int, ...] = BUCKETS
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, graphs: GraphDevice | None = None) -> None:
+        """graphs: of that device; without them all is launched operation by operation."""
         self._torch = TorchBackend(device)
+        self._graphs = graphs
+        if graphs is None:
+            self.decode_sizes = self._torch.decode_sizes
 
     @property
     def device(self) -> torch.device:
@@ -61,7 +68,11 @@ class CudaBackend:
         return PagedAttention(config, kv_cache, self._num_processors())
 
     def forward_pass(self, model: Decoder, kv_cache: KVCache) -> ForwardPass:
-        return EagerPass(model, self.attention(model.config, kv_cache, model.dtype))
+        attention = self.attention(model.config, kv_cache, model.dtype)
+        eager = EagerPass(model, attention)
+        if self._graphs is None:
+            return eager
+        return GraphedPass(model, kv_cache, attention, eager, self._graphs)
 
     def sample(
         self, logits: Tensor, specs: Sequence[SampleSpec], positions: Sequence[int]

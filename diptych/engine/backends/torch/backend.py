@@ -28,6 +28,7 @@ class TorchBackend:
     """Implements ``Backend``."""
 
     steps_in_flight = 1
+    decode_sizes: tuple[int, ...] = (1, 2, 16)
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

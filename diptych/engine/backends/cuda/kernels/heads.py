@@ -76,7 +76,7 @@ def _rotate_heads(
 @triton.jit(do_not_specialize=["num_tokens"])  # type: ignore[untyped-decorator]
 def write(
     kv: tl.tensor,  # [num_tokens, 2, num_kv_heads, head_dim]
-    targets: tl.tensor,  # [num_tokens] int64, block_id * block_size + offset
+    targets: tl.tensor,  # [num_tokens] int64, block_id * block_size + offset; < 0: nowhere
     layer: tl.tensor,  # [num_blocks, 2, num_kv_heads] runs, strided
     scales: tl.tensor,  # where its runs have scales: at the first one's; else None
     num_tokens: int,
@@ -101,4 +101,5 @@ def write(
     runs = (target // block_size) * block_stride
     runs += (heads // num_kv_heads) * value_stride + (heads % num_kv_heads) * head_stride
     within = target % block_size
-    slots.write(layer, scales, runs, within, is_item, tokens, head_dim, head_width)
+    is_kept = is_item & (target >= 0)
+    slots.write(layer, scales, runs, within, is_kept, tokens, head_dim, head_width)

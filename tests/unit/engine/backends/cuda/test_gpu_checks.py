@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from diptych.engine.backends.cuda.backend import CudaBackend
 from tests.gpu import attention, golden, overlap
+from tests.unit.engine.backends.cuda.recorded_graphs import RecordedGraphs
 
 # Numbers that are none are asked of a part without tokens, and not used.
 pytestmark = pytest.mark.filterwarnings(
@@ -58,10 +60,13 @@ def test_the_golden_rule_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not golden.check(TINY, INTERPRETED, (torch.float32,)).holds
 
 
-def test_two_steps_in_flight_are_compared_with_one() -> None:
-    found = overlap.check(TINY, INTERPRETED, torch.float32, num_seqs=2, num_tokens=4, num_rounds=1)
+def test_graphs_and_two_steps_in_flight_are_compared_with_neither() -> None:
+    graphed = CudaBackend(torch.device("cpu"), RecordedGraphs())
+    found = overlap.check(
+        TINY, INTERPRETED, graphed, torch.float32, num_seqs=2, num_tokens=3, num_rounds=1
+    )
     assert found.holds
-    assert found.num_ahead == 3
+    assert (found.num_equal, found.num_ahead) == (2, 2)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: run make gpu")

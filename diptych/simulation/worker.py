@@ -10,7 +10,7 @@ from diptych.step_model import StepModel
 from router.placement.types import WorkerId
 
 _LOAD_GAP_S = 0.25  # between two messages on Watch that tell of load
-_LEAST_GAP_S = 0.05  # where another router's work came
+_LEAST_GAP_S = 0.02  # where another router's work came
 
 
 class _Stream:

@@ -50,7 +50,7 @@ class WorkerServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Watch(self, request, context):
-        """Watch streams the worker's state: at once, on change (at most every 50 ms)
+        """Watch streams the worker's state: at once, on change (at most every 20 ms)
         and at least each second. Each message is whole; nothing is a delta.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -32,7 +32,7 @@ class WorkerStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> WorkerAsyncStub: ...
     Watch: _grpc.UnaryStreamMultiCallable[_worker_pb2.WatchRequest, _worker_pb2.WorkerState]
-    """Watch streams the worker's state: at once, on change (at most every 50 ms)
+    """Watch streams the worker's state: at once, on change (at most every 20 ms)
     and at least each second. Each message is whole; nothing is a delta.
     """
     EndTraces: _grpc.UnaryUnaryMultiCallable[_worker_pb2.EndTracesRequest, _worker_pb2.EndTracesResponse]
@@ -44,7 +44,7 @@ class WorkerStub:
 class WorkerAsyncStub(WorkerStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Watch: _aio.UnaryStreamMultiCallable[_worker_pb2.WatchRequest, _worker_pb2.WorkerState]  # type: ignore[assignment]
-    """Watch streams the worker's state: at once, on change (at most every 50 ms)
+    """Watch streams the worker's state: at once, on change (at most every 20 ms)
     and at least each second. Each message is whole; nothing is a delta.
     """
     EndTraces: _aio.UnaryUnaryMultiCallable[_worker_pb2.EndTracesRequest, _worker_pb2.EndTracesResponse]  # type: ignore[assignment]
@@ -59,7 +59,7 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.WatchRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_worker_pb2.WorkerState], _abc.AsyncIterator[_worker_pb2.WorkerState]]:
-        """Watch streams the worker's state: at once, on change (at most every 50 ms)
+        """Watch streams the worker's state: at once, on change (at most every 20 ms)
         and at least each second. Each message is whole; nothing is a delta.
         """
 

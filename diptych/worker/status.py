@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 # Between two messages of one Watch stream: at the least, when only the load is another
 # (each step of the engine changes it), and at the most.
-_LEAST_GAP_S = 0.05
+_LEAST_GAP_S = 0.02
 _LOAD_GAP_S = 0.25
 _LONGEST_GAP_S = 1.0
 
@@ -55,7 +55,7 @@ class WorkerStatus:
         self._urgent_watchers: dict[asyncio.Event, str] = {}  # and which router each is
 
     def set(self, state: ServingState, message: str = "") -> None:
-        """Move to ``state``; Watch tells within 50 ms. Draining and failed are final."""
+        """Move to ``state``; Watch tells within 20 ms. Draining and failed are final."""
         if (state, message) == (self.state, self.message):
             return
         final = (worker_pb2.SERVING_STATE_DRAINING, worker_pb2.SERVING_STATE_FAILED)
@@ -100,7 +100,7 @@ class WorkerStatus:
         return self._roles.held
 
     def set_roles(self, wanted: Collection[int]) -> RoleChange:
-        """Have exactly these from now on; Watch tells within 50 ms. Raises InvalidRequestError."""
+        """Have exactly these from now on; Watch tells within 20 ms. Raises InvalidRequestError."""
         change = self._roles.change(wanted)
         if change.before != change.now:
             names = {"before": _names(change.before), "now": _names(change.now)}

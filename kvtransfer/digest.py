@@ -1,7 +1,9 @@
 """Digests: of a block, of a pull, of a memory descriptor. Pure; any thread.
 
-xxh3_128 finds every accident (truncation, reuse, a flipped bit) and no attack:
-whoever can forge bytes here can read the peer's memory anyway.
+A block's is of sums over its words (:mod:`diptych.word_sums`), which a device computes of
+what lies on it and the host of what lies there, to the same bits; all others are xxh3_128.
+Both find every accident (truncation, reuse, a flipped bit) and no attack: whoever can forge
+bytes here can read the peer's memory anyway.
 
 Of a block only what its sequence needs is shipped (:mod:`diptych.block_needs`), so a
 digest is of these first bytes alone. What it covers of them is the level's choice.
@@ -28,12 +30,13 @@ import xxhash
 from numpy.typing import NDArray
 
 from diptych.v1 import kv_source_pb2
+from diptych.word_sums import LINE_WORDS, WORD_BYTES, Words
+from kvtransfer.host_sums import sums_of, sums_of_lines
 
 DIGEST_BYTES = 16
-LINE_BYTES = 64
+LINE_BYTES = LINE_WORDS * WORD_BYTES
 STRATUM_LINES = 32
 
-_LINE = np.dtype(f"V{LINE_BYTES}")
 _TURN = 5  # lines from one block to the next; odd, so 32 blocks in a row see every line
 
 
@@ -61,18 +64,31 @@ def coverages(
 def block_digest(block: bytes | bytearray | memoryview, coverage: Coverage = WHOLE) -> bytes:
     """Digest of one block, unused slots included, as far as ``coverage`` goes."""
     block = memoryview(block)[: coverage.num_bytes]
-    if not coverage.seed or not block:
-        return xxhash.xxh3_128_digest(block)
-    num_lines, num_rest_bytes = divmod(len(block), LINE_BYTES)
-    lines = np.frombuffer(block, dtype=_LINE, count=num_lines)
-    digest = xxhash.xxh3_128(lines.take(sampled_lines(coverage, num_lines)).data)
-    if num_rest_bytes:
-        digest.update(block[-num_rest_bytes:])
-    return digest.digest()
+    if not coverage.seed:
+        return sums_of(block).digest(len(block))
+    lines = sampled_lines(coverage, len(block) // LINE_BYTES)
+    return sums_of_lines(block, lines).digest(len(block))
+
+
+def words_of(begins: Sequence[int], sizes: Sequence[int], coverages: Sequence[Coverage]) -> Words:
+    """What to sum up for the digests of blocks that begin at these bytes and have so many.
+
+    All of one level, and of whole words. Their sums' digests are the blocks'.
+    """
+    lines = None
+    if any(coverage.seed for coverage in coverages):
+        picked = []
+        for coverage, size in zip(coverages, sizes, strict=True):
+            num_lines = size // LINE_BYTES
+            picked.append(np.append(sampled_lines(coverage, num_lines), num_lines))  # and the rest
+        lines = np.full((len(picked), max(map(len, picked))), -1)
+        for row, each in enumerate(picked):
+            lines[row, : len(each)] = each
+    return Words(np.array(begins) // WORD_BYTES, np.array(sizes) // WORD_BYTES, lines)
 
 
 def sampled_lines(coverage: Coverage, num_lines: int) -> NDArray[np.int64]:
-    """Indices of the lines looked at in a block of ``num_lines``: one of each stratum."""
+    """Indices of the whole lines looked at in a block of ``num_lines``: one of each stratum."""
     first, width, drawn = _strata(coverage.seed, num_lines)
     return first + (drawn + _TURN * coverage.place) % width
 

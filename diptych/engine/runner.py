@@ -21,7 +21,7 @@ from diptych.engine.launched_step import LaunchedStep, Samples, StepAtWork
 from diptych.engine.model.decoder import Decoder
 from diptych.engine.model.parts import Rows
 from diptych.engine.prompt_report import ReportRows
-from diptych.engine.sampling.device_draws import DeviceDraws, on_device
+from diptych.engine.sampling.device_draws import on_device
 from diptych.engine.sampling.grammar_states import GrammarStates
 from diptych.engine.scheduling.report import Told
 from diptych.engine.scheduling.step import Chunk, SampledToken, SampleSpec, StepOutput, StepPlan
@@ -92,7 +92,7 @@ class Runner:
         num_blocks = min(2, self._kv_cache.num_blocks)
         table = tuple(range(num_blocks))
         num_tokens = min(num_blocks * size - 1, self._model.config.max_position - 1)
-        spec = SampleSpec(params=SamplingParams(top_p=0.5, max_tokens=1), allow_stop=True)
+        spec = SampleSpec(params=SamplingParams(top_k=50, top_p=0.5, max_tokens=1), allow_stop=True)
         prefill = [
             _chunk(0, range(1, 1 + num_tokens // 2), table),
             _chunk(num_tokens // 2, range(num_tokens - num_tokens // 2), table, spec),
@@ -219,7 +219,7 @@ class Runner:
         logits = self._model.logits(hidden[:num_drawn]) if num_drawn else None
         draws = None
         if logits is not None and num_by_device:
-            draws = DeviceDraws.of(logits[:num_by_device], by_device.specs, by_device.positions)
+            draws = self._backend.draw(logits[:num_by_device], by_device.specs, by_device.positions)
             logits = logits[num_by_device:]
         return StepAtWork(
             plan, begin_s, by_host, logits, by_device, draws, told_of, hidden[num_drawn:], None

@@ -183,7 +183,7 @@ class KVGroup(_message.Message):
     def __init__(self, kind: _Optional[_Union[KVKind, str]] = ..., window: _Optional[int] = ..., layers: _Optional[_Iterable[int]] = ..., num_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., dtype: _Optional[str] = ..., block_bytes: _Optional[int] = ...) -> None: ...
 
 class KVLayout(_message.Message):
-    __slots__ = ("format_version", "model_digest", "dtype", "block_size", "num_layers", "num_kv_heads", "head_dim", "tensor_parallel_rank", "tensor_parallel_size", "block_bytes", "digest_level", "quantization", "compute_dtype", "groups")
+    __slots__ = ("format_version", "model_digest", "dtype", "block_size", "num_layers", "num_kv_heads", "head_dim", "tensor_parallel_rank", "tensor_parallel_size", "block_bytes", "digest_level", "quantization", "compute_dtype", "groups", "digest_algorithm")
     FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -198,6 +198,7 @@ class KVLayout(_message.Message):
     QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_DTYPE_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_ALGORITHM_FIELD_NUMBER: _ClassVar[int]
     format_version: int
     model_digest: str
     dtype: str
@@ -212,7 +213,8 @@ class KVLayout(_message.Message):
     quantization: str
     compute_dtype: str
     groups: _containers.RepeatedCompositeFieldContainer[KVGroup]
-    def __init__(self, format_version: _Optional[int] = ..., model_digest: _Optional[str] = ..., dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., tensor_parallel_rank: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., digest_level: _Optional[str] = ..., quantization: _Optional[str] = ..., compute_dtype: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[KVGroup, _Mapping]]] = ...) -> None: ...
+    digest_algorithm: str
+    def __init__(self, format_version: _Optional[int] = ..., model_digest: _Optional[str] = ..., dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., tensor_parallel_rank: _Optional[int] = ..., tensor_parallel_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., digest_level: _Optional[str] = ..., quantization: _Optional[str] = ..., compute_dtype: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[KVGroup, _Mapping]]] = ..., digest_algorithm: _Optional[str] = ...) -> None: ...
 
 class TransferStats(_message.Message):
     __slots__ = ("transport", "num_bytes", "num_tokens", "read_s", "exposed_s", "total_s", "digest_s")

@@ -7,8 +7,9 @@ import numpy as np
 import torch
 
 from diptych.engine.kv.cache import KVCache
+from diptych.engine.kv.memory import SummingMemory
 from diptych.errors import DeviceLostError
-from kvtransfer.digest import Coverage, block_digest
+from kvtransfer.digest import Coverage, block_digest, words_of
 from kvtransfer.memory import HostMemory, PoolMemory
 
 
@@ -64,12 +65,23 @@ class DevicePool:
             raise IndexError(f"{len(rest)} bytes too many for {len(block_ids)} blocks")
 
     def digests(self, block_ids: Sequence[int], coverages: Sequence[Coverage]) -> tuple[bytes, ...]:
-        """On copies: until a device computes the same bits itself."""
-        content = memoryview(self.read(block_ids, 0, len(block_ids) * self.block_bytes))
-        return tuple(
-            block_digest(content[place * self.block_bytes :][: self.block_bytes], coverage)
-            for place, coverage in enumerate(coverages)
-        )
+        """Where they lie, if the device can; else on copies."""
+        memory = self._memory
+        if not isinstance(memory, SummingMemory):
+            content = memoryview(self.read(block_ids, 0, len(block_ids) * self.block_bytes))
+            return tuple(
+                block_digest(content[place * self.block_bytes :][: self.block_bytes], coverage)
+                for place, coverage in enumerate(coverages)
+            )
+        begins = [block_id * self.block_bytes for block_id in self._checked(block_ids)]
+        sizes = [
+            self.block_bytes if each.num_bytes is None else min(each.num_bytes, self.block_bytes)
+            for each in coverages
+        ]
+        with self._used():
+            memory.synchronise()  # as for a read
+            sums = memory.word_sums(words_of(begins, sizes, coverages))
+        return tuple(each.digest(size) for each, size in zip(sums, sizes, strict=True))
 
     @contextmanager
     def _used(self) -> Iterator[None]:

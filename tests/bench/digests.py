@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 
 import grpc
 import numpy as np
+import xxhash
 
 from diptych.block_hash import prompt_digest
 from diptych.rpc.channel import open_channel
@@ -63,6 +64,7 @@ class Costs(NamedTuple):
     bookkeeping_us: float
     full_us: float
     sampled_us: float
+    xxh3_us: float  # of every byte: what no device computes, for comparison
 
 
 def costs(repeats: int = 7) -> Costs:
@@ -85,11 +87,17 @@ def costs(repeats: int = 7) -> Costs:
         for _ in ("source", "reader"):
             memory.digests(blocks(), coverages([BLOCK_BYTES] * NUM_BLOCKS, seed))
 
+    def xxh3() -> None:
+        for _ in ("source", "reader"):
+            for block_id in blocks():
+                xxhash.xxh3_128_digest(memory.block(block_id))
+
     kinds: dict[str, Callable[[], None]] = {
         "memcpy_us": memcpy,
         "bookkeeping_us": book,
         "full_us": lambda: digest(0),
         "sampled_us": lambda: digest(random.getrandbits(63) | 1),
+        "xxh3_us": xxh3,
     }
     best = dict.fromkeys(kinds, float("inf"))
     for _ in range(repeats):

@@ -2,10 +2,10 @@
 
     python -m tests.bench.kernel_resources
 
-Layers of real shapes are run in bfloat16 on tensors of the host, and products with weights of
-whole numbers; each launch is compiled as it would be for a device, with its own arguments and
-constants, and not carried out. The figures
-are cuobjdump's, of the machine code; it comes with triton. ``--json FILE`` writes them there.
+Layers of real shapes are run in bfloat16 on tensors of the host, products with weights of whole
+numbers too, tokens drawn and blocks digested; each launch is compiled as it would be for a
+device, with its own arguments and constants, and not carried out. The figures are cuobjdump's,
+of the machine code; it comes with triton. ``--json FILE`` writes them there.
 """
 
 import argparse
@@ -21,12 +21,14 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
+from diptych.engine.backends.cuda import kv_memory, sampler
 from diptych.engine.backends.cuda.backend import CudaBackend
 from diptych.engine.backends.cuda.grouped_linear import GroupedLinear
 from diptych.engine.inputs import build_inputs
@@ -36,7 +38,9 @@ from diptych.engine.model.grouped import GroupedWeight, GroupFormat
 from diptych.engine.model.layers import LayerBuffers, run_layers
 from diptych.engine.model.parts import Rotation
 from diptych.engine.model.weights import LayerWeights
-from diptych.engine.scheduling.step import Chunk, StepPlan
+from diptych.engine.scheduling.step import Chunk, SampleSpec, StepPlan
+from diptych.sampling_params import SamplingParams
+from diptych.word_sums import Words
 
 CAPABILITIES = (80, 90)  # A100, H100
 BLOCK_SIZE = 32
@@ -166,7 +170,7 @@ def _compiled_for(capability: int) -> Iterator[list[tuple[Any, Mapping[str, Any]
 
 
 def _run(config: ModelConfig, cache_dtype: torch.dtype) -> None:
-    """One step of every kind of layer: two single tokens and a chunk of a longer prompt."""
+    """A step of every kind of layer, two single tokens and a chunk of a prompt; draws; digests."""
     backend, dtype = CudaBackend(torch.device("cpu")), torch.bfloat16
     table = tuple(range(16))
     chunks = [
@@ -187,6 +191,12 @@ def _run(config: ModelConfig, cache_dtype: torch.dtype) -> None:
         x,
         LayerBuffers.of(config, lambda _, size: x.new_empty(len(x), size)),
     )
+    logits = torch.empty(2, config.vocab_size)
+    params = (SamplingParams(temperature=0.0), SamplingParams(top_k=40, top_p=0.9))
+    sampler.draw(logits, [SampleSpec(params=each, allow_stop=True) for each in params], [9, 9])
+    memory, block = cache.memory.bytes.view(torch.int64), np.array([cache.block_bytes // 8])
+    for lines in (None, np.zeros((1, 40), np.int64)):
+        kv_memory.add_up(memory, Words(block, block, lines))
 
 
 def _weights(config: ModelConfig) -> LayerWeights:

@@ -2,9 +2,9 @@
 
     python -m tests.gpu.check --out gpu.json
 
-Random weights of real shapes against transformers, attention against torch's own, graphs and two
-steps in flight against neither; one JSON with the machine and the versions. Exit code 1 if
-anything does not hold. Without a GPU it says so.
+Random weights of real shapes against transformers, attention against torch's own, digests and
+draws against the host's, graphs and two steps in flight against neither; one JSON with the
+machine and the versions. Exit code 1 if anything does not hold. Without a GPU it says so.
 """
 
 import argparse
@@ -22,12 +22,15 @@ from tests.gpu import attention, golden, overlap
 
 DTYPES = (torch.float32, torch.bfloat16)
 _COPIED_BYTES = 1 << 30
+_PARTS = ("attention", "digests", "draws", "overlap", "golden")
 
 
 def run() -> dict[str, Any]:
     """Everything, on this machine's GPU. Raises ConfigurationError: there is none to use."""
     backend = make_backend("cuda")
-    from diptych.engine.backends.cuda.backend import CudaBackend  # needs triton
+    # These need triton.
+    from diptych.engine.backends.cuda.backend import CudaBackend
+    from tests.gpu import digests, draws
 
     device = backend.device
     watch = attention.device_seconds
@@ -40,6 +43,8 @@ def run() -> dict[str, Any]:
             asdict(attention.check(case, backend, torch.bfloat16, watch))
             for case in attention.CASES
         ],
+        "digests": [asdict(digests.check(case, device, watch)) for case in digests.CASES],
+        "draws": [asdict(draws.check(case, device, watch)) for case in draws.CASES],
         "overlap": [
             asdict(overlap.check(golden.SHAPES[0], CudaBackend(device), backend, dtype))
             for dtype in DTYPES
@@ -59,8 +64,7 @@ def main() -> int:
         return 0
     out.write_text(json.dumps(found, indent=1))
     sys.stdout.write(out.read_text() + "\n")
-    parts = found["attention"] + found["overlap"] + found["golden"]
-    return 0 if all(part["holds"] for part in parts) else 1
+    return 0 if all(each["holds"] for part in _PARTS for each in found[part]) else 1
 
 
 if __name__ == "__main__":

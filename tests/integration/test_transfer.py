@@ -10,13 +10,12 @@ from typing import Any
 
 import grpc
 import pytest
-import xxhash
 
 from diptych.errors import ConfigurationError, InvalidRequestError
 from diptych.rpc.channel import open_channel
 from diptych.rpc.status import from_rpc_error
 from diptych.v1 import common_pb2, decode_pb2, kv_source_pb2, kv_source_pb2_grpc, worker_pb2
-from kvtransfer.digest import combined_digest
+from kvtransfer.digest import block_digest, combined_digest
 from kvtransfer.errors import TransportError
 from tests.integration.transfer_rig import (
     BLOCK_SIZE,
@@ -280,7 +279,7 @@ async def test_the_end_of_a_confirmed_lease_refuses_nobody(source: Source, reade
             pass
         size = len(content) // len(BLOCKS)
         blocks = [content[i * size : (i + 1) * size] for i in range(len(BLOCKS))]
-        digest = combined_digest([xxhash.xxh3_128_digest(block) for block in blocks])
+        digest = combined_digest([block_digest(block) for block in blocks])
         confirm = kv_source_pb2.Confirm(num_tokens=NUM_TOKENS, digest=digest)
         await call.write(kv_source_pb2.FetchCommand(confirm=confirm))
         while not (event := await call.read()).HasField("confirmed"):

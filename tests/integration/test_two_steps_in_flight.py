@@ -27,6 +27,7 @@ from tests.tiny_model import write_tiny_model
 
 BLOCK_SIZE = 8
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
+FILTERED = SamplingParams(top_k=40, top_p=0.9, seed=9, max_tokens=20)
 PLAIN_DRAWS = [SamplingParams(seed=seed, max_tokens=20) for seed in range(4)]
 
 
@@ -57,9 +58,9 @@ def prompts(*lengths: int) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("params", "num_blocks", "is_ahead"),
     [
-        ([GREEDY, *PLAIN_DRAWS], 64, True),
+        ([GREEDY, *PLAIN_DRAWS, FILTERED], 64, True),
         ([GREEDY, *PLAIN_DRAWS], 18, True),  # somebody is preempted
-        ([GREEDY, SamplingParams(top_p=0.9, max_tokens=3), *PLAIN_DRAWS], 64, True),
+        ([GREEDY, SamplingParams(presence_penalty=0.5, max_tokens=3), *PLAIN_DRAWS], 64, True),
         ([GREEDY, SamplingParams(temperature=0.0, frequency_penalty=0.7, logprobs=2)], 64, False),
     ],
     ids=["drawn by the device", "preempted", "one of the host's ends", "history"],
@@ -116,7 +117,7 @@ def logprobs_of(report: Told) -> Sequence[TokenLogprobs]:
 
 
 def test_a_device_draws_what_the_host_would() -> None:
-    """All temperatures that nothing filters; rows of odd widths, ties, and one without numbers."""
+    """All temperatures and filters; rows of odd widths, ties, and one without numbers."""
     made = torch.Generator().manual_seed(3)
     for vocab_size in (3, 511, 512, 513, 5000):
         logits = torch.randn(24, vocab_size, generator=made) * 4
@@ -125,7 +126,14 @@ def test_a_device_draws_what_the_host_would() -> None:
         logits[2, 0] = float("nan")
         specs = [
             SampleSpec(
-                params=SamplingParams(temperature=(row % 4) * 0.5, seed=row * 7), allow_stop=True
+                params=SamplingParams(
+                    temperature=(row % 4) * 0.5,
+                    seed=row * 7,
+                    top_k=(0, 0, 2, 700)[row // 4 % 4],
+                    top_p=(1.0, 0.6, 0.9)[row // 8],
+                    min_p=0.02 * (row // 12),
+                ),
+                allow_stop=True,
             )
             for row in range(24)
         ]

@@ -14,6 +14,7 @@ from diptych.rpc.server import make_server
 from diptych.timers import Timers
 from diptych.v1 import common_pb2, worker_pb2
 from diptych.v1 import kv_source_pb2_grpc as pb_grpc
+from diptych.word_sums import ALGORITHM
 from diptych.worker.scratch import PoolScratch
 from kvtransfer.config import TransferConfig
 from kvtransfer.endpoint import TransferEndpoint
@@ -44,6 +45,7 @@ def layout(block_bytes: int, digest_level: str = "full") -> common_pb2.KVLayout:
         tensor_parallel_size=1,
         block_bytes=block_bytes,
         digest_level=digest_level,
+        digest_algorithm=ALGORITHM,
     )
 
 

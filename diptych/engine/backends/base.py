@@ -18,6 +18,7 @@ from diptych.engine.kv.memory import KVMemory
 from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.decoder import Decoder
 from diptych.engine.model.parts import Attention, LayerOps, Rows, WeightStore
+from diptych.engine.sampling.device_draws import DeviceDraws
 from diptych.engine.scheduling.step import SampledToken, SampleSpec
 from diptych.errors import LogitsError
 from diptych.formats import Quantization
@@ -122,6 +123,12 @@ class Backend(Protocol):
         self, logits: Tensor, specs: Sequence[SampleSpec], positions: Sequence[int]
     ) -> list[SampledToken | LogitsError]:
         """As :func:`diptych.engine.sampling.sampler.sample`."""
+        ...
+
+    def draw(
+        self, logits: Tensor, specs: Sequence[SampleSpec], positions: Sequence[int]
+    ) -> DeviceDraws:
+        """As ``sample``, of rows for which :func:`awaited` has no reason; waits for nothing."""
         ...
 
     def mark(self) -> Mark:

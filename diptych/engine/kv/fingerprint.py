@@ -19,6 +19,7 @@ from diptych.engine.model.kv_groups import KVKind
 from diptych.engine.model.shard import TensorLocation
 from diptych.text.identity import canonical, read_config
 from diptych.v1 import common_pb2
+from diptych.word_sums import ALGORITHM
 
 FORMAT_VERSION = 2  # of blocks: 2 has its layers in groups
 
@@ -84,6 +85,7 @@ def kv_layout(
         quantization=quantization,
         compute_dtype=_name(compute_dtype),
         groups=_groups(kv_cache.layout),
+        digest_algorithm=ALGORITHM,
     )
 
 

@@ -1,13 +1,14 @@
 """The bytes behind a KV cache, of the host or of a device."""
 
 import mmap
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from diptych.engine.kv.shared_bytes import SharedBytes
 from diptych.errors import DeviceLostError
+from diptych.word_sums import Sums, Words
 
 
 class KVMemory(Protocol):
@@ -35,6 +36,18 @@ class KVMemory(Protocol):
         """Return when all that was asked of this memory so far is done. Any thread.
 
         Raises DeviceLostError: it cannot be used again.
+        """
+        ...
+
+
+@runtime_checkable
+class SummingMemory(Protocol):
+    """A device's memory of which no byte has to be copied out for a digest."""
+
+    def word_sums(self, words: Words) -> list[Sums]:
+        """Of each run, of what was there when it was called. Words must lie in it. Any thread.
+
+        Raises RuntimeError: of the device, which may be lost.
         """
         ...
 

@@ -1,9 +1,8 @@
 """Tokens that a device draws by itself, so that its next step can go on from them. Model thread.
 
 The rule is the sampler's (:mod:`diptych.engine.sampling.sampler`) for rows that the host need not
-see (:mod:`diptych.engine.scheduling.run_ahead`): greedy ones, and those that nothing filters. Where
-numbers are added up in another order than the host's, a draw at the very boundary may differ.
-Nothing here waits for the device.
+see (:mod:`diptych.engine.scheduling.run_ahead`). Where numbers are added up in another order than
+the host's, a draw at the very boundary may differ. Nothing here waits for the device.
 """
 
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from diptych.engine.sampling.sampler import mix
 from diptych.engine.scheduling.run_ahead import GREEDY_BELOW
 from diptych.engine.scheduling.step import SampledToken, SampleSpec
 from diptych.errors import LogitsError
+from diptych.sampling_params import SamplingParams
 
 _BLOCK = 512  # ids per partial sum, as the sampler's
 
@@ -31,7 +31,7 @@ class DeviceDraws(NamedTuple):
 
     @classmethod
     def of(cls, logits: Tensor, specs: Sequence[SampleSpec], positions: Sequence[int]) -> Self:
-        """logits: [R, vocab_size] float32. positions: of the tokens to draw."""
+        """By torch's operators. logits: [R, vocab_size] float32. positions: of the tokens."""
         best = logits.amax(dim=1, keepdim=True)
         vocab_size = logits.shape[1]
         ids = torch.arange(vocab_size, device=logits.device)
@@ -39,17 +39,21 @@ class DeviceDraws(NamedTuple):
         temperatures = np.array([spec.params.temperature for spec in specs])
         rows = np.flatnonzero(temperatures >= GREEDY_BELOW)
         if len(rows):
+            params = [specs[row].params for row in rows.tolist()]
             uniforms = mix([spec.params.seed for spec in specs], positions)[rows]
             index = on_device(rows, logits.device)
-            drawn = _draw(
-                logits.index_select(0, index),
-                best.index_select(0, index),
-                on_device(temperatures[rows], logits.device),
-                on_device(uniforms, logits.device),
-            )
-            token_ids.index_copy_(0, index, drawn)
-        is_number = torch.isfinite(best[:, 0]).long()
-        return cls(token_ids, _on_host(torch.stack((token_ids, is_number), dim=1)))
+            drawn = logits.index_select(0, index)
+            scale = on_device(temperatures[rows], logits.device).to(logits.dtype)[:, None]
+            weights = (drawn - best.index_select(0, index)).div_(scale).exp_()
+            if any(p.top_k or p.top_p < 1.0 or p.min_p for p in params):
+                weights = _filtered(drawn, weights, params)
+            token_ids.index_copy_(0, index, _draw(weights, on_device(uniforms, logits.device)))
+        return cls.told_of(token_ids, torch.isfinite(best[:, 0]))
+
+    @classmethod
+    def told_of(cls, token_ids: Tensor, is_number: Tensor) -> Self:
+        """token_ids: [R] int64, is_number: [R] bool; on the device."""
+        return cls(token_ids, _on_host(torch.stack((token_ids, is_number.long()), dim=1)))
 
     def tell(self) -> list[SampledToken | LogitsError]:
         """Once the device has done all that it was asked for here."""
@@ -73,13 +77,27 @@ def _on_host(x: Tensor) -> Tensor:
     return torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True)
 
 
-def _draw(logits: Tensor, best: Tensor, temperatures: Tensor, uniforms: Tensor) -> Tensor:
+def _filtered(logits: Tensor, weights: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """The weights of what top_k, then top_p, then min_p keep; of others 0. [R, vocab_size]."""
+    vocab_size = logits.shape[1]
+    limits = [(p.top_k or vocab_size, p.top_p if p.top_p < 1.0 else 2.0, p.min_p) for p in params]
+    top_ks, top_ps, min_ps = on_device(np.array(limits), logits.device).T[:, :, None]
+    order = torch.sort(logits, dim=1, descending=True, stable=True).indices
+    ranked = weights.gather(1, order)
+    shares = ranked.double()
+    is_kept = torch.arange(vocab_size, device=logits.device) < top_ks
+    shares = shares.where(is_kept, 0.0)
+    ends = shares.cumsum(1)
+    is_kept &= (ends - shares < top_ps * ends[:, -1:]) & (shares >= min_ps)
+    return torch.zeros_like(weights).scatter_(1, order, ranked.where(is_kept, 0.0))
+
+
+def _draw(weights: Tensor, uniforms: Tensor) -> Tensor:
     """Inverse CDF over the whole vocabulary, by partial sums of blocks of ids.
 
-    logits: [R, vocab_size] float32; best: [R, 1]; temperatures, uniforms: [R] float64 -> [R].
+    weights: [R, vocab_size] float32; uniforms: [R] float64 -> [R].
     """
-    vocab_size = logits.shape[1]
-    weights = (logits - best).div_(temperatures.to(logits.dtype)[:, None]).exp_()
+    vocab_size = weights.shape[1]
     weights = F.pad(weights, (0, -vocab_size % _BLOCK)).view(len(weights), -1, _BLOCK)
     sums = weights.sum(-1, dtype=torch.float64)  # [R, num_blocks]
     ends = sums.cumsum(1)

@@ -17,8 +17,7 @@ class Awaited(enum.Enum):
     """Why the host has to see a token before the sequence's next step can be planned."""
 
     HISTORY = "penalties, words or a constraint: what comes next depends on the tokens so far"
-    FILTERS = "top_k, top_p and min_p are applied on the host"
-    EDITS = "so are changes of single logits"
+    EDITS = "changes of single logits are made on the host"
     TOLD = "log probabilities and margins are taken on the host"
 
 
@@ -30,9 +29,6 @@ def awaited(params: SamplingParams, *, allow_stop: bool) -> Awaited | None:
         return Awaited.TOLD
     if params.logit_bias or params.bad_words or not (allow_stop or not params.stop_token_ids):
         return Awaited.EDITS
-    is_cut = params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
-    if is_cut and params.temperature >= GREEDY_BELOW:
-        return Awaited.FILTERS
     return None
 
 

@@ -59,7 +59,7 @@ SERVICES = {
 LIBRARIES = {
     "HF_HOME": "huggingface_hub.constants",
     "HF_TOKEN": "huggingface_hub.utils._auth",
-    "NUMBA_CACHE_DIR": "diptych.engine.backends.cpu.kernels.code_cache",
+    "NUMBA_CACHE_DIR": "diptych.code_cache",
     "OTEL_RESOURCE_ATTRIBUTES": "opentelemetry.sdk.environment_variables",
 }
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import xxhash
 
-from kvtransfer import digest
+from diptych.word_sums import Sums
+from kvtransfer import digest, host_sums
 from kvtransfer.digest import LINE_BYTES, STRATUM_LINES, coverages
 from kvtransfer.memory import HostMemory
 from tests.bench import digests
@@ -15,26 +16,32 @@ from tests.bench.digests import BLOCK_BYTES, NUM_BLOCKS, Pair, Sample, book, lat
 NUM_BYTES = NUM_BLOCKS * BLOCK_BYTES
 
 
-class Hashing:
-    """xxhash, counting the bytes that it is given."""
+class Looking:
+    """What digests are made with, counting the bytes that are looked at."""
 
     def __init__(self) -> None:
         self.num_bytes = 0
 
-    def xxh3_128_digest(self, data: Any) -> bytes:
-        self.num_bytes += memoryview(data).nbytes
-        return xxhash.xxh3_128_digest(data)
+    def sums_of(self, data: memoryview) -> Sums:
+        self.num_bytes += len(data)
+        return host_sums.sums_of(data)
 
-    def xxh3_128(self, data: Any) -> Any:
-        self.num_bytes += memoryview(data).nbytes
-        return xxhash.xxh3_128(data)
+    def sums_of_lines(self, data: memoryview, lines: Any) -> Sums:
+        self.num_bytes += LINE_BYTES * len(lines) + len(data) % LINE_BYTES
+        return host_sums.sums_of_lines(data, lines)
+
+    def xxh3_128_digest(self, data: bytes) -> bytes:
+        self.num_bytes += len(data)
+        return xxhash.xxh3_128_digest(data)
 
 
 @pytest.fixture
-def hashing(monkeypatch: pytest.MonkeyPatch) -> Hashing:
-    hashing = Hashing()
-    monkeypatch.setattr(digest, "xxhash", hashing)
-    return hashing
+def looking(monkeypatch: pytest.MonkeyPatch) -> Looking:
+    looking = Looking()
+    for name in ("sums_of", "sums_of_lines"):
+        monkeypatch.setattr(digest, name, getattr(looking, name))
+    monkeypatch.setattr(digest, "xxhash", looking)
+    return looking
 
 
 @pytest.mark.parametrize(
@@ -43,17 +50,17 @@ def hashing(monkeypatch: pytest.MonkeyPatch) -> Hashing:
     ids=["full", "sampled"],
 )
 def test_a_digest_looks_at_each_byte_once_or_at_few(
-    hashing: Hashing, seed: int, num_expected: int
+    looking: Looking, seed: int, num_expected: int
 ) -> None:
     assert BLOCK_BYTES % (LINE_BYTES * STRATUM_LINES) == 0
     memory = HostMemory(bytearray(NUM_BYTES), BLOCK_BYTES)
     memory.digests(range(NUM_BLOCKS), coverages([BLOCK_BYTES] * NUM_BLOCKS, seed))
-    assert hashing.num_bytes == num_expected
+    assert looking.num_bytes == num_expected
 
 
-def test_the_rest_of_a_proof_looks_at_digests_alone(hashing: Hashing) -> None:
+def test_the_rest_of_a_proof_looks_at_digests_alone(looking: Looking) -> None:
     book()
-    assert hashing.num_bytes == 2 * NUM_BLOCKS * digest.DIGEST_BYTES  # by reader and source
+    assert looking.num_bytes == 2 * NUM_BLOCKS * digest.DIGEST_BYTES  # by reader and source
 
 
 def test_latencies_are_compared_pair_by_pair(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from diptych.engine.model.compact import CompactWeight, Weight
 from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.decoder import Decoder, EagerPass
 from diptych.engine.model.parts import Attention, LayerOps, Linear, WeightStore
+from diptych.engine.sampling.device_draws import DeviceDraws
 from diptych.engine.sampling.sampler import Largest, sample
 from diptych.engine.scheduling.step import SampledToken, SampleSpec
 from diptych.errors import LogitsError
@@ -84,6 +85,11 @@ class CpuBackend:
         self, logits: Tensor, specs: Sequence[SampleSpec], positions: Sequence[int]
     ) -> list[SampledToken | LogitsError]:
         return sample(logits, specs, positions, _find_largest)
+
+    def draw(
+        self, logits: Tensor, specs: Sequence[SampleSpec], positions: Sequence[int]
+    ) -> DeviceDraws:
+        return DeviceDraws.of(logits, specs, positions)
 
     def mark(self) -> Mark:
         return self._torch.mark()

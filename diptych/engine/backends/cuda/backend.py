@@ -1,4 +1,4 @@
-"""An NVIDIA device: products by torch's libraries, all between them by Triton kernels."""
+"""An NVIDIA device: products by torch's libraries, all else by Triton kernels."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,9 @@ from diptych.engine.backends.base import DeviceMemory, ForwardPass, Mark
 from diptych.engine.backends.cuda.attention import PagedAttention
 from diptych.engine.backends.cuda.graphed_pass import BUCKETS, GraphedPass
 from diptych.engine.backends.cuda.graphs import GraphDevice
+from diptych.engine.backends.cuda.kv_memory import CudaKVMemory
 from diptych.engine.backends.cuda.layer_ops import TritonLayerOps
+from diptych.engine.backends.cuda.sampler import draw, sample
 from diptych.engine.backends.cuda.weight_store import DeviceStore
 from diptych.engine.backends.torch.backend import TorchBackend
 from diptych.engine.kv.cache import KVCache
@@ -17,6 +19,7 @@ from diptych.engine.kv.memory import KVMemory
 from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.decoder import Decoder, EagerPass
 from diptych.engine.model.parts import Attention, LayerOps, WeightStore
+from diptych.engine.sampling.device_draws import DeviceDraws
 from diptych.engine.scheduling.step import SampledToken, SampleSpec
 from diptych.errors import ConfigurationError, LogitsError
 from diptych.formats import Quantization
@@ -62,7 +65,9 @@ class CudaBackend:
         return TritonLayerOps(config)
 
     def kv_memory(self, num_bytes: int) -> KVMemory:
-        return self._torch.kv_memory(num_bytes)
+        if self.device.type != "cuda":
+            return self._torch.kv_memory(num_bytes)
+        return CudaKVMemory(num_bytes, self.device)
 
     def attention(self, config: ModelConfig, kv_cache: KVCache, dtype: torch.dtype) -> Attention:
         return PagedAttention(config, kv_cache, self._num_processors())
@@ -77,7 +82,12 @@ class CudaBackend:
     def sample(
         self, logits: Tensor, specs: Sequence[SampleSpec], positions: Sequence[int]
     ) -> list[SampledToken | LogitsError]:
-        return self._torch.sample(logits, specs, positions)
+        return sample(logits, specs, positions)
+
+    def draw(
+        self, logits: Tensor, specs: Sequence[SampleSpec], positions: Sequence[int]
+    ) -> DeviceDraws:
+        return draw(logits, specs, positions)
 
     def mark(self) -> Mark:
         return self._torch.mark()

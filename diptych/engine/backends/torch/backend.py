@@ -18,6 +18,7 @@ from diptych.engine.model.compact import Weight
 from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.decoder import Decoder, EagerPass
 from diptych.engine.model.parts import Attention, LayerOps, Linear, WeightStore
+from diptych.engine.sampling.device_draws import DeviceDraws
 from diptych.engine.sampling.sampler import sample
 from diptych.engine.scheduling.step import SampledToken, SampleSpec
 from diptych.errors import ConfigurationError, LogitsError
@@ -70,6 +71,11 @@ class TorchBackend:
         self, logits: Tensor, specs: Sequence[SampleSpec], positions: Sequence[int]
     ) -> list[SampledToken | LogitsError]:
         return sample(logits, specs, positions)
+
+    def draw(
+        self, logits: Tensor, specs: Sequence[SampleSpec], positions: Sequence[int]
+    ) -> DeviceDraws:
+        return DeviceDraws.of(logits, specs, positions)
 
     def mark(self) -> Mark:
         if self._device.type != "cuda":

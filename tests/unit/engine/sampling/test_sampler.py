@@ -2,7 +2,6 @@
 
 import math
 from array import array
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,48 +20,7 @@ from diptych.errors import LogitsError
 from diptych.sampling_params import SamplingParams
 from tests.engines import CPU, PLAIN
 from tests.naive_sampler import Naive, naive_mix
-
-NO_BIAS: Mapping[int, float] = {}
-
-
-def spec(
-    *,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-    bias: Mapping[int, float] = NO_BIAS,
-    repetition: float = 1.0,
-    presence: float = 0.0,
-    frequency: float = 0.0,
-    prompt: Sequence[int] = (),
-    output: Sequence[int] = (),
-    seed: int = 0,
-    stop: Sequence[int] = (),
-    allow_stop: bool = True,
-) -> SampleSpec:
-    params = SamplingParams(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        logit_bias=bias,
-        repetition_penalty=repetition,
-        presence_penalty=presence,
-        frequency_penalty=frequency,
-        seed=seed,
-        stop_token_ids=frozenset(stop),
-        return_margins=True,
-    )
-    history = History(array("q", [*prompt, *output]), len(prompt))
-    return SampleSpec(
-        params=params, allow_stop=allow_stop, history=history if params.needs_history else None
-    )
-
-
-def random_logits(seed: int, rows: int, vocab_size: int, spread: float) -> torch.Tensor:
-    rng = np.random.default_rng(seed)
-    return torch.from_numpy((rng.standard_normal((rows, vocab_size)) * spread).astype(np.float32))
+from tests.sampling_cases import NO_BIAS, SPECS, random_logits, spec
 
 
 def draw(logits: torch.Tensor, specs: list[SampleSpec], positions: list[int]) -> list[SampledToken]:
@@ -92,27 +50,9 @@ def test_mix_is_uniform_in_positions_and_in_seeds() -> None:
         assert abs(np.corrcoef(u[1:], u[:-1])[0, 1]) < 0.03
 
 
-_SPECS = st.builds(
-    spec,
-    temperature=st.sampled_from((0.0, 0.05, 0.5, 1.0, 1.7, 10.0)),
-    top_k=st.sampled_from((0, 1, 2, 40, 1023, 1024, 1500, 10**6)),
-    top_p=st.sampled_from((1.0, 0.999, 0.9, 0.5, 1e-6)),
-    min_p=st.sampled_from((0.0, 0.0, 1e-4, 0.05, 0.6, 1.0)),
-    bias=st.sampled_from((NO_BIAS, NO_BIAS, {5: 3.0, 100: -100.0}, {7: 100.0}, {0: 0.25, 1: -1})),
-    repetition=st.sampled_from((1.0, 1.0, 1.3, 0.5, 100.0)),
-    presence=st.sampled_from((0.0, 0.0, 1.5, -2.0)),
-    frequency=st.sampled_from((0.0, 0.0, 0.25, -0.5)),
-    prompt=st.lists(st.integers(0, 100), max_size=20),
-    output=st.lists(st.integers(0, 9) | st.integers(0, 100), max_size=20),
-    seed=st.integers(0, 2**64 - 1),
-    stop=st.sampled_from(((), (1,), (0, 3, 10**9), tuple(range(100)))),
-    allow_stop=st.booleans(),
-)
-
-
 @settings(deadline=None, max_examples=150)
 @given(
-    specs=st.lists(_SPECS, min_size=1, max_size=6),
+    specs=st.lists(SPECS, min_size=1, max_size=6),
     seed=st.integers(0, 10**6),
     vocab_size=st.sampled_from((101, 512, 1024, 1025, 3000)),
     spread=st.sampled_from((0.0, 0.1, 2.0, 12.0)),

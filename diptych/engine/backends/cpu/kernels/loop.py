@@ -23,7 +23,9 @@ from numba import types
 from numba.extending import intrinsic
 from torch import Tensor
 
-from diptych.engine.backends.cpu.kernels.code_cache import code_cache
+from diptych.code_cache import code_cache
+
+_SOURCES = Path(__file__).parent
 
 COUNTER, NUM_ITEMS, FIRST_ARGUMENT = 0, 1, 2  # places in what a loop is given
 
@@ -44,7 +46,7 @@ class Loop:
         self, function: Callable[[Any], None], float_rules: dict[str, Any] = FLOAT_RULES
     ) -> None:
         """Compile it, or find it in the cache."""
-        folder = code_cache()
+        folder = code_cache(_SOURCES)
         if folder is not None:
             numba.config.CACHE_DIR = str(folder)  # type: ignore[attr-defined]
         compiled = numba.cfunc(SIGNATURE, cache=folder is not None, **float_rules)(function)

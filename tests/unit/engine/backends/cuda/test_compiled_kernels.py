@@ -17,7 +17,8 @@ pytestmark = pytest.mark.skipif(
 )
 
 KERNELS = {
-    "add_norm", "attend_parts", "attend_tiles", "gate", "merge_parts", "norm", "rotate", "write",
+    "add_norm", "add_words", "attend_parts", "attend_tiles", "cut", "draw", "find_largest", "gate",
+    "merge_parts", "norm", "rotate", "weigh", "write",
 }  # fmt: skip
 MAX_SHARED_BYTES = 99 << 10  # of a program, on the smallest device since sm_80
 

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from diptych.engine.backends.cuda.backend import CudaBackend
-from tests.gpu import attention, golden, overlap
+from diptych.engine.scheduling.step import SampledToken
+from tests.gpu import attention, digests, draws, golden, overlap
 from tests.unit.engine.backends.cuda.recorded_graphs import RecordedGraphs
 
 # Numbers that are none are asked of a part without tokens, and not used.
@@ -46,6 +47,24 @@ def test_attention_is_compared(case: attention.Case) -> None:
     assert measured.holds
     assert measured.kv_bytes_per_s == 2 * case.num_seqs * case.num_kv_heads * 70 * 64 * 4
     assert attention.copy_bytes_per_s(torch.device("cpu"), 100, once) == 200
+
+
+@pytest.mark.parametrize("is_sampled", [False, True])
+def test_digests_are_compared(is_sampled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = digests.Case(4104, 5, is_sampled)
+    found = digests.check(case, torch.device("cpu"), once)
+    assert found.holds
+    assert found.bytes_per_s == 5 * 4104
+    monkeypatch.setattr(digests, "block_digest", lambda *_: b"")
+    assert not digests.check(case, torch.device("cpu"), once).holds
+
+
+def test_draws_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = draws.check(draws.Case("plain", 4, 600), torch.device("cpu"), once)
+    assert (found.num_wrong, found.holds) == (0, True)
+    monkeypatch.setattr(draws, "sample", lambda *_: [SampledToken(0, 1.0)] * 4)
+    found = draws.check(draws.Case("plain", 4, 600), torch.device("cpu"), once)
+    assert (found.num_wrong, found.holds) == (4, False)
 
 
 def test_the_golden_rule_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,7 @@ class Rig:
         self._scheduler = Scheduler(config, BlockPool(num_blocks, BLOCK_SIZE))
 
     def answers(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[Answer]:
-        """All at once, prompts in chunks beside single tokens; the first one greedy."""
+        """All at once, prompts in chunks beside single tokens; greedy, drawn of all and of some."""
         sequences = [self._start(*numbered, num_tokens) for numbered in enumerate(prompts)]
         while any(seq.state is not SequenceState.FINISHED for seq in sequences):
             plan = self._scheduler.schedule()
@@ -69,13 +69,13 @@ class Rig:
         ]
 
     def _start(self, number: int, token_ids: Sequence[int], num_tokens: int) -> Generated:
-        temperature = 0.9 if number else 0.0
+        temperature, top_p = (0.9 if number else 0.0), (0.9 if number == 2 else 1.0)
         seq = Generated(
             key=SequenceKey("router", number),
             token_ids=list(token_ids),
             num_prompt_tokens=len(token_ids),
             sampling=SamplingParams(
-                temperature=temperature, top_p=0.9, seed=number, max_tokens=num_tokens
+                temperature=temperature, top_p=top_p, seed=number, max_tokens=num_tokens
             ),
         )
         self._scheduler.reserve(seq)

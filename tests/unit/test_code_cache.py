@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from diptych.engine.backends.cpu.kernels.code_cache import code_cache
+from diptych.code_cache import code_cache
 
 
 def test_each_version_of_the_sources_has_a_folder_of_its_own(
@@ -40,8 +40,9 @@ def test_loops_are_kept_there_and_work_without(tmp_path: Path, writable: bool) -
         cache.write_text("")
     code = (
         "from diptych.engine.backends.cpu.kernels import slot_loop\n"
-        "from diptych.engine.backends.cpu.kernels.code_cache import code_cache\n"
-        "print(code_cache())"
+        "from pathlib import Path\n"
+        "from diptych.code_cache import code_cache\n"
+        "print(code_cache(Path(slot_loop.__file__).parent))"
     )
     found = subprocess.run(
         [sys.executable, "-c", code],

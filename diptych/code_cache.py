@@ -2,7 +2,7 @@
 
 numba looks only at the file of the function it compiles, not at those that the
 function calls, so code from before an upgrade could be found again. Here each
-version of the kernels' sources has a folder of its own.
+version of the sources has a folder of its own.
 """
 
 import os
@@ -11,13 +11,12 @@ from pathlib import Path
 
 import xxhash
 
-_SOURCES = Path(__file__).parent
 _DEFAULT_BASE = Path("~/.cache/diptych/kernels")
 
 
 @cache
-def code_cache(sources: Path = _SOURCES) -> Path | None:
-    """The folder for this version of the kernels in ``sources``; None if it cannot be written.
+def code_cache(sources: Path) -> Path | None:
+    """The folder for this version of the modules in ``sources``; None if it cannot be written.
 
     It lies in NUMBA_CACHE_DIR, where that is set, or in the user's cache.
     """

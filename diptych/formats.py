@@ -7,4 +7,4 @@ from typing import Literal
 DeviceName = Literal["auto", "cpu", "cuda"]
 DtypeName = Literal["auto", "float32", "bfloat16"]  # of weights and arithmetic
 KVDtypeName = Literal["float32", "bfloat16", "int8"]
-Quantization = Literal["none", "int8"]  # of all linear layers, the head included
+Quantization = Literal["none", "int8", "fp8"]  # of all linear layers, the head included

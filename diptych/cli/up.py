@@ -67,7 +67,7 @@ class UpConfig(BaseModel):
         description="Where it keeps files and batches, as of diptych batch-server.",
     )
     quantization: Quantization = Field(
-        "none", description="Linear layers of every worker as loaded (none), or in int8."
+        "none", description="Linear layers of every worker as loaded (none), in int8 or fp8."
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least level that is logged."

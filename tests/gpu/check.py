@@ -3,8 +3,9 @@
     python -m tests.gpu.check --out gpu.json
 
 Random weights of real shapes against transformers, attention against torch's own, digests and
-draws against the host's, graphs and two steps in flight against neither; one JSON with the
-machine and the versions. Exit code 1 if anything does not hold. Without a GPU it says so.
+draws against the host's, graphs and two steps in flight against neither, products with weights of
+small numbers against their definition; one JSON with the machine and the versions. Exit code 1 if
+anything does not hold. Without a GPU it says so.
 """
 
 import argparse
@@ -18,11 +19,11 @@ import torch
 
 from diptych.engine.backends.choice import make_backend
 from diptych.errors import ConfigurationError
-from tests.gpu import attention, golden, overlap
+from tests.gpu import attention, golden, overlap, products
 
 DTYPES = (torch.float32, torch.bfloat16)
 _COPIED_BYTES = 1 << 30
-_PARTS = ("attention", "digests", "draws", "overlap", "golden")
+_PARTS = ("attention", "digests", "draws", "overlap", "products", "golden")
 
 
 def run() -> dict[str, Any]:
@@ -48,6 +49,11 @@ def run() -> dict[str, Any]:
         "overlap": [
             asdict(overlap.check(golden.SHAPES[0], CudaBackend(device), backend, dtype))
             for dtype in DTYPES
+        ],
+        "products": [
+            asdict(products.check(case, backend, torch.bfloat16, watch))
+            for case in products.CASES
+            if case.stored != "fp8" or torch.cuda.get_device_capability(device) >= (9, 0)
         ],
         "golden": [asdict(golden.check(shape, backend, DTYPES)) for shape in golden.SHAPES],
     }

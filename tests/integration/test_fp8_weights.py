@@ -112,6 +112,21 @@ def test_equals_transformers_on_the_same_numbers(scheme: Scheme, tmp_path: Path)
         assert torch.equal(ours(x), theirs(x))
 
 
+@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
+def test_multiplied_as_they_are_stored(scheme: Scheme, tmp_path: Path) -> None:
+    """With quantization fp8: numbers and scales of rows as they are, inputs rounded by rows."""
+    small, wide = write_pair(tmp_path, scheme)
+    exact = load_file(wide / "model.safetensors")["model.layers.1.mlp.down_proj.weight"]
+    linear = load_decoder(small, quantization="fp8").weights.layers[1].down
+    x = torch.randn(5, exact.shape[1], generator=torch.Generator().manual_seed(1))
+    rounded = (x / (x.abs().amax(1, keepdim=True) / LARGEST)).to(torch.float8_e4m3fn)
+    inputs = rounded.double() * (x.abs().amax(1, keepdim=True).double() / LARGEST)
+    # Scales of blocks are no rows': such a weight is rounded anew.
+    bound = 1e-5 if scheme.rows in (None, 1) else 0.1
+    want = inputs @ exact.double().T
+    assert float((linear(x) - want).norm() / want.norm()) < bound
+
+
 def test_what_lies_beside_the_weights_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Widened in pieces, which come out as the whole does."""
     stored = torch.randn(300, 50).to(torch.float8_e4m3fn)
@@ -131,6 +146,7 @@ def test_what_lies_beside_the_weights_is_small(monkeypatch: pytest.MonkeyPatch) 
         ({"weight_scale_inv": torch.ones(3, 3)}, r"scale of \[3, 3\] fits no weight"),
         ({"weight_scale_inv": torch.ones(2, dtype=torch.int32)}, "I32, not a float"),
         ({"other_scale": torch.ones(1)}, "does not use"),
+        ({"weight": torch.ones(64, 128)}, "does not use: .*weight_scale_inv"),
     ],
 )
 def test_refused_checkpoints(changes: dict[str, Tensor | None], says: str, tmp_path: Path) -> None:

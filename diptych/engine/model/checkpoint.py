@@ -14,7 +14,7 @@ from torch import Tensor
 
 from diptych.engine.model.compact import CompactWeight, FoundCompact
 from diptych.engine.model.compact_file import CompactFile
-from diptych.engine.model.fp8 import widen
+from diptych.engine.model.fp8 import Fp8Weight, scale_of_rows, widen
 from diptych.engine.model.rank_share import WHOLE, RankShare
 from diptych.engine.model.shard import FLOATS, FP8, MappedShard, TensorLocation, read_header
 from diptych.engine.model.stored_format import Fp8Storage, GroupedStorage, Storage
@@ -108,8 +108,7 @@ class CheckpointReader:
             out.copy_(shard.tensor(location.rows(self._share.part(location.shape[0]))))
         else:
             out.copy_(self._part(shard.tensor(location), shared_dim))
-        shard.drop(location)
-        self.skip(name)
+        self.finish(name)
 
     def compact(self, name: str, *shape: int) -> FoundCompact | None:
         """That a tensor of this shape has a compact form; None if it has none.
@@ -136,6 +135,20 @@ class CheckpointReader:
         """
         return None if self._share.size > 1 else self._groups(name, list(shape))
 
+    def fp8(self, name: str, *shape: int) -> Fp8Weight | None:
+        """A weight of this shape in 8-bit floats with scales of rows, on the file's pages.
+
+        None if it is not stored so, or shared out. Raises as ``fill``.
+        """
+        if self._share.size > 1 or not isinstance(self._storage, Fp8Storage):
+            return None
+        location = self._location(name, list(shape))
+        scale = self._scale(name) if location.dtype == FP8 else None
+        scales = None if scale is None else scale_of_rows(scale, shape[0])
+        if scales is None:
+            return None
+        return Fp8Weight(self._shards[location.path].tensor(location), scales)
+
     def fill_compact(self, name: str, found: FoundCompact, out: CompactWeight) -> None:
         """Write what was found of a tensor into ``out``, instead of the tensor."""
         found.fill(out)
@@ -144,8 +157,14 @@ class CheckpointReader:
 
     def finish(self, name: str) -> None:
         """Of a weight all has been read that it is stored as."""
-        stem = name.removesuffix("weight")
-        for part in (name, *(stem + part for part in PARTS)):
+        location = self._left.get(name)
+        names = [name]
+        if location is None:
+            names = [name.removesuffix("weight") + part for part in PARTS]
+        elif location.dtype == FP8:
+            stem = name.removesuffix("weight")
+            names += [stem + part for part in (*_SCALES, *_INPUT_SCALES)]
+        for part in names:
             location = self._left.get(part)
             if location is not None:
                 self._shards[location.path].drop(location)
@@ -200,6 +219,15 @@ class CheckpointReader:
             raise ConfigurationError(f"{name} in {self._folder} is {location.dtype}, not a float")
         return location
 
+    def _scale(self, name: str) -> Tensor | None:
+        """What lies beside a weight to multiply it by; on the file's pages."""
+        stem = name.removesuffix("weight")
+        scale_name = next((stem + s for s in _SCALES if stem + s in self._left), None)
+        if scale_name is None:
+            return None
+        location = self._location(scale_name, list(self._left[scale_name].shape))
+        return self._shards[location.path].glance(location)
+
     def _part(self, whole: Tensor, shared_dim: int | None) -> Tensor:
         """A view of this process's share."""
         if shared_dim is None:
@@ -208,15 +236,11 @@ class CheckpointReader:
         return whole.narrow(shared_dim, part.start, len(part))
 
     def _widen(self, name: str, stored: Tensor, out: Tensor, shared_dim: int | None) -> None:
-        stem = name.removesuffix("weight")
-        scale_name = next((stem + s for s in _SCALES if stem + s in self._left), None)
-        if not isinstance(self._storage, Fp8Storage) or scale_name is None or stored.dim() != 2:
+        scale = self._scale(name)
+        if not isinstance(self._storage, Fp8Storage) or scale is None or stored.dim() != 2:
             raise ConfigurationError(
                 f"{name} in {self._folder} is {FP8}, without a scale or a quantization_config"
             )
-        location = self._left[scale_name]
-        scale = torch.empty(location.shape)
-        self.fill(scale_name, scale)
         try:
             if shared_dim is None:
                 widen(stored, scale, self._storage.block, out)
@@ -226,8 +250,6 @@ class CheckpointReader:
                 out.copy_(self._part(whole, shared_dim))
         except ValueError as error:
             raise ConfigurationError(f"{name} in {self._folder}: {error}") from None
-        for scale_name in _INPUT_SCALES:
-            self.skip(stem + scale_name)
 
     def skip(self, name: str) -> None:
         """Leave out a tensor that may be there and is not needed."""

@@ -1,7 +1,7 @@
 """Weights of one layer or several, one under another, as the store keeps them best.
 
-As whole numbers by groups if all of them are stored so and the store multiplies such; in
-compact form if all of them have one; else as floats.
+As whole numbers by groups or in 8-bit floats if all of them are stored so and the store
+multiplies such; in compact form if all of them have one; else as floats.
 """
 
 from collections.abc import Mapping
@@ -13,8 +13,9 @@ from torch import Tensor
 
 from diptych.engine.model.checkpoint import CheckpointReader
 from diptych.engine.model.compact import Weight
+from diptych.engine.model.fp8 import Fp8Weight
 from diptych.engine.model.grouped import GroupedWeight, GroupFormat
-from diptych.engine.model.parts import Linear, WeightStore
+from diptych.engine.model.parts import Fp8Store, GroupedStore, Linear, WeightStore
 from diptych.engine.model.stored_groups import StoredGroups
 
 
@@ -40,9 +41,13 @@ def read_linear(
         ConfigurationError: one is missing or of another shape, or not taken by the store.
     """
     if store.grouped is not None:
-        weight = _read_grouped(reader, store, rows, num_columns)
+        weight = _read_grouped(reader, store.grouped, rows, num_columns)
         if weight is not None:
             return store.grouped.linear(weight, bias)
+    if store.fp8 is not None:
+        fp8 = _read_fp8(reader, store.fp8, rows, num_columns)
+        if fp8 is not None:
+            return store.fp8.linear(fp8, bias)
     return store.linear(read_weight(reader, store, rows, num_columns, shared_dim), bias)
 
 
@@ -72,16 +77,15 @@ def read_weight(
 
 
 def _read_grouped(
-    reader: CheckpointReader, store: WeightStore, rows: Mapping[str, int], num_columns: int
+    reader: CheckpointReader, store: GroupedStore, rows: Mapping[str, int], num_columns: int
 ) -> GroupedWeight | None:
-    assert store.grouped is not None
     parts = [reader.grouped(name, size, num_columns) for name, size in rows.items()]
     found = [part for part in parts if part is not None]
     if len(found) < len(parts) or not _go_together(found):
         return None
     places, first = _places(rows), found[0]
     kind = GroupFormat(places[-1].end, num_columns, first.storage.bits, first.group_size)
-    weight = store.grouped.allocate(kind)
+    weight = store.allocate(kind)
     if weight is None:
         return None
     for (name, begin, end), part in zip(places, found, strict=True):
@@ -89,6 +93,22 @@ def _read_grouped(
         reader.finish(name)
     order = first.order
     return weight if order is None else weight._replace(order=order.to(weight.numbers.device))
+
+
+def _read_fp8(
+    reader: CheckpointReader, store: Fp8Store, rows: Mapping[str, int], num_columns: int
+) -> Fp8Weight | None:
+    parts = [reader.fp8(name, size, num_columns) for name, size in rows.items()]
+    found = [part for part in parts if part is not None]
+    if len(found) < len(parts):
+        return None
+    places = _places(rows)
+    weight = store.allocate(places[-1].end, num_columns)
+    for (name, begin, end), part in zip(places, found, strict=True):
+        for target, source in zip(weight.rows(begin, end), part, strict=True):
+            target.copy_(source)
+        reader.finish(name)
+    return weight
 
 
 def _go_together(parts: list[StoredGroups]) -> bool:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from diptych.engine.inputs import StepInputs
 from diptych.engine.model.compact import CompactWeight, Weight
+from diptych.engine.model.fp8 import Fp8Weight
 from diptych.engine.model.grouped import GroupedWeight, GroupFormat
 
 Rows = NDArray[np.int64]  # numbers of rows of a step's flat batch, on the host
@@ -47,6 +48,18 @@ class GroupedStore(Protocol):
         ...
 
 
+class Fp8Store(Protocol):
+    """Takes weights in 8-bit floats with a scale for each row, and multiplies them as they are."""
+
+    def allocate(self, num_rows: int, num_columns: int) -> Fp8Weight:
+        """Memory for one, to be filled by the caller."""
+        ...
+
+    def linear(self, weight: Fp8Weight, bias: Tensor | None) -> Linear:
+        """Of what was allocated. Raises ConfigurationError: a scale is not finite."""
+        ...
+
+
 class WeightStore(Protocol):
     """Takes a checkpoint's tensors and keeps them as this device computes with them best."""
 
@@ -63,6 +76,11 @@ class WeightStore(Protocol):
     @property
     def grouped(self) -> GroupedStore | None:
         """For weights that are stored so; None: they are to come as what they stand for."""
+        ...
+
+    @property
+    def fp8(self) -> Fp8Store | None:
+        """The same of weights in 8-bit floats."""
         ...
 
     def allocate(self, num_rows: int, num_columns: int) -> Tensor:

@@ -49,6 +49,8 @@ class CpuBackend:
         check_quantization(quantization, dtype)
         if quantization == "int8":
             return _PackedStore(dtype, make_int8_linear)
+        if quantization == "fp8":
+            return self._torch.weights(dtype, quantization)
         if dtype is torch.float32:
             return _HugePageStore(compact)
         return _PackedStore(dtype, make_linear)
@@ -112,7 +114,8 @@ def _find_largest(logits: Tensor) -> Largest:
 class _HugePageStore:
     """float32 weights as loaded, or compact ones, on huge pages. Implements ``WeightStore``."""
 
-    dtype, device, grouped = torch.float32, torch.device("cpu"), None
+    dtype, device = torch.float32, torch.device("cpu")
+    grouped = fp8 = None
 
     def __init__(self, compact: bool) -> None:
         self._takes_compact = compact
@@ -141,7 +144,8 @@ class _HugePageStore:
 class _PackedStore:
     """Weights packed, of another element type or into int8. Implements ``WeightStore``."""
 
-    device, grouped = torch.device("cpu"), None
+    device = torch.device("cpu")
+    grouped = fp8 = None
 
     def __init__(self, dtype: torch.dtype, pack: Callable[[Tensor, Tensor | None], Linear]) -> None:
         self.dtype, self._pack = dtype, pack

@@ -13,6 +13,7 @@ from diptych.engine.backends.cuda.kv_memory import CudaKVMemory
 from diptych.engine.backends.cuda.layer_ops import TritonLayerOps
 from diptych.engine.backends.cuda.sampler import draw, sample
 from diptych.engine.backends.cuda.weight_store import DeviceStore
+from diptych.engine.backends.torch import fp8_linear
 from diptych.engine.backends.torch.backend import TorchBackend
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.kv.memory import KVMemory
@@ -24,6 +25,7 @@ from diptych.engine.scheduling.step import SampledToken, SampleSpec
 from diptych.errors import ConfigurationError, LogitsError
 from diptych.formats import Quantization
 
+_FP8_CAPABILITY = (9, 0)  # the first whose products take a scale for each row
 _INTERPRETED_PROCESSORS = 8  # what a decode step on the host is cut up for
 
 
@@ -57,9 +59,27 @@ class CudaBackend:
     def weights(
         self, dtype: torch.dtype, quantization: Quantization, *, compact: bool = True
     ) -> WeightStore:
-        if quantization != "none":
-            raise ConfigurationError(f"quantization {quantization} needs device cpu (got cuda)")
+        if quantization == "int8":
+            raise ConfigurationError("quantization int8 needs device cpu (got cuda)")
+        if quantization == "fp8" and self.device.type == "cuda":
+            self._check_fp8(dtype)
         return DeviceStore(self._torch.weights(dtype, quantization))
+
+    def _check_fp8(self, dtype: torch.dtype) -> None:
+        """Raises ConfigurationError: no products of 8-bit floats with scales by rows."""
+        capability = torch.cuda.get_device_capability(self.device)
+        if capability < _FP8_CAPABILITY:
+            raise ConfigurationError(
+                f"quantization fp8 needs a GPU of compute capability {_FP8_CAPABILITY} or later "
+                f"(got {capability})"
+            )
+        if dtype is not torch.bfloat16:
+            name = str(dtype).removeprefix("torch.")
+            raise ConfigurationError(
+                f"quantization fp8 needs dtype bfloat16 on device cuda (got {name})"
+            )
+        if not fp8_linear.works(self.device, dtype):
+            raise ConfigurationError("quantization fp8: this torch multiplies no such weights here")
 
     def layer_ops(self, config: ModelConfig, dtype: torch.dtype) -> LayerOps:
         return TritonLayerOps(config)

@@ -6,7 +6,7 @@ from torch import Tensor
 from diptych.engine.backends.cuda.grouped_linear import GroupedLinear, takes
 from diptych.engine.model.compact import Weight
 from diptych.engine.model.grouped import GroupedWeight, GroupFormat
-from diptych.engine.model.parts import GroupedStore, Linear, WeightStore
+from diptych.engine.model.parts import Fp8Store, GroupedStore, Linear, WeightStore
 
 
 class DeviceStore:
@@ -25,8 +25,12 @@ class DeviceStore:
         return self._plain.device
 
     @property
-    def grouped(self) -> GroupedStore:
-        return _GroupedStore(self.device)
+    def grouped(self) -> GroupedStore | None:
+        return _GroupedStore(self.device) if self.fp8 is None else None
+
+    @property
+    def fp8(self) -> Fp8Store | None:
+        return self._plain.fp8
 
     def allocate(self, num_rows: int, num_columns: int) -> Tensor:
         return self._plain.allocate(num_rows, num_columns)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from diptych.engine.backends.base import DeviceMemory, ForwardPass, Mark
 from diptych.engine.backends.torch.attention import TorchAttention
+from diptych.engine.backends.torch.fp8_linear import Fp8Weights
 from diptych.engine.backends.torch.int8_linear import PlainInt8Linear, quantise_weight
 from diptych.engine.backends.torch.layer_ops import TorchLayerOps
 from diptych.engine.backends.torch.linear import PlainLinear
@@ -105,6 +106,7 @@ class _PlainStore:
         self, device: torch.device, dtype: torch.dtype, quantization: Quantization
     ) -> None:
         self.device, self.dtype, self._quantization = device, dtype, quantization
+        self.fp8 = Fp8Weights(device, dtype) if quantization == "fp8" else None
 
     def allocate(self, num_rows: int, num_columns: int) -> Tensor:
         return torch.empty(num_rows, num_columns, dtype=self.dtype, device=self.device)
@@ -116,6 +118,8 @@ class _PlainStore:
         assert isinstance(weight, Tensor)
         if self._quantization == "int8":
             return PlainInt8Linear(quantise_weight(weight), bias)
+        if self.fp8 is not None:
+            return self.fp8.linear(self.fp8.rounded(weight), bias)
         return PlainLinear(weight, bias)
 
     def tied_head(self, embedding: Weight) -> Linear:

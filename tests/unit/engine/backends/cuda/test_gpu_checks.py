@@ -8,13 +8,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
 
 from diptych.engine.backends.cuda.backend import CudaBackend
 from diptych.engine.scheduling.step import SampledToken
-from tests.gpu import attention, digests, draws, golden, overlap
+from tests.gpu import attention, digests, draws, golden, overlap, products
 from tests.unit.engine.backends.cuda.recorded_graphs import RecordedGraphs
 
 # Numbers that are none are asked of a part without tokens, and not used.
@@ -65,6 +66,20 @@ def test_draws_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draws, "sample", lambda *_: [SampledToken(0, 1.0)] * 4)
     found = draws.check(draws.Case("plain", 4, 600), torch.device("cpu"), once)
     assert (found.num_wrong, found.holds) == (4, False)
+
+
+@pytest.mark.parametrize("stored", ["4 bits", "8 bits", "fp8"])
+def test_products_are_compared(
+    stored: Literal["4 bits", "8 bits", "fp8"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = products.Case(stored, 3, 64, 256)
+    measured = products.check(case, INTERPRETED, torch.float32, once)
+    assert measured.error < 1e-5
+    assert measured.holds
+    stored_bytes = {"4 bits": 8192 + 128 * 5, "8 bits": 16_384 + 128 * 5, "fp8": 16_384}
+    assert measured.weight_bytes_per_s == stored_bytes[stored]
+    monkeypatch.setattr(products, "MAX_ERROR", -1.0)
+    assert not products.check(case, INTERPRETED, torch.float32, once).holds
 
 
 def test_the_golden_rule_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from diptych.engine.scheduling.sequence import Sequence as Generated
 from diptych.engine.scheduling.sequence import SequenceKey, SequenceState
 from diptych.engine.scheduling.step import Chunk, StepPlan
 from diptych.errors import ConfigurationError
-from diptych.formats import DeviceName
+from diptych.formats import DeviceName, Quantization
 from diptych.sampling_params import SamplingParams
 from tests.engine_logits import chunk_logits
 from tests.engines import CPU, load_decoder
@@ -45,8 +45,10 @@ class Answer(NamedTuple):
 class Rig:
     """A scheduler, a pool and a runner, stepped by hand. All is NaN that nobody wrote."""
 
-    def __init__(self, folder: Path, backend: Backend, num_blocks: int) -> None:
-        model = load_decoder(folder, backend=backend)
+    def __init__(
+        self, folder: Path, backend: Backend, num_blocks: int, quantization: Quantization = "none"
+    ) -> None:
+        model = load_decoder(folder, quantization=quantization, backend=backend)
         self.cache = KVCache(
             model.config, num_blocks, BLOCK_SIZE, model.dtype, allocate=backend.kv_memory
         )
@@ -143,6 +145,33 @@ def test_blocks_of_one_backend_are_gone_on_with_by_the_other(family: str, tmp_pa
             )
             got = decoding.runner.logits(StepPlan(chunks=(chunk,)))
             assert (got - wanted[begin:end]).abs().max().item() <= TOLERANCE
+
+
+def test_the_same_tokens_in_8_bit_floats(tmp_path: Path) -> None:
+    """Weights and inputs rounded by rows, on both."""
+    write_tiny_model(tmp_path, "qwen3", num_layers=1)
+    wanted, got = (
+        Rig(tmp_path, backend, 12, "fp8").answers([tokens(1, 20), tokens(2, 5)], 8)
+        for backend in (CPU, INTERPRETED)
+    )
+    assert got == wanted
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "says"),
+    [
+        ((8, 6), torch.bfloat16, r"needs a GPU of compute capability \(9, 0\) .*got \(8, 6\)"),
+        ((9, 0), torch.float32, "needs dtype bfloat16 on device cuda"),
+        ((9, 0), torch.bfloat16, "this torch multiplies no such weights"),
+    ],
+)
+def test_8_bit_floats_are_refused_where_they_are_not_multiplied(
+    capability: tuple[int, int], dtype: torch.dtype, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr("diptych.engine.backends.torch.fp8_linear.works", lambda *of: False)
+    with pytest.raises(ConfigurationError, match=f"fp8.* {says}"):
+        type(INTERPRETED)(torch.device("cuda", 0)).weights(dtype, "fp8")
 
 
 def test_int8_weights_are_refused() -> None:

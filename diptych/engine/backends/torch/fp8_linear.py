@@ -1,0 +1,145 @@
+"""Linear layers in 8-bit floats: a scale for each output channel, and for each row of inputs.
+
+Weights are e4m3 numbers times a scale per output; the inputs of each step are rounded so by
+rows, and torch multiplies both as they are, with sums in float32. A row is rounded by itself.
+"""
+
+import logging
+from functools import cache
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from diptych.engine.model.fp8 import Fp8Weight
+from diptych.engine.model.parts import Linear
+from diptych.errors import ConfigurationError
+
+_LOG = logging.getLogger(__name__)
+LARGEST = 448.0  # that e4m3 has
+_TINY = 1e-30  # a scale below this is zero: its reciprocal would overflow
+_SLICE_ROWS = 512  # of a weight, that are rounded at a time
+_MULTIPLE = 16  # of inputs and outputs, that torch's product takes
+
+
+class Rounded(NamedTuple):
+    """Rows as ``numbers * scales``."""
+
+    numbers: Tensor  # [num_rows, size] e4m3
+    scales: Tensor  # [num_rows, 1] float32; NaN for a row that is not all finite
+
+
+def round_rows(rows: Tensor) -> Rounded:
+    """Each row by its largest magnitude. rows: [num_rows, size], any float.
+
+    The error of a number is at most a sixteenth of it, or 2**-10 of its row's scale.
+    """
+    rows = rows.float()
+    scales = rows.abs().amax(1, keepdim=True) / LARGEST
+    scales = torch.where(scales.isfinite(), scales, torch.nan)
+    ratios = torch.where(scales > _TINY, 1 / scales, scales * 0)
+    # Rounding of the ratio must not lift the largest over what there is.
+    numbers = (rows * ratios).clamp_(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
+    return Rounded(numbers, scales)
+
+
+class PlainFp8Linear:
+    """By definition, from widened numbers. On any device and of any shape; slow."""
+
+    def __init__(self, weight: Fp8Weight, bias: Tensor | None = None) -> None:
+        self._weight, self._bias = weight, bias
+        self.out_features, self.in_features = weight.numbers.shape
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        rows = round_rows(x)
+        y = F.linear(rows.numbers.float(), self._weight.numbers.float())
+        y = y * rows.scales * self._weight.scales
+        if self._bias is not None:
+            y += self._bias
+        return y.to(x.dtype) if out is None else out.copy_(y)
+
+
+class ScaledFp8Linear:
+    """By torch's product of 8-bit floats."""
+
+    def __init__(self, weight: Fp8Weight, bias: Tensor | None = None) -> None:
+        """weight: of a shape that ``takes`` says yes to."""
+        self._weight, self._bias = weight, bias
+        self.out_features, self.in_features = weight.numbers.shape
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        if not len(x):
+            return x.new_empty(0, self.out_features) if out is None else out
+        rows = round_rows(x)
+        y: Tensor = torch._scaled_mm(
+            rows.numbers,
+            self._weight.numbers.t(),
+            scale_a=rows.scales,
+            scale_b=self._weight.scales[None],
+            bias=self._bias,
+            out_dtype=x.dtype,
+        )
+        return y if out is None else out.copy_(y)
+
+
+def takes(weight: Fp8Weight) -> bool:
+    """Whether torch's product takes such a weight."""
+    return all(size % _MULTIPLE == 0 for size in weight.numbers.shape)
+
+
+class Fp8Weights:
+    """Implements ``Fp8Store``."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        """dtype: of inputs and results."""
+        self._device, self._dtype = device, dtype
+
+    def allocate(self, num_rows: int, num_columns: int) -> Fp8Weight:
+        return Fp8Weight(
+            torch.empty(num_rows, num_columns, dtype=torch.float8_e4m3fn, device=self._device),
+            torch.empty(num_rows, device=self._device),
+        )
+
+    def rounded(self, weight: Tensor) -> Fp8Weight:
+        """A float weight. Raises ConfigurationError: it is not finite."""
+        result = self.allocate(*weight.shape)
+        for begin in range(0, len(weight), _SLICE_ROWS):
+            part = slice(begin, begin + _SLICE_ROWS)
+            numbers, scales = round_rows(weight[part])
+            result.numbers[part], result.scales[part] = numbers, scales[:, 0]
+        return result
+
+    def linear(self, weight: Fp8Weight, bias: Tensor | None) -> Linear:
+        if not bool(weight.scales.isfinite().all()):
+            raise ConfigurationError("quantization fp8: a weight is not a finite number")
+        if takes(weight) and works(self._device, self._dtype):
+            return ScaledFp8Linear(weight, bias)
+        return PlainFp8Linear(weight, bias)
+
+
+@cache
+@torch.inference_mode()
+def works(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether this torch multiplies 8-bit floats here, and right; if not, that is logged."""
+    generator = torch.Generator().manual_seed(0)
+    floats = torch.randn(64, 48, generator=generator).to(device)
+    weight = Fp8Weights(device, dtype).rounded(floats[:48])
+    bias = floats[0].to(dtype)
+    tolerance = 8 * torch.finfo(dtype).eps
+    try:
+        for num_rows in (1, 16, 33):
+            x = floats[-num_rows:].to(dtype)
+            want = PlainFp8Linear(weight, bias)(x).double()
+            got = ScaledFp8Linear(weight, bias)(x).double()
+            error = (got - want).abs().max() / want.abs().max()
+            if not error <= tolerance:
+                raise ArithmeticError(f"relative error {float(error):.1e}")
+    except Exception as error:  # noqa: BLE001 (what torch lacks it says in any way)
+        _LOG.warning(
+            "torch's product of 8-bit floats is not usable: slow ones instead",
+            extra={"device": str(device), "dtype": str(dtype)},
+            exc_info=error,
+        )
+        return False
+    return True

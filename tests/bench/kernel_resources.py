@@ -34,7 +34,7 @@ from diptych.engine.backends.cuda.grouped_linear import GroupedLinear
 from diptych.engine.inputs import build_inputs
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.model.config import ModelConfig
-from diptych.engine.model.grouped import GroupedWeight, GroupFormat
+from diptych.engine.model.grouped import GroupedWeight, GroupFormat, Numbers
 from diptych.engine.model.layers import LayerBuffers, run_layers
 from diptych.engine.model.parts import Rotation
 from diptych.engine.model.weights import LayerWeights
@@ -141,15 +141,15 @@ def measure(model: str, capability: int, cache_dtype: torch.dtype) -> list[Resou
     return list(found.values())
 
 
-def measure_products(bits: int, capability: int) -> list[Resources]:
-    """Of the products of few rows and of many with a weight of whole numbers."""
-    kind = GroupFormat(4096, 4096, bits, 128)
+def measure_products(numbers: Numbers, capability: int) -> list[Resources]:
+    """Of the products of few rows and of many with a weight of small numbers."""
+    kind = GroupFormat(4096, 4096, numbers, 128)
     linear = GroupedLinear(GroupedWeight.empty(kind, torch.device("cpu")))
     with _compiled_for(capability) as launches:
         for num_rows in (1, 300):
             linear(torch.zeros(num_rows, kind.num_columns, dtype=torch.bfloat16))
         return [
-            _resources(f"{bits} bits", "-", capability, kernel, constants)
+            _resources(f"{numbers.name} weights", "-", capability, kernel, constants)
             for kernel, constants in launches
         ]
 
@@ -256,9 +256,9 @@ def main() -> None:
     ]
     found += [
         part
-        for bits in (4, 8)
+        for numbers in Numbers
         for capability in CAPABILITIES
-        for part in measure_products(bits, capability)
+        for part in measure_products(numbers, capability)
     ]
     if out is not None:
         out.write_text(json.dumps([asdict(part) for part in found]))

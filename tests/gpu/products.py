@@ -10,7 +10,7 @@ from torch import Tensor
 
 from diptych.engine.backends.base import Backend
 from diptych.engine.backends.torch.fp8_linear import Fp8Weights, PlainFp8Linear
-from diptych.engine.model.grouped import GroupFormat
+from diptych.engine.model.grouped import GroupFormat, Numbers
 from diptych.engine.model.parts import Linear
 
 MAX_ERROR = 0.01  # root mean square, of the result's
@@ -22,15 +22,16 @@ Stopwatch = Callable[[Callable[[], object]], float]  # seconds that the device t
 class Case:
     """Rows of inputs, and a weight."""
 
-    stored: Literal["4 bits", "8 bits", "fp8"]
+    stored: Literal["4 bits", "8 bits", "fp8 by groups", "fp8"]
     num_rows: int
     num_outputs: int
     num_inputs: int
 
 
+_NUMBERS = {"4 bits": Numbers.INT4, "8 bits": Numbers.INT8, "fp8 by groups": Numbers.FP8}
 CASES = tuple(
     Case(stored, num_rows, *shape)
-    for stored in ("4 bits", "8 bits", "fp8")
+    for stored in ("4 bits", "8 bits", "fp8 by groups", "fp8")
     for num_rows in (1, 16, 64, 2048)
     for shape in ((6144, 4096), (28_672, 4096), (4096, 14_336))
 )
@@ -82,11 +83,13 @@ def _grouped(
 ) -> tuple[Linear, Tensor, int]:
     store = backend.weights(dtype, "none").grouped
     assert store is not None
-    bits = 4 if case.stored == "4 bits" else 8
-    weight = store.allocate(GroupFormat(case.num_outputs, case.num_inputs, bits, 128))
+    numbers = _NUMBERS[case.stored]
+    weight = store.allocate(GroupFormat(case.num_outputs, case.num_inputs, numbers, 128))
     assert weight is not None
-    weight.numbers.random_(0, 256, generator=generator)
-    weight.zeros.fill_(1 << (bits - 1))
+    # Of floats those below 2**-3 only, of whole numbers half of those there are.
+    weight.numbers.random_(0, 32 if weight.zeros is None else 256, generator=generator)
+    if weight.zeros is not None:
+        weight.zeros.fill_(1 << (numbers.bits - 1))
     weight.scales.uniform_(0.5, 1.5, generator=generator)
     num_bytes = sum(part.nbytes for part in weight[:3] if isinstance(part, Tensor))
     return store.linear(weight, None), weight.widened(), num_bytes

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from diptych.engine.model.compact import CompactWeight, FoundCompact
 from diptych.engine.model.compact_file import CompactFile
-from diptych.engine.model.fp8 import Fp8Weight, scale_of_rows, widen
+from diptych.engine.model.fp8 import Fp8Weight, scales_of_rows, widen
 from diptych.engine.model.rank_share import WHOLE, RankShare
 from diptych.engine.model.shard import FLOATS, FP8, MappedShard, TensorLocation, read_header
 from diptych.engine.model.stored_format import Fp8Storage, GroupedStorage, Storage
@@ -138,14 +138,21 @@ class CheckpointReader:
     def fp8(self, name: str, *shape: int) -> Fp8Weight | None:
         """A weight of this shape in 8-bit floats with scales of rows, on the file's pages.
 
-        None if it is not stored so, or shared out. Raises as ``fill``.
+        None if it is not stored so, or its scales are not of equal parts of a row; or where it
+        is shared out. Raises as ``fill``.
         """
         if self._share.size > 1 or not isinstance(self._storage, Fp8Storage):
             return None
         location = self._location(name, list(shape))
         scale = self._scale(name) if location.dtype == FP8 else None
-        scales = None if scale is None else scale_of_rows(scale, shape[0])
-        if scales is None:
+        if scale is None:
+            return None
+        block, (num_rows, num_columns) = self._storage.block, shape
+        try:
+            scales = scales_of_rows(scale.float(), num_rows, num_columns, block)
+        except ValueError:  # which whoever fills with it is told
+            return None
+        if scales.shape[1] > 1 and (block is None or num_columns % block[1]):
             return None
         return Fp8Weight(self._shards[location.path].tensor(location), scales)
 

@@ -9,23 +9,18 @@ _CHUNK_ELEMENTS = 1 << 20  # widened at a time, so that little lies beside the r
 
 
 class Fp8Weight(NamedTuple):
-    """A weight kept in 8-bit floats, with a scale for each row."""
+    """A weight kept in 8-bit floats, with scales for each row."""
 
     numbers: Tensor  # [num_rows, num_columns] e4m3, contiguous
-    scales: Tensor  # [num_rows] float32
+    scales: Tensor  # [num_rows, num_groups] float32, of equal parts of a row
+
+    def is_finite(self) -> bool:
+        """Whether no number is none."""
+        return not bool(((self.numbers.view(torch.uint8) & 127) == 127).any())
 
     def rows(self, begin: int, end: int) -> "Fp8Weight":
         """A part of it, in the same memory."""
         return Fp8Weight(self.numbers[begin:end], self.scales[begin:end])
-
-
-def scale_of_rows(scale: Tensor, num_rows: int) -> Tensor | None:
-    """One scale of all or of each row, as each row's: [num_rows]; None: there are others."""
-    if scale.numel() == 1:
-        return scale.float().reshape(1).expand(num_rows)
-    if scale.shape in ((num_rows,), (num_rows, 1)):
-        return scale.float().reshape(num_rows)
-    return None
 
 
 def widen(stored: Tensor, scale: Tensor, block: tuple[int, int] | None, out: Tensor) -> None:
@@ -39,7 +34,7 @@ def widen(stored: Tensor, scale: Tensor, block: tuple[int, int] | None, out: Ten
     """
     num_rows, num_columns = stored.shape
     width = block[1] if block else num_columns
-    scales = _of_rows(scale.to(out.device, torch.float32), num_rows, num_columns, block)
+    scales = scales_of_rows(scale.to(out.device, torch.float32), num_rows, num_columns, block)
     step = max(1, _CHUNK_ELEMENTS // num_columns)
     for begin in range(0, num_rows, step):
         part = scales[begin : begin + step]  # [rows, number of blocks beside each other]
@@ -48,13 +43,18 @@ def widen(stored: Tensor, scale: Tensor, block: tuple[int, int] | None, out: Ten
         out[begin : begin + step] = stored[begin : begin + step].to(out.device).float().mul_(part)
 
 
-def _of_rows(
+def scales_of_rows(
     scale: Tensor, num_rows: int, num_columns: int, block: tuple[int, int] | None
 ) -> Tensor:
-    """Those of each row: [num_rows, 1], or [num_rows, number of blocks beside each other]."""
-    of_rows = scale_of_rows(scale, num_rows)
-    if of_rows is not None:
-        return of_rows[:, None]
+    """Those of each row: [num_rows, 1], or [num_rows, number of blocks beside each other].
+
+    Raises:
+        ValueError: a scale of another shape.
+    """
+    if scale.numel() == 1:
+        return scale.reshape(1, 1).expand(num_rows, 1)
+    if scale.shape in ((num_rows,), (num_rows, 1)):
+        return scale.reshape(num_rows, 1)
     if block and scale.shape == (-(-num_rows // block[0]), -(-num_columns // block[1])):
         return scale.repeat_interleave(block[0], 0)[:num_rows]
     raise ValueError(f"a scale of {list(scale.shape)} fits no weight of {[num_rows, num_columns]}")

@@ -1,6 +1,6 @@
 """Weights of one layer or several, one under another, as the store keeps them best.
 
-As whole numbers by groups or in 8-bit floats if all of them are stored so and the store
+As small numbers by groups or in 8-bit floats if all of them are stored so and the store
 multiplies such; in compact form if all of them have one; else as floats.
 """
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from diptych.engine.model.checkpoint import CheckpointReader
 from diptych.engine.model.compact import Weight
 from diptych.engine.model.fp8 import Fp8Weight
-from diptych.engine.model.grouped import GroupedWeight, GroupFormat
+from diptych.engine.model.grouped import GroupedWeight, GroupFormat, Numbers
 from diptych.engine.model.parts import Fp8Store, GroupedStore, Linear, WeightStore
 from diptych.engine.model.stored_groups import StoredGroups
 
@@ -42,6 +42,8 @@ def read_linear(
     """
     if store.grouped is not None:
         weight = _read_grouped(reader, store.grouped, rows, num_columns)
+        if weight is None:
+            weight = _read_grouped_fp8(reader, store.grouped, rows, num_columns)
         if weight is not None:
             return store.grouped.linear(weight, bias)
     if store.fp8 is not None:
@@ -84,7 +86,7 @@ def _read_grouped(
     if len(found) < len(parts) or not _go_together(found):
         return None
     places, first = _places(rows), found[0]
-    kind = GroupFormat(places[-1].end, num_columns, first.storage.bits, first.group_size)
+    kind = GroupFormat(places[-1].end, num_columns, Numbers(first.storage.bits), first.group_size)
     weight = store.allocate(kind)
     if weight is None:
         return None
@@ -95,12 +97,33 @@ def _read_grouped(
     return weight if order is None else weight._replace(order=order.to(weight.numbers.device))
 
 
+def _read_grouped_fp8(
+    reader: CheckpointReader, store: GroupedStore, rows: Mapping[str, int], num_columns: int
+) -> GroupedWeight | None:
+    parts = [reader.fp8(name, size, num_columns) for name, size in rows.items()]
+    found = [part for part in parts if part is not None]
+    counts = {part.scales.shape[1] for part in found}
+    if len(found) < len(parts) or len(counts) > 1 or not all(part.is_finite() for part in found):
+        return None
+    places = _places(rows)
+    group_size = num_columns // counts.pop()
+    weight = store.allocate(GroupFormat(places[-1].end, num_columns, Numbers.FP8, group_size))
+    if weight is None:
+        return None
+    for (name, begin, end), part in zip(places, found, strict=True):
+        to = weight.rows(begin, end)
+        to.pack(part.numbers.view(torch.uint8))
+        to.scales.copy_(part.scales)
+        reader.finish(name)
+    return weight
+
+
 def _read_fp8(
     reader: CheckpointReader, store: Fp8Store, rows: Mapping[str, int], num_columns: int
 ) -> Fp8Weight | None:
     parts = [reader.fp8(name, size, num_columns) for name, size in rows.items()]
     found = [part for part in parts if part is not None]
-    if len(found) < len(parts):
+    if len(found) < len(parts) or any(part.scales.shape[1] > 1 for part in found):
         return None
     places = _places(rows)
     weight = store.allocate(places[-1].end, num_columns)

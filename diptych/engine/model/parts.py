@@ -37,7 +37,7 @@ class Linear(Protocol):
 
 
 class GroupedStore(Protocol):
-    """Takes weights as whole numbers by groups, and multiplies them as they are."""
+    """Takes weights as small numbers by groups, and multiplies floats by them as they are."""
 
     def allocate(self, kind: GroupFormat) -> GroupedWeight | None:
         """Memory for one, to be filled by the caller; None where such a weight is not taken."""
@@ -49,7 +49,7 @@ class GroupedStore(Protocol):
 
 
 class Fp8Store(Protocol):
-    """Takes weights in 8-bit floats with a scale for each row, and multiplies them as they are."""
+    """Takes weights in 8-bit floats with one scale for each row, to multiply them by such."""
 
     def allocate(self, num_rows: int, num_columns: int) -> Fp8Weight:
         """Memory for one, to be filled by the caller."""

@@ -161,6 +161,7 @@ class StoredGroups(NamedTuple):
         for rows in self.chunks(out.numbers.device):
             part = out.rows(rows.begin, rows.begin + len(rows.numbers))
             part.pack(rows.numbers if order is None else rows.numbers[:, order])
+            assert part.zeros is not None
             part.zeros.copy_(rows.zeros)
             part.scales.copy_(rows.scales)
 

@@ -1,4 +1,4 @@
-"""Linear layers of whole numbers by groups, multiplied as they lie."""
+"""Linear layers of small numbers by groups, multiplied as they lie."""
 
 import math
 from typing import NamedTuple
@@ -25,11 +25,7 @@ _MANY = _Tiling(64, 128, 64, 8)
 
 def takes(kind: GroupFormat) -> bool:
     """Whether there is a kernel for such a weight."""
-    return (
-        kind.bits in (4, 8)
-        and kind.group_size % SPAN == 0
-        and kind.num_columns % kind.group_size == 0
-    )
+    return kind.group_size % SPAN == 0 and kind.num_columns % kind.group_size == 0
 
 
 class GroupedLinear:
@@ -59,7 +55,7 @@ class GroupedLinear:
             self.out_features,
             self.in_features,
             weight.group_size,
-            bits=weight.bits,
+            bits=weight.kind.bits,
             tile_rows=tiling.rows,
             tile_outputs=tiling.outputs,
             tile_inputs=math.gcd(weight.group_size, tiling.inputs),

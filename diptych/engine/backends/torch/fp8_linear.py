@@ -54,7 +54,7 @@ class PlainFp8Linear:
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         rows = round_rows(x)
         y = F.linear(rows.numbers.float(), self._weight.numbers.float())
-        y = y * rows.scales * self._weight.scales
+        y = y * rows.scales * self._weight.scales.t()
         if self._bias is not None:
             y += self._bias
         return y.to(x.dtype) if out is None else out.copy_(y)
@@ -76,7 +76,7 @@ class ScaledFp8Linear:
             rows.numbers,
             self._weight.numbers.t(),
             scale_a=rows.scales,
-            scale_b=self._weight.scales[None],
+            scale_b=self._weight.scales.t(),
             bias=self._bias,
             out_dtype=x.dtype,
         )
@@ -98,7 +98,7 @@ class Fp8Weights:
     def allocate(self, num_rows: int, num_columns: int) -> Fp8Weight:
         return Fp8Weight(
             torch.empty(num_rows, num_columns, dtype=torch.float8_e4m3fn, device=self._device),
-            torch.empty(num_rows, device=self._device),
+            torch.empty(num_rows, 1, device=self._device),
         )
 
     def rounded(self, weight: Tensor) -> Fp8Weight:
@@ -106,8 +106,7 @@ class Fp8Weights:
         result = self.allocate(*weight.shape)
         for begin in range(0, len(weight), _SLICE_ROWS):
             part = slice(begin, begin + _SLICE_ROWS)
-            numbers, scales = round_rows(weight[part])
-            result.numbers[part], result.scales[part] = numbers, scales[:, 0]
+            result.numbers[part], result.scales[part] = round_rows(weight[part])
         return result
 
     def linear(self, weight: Fp8Weight, bias: Tensor | None) -> Linear:

@@ -1,7 +1,8 @@
-"""Products with a weight of whole numbers, of which a group shares a scale and a zero.
+"""Products with a weight of small numbers, of which a group shares a scale and a zero.
 
-Numbers less their zeros are exact in bfloat16. A group's products are summed first and scaled
-then, in float32, so that no weight is rounded.
+Whole numbers less their zeros are exact in bfloat16, and so are 8-bit floats (e4m3): half
+precision has their very bits, 2**8 times as small. A group's products are summed first and
+scaled then, in float32, so that no weight is rounded.
 """
 
 import triton
@@ -14,7 +15,7 @@ _HALF = tl.constexpr(16)  # bytes of a span: numbers of four bits of twice as ma
 def multiply(
     x: tl.tensor,  # [num_rows, num_inputs]
     numbers: tl.tensor,  # [num_outputs, num_inputs * bits / 8] uint8
-    zeros: tl.tensor,  # [num_outputs, num_inputs / group_size] uint8
+    zeros: tl.tensor,  # [num_outputs, num_inputs / group_size] uint8; None: numbers are floats
     scales: tl.tensor,  # likewise, float32
     bias: tl.tensor,  # [num_outputs], or None
     out: tl.tensor,  # [num_rows, num_outputs]
@@ -42,12 +43,17 @@ def multiply(
     sums = tl.zeros([tile_rows, tile_outputs], tl.float32)
     for begin in range(0, num_inputs, tile_inputs):
         group = groups + begin // group_size
-        zero = tl.load(zeros + group, mask=is_output, other=0).to(tl.int32)[None, :]
         scale = tl.load(scales + group, mask=is_output, other=0.0)
         found = tl.load(packed + begin * bits // 8, mask=is_output[None, :], other=0).to(tl.int32)
         some = tl.load(inputs + begin, mask=is_row[:, None], other=0.0)
-        low = found & 15 if bits == 4 else found
-        products = tl.dot(some, (low - zero).to(some.dtype), input_precision="ieee")
+        if zeros is None:
+            halves = ((found & 128) << 8 | (found & 127) << 7).to(tl.uint16)
+            low = halves.to(tl.float16, bitcast=True).to(tl.float32)
+            scale *= 256.0
+        else:
+            zero = tl.load(zeros + group, mask=is_output, other=0).to(tl.int32)[None, :]
+            low = (found & 15 if bits == 4 else found) - zero
+        products = tl.dot(some, low.to(some.dtype), input_precision="ieee")
         if bits == 4:
             others = tl.load(inputs + begin + _HALF, mask=is_row[:, None], other=0.0)
             high = (found >> 4) - zero

@@ -35,7 +35,7 @@ def test_no_kernel_spills(tmp_path: Path, note: notes.Note) -> None:
     )
     found = json.loads(out.read_text())
     products = [part for part in found if part["kernel"] == "multiply"]
-    assert len(products) == 2 * 2 * 2, "of 4 and 8 bits, few rows and many"
+    assert len(products) == 3 * 2 * 2, "of each kind of numbers, few rows and many"
     layers = [part for part in found if part not in products]
     kinds = Counter((part["model"], part["capability"]) for part in layers)
     assert len(kinds) == 4 * 2

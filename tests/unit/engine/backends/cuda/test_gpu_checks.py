@@ -68,15 +68,20 @@ def test_draws_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.num_wrong, found.holds) == (4, False)
 
 
-@pytest.mark.parametrize("stored", ["4 bits", "8 bits", "fp8"])
+@pytest.mark.parametrize("stored", ["4 bits", "8 bits", "fp8 by groups", "fp8"])
 def test_products_are_compared(
-    stored: Literal["4 bits", "8 bits", "fp8"], monkeypatch: pytest.MonkeyPatch
+    stored: Literal["4 bits", "8 bits", "fp8 by groups", "fp8"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = products.Case(stored, 3, 64, 256)
     measured = products.check(case, INTERPRETED, torch.float32, once)
     assert measured.error < 1e-5
     assert measured.holds
-    stored_bytes = {"4 bits": 8192 + 128 * 5, "8 bits": 16_384 + 128 * 5, "fp8": 16_384}
+    stored_bytes = {
+        "4 bits": 8192 + 128 * 5,
+        "8 bits": 16_384 + 128 * 5,
+        "fp8 by groups": 16_384 + 128 * 4,
+        "fp8": 16_384,
+    }
     assert measured.weight_bytes_per_s == stored_bytes[stored]
     monkeypatch.setattr(products, "MAX_ERROR", -1.0)
     assert not products.check(case, INTERPRETED, torch.float32, once).holds

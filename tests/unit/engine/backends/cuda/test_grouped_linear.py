@@ -1,4 +1,4 @@
-"""Interpreted products with whole numbers by groups, against plain torch on what they stand for."""
+"""Interpreted products with small numbers by groups, against plain torch on what they stand for."""
 
 from tests.triton_interpreter import INTERPRETED
 
@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from diptych.engine.backends.cuda.grouped_linear import GroupedLinear, takes
-from diptych.engine.model.grouped import GroupedWeight, GroupFormat
+from diptych.engine.model.grouped import GroupedWeight, GroupFormat, Numbers
 from tests.engines import PLAIN, load_decoder
 from tests.grouped_weights import Scheme, write_pair
+from tests.integration.test_fp8_weights import SCHEMES
+from tests.integration.test_fp8_weights import Scheme as FP8Scheme
+from tests.integration.test_fp8_weights import write_pair as write_fp8_pair
 
 HOST = torch.device("cpu")
 
@@ -23,11 +26,13 @@ def weight_of(kind: GroupFormat, seed: int, *, in_order: bool = True) -> Grouped
     generator = torch.Generator().manual_seed(seed)
 
     def numbers(*shape: int) -> Tensor:
-        return torch.randint(0, 2**kind.bits, shape, generator=generator).to(torch.uint8)
+        top = 127 if kind.numbers is Numbers.FP8 else 2**kind.numbers.bits
+        return torch.randint(0, top, shape, generator=generator).to(torch.uint8)
 
     weight = GroupedWeight.empty(kind, HOST)
     weight.pack(numbers(kind.num_rows, kind.num_columns))
-    weight.zeros.copy_(numbers(*weight.zeros.shape))
+    if weight.zeros is not None:
+        weight.zeros.copy_(numbers(*weight.zeros.shape))
     weight.scales.copy_(torch.rand(weight.scales.shape, generator=generator) - 0.5)
     if in_order:
         return weight
@@ -40,7 +45,7 @@ def weight_of(kind: GroupFormat, seed: int, *, in_order: bool = True) -> Grouped
     num_outputs=st.integers(1, 70),
     num_groups=st.integers(1, 3),
     num_spans=st.integers(1, 6),
-    bits=st.sampled_from((4, 8)),
+    numbers=st.sampled_from(Numbers),
     in_order=st.booleans(),
     has_bias=st.booleans(),
     seed=st.integers(0, 99),
@@ -50,14 +55,14 @@ def test_products(
     num_outputs: int,
     num_groups: int,
     num_spans: int,
-    bits: int,
+    numbers: Numbers,
     in_order: bool,
     has_bias: bool,
     seed: int,
 ) -> None:
     """Of what is behind the ends nothing is read: that is NaN, or of large numbers."""
     size = 32 * num_spans
-    kind = GroupFormat(num_outputs, num_groups * size, bits, size)
+    kind = GroupFormat(num_outputs, num_groups * size, numbers, size)
     weight = weight_of(kind, seed, in_order=in_order)
     bias = torch.arange(num_outputs).float() if has_bias else None
     x = torch.full((num_rows + 1, kind.num_columns), torch.nan)[:num_rows]
@@ -71,12 +76,12 @@ def test_products(
 
 
 def test_of_no_rows() -> None:
-    weight = weight_of(GroupFormat(5, 32, 4, 32), 0)
+    weight = weight_of(GroupFormat(5, 32, Numbers.INT4, 32), 0)
     assert GroupedLinear(weight)(torch.empty(0, 32)).shape == (0, 5)
 
 
 def test_a_row_has_the_same_bits_in_any_batch_of_few_and_of_many() -> None:
-    linear = GroupedLinear(weight_of(GroupFormat(40, 128, 4, 64), 1))
+    linear = GroupedLinear(weight_of(GroupFormat(40, 128, Numbers.INT4, 64), 1))
     x = torch.randn(70, 128)
     for rows in (slice(3, 4), slice(2, 15)):
         assert torch.equal(linear(x[:16])[rows], linear(x[rows]))
@@ -85,8 +90,8 @@ def test_a_row_has_the_same_bits_in_any_batch_of_few_and_of_many() -> None:
 
 @pytest.mark.parametrize("group_size", [16, 24, 96])
 def test_other_groups_are_not_taken(group_size: int) -> None:
-    assert takes(GroupFormat(8, 4 * group_size, 4, group_size)) == (group_size == 96)
-    assert not takes(GroupFormat(8, 4 * group_size + 32, 4, group_size))
+    assert takes(GroupFormat(8, 4 * group_size, Numbers.INT4, group_size)) == (group_size == 96)
+    assert not takes(GroupFormat(8, 4 * group_size + 32, Numbers.INT4, group_size))
 
 
 @pytest.mark.parametrize(
@@ -108,6 +113,33 @@ def test_a_checkpoint_is_kept_in_its_numbers(scheme: Scheme, is_kept: bool, tmp_
     )
     assert isinstance(ours.qkv, GroupedLinear) == is_kept
     assert isinstance(ours.down, GroupedLinear) == (scheme.group_size != 24)
+    for one, other in ((ours.qkv, theirs.qkv), (ours.down, theirs.down)):
+        x = torch.randn(3, one.in_features)
+        torch.testing.assert_close(one(x), other(x), rtol=1e-5, atol=1e-5)
+
+
+def test_every_8_bit_float() -> None:
+    """Negative ones, the smallest and the largest."""
+    bits = torch.arange(256)[(torch.arange(256) & 127) != 127].to(torch.uint8)
+    weight = GroupedWeight.empty(GroupFormat(len(bits), 32, Numbers.FP8, 32), HOST)
+    weight.pack(bits[:, None].expand(-1, 32))
+    weight.scales.fill_(3.0)
+    x = torch.zeros(1, 32)
+    x[0, 5] = 1.0
+    want = 3.0 * bits.view(torch.float8_e4m3fn).float()
+    assert torch.equal(GroupedLinear(weight)(x)[0], want)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
+def test_a_checkpoint_in_8_bit_floats_is_kept_so(scheme: FP8Scheme, tmp_path: Path) -> None:
+    """But where scales are of blocks of no multiple of 32 inputs."""
+    small, wide = write_fp8_pair(tmp_path, scheme)
+    ours, theirs = (
+        load_decoder(folder, backend=backend).weights.layers[0]
+        for folder, backend in ((small, INTERPRETED), (wide, PLAIN))
+    )
+    assert isinstance(ours.down, GroupedLinear) == (scheme.columns != 40)
+    assert isinstance(ours.qkv, GroupedLinear) == (scheme.columns != 40)
     for one, other in ((ours.qkv, theirs.qkv), (ours.down, theirs.down)):
         x = torch.randn(3, one.in_features)
         torch.testing.assert_close(one(x), other(x), rtol=1e-5, atol=1e-5)

@@ -17,6 +17,7 @@ from diptych.progress import ConsoleProgress
 from diptych.rpc.identity import Certificate
 from diptych.rpc.server import Gate, Metadata, PublicEdge
 from diptych.service_host import ServiceHost
+from diptych.telemetry.metrics import Metrics
 from diptych.telemetry.sampling import Sampling
 from diptych.timers import Timers
 from router.client_settings import PublicTls
@@ -132,13 +133,7 @@ async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None
             lambda: policy.cache.num_blocks,
             TenantMetrics(host.operator_metrics, config.max_tenant_series),
         )
-        if isinstance(policy, Guarded):
-            host.metrics.read_gauge(
-                "router_placement_fixed",
-                "1 while requests are placed by load, in a fixed regime, as more objectives are "
-                "kept so than by what is foretold; else 0.",
-                policy.guard.is_fixed,
-            )
+        tell_regime(host.metrics, policy)
         admission = Admission(model, cluster, config)
         quotas = Quotas(config.quota.limits, loop.time, metrics.quota_refused)
         generator = Generator(admission, quotas, services, metrics, host.tracing)
@@ -178,6 +173,17 @@ async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None
         beating.cancel()
         await admission.close()
         watching.cancel()
+
+
+def tell_regime(metrics: Metrics, policy: Policy) -> None:
+    """A gauge of whether the guard of this policy, if it has one, has it placed by load."""
+    if isinstance(policy, Guarded):
+        metrics.read_gauge(
+            "router_placement_fixed",
+            "1 while requests are placed by load, in a fixed regime, as more objectives are "
+            "kept so than by what is foretold; else 0.",
+            policy.guard.is_fixed,
+        )
 
 
 def public_edge(config: RouterConfig, gate: Gate | None = None) -> PublicEdge:

@@ -79,7 +79,7 @@ class StepEngine:
         self._clock = clock
         self._awake = asyncio.Event()
         self._abandoned: asyncio.Future[None] | None = None  # of a run under way
-        self._num_tokens_in_step = 0
+        self._num_tokens_last = 0  # of the last step that was waited for
         self._num_failed = 0  # steps in a row, for whatever reason but this:
         self._num_out_of_memory = 0
         self._steps: deque[BegunStep] = deque()  # in flight, the oldest first
@@ -111,7 +111,10 @@ class StepEngine:
                 own_thread.shutdown(wait=False)  # idle by now
 
     def subscribe(self, listener: StepListener) -> Callable[[], None]:
-        """Call ``listener`` after each step, before another is decided, until told otherwise."""
+        """Call ``listener`` after each step, until told otherwise.
+
+        Before another is decided, unless that was decided ahead.
+        """
         ticket = object()
         self._listeners[ticket] = listener
 
@@ -192,7 +195,8 @@ class StepEngine:
     @property
     def predicted_step_s(self) -> float:
         """Expected duration of the oldest step in flight (else of the last); 0 until known."""
-        return self._timing.predict_s(self._num_tokens_in_step)
+        num_tokens = self._steps[0].plan.num_tokens if self._steps else self._num_tokens_last
+        return self._timing.predict_s(num_tokens)
 
     @property
     def prefill_tokens_per_s(self) -> float:
@@ -238,6 +242,8 @@ class StepEngine:
         plan = self._scheduler.schedule(self._max_prompt_tokens(began_s))
         if plan is None:
             return False
+        if self._pacer is not None:
+            self._pacer.count_step()
         step = thread.begin(plan, began_s, self._clock())
         self._steps.append(step)
         if step.launched is not None:
@@ -247,7 +253,7 @@ class StepEngine:
     async def _end(self, thread: ModelThread) -> list[SequenceUpdate]:
         """The oldest step: wait for it and book it."""
         step = self._steps[0]
-        self._num_tokens_in_step = step.plan.num_tokens
+        self._num_tokens_last = step.plan.num_tokens
         try:
             output = await thread.end(step)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is of one step
@@ -277,10 +283,17 @@ class StepEngine:
     def _max_prompt_tokens(self, now_s: float) -> int | None:
         if self._pacer is None:
             return None
-        if self._steps:  # the step that is decided comes after that
-            now_s = max(now_s, self._steps[-1].started_s + self.predicted_step_s)
+        begin_s = max(now_s, self._steps_end_s())
         scheduler, model = self._scheduler, self._learner.model
-        return self._pacer.max_prompt_tokens(scheduler.decoding, scheduler.work, model, now_s)
+        return self._pacer.max_prompt_tokens(scheduler.decoding, scheduler.work, model, begin_s)
+
+    def _steps_end_s(self) -> float:
+        """When the device should be done with all steps in flight; the last booking if none is."""
+        if not self._steps:
+            return self._booked_s
+        begin_s = max(self._steps[0].started_s, self._booked_s)
+        sizes = (step.plan.num_tokens for step in self._steps)
+        return begin_s + sum(self._timing.predict_s(num_tokens) for num_tokens in sizes)
 
     def _fail(self, plan: StepPlan, error: Exception) -> list[SequenceUpdate]:
         if isinstance(error, DeviceMemoryError):

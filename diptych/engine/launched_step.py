@@ -53,11 +53,11 @@ class StepAtWork:
     plan: StepPlan
     begin_s: float
     by_host: Samples
-    logits: Tensor | None  # of ``by_host``, [R, vocab_size]
+    logits: Tensor | None  # of ``by_host``, [R, vocab_size]; None: of nobody
     by_device: Samples
     draws: DeviceDraws | None  # of ``by_device``
     told_of: ReportRows
-    told: Tensor  # hidden states of those rows
+    told: Tensor | None  # hidden states of those rows
     mark: Mark | None  # behind all that; None: the device is waited for
 
 

@@ -13,14 +13,15 @@ from diptych.engine.scheduling.sequence import Sequence
 from diptych.engine.scheduling.step import SequenceUpdate
 from diptych.step_model import StepModel, StepWork
 
-# Told of each step before another is decided; it may call the engine.
+# Told of each step when it is over, though the next one may be at work; may call the engine.
 StepListener = Callable[[list[SequenceUpdate]], None]
 
 
 class StepRecord(NamedTuple):
     """One completed step."""
 
-    started_s: float  # the engine's clock when it was handed to the model thread
+    # The engine's clock when it was handed to the model thread, maybe behind another one.
+    started_s: float
     num_prefill_tokens: int
     num_decode_tokens: int
     duration_s: float  # on the model thread

@@ -220,10 +220,10 @@ class Runner:
         draws = None
         if logits is not None and num_by_device:
             draws = self._backend.draw(logits[:num_by_device], by_device.specs, by_device.positions)
-            logits = logits[num_by_device:]
-        return StepAtWork(
-            plan, begin_s, by_host, logits, by_device, draws, told_of, hidden[num_drawn:], None
-        )
+            # An empty view would keep them all until the step is waited for.
+            logits = logits[num_by_device:] if by_host.indexes else None
+        told = hidden[num_drawn:] if told_of.parts else None
+        return StepAtWork(plan, begin_s, by_host, logits, by_device, draws, told_of, told, None)
 
     @torch.inference_mode()
     def _finish(self, step: StepAtWork) -> _Ran:
@@ -256,6 +256,7 @@ class Runner:
             for row, (index, token) in enumerate(zip(step.by_host.indexes, drawn, strict=True)):
                 ran.tokens[index] = refused.get(row, token)
         if step.told_of.parts:
+            assert step.told is not None, "there are rows"
             for index, told in step.told_of.tell(step.told, self._model).items():
                 if isinstance(told, LogitsError):
                     ran.tokens[index] = told

@@ -196,6 +196,8 @@ class SimulatedEngine:
             return
         plan = self.scheduler.schedule(self._max_prompt_tokens())
         if plan is not None:
+            if self._pacer is not None:
+                self._pacer.count_step()
             took_s = self._took_s(work_of(plan))
             self._go(plan, took_s, self._agenda.now_s + took_s)
 

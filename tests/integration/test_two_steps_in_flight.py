@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from diptych.engine.backends.base import Backend
 from diptych.engine.backends.torch.backend import TorchBackend
@@ -17,7 +18,7 @@ from diptych.engine.scheduling.report import LogprobsReport, Told
 from diptych.engine.scheduling.run_ahead import awaited
 from diptych.engine.scheduling.sequence import Sequence as Generated
 from diptych.engine.scheduling.sequence import SequenceKey
-from diptych.engine.scheduling.step import SampleSpec
+from diptych.engine.scheduling.step import Chunk, SampleSpec, StepPlan
 from diptych.errors import LogitsError
 from diptych.sampling_params import SamplingParams
 from diptych.token_logprobs import PromptLogprobs, TokenLogprobs
@@ -148,3 +149,29 @@ def test_a_device_draws_what_the_host_would() -> None:
                 assert not isinstance(other, LogitsError)
                 assert token.token_id == other.token_id == drawn.token_ids[row]
         assert 0 <= drawn.token_ids[2] < vocab_size, "the next step looks it up"
+
+
+class WatchedDraws(AheadBackend):
+    """Knows what it drew from, and keeps nothing of it."""
+
+    drawn_from: StorageWeakRef
+
+    def draw(
+        self, logits: torch.Tensor, specs: Sequence[SampleSpec], positions: Sequence[int]
+    ) -> DeviceDraws:
+        storage = logits.untyped_storage()
+        self.drawn_from = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+        return super().draw(logits, specs, positions)
+
+
+def test_logits_that_the_device_drew_from_are_not_kept_until_the_step_is_waited_for(
+    tmp_path: Path,
+) -> None:
+    write_tiny_model(tmp_path, "qwen3", num_layers=1)
+    backend = WatchedDraws()
+    runner = make_rig(tmp_path, backend, 4).runner
+    spec = SampleSpec(params=GREEDY, allow_stop=True)
+    chunk = Chunk(token_ids=(5,), start=0, block_table=(0,), sample=spec)
+    step = runner.launch(StepPlan(chunks=(chunk,)))
+    assert backend.drawn_from.expired()  # type: ignore[no-untyped-call]
+    assert step.wait().tokens[0] is not None

@@ -28,19 +28,20 @@ class _Began(NamedTuple):
 
 
 class Pacer:
-    """The promise of one engine. Asked before each step is decided."""
+    """The promise of one engine. Asked before each step is decided, and told if there was one."""
 
     def __init__(self, tpot_s: float, max_batched_tokens: int) -> None:
         """``tpot_s``: the time between tokens, on average, that is promised."""
         self._tpot_s = tpot_s
         self._sizes = [max(1, max_batched_tokens >> halved) for halved in range(_NUM_SIZES)]
         self._began: dict[Sequence, _Began] = {}  # of those that decode
+        self._holds = False  # by the last answer
         self._num_held = 0  # steps in a row in which prompts had to wait
 
     def max_prompt_tokens(
         self, decoding: Iterable[Sequence], work: StepWork, model: StepModel, now_s: float
     ) -> int | None:
-        """Of the step that is decided now; None: no matter how many.
+        """Of the step that is decided now; None: no matter how many. Asking alone counts nothing.
 
         ``decoding`` get a token with it; ``work`` is all that is to be computed.
         """
@@ -48,19 +49,22 @@ class Pacer:
             seq: self._began.get(seq) or _Began(now_s, seq.num_planned_tokens) for seq in decoding
         }
         if not work.num_prefill_tokens or not model.prefill.is_known:
-            return self._go(None)
+            return self._answer(None)
         beside = work._replace(num_prefill_tokens=0, num_attention_pairs=0)
         left_s = self._least_left_s(now_s, model.decode.expected_s(beside))
         if left_s is None:
-            return self._go(None)
+            return self._answer(None)
         pairs_per_token = work.num_attention_pairs / work.num_prefill_tokens
         for size in self._sizes:
             pairs = round(size * pairs_per_token)
             step = beside._replace(num_prefill_tokens=size, num_attention_pairs=pairs)
             if model.prefill.expected_s(step) * model.prefill.upper_ratio <= left_s:
-                return self._go(size)
-        self._num_held += 1
-        return self._go(self._sizes[-1]) if self._num_held > _MOST_HELD else 0
+                return self._answer(size)
+        return self._answer(self._sizes[-1] if self._num_held >= _MOST_HELD else 0)
+
+    def count_step(self) -> None:
+        """A step was decided by the last answer."""
+        self._num_held = self._num_held + 1 if self._holds else 0
 
     def _least_left_s(self, now_s: float, alone_s: float) -> float | None:
         """Until the first token is due of those that a step without prompts brings in time."""
@@ -70,6 +74,6 @@ class Pacer:
         )
         return min((each_s for each_s in left if each_s >= alone_s), default=None)
 
-    def _go(self, num_tokens: int | None) -> int | None:
-        self._num_held = 0
+    def _answer(self, num_tokens: int | None) -> int | None:
+        self._holds = num_tokens == 0
         return num_tokens

@@ -4,22 +4,19 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
 
 from diptych.engine.engine import MAX_FAILED_STEPS, MAX_STEPS_OUT_OF_MEMORY, StepEngine
-from diptych.engine.scheduling.block_pool import BlockPool, Owner
-from diptych.engine.scheduling.scheduler import Scheduler, SchedulerConfig
-from diptych.engine.scheduling.sequence import Sequence, SequenceKey, SequenceState
+from diptych.engine.scheduling.block_pool import Owner
 from diptych.engine.scheduling.step import SampledToken, SequenceUpdate, StepOutput, StepPlan
 from diptych.engine.scheduling.step_timing import MeasuredStep, StepTiming
 from diptych.errors import DeviceLostError, DeviceMemoryError, StepFailedError
 from diptych.finish_reason import FinishReason
-from diptych.sampling_params import SamplingParams
 from diptych.step_model import StepWork
+from tests.unit.engine.engine_rig import EngineRig
 
 
 @dataclass
@@ -43,55 +40,21 @@ class GatedRunner:
         return StepOutput(tokens=tokens, duration_s=0.5)
 
 
-class Rig:
-    """An engine over a fake runner, and what its listener heard."""
-
+class Rig(EngineRig):
     def __init__(
         self,
         on_step: Callable[[list[SequenceUpdate]], None] | None = None,
         *,
         tpot_s: float | None = None,
     ) -> None:
-        config = SchedulerConfig(max_model_len=60, max_batched_tokens=16, max_num_seqs=8)
-        self.pool = BlockPool(16, 4)
-        self.scheduler = Scheduler(config, self.pool)
         self.runner = GatedRunner()
         self.runner.gate.set()
-        self.updates: list[SequenceUpdate] = []
-        self.stepped = asyncio.Event()
-        self.on_step = on_step
         clock = time.monotonic if tpot_s is None else lambda: 0.0
-        self.engine = StepEngine(self.scheduler, self.runner, tpot_s=tpot_s, clock=clock)
-        self.engine.subscribe(self._listen)
-
-    def _listen(self, updates: list[SequenceUpdate]) -> None:
-        self.updates += updates
-        self.stepped.set()
-        if self.on_step is not None:
-            self.on_step(updates)
-
-    def start(self, num_prompt_tokens: int, max_tokens: int) -> Sequence:
-        seq = Sequence(
-            key=SequenceKey("router", num_prompt_tokens),
-            token_ids=[1] * num_prompt_tokens,
-            num_prompt_tokens=num_prompt_tokens,
-            sampling=SamplingParams(max_tokens=max_tokens),
+        super().__init__(
+            lambda scheduler: StepEngine(scheduler, self.runner, tpot_s=tpot_s, clock=clock)
         )
-        self.engine.reserve(seq)
-        self.engine.start(seq, [], compute_missing=True)
-        return seq
-
-    async def until_finished(self, seq: Sequence) -> None:
-        while seq.state is not SequenceState.FINISHED:
-            self.stepped.clear()
-            await self.stepped.wait()
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        async with asyncio.TaskGroup() as group:
-            loop_task = group.create_task(self.engine.run(), name="engine")
-            yield
-            loop_task.cancel()
+        if on_step is not None:
+            self.engine.subscribe(on_step)
 
 
 async def until_set(event: threading.Event) -> None:

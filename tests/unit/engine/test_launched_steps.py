@@ -3,20 +3,19 @@
 import asyncio
 import math
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import pytest
 
 from diptych.engine.engine import StepEngine
-from diptych.engine.scheduling.block_pool import BlockPool
-from diptych.engine.scheduling.scheduler import Scheduler, SchedulerConfig
-from diptych.engine.scheduling.sequence import Sequence, SequenceKey, SequenceState
-from diptych.engine.scheduling.step import SampledToken, SequenceUpdate, StepOutput, StepPlan
+from diptych.engine.scheduling.pacer import Pacer
+from diptych.engine.scheduling.sequence import Sequence
+from diptych.engine.scheduling.step import SampledToken, StepOutput, StepPlan
 from diptych.errors import DeviceLostError, StepFailedError
 from diptych.finish_reason import FinishReason
-from diptych.sampling_params import SamplingParams
+from diptych.step_model import StepModel, StepWork
+from tests.unit.engine.engine_rig import EngineRig
 
 
 @dataclass
@@ -59,48 +58,14 @@ class Launched:
         return StepOutput(tokens=tokens, duration_s=0.5)
 
 
-class Rig:
+class Rig(EngineRig):
     def __init__(self) -> None:
-        config = SchedulerConfig(max_model_len=60, max_batched_tokens=16, max_num_seqs=8)
-        self.pool = BlockPool(16, 4)
         self.device = Device()
         self.device.gate.set()
-        scheduler = Scheduler(config, self.pool)
-        self.engine = StepEngine(scheduler, self.device, launcher=self.device)
-        self.updates: list[SequenceUpdate] = []
-        self.stepped = asyncio.Event()
-        self.engine.subscribe(self._listen)
-
-    def _listen(self, updates: list[SequenceUpdate]) -> None:
-        self.updates += updates
-        self.stepped.set()
-
-    def start(self, num_prompt_tokens: int, max_tokens: int) -> Sequence:
-        seq = Sequence(
-            key=SequenceKey("router", num_prompt_tokens),
-            token_ids=[1] * num_prompt_tokens,
-            num_prompt_tokens=num_prompt_tokens,
-            sampling=SamplingParams(max_tokens=max_tokens),
-        )
-        self.engine.reserve(seq)
-        self.engine.start(seq, [], compute_missing=True)
-        return seq
-
-    async def until_finished(self, seq: Sequence) -> None:
-        while seq.state is not SequenceState.FINISHED:
-            self.stepped.clear()
-            await self.stepped.wait()
+        super().__init__(lambda scheduler: StepEngine(scheduler, self.device, launcher=self.device))
 
     async def until_waiting(self) -> None:
         assert await asyncio.get_running_loop().run_in_executor(None, self.device.waiting.wait, 5)
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[asyncio.Task[None]]:
-        async with asyncio.TaskGroup() as group:
-            task = group.create_task(self.engine.run(), name="engine")
-            yield task
-            if not task.cancelling():
-                task.cancel()
 
 
 async def test_each_step_is_launched_before_the_one_in_flight_is_waited_for() -> None:
@@ -186,3 +151,95 @@ async def test_cancelling_does_not_wait_for_steps_that_are_given_up() -> None:
         assert rig.pool.counts().running == 2, "the steps may still write them"
     finally:
         rig.device.gate.set()
+
+
+@dataclass
+class TimedDevice:
+    """By a clock that only waiting moves: a step takes something by itself, and per token."""
+
+    now_s: float = 0.0
+    begins_s: list[float] = field(default_factory=list)  # when each step began
+    free_s: float = 0.0  # when the last one ends
+
+    def execute(self, plan: StepPlan) -> StepOutput:
+        raise AssertionError("steps are launched")
+
+    def launch(self, plan: StepPlan) -> "TimedLaunched":
+        begin_s = max(self.now_s, self.free_s)
+        self.begins_s.append(begin_s)
+        self.free_s = begin_s + 0.05 + 0.01 * plan.num_tokens
+        return TimedLaunched(self, plan, self.free_s - begin_s, self.free_s)
+
+
+@dataclass
+class TimedLaunched:
+    device: TimedDevice
+    plan: StepPlan
+    duration_s: float
+    end_s: float
+
+    def wait(self) -> StepOutput:
+        self.device.now_s = max(self.device.now_s, self.end_s)
+        tokens = tuple(
+            SampledToken(7, math.nan) if chunk.sample else None for chunk in self.plan.chunks
+        )
+        return StepOutput(tokens=tokens, duration_s=self.duration_s)
+
+
+class Asked(Pacer):
+    """Notes the time that it is told."""
+
+    def __init__(self, device: TimedDevice) -> None:
+        super().__init__(1.0, 16)
+        self._device = device
+        self.told: dict[int, float] = {}  # at last, by the step's number
+
+    def max_prompt_tokens(
+        self, decoding: Iterable[Sequence], work: StepWork, model: StepModel, now_s: float
+    ) -> int | None:
+        self.told[len(self._device.begins_s)] = now_s
+        return None
+
+
+async def test_a_promised_pace_is_told_when_the_step_that_is_decided_will_begin() -> None:
+    device = TimedDevice()
+    rig = EngineRig(
+        lambda scheduler: StepEngine(scheduler, device, launcher=device, clock=lambda: device.now_s)
+    )
+    asked = rig.engine._pacer = Asked(device)
+    async with rig.running():
+        first = rig.start(20, max_tokens=12)  # steps of 16, 4 and of 1, until the others come
+        while len(device.begins_s) < 8:
+            rig.stepped.clear()
+            await rig.stepped.wait()
+        for number in (1, 2, 3):
+            await rig.until_finished(rig.start(30 + number, max_tokens=4))
+        await rig.until_finished(first)
+    late_s = [
+        told_s - device.begins_s[step]
+        for step, told_s in asked.told.items()
+        if 3 <= step < rig.engine.num_steps
+    ]
+    assert len(late_s) > 10
+    assert late_s == pytest.approx([0.0] * len(late_s), abs=1e-6)
+
+
+async def test_a_pace_counts_a_hold_for_each_step_and_not_for_each_question() -> None:
+    """Where a token has to be seen, what is asked ahead of it comes to nothing."""
+    rig = Rig()
+    engine = rig.engine
+    engine._pacer = pacer = Pacer(10.0, 16)
+    for _ in range(30):
+        engine._learner.learn(StepWork(1, 10), 0.5)
+        engine._learner.learn(StepWork(0, 0, 8, 36), 1e6)
+    async with rig.running():
+        rig.start(3, max_tokens=30, logprobs=0)
+        while engine.num_steps < 2:
+            rig.stepped.clear()
+            await rig.stepped.wait()
+        num_before = engine.num_steps
+        rig.start(12, max_tokens=2)
+        while engine.num_steps < num_before + 10:
+            rig.stepped.clear()
+            await rig.stepped.wait()
+        assert pacer._num_held <= engine.num_steps - num_before + 1

@@ -75,12 +75,12 @@ class TransferEndpoint:
         warning where others can, and tries again; but ucxx, named on purpose, has to be
         installed).
         """
-        for name, ours, theirs in (
+        for field, ours, theirs in (
             ("digest_level", config.digest_level, layout.digest_level),
             ("block_bytes", memory.block_bytes, layout.block_bytes),
         ):
             if ours != theirs:
-                raise ConfigurationError(f"{name}: {ours!r} here, {theirs!r} in the KV layout")
+                raise ConfigurationError(f"{field}: {ours!r} here, {theirs!r} in the KV layout")
         endpoint = cls(config, incarnation, layout, memory, read_only=read_only, name=name)
         endpoint.thread.start()
         try:

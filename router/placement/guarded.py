@@ -44,6 +44,11 @@ class Guarded:
             found = self._plain.together(query, snapshot)
         return found or self._plain.place(replace(query, may_refuse=False), snapshot)
 
+    @property
+    def has_declined(self) -> bool:
+        """See :class:`router.placement.types.Policy`."""
+        return self.guard.regime is Regime.FREE and self._predicted.has_declined
+
     def foresee(self, query: Query, snapshot: Snapshot, wait_s: float) -> Unreachable | None:
         """See :class:`router.placement.types.Policy`."""
         if self.guard.regime is not Regime.FREE:

@@ -119,6 +119,11 @@ class LeastLoaded:
             placement = self._pair(query, prefills, decodes)
         return placement or self._recompute(query, snapshot, decodes)
 
+    @property
+    def has_declined(self) -> bool:
+        """See :class:`router.placement.types.Policy`. It weighs no objectives."""
+        return False
+
     def together(self, query: Query, snapshot: Snapshot) -> DecodeOnly | None:
         """The decode worker that computes a fresh prompt itself with the least work in all."""
         if query.needs_prefill or query.prefill_alone or not query.is_fresh:

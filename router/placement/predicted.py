@@ -95,6 +95,7 @@ class Predicted:
         self._paces: dict[WorkerId, Counter[float | None]] = {}  # of our sequences, as promised
         self._promised: dict[WorkerId, Promised] = {}
         self._held: _Held | None = None  # that was not placed last
+        self.has_declined = False  # see Policy
 
     def forget(self, worker: WorkerId) -> None:
         """See :class:`router.placement.types.Policy`."""
@@ -122,6 +123,7 @@ class Predicted:
 
     def place(self, query: Query, snapshot: Snapshot) -> Placement | None:
         """See :class:`router.placement.types.Policy`."""
+        self.has_declined = False
         if _is_plain(query, snapshot):
             return self._plain.place(query, snapshot)
         prefills, decodes = usable(query, snapshot)
@@ -134,6 +136,7 @@ class Predicted:
         if is_barred and self._num_refused < _TRY_AFTER:
             ttft_s = min(outlook.ttft_s for _, outlook in weighed)
             self._held = _Held(_aimless(query), snapshot, ttft_s)
+            self.has_declined = True
             return None
         self._num_refused = 0
         forecast = Forecast(chosen, tuple(candidate for _, candidate in best))

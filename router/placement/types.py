@@ -263,6 +263,11 @@ class Policy(Protocol):
         """The best placement there is now; None: wait."""
         ...
 
+    @property
+    def has_declined(self) -> bool:
+        """Whether the newest ``place`` answered None for objectives alone: workers had room."""
+        ...
+
     def foresee(self, query: Query, snapshot: Snapshot, wait_s: float) -> Unreachable | None:
         """Whether its objectives are lost if it may be placed in ``wait_s``, however long it waits.
 

@@ -105,7 +105,7 @@ class Dispatch:
         self._keys: tuple[bytes, ...] | None = None
         self._block_size = 0
         self._rates = EngineRates()
-        self.is_held = False  # there was room, but some objective would have been missed
+        self.is_held = False  # not for want of room: some objective would have been missed
         self._foretold: _Foretold | None = None  # of the first token that is to come
 
     @property
@@ -119,7 +119,7 @@ class Dispatch:
         query = self._whole(query)
         policy, snapshot = self._services.policy, cluster.snapshot()
         placement = ordered(policy.place(query, snapshot), snapshot)
-        self.is_held = placement is None and query.may_refuse and snapshot.has_room
+        self.is_held = placement is None and policy.has_declined
         if placement is None:
             self._observer.waits(Waits.OBJECTIVES if self.is_held else Waits.ROOM)
         if isinstance(placement, DecodeOnly) and self.is_beside(placement.decode, placement.why):

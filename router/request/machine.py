@@ -62,7 +62,7 @@ class RequestMachine:
         self._output = EmittedTokens(shape, sink)
         self._output.accept(len(shape.prompt_ids), resumed, ())
         self._ended_due_s: float | None = None  # of the worker's last word, once all tokens came
-        self._waited_again = False  # and what it asks for then is not granted yet
+        self._is_in_front = False  # it was queued so, and what it asks for is not granted yet
         self._stall_watch = StallWatch(deps.timers.sequence_progress_s)
         self._retry = RetryState(deps.timers, deps.max_attempts, deps.draw)
         self._told = PromptTold(shape.told, prompt_sink)
@@ -96,8 +96,8 @@ class RequestMachine:
         self._handle(event)
         if self.attempt.is_settled:
             self._retry.placed()
-            if self._waited_again:
-                self._waited_again = False
+            if self._is_in_front:
+                self._is_in_front = False
                 self._do(actions.Settled())
         self.wake_at_s = self._next_wake_s()
         taken, self._actions = self._actions, []
@@ -290,6 +290,7 @@ class RequestMachine:
     def _queue(self, *, front: bool) -> None:
         """Wait for a placement; nothing is held."""
         self._retry.wait(self._deps.clock())
+        self._is_in_front |= front
         self._move(RequestEvent.QUEUE)
         self._do(actions.Enqueue(front))
 
@@ -310,7 +311,6 @@ class RequestMachine:
         self._stall_watch.end()
         placement = self._placing.ask()
         if placement is None:
-            self._waited_again = True
             self._queue(front=True)
         else:
             self._open(placement)

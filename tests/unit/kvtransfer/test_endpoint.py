@@ -1,10 +1,15 @@
-"""Layouts are compared whole."""
+"""Layouts are compared whole, and each end has a name of its own."""
 
 import pytest
 
 from diptych.errors import LayoutMismatchError
 from diptych.v1 import common_pb2
-from kvtransfer.endpoint import compare_layouts
+from kvtransfer import endpoint as endpoints
+from kvtransfer.config import TransferConfig, TransportName
+from kvtransfer.endpoint import TransferEndpoint, compare_layouts
+from kvtransfer.memory import HostMemory
+from kvtransfer.transports.base import Transport
+from kvtransfer.transports.choice import Place, open_transport
 
 
 def test_every_field_of_a_layout_counts() -> None:
@@ -58,3 +63,23 @@ def test_caches_of_other_element_types_are_no_pair() -> None:
     with pytest.raises(LayoutMismatchError, match=r"^dtype: .*float32.*int8") as excinfo:
         compare_layouts(ours, theirs)
     assert excinfo.value.metadata["field"] == "dtype"
+
+
+async def test_no_two_ends_of_a_process_call_their_agents_alike(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names: list[str] = []
+
+    def noted(transport: TransportName, place: Place) -> Transport:
+        names.append(place.agent_name)
+        return open_transport(transport, place)
+
+    monkeypatch.setattr(endpoints, "open_transport", noted)
+    config, memory = TransferConfig(transports=("inline",)), HostMemory(bytearray(64), 16)
+    layout = common_pb2.KVLayout(digest_level=config.digest_level, block_bytes=16)
+    for name in ("prefill", "decode", ""):
+        end = await TransferEndpoint.open(
+            config, incarnation="w-1", layout=layout, memory=memory, name=name
+        )
+        await end.close()
+    assert names == ["w-1.prefill", "w-1.decode", "w-1"]

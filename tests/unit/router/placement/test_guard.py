@@ -194,3 +194,16 @@ def test_it_looks_seldom_and_at_a_bounded_number(monkeypatch: pytest.MonkeyPatch
         policy.ended_as(Seen(number / 100, number / 100 + 1.0, 500, GOALS, 0.2, 0.04))
     assert len(counted) <= 2 * (21 / LOOK_S + 1), "in 21 s"
     assert max(counted) <= 256
+
+
+def test_in_a_fixed_regime_nobody_is_held_for_objectives() -> None:
+    policy, told = made(), snapshot(1.0)
+    tight = Objectives(None, 0.0001)
+    asked = Query(num_tokens=500, num_max_tokens=540, objectives=tight, may_refuse=True)
+    crowded = replace(told, decode=(view_d(D1, 20, MODEL),))
+    assert policy.place(replace(asked, objectives=Objectives(None, 0.1)), crowded) is None
+    assert policy.has_declined
+    policy.guard.regime = Regime.APART
+    none_ready = replace(told, prefill=(), decode=())
+    assert policy.place(asked, none_ready) is None
+    assert not policy.has_declined

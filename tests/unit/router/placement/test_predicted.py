@@ -475,3 +475,22 @@ def test_what_was_promised_to_others_counts_for_one_that_was_promised_nothing() 
     policy.forget(D1)
     policy.ended(D1, 0.1)
     assert policy.place(QUERY, snapshot) == Paired(P1, D1)
+
+
+def test_only_who_misses_objectives_was_declined_and_not_who_lacks_room() -> None:
+    """Others are kept from workers for the one, and not for the other."""
+    policy, decodes = made(), (view_d(D1, 20),)
+    asked = dataclasses.replace(QUERY, objectives=Objectives(9.0, 0.1), may_refuse=True)
+    full = Snapshot(
+        (dataclasses.replace(view_p(P1), has_runway=False),), (view_d(D1, model=MODEL),)
+    )
+    alone = dataclasses.replace(asked, num_max_tokens=asked.num_tokens + 1)
+    assert not policy.has_declined
+    assert policy.place(asked, Snapshot((view_p(P1),), decodes)) is None
+    assert policy.has_declined
+    assert full.has_room, "for others"
+    assert policy.place(alone, full) is None
+    assert not policy.has_declined
+    assert policy.place(asked, Snapshot((view_p(P1),), decodes)) is None
+    assert policy.place(asked, Snapshot((view_p(P1),), (view_d(D1),))) is not None
+    assert not policy.has_declined

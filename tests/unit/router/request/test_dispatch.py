@@ -388,3 +388,32 @@ async def test_what_cannot_be_kept_goes_last_only_where_it_is_not_refused(world:
         config = RouterConfig(model="m", **settings)
         world.services = replace(world.services, config=config)
         assert made(world, claim).turn().latest_start_s == latest_s
+
+
+class Decliner(LeastLoaded):
+    """Places nobody, for objectives or for want of room."""
+
+    def __init__(self, *, has_declined: bool) -> None:
+        super().__init__(
+            CacheIndex(1), local_below_tokens=0, allow_local=True, allow_recompute=True
+        )
+        self._has_declined = has_declined
+
+    @property
+    def has_declined(self) -> bool:
+        return self._has_declined
+
+    def place(self, query: Query, snapshot: Snapshot) -> None:
+        return None
+
+
+@pytest.mark.parametrize("has_declined", [True, False])
+async def test_only_who_would_miss_objectives_is_held_and_not_who_lacks_room(
+    world: World, monkeypatch: pytest.MonkeyPatch, has_declined: bool
+) -> None:
+    """Who is held keeps others from the workers that there are."""
+    monkeypatch.setattr(Snapshot, "has_room", True)
+    world.services = replace(world.services, policy=Decliner(has_declined=has_declined))
+    request = made(world, NO_CLAIM)
+    assert request.place(Query(num_tokens=9, num_max_tokens=10, may_refuse=True)) is None
+    assert request.is_held is has_declined

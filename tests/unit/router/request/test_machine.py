@@ -4,7 +4,7 @@ import pytest
 
 from diptych.errors import DeadlineExceededError
 from router.generation.answer import KVPath
-from router.request import events
+from router.request import actions, events
 from tests.unit.router.request.world import LENGTH, PROMPT, STOP, TIMERS, World, worker
 
 
@@ -146,3 +146,30 @@ def test_placement_is_asked_once_for_one_that_nothing_happens_to() -> None:
     world.tokens(21, 22, 23)
     world.end_reservation(LENGTH)
     assert world.num_asked == 1
+
+
+def test_another_choice_says_when_workers_granted_it_all() -> None:
+    """It was queued in front, and nobody is to be held back for it any longer than that."""
+    world = World()
+    world.on(events.Begin(front=True))
+    world.accept()
+    assert actions.Settled() not in world.log
+    world.reserve()
+    assert world.log.count(actions.Settled()) == 1
+    world.grant()
+    world.first()
+    world.prove()
+    assert world.log.count(actions.Settled()) == 1
+
+
+def test_one_that_was_placed_again_says_so_too_and_one_that_waited_for_its_turn_does_not() -> None:
+    world = World().begin()
+    world.bind()
+    assert actions.Settled() not in world.log
+    world.is_full = True
+    world.lose_lease()
+    assert world.queued
+    world.is_full = False
+    world.pump(room_made=True)
+    world.bind()
+    assert world.log.count(actions.Settled()) == 1

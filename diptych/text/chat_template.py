@@ -8,7 +8,7 @@ the sandbox, no files. Knows nothing of tokens.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import jinja2
 from jinja2 import meta, nodes
@@ -19,6 +19,18 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from diptych.errors import ConfigurationError, InvalidRequestError
 
 SPECIAL_TOKEN_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+class Hide(Protocol):
+    """Makes of what a client said what a template gets in its place."""
+
+    def __call__(self, value: Any, *, is_role: bool = False) -> Any:
+        """A value of JSON, with what is in it; ``is_role``: it is who speaks."""
+
+
+def shown(value: Any, *, is_role: bool = False) -> Any:
+    """The value itself."""
+    return value
 
 
 class ToolCall(NamedTuple):
@@ -37,13 +49,13 @@ class Tool(NamedTuple):
     parameters: Mapping[str, Any] | None = None
     """JSON schema of its arguments; None: they were not told."""
 
-    def for_template(self) -> dict[str, Any]:
+    def for_template(self, hide: Hide = shown) -> dict[str, Any]:
         """As templates expect it."""
-        function: dict[str, Any] = {"name": self.name}
+        function: dict[str, Any] = {"name": hide(self.name)}
         if self.description:
-            function["description"] = self.description
+            function["description"] = hide(self.description)
         if self.parameters is not None:
-            function["parameters"] = self.parameters
+            function["parameters"] = hide(self.parameters)
         return {"type": "function", "function": function}
 
 
@@ -59,24 +71,27 @@ class Message(NamedTuple):
     name: str = ""
     """Of the tool whose answer it is, or of who speaks; many templates do not show it."""
 
-    def for_template(self) -> dict[str, Any]:
+    def for_template(self, hide: Hide = shown) -> dict[str, Any]:
         """As templates expect it; what is empty is left out, which they ask for."""
-        turn: dict[str, Any] = {"role": self.role, "content": self.content}
+        turn: dict[str, Any] = {
+            "role": hide(self.role, is_role=True),
+            "content": hide(self.content),
+        }
         if self.tool_calls:
             turn["tool_calls"] = [
                 {
-                    "id": call.tool_call_id,
+                    "id": hide(call.tool_call_id),
                     "type": "function",
-                    "function": {"name": call.name, "arguments": call.arguments},
+                    "function": {"name": hide(call.name), "arguments": hide(call.arguments)},
                 }
                 for call in self.tool_calls
             ]
         if self.tool_call_id:
-            turn["tool_call_id"] = self.tool_call_id
+            turn["tool_call_id"] = hide(self.tool_call_id)
         if self.reasoning:
-            turn["reasoning_content"] = self.reasoning
+            turn["reasoning_content"] = hide(self.reasoning)
         if self.name:
-            turn["name"] = self.name
+            turn["name"] = hide(self.name)
         return turn
 
 
@@ -120,7 +135,7 @@ class ChatTemplate:
         *,
         tools: Sequence[Tool] = (),
         add_generation_prompt: bool = True,
-        hide: Callable[[Any], Any] = lambda value: value,
+        hide: Hide = shown,
     ) -> str:
         """The prompt text; with ``add_generation_prompt`` it ends where the answer begins.
 
@@ -132,9 +147,9 @@ class ChatTemplate:
                 has the name of something that templates get.
         """
         own: dict[str, object] = {
-            "messages": [hide(message.for_template()) for message in messages],
+            "messages": [message.for_template(hide) for message in messages],
             "add_generation_prompt": add_generation_prompt,
-            "tools": [hide(tool.for_template()) for tool in tools] or None,
+            "tools": [tool.for_template(hide) for tool in tools] or None,
             "documents": None,
             **self._special_tokens,
         }

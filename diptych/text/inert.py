@@ -1,10 +1,15 @@
-"""Contents of chats in which control tokens are plain text: nobody ends a turn but the template.
+"""Contents of chats in which control tokens are plain text: only the template structures a prompt.
 
 What a client wrote is marked before the template sees it and found again in what the template
 made of it. A tokenizer without control tokens then reads what stands between those of the
-template's own.
+template's own. Marked are the signs that such tokens are written with (``<``, ``|``), wherever
+they stand, so that neither what a template puts around a client's words nor what it takes out of
+them completes a token; and a word that makes one in brackets, where it is all that a string
+says. Not covered: a template that makes a token's name of a part of a client's string, or of
+several, and writes it in brackets of its own; a token of one letter that the vocabulary has too.
 """
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
@@ -19,9 +24,11 @@ _BEGIN: Final = "\U00010600\U00010601\U00010600"
 _END: Final = "\U00010601\U00010600\U00010601"
 _BEFORE: Final = "\U00010602\U00010600\U00010602"
 _OURS: Final = re.compile(f"{_BEGIN}|{_END}|{_BEFORE}")
-_HIDDEN: Final = re.compile(f"{_BEGIN}([0-9]+){_END}")
+_HIDDEN: Final = re.compile(f"{_BEGIN}([0-9]{{1,9}}){_END}")
 _ESCAPED: Final = re.compile(r"\\ud801\\ude0[01]", re.IGNORECASE)
 _FIELD: Final = "chat.messages"
+# That templates themselves know, and write control tokens with.
+_ROLES: Final = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 
 
 class Span(NamedTuple):
@@ -43,34 +50,38 @@ class HiddenTexts:
 
     def __init__(self, control: "ControlTokens") -> None:
         self._control = control
-        self._texts: list[str] = []
+        self._numbers: dict[str, int] = {}  # of few texts, however often they stand somewhere
 
     def hide(self, value: Any, *, is_role: bool = False) -> Any:
-        """The same value with all control tokens in its strings hidden.
+        """The same value with all in its strings hidden that could be of a control token.
 
-        So is a string's end that could become one together with what follows; not that of
-        a role, which templates write a control token with. Raises InvalidRequestError.
+        So is a string's end that could become one together with what follows. A role that
+        every template knows stays as it is: there are some that write a control token with it.
+        Takes time linear in the strings' length. Raises InvalidRequestError.
         """
         if isinstance(value, str):
-            return self._hide_in(value, has_end=not is_role)
+            if is_role and value in _ROLES:
+                return value
+            return self._hide_in(value, is_role=is_role)
         if isinstance(value, Mapping):
-            return {
-                self.hide(name): self.hide(each, is_role=name == "role")
-                for name, each in value.items()
-            }
+            return {self.hide(name): self.hide(each) for name, each in value.items()}
         if isinstance(value, list | tuple):
             return [self.hide(each) for each in value]
         return value
 
     def restore(self, rendered: str) -> MarkedText:
         """What the template made of it. Raises InvalidRequestError: it took them apart."""
-        if not self._texts:
+        if not self._numbers:
             return MarkedText(rendered)
+        texts = list(self._numbers)
         parts: list[str] = []
         spans: list[Span] = []
         length = at = 0
         for found in _HIDDEN.finditer(rendered):
-            between, hidden = rendered[at : found.start()], self._texts[int(found[1])]
+            number = int(found[1])
+            if number >= len(texts):
+                break  # no mark of ours: refused below
+            between, hidden = rendered[at : found.start()], texts[number]
             at = found.end()
             length += len(between)
             spans.append(Span(length, length + len(hidden)))
@@ -79,24 +90,28 @@ class HiddenTexts:
         text = "".join([*parts, rendered[at:]])
         if _OURS.search(text) or _ESCAPED.search(text):
             raise InvalidRequestError(
-                "have control tokens in their text, which this model's chat template takes apart",
+                "have signs of control tokens in their text, which this model's chat template "
+                "takes apart",
                 field=_FIELD,
             )
         return MarkedText(text, tuple(spans))
 
-    def _hide_in(self, text: str, *, has_end: bool) -> str:
+    def _hide_in(self, text: str, *, is_role: bool) -> str:
         if found := _OURS.search(text):
             raise InvalidRequestError(f"have {found[0]!r}, which is reserved", field=_FIELD)
-        text, end = self._control.without_end(text) if has_end else (text, "")
-        hidden = self._control.pattern.sub(lambda found: self._hidden(found[0]), text)
+        word = text.strip()
+        if self._control.is_name(word, is_part=is_role):
+            before, behind = text.split(word, 1)
+            return f"{before}{self._hidden(word)}{behind}"
+        text, end = self._control.without_end(text)
+        hidden = self._control.to_hide.sub(lambda found: self._hidden(found[0]), text)
         if not end:
             return hidden
         words = end.rstrip()
         return f"{hidden}{self._hidden(words)}{end[len(words) :]}"
 
     def _hidden(self, text: str) -> str:
-        self._texts.append(text)
-        return f"{_BEGIN}{len(self._texts) - 1}{_END}"
+        return f"{_BEGIN}{self._numbers.setdefault(text, len(self._numbers))}{_END}"
 
 
 class ControlTokens:
@@ -114,7 +129,19 @@ class ControlTokens:
         }
         self.pattern = _pattern_of(self._tokens)
         """Finds them as tokenizers do."""
-        self._begins = frozenset(text[:n] for text in self._tokens for n in range(1, len(text)))
+        signs = frozenset(sign for text in self._tokens for sign in text if _is_sign(sign))
+        self.to_hide = _to_hide(self._tokens, signs)
+        """Finds what of a client's text no template may make a part of one."""
+        self._begins = frozenset(
+            text[:n]
+            for text in self._tokens
+            for n in range(1, len(text))
+            if signs.isdisjoint(text[:n])
+        )
+        self._names = frozenset(
+            name.casefold() for text in self._tokens for name in _names_of(text, signs)
+        )
+        self._all_casefolded = "\n".join(self._tokens).casefold()
         self._most = max(map(len, self._tokens), default=0)
         self._ids = frozenset(id_ for id_, _ in self._tokens.values())
         others = [token for token in added.values() if token.content not in self._tokens]
@@ -125,6 +152,13 @@ class ControlTokens:
             if token.content not in self._tokens
         }
 
+    def is_name(self, word: str, *, is_part: bool) -> bool:
+        """Whether in brackets it is one of them, in any case; or some part of one."""
+        if not word or len(word) > self._most:
+            return False
+        folded = word.casefold()
+        return folded in self._names or (is_part and folded in self._all_casefolded)
+
     def without_end(self, text: str) -> tuple[str, str]:
         """A text, and its end apart if that is one of theirs begun; white space may follow."""
         length = len(text.rstrip())
@@ -134,7 +168,7 @@ class ControlTokens:
         return text, ""
 
     def encode(self, marked: MarkedText) -> list[int]:
-        """The tokens of a prompt that has some inert part, without any that models want around."""
+        """The tokens of a prompt, without any that models want around it."""
         text = marked.text
         token_ids: list[int] = []
         at = 0
@@ -155,16 +189,10 @@ class ControlTokens:
             text = text.lstrip()
         if behind is not None and behind.lstrip:
             text = text.rstrip()
-        is_first = before is None
-        token_ids = self._ids_of(text, is_first=is_first)
+        token_ids = self._ids_of(text, is_first=before is None)
         if self._ids.isdisjoint(token_ids):
             return token_ids
-        # The vocabulary itself has them: letter by letter none of them comes about.
-        return [
-            token_id
-            for index, letter in enumerate(text)
-            for token_id in self._ids_of(letter, is_first=is_first and index == 0)
-        ]
+        return [id_ for each in token_ids for id_ in self._spelled(each)]
 
     def _ids_of(self, text: str, *, is_first: bool) -> list[int]:
         """Behind another token some tokenizers read a text's begin otherwise."""
@@ -173,6 +201,15 @@ class ControlTokens:
         before = "" if is_first else _BEFORE
         token_ids = self._plain.encode(f"{before}{text}", add_special_tokens=False).ids
         return [self._other_ids.get(each, each) for each in token_ids[0 if is_first else 1 :]]
+
+    def _spelled(self, token_id: int) -> list[int]:
+        """Letter by letter if it is one of them, which the vocabulary itself has, too."""
+        if token_id not in self._ids:
+            return [token_id]
+        model = self._plain.model
+        return [
+            each.id for letter in model.id_to_token(token_id) for each in model.tokenize(letter)
+        ]
 
     def _overlaps(self, text: str, begin: int, end: int) -> bool:
         """Whether a whole one ends within."""
@@ -185,6 +222,32 @@ class ControlTokens:
 def _is_mark_in(text: str, chat_template: str) -> bool:
     """Not white space or a word, which the template writes for itself."""
     return text in chat_template and not text.isspace() and not text.isalnum()
+
+
+def _is_sign(letter: str) -> bool:
+    """What tokens are set off with, but not what would have to be escaped in JSON, and no slash,
+    by which templates know what users switch (``/no_think``)."""
+    is_plain = letter == "_" or letter == "/" or letter.isalnum() or letter.isspace()
+    return not is_plain and json.dumps(letter, ensure_ascii=False) == f'"{letter}"'
+
+
+def _to_hide(texts: Iterable[str], signs: frozenset[str]) -> re.Pattern[str]:
+    """Whole tokens, as far as JSON says them as they are, and each sign: those of the marks too."""
+    whole = [text for text in texts if json.dumps(text, ensure_ascii=False) == f'"{text}"']
+    bare = [text for text in texts if signs.isdisjoint(text)]
+    each = "".join(map(re.escape, sorted(signs | set(_BEGIN + _END + _BEFORE))))
+    return re.compile(f"{_pattern_of([*whole, *bare]).pattern}|[{each}]+")
+
+
+def _names_of(text: str, signs: frozenset[str]) -> Iterator[str]:
+    """What is left of it without some of the signs and slashes around its words."""
+    words = [at for at, letter in enumerate(text) if letter == "_" or letter.isalnum()]
+    if not words:
+        return
+    for begin in range(words[0] + 1):
+        for end in range(words[-1] + 1, len(text) + 1):
+            if signs.isdisjoint(text[begin:end]):
+                yield text[begin:end]
 
 
 def _without(tokenizer: HFTokenizer, others: list[AddedToken]) -> HFTokenizer:

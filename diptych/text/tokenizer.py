@@ -105,7 +105,7 @@ class Tokenizer:
 
     def encode_chat(self, prompt: MarkedText) -> list[int]:
         """Token ids of what ``render_chat`` made."""
-        if self._control is None or not prompt.inert:
+        if self._control is None:
             return self.encode(prompt.text, add_special=False)
         return self._control.encode(prompt)
 

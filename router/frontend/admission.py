@@ -129,9 +129,15 @@ class Admission:
             if self._num_open == 0:
                 self._idle.set()
 
-    async def admit(self, request: GenerationRequest, deadline_s: float | None) -> ResolvedRequest:
-        """Everything that can be done before a worker is asked. Raises DiptychError."""
-        self._check_open(deadline_s)
+    async def admit(
+        self, request: GenerationRequest, deadline_s: float | None, *, is_part: bool = False
+    ) -> ResolvedRequest:
+        """Everything that can be done before a worker is asked. Raises DiptychError.
+
+        ``is_part``: of what was let in as a whole, which a drain waits for.
+        """
+        if not is_part:
+            self.check_open(deadline_s)
         claim = self._classes.claim(request.level, request.tenant)
         prompt_ids = await self.tokenize(request)
         resolved = self._resolve(request, prompt_ids, claim, None)
@@ -157,7 +163,7 @@ class Admission:
 
         Raises DiptychError; NotServedError where there shall be none of them.
         """
-        self._check_open(deadline_s)
+        self.check_open(deadline_s)
         if self._cluster.max_model_len is None:
             await self._wait_found(deadline_s)
         if not self._cluster.snapshot().has_prefill_pool:
@@ -185,7 +191,8 @@ class Admission:
         self._resolve(request, prompt_ids, NO_CLAIM, None)
         return prompt_ids
 
-    def _check_open(self, deadline_s: float | None) -> None:
+    def check_open(self, deadline_s: float | None) -> None:
+        """Raise WorkerDrainingError or DeadlineExceededError: nothing more is let in."""
         if self._is_draining:
             raise WorkerDrainingError("the router shuts down", retry_after_s=RETRY_LATER_S)
         if deadline_s is not None and time.monotonic() >= deadline_s:

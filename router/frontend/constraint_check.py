@@ -77,11 +77,7 @@ class ConstraintCheck:
             NoWorkerError: somebody ended the process, twice: nothing is known of the constraint.
         """
         asked = _Asked(constraint, thoughts)
-        known = self._known.get(asked)
-        if known is None or (emitted and not known.problem):
-            known = await self._ask(asked, emitted)
-            if not (emitted and known.problem):  # the output may be to blame, not the constraint
-                self._remember(asked, known)
+        known = self._decided(asked, emitted) or await self._ask(asked, emitted)
         if known.problem:
             raise InvalidRequestError(
                 f"cannot be held to: {known.problem}",
@@ -101,10 +97,12 @@ class ConstraintCheck:
                 child.kill()
             await child.wait()
 
+    def _decided(self, asked: _Asked, emitted: bytes) -> _Verdict | None:
+        """What needs no process: an output has to be looked at, unless nothing can fit."""
+        known = self._known.get(asked)
+        return None if known is None or (emitted and not known.problem) else known
+
     def _remember(self, asked: _Asked, verdict: _Verdict) -> None:
-        before = self._known.get(asked)
-        if before is not None and verdict.problem and not before.problem:
-            return  # what was once good stays good
         self._known[asked] = verdict
         self._known.move_to_end(asked)
         if len(self._known) > _MAX_REMEMBERED:
@@ -118,7 +116,13 @@ class ConstraintCheck:
         self._num_waiting += 1
         try:
             async with self._turn:
-                return await self._exchange(asked, emitted)
+                decided = self._decided(asked, emitted)  # for another, while this one waited
+                if decided is not None:
+                    return decided
+                verdict = await self._exchange(asked, emitted)
+                if not (emitted and verdict.problem):  # the output may be to blame
+                    self._remember(asked, verdict)
+                return verdict
         finally:
             self._num_waiting -= 1
 

@@ -18,7 +18,7 @@ from diptych.tenant import NOBODY, Tenant
 from diptych.text.detokenizer import Detokenizer
 from router.frontend.admission import Admission
 from router.frontend.outcome import telling_outcome
-from router.frontend.quotas import Admitted, Quotas
+from router.frontend.quotas import Admitted, Places, Quotas
 from router.frontend.split_answers import split_of
 from router.frontend.validation import MAX_REQUEST_ID_CHARACTERS
 from router.frontend.write_watch import WriteWatch
@@ -71,13 +71,15 @@ class Generator:
         deadline_s: float | None = None,
         metadata: Metadata = (),
         give_up: Callable[[], None] = _nothing,
+        is_part: bool = False,
     ) -> AsyncGenerator[GenerationEvent, None]:
         """The answer, event by event; asking for the next says that the last was written.
 
         ``deadline_s`` is a moment of the monotonic clock. ``give_up`` is called when the
         answer fails while an event is being written: the caller stops writing and asks for
         the next event, which raises. Whoever stops early must ``aclose``: that frees
-        everything at once.
+        everything at once. ``is_part``: of what was let in as a whole, and has a place among
+        its tenant's already.
 
         Raises:
             DiptychError: refused or failed.
@@ -87,11 +89,11 @@ class Generator:
         answer = _Answer(self._services, observer, give_up)
         with (
             telling_outcome(answer.end, deadline_s),
-            answer.within(self._quotas, request) as quota,
+            answer.within(self._quotas, request, has_place=is_part) as quota,
             self._admission.hold(request.num_bytes),
         ):
             logs.mark(answer.request_id, trace_id(answer.observer.context))
-            resolved = await self._admission.admit(request, deadline_s)
+            resolved = await self._admission.admit(request, deadline_s, is_part=is_part)
             quota.reserve(resolved.num_tokens_at_most)
             build = partial(self._builder, request, resolved, answer.observer)
             session = answer.open(resolved, build, deadline_s)
@@ -108,6 +110,10 @@ class Generator:
             yield Summary(session.usage, session.timing)
             answer.watch.end()
             await session.next_event()  # raises if the client did not take the last ones
+
+    def take_places(self, tenant: Tenant, at_most: int) -> Places:
+        """See ``Quotas.take_places``. Raises QuotaExceededError."""
+        return self._quotas.take_places(tenant, at_most)
 
     def refused(
         self,
@@ -240,12 +246,14 @@ class _Answer:
         return session
 
     @contextmanager
-    def within(self, quotas: Quotas, request: GenerationRequest) -> Iterator[Admitted]:
+    def within(
+        self, quotas: Quotas, request: GenerationRequest, *, has_place: bool
+    ) -> Iterator[Admitted]:
         """Count it as its tenant's; what it did not use of it is given back at the end.
 
         Raises QuotaExceededError.
         """
-        admitted = quotas.admit(request.tenant, request.num_tokens_at_least)
+        admitted = quotas.admit(request.tenant, request.num_tokens_at_least, has_place=has_place)
         is_ours = False
         try:
             yield admitted

@@ -65,22 +65,35 @@ class Quotas:
         """Of whom something is remembered."""
         return len(self._accounts)
 
-    def admit(self, tenant: Tenant, at_least_tokens: int) -> "Admitted":
+    def take_places(self, tenant: Tenant, at_most: int) -> "Places":
+        """Those that a tenant has left of ``max_concurrent``, for requests that take turns.
+
+        Raises QuotaExceededError: there is none.
+        """
+        account = self._account(tenant, self._clock())
+        return Places(account, self._room(account, at_most))
+
+    def admit(self, tenant: Tenant, at_least_tokens: int, *, has_place: bool = False) -> "Admitted":
         """One request more, which will reserve so many tokens or more.
 
-        Raises QuotaExceededError.
+        ``has_place``: it is on one of its tenant's ``Places``. Raises QuotaExceededError.
         """
         now_s = self._clock()
         account = self._account(tenant, now_s)
-        limits = account.limits
-        if limits.max_concurrent is not None and account.num_open >= limits.max_concurrent:
-            raise self._error(Quota.CONCURRENT, limits.max_concurrent, RETRY_LATER_S)
+        num_places = 0 if has_place else self._room(account, 1)
         self._check(Quota.REQUESTS, account.requests, 1, now_s)
         self._check(Quota.TOKENS, account.tokens, at_least_tokens, now_s)
         if account.requests is not None:
             account.requests.take(1)
-        account.num_open += 1
-        return Admitted(self, account)
+        return Admitted(self, account, Places(account, num_places))
+
+    def _room(self, account: _Account, at_most: int) -> int:
+        limit = account.limits.max_concurrent
+        if limit is None:
+            return at_most
+        if account.num_open >= limit:
+            raise self._error(Quota.CONCURRENT, limit, RETRY_LATER_S)
+        return min(at_most, limit - account.num_open)
 
     def _reserve(self, account: _Account, num_tokens: int) -> None:
         now_s = self._clock()
@@ -125,12 +138,33 @@ class Quotas:
         self._sweep_at = max(_LEAST_SWEPT, 2 * len(kept))
 
 
+class Places:
+    """So many of what a tenant may have open at once; its owner calls ``leave``."""
+
+    def __init__(self, account: _Account, num: int) -> None:
+        self._account = account
+        self.num = num
+        """Those that were not left yet."""
+        account.num_open += num
+
+    def leave_one(self) -> None:
+        """Another may have it."""
+        self._account.num_open -= 1
+        self.num -= 1
+
+    def leave(self) -> None:
+        """Others may have what is left of them. Idempotent."""
+        self._account.num_open -= self.num
+        self.num = 0
+
+
 class Admitted:
     """One request that was admitted; its owner calls ``leave`` once."""
 
-    def __init__(self, quotas: Quotas, account: _Account) -> None:
+    def __init__(self, quotas: Quotas, account: _Account, places: Places) -> None:
         self._quotas = quotas
         self._account = account
+        self._places = places
         self._num_reserved = 0
 
     def reserve(self, num_tokens: int) -> None:
@@ -140,7 +174,7 @@ class Admitted:
 
     def leave(self, num_used_tokens: int) -> None:
         """It ended, and used so many of the tokens."""
-        self._account.num_open -= 1
+        self._places.leave()
         if self._account.tokens is not None:
             self._account.tokens.give_back(max(0, self._num_reserved - num_used_tokens))
 

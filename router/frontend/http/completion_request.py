@@ -89,7 +89,6 @@ def _of_several(asked: Asked, prompts: Sequence[TextPrompt | TokenPrompt]) -> As
                 request,
                 prompt=prompt,
                 request_id=f"{request.request_id[:_MAX_ID_BEGIN]}-{index}",
-                num_bytes=request.num_bytes // len(prompts) + 1,
             ),
             prompt=None if asked.prompt is None else replace(asked.prompt, text=_text_of(prompt)),
             names={**asked.names, **dict.fromkeys(PROMPT_NAMES, f"prompt[{index}]")},

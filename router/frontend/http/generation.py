@@ -2,11 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, aclosing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from diptych.errors import DiptychError, InvalidRequestError, SlowClientError
 from router.frontend.admission import Admission
@@ -20,6 +20,7 @@ from router.frontend.http.errors import RefusedError, reason_of
 from router.frontend.http.exchange import Exchange
 from router.frontend.http.merged_events import MergedEvents
 from router.frontend.http.several_form import StreamedPrompts, WholePrompts
+from router.frontend.quotas import Places
 from router.generation.answer import GenerationEvent
 from router.generation.request import GenerationRequest, TokenPrompt
 
@@ -28,6 +29,14 @@ _COMMENT: Final = b": the model is still at it\n\n"
 _MAX_PROMPTS_AT_ONCE: Final = 16  # of one body: enough to fill steps, and not the queue
 _Event = TypeVar("_Event")
 Read = Callable[[Mapping[str, object], Envelope], Asked]
+
+
+class _Generate(Protocol):
+    """``Generator.generate``, for one body's deadline and client."""
+
+    def __call__(
+        self, request: GenerationRequest, *, is_part: bool = False
+    ) -> AsyncGenerator[GenerationEvent, None]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +71,9 @@ class GenerationAnswers:
         patience = asyncio.timeout(None)  # over all writes; ends when one is given up
 
         def give_up() -> None:
-            if not patience.expired():
-                patience.reschedule(asyncio.get_running_loop().time())
+            with suppress(RuntimeError):  # nothing is written any more
+                if not patience.expired():
+                    patience.reschedule(asyncio.get_running_loop().time())
 
         generate = partial(
             self.generator.generate,
@@ -91,31 +101,72 @@ class GenerationAnswers:
         exchange: Exchange,
         asked: Asked,
         answered: Answered,
-        generate: Callable[[GenerationRequest], AsyncGenerator[GenerationEvent, None]],
+        generate: _Generate,
         patience: asyncio.Timeout,
     ) -> None:
         """Each prompt is a request of its own; one that fails ends all. Raises DiptychError."""
-        assert isinstance(self.writers, ChoicesWriters), "only these bodies have several prompts"
-        requests = await self._checked(exchange, asked)
-        merged = MergedEvents(len(requests), _MAX_PROMPTS_AT_ONCE)
         failure: DiptychError | None = None
-        async with asyncio.TaskGroup() as tasks:
-            following = [
-                tasks.create_task(merged.follow(index, generate(request)), name=f"prompt-{index}")
-                for index, request in enumerate(requests)
-            ]
-            try:
-                async with patience:
-                    await self._send_several(exchange, asked, answered, merged)
-            except TimeoutError:
-                pass  # who takes nothing can be told nothing
-            except DiptychError as error:
-                failure = error
-            finally:
-                for each in following:
-                    each.cancel()
+        with self._let_in(exchange, asked) as places:
+            requests = await self._checked(exchange, asked)
+            merged = MergedEvents(len(requests))
+            answers = (
+                (index, _renaming(generate(request, is_part=True), each.names))
+                for index, (request, each) in enumerate(
+                    zip(requests, (asked, *asked.others), strict=True)
+                )
+            )
+
+            async def follow() -> None:
+                await merged.follow(answers)
+                places.leave_one()
+
+            async with asyncio.TaskGroup() as tasks:
+                following = [
+                    tasks.create_task(follow(), name=f"prompts-{index}")
+                    for index in range(places.num)
+                ]
+                try:
+                    await self._tell_several(exchange, asked, answered, merged, patience)
+                except DiptychError as error:
+                    failure = error
+                finally:
+                    for each in following:
+                        each.cancel()
         if failure is not None:
             raise failure
+
+    async def _tell_several(
+        self,
+        exchange: Exchange,
+        asked: Asked,
+        answered: Answered,
+        merged: MergedEvents,
+        patience: asyncio.Timeout,
+    ) -> None:
+        try:
+            async with patience:
+                await self._send_several(exchange, asked, answered, merged)
+        except TimeoutError:  # as with one prompt: one of the answers knows why
+            with suppress(SlowClientError):
+                await merged.give_up()
+
+    @contextmanager
+    def _let_in(self, exchange: Exchange, asked: Asked) -> Iterator[Places]:
+        """All prompts of a body as one, with all its bytes: what follows is no reason to refuse it.
+
+        Gives the places on which they take turns. Raises DiptychError.
+        """
+        num_at_once = min(1 + len(asked.others), _MAX_PROMPTS_AT_ONCE)
+        with ExitStack() as held:
+            try:
+                held.enter_context(self.admission.hold(asked.request.num_bytes))
+                self.admission.check_open(exchange.read_deadline_s())
+                places = self.generator.take_places(exchange.tenant, num_at_once)
+            except DiptychError as error:
+                self.refused(exchange, error)
+                raise
+            held.callback(places.leave)
+            yield places
 
     async def _checked(self, exchange: Exchange, asked: Asked) -> Sequence[GenerationRequest]:
         """Those of all prompts, tokenised, before any costs a worker something."""
@@ -123,12 +174,13 @@ class GenerationAnswers:
         for each in (asked, *asked.others):
             request = replace(each.request, tenant=exchange.tenant)
             try:
-                with self.admission.hold(request.num_bytes):
-                    token_ids = await self.admission.check(request)
-            except InvalidRequestError as error:
+                token_ids = await self.admission.check(request)
+            except DiptychError as error:
                 self.refused(exchange, error)
-                raise renamed(error, each.names) from None
-            checked.append(replace(request, prompt=TokenPrompt(token_ids)))
+                if isinstance(error, InvalidRequestError):
+                    raise renamed(error, each.names) from None
+                raise
+            checked.append(replace(request, prompt=TokenPrompt(token_ids), num_bytes=0))
         return checked
 
     def refused(self, exchange: Exchange, error: DiptychError | RefusedError) -> None:
@@ -163,19 +215,19 @@ class GenerationAnswers:
     async def _send_several(
         self, exchange: Exchange, asked: Asked, answered: Answered, merged: MergedEvents
     ) -> None:
-        assert isinstance(self.writers, ChoicesWriters)
-        events = merged.events()
-        event = await anext(events, None)
-        if asked.is_stream:
-            stream = StreamedPrompts.of(self.writers, asked, answered)
-            exchange.write_failure = stream.fail
-            await self._send_stream(exchange, stream.send, event, events)
-        else:
-            whole = WholePrompts.of(self.writers, asked, answered)
-            while event is not None:
-                whole.add(event)
-                event = await anext(events, None)
-            await exchange.send_json(whole.content())
+        assert isinstance(self.writers, ChoicesWriters), "only these bodies have several prompts"
+        async with aclosing(merged.events()) as events:
+            event = await anext(events, None)
+            if asked.is_stream:
+                stream = StreamedPrompts.of(self.writers, asked, answered)
+                exchange.write_failure = stream.fail
+                await self._send_stream(exchange, stream.send, event, events)
+            else:
+                whole = WholePrompts.of(self.writers, asked, answered)
+                while event is not None:
+                    whole.add(event)
+                    event = await anext(events, None)
+                await exchange.send_json(whole.content())
 
     async def _send_stream(
         self,
@@ -195,3 +247,15 @@ class GenerationAnswers:
                 told_s = self.clock()
             event = await anext(events, None)
         await exchange.end_stream()
+
+
+async def _renaming(
+    events: AsyncGenerator[GenerationEvent, None], names: Mapping[str, str]
+) -> AsyncGenerator[GenerationEvent, None]:
+    """The same; what is wrong with the request is told under its client's names."""
+    async with aclosing(events):
+        try:
+            async for event in events:
+                yield event
+        except InvalidRequestError as error:
+            raise renamed(error, names) from None

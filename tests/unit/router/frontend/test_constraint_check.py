@@ -133,6 +133,22 @@ BAD = '{"problem": "too much of it"}'
 DIED = '{"problem": "it takes too much time or memory"}'
 
 
+async def test_those_who_wait_for_the_same_are_answered_by_one_look() -> None:
+    check = Scripted(GOOD, BAD)
+    async with asyncio.TaskGroup() as tasks:
+        good = [tasks.create_task(check.check(LETTERS)) for _ in range(16)]
+    assert {each.result().grammar for each in good} == {"g"}
+    async with asyncio.TaskGroup() as tasks:
+        bad = [tasks.create_task(refusal(check, Constraint.regex("b"))) for _ in range(16)]
+    assert {each.result() for each in bad} == {"sampling.constraint.regex"}
+
+
+async def refusal(check: ConstraintCheck, constraint: Constraint) -> str:
+    with pytest.raises(InvalidRequestError) as caught:
+        await check.check(constraint)
+    return caught.value.field
+
+
 async def test_one_clients_output_spoils_no_constraint() -> None:
     check = Scripted(BAD, GOOD, BAD)
     for _ in range(2):
@@ -145,7 +161,7 @@ async def test_a_good_verdict_is_not_replaced() -> None:
     check = Scripted(GOOD, BAD)
     async with asyncio.TaskGroup() as tasks:
         first, second = (tasks.create_task(_tried(check)) for _ in range(2))
-    assert (first.result(), second.result()) == ("g", "")
+    assert (first.result(), second.result()) == ("g", "g"), "the second is not asked for again"
     assert (await check.check(LETTERS)).grammar == "g"
 
 

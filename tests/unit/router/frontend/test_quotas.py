@@ -174,3 +174,24 @@ def test_a_bucket_is_never_more_than_full() -> None:
     assert bucket.wait_s(1, 0.0) == pytest.approx(1.0)
     assert bucket.wait_s(60, 1000.0) == 0
     assert bucket.is_full(1000.0)
+
+
+def test_places_are_taken_once_and_left_one_by_one_or_all() -> None:
+    world, limits = World(), Limits(max_concurrent=4)
+    alone = world.admit(limits)
+    places = world.quotas.take_places(Tenant("a", limits), 16)
+    assert places.num == 3
+    parts = [world.quotas.admit(Tenant("a", limits), 1, has_place=True) for _ in range(3)]
+    assert world.refusal(limits)[0] == "max_concurrent"
+    with pytest.raises(QuotaExceededError):
+        world.quotas.take_places(Tenant("a", limits), 1)
+    for each in parts:
+        each.leave(1)
+    assert world.refusal(limits)[0] == "max_concurrent"
+    places.leave_one()
+    world.admit(limits).leave(1)
+    for _ in range(2):
+        places.leave()
+    alone.leave(1)
+    assert world.quotas.take_places(Tenant("a", limits), 16).num == 4
+    assert world.quotas.take_places(NOBODY, 16).num == 16

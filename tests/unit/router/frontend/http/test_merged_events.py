@@ -32,11 +32,12 @@ class Answers:
 
 
 async def test_events_come_in_order_and_few_answers_at_a_time() -> None:
-    answers, merged = Answers(5), MergedEvents(5, max_at_once=2)
+    answers, merged = Answers(5), MergedEvents(5)
     taken: list[list[int]] = [[] for _ in range(5)]
     async with asyncio.TaskGroup() as tasks:
-        for prompt in range(5):
-            tasks.create_task(merged.follow(prompt, answers.events(prompt)))
+        shared = ((prompt, answers.events(prompt)) for prompt in range(5))
+        for _ in range(2):
+            tasks.create_task(merged.follow(shared))
         async for prompt, event in merged.events():
             assert isinstance(event, Delta)
             assert answers.written[prompt] == taken[prompt], "this one is not written yet"
@@ -46,11 +47,10 @@ async def test_events_come_in_order_and_few_answers_at_a_time() -> None:
 
 
 async def test_one_that_fails_is_told_and_all_are_closed() -> None:
-    answers, merged = Answers(3, failing=1), MergedEvents(3, max_at_once=3)
+    answers, merged = Answers(3, failing=1), MergedEvents(3)
     async with asyncio.TaskGroup() as tasks:
-        following = [
-            tasks.create_task(merged.follow(prompt, answers.events(prompt))) for prompt in range(3)
-        ]
+        shared = ((prompt, answers.events(prompt)) for prompt in range(3))
+        following = [tasks.create_task(merged.follow(shared)) for _ in range(3)]
         with pytest.raises(NoWorkerError):
             async for _ in merged.events():
                 pass

@@ -1,0 +1,228 @@
+"""Several prompts of one body: let in as one, and answered on the places their tenant has."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from diptych.errors import (
+    DiptychError,
+    InvalidRequestError,
+    NoWorkerError,
+    SlowClientError,
+)
+from diptych.finish_reason import FinishReason
+from diptych.tenant import Limits, Tenant
+from router.config import RouterConfig
+from router.frontend.admission import Admission
+from router.frontend.generator import Generator
+from router.frontend.http.answer_form import COMPLETION
+from router.frontend.http.choices_form import ChoicesWriters
+from router.frontend.http.completion_request import read_completion
+from router.frontend.http.exchange import TENANT, BodyRoom
+from router.frontend.http.generation import GenerationAnswers
+from router.frontend.http.posted import Posted
+from router.frontend.quotas import Places, Quotas
+from router.generation.answer import ChoiceFinished, Delta, GenerationEvent, Summary, Usage
+from router.generation.request import GenerationRequest
+
+UNTIMED: Any = None
+ROOM = BodyRoom(max_bytes=10**6, max_all_bytes=10**6, patience_s=30.0)
+
+
+class Door(Admission):
+    """Of a model without tokens; remembers how many bytes were ever open."""
+
+    def __init__(self) -> None:
+        model: Any = SimpleNamespace(
+            name="m", tokenizer=SimpleNamespace(text=None, max_model_len=100)
+        )
+        cluster: Any = SimpleNamespace(max_model_len=None)
+        super().__init__(model, cluster, RouterConfig(model="m", decode=["a:1"]))
+        self.most_bytes = 0
+
+    async def check(self, request: GenerationRequest) -> list[int]:
+        return [1]
+
+    def _check_budget(self, num_bytes: int) -> None:
+        super()._check_budget(num_bytes)
+        self.most_bytes = max(self.most_bytes, self._num_open_bytes + num_bytes)
+
+
+class Answers:
+    """A generator that asks quotas and door as the real one does, and no worker."""
+
+    def __init__(self, door: Door, limits: Limits) -> None:
+        self.num_begun = 0
+        self.drains = False
+        self.failure: DiptychError | None = None
+        self.refusals: list[str] = []
+        self.quotas = Quotas(limits, lambda: 0.0, lambda what: None)
+        self._door = door
+
+    def take_places(self, tenant: Tenant, at_most: int) -> Places:
+        return self.quotas.take_places(tenant, at_most)
+
+    def refused(self, reason: str, *_: object, **__: object) -> None:
+        self.refusals.append(reason)
+
+    async def generate(
+        self,
+        request: GenerationRequest,
+        *,
+        is_part: bool = False,
+        give_up: Callable[[], None],
+        **_: object,
+    ) -> AsyncGenerator[GenerationEvent, None]:
+        admitted = self.quotas.admit(request.tenant, 1, has_place=is_part)
+        try:
+            with self._door.hold(request.num_bytes):
+                if not is_part:
+                    self._door.check_open(None)
+                self.num_begun += 1
+                is_first = self.num_begun == 1
+                if self.drains:
+                    self._door.drain()
+                yield Delta("a", [1], 0, [])
+                if self.failure is not None and is_first:
+                    asyncio.get_running_loop().call_soon(give_up)
+                    yield Delta("b", [2], 1, [])
+                    raise self.failure
+                if self.failure is not None:
+                    await asyncio.Event().wait()
+                yield ChoiceFinished(FinishReason.STOP)
+                yield Summary(
+                    Usage(num_prompt_tokens=1, num_output_tokens=1, num_cached_tokens=0), UNTIMED
+                )
+        finally:
+            admitted.leave(1)
+
+
+class Client:
+    """Takes what it is sent; one that is behind only once the first piece was given up."""
+
+    def __init__(self, num_prompts: int, members: dict[str, Any], *, is_behind: bool) -> None:
+        self.sent: list[dict[str, Any]] = []
+        said = {"model": "m", "prompt": ["p"] * num_prompts, **members}
+        self.body = json.dumps(said).encode()
+        self._bodies = [{"type": "http.request", "body": self.body}]
+        self._is_behind = is_behind
+
+    async def receive(self) -> dict[str, Any]:
+        if not self._bodies:
+            await asyncio.Event().wait()
+        return self._bodies.pop()
+
+    async def send(self, message: dict[str, Any]) -> None:
+        if len(self.sent) == 2 and self._is_behind:
+            self._is_behind = False
+            await asyncio.Event().wait()
+        self.sent.append(message)
+
+    @property
+    def told(self) -> Any:
+        """The body in one piece."""
+        return json.loads(b"".join(each.get("body", b"") for each in self.sent))
+
+
+class World:
+    def __init__(self, limits: Limits = Limits()) -> None:  # noqa: B008 - it is immutable
+        self.tenant = Tenant("t", limits)
+        self.door = Door()
+        self.answers = Answers(self.door, limits)
+
+    async def ask(self, num_prompts: int, *, is_behind: bool = False, **members: Any) -> Client:
+        client = Client(num_prompts, members, is_behind=is_behind)
+        answers = GenerationAnswers(
+            self.door,
+            cast(Generator, self.answers),
+            read_completion,
+            ChoicesWriters(COMPLETION),
+        )
+        scope = {
+            "type": "http",
+            "headers": [(b"content-type", b"application/json")],
+            TENANT: self.tenant,
+        }
+        async with asyncio.timeout(10):
+            await Posted(answers, ROOM)(scope, client.receive, client.send)  # type: ignore[arg-type]
+        assert self.door.num_open == 0
+        return client
+
+    def num_free(self) -> int:
+        """Places of a tenant that has twenty at the most."""
+        places = self.answers.quotas.take_places(self.tenant, 20)
+        num = places.num
+        places.leave()
+        return num
+
+
+@pytest.mark.parametrize("max_concurrent", [1, 8, 20])
+async def test_all_are_answered_on_the_places_that_there_are(max_concurrent: int) -> None:
+    world = World(Limits(max_concurrent=max_concurrent))
+    client = await world.ask(20)
+    assert len(client.told["choices"]) == world.answers.num_begun == 20
+    assert world.num_free() == max_concurrent
+
+
+async def test_they_are_refused_only_where_there_is_no_place() -> None:
+    world = World(Limits(max_concurrent=8))
+    others = world.answers.quotas.take_places(world.tenant, 7)
+    assert len((await world.ask(9)).told["choices"]) == 9
+    last = world.answers.quotas.take_places(world.tenant, 1)
+    client = await world.ask(9)
+    assert (client.sent[0]["status"], world.answers.refusals) == (429, ["QUOTA_EXCEEDED"])
+    assert world.answers.num_begun == 9
+    others.leave()
+    last.leave()
+    assert world.num_free() == 8
+
+
+async def test_a_drain_waits_for_prompts_that_were_let_in() -> None:
+    world = World()
+    world.answers.drains = True
+    assert len((await world.ask(17)).told["choices"]) == 17
+    client = await world.ask(2)
+    assert (client.sent[0]["status"], world.answers.refusals) == (503, ["WORKER_DRAINING"])
+    assert world.answers.num_begun == 17
+
+
+async def test_a_client_that_is_merely_behind_is_told_what_failed() -> None:
+    world = World(Limits(max_concurrent=20))
+    world.answers.failure = NoWorkerError("gone")
+    client = await world.ask(3, is_behind=True, stream=True)
+    told, end, _ = client.sent[-1]["body"].decode().split("\n\n")
+    assert json.loads(told.removeprefix("data: "))["error"]["code"] == "no_worker"
+    assert (end, client.sent[-1]["more_body"]) == ("data: [DONE]", False)
+    assert world.num_free() == 20
+
+
+async def test_a_client_that_takes_nothing_is_told_nothing() -> None:
+    world = World(Limits(max_concurrent=20))
+    world.answers.failure = SlowClientError("full")
+    assert len((await world.ask(3, is_behind=True, stream=True)).sent) == 2
+    assert world.num_free() == 20
+
+
+async def test_all_bytes_of_the_body_count_once() -> None:
+    world = World()
+    client = await world.ask(40, user="x" * 1000)
+    assert world.door.most_bytes == len(client.body)
+
+
+@pytest.mark.parametrize(
+    ("field", "theirs"),
+    [
+        ("sampling.constraint.json_schema", "response_format.json_schema.schema"),
+        ("text", "prompt[0]"),
+    ],
+)
+async def test_what_a_prompt_is_refused_for_has_the_clients_names(field: str, theirs: str) -> None:
+    world = World()
+    world.answers.failure = InvalidRequestError("cannot be", field=field)
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}
+    client = await world.ask(2, response_format=schema)
+    assert client.told["error"]["param"] == theirs

@@ -55,6 +55,10 @@ class Owner(Protocol):
         """A worker said no."""
         ...
 
+    def settled(self) -> None:
+        """Workers granted all that was asked for."""
+        ...
+
     def drew_first(self) -> None:
         """The first token is there."""
         ...
@@ -81,6 +85,7 @@ class _Reservation:
         self.seat = seat
         self.seq = seq
         self.num_there = 0  # tokens whose KV is there, or asked for
+        self.is_granted = False
         self.pulled_s = 0.0  # when what was asked for has come
         self.is_expected = False  # started: the prompt is counted on, and no token has come yet
 
@@ -132,6 +137,11 @@ class Attempt:
     def _refused(self, worker: WorkerId, error: DiptychError) -> None:
         self._later(lambda: self._owner.refused(worker, error))
 
+    def _settle_if_granted(self) -> None:
+        lease, held = self._lease, self._reservation
+        if (lease is None or lease.is_accepted) and (held is None or held.is_granted):
+            self._owner.settled()
+
     # The lease
 
     def _ask_lease(self, worker: WorkerId) -> None:
@@ -159,6 +169,7 @@ class Attempt:
         lease.is_accepted = True
         self._router.backlog.accepted(self._request.number, num_cached_tokens)
         self._router.room.pump_soon()  # there is more runway
+        self._settle_if_granted()
 
     def _on_prefill(self, lease: _Lease, update: SequenceUpdate) -> None:
         held = self._reservation
@@ -221,6 +232,8 @@ class Attempt:
             self._later(lambda: self._reserved(held))
 
     def _reserved(self, held: _Reservation) -> None:
+        held.is_granted = True
+        self._settle_if_granted()
         if not held.seq.to_pull:
             self._start(held)
 

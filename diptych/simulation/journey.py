@@ -75,6 +75,10 @@ class Journey:
         else:
             self._open(placement)
 
+    def settled(self) -> None:
+        """See :class:`diptych.simulation.attempt.Owner`."""
+        self._router.room.settled(self)
+
     def drew_first(self) -> None:
         """See :class:`diptych.simulation.attempt.Owner`."""
         self._retry.placed()

@@ -140,7 +140,7 @@ class Guard:
             self._turn(regime)
         elif is_free:
             self._stay_s = STAY_S
-        elif kept <= ratio:
+        elif kept <= ratio * _GAIN:  # or by chance
             self._barred_until_s = self._now_s + self._wait_s
             self._wait_s = min(2 * self._wait_s, MOST_STAY_S)
             self._turn(Regime.FREE)
@@ -152,7 +152,7 @@ class Guard:
         if rates is None or len(recent) < _LEAST_SEEN or self._now_s < self._barred_until_s:
             self._better_since_s = None
             return
-        kept, ordered = _ratio(recent), sorted(recent)
+        kept, ordered = _ratio(recent), sorted(recent, key=lambda each: each.came_s)
         ratios: Mapping[Regime, float] = {
             regime: kept_ratio(regime, ordered, rates) for regime in (Regime.APART, Regime.TOGETHER)
         }

@@ -128,6 +128,8 @@ class LeastLoaded:
         """The decode worker that computes a fresh prompt itself with the least work in all."""
         if query.needs_prefill or query.prefill_alone or not query.is_fresh:
             return None
+        if query.beside is not None:  # it has the prompt, so ``place`` says where
+            return None
         _, decodes = usable(query, snapshot)
         best = self._least_work(query, [view for view in decodes if view.local_prefill])
         return None if best is None else self._decode_only(query, best, Why.CHOICE)

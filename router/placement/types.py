@@ -280,7 +280,7 @@ class Policy(Protocol):
         ...
 
     def ended_as(self, seen: Seen) -> None:
-        """A request of this router ended, or was refused."""
+        """A request of this router ended, or was refused; not if it failed by what it is itself."""
         ...
 
     def explain(self, query: Query, snapshot: Snapshot, placement: Placement) -> Explanation:

@@ -85,10 +85,11 @@ class Attempt:
         held = self.reservation
         return held if held is not None and held.sequence_id == sequence_id else None
 
-    def may_ask(self, worker: WorkerId) -> bool:
-        """Whether it may be asked for the other half of what is held."""
+    def may_ask(self, worker: WorkerId, pair: Paired) -> bool:
+        """Whether it may be asked for the other half of what is held, so that both are ``pair``."""
         held = self.lease or self.reservation
-        return not self._is_in_order or held is None or _is_before(held.worker, worker)
+        in_order = self._is_in_order or pair.in_order
+        return not in_order or held is None or _is_before(held.worker, worker)
 
     def open(self, placement: Placement, num_emitted: int) -> None:
         """Begin anew with the prompt and the output so far; nothing is held."""

@@ -226,7 +226,7 @@ class FailOver:
         other = self._placing.ask(on_reservation=self._attempt.reservation)
         match other:
             case Paired():
-                if not self._attempt.may_ask(other.prefill):
+                if not self._attempt.may_ask(other.prefill, other):
                     return None
                 self._attempt.pull_from(other.prefill)
                 return Outcome.GOES_ON
@@ -239,7 +239,7 @@ class FailOver:
         lease = self._attempt.lease
         assert lease is not None, "no lease to pull from"
         other = self._placing.ask(on_prefill=lease.worker)
-        if not isinstance(other, Paired) or not self._attempt.may_ask(other.decode):
+        if not isinstance(other, Paired) or not self._attempt.may_ask(other.decode, other):
             return None
         self._attempt.close_reservation()
         self._tell(recovery, Retry.REBIND, error)

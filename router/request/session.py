@@ -12,7 +12,14 @@ import secrets
 from collections.abc import Callable
 from dataclasses import replace
 
-from diptych.errors import DiptychError, NoWorkerError, SlowClientError
+from diptych.errors import (
+    DeadlineExceededError,
+    DiptychError,
+    InvalidRequestError,
+    LogitsError,
+    NoWorkerError,
+    SlowClientError,
+)
 from diptych.finish_reason import FinishReason
 from diptych.token_logprobs import PromptLogprobs
 from diptych.v1 import decode_pb2, prefill_pb2
@@ -30,6 +37,9 @@ from router.request.resolved import ResolvedRequest
 from router.request.response_builder import ResponseBuilder
 
 logger = logging.getLogger(__name__)
+
+# Wherever a request had been placed, it would have ended so: of placement that says nothing.
+_NOT_BY_PLACEMENT = (DeadlineExceededError, InvalidRequestError, LogitsError, SlowClientError)
 
 
 class Session:
@@ -317,7 +327,8 @@ class Session:
                 self._end()
             case actions.Fail():
                 self._error = action.error
-                self._dispatch.ended(self.usage)
+                if not isinstance(action.error, _NOT_BY_PLACEMENT):
+                    self._dispatch.ended(self.usage)
                 self._observer.failed(action.error)
                 self._on_failed()
                 self._end()

@@ -209,3 +209,22 @@ def test_an_engine_with_nothing_to_do_books_nothing() -> None:
     assert not agenda.run(10.0)
     assert engine.num_steps == 0
     assert isinstance(engine.pool, BlockPool)
+
+
+def test_whoever_had_to_wait_again_says_when_workers_granted_it_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else others would be held back for it until it has ended."""
+    favoured: list[bool] = []
+    drew = Journey.drew_first
+
+    def noted(self: Journey) -> None:
+        favoured.append(self._router.room._favoured is self)
+        drew(self)
+
+    monkeypatch.setattr(Journey, "drew_first", noted)
+    tight = setup(Split(1, 1), limits=SMALL._replace(num_blocks=17, max_num_seqs=4))
+    simulation = Simulation(tight, some(60, seed=7))
+    run(simulation)
+    assert len(favoured) > 20
+    assert not any(favoured)

@@ -1,5 +1,6 @@
 """When a policy that foretells is left for a fixed regime, and when it comes back."""
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -207,3 +208,36 @@ def test_in_a_fixed_regime_nobody_is_held_for_objectives() -> None:
     none_ready = replace(told, prefill=(), decode=())
     assert policy.place(asked, none_ready) is None
     assert not policy.has_declined
+
+
+def test_another_choice_is_put_beside_the_first_one_in_a_fixed_regime_too() -> None:
+    keys = tuple(bytes([number]) * 16 for number in range(8))
+    query = Query(num_tokens=136, num_max_tokens=200, block_keys=keys, beside=D1)
+    told = replace(snapshot(1.0), decode=(view_d(D1, 1, MODEL, num_pending_tokens=600), view_d(D2)))
+    for regime in Regime:
+        policy = made()
+        policy.guard.regime = regime
+        policy.cache.expect(D1.incarnation, keys)
+        found = policy.place(query, told)
+        assert isinstance(found, DecodeOnly)
+        assert found.decode == D1
+
+
+def test_chance_alone_does_not_keep_a_fixed_regime() -> None:
+    """One of ten is missed in each: a trial that had luck is no proof."""
+    world, rng = World(), random.Random(3)
+    began_s = at_s = world.now_s
+    world.run(3600.0, lambda regime: rng.random() < 0.9)
+    fixed_s, regime = 0.0, Regime.FREE
+    for turned_s, following in [*world.turns, (world.now_s, Regime.FREE)]:
+        fixed_s += 0.0 if regime is Regime.FREE else turned_s - at_s
+        at_s, regime = turned_s, following
+    assert fixed_s <= 0.1 * (world.now_s - began_s)
+
+
+def test_requests_that_came_and_ended_together_are_replayed_in_any_order() -> None:
+    guard = Guard()
+    for number in range(40):
+        late = seen(100.0 + number // 2, is_kept=False)
+        guard.ended(late._replace(ttft_s=None) if number % 2 else late)
+    assert not guard.look(RATES)

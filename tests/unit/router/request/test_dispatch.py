@@ -7,7 +7,16 @@ from unittest.mock import create_autospec
 
 import pytest
 
-from diptych.errors import BlocksExhaustedError, DeadlineUnreachableError
+from diptych.errors import (
+    BlocksExhaustedError,
+    DeadlineExceededError,
+    DeadlineUnreachableError,
+    DiptychError,
+    InvalidRequestError,
+    LogitsError,
+    QueueFullError,
+    SlowClientError,
+)
 from diptych.request_class import RequestClass
 from diptych.sampling_params import SamplingParams
 from diptych.v1 import decode_pb2
@@ -26,6 +35,7 @@ from router.placement.types import (
     Paired,
     Placement,
     Query,
+    Seen,
     Snapshot,
     Unreachable,
     Why,
@@ -343,6 +353,45 @@ async def test_one_that_comes_is_judged_by_those_that_wait_before_it(
     assert told == [0.0, 3.0 / max(1, len(world.cluster.snapshot().prefill)), 0.0], "prompts only"
 
 
+def started(world: World, config: RouterConfig) -> Session:
+    """One that waits for a placement."""
+    shape = RequestShape(prompt_ids=PROMPT, max_tokens=4, stop_token_ids=frozenset())
+    session = Session(
+        "r",
+        ResolvedRequest(shape=shape, sampling=SamplingParams(max_tokens=4)),
+        create_autospec(
+            ResponseBuilder, instance=True, has_unsent=False, is_overfull=False, num_output_tokens=0
+        ),
+        Untraced(),
+        replace(world.services, config=config),
+        deadline_s=None,
+        on_failed=lambda: None,
+    )
+    session.start()
+    return session
+
+
+@pytest.mark.parametrize(
+    ("error", "is_told"),
+    [
+        (SlowClientError("it takes nothing"), False),
+        (InvalidRequestError("no such token", field="prompt"), False),
+        (LogitsError("no number"), False),
+        (DeadlineExceededError("the request's deadline passed"), False),
+        (QueueFullError("full", retry_after_s=1.0), True),
+    ],
+)
+async def test_what_a_request_did_itself_is_not_held_against_placement(
+    world: World, monkeypatch: pytest.MonkeyPatch, error: DiptychError, is_told: bool
+) -> None:
+    told: list[Seen] = []
+    monkeypatch.setattr(world.services.policy, "ended_as", told.append)
+    session = started(world, RouterConfig(model="m"))
+    session.turn_away(error)
+    assert len(told) == is_told
+    session.close()
+
+
 async def test_a_session_ends_with_what_was_foretold(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -353,24 +402,7 @@ async def test_a_session_ends_with_what_was_foretold(
         ({"placement": "predicted", "refuse_unreachable": False}, False),
         ({}, False),
     ):
-        config = RouterConfig(model="m", **settings)
-        shape = RequestShape(prompt_ids=PROMPT, max_tokens=4, stop_token_ids=frozenset())
-        session = Session(
-            "r",
-            ResolvedRequest(shape=shape, sampling=SamplingParams(max_tokens=4)),
-            create_autospec(
-                ResponseBuilder,
-                instance=True,
-                has_unsent=False,
-                is_overfull=False,
-                num_output_tokens=0,
-            ),
-            Untraced(),
-            replace(world.services, config=config),
-            deadline_s=None,
-            on_failed=lambda: None,
-        )
-        session.start()
+        session = started(world, RouterConfig(model="m", **settings))
         if is_refused:
             with pytest.raises(DeadlineUnreachableError):
                 session.poll()

@@ -14,7 +14,7 @@ from diptych.errors import (
     TransferInterruptedError,
 )
 from router.generation.answer import KVPath
-from router.placement.types import Why
+from router.placement.types import DecodeOnly, Paired, Placement, Query, Why
 from router.request import actions
 from tests.unit.router.request.world import (
     LENGTH,
@@ -394,3 +394,20 @@ def test_time_in_the_queue_is_no_lack_of_progress() -> None:
     world.accept()
     world.reserve()
     assert world.machine.wake_at_s is None, "nothing runs, nothing is due"
+
+
+class Soft(World):
+    """Workers of both roles, of which one is believed to have the prompt."""
+
+    def place(self, query: Query) -> Placement | None:
+        if query.on_decode is not None:
+            return Paired(worker("a"), query.on_decode, in_order=True)
+        return DecodeOnly(worker("b"), Why.CHOICE, len(PROMPT))
+
+
+def test_who_holds_the_greater_of_two_asks_nothing_of_the_lesser() -> None:
+    """Though what it holds was not asked for as one of a pair."""
+    world = Soft().begin()
+    world.reserve(cached=0)
+    assert not world.leases
+    assert world.ran_locally == [Why.CHOICE]

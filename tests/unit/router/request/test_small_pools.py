@@ -14,7 +14,15 @@ from diptych.rpc.status import to_failure
 from diptych.timers import Timers
 from diptych.v1 import common_pb2, decode_pb2
 from router.placement.eligible import ordered
-from router.placement.types import DecodeView, Placement, PrefillView, Query, Snapshot, WorkerId
+from router.placement.types import (
+    DecodeView,
+    Paired,
+    Placement,
+    PrefillView,
+    Query,
+    Snapshot,
+    WorkerId,
+)
 from router.placement.waiting_room import WaitingRoom
 from router.request import actions, events
 from router.request.deps import RequestDeps
@@ -240,3 +248,26 @@ def test_leases_and_reservations_do_not_starve_each_other(sizes: tuple[int, int]
     pools.run(LONG_S)
     assert router.errors == []
     assert router.num_done > 3 * LONG_S, "one takes a pair for about 0.27 s"
+
+
+class Crossing(Client):
+    """Wants that pair, and waits if it is refused."""
+
+    def __init__(self, router: Router, prefill: WorkerId, decode: WorkerId) -> None:
+        self.pair = Paired(prefill, decode)
+        super().__init__(router, 9, on_end=lambda: None)
+
+    def place(self, query: Query) -> Placement | None:
+        return None if query.refused else ordered(self.pair, self.router.snapshot())
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_of_two_that_want_each_what_the_other_wants_one_gets_both_at_once(seed: int) -> None:
+    """Each pool has room for one half; whatever message comes first."""
+    pools = Pools(seed)
+    router, (one, other) = Router(pools), WORKERS
+    both = Crossing(router, one, other), Crossing(router, other, one)
+    for client in both:
+        client.on(events.Begin())
+    pools.run(0.02)
+    assert [client.machine.attempt.is_settled for client in both].count(True) == 1

@@ -1,0 +1,164 @@
+"""Who is held for better objectives: how often it is asked, and whom it holds back. Pure."""
+
+import math
+from collections import Counter
+from collections.abc import Callable
+
+from diptych.request_class import RequestClass
+from router.placement.fair_queue import Turn
+from router.placement.waiting_room import WaitingRoom
+from tests.unit.router.placement.room_world import Waiter, World
+
+
+class Picky(Waiter):
+    """There is room, but its objectives would be missed: it is held, or else refused."""
+
+    is_refused = False
+
+    def offer(self, *, room_made: bool) -> None:
+        self.told.append(room_made)
+        if self.is_refused:
+            self.room.leave(self)
+        else:
+            self.room.hold(self)
+
+
+class Refused(Picky):
+    """As one whose objectives are lost."""
+
+    is_refused = True
+
+
+def test_who_is_held_for_objectives_is_not_asked_with_each_pump() -> None:
+    """A thousand pumps in a second ask forty that wait as often as ten pumps do."""
+    now_s, world = 0.0, World()
+    later: list[Callable[[], None]] = []
+    room = WaitingRoom(
+        max_waiting=99,
+        max_placed=99,
+        schedule=lambda pump: None,
+        schedule_rest=later.append,
+        clock=lambda: now_s,
+    )
+    world.room = room
+    waiters = [Picky(world, room) for _ in range(40)]
+    for waiter in waiters:
+        room.enter(waiter, front=False)
+    offers = []
+    for number in range(1000):
+        now_s = number / 1000
+        before = sum(len(waiter.told) for waiter in waiters)
+        room.pump()
+        offers.append(sum(len(waiter.told) for waiter in waiters) - before)
+    assert max(offers) <= 24, "of one pump"
+    assert sum(offers) - offers[0] <= 10 * 16 + 40, "and of a second"
+    assert later, "they are asked again though nothing happens"
+    assert all(len(waiter.told) > 1 for waiter in waiters), "each has its turn"
+    num_told = len(waiters[0].told)
+    room.take(other := Waiter(world, room))
+    room.leave(other)
+    room.pump()
+    assert len(waiters[0].told) == num_told + 1, "at once where another one left"
+
+
+def test_who_is_held_does_not_keep_others_from_their_turn() -> None:
+    world = World(max_waiting=99, max_placed=99)
+    for _ in range(20):
+        picky = Picky(world, world.room)
+        world.room.enter(picky, front=False)
+    world.run_scheduled()
+    world.room.pump()
+    other = world.waiter()
+    world.capacity = 1
+    world.room.pump()
+    assert other.is_placed
+
+
+def test_a_pump_refuses_a_bounded_number() -> None:
+    """Two hundred whose objectives were lost meanwhile."""
+    world = World(max_waiting=300, max_placed=99)
+    waiters = [Refused(world, world.room) for _ in range(200)]
+    for waiter in waiters:
+        world.room.enter(waiter, front=False)
+    counts = []
+    while world.room.num_waiting:
+        before = world.room.num_waiting
+        world.run_scheduled()
+        counts.append(before - world.room.num_waiting)
+    assert 0 < min(counts) <= max(counts) <= 24
+    assert sum(counts) == 200
+
+
+def test_those_that_workers_refused_do_not_undo_fair_turns() -> None:
+    """Eight sit out their pause; among the others it is the light tenant's turn."""
+    world = World(max_waiting=99, max_placed=99)
+    for _ in range(8):
+        world.room.enter(Picky(world, world.room), front=True)
+    flood = [world.waiter(turn=Turn(RequestClass.BATCH, "flooder")) for _ in range(30)]
+    world.run_scheduled()
+    light = [world.waiter(turn=Turn(RequestClass.REALTIME, "light")) for _ in range(3)]
+    for _ in range(5):
+        world.capacity = 1
+        world.room.pump()
+    assert [one in light for one in world.order].count(True) == 3
+    assert world.order.count(flood[0]) == 1
+
+
+class Machine:
+    """A worker whose tokens come as slowly as it has sequences; one ends with each turn."""
+
+    def __init__(self) -> None:
+        self.world = World(max_waiting=999, max_placed=999)
+        self.running: list[Paced] = []
+        self.num_placed: Counter[float] = Counter()
+
+    def ask(self, tpot_s: float, request_class: RequestClass = RequestClass.STANDARD) -> None:
+        turn = Turn(request_class, tpot_s=tpot_s)
+        self.world.room.enter(Paced(self, tpot_s), front=False, turn=turn)
+
+    def turn(self) -> None:
+        """Half a second."""
+        self.world.now_s += 0.5
+        if self.running:
+            self.world.room.leave(self.running.pop(0))
+        self.world.room.pump_soon()
+        self.world.run_scheduled()
+
+
+class Paced(Waiter):
+    """Wants to be one of so few sequences, and is held while there are more."""
+
+    def __init__(self, machine: Machine, tpot_s: float) -> None:
+        super().__init__(machine.world, machine.world.room)
+        self.machine, self.tpot_s = machine, tpot_s
+
+    def offer(self, *, room_made: bool) -> None:
+        running = self.machine.running
+        if len(running) < min(8.0, self.tpot_s):
+            running.append(self)
+            self.machine.num_placed[self.tpot_s] += 1
+            self.room.take(self)
+        elif len(running) < 8:
+            self.room.hold(self)
+
+
+def test_who_wants_no_pace_does_not_keep_it_from_who_does() -> None:
+    """Else each that wants none takes the place of one that ended, for ever."""
+    machine = Machine()
+    for number in range(100):
+        for _ in range(3):
+            machine.ask(math.inf)
+        if number >= 10 and number % 2:
+            machine.ask(4.0, RequestClass.REALTIME)
+        machine.turn()
+    assert machine.num_placed[4.0] > 20
+    assert machine.num_placed[math.inf] > 20, "nor the other way round"
+
+
+def test_who_cannot_have_its_pace_holds_nobody_for_ever() -> None:
+    machine = Machine()
+    machine.ask(0.0)
+    for _ in range(60):
+        machine.ask(math.inf)
+        machine.turn()
+    assert machine.num_placed[math.inf] > 20

@@ -10,7 +10,9 @@ modulo 2**64::
 (products of keyed halves: NH, of UMAC by Black, Halevi, Krawczyk, Krovetz and Rogaway, 1999).
 A change within one half of a word always changes one of the sums: it can only hide in the
 first where the other half is its key's, and there it is not in the second, as both halves of
-OTHER have bits. It finds accidents, and no attack. Where only some lines are looked at, their
+OTHER have bits. Of changes in several words both are not independent: opposite flips of one bit in
+two words hide in both if the other keyed halves of these are alike, which is once in 2**33 pairs
+of random words. It finds accidents, and no attack. Where only some lines are looked at, their
 words are numbered one after another.
 
 The host sums in ``kvtransfer.host_sums``, a device in ``diptych.engine.backends.cuda``.

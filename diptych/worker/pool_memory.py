@@ -24,7 +24,9 @@ def pool_memory(cache: KVCache) -> PoolMemory:
 class DevicePool:
     """A cache on a device: bytes are copied out and in, or read where they lie by others.
 
-    Implements ``PoolMemory``. Used by the transfer thread.
+    Implements ``PoolMemory``. Used by the transfer thread. Copies wait for whatever the device is
+    at, so for the steps in flight; digests do not, where the device sums: blocks are announced
+    when their step is over, and what was to land in others has when they are asked about.
     """
 
     memory_kind = "VRAM"
@@ -79,7 +81,6 @@ class DevicePool:
             for each in coverages
         ]
         with self._used():
-            memory.synchronise()  # as for a read
             sums = memory.word_sums(words_of(begins, sizes, coverages))
         return tuple(each.digest(size) for each, size in zip(sums, sizes, strict=True))
 

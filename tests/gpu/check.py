@@ -44,7 +44,10 @@ def run() -> dict[str, Any]:
             asdict(attention.check(case, backend, torch.bfloat16, watch))
             for case in attention.CASES
         ],
-        "digests": [asdict(digests.check(case, device, watch)) for case in digests.CASES],
+        "digests": [
+            *(asdict(digests.check(case, device, watch)) for case in digests.CASES),
+            asdict(digests.check_beside(device)),
+        ],
         "draws": [asdict(draws.check(case, device, watch)) for case in draws.CASES],
         "overlap": [
             asdict(overlap.check(golden.SHAPES[0], CudaBackend(device), backend, dtype))

@@ -4,12 +4,16 @@ from dataclasses import dataclass
 
 import torch
 
-from diptych.engine.backends.cuda.kv_memory import add_up
+from diptych.engine.backends.cuda.kv_memory import CudaKVMemory, add_up
+from diptych.engine.kv.cache import KVCache
 from diptych.word_sums import Sums
+from diptych.worker.pool_memory import DevicePool
 from kvtransfer.digest import Coverage, block_digest, words_of
+from tests.attention_config import config_of
 from tests.gpu.attention import Stopwatch
 
 _NUM_COMPARED = 4  # blocks
+_BUSY_CYCLES = 1 << 32  # of the device: seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,3 +62,27 @@ def check(case: Case, device: torch.device, stopwatch: Stopwatch) -> Measured:
         for place, block_id in enumerate(ids[:_NUM_COMPARED])
     )
     return Measured(repr(case), seconds, case.num_blocks * case.block_bytes / seconds, holds)
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Whether a pool's digests are there before what the device was asked for earlier is done."""
+
+    case: str
+    holds: bool
+
+
+def check_beside(device: torch.device) -> Beside:
+    """As a step in flight: the current stream is busy for longer than a digest can take."""
+    config = config_of(2, 1, 16, None)
+    cache = KVCache(config, 6, 8, torch.float32, lambda size: CudaKVMemory(size, device))
+    pool = DevicePool(cache)
+    wanted = block_digest(bytes(cache.block_bytes), Coverage(0, 0))
+    torch.cuda.synchronize(device)
+    torch.cuda._sleep(_BUSY_CYCLES)  # type: ignore[no-untyped-call]
+    step = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    step.record()
+    found = pool.digests([2], [Coverage(0, 0)])
+    is_beside = not step.query()
+    torch.cuda.synchronize(device)
+    return Beside("beside a step", is_beside and found == (wanted,))

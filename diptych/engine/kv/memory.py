@@ -47,6 +47,8 @@ class SummingMemory(Protocol):
     def word_sums(self, words: Words) -> list[Sums]:
         """Of each run, of what was there when it was called. Words must lie in it. Any thread.
 
+        Nothing else that the device is at is waited for: what is to be summed has to be there.
+
         Raises RuntimeError: of the device, which may be lost.
         """
         ...

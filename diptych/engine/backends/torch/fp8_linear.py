@@ -20,7 +20,7 @@ _LOG = logging.getLogger(__name__)
 LARGEST = 448.0  # that e4m3 has
 _TINY = 1e-30  # a scale below this is zero: its reciprocal would overflow
 _SLICE_ROWS = 512  # of a weight, that are rounded at a time
-_MULTIPLE = 16  # of inputs and outputs, that torch's product takes
+_MULTIPLE = 16  # of inputs and outputs, that torch's product takes; others are filled up
 
 
 class Rounded(NamedTuple):
@@ -61,31 +61,43 @@ class PlainFp8Linear:
 
 
 class ScaledFp8Linear:
-    """By torch's product of 8-bit floats."""
+    """By torch's product of 8-bit floats, of sizes that it takes: what lacks is zeros."""
 
     def __init__(self, weight: Fp8Weight, bias: Tensor | None = None) -> None:
-        """weight: of a shape that ``takes`` says yes to."""
-        self._weight, self._bias = weight, bias
+        """weight: copied where its sizes are no multiples of 16."""
         self.out_features, self.in_features = weight.numbers.shape
+        num_rows, self._num_columns = map(_rounded_up, weight.numbers.shape)
+        lacking = num_rows - self.out_features
+        self._numbers = _filled_up(weight.numbers, num_rows, self._num_columns)
+        self._scales = F.pad(weight.scales, (0, 0, 0, lacking)) if lacking else weight.scales
+        self._bias = bias if bias is None or not lacking else F.pad(bias, (0, lacking))
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         if not len(x):
             return x.new_empty(0, self.out_features) if out is None else out
         rows = round_rows(x)
         y: Tensor = torch._scaled_mm(
-            rows.numbers,
-            self._weight.numbers.t(),
+            _filled_up(rows.numbers, len(x), self._num_columns),
+            self._numbers.t(),
             scale_a=rows.scales,
-            scale_b=self._weight.scales.t(),
+            scale_b=self._scales.t(),
             bias=self._bias,
             out_dtype=x.dtype,
         )
-        return y if out is None else out.copy_(y)
+        y = y[:, : self.out_features]
+        return y.contiguous() if out is None else out.copy_(y)
 
 
-def takes(weight: Fp8Weight) -> bool:
-    """Whether torch's product takes such a weight."""
-    return all(size % _MULTIPLE == 0 for size in weight.numbers.shape)
+def _rounded_up(size: int) -> int:
+    return -(-size // _MULTIPLE) * _MULTIPLE
+
+
+def _filled_up(numbers: Tensor, num_rows: int, num_columns: int) -> Tensor:
+    """With zeros, to so many. numbers: [.., ..] e4m3; as it is where nothing lacks."""
+    lacking = (0, num_columns - numbers.shape[1], 0, num_rows - numbers.shape[0])
+    if not any(lacking):
+        return numbers
+    return F.pad(numbers.view(torch.uint8), lacking).view(numbers.dtype)
 
 
 class Fp8Weights:
@@ -112,7 +124,7 @@ class Fp8Weights:
     def linear(self, weight: Fp8Weight, bias: Tensor | None) -> Linear:
         if not bool(weight.scales.isfinite().all()):
             raise ConfigurationError("quantization fp8: a weight is not a finite number")
-        if takes(weight) and works(self._device, self._dtype):
+        if works(self._device, self._dtype):
             return ScaledFp8Linear(weight, bias)
         return PlainFp8Linear(weight, bias)
 

@@ -215,3 +215,9 @@ def test_warming_up_captures_every_graph(tmp_path: Path) -> None:
     assert 64 not in sizes, "there may be no memory for more than ever come"
     assert told == sorted(told)
     assert told[-1] == 1.0
+
+
+def test_what_a_host_would_have_to_see_is_refused_where_graphs_are_recorded() -> None:
+    size = torch.ones((), dtype=torch.int64)
+    with pytest.raises(AssertionError, match="within a graph"):
+        RecordedGraphs().capture(lambda: torch.zeros(int(size)))

@@ -17,7 +17,7 @@ from diptych.cli.connection import Connection
 from diptych.cli.conversation import Conversation
 from diptych.cli.sampling_flags import read_options, sampling_fields
 from diptych.cli.shown_answer import show_answer
-from diptych.cli.tool_file import Calls, read_tools, shown_call
+from diptych.cli.tool_file import Calls, read_tools, shown, shown_call
 from diptych.client import Chunk, DiptychClient
 from diptych.errors import ConfigurationError, DiptychError, InvalidRequestError
 from diptych.v1 import inference_pb2
@@ -132,7 +132,7 @@ class _Chat:
         left = deque(calls)
         try:
             while left:
-                self._conversation.call_answered(left[0], self._read(left[0].name))
+                self._conversation.call_answered(left[0], self._read(shown(left[0].name)))
                 left.popleft()
         finally:
             for call in left:

@@ -1,7 +1,7 @@
 """Tools that a command offers a model: read from a file, and what the model calls, as a line."""
 
 import enum
-import json
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -57,10 +57,34 @@ def read_tools(path: Path | None, calls: Calls) -> Tools | None:
         at = ".".join(map(str, first["loc"]))
         raise InvalidRequestError(f"{path}: {at}: {first['msg']}", field=FIELD) from None
     choice = ToolChoice.REQUIRED if calls is Calls.REQUIRED else ToolChoice.AUTO
-    return Tools([Tool(each.name, each.description, each.parameters) for each in read], choice)
+    tools = Tools([Tool(each.name, each.description, each.parameters) for each in read], choice)
+    try:
+        tools.write_to(inference_pb2.ChatPrompt())
+    except ValueError as error:  # as every request with them would
+        raise InvalidRequestError(f"{path}: {error}", field=FIELD) from None
+    return tools
 
 
 def shown_call(call: inference_pb2.ToolCall) -> str:
-    """What a person reads of it: one line, whatever spaces the model wrote."""
-    arguments = json.dumps(json.loads(call.arguments), ensure_ascii=False)
-    return f"{call.name}({arguments})"
+    """What a person reads of it: one line that no model writes to the terminal with.
+
+    The arguments are as they came, whether they are JSON or not. Whitespace with a break in it
+    is one space (within a JSON string there is none); what is not to be seen is escaped.
+    """
+    return f"{shown(call.name)}({shown(call.arguments)})"
+
+
+def shown(text: str) -> str:
+    """In one line, without what a terminal would obey."""
+    line = re.sub(r"[ \t\r\n]+", lambda found: _space(found[0]), text)
+    return "".join(each if each.isprintable() else _escaped(each) for each in line)
+
+
+def _space(found: str) -> str:
+    return " " if found.strip(" ") else found
+
+
+def _escaped(character: str) -> str:
+    """As JSON has it, which is two of them beyond the 16 bits of one."""
+    units = character.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[i : i + 2].hex()}" for i in range(0, len(units), 2))

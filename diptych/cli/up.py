@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import time
+from contextlib import ExitStack
 from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -147,14 +148,18 @@ def _check_ports(config: UpConfig) -> None:
         raise ConfigurationError("--batch-port: a batch server asks its router over HTTP")
     if config.batch_port is not None:
         ports["--batch-port"] = config.batch_port
-    for flag, port in ports.items():
-        try:
-            family, *_, address = socket.getaddrinfo(config.host, port, type=socket.SOCK_STREAM)[0]
-            socket.create_server(address[:2], family=family).close()
-        except OSError as error:
-            raise ConfigurationError(
-                f"{flag}: cannot bind {config.host}:{port}: {error.strerror}; 0 picks a free port"
-            ) from None
+    with ExitStack() as bound:  # all at a time: no two may be the same
+        for flag, port in ports.items():
+            try:
+                family, *_, address = socket.getaddrinfo(
+                    config.host, port, type=socket.SOCK_STREAM
+                )[0]
+                bound.enter_context(socket.create_server(address[:2], family=family))
+            except OSError as error:
+                raise ConfigurationError(
+                    f"{flag}: cannot bind {config.host}:{port}: {error.strerror}; "
+                    "0 picks a free port"
+                ) from None
 
 
 async def _up(config: UpConfig) -> int:

@@ -14,6 +14,7 @@ from diptych.errors import ConfigurationError
 _KEY = "quantization_config"
 _COMPRESSED_FORMATS = ("float-quantized", "naive-quantized")
 _BITS = (4, 8)
+_MAX_INPUTS = 2**31 - 1  # no layer has more
 _SUPPORTED = (
     "weights may be as they are, or of quant_method fp8, gptq, awq, or compressed-tensors "
     "(8-bit floats)"
@@ -101,26 +102,32 @@ def _gptq(section: Mapping[str, Any]) -> GroupedStorage:
     format_key = "checkpoint_format" if section.get("checkpoint_format") else "format"
     name = section.get(format_key) or "gptq"
     _check(name in ("gptq", "gptq_v2"), format_key, name, "gptq or gptq_v2")
-    _check(not section.get("is_marlin_format"), "is_marlin_format", True, "false")
-    word = section.get("pack_dtype")
-    _check(word in (None, "int32"), "pack_dtype", word, "int32")
-    dynamic = section.get("dynamic") or {}
-    _check(isinstance(dynamic, Mapping), "dynamic", dynamic, "an object")
-    for pattern in dynamic:  # others than those that are left as they are
-        _check(str(pattern).startswith("-:"), "dynamic", pattern, 'patterns that begin with "-:"')
+    _check_packed(section)
     return GroupedStorage(Packing(name), _number_of_bits(section, "bits"), _group_size(section))
 
 
 def _awq(section: Mapping[str, Any]) -> GroupedStorage:
     _refuse_unknown(section)
-    version_key = "version" if section.get("version") else "format"
-    version = section.get(version_key) or "gemm"
-    _check(str(version).lower() == "gemm", version_key, version, "gemm")
+    for key in ("version", "format", "checkpoint_format"):
+        version = section.get(key) or "gemm"
+        _check(str(version).lower() == "gemm", key, version, "gemm")
+    _check_packed(section)
     _check(section.get("backend") != "llm-awq", "backend", "llm-awq", "others")
     _check(section.get("zero_point", True) is True, "zero_point", section.get("zero_point"), "true")
     bits_key = "bits" if "bits" in section else "w_bit"
     _check(section.get(bits_key) == 4, bits_key, section.get(bits_key), "4")
     return GroupedStorage(Packing.AWQ, 4, _group_size(section))
+
+
+def _check_packed(section: Mapping[str, Any]) -> None:
+    """What would make other words of it, or other layers than those that are left as they are."""
+    _check(not section.get("is_marlin_format"), "is_marlin_format", True, "false")
+    word = section.get("pack_dtype")
+    _check(word in (None, "int32"), "pack_dtype", word, "int32")
+    dynamic = section.get("dynamic") or {}
+    _check(isinstance(dynamic, Mapping), "dynamic", dynamic, "an object")
+    for pattern in dynamic:
+        _check(str(pattern).startswith("-:"), "dynamic", pattern, 'patterns that begin with "-:"')
 
 
 def _refuse_unknown(section: Mapping[str, Any]) -> None:
@@ -137,7 +144,7 @@ def _number_of_bits(section: Mapping[str, Any], key: str) -> int:
 def _group_size(section: Mapping[str, Any]) -> int | None:
     key = "q_group_size" if "q_group_size" in section else "group_size"
     size = section.get(key, 128)
-    is_count = type(size) is int and (size > 0 or size == -1)
+    is_count = type(size) is int and (0 < size <= _MAX_INPUTS or size == -1)
     _check(is_count, key, size, "a number of inputs, or -1 for all")
     return None if size == -1 else int(size)
 
@@ -177,7 +184,8 @@ def _block(value: object, key: str) -> tuple[int, int] | None:
     if value is None:
         return None
     sizes = value if isinstance(value, list) else []
-    _check(len(sizes) == 2 and all(type(size) is int and size > 0 for size in sizes), key, value)
+    are_counts = all(type(size) is int and 0 < size <= _MAX_INPUTS for size in sizes)
+    _check(len(sizes) == 2 and are_counts, key, value)
     return sizes[0], sizes[1]
 
 

@@ -32,7 +32,17 @@ def test_a_function_is_read_bare_and_in_openais_form(tmp_path: Path, said: str) 
     assert read_tools(None, Calls.AUTO) is None
 
 
-@pytest.mark.parametrize("said", ["{", "{}", '[{"description": "a"}]', '[{"name": "a", "b": 1}]'])
+@pytest.mark.parametrize(
+    "said",
+    [
+        "{",
+        "{}",
+        '[{"description": "a"}]',
+        '[{"name": "a", "b": 1}]',
+        '[{"name": "a", "parameters": {"maximum": 9223372036854775807}}]',
+        '[{"name": "a", "parameters": {"maximum": NaN}}]',
+    ],
+)
 def test_what_is_no_list_of_functions_names_the_flag(tmp_path: Path, said: str) -> None:
     path = tmp_path / "tools.json"
     with pytest.raises(InvalidRequestError) as missing:
@@ -45,6 +55,27 @@ def test_what_is_no_list_of_functions_names_the_flag(tmp_path: Path, said: str) 
 
 def test_a_call_is_shown_in_one_line() -> None:
     assert shown_call(CALL) == 'clock({"a": "  é"})'
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ("", ""),
+        ('{"x":', '{"x":'),
+        ('{"a":\t \r\n1e999}', '{"a": 1e999}'),
+        ('{"a":12345678901234567891}', '{"a":12345678901234567891}'),
+        ('{"a":' + "1" * 5000 + "}", '{"a":' + "1" * 5000 + "}"),
+        ("[" * 100_000, "[" * 100_000),
+        (r'{"a":"\ud800"}', r'{"a":"\ud800"}'),
+        ('"\x1b[31m\x9b31m\x7f\u202e\u2028\U000e0001"',
+         r'"\u001b[31m\u009b31m\u007f\u202e\u2028\udb40\udc01"'),
+    ],
+)  # fmt: skip
+def test_whatever_a_model_calls_is_shown_and_nothing_of_it_obeyed(
+    arguments: str, shown: str
+) -> None:
+    call = inference_pb2.ToolCall(id="1", name="f\x1b]0;own\x07\n", arguments=arguments)
+    assert shown_call(call) == rf"f\u001b]0;own\u0007 ({shown})"
 
 
 def test_what_is_called_for_one_line_is_not_insisted_on_after_the_answer(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """What ``diptych up`` refuses before it starts anything."""
 
+import socket
+
 import pytest
 
 from diptych.cli.up import UpConfig, run
@@ -48,3 +50,13 @@ def test_somebody_has_to_decode() -> None:
 def test_a_batch_server_needs_the_routers_http() -> None:
     with pytest.raises(ConfigurationError, match="--batch-port"):
         run(["--batch-port", "0", "--router-args=--no-http"])
+
+
+@pytest.mark.parametrize("first", ["--port", "--http-port"])
+def test_two_servers_have_no_port_in_common(first: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    ports = {"--port": "0", "--http-port": "0", first: port, "--batch-port": port}
+    args = ["--model", "/nowhere", *(each for pair in ports.items() for each in pair)]
+    with pytest.raises(ConfigurationError, match=f"--batch-port: cannot bind .*:{port}"):
+        run(args)

@@ -44,6 +44,11 @@ class MarkedText(NamedTuple):
     text: str
     inert: tuple[Span, ...] = ()
 
+    @property
+    def own_end(self) -> str | None:
+        """What stands behind all that is inert; None: nothing is."""
+        return self.text[self.inert[-1].end :] if self.inert else None
+
 
 class HiddenTexts:
     """What was hidden in one chat. One owner."""

@@ -28,7 +28,7 @@ from router.frontend.served_model import ServedModel
 from router.frontend.service_classes import ServiceClasses
 from router.frontend.thoughts import thoughts_of
 from router.frontend.tools import constraint_of
-from router.frontend.validation import ModelFacts
+from router.frontend.validation import EncodedPrompt, ModelFacts
 from router.generation.request import GenerationRequest, TokenPrompt
 from router.placement.claim import NO_CLAIM, Claim
 from router.request.resolved import ResolvedRequest
@@ -139,15 +139,15 @@ class Admission:
         if not is_part:
             self.check_open(deadline_s)
         claim = self._classes.claim(request.level, request.tenant)
-        prompt_ids = await self.tokenize(request)
-        resolved = self._resolve(request, prompt_ids, claim, None)
-        form = await self._check_constraint(request, prompt_ids, deadline_s)
+        prompt = await self._tokenize(request)
+        resolved = self._resolve(request, prompt, claim, None)
+        form = await self._check_constraint(request, prompt, deadline_s)
         if self._cluster.max_model_len is None:
             await self._wait_found(deadline_s)
         elif form is None:
             self._check_told(resolved)
             return resolved
-        resolved = self._resolve(request, prompt_ids, claim, form)
+        resolved = self._resolve(request, prompt, claim, form)
         self._check_told(resolved)
         return resolved
 
@@ -174,6 +174,9 @@ class Admission:
 
         Within bounds: hopelessly long texts are refused, others wait for their turn.
         """
+        return (await self._tokenize(request)).token_ids
+
+    async def _tokenize(self, request: GenerationRequest) -> EncodedPrompt:
         if request.model not in ("", self._model.name):
             raise ModelNotFoundError(
                 f"no model {request.model[:128]!r} here; there is {self._model.name!r}"
@@ -187,9 +190,9 @@ class Admission:
 
         For several requests that are answered as one, before any of them begins.
         """
-        prompt_ids = await self.tokenize(request)
-        self._resolve(request, prompt_ids, NO_CLAIM, None)
-        return prompt_ids
+        prompt = await self._tokenize(request)
+        self._resolve(request, prompt, NO_CLAIM, None)
+        return prompt.token_ids
 
     def check_open(self, deadline_s: float | None) -> None:
         """Raise WorkerDrainingError or DeadlineExceededError: nothing more is let in."""
@@ -217,13 +220,13 @@ class Admission:
             )
 
     async def _check_constraint(
-        self, request: GenerationRequest, prompt_ids: list[int], deadline_s: float | None
+        self, request: GenerationRequest, prompt: EncodedPrompt, deadline_s: float | None
     ) -> CheckedForm | None:
         """What it is held to; None: nothing. Waits for others' until the deadline."""
         constraint = constraint_of(request)
         if constraint is None:
             return None
-        thoughts = thoughts_of(request, prompt_ids, self._model)
+        thoughts = thoughts_of(request, prompt, self._model)
         tokenizer, emitted_ids = self._model.tokenizer, request.emitted_token_ids
         spellings = (
             tokenizer.text.spelling(each)
@@ -244,15 +247,16 @@ class Admission:
     def _resolve(
         self,
         request: GenerationRequest,
-        prompt_ids: list[int],
+        prompt: EncodedPrompt,
         claim: Claim,
         form: CheckedForm | None,
     ) -> ResolvedRequest:
         words = request.sampling.bad_words
         return validation.resolve(
             request,
-            prompt_ids,
+            prompt.token_ids,
             self._facts(),
+            own_end=prompt.own_end,
             drawn_seed=secrets.randbits(63),
             claim=claim,
             bad_words=validation.tokenize_bad_words(words, self._model.tokenizer),
@@ -260,7 +264,7 @@ class Admission:
             thoughts=None if form is None else form.thoughts,
         )
 
-    async def _encode(self, request: GenerationRequest, max_model_len: int) -> list[int]:
+    async def _encode(self, request: GenerationRequest, max_model_len: int) -> EncodedPrompt:
         tokenizer = self._model.tokenizer
         if request.num_bytes <= _INLINE_BYTES or isinstance(request.prompt, TokenPrompt):
             return validation.tokenize(request, tokenizer, max_model_len)

@@ -73,7 +73,8 @@ def _parser(
     if request.sampling.constraint is None and not chat.forced_tools:
         if template is None or not (offered or chat.is_split):
             return None
-        return ResponseParser(template, prompt_end(resolved.shape.prompt_ids, model), tools)
+        end = prompt_end(resolved.shape.prompt_ids, resolved.own_end, model)
+        return ResponseParser(template, end, tools)
     held = ResponseParser(FORCED_CALLS, "", tools) if chat.forced_tools else None
     return held if resolved.thoughts is None else ThoughtSplit(resolved.thoughts, held)
 

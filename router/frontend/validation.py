@@ -50,6 +50,14 @@ class ModelFacts(NamedTuple):
     recommended: SamplingOptions  # by the model's makers
 
 
+class EncodedPrompt(NamedTuple):
+    """A prompt as the model reads it."""
+
+    token_ids: list[int]
+    own_end: str | None = None
+    """Behind all in which clients' control tokens are plain text; None: there is no such part."""
+
+
 def check(request: GenerationRequest, facts: ModelFacts) -> None:
     """Check all that needs no tokenising. Raises InvalidRequestError."""
     check_options(request.sampling, "sampling")
@@ -78,17 +86,19 @@ def check(request: GenerationRequest, facts: ModelFacts) -> None:
     _check_ids(request.emitted_token_ids, facts.vocab_size, "emitted_token_ids")
 
 
-def tokenize(request: GenerationRequest, tokenizer: Tokenizer, max_model_len: int) -> list[int]:
+def tokenize(request: GenerationRequest, tokenizer: Tokenizer, max_model_len: int) -> EncodedPrompt:
     """The prompt's token ids. Raises InvalidRequestError, for hopeless lengths at once."""
+    own_end: str | None = None
     match request.prompt:
         case TokenPrompt(token_ids):
-            return list(token_ids)
+            return EncodedPrompt(list(token_ids))
         case TextPrompt(text, is_continuation):
             encode = partial(tokenizer.encode, text, add_special=not is_continuation)
         case ChatPrompt(messages, arguments):
             tools = request.prompt.offered_tools
             rendered = tokenizer.render_chat(messages, arguments, tools)
             text, encode = rendered.text, partial(tokenizer.encode_chat, rendered)
+            own_end = rendered.own_end
     _check_text(text, request.prompt_field)
     at_least = tokenizer.min_tokens(text)
     if at_least >= max_model_len:
@@ -99,7 +109,7 @@ def tokenize(request: GenerationRequest, tokenizer: Tokenizer, max_model_len: in
     token_ids = encode()
     if not token_ids:
         raise InvalidRequestError("has no tokens", field=request.prompt_field)
-    return token_ids
+    return EncodedPrompt(token_ids, own_end)
 
 
 def tokenize_bad_words(words: Sequence[str], tokenizer: Tokenizer) -> frozenset[tuple[int, ...]]:
@@ -119,6 +129,7 @@ def resolve(
     prompt_ids: Sequence[int],
     facts: ModelFacts,
     *,
+    own_end: str | None = None,
     drawn_seed: int,
     claim: Claim = NO_CLAIM,
     bad_words: frozenset[tuple[int, ...]] = frozenset(),
@@ -128,9 +139,9 @@ def resolve(
     """Fill in what the client left open, within the context length.
 
     What the client did not say the model's makers do, then the defaults;
-    ``drawn_seed`` is used if the client gave none; ``bad_words`` are the tokens of the
-    client's, ``grammar`` its constraint's, if it has one, and ``thoughts`` what it lets come
-    before. Raises InvalidRequestError.
+    ``own_end`` is as of an EncodedPrompt; ``drawn_seed`` is used if the client gave none;
+    ``bad_words`` are the tokens of the client's, ``grammar`` its constraint's, if it has one,
+    and ``thoughts`` what it lets come before. Raises InvalidRequestError.
     """
     check_room(len(prompt_ids), facts.max_model_len, request.prompt_field)
     max_tokens = _max_tokens(request, len(prompt_ids), facts.max_model_len)
@@ -174,6 +185,7 @@ def resolve(
         tells_logprobs=given.logprobs is not None,
         emitted_token_ids=tuple(request.emitted_token_ids),
         thoughts=thoughts,
+        own_end=own_end,
     )
 
 

@@ -24,6 +24,7 @@ class ResolvedRequest:
     claim: Claim = NO_CLAIM
     emitted_token_ids: tuple[int, ...] = ()  # the client has these already
     thoughts: ThoughtForm | None = None  # that a constraint lets come before the answer
+    own_end: str | None = None  # of the prompt, behind all that is inert; None: nothing is
 
     @property
     def num_tokens_at_most(self) -> int:

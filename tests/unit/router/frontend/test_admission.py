@@ -14,6 +14,7 @@ from diptych.tenant import NOBODY
 from diptych.text.thought_form import ThoughtForm
 from router.config import RouterConfig
 from router.frontend.admission import Admission
+from router.frontend.validation import EncodedPrompt
 
 
 def admission(max_open_bytes: int) -> Admission:
@@ -50,8 +51,8 @@ async def test_a_constraint_behind_others_waits_no_longer_than_the_deadline(
 ) -> None:
     door = admission(100)
 
-    async def tokenize(request: object) -> list[int]:
-        return [1]
+    async def tokenize(request: object) -> EncodedPrompt:
+        return EncodedPrompt([1])
 
     async def never(constraint: Constraint, emitted: bytes, thoughts: ThoughtForm | None) -> str:
         await asyncio.Event().wait()
@@ -60,7 +61,7 @@ async def test_a_constraint_behind_others_waits_no_longer_than_the_deadline(
     model: Any = SimpleNamespace(tokenizer=SimpleNamespace(eos_token_ids=frozenset()))
     monkeypatch.setattr(door, "_model", model)
     monkeypatch.setattr(door, "_resolve", lambda *_: None)
-    monkeypatch.setattr(door, "tokenize", tokenize)
+    monkeypatch.setattr(door, "_tokenize", tokenize)
     monkeypatch.setattr(door._constraints, "check", never)
     sampling = SimpleNamespace(constraint=Constraint.regex("a+"))
     request: Any = SimpleNamespace(

@@ -18,9 +18,9 @@ def test_tools_reach_the_template_where_it_knows_them_and_may_be_called(tmp_path
     knowing = write_folder(tmp_path, byte_level_tokenizer(), chat_template=knows)
     said = '[{"type": "function", "function": {"name": "f", "description": "d", '
     said += '"parameters": {"type": "object"}}}]a'
-    assert knowing.decode(validation.tokenize(read(asked), knowing, 1000)) == said
+    assert knowing.decode(validation.tokenize(read(asked), knowing, 1000).token_ids) == said
     asked.chat.tool_choice = inference_pb2.TOOL_CHOICE_NONE
-    assert knowing.decode(validation.tokenize(read(asked), knowing, 1000)) == "a"
+    assert knowing.decode(validation.tokenize(read(asked), knowing, 1000).token_ids) == "a"
 
 
 def test_schemas_that_are_too_large_to_be_held_to_are_refused() -> None:

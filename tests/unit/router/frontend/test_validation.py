@@ -380,11 +380,12 @@ def test_hopelessly_long_text_is_refused_without_tokenising(tokenizer: Tokenizer
 
 def test_text_is_tokenised_as_the_model_wants(tokenizer: Tokenizer) -> None:
     request = inference_pb2.GenerateRequest(text="hello")
-    assert validation.tokenize(read(request), tokenizer, MAX_LEN) == tokenizer.encode("hello")
+    prompt = validation.tokenize(read(request), tokenizer, MAX_LEN)
+    assert prompt.token_ids == tokenizer.encode("hello")
 
 
 def test_chat_goes_through_the_template(tokenizer: Tokenizer) -> None:
-    ids = validation.tokenize(read(chat(("user", "hi"))), tokenizer, MAX_LEN)
+    ids = validation.tokenize(read(chat(("user", "hi"))), tokenizer, MAX_LEN).token_ids
     text = tokenizer.render_chat([Message("user", "hi")]).text
     assert ids == tokenizer.encode(text, add_special=False)
 

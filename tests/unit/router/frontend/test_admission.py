@@ -3,17 +3,23 @@
 import asyncio
 import time
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from diptych.constraint import Constraint
-from diptych.errors import DeadlineExceededError, QueueFullError
+from diptych.errors import (
+    DeadlineExceededError,
+    ModelNotFoundError,
+    QueueFullError,
+    WorkerDrainingError,
+)
 from diptych.service_level import NO_LEVEL
 from diptych.tenant import NOBODY
 from diptych.text.thought_form import ThoughtForm
 from router.config import RouterConfig
 from router.frontend.admission import Admission
+from router.frontend.served_model import ServedModel
 from router.frontend.validation import EncodedPrompt
 
 
@@ -70,3 +76,14 @@ async def test_a_constraint_behind_others_waits_no_longer_than_the_deadline(
     async with asyncio.timeout(5):
         with pytest.raises(DeadlineExceededError):
             await door.admit(request, time.monotonic() + 0.02)
+
+
+async def test_a_drain_refuses_what_is_new_and_no_part_of_what_was_let_in() -> None:
+    door = admission(100)
+    door._model = cast(ServedModel, SimpleNamespace(name="m"))
+    request: Any = SimpleNamespace(model="other", level=NO_LEVEL, tenant=NOBODY)
+    door.drain()
+    with pytest.raises(WorkerDrainingError):
+        await door.admit(request, None)
+    with pytest.raises(ModelNotFoundError):  # it was looked at
+        await door.admit(request, None, is_part=True)

@@ -1,4 +1,4 @@
-"""Control tokens in contents of chats are plain text: no message ends its turn."""
+"""Control tokens in contents of chats are plain text, also where a template completes them."""
 
 import json
 from collections.abc import Callable

@@ -22,7 +22,7 @@ from batch_server.store.batches import BatchStore, TenantBounds
 from batch_server.store.database import Database
 from batch_server.store.files import FileStore
 from diptych.errors import ConfigurationError
-from diptych.process import Ready
+from diptych.process import Ready, settle
 from diptych.rpc.identity import Certificate
 from diptych.service_host import ServiceHost
 from diptych.telemetry.metrics import Metrics
@@ -82,6 +82,7 @@ async def serve(config: BatchServerConfig, stop: asyncio.Event, ready: Ready) ->
         running = tasks.create_task(runner.run(), name="runner")
         knowing = tasks.create_task(callers.run(), name="callers")
         tasks.create_task(http.serve(), name="http")
+        settle()
         await host.start([], {"http": http.port})
         ready(host.port)
         await stop.wait()

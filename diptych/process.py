@@ -12,6 +12,7 @@ A role looks like this::
             await host.start([X_SERVICE_NAME])      # accepts connections, port file written
             ready(host.port)
             ...                                     # load; tasks in the role's own task group
+            settle()
             await host.set_serving(True)
             await stop.wait()
             await host.set_serving(False)           # refuse new work
@@ -152,6 +153,21 @@ def run(serve: Serve[P], config: P) -> int:
             _leave(EXIT_FAILED)
         return EXIT_FAILED
     return 0
+
+
+def settle() -> None:
+    """Collect garbage once, and never look again at what is left: it is there to stay.
+
+    A role calls it when all that it serves with is there, before it takes requests. Modules
+    and what they built are hundreds of thousands of objects: each full collection over them
+    stopped every stream for 0.1 to 0.2 s.
+    """
+    begin_s = time.monotonic()
+    gc.collect()
+    gc.freeze()
+    took_s = time.monotonic() - begin_s
+    extra = {"num_objects": gc.get_freeze_count(), "collected_in_s": round(took_s, 3)}
+    logger.info("settled", extra=extra)
 
 
 def complain(role: str, error: ConfigurationError) -> int:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from diptych.errors import InvalidApiKeyError
 from diptych.models import source as model_source
-from diptych.process import Ready
+from diptych.process import Ready, settle
 from diptych.progress import ConsoleProgress
 from diptych.rpc.identity import Certificate
 from diptych.rpc.server import Gate, Metadata, PublicEdge
@@ -159,6 +159,7 @@ async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None
         beating = tasks.create_task(_beat(config), name="heartbeat")
         if http is not None:
             tasks.create_task(http.serve(), name="http")
+        settle()
         await host.start([SERVICE, OPEN_INFERENCE], {} if http is None else {"http": http.port})
         ready(host.port)
         telling = tasks.create_task(_tell_ready(host, cluster), name="readiness")

@@ -15,7 +15,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from diptych.errors import DeviceLostError, DiptychError, NoWorkerError, WorkerDrainingError
-from diptych.process import StuckThreadError
+from diptych.process import StuckThreadError, settle
 from diptych.service_host import ServiceHost
 from diptych.v1 import worker_pb2
 from diptych.worker.audit import BlockAudit
@@ -124,6 +124,7 @@ class WorkerLife:
             try:
                 async with self._serving.attached(parts, metrics):
                     try:
+                        settle()
                         self._status.cache_log = parts.engine.cache_log
                         self._status.loaded = True
                         watching = self._watch(parts, tasks)

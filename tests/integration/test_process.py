@@ -128,6 +128,24 @@ def test_the_last_collection_is_skipped() -> None:
     assert (done.returncode, done.stdout) == (2, "True\n"), done.stderr
 
 
+def test_what_settled_is_not_looked_at_again() -> None:
+    code = (
+        "import gc, weakref, torch\n"
+        "from diptych.process import settle\n"
+        "class Garbage: pass\n"
+        "garbage = Garbage(); garbage.itself = garbage\n"
+        "seen = weakref.ref(garbage); del garbage\n"
+        "before = len(gc.get_objects()); settle()\n"
+        "print(before, len(gc.get_objects()), seen())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    num_before, num_after, seen = done.stdout.split()
+    assert int(num_before) > 100_000
+    assert int(num_after) < 1000
+    assert seen == "None"
+
+
 class TestHost:
     """A host inside this process."""
 

@@ -55,6 +55,7 @@ async def test_two_processes_are_one_router(tiny_llama: Path, tmp_path: Path) ->
             assert (await client.get("/metrics")).status_code == 404  # whose would they be?
         children = psutil.Process(router.pid).children()
         assert len(children) == 2
+        assert router.log_path.read_text().count('"settled"') == 2  # no collection stops streams
         children[0].kill()
         await until(lambda: metrics_of_all(tmp_path) != first, SOON_S, "none took its place")
         assert "another takes its place" in router.log_path.read_text()

@@ -64,6 +64,7 @@ def test_sigterm_ends_with_0(tiny_llama: Path, tmp_path: Path, role: str) -> Non
     while "SERVING_STATE_READY" not in worker.log_tail():
         assert time.monotonic() < deadline, worker.log_tail()
         time.sleep(0.05)
+    assert '"settled"' in worker.log_tail()  # no collection stops its streams from here on
     assert worker.stop() == 0, worker.log_tail()
     assert "error" not in worker.log_tail()
 

@@ -185,14 +185,12 @@ class Admission:
         validation.check(request, facts)
         return await self._encode(request, facts.max_model_len)
 
-    async def check(self, request: GenerationRequest) -> list[int]:
-        """The token ids of a prompt, once all is checked that needs no worker. Raises DiptychError.
+    async def check(self, request: GenerationRequest) -> ResolvedRequest:
+        """What it becomes, as far as that needs no worker. Raises DiptychError.
 
         For several requests that are answered as one, before any of them begins.
         """
-        prompt = await self._tokenize(request)
-        self._resolve(request, prompt, NO_CLAIM, None)
-        return prompt.token_ids
+        return self._resolve(request, await self._tokenize(request), NO_CLAIM, None)
 
     def check_open(self, deadline_s: float | None) -> None:
         """Raise WorkerDrainingError or DeadlineExceededError: nothing more is let in."""

@@ -71,15 +71,15 @@ class Generator:
         deadline_s: float | None = None,
         metadata: Metadata = (),
         give_up: Callable[[], None] = _nothing,
-        is_part: bool = False,
+        part: Admitted | None = None,
     ) -> AsyncGenerator[GenerationEvent, None]:
         """The answer, event by event; asking for the next says that the last was written.
 
         ``deadline_s`` is a moment of the monotonic clock. ``give_up`` is called when the
         answer fails while an event is being written: the caller stops writing and asks for
         the next event, which raises. Whoever stops early must ``aclose``: that frees
-        everything at once. ``is_part``: of what was let in as a whole, and has a place among
-        its tenant's already.
+        everything at once. ``part``: what it may take of its tenant's quotas, where it was let
+        in with others (``admit_all``).
 
         Raises:
             DiptychError: refused or failed.
@@ -89,10 +89,11 @@ class Generator:
         answer = _Answer(self._services, observer, give_up)
         with (
             telling_outcome(answer.end, deadline_s),
-            answer.within(self._quotas, request, has_place=is_part) as quota,
+            answer.within(self._quotas, request, part) as quota,
             self._admission.hold(request.num_bytes),
         ):
             logs.mark(answer.request_id, trace_id(answer.observer.context))
+            is_part = part is not None
             resolved = await self._admission.admit(request, deadline_s, is_part=is_part)
             quota.reserve(resolved.num_tokens_at_most)
             build = partial(self._builder, request, resolved, answer.observer)
@@ -111,9 +112,13 @@ class Generator:
             answer.watch.end()
             await session.next_event()  # raises if the client did not take the last ones
 
-    def take_places(self, tenant: Tenant, at_most: int) -> Places:
+    def take_places(self, tenant: Tenant, num_requests: int, at_most: int) -> Places:
         """See ``Quotas.take_places``. Raises QuotaExceededError."""
-        return self._quotas.take_places(tenant, at_most)
+        return self._quotas.take_places(tenant, num_requests, at_most)
+
+    def admit_all(self, tenant: Tenant, num_tokens: Sequence[int]) -> Sequence[Admitted]:
+        """See ``Quotas.admit_all``. Raises QuotaExceededError."""
+        return self._quotas.admit_all(tenant, num_tokens)
 
     def refused(
         self,
@@ -247,13 +252,13 @@ class _Answer:
 
     @contextmanager
     def within(
-        self, quotas: Quotas, request: GenerationRequest, *, has_place: bool
+        self, quotas: Quotas, request: GenerationRequest, part: Admitted | None
     ) -> Iterator[Admitted]:
         """Count it as its tenant's; what it did not use of it is given back at the end.
 
         Raises QuotaExceededError.
         """
-        admitted = quotas.admit(request.tenant, request.num_tokens_at_least, has_place=has_place)
+        admitted = part or quotas.admit(request.tenant, request.num_tokens_at_least)
         is_ours = False
         try:
             yield admitted

@@ -1,7 +1,7 @@
 """How much each tenant may take of this router, and what it has taken. Pure."""
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from diptych.errors import RETRY_LATER_S, QuotaExceededError
 from diptych.tenant import Limits, Tenant
@@ -65,27 +65,45 @@ class Quotas:
         """Of whom something is remembered."""
         return len(self._accounts)
 
-    def take_places(self, tenant: Tenant, at_most: int) -> "Places":
+    def take_places(self, tenant: Tenant, num_requests: int, at_most: int) -> "Places":
         """Those that a tenant has left of ``max_concurrent``, for requests that take turns.
 
-        Raises QuotaExceededError: there is none.
-        """
-        account = self._account(tenant, self._clock())
-        return Places(account, self._room(account, at_most))
-
-    def admit(self, tenant: Tenant, at_least_tokens: int, *, has_place: bool = False) -> "Admitted":
-        """One request more, which will reserve so many tokens or more.
-
-        ``has_place``: it is on one of its tenant's ``Places``. Raises QuotaExceededError.
+        Raises QuotaExceededError: there is none, or the tenant cannot make so many requests now.
         """
         now_s = self._clock()
         account = self._account(tenant, now_s)
-        num_places = 0 if has_place else self._room(account, 1)
+        num_places = self._room(account, at_most)
+        self._check(Quota.REQUESTS, account.requests, num_requests, now_s)
+        return Places(account, num_places)
+
+    def admit(self, tenant: Tenant, at_least_tokens: int) -> "Admitted":
+        """One request more, which will reserve so many tokens or more.
+
+        Raises QuotaExceededError.
+        """
+        now_s = self._clock()
+        account = self._account(tenant, now_s)
+        num_places = self._room(account, 1)
         self._check(Quota.REQUESTS, account.requests, 1, now_s)
         self._check(Quota.TOKENS, account.tokens, at_least_tokens, now_s)
         if account.requests is not None:
             account.requests.take(1)
-        return Admitted(self, account, Places(account, num_places))
+        return Admitted(account, Places(account, num_places), self._reserve)
+
+    def admit_all(self, tenant: Tenant, num_tokens: Sequence[int]) -> "Sequence[Admitted]":
+        """Requests on their tenant's ``Places``: all of them, with all their tokens, or none.
+
+        ``num_tokens`` is what each reserves. Raises QuotaExceededError.
+        """
+        now_s = self._clock()
+        account = self._account(tenant, now_s)
+        self._check(Quota.REQUESTS, account.requests, len(num_tokens), now_s)
+        self._check(Quota.TOKENS, account.tokens, sum(num_tokens), now_s)
+        if account.requests is not None:
+            account.requests.take(len(num_tokens))
+        if account.tokens is not None:
+            account.tokens.take(sum(num_tokens))
+        return [Admitted(account, Places(account, 0), self._reserve, each) for each in num_tokens]
 
     def _room(self, account: _Account, at_most: int) -> int:
         limit = account.limits.max_concurrent
@@ -161,22 +179,36 @@ class Places:
 class Admitted:
     """One request that was admitted; its owner calls ``leave`` once."""
 
-    def __init__(self, quotas: Quotas, account: _Account, places: Places) -> None:
-        self._quotas = quotas
+    def __init__(
+        self,
+        account: _Account,
+        places: Places,
+        reserve: Callable[[_Account, int], None],
+        num_reserved: int | None = None,
+    ) -> None:
         self._account = account
         self._places = places
-        self._num_reserved = 0
+        self._reserve = reserve
+        self._num_reserved = num_reserved
 
     def reserve(self, num_tokens: int) -> None:
-        """All that the request may come to. Raises QuotaExceededError."""
-        self._quotas._reserve(self._account, num_tokens)
-        self._num_reserved = num_tokens
+        """All that the request may come to, unless that was done. Raises QuotaExceededError."""
+        if self._num_reserved is None:
+            self._reserve(self._account, num_tokens)
+            self._num_reserved = num_tokens
 
     def leave(self, num_used_tokens: int) -> None:
         """It ended, and used so many of the tokens."""
         self._places.leave()
         if self._account.tokens is not None:
-            self._account.tokens.give_back(max(0, self._num_reserved - num_used_tokens))
+            num_reserved = self._num_reserved or 0
+            self._account.tokens.give_back(max(0, num_reserved - num_used_tokens))
+
+    def withdraw(self) -> None:
+        """In place of ``leave``: it was never begun, and took nothing."""
+        self.leave(0)
+        if self._account.requests is not None:
+            self._account.requests.give_back(1)
 
 
 def _changed(bucket: MinuteBucket | None, limit: int | None, now_s: float) -> MinuteBucket | None:

@@ -2,11 +2,12 @@
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, aclosing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, Protocol, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from diptych.errors import DiptychError, InvalidRequestError, SlowClientError
 from router.frontend.admission import Admission
@@ -20,7 +21,7 @@ from router.frontend.http.errors import RefusedError, reason_of
 from router.frontend.http.exchange import Exchange
 from router.frontend.http.merged_events import MergedEvents
 from router.frontend.http.several_form import StreamedPrompts, WholePrompts
-from router.frontend.quotas import Places
+from router.frontend.quotas import Admitted, Places
 from router.generation.answer import GenerationEvent
 from router.generation.request import GenerationRequest, TokenPrompt
 
@@ -35,7 +36,7 @@ class _Generate(Protocol):
     """``Generator.generate``, for one body's deadline and client."""
 
     def __call__(
-        self, request: GenerationRequest, *, is_part: bool = False
+        self, request: GenerationRequest, *, part: Admitted | None = None
     ) -> AsyncGenerator[GenerationEvent, None]: ...
 
 
@@ -106,14 +107,13 @@ class GenerationAnswers:
     ) -> None:
         """Each prompt is a request of its own; one that fails ends all. Raises DiptychError."""
         failure: DiptychError | None = None
-        with self._let_in(exchange, asked) as places:
-            requests = await self._checked(exchange, asked)
-            merged = MergedEvents(len(requests))
+        with self._let_in(exchange, asked) as places, ExitStack() as held:
+            checked = await self._checked(exchange, asked)
+            parts = held.enter_context(self._admitted(exchange, checked))
+            merged = MergedEvents(len(checked))
             answers = (
-                (index, _renaming(generate(request, is_part=True), each.names))
-                for index, (request, each) in enumerate(
-                    zip(requests, (asked, *asked.others), strict=True)
-                )
+                (index, _renaming(generate(request, part=parts.popleft()), names))
+                for index, (request, names, _) in enumerate(checked)
             )
 
             async def follow() -> None:
@@ -156,31 +156,51 @@ class GenerationAnswers:
 
         Gives the places on which they take turns. Raises DiptychError.
         """
-        num_at_once = min(1 + len(asked.others), _MAX_PROMPTS_AT_ONCE)
+        num_prompts = 1 + len(asked.others)
+        num_at_once = min(num_prompts, _MAX_PROMPTS_AT_ONCE)
         with ExitStack() as held:
             try:
                 held.enter_context(self.admission.hold(asked.request.num_bytes))
                 self.admission.check_open(exchange.read_deadline_s())
-                places = self.generator.take_places(exchange.tenant, num_at_once)
+                places = self.generator.take_places(exchange.tenant, num_prompts, num_at_once)
             except DiptychError as error:
                 self.refused(exchange, error)
                 raise
             held.callback(places.leave)
             yield places
 
-    async def _checked(self, exchange: Exchange, asked: Asked) -> Sequence[GenerationRequest]:
+    @contextmanager
+    def _admitted(
+        self, exchange: Exchange, checked: "Sequence[_Checked]"
+    ) -> Iterator[deque[Admitted]]:
+        """Of all prompts, in their order; who begins one takes it. Raises QuotaExceededError."""
+        try:
+            sizes = [each.num_tokens for each in checked]
+            parts = deque(self.generator.admit_all(exchange.tenant, sizes))
+        except DiptychError as error:
+            self.refused(exchange, error)
+            raise
+        try:
+            yield parts
+        finally:
+            for part in parts:
+                part.withdraw()
+
+    async def _checked(self, exchange: Exchange, asked: Asked) -> "Sequence[_Checked]":
         """Those of all prompts, tokenised, before any costs a worker something."""
         checked = []
         for each in (asked, *asked.others):
             request = replace(each.request, tenant=exchange.tenant)
             try:
-                token_ids = await self.admission.check(request)
+                resolved = await self.admission.check(request)
             except DiptychError as error:
                 self.refused(exchange, error)
                 if isinstance(error, InvalidRequestError):
                     raise renamed(error, each.names) from None
                 raise
-            checked.append(replace(request, prompt=TokenPrompt(token_ids), num_bytes=0))
+            prompt = TokenPrompt(resolved.shape.prompt_ids)
+            request = replace(request, prompt=prompt, num_bytes=0)
+            checked.append(_Checked(request, each.names, resolved.num_tokens_at_most))
         return checked
 
     def refused(self, exchange: Exchange, error: DiptychError | RefusedError) -> None:
@@ -247,6 +267,16 @@ class GenerationAnswers:
                 told_s = self.clock()
             event = await anext(events, None)
         await exchange.end_stream()
+
+
+class _Checked(NamedTuple):
+    """One of several prompts."""
+
+    request: GenerationRequest
+    names: Mapping[str, str]
+    """Of what is wrong with it, as its client knows it."""
+    num_tokens: int
+    """With its answer, at most."""
 
 
 async def _renaming(

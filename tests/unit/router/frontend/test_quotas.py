@@ -179,12 +179,12 @@ def test_a_bucket_is_never_more_than_full() -> None:
 def test_places_are_taken_once_and_left_one_by_one_or_all() -> None:
     world, limits = World(), Limits(max_concurrent=4)
     alone = world.admit(limits)
-    places = world.quotas.take_places(Tenant("a", limits), 16)
+    places = world.quotas.take_places(Tenant("a", limits), 16, 16)
     assert places.num == 3
-    parts = [world.quotas.admit(Tenant("a", limits), 1, has_place=True) for _ in range(3)]
+    parts = world.quotas.admit_all(Tenant("a", limits), [1, 1, 1])
     assert world.refusal(limits)[0] == "max_concurrent"
     with pytest.raises(QuotaExceededError):
-        world.quotas.take_places(Tenant("a", limits), 1)
+        world.quotas.take_places(Tenant("a", limits), 1, 1)
     for each in parts:
         each.leave(1)
     assert world.refusal(limits)[0] == "max_concurrent"
@@ -193,5 +193,48 @@ def test_places_are_taken_once_and_left_one_by_one_or_all() -> None:
     for _ in range(2):
         places.leave()
     alone.leave(1)
-    assert world.quotas.take_places(Tenant("a", limits), 16).num == 4
-    assert world.quotas.take_places(NOBODY, 16).num == 16
+    assert world.quotas.take_places(Tenant("a", limits), 16, 16).num == 4
+    assert world.quotas.take_places(NOBODY, 16, 16).num == 16
+
+
+@pytest.mark.parametrize(
+    ("limits", "quota"),
+    [
+        (Limits(requests_per_minute=10), "requests_per_minute"),
+        (Limits(tokens_per_minute=100), "tokens_per_minute"),
+    ],
+)
+def test_several_are_admitted_all_or_none(limits: Limits, quota: str) -> None:
+    """Those that are refused take nothing, and those that never begin give back what they took."""
+    world, tenant = World(), Tenant("a", limits)
+    for each in world.quotas.admit_all(tenant, [10] * 6):
+        each.reserve(10)  # it is already
+    with pytest.raises(QuotaExceededError) as caught:
+        world.quotas.admit_all(tenant, [10] * 5)
+    assert world.refused == [caught.value.metadata["quota"]] == [quota]
+    rest = world.quotas.admit_all(tenant, [10] * 4)
+    assert world.refusal(limits)[0] == quota
+    world.refused.clear()
+    begun, *others = rest
+    for each in others:
+        each.withdraw()
+    begun.leave(10)
+    world.quotas.admit_all(tenant, [10] * 3)
+    assert world.refusal(limits)[0] == quota
+
+
+def test_places_are_for_requests_that_the_tenant_can_make_now() -> None:
+    world, tenant = World(), Tenant("a", Limits(requests_per_minute=10, max_concurrent=4))
+    world.quotas.admit_all(tenant, [1] * 8)
+    with pytest.raises(QuotaExceededError):
+        world.quotas.take_places(tenant, 3, 3)
+    assert world.refused == ["requests_per_minute"]
+    assert world.quotas.take_places(tenant, 2, 2).num == 2
+
+
+def test_more_than_a_minutes_worth_is_admitted_once_the_minute_is_full() -> None:
+    world, tenant = World(), Tenant("a", Limits(requests_per_minute=10))
+    world.quotas.admit_all(tenant, [1] * 20)
+    with pytest.raises(QuotaExceededError) as caught:
+        world.quotas.admit_all(tenant, [1])
+    assert caught.value.retry_after_s == pytest.approx(66.0)

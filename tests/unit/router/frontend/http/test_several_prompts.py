@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,6 +15,7 @@ from diptych.errors import (
     SlowClientError,
 )
 from diptych.finish_reason import FinishReason
+from diptych.sampling_params import SamplingParams
 from diptych.tenant import Limits, Tenant
 from router.config import RouterConfig
 from router.frontend.admission import Admission
@@ -25,9 +26,11 @@ from router.frontend.http.completion_request import read_completion
 from router.frontend.http.exchange import TENANT, BodyRoom
 from router.frontend.http.generation import GenerationAnswers
 from router.frontend.http.posted import Posted
-from router.frontend.quotas import Places, Quotas
+from router.frontend.quotas import Admitted, Places, Quotas
 from router.generation.answer import ChoiceFinished, Delta, GenerationEvent, Summary, Usage
 from router.generation.request import GenerationRequest
+from router.request.emitted_tokens import RequestShape
+from router.request.resolved import ResolvedRequest
 
 UNTIMED: Any = None
 ROOM = BodyRoom(max_bytes=10**6, max_all_bytes=10**6, patience_s=30.0)
@@ -44,8 +47,9 @@ class Door(Admission):
         super().__init__(model, cluster, RouterConfig(model="m", decode=["a:1"]))
         self.most_bytes = 0
 
-    async def check(self, request: GenerationRequest) -> list[int]:
-        return [1]
+    async def check(self, request: GenerationRequest) -> ResolvedRequest:
+        shape = RequestShape(prompt_ids=(1,), max_tokens=1)
+        return ResolvedRequest(shape=shape, sampling=SamplingParams())
 
     def _check_budget(self, num_bytes: int) -> None:
         super()._check_budget(num_bytes)
@@ -63,8 +67,11 @@ class Answers:
         self.quotas = Quotas(limits, lambda: 0.0, lambda what: None)
         self._door = door
 
-    def take_places(self, tenant: Tenant, at_most: int) -> Places:
-        return self.quotas.take_places(tenant, at_most)
+    def take_places(self, tenant: Tenant, num_requests: int, at_most: int) -> Places:
+        return self.quotas.take_places(tenant, num_requests, at_most)
+
+    def admit_all(self, tenant: Tenant, num_tokens: Sequence[int]) -> Sequence[Admitted]:
+        return self.quotas.admit_all(tenant, num_tokens)
 
     def refused(self, reason: str, *_: object, **__: object) -> None:
         self.refusals.append(reason)
@@ -73,14 +80,14 @@ class Answers:
         self,
         request: GenerationRequest,
         *,
-        is_part: bool = False,
+        part: Admitted | None = None,
         give_up: Callable[[], None],
         **_: object,
     ) -> AsyncGenerator[GenerationEvent, None]:
-        admitted = self.quotas.admit(request.tenant, 1, has_place=is_part)
+        admitted = part or self.quotas.admit(request.tenant, 1)
         try:
             with self._door.hold(request.num_bytes):
-                if not is_part:
+                if part is None:
                     self._door.check_open(None)
                 self.num_begun += 1
                 is_first = self.num_begun == 1
@@ -154,7 +161,7 @@ class World:
 
     def num_free(self) -> int:
         """Places of a tenant that has twenty at the most."""
-        places = self.answers.quotas.take_places(self.tenant, 20)
+        places = self.answers.quotas.take_places(self.tenant, 1, 20)
         num = places.num
         places.leave()
         return num
@@ -170,15 +177,43 @@ async def test_all_are_answered_on_the_places_that_there_are(max_concurrent: int
 
 async def test_they_are_refused_only_where_there_is_no_place() -> None:
     world = World(Limits(max_concurrent=8))
-    others = world.answers.quotas.take_places(world.tenant, 7)
+    others = world.answers.quotas.take_places(world.tenant, 7, 7)
     assert len((await world.ask(9)).told["choices"]) == 9
-    last = world.answers.quotas.take_places(world.tenant, 1)
+    last = world.answers.quotas.take_places(world.tenant, 1, 1)
     client = await world.ask(9)
     assert (client.sent[0]["status"], world.answers.refusals) == (429, ["QUOTA_EXCEEDED"])
     assert world.answers.num_begun == 9
     others.leave()
     last.leave()
     assert world.num_free() == 8
+
+
+@pytest.mark.parametrize(
+    ("limits", "quota"),
+    [
+        (Limits(requests_per_minute=10), "requests_per_minute"),
+        (Limits(tokens_per_minute=15), "tokens_per_minute"),
+    ],
+)
+async def test_a_quota_lets_all_in_or_none(limits: Limits, quota: str) -> None:
+    """What is left for some of them is not spent, and those who need no more have it."""
+    world = World(limits)
+    assert len((await world.ask(6)).told["choices"]) == world.answers.num_begun == 6
+    client = await world.ask(5)
+    assert (client.sent[0]["status"], world.answers.refusals) == (429, ["QUOTA_EXCEEDED"])
+    assert client.told["error"]["code"] == "quota_exceeded"
+    assert quota in client.told["error"]["message"]
+    assert world.answers.num_begun == 6
+    assert len((await world.ask(4)).told["choices"]) == 4
+
+
+async def test_prompts_that_never_begin_use_no_quota() -> None:
+    world = World(Limits(max_concurrent=1, requests_per_minute=10))
+    world.answers.failure = NoWorkerError("gone")
+    assert (await world.ask(8)).sent[0]["status"] == 503
+    world.answers.failure = None
+    assert world.answers.num_begun == 1
+    assert len((await world.ask(9)).told["choices"]) == 9
 
 
 async def test_a_drain_waits_for_prompts_that_were_let_in() -> None:

@@ -1,5 +1,6 @@
 """What a placement costs everybody whom it concerns: objectives that are missed, seconds. Pure."""
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from router.placement.forecast import DecodeForecast, Span
@@ -21,31 +22,24 @@ class Missed(NamedTuple):
     """Objectives, by expectation."""
 
     num_all: float
-    num_barring: float  # its own, and others' that are not tighter: that hold it
+    num_barring: float  # of these, its own and others' that are not tighter: that hold it
 
 
-class Consequences(NamedTuple):
-    """What would come of placing a request so, for it and for those where it decodes."""
+class Bystanders(NamedTuple):
+    """Sequences on one worker that does something for the request: what it costs each of them."""
 
-    first_token: Span
-    pace: DecodeForecast
-    handoff_s: float = 0.0  # between its first token and its second, beside a step
-    stalled_s: float = 0.0  # that each sequence there loses to the computing of its prompt
+    pace: DecodeForecast  # after: with all that the request is there
+    stalled_s: float = 0.0  # that each loses to the computing of its prompt
     promised: Promised = NOTHING_PROMISED
 
-    def objectives_missed(self, objectives: Objectives, num_output_tokens: int) -> Missed:
-        """How many are because of it: its own two, and those of each other.
+    def missed(self, tpot_s: float | None, num_output_tokens: int) -> Missed:
+        """Objectives that they miss because of a request with that pace and so long an answer.
 
-        Others have the pace that this router promised them; of those of other routers nothing is
-        known, so they are taken to have ours, but they bar nobody.
+        They have the pace that this router promised them; of those of other routers nothing is
+        known, so they are taken to have the request's, but they bar nobody.
         """
-        own, barring, others = 0.0, 0.0, 0.0
-        promised, tpot_s = self.promised, objectives.tpot_s
-        if objectives.ttft_s is not None:
-            own += self.first_token.miss_ratio(objectives.ttft_s)
+        promised, others, barring = self.promised, 0.0, 0.0
         if tpot_s is not None:
-            after = self.pace.after.later(self.handoff_s / num_output_tokens)
-            own += after.miss_ratio(tpot_s)
             num_strangers = max(0, self.pace.num_rows - promised.num_placed)
             others += num_strangers * self._more_missed(tpot_s, num_output_tokens)
         if promised.num_paced:
@@ -54,17 +48,42 @@ class Consequences(NamedTuple):
             if tpot_s is not None:
                 wide_s = max(tpot_s, promised.tightest_s)
                 barring = promised.num_paced * self._more_missed(wide_s, num_output_tokens)
-        return Missed(own + others, own + barring)
+        return Missed(others, barring)
+
+    def seconds(self, num_output_tokens: int) -> float:
+        """By how much all their answers together come later."""
+        slower_s = self.pace.after.expected_s - self.pace.before.expected_s
+        return self.pace.num_rows * (self.stalled_s + num_output_tokens * slower_s)
 
     def _more_missed(self, tpot_s: float, num_output_tokens: int) -> float:
-        """By how much it is likelier that one of the others misses that pace."""
+        """By how much it is likelier that one of them misses that pace."""
         theirs = self.pace.after.later(self.stalled_s / num_output_tokens)
         return max(0.0, theirs.miss_ratio(tpot_s) - self.pace.before.miss_ratio(tpot_s))
 
+
+class Consequences(NamedTuple):
+    """What would come of placing a request so, for it and for those beside it."""
+
+    first_token: Span
+    pace: Span  # between its own tokens
+    bystanders: Sequence[Bystanders]  # where it decodes, and where its prompt is computed
+    handoff_s: float = 0.0  # between its first token and its second, beside a step
+
+    def objectives_missed(self, objectives: Objectives, num_output_tokens: int) -> Missed:
+        """How many are because of it: its own two, and those of each other."""
+        own, tpot_s = 0.0, objectives.tpot_s
+        if objectives.ttft_s is not None:
+            own += self.first_token.miss_ratio(objectives.ttft_s)
+        if tpot_s is not None:
+            own += self.pace.later(self.handoff_s / num_output_tokens).miss_ratio(tpot_s)
+        missed = [each.missed(tpot_s, num_output_tokens) for each in self.bystanders]
+        return Missed(
+            own + sum(each.num_all for each in missed),
+            own + sum(each.num_barring for each in missed),
+        )
+
     def seconds(self, num_output_tokens: int) -> float:
         """Until its answer is whole, and by how much the others' answers come later."""
-        slower_s = self.pace.after.expected_s - self.pace.before.expected_s
-        each_s = self.stalled_s + num_output_tokens * slower_s
         own_s = self.first_token.expected_s + self.handoff_s
-        own_s += num_output_tokens * self.pace.after.expected_s
-        return own_s + self.pace.num_rows * each_s
+        own_s += num_output_tokens * self.pace.expected_s
+        return own_s + sum(each.seconds(num_output_tokens) for each in self.bystanders)

@@ -17,7 +17,7 @@ from router.placement.forecast import (
     of_decode,
     of_prefill,
 )
-from router.placement.loss import NOTHING_PROMISED, Consequences, Promised
+from router.placement.loss import NOTHING_PROMISED, Bystanders, Consequences, Promised
 from router.placement.place import distance_ratio
 from router.placement.policy import LeastLoaded
 from router.placement.types import (
@@ -126,8 +126,7 @@ class Predicted:
         self.has_declined = False
         if _is_plain(query, snapshot):
             return self._plain.place(query, snapshot)
-        prefills, decodes = usable(query, snapshot)
-        weighed = self._weigh(query, prefills, decodes)
+        weighed = self._weigh(query, snapshot)
         if not weighed:
             return self._plain.place(query, snapshot)
         best = nsmallest(_NUM_TOLD, weighed, key=lambda each: each[0])
@@ -189,7 +188,7 @@ class Predicted:
             is_early = within_s is None or wait_s + held.ttft_s <= within_s
             if is_early or _has_all_room(snapshot):
                 return held.ttft_s
-        weighed = self._weigh(query, *usable(query, _with_room(snapshot)))
+        weighed = self._weigh(query, _with_room(snapshot))
         return min((outlook.ttft_s for _, outlook in weighed), default=None)
 
     def _alone_s(self, query: Query, snapshot: Snapshot) -> float:
@@ -225,10 +224,9 @@ class Predicted:
         """See :class:`router.placement.types.Policy`. What was foretold is in the placement."""
         return self._plain.explain(query, snapshot, placement)
 
-    def _weigh(
-        self, query: Query, prefills: Sequence[PrefillView], decodes: Sequence[DecodeView]
-    ) -> list[tuple[_Loss, Outlook]]:
+    def _weigh(self, query: Query, snapshot: Snapshot) -> list[tuple[_Loss, Outlook]]:
         """Every candidate with its loss; none while somebody's steps are not known."""
+        prefills, decodes = usable(query, snapshot)
         if not (all(map(_tells_prefill, prefills)) and all(map(_tells_decode, decodes))):
             return []
         holders = self._plain.holders(query)
@@ -240,8 +238,14 @@ class Predicted:
         paces = [(view, forecast) for view, forecast in decoded if forecast is not None]
         few_p = nsmallest(_NUM_WEIGHED, known, key=lambda each: each[1].first_token.expected_s)
         few_d = nsmallest(_NUM_WEIGHED, paces, key=lambda each: each[1].after.expected_s)
+        sources = {view.worker for view, _ in few_p}
+        beside = {
+            view.worker: of_decode(view, query.num_tokens)
+            for view in snapshot.decode
+            if view.worker in sources
+        }
         pairs = (
-            self._pair(query, prefill, decode)
+            self._pair(query, prefill, decode, beside.get(prefill[0].worker))
             for prefill in few_p
             for decode in few_d
             if is_pair(query, prefill[0], decode[0])
@@ -269,12 +273,19 @@ class Predicted:
         query: Query,
         prefill: tuple[PrefillView, PrefillForecast],
         decode: tuple[DecodeView, DecodeForecast],
+        running: DecodeForecast | None,
     ) -> tuple[_Loss, Outlook]:
+        """``running``: those that decode where the prompt would be computed; None: nobody can."""
         (source, computed), (view, pace) = prefill, decode
         missing = self._plain.num_missing(query, view.worker)
         handoff_s = _transfer_s(source, view, missing)
         first = computed.first_token.later(self._overhead_s)
-        come = Consequences(first, pace, handoff_s, promised=self._promised_on(view))
+        beside = [Bystanders(pace, promised=self._promised_on(view.worker))]
+        if running is not None:
+            there = running._replace(after=running.before)
+            stalled_s, promised = _stalled_s(computed, running), self._promised_on(source.worker)
+            beside.append(Bystanders(there, stalled_s, promised))
+        come = Consequences(first, pace.after, beside, handoff_s)
         return self._valued(query, source.worker, view.worker, come)
 
     def _alone(
@@ -286,12 +297,10 @@ class Predicted:
         computed = of_prefill(view, self._prompt(query, view.worker))
         if computed is None:
             return None
-        # Those that run there get a token with each of the prompt's steps.
-        in_time_s = computed.num_own_steps * pace.before.expected_s
-        stalled_s = max(0.0, computed.own_s - in_time_s)
         first = computed.first_token.later(self._overhead_s)
-        promised = self._promised_on(view)
-        come = Consequences(first, pace, stalled_s=stalled_s, promised=promised)
+        promised = self._promised_on(view.worker)
+        beside = [Bystanders(pace, _stalled_s(computed, pace), promised)]
+        come = Consequences(first, pace.after, beside)
         return self._valued(query, None, view.worker, come)
 
     def _valued(
@@ -303,7 +312,7 @@ class Predicted:
         rank = self._plain.rank(decode) + (b"" if prefill is None else self._plain.rank(prefill))
         loss = _Loss(round(missed.num_all * _PER_OBJECTIVE), seconds, rank)
         first = come.first_token
-        pace_s = come.pace.after.expected_s
+        pace_s = come.pace.expected_s
         candidate = Outlook(
             prefill,
             decode,
@@ -316,13 +325,18 @@ class Predicted:
         )
         return loss, candidate
 
-    def _promised_on(self, view: DecodeView) -> Promised:
-        return self._promised.get(view.worker, NOTHING_PROMISED)
+    def _promised_on(self, worker: WorkerId) -> Promised:
+        return self._promised.get(worker, NOTHING_PROMISED)
 
     def _prompt(self, query: Query, worker: WorkerId) -> StepWork:
         """What ``worker`` would have to compute of the prompt; its last token at the least."""
         num_cached = query.num_tokens - self._plain.num_missing(query, worker)
         return StepWork.of_prompt(query.num_tokens, min(num_cached, query.num_tokens - 1))
+
+
+def _stalled_s(computed: PrefillForecast, there: DecodeForecast) -> float:
+    """What each of those there loses; they get a token with each of the prompt's steps."""
+    return max(0.0, computed.own_s - computed.num_own_steps * there.before.expected_s)
 
 
 def _tells_prefill(view: PrefillView) -> bool:

@@ -135,6 +135,26 @@ def test_another_choice_of_a_prompt_runs_beside_the_first_one() -> None:
     assert chosen.decode == D2
 
 
+def test_a_worker_of_both_roles_whose_sequences_would_wait_is_no_better_than_a_queue() -> None:
+    """They lose to a prompt that another one decodes as they do to one that stays."""
+    queued, decodes = view_p(P2, 500), (view_d(P1, 20, MODEL), view_d(D1))
+    assert place((view_p(P1), queued), (view_d(D1),)) == Paired(P1, D1)  # it only computes
+    assert place((view_p(P1), queued), decodes) == Paired(P2, D1)
+    full = dataclasses.replace(decodes[0], max_num_seqs=20)
+    assert place((view_p(P1), queued), (full, decodes[1])) == Paired(P2, D1)
+    assert place((view_p(P1), view_p(P2, 40_000)), decodes) == Paired(P1, D1)
+
+
+def test_the_paces_of_those_who_decode_where_a_prompt_would_be_computed_count() -> None:
+    snapshot = Snapshot((view_p(P1), view_p(P2, 2000)), (view_d(P1, 1, MODEL), view_d(D1)))
+    policy = made()
+    policy.began(P1, None)
+    assert policy.place(QUERY, snapshot) == Paired(P1, D1)
+    policy.ended(P1, None)
+    policy.began(P1, 0.05)
+    assert policy.place(QUERY, snapshot) == Paired(P2, D1)
+
+
 def test_a_decode_worker_with_many_sequences_does_not_stall_them() -> None:
     """Forty wait for each of its steps: their seconds are more than those that it would save."""
     queued = (view_p(P1, 2000),)

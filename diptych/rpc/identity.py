@@ -142,7 +142,7 @@ class Certificate:
         context.set_alpn_protocols(["http/1.1"])
         if contents.ca is not None:
             try:
-                context.load_verify_locations(cadata=contents.ca.decode())
+                context.load_verify_locations(cadata=contents.ca.decode("ascii", "ignore"))
             except (ssl.SSLError, ValueError) as error:
                 raise self._wrong("ca", f"no certificate in PEM form: {error}") from None
         try:

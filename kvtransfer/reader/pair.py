@@ -118,16 +118,17 @@ class SourcePair:
             while self._machine.state is not PairState.REFUSED:
                 if self._machine.state is PairState.FAILED:
                     await asyncio.sleep(pause.next_s())
-                await self._keep_once(await peer.renewed(), pause)
+                await self._keep_once(peer, pause)
             await asyncio.Event().wait()  # nothing but a new process can heal this
         finally:
             self.leave()
             await peer.close()
 
-    async def _keep_once(self, channel: grpc.aio.Channel, pause: RetryPause) -> None:
+    async def _keep_once(self, peer: PeerChannel, pause: RetryPause) -> None:
         """Prove it; return when it has failed, or was lost."""
-        prover = LinkProver(self._kit, self.key.incarnation, channel)
         try:
+            channel = await peer.renewed()
+            prover = LinkProver(self._kit, self.key.incarnation, channel)
             await self._prove(prover)
             pause.reset()
             await first_to_end(

@@ -237,6 +237,18 @@ async def test_files_that_do_not_fit_change_nothing(
     assert identity.pems != known
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+async def test_a_comment_beside_the_authority_may_be_in_any_language(
+    authority: Authority, encoding: str
+) -> None:
+    server, client = authority.issue("prefill"), authority.issue("router")
+    async with served(server) as address:
+        for folder in (server, client):
+            ca = folder / "ca.pem"
+            ca.write_bytes("# Autorität\n".encode(encoding) + ca.read_bytes())
+            await reach(address, client)
+
+
 @pytest.mark.parametrize(
     ("broken", "says"),
     [

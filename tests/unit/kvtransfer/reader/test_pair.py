@@ -1,8 +1,10 @@
 """How a pair is proven, and looks for a better transport, over a stand-in for its source."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -56,9 +58,14 @@ class Pair(SourcePair):
     """Proven by the test at first, where ``transport`` is given."""
 
     def __init__(self, source: Source, transport: str = "") -> None:
+        self.num_dialled = 0
         self.ours = {name: SimpleNamespace(ready=True, problem="") for name in RANKED}
         config = TransferConfig(reprove_s=0.001, reconnect_min_s=0.001)
-        kit: Any = SimpleNamespace(endpoint=SimpleNamespace(transports=self.ours, config=config))
+        kit: Any = SimpleNamespace(
+            endpoint=SimpleNamespace(transports=self.ours, config=config),
+            dialer=SimpleNamespace(identity=None, open=self._dial),
+            random=Random(0),
+        )
         key: Any = SimpleNamespace(address="address", incarnation="incarnation")
         self.num_changes = 0
         super().__init__(key, kit, self._changed_once, lambda: None, lambda _: None)
@@ -66,6 +73,10 @@ class Pair(SourcePair):
         if transport:
             self._machine.prove(ProvenLink(source.link(transport), 1e9), "nixl: refused")
         self.num_changes = 0
+
+    def _dial(self, address: str, role: str) -> None:
+        self.num_dialled += 1
+        raise ssl.SSLError("no certificate")
 
     def _changed_once(self) -> None:
         self.num_changes += 1
@@ -209,3 +220,14 @@ async def test_a_link_whose_agent_ended_after_the_probes_is_never_proven() -> No
             await asyncio.sleep(0)
     assert pair.to_proto().transport == "inline"
     assert "inline" not in source.closed
+
+
+async def test_a_source_that_cannot_be_dialled_is_tried_again() -> None:
+    pair = Pair(Source(offered=set(RANKED), good=set(RANKED)))
+    async with asyncio.timeout(2), asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(pair.keep())
+        while pair.num_dialled < 2:
+            await asyncio.sleep(0)
+        assert pair.to_proto().state == worker_pb2.PAIR_STATE_FAILED
+        assert "no certificate" in pair.message
+        task.cancel()

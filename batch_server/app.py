@@ -9,9 +9,12 @@ from pathlib import Path
 import httpx
 
 from batch_server.config import BatchServerConfig
+from batch_server.desk.batches import BatchDesk
+from batch_server.desk.files import FileDesk, UploadBounds
 from batch_server.http.batches import MAX_BODY_BYTES, BatchAnswers
-from batch_server.http.files import FileAnswers, UploadBounds
+from batch_server.http.files import FileAnswers
 from batch_server.http.routes import make_app
+from batch_server.rpc.servicer import MAX_MESSAGE_BYTES, SERVICE, BatchesServicer
 from batch_server.runner.batch_run import Needs
 from batch_server.runner.input_file import InputBounds
 from batch_server.runner.pace import Pace
@@ -24,9 +27,11 @@ from batch_server.store.files import FileStore
 from diptych.errors import ConfigurationError
 from diptych.process import Ready, settle
 from diptych.rpc.identity import Certificate
+from diptych.rpc.server import Metadata, PublicEdge
 from diptych.service_host import ServiceHost
 from diptych.telemetry.metrics import Metrics
 from router.client_settings import PublicTls
+from router.frontend.callers.callers import Anybody, Callers, authorization
 from router.frontend.callers.choice import callers_of
 from router.frontend.http.exchange import BodyRoom
 from router.frontend.http.server import HttpServer, bind, bounds_of
@@ -36,6 +41,9 @@ logger = logging.getLogger(__name__)
 _CONNECT_S = 5.0
 _WRITE_S = 60.0
 _MAX_ALL_BODY_BYTES = 64 * MAX_BODY_BYTES
+_MAX_CALLS = 256
+_MAX_CALLS_RATIO = 8  # all, with those whose clients take no answer, to those being answered
+_UNBOUNDED_S = 2_000_000.0  # gRPC counts ms: there is no other server that a client could go to
 
 
 async def serve(config: BatchServerConfig, stop: asyncio.Event, ready: Ready) -> None:
@@ -44,8 +52,9 @@ async def serve(config: BatchServerConfig, stop: asyncio.Event, ready: Ready) ->
     Raises ConfigurationError.
     """
     callers = callers_of(config.api_keys, config.jwt)
+    edge = public_edge(config, callers)
     async with (
-        ServiceHost(config) as host,
+        ServiceHost(config, public=edge) as host,
         Database(config.database) as database,
         _router_client(config) as client,
         asyncio.TaskGroup() as tasks,
@@ -66,9 +75,14 @@ async def serve(config: BatchServerConfig, stop: asyncio.Event, ready: Ready) ->
         measure(host.metrics, runner, slots)
         tenants = TenantBounds(config.max_open_batches, config.max_tenant_bytes)
         uploads = UploadBounds(config.max_file_bytes, config.max_tenant_bytes, config.upload_s)
+        file_desk = FileDesk(files, uploads, time.time)
+        batch_desk = BatchDesk(batches, files, runner, tenants, time.time)
+        BatchesServicer(
+            file_desk, batch_desk, callers, write_s=config.timers.client_write_s
+        ).add_to(host.server)
         app = make_app(
-            FileAnswers(files, uploads, time.time),
-            BatchAnswers(batches, files, runner, tenants, time.time),
+            FileAnswers(file_desk, config.max_file_bytes),
+            BatchAnswers(batch_desk),
             callers,
             BodyRoom(MAX_BODY_BYTES, _MAX_ALL_BODY_BYTES, config.timers.client_write_s),
         )
@@ -76,19 +90,47 @@ async def serve(config: BatchServerConfig, stop: asyncio.Event, ready: Ready) ->
             app,
             bind(host.host, config.http_port, config.timers),
             bounds_of(config.max_file_bytes, config.upload_s),
-            _certificate(config.public_tls),
+            edge.certificate,
         )
         logger.info("HTTP API", extra={"address": host.reachable(http.port)})
         running = tasks.create_task(runner.run(), name="runner")
         knowing = tasks.create_task(callers.run(), name="callers")
         tasks.create_task(http.serve(), name="http")
         settle()
-        await host.start([], {"http": http.port})
+        await host.start([SERVICE], {"http": http.port})
+        await host.set_serving(True)
         ready(host.port)
         await stop.wait()
+        await host.set_serving(False)
         running.cancel()
-        await http.stop(config.timers.drain_s)
+        batch_desk.end()
+        async with asyncio.TaskGroup() as ending:
+            ending.create_task(http.stop(config.timers.drain_s), name="http-drain")
+            ending.create_task(host.server.stop(config.timers.drain_s), name="grpc-drain")
+        await file_desk.wait_idle()  # what was cut off leaves nothing
         knowing.cancel()
+
+
+def public_edge(config: BatchServerConfig, callers: Callers) -> PublicEdge:
+    """What clients may do to the gRPC server, which lets nobody in who is not known.
+
+    Raises ConfigurationError.
+    """
+
+    async def gate(method: str, metadata: Metadata) -> None:
+        await callers.tenant(authorization(metadata))
+
+    return PublicEdge(
+        max_served=_MAX_CALLS,
+        max_concurrent_rpcs=_MAX_CALLS_RATIO * _MAX_CALLS,
+        max_concurrent_streams=_MAX_CALLS // 2,
+        max_receive_bytes=MAX_MESSAGE_BYTES,
+        max_connection_age_s=_UNBOUNDED_S,
+        max_connection_grace_s=_UNBOUNDED_S,
+        body_patience_s=config.timers.client_write_s,
+        certificate=_certificate(config.public_tls),
+        gate=None if isinstance(callers, Anybody) else gate,
+    )
 
 
 def measure(metrics: Metrics, runner: Runner, slots: Slots) -> None:

@@ -26,12 +26,16 @@ RouterUrl = Annotated[str, AfterValidator(_check_router)]
 
 
 class BatchServerConfig(ProcessConfig):
-    """Takes files of requests over HTTP, has routers answer them, and keeps the results.
+    """Takes files of requests by gRPC and HTTP, has routers answer them, and keeps the results.
 
     Of one database there may be one such process; another takes over what it left.
     """
 
     role: ClassVar[str] = "batch-server"
+
+    listen: str = Field(
+        "127.0.0.1:50052", description="host:port to serve gRPC on; port 0 picks one."
+    )
 
     router: list[RouterUrl] = Field(
         ["http://127.0.0.1:8000"],

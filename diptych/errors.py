@@ -73,6 +73,34 @@ class ModelNotFoundError(DiptychError):
     reason = "MODEL_NOT_FOUND"
 
 
+class NotFoundError(DiptychError):
+    """No such file or batch of the caller's; ``field`` says which was meant."""
+
+    code = grpc.StatusCode.NOT_FOUND
+    reason = "NOT_FOUND"
+
+
+class FileTooLargeError(DiptychError):
+    """The file has more bytes than one may have. Make it several."""
+
+    code = grpc.StatusCode.INVALID_ARGUMENT
+    reason = "FILE_TOO_LARGE"
+
+
+class StorageFullError(DiptychError):
+    """The caller's tenant keeps too much already. Delete some of it."""
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    reason = "STORAGE_FULL"
+
+
+class BatchNotOpenError(DiptychError):
+    """The batch has ended, or all its lines have: too late to cancel it."""
+
+    code = grpc.StatusCode.FAILED_PRECONDITION
+    reason = "BATCH_NOT_OPEN"
+
+
 class InvalidApiKeyError(DiptychError):
     """The caller gave no key, or one that is not known, or not any more."""
 

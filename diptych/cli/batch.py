@@ -5,12 +5,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_settings import CliPositionalArg
 
 from diptych import settings
-from diptych.cli.batch_client import ENDED, AwayError, BatchClient, BatchError, BatchState
+from diptych.cli.batch_client import AwayError, BatchClient, BatchError
+from diptych.cli.batch_over_grpc import GrpcBatchClient
+from diptych.cli.batch_over_http import HttpBatchClient
+from diptych.client.batches import ENDED, BatchState
 from diptych.errors import ConfigurationError
 from diptych.progress import ConsoleProgress
 
@@ -36,13 +40,15 @@ class _ServerConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     url: str = Field(
-        "http://127.0.0.1:8001", description="The batch server: http://host:port or https://…."
+        "http://127.0.0.1:8001",
+        description="The batch server: http://host:port, or grpc://host:port of its gRPC port; "
+        "https:// and grpcs:// speak TLS.",
     )
     api_key_file: Path | None = Field(
         None, description="File with the key that the server asks for, and nothing else."
     )
     ca: Path | None = Field(
-        None, description="With https: the authorities of this PEM file are believed."
+        None, description="With TLS: the authorities of this PEM file are believed."
     )
 
     def client(self) -> BatchClient:
@@ -54,7 +60,26 @@ class _ServerConfig(BaseModel):
             except (OSError, ValueError) as error:
                 why = error.strerror if isinstance(error, OSError) else "is no text"
                 raise ConfigurationError(f"--api-key-file: {self.api_key_file}: {why}") from None
-        return BatchClient(self.url, key, self.ca)
+        return _open(self.url, key, self.ca)
+
+
+def _open(url: str, key: str, ca: Path | None) -> BatchClient:
+    """Raises ConfigurationError."""
+    expected = ConfigurationError("--url: expected http, https, grpc or grpcs://host:port")
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise expected from None
+    is_bare = not (parts.path.rstrip("/") or parts.query or parts.fragment or "@" in parts.netloc)
+    match parts.scheme:
+        case "http" | "https" if host:
+            return HttpBatchClient(url, key, ca)
+        case "grpc" if host and port and is_bare:
+            return GrpcBatchClient(url, parts.netloc, key)
+        case "grpcs" if host and port and is_bare:
+            return GrpcBatchClient(url, parts.netloc, key, ca or True)
+    raise expected
 
 
 class SubmitConfig(_ServerConfig):
@@ -120,7 +145,10 @@ def _load(config: type[C], name: str, args: list[str]) -> C:
 
 def _submit(config: SubmitConfig) -> int:
     with config.client() as client:
-        state = client.submit(config.file, config.endpoint, config.completion_window)
+        try:
+            state = client.submit(config.file, config.endpoint, config.completion_window)
+        except OSError as error:
+            raise ConfigurationError(f"--file: {config.file}: {error.strerror}") from None
         print(state.batch_id, flush=True)  # noqa: T201
         return _told(wait_for(client, state) if config.wait else state)
 

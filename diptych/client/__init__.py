@@ -10,10 +10,12 @@ healed, and what does not heal in time, is an error.
 
 Errors are :class:`diptych.errors.DiptychError` of the class whose reason the
 router gave. Leaving the loop early, or cancelling the task, cancels the request.
-:class:`BlockingClient` is the same for code without an event loop.
+:class:`BlockingClient` is the same for code without an event loop. :class:`BatchClient`
+has a batch server answer a file of requests.
 """
 
 from diptych.client.answer_reader import BrokenStreamError
+from diptych.client.batches import BatchClient, BatchState
 from diptych.client.blocking import BlockingClient
 from diptych.client.chunk import Chunk
 from diptych.client.client import DEFAULT_RETRIES, DiptychClient
@@ -34,6 +36,8 @@ from diptych.token_logprobs import TokenLogprobs
 
 __all__ = [
     "DEFAULT_RETRIES",
+    "BatchClient",
+    "BatchState",
     "BlockingClient",
     "BrokenStreamError",
     "ChatMessage",

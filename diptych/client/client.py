@@ -11,11 +11,12 @@ from google.protobuf.message import Message
 
 from diptych.client.answer_reader import AnswerReader
 from diptych.client.chunk import Chunk
+from diptych.client.credentials import lock_of, metadata_of
 from diptych.client.prompts import ContinuationScore, read_scores, read_vectors
 from diptych.client.request import ChatMessage, build_request, build_tokenize_request
 from diptych.client.retries import Retries
 from diptych.client.routers import Router, Routers
-from diptych.errors import ConfigurationError, DiptychError
+from diptych.errors import DiptychError
 from diptych.rpc.status import from_rpc_error
 from diptych.sampling_params import NOTHING_SAID, SamplingOptions
 from diptych.service_level import NO_LEVEL, ServiceLevel
@@ -50,12 +51,9 @@ class DiptychClient:
         believes the system's authorities, a path those in that PEM file, which is read now.
         Raises ConfigurationError: it cannot be, or the key is none.
         """
-        if not (api_key.isascii() and api_key.isprintable()):
-            raise ConfigurationError("the API key is not in one line of ASCII characters")
-        lock = None if tls is False else (_credentials(tls), "")
-        self._metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
+        self._metadata = metadata_of(api_key)
         self._retries = retries
-        self._routers = Routers(address, lock)
+        self._routers = Routers(address, lock_of(tls))
 
     async def __aenter__(self) -> Self:
         return self
@@ -229,12 +227,3 @@ class DiptychClient:
             raise failure
         self._routers.leave(failed)
         await asyncio.sleep(pause_s)
-
-
-def _credentials(tls: Path | bool) -> grpc.ChannelCredentials:
-    if isinstance(tls, bool):
-        return grpc.ssl_channel_credentials()
-    try:
-        return grpc.ssl_channel_credentials(tls.read_bytes())
-    except OSError as error:
-        raise ConfigurationError(f"{tls}: {error.strerror}") from None

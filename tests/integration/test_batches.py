@@ -2,18 +2,31 @@
 
 import asyncio
 import json
+import sqlite3
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import openai
 import pytest
 import pytest_asyncio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from hypothesis import settings
 from openai.types import Batch
 
+from diptych.api_keys import digest
+from diptych.client import BatchClient
+from diptych.errors import DiptychError, InvalidApiKeyError
+from diptych.rpc.channel import open_channel
+from diptych.v1 import batches_pb2, batches_pb2_grpc
+from tests.authority import Authority
 from tests.cluster import Cluster, Process, another_router, as_args, running_cluster
 from tests.waiting import until
 
@@ -158,8 +171,9 @@ async def keep_asking(http: httpx.AsyncClient, body: dict[str, Any], answers: li
 
 
 async def kill_and_restart(process: Process) -> None:
+    """Its gRPC port stays."""
     process.kill()
-    process.start()
+    process.start(process.address)
     await asyncio.to_thread(process.wait_listening)
 
 
@@ -190,6 +204,13 @@ async def test_what_is_killed_neither_loses_nor_repeats_a_line(
     assert [line["custom_id"] for line in output] == [name for name in bodies if name != "wrong"]
     assert (wrong["custom_id"], wrong["response"]["status_code"]) == ("wrong", 400)
     assert wrong["response"]["body"]["error"]["param"] == "temperature"
+    await check_exact(http, bodies, output)
+
+
+async def check_exact(
+    http: httpx.AsyncClient, bodies: dict[str, dict[str, Any]], output: list[dict[str, Any]]
+) -> None:
+    """Each line says what a router answers to it alone."""
     room = asyncio.Semaphore(NUM_AT_ONCE)
 
     async def check(line: dict[str, Any]) -> None:
@@ -202,6 +223,147 @@ async def test_what_is_killed_neither_loses_nor_repeats_a_line(
     async with asyncio.TaskGroup() as tasks:
         for line in output:
             tasks.create_task(check(line))
+
+
+async def test_what_is_submitted_by_grpc_survives_a_kill_line_by_line(
+    server: Process, http: httpx.AsyncClient, model: str, tmp_path: Path
+) -> None:
+    """Who watches it goes on watching; of an upload that the kill cut off nothing is left."""
+    bodies = chats(model)
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(file_of(CHAT, bodies))
+    async with (
+        BatchClient(server.address, retries=100) as client,
+        open_channel(server.address) as channel,
+    ):
+        made = await client.submit(path, CHAT)
+        stub: Any = batches_pb2_grpc.BatchesStub(channel)
+        cut_off = stub.UploadFile()
+        head = batches_pb2.NewFile(filename="cut off", num_bytes=10**6)
+        await cut_off.write(batches_pb2.UploadFileRequest(file=head))
+        await cut_off.write(batches_pb2.UploadFileRequest(data=b"x" * 400_000))
+        num_kills = 0
+        async for state in client.watch(made.batch_id):
+            if num_kills < NUM_KILLS and state.num_completed >= 4 * (num_kills + 1):
+                assert state.status == "in_progress"
+                if not num_kills:
+                    await until(lambda: num_uploading(server), 10, "an upload is stored in part")
+                num_kills += 1
+                await kill_and_restart(server)
+                assert not num_uploading(server)
+        assert num_kills == NUM_KILLS
+        assert (state.status, state.num_lines) == ("completed", NUM_LINES + 1)
+        assert (state.num_completed, state.num_failed) == (NUM_LINES, 1)
+        assert state.output_file_id is not None
+        assert state.error_file_id is not None
+        output = [json.loads(line) for line in await read(client, state.output_file_id)]
+        (wrong,) = [json.loads(line) for line in await read(client, state.error_file_id)]
+    assert [line["custom_id"] for line in output] == [name for name in bodies if name != "wrong"]
+    assert wrong["response"]["body"]["error"]["param"] == "temperature"
+    await check_exact(http, bodies, output)
+
+
+async def read(client: BatchClient, file_id: str) -> list[bytes]:
+    return b"".join([piece async for piece in client.content(file_id)]).splitlines()
+
+
+def num_uploading(server: Process) -> int:
+    """Files of which a part is stored."""
+    with closing(sqlite3.connect(server.log_path.parent / "batch.sqlite")) as database:
+        found = database.execute("SELECT count(*) FROM files WHERE NOT is_whole")
+        return int(found.fetchone()[0])
+
+
+async def test_the_command_line_says_the_same_over_both_protocols(
+    server: Process, model: str, tmp_path: Path
+) -> None:
+    bodies = {name: {**body, "max_tokens": 2} for name, body in list(chats(model).items())[-3:]}
+    (tmp_path / "in.jsonl").write_bytes(file_of(CHAT, bodies))
+    urls = (f"http://{server.http_address}", f"grpc://{server.address}")
+    said = []
+    for url in urls:
+
+        async def command(*args: str, url: str = url) -> subprocess.CompletedProcess[str]:
+            line = [sys.executable, "-m", "diptych.cli", "batch", *args, "--url", url]
+            return await asyncio.to_thread(
+                subprocess.run, line, cwd=tmp_path, capture_output=True, text=True, timeout=60
+            )
+
+        made = await command("submit", "in.jsonl", "--wait")
+        batch = made.stdout.strip()
+        told = [made, await command("status", batch), await command("cancel", batch)]
+        assert [each.returncode for each in told] == [1, 1, 1]
+        assert "2 answered, 1 failed of 3" in made.stderr
+        for flags in ([], ["--errors"]):
+            told.append(await command("results", batch, *flags))
+            assert told[-1].returncode == 0, told[-1].stderr
+        said.append([(each.stdout, each.stderr.replace(batch, "BATCH")) for each in told[1:3]])
+        said[-1] += [(lines_without_ids(each.stdout), each.stderr) for each in told[3:]]
+    assert said[0] == said[1]
+
+
+def lines_without_ids(written: str) -> str:
+    """Of results what does not differ from batch to batch."""
+    lines = [json.loads(line) for line in written.splitlines()]
+    return json.dumps([(each["custom_id"], choices_of(each)) for each in lines])
+
+
+def choices_of(line: dict[str, Any]) -> Any:
+    body = line["response"]["body"]
+    return body.get("choices", body)
+
+
+async def test_its_grpc_port_is_as_locked_as_its_http(tmp_path: Path) -> None:
+    """Certificate, keys; who has one sees health and what is served."""
+    folder = Authority(tmp_path).issue_name("127.0.0.1", "batch")
+    keys, ca = tmp_path / "keys", folder / "ca.pem"
+    keys.write_text(f"alice {digest('one')}\n")
+    (tmp_path / "key").write_text("one\n")
+    flags = {
+        "database": f"sqlite:///{tmp_path / 'batch.sqlite'}",
+        "router": "http://127.0.0.1:1",
+        "api-keys": str(keys),
+        "public-tls.certificate": str(folder / "certificate.pem"),
+        "public-tls.key": str(folder / "key.pem"),
+    }
+    process = Process("batch_server", "locked", tmp_path, as_args(flags))
+    process.start()
+    process.wait_listening()
+    try:
+        async with BatchClient(process.address, api_key="one", tls=ca) as client:
+            assert await client.batches() == []
+        async with BatchClient(process.address, api_key="two", tls=ca) as client:
+            with pytest.raises(InvalidApiKeyError):
+                await client.batches()
+        async with BatchClient(process.address, api_key="one", retries=0) as client:
+            with pytest.raises(DiptychError) as caught:
+                await client.batches()
+            assert caught.value.code is grpc.StatusCode.UNAVAILABLE
+        trust = grpc.ssl_channel_credentials(ca.read_bytes())
+        known = (("authorization", "Bearer one"),)
+        service = "diptych.v1.Batches"
+        async with grpc.aio.secure_channel(process.address, trust) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            asked = health_pb2.HealthCheckRequest(service=service)
+            status = (await health.Check(asked, metadata=known)).status
+            assert status == health_pb2.HealthCheckResponse.SERVING
+            with pytest.raises(grpc.RpcError):
+                await health.Check(asked)
+            reflected = reflection_pb2_grpc.ServerReflectionStub(channel)
+            listing = reflection_pb2.ServerReflectionRequest(list_services="")
+            call = reflected.ServerReflectionInfo(iter([listing]), metadata=known)
+            found = [each async for each in call]
+            names = {each.name for each in found[0].list_services_response.service}
+            assert service in names
+        lock = ["--ca", str(ca), "--api-key-file", str(tmp_path / "key")]
+        line = [sys.executable, "-m", "diptych.cli", "batch", "status", "none", *lock]
+        for url in (f"grpcs://{process.address}", f"https://{process.http_address}"):
+            told = await asyncio.to_thread(
+                subprocess.run, [*line, "--url", url], capture_output=True, text=True, timeout=60
+            )
+            assert (told.returncode, told.stderr) == (1, "diptych batch: no batch 'none' here\n")
+    finally:
+        assert process.stop() == 0, process.log_tail()
 
 
 async def through_kills(server: Process, doomed: Process, bodies: dict[str, Any]) -> Batch:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from diptych.errors import DiptychError, InvalidRequestError, ModelNotFoundError
+from diptych.errors import DiptychError, ModelNotFoundError
 
 MAX_MESSAGE_CHARACTERS: Final = 1024
 
@@ -17,6 +17,10 @@ STATUSES: Final[Mapping[str, int]] = {
     "INVALID_API_KEY": 401,
     "CLASS_NOT_ALLOWED": 403,
     "MODEL_NOT_FOUND": 404,
+    "NOT_FOUND": 404,
+    "BATCH_NOT_OPEN": 409,
+    "FILE_TOO_LARGE": 413,
+    "STORAGE_FULL": 413,
     "NOT_SERVED": 501,
     "KV_BLOCKS_EXHAUSTED": 429,
     "QUEUE_FULL": 429,
@@ -87,10 +91,8 @@ def answer_to(error: DiptychError | RefusedError) -> ErrorAnswer:
     if isinstance(error, RefusedError):
         return _answer(error.status, error.message, error.param, error.code)
     status = STATUSES.get(error.reason, 500)
-    param = None
-    if isinstance(error, InvalidRequestError):
-        param = error.field
-    elif isinstance(error, ModelNotFoundError):
+    param = error.metadata.get("field")
+    if isinstance(error, ModelNotFoundError):
         param = "model"
     return _answer(status, error.message, param, error.reason.lower(), error.retry_after_s)
 

@@ -16,8 +16,10 @@ from sqlalchemy import Connection
 from starlette.requests import Request
 from starlette.types import Message
 
+from batch_server.desk.batches import BatchDesk
+from batch_server.desk.files import FileDesk, UploadBounds
 from batch_server.http.batches import MAX_BODY_BYTES, BatchAnswers
-from batch_server.http.files import FileAnswers, UploadBounds
+from batch_server.http.files import FileAnswers
 from batch_server.http.routes import make_app
 from batch_server.runner.batch_run import BatchRun
 from batch_server.runner.runner import Runner
@@ -52,9 +54,10 @@ async def asked(
         return float(next(seconds))
 
     tenants = TenantBounds(max_open=2, max_bytes=bounds.max_tenant_bytes)
+    runner = runner or Runner(rig.needs)
     app = make_app(
-        FileAnswers(rig.files, bounds, clock),
-        BatchAnswers(rig.batches, rig.files, runner or Runner(rig.needs), tenants, clock),
+        FileAnswers(FileDesk(rig.files, bounds, clock), bounds.max_file_bytes),
+        BatchAnswers(BatchDesk(rig.batches, rig.files, runner, tenants, clock)),
         callers or Anybody(),
         BodyRoom(MAX_BODY_BYTES, 10 * MAX_BODY_BYTES, 5.0),
     )
@@ -103,7 +106,7 @@ async def test_a_file_ends_with_its_last_byte(tmp_path: Path) -> None:
 
     async with opened(tmp_path) as rig:
         await rig.add_input(DATA, chunk_bytes=50)
-        files = FileAnswers(rig.files, BOUNDS, lambda: 0.0)
+        files = FileAnswers(FileDesk(rig.files, BOUNDS, lambda: 0.0), BOUNDS.max_file_bytes)
         scope = {"type": "http", "path_params": {"file_id": INPUT}, TENANT: NOBODY}
         response = await files.content(Request(scope, receive))
         await response(scope, receive, send)

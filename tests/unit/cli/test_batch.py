@@ -1,6 +1,7 @@
 """``diptych batch`` beside a server that is a function."""
 
 import json
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ import httpx
 import pytest
 
 from diptych.cli import batch
-from diptych.cli.batch_client import BatchClient, BatchError
+from diptych.cli.batch_client import BatchError
+from diptych.cli.batch_over_http import HttpBatchClient
 from diptych.errors import ConfigurationError
 
 Server = Callable[[httpx.Request], httpx.Response]
@@ -21,13 +23,13 @@ def told(status: str, completed: int = 0, failed: int = 0, **more: object) -> di
     return {"id": "b", "status": status, "request_counts": counts, "errors": None, **ids, **more}
 
 
-def client_of(server: Server) -> BatchClient:
-    return BatchClient("http://there", "key", transport=httpx.MockTransport(server))
+def client_of(server: Server) -> HttpBatchClient:
+    return HttpBatchClient("http://there", "key", transport=httpx.MockTransport(server))
 
 
 def by(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
     """Commands ask that server."""
-    monkeypatch.setattr(batch, "BatchClient", lambda url, key, ca: client_of(server))
+    monkeypatch.setattr(batch, "HttpBatchClient", lambda url, key, ca: client_of(server))
 
 
 def test_a_file_is_uploaded_and_its_batch_made(
@@ -161,13 +163,38 @@ def test_waiting_ends_where_the_server_stays_away_or_refuses() -> None:
     assert len(pauses) == 1
 
 
-@pytest.mark.parametrize("url", ["http://a:port", "there:8001", "ftp://there"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://a:port",
+        "there:8001",
+        "ftp://there",
+        "grpc://there",
+        "grpc://there:1/path",
+        "grpcs://user@there:1",
+        "grpc://a:port",
+    ],
+)
 def test_a_url_that_is_none_is_one_line(url: str) -> None:
-    with (
-        pytest.raises((ConfigurationError, BatchError), match=r"^--url: [^\n]+$"),
-        BatchClient(url) as client,
-    ):
-        client.state("b")
+    with pytest.raises(ConfigurationError, match=r"^--url: [^\n]+$"):
+        batch.run(["status", "b", "--url", url])
+
+
+@pytest.mark.parametrize("scheme", ["http", "grpc"])
+@pytest.mark.parametrize("command", ["submit", "status", "results", "cancel"])
+def test_where_no_server_is_the_address_the_setting_and_the_fix_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], scheme: str, command: str
+) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b"{}\n")
+    with socket.socket() as taken:  # that nobody listens on
+        taken.bind(("127.0.0.1", 0))
+        url = f"{scheme}://127.0.0.1:{taken.getsockname()[1]}"
+        assert batch.run([command, str(path), "--url", url]) == 1
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    for said in (url, "refused", "--url", "diptych batch-server", "diptych up --batch-port 8001"):
+        assert said in told
 
 
 def test_an_id_that_no_url_can_have_is_one_line() -> None:

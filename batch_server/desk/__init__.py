@@ -1,0 +1,1 @@
+"""What clients may do with files and batches, in whatever protocol they ask for it."""

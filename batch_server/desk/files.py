@@ -1,0 +1,156 @@
+"""Files of clients: stored in bounds as they come, listed, read, deleted."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Final, NamedTuple
+
+from batch_server.desk.checks import PageAsked, not_found
+from batch_server.desk.chunks import in_chunks
+from batch_server.desk.tenant_places import TenantPlaces
+from batch_server.records import StoredFile, new_id
+from batch_server.store.files import FileStore
+from diptych.errors import (
+    FileTooLargeError,
+    InvalidRequestError,
+    SlowClientError,
+    StorageFullError,
+)
+
+PURPOSE: Final = "batch"
+CHUNK_BYTES: Final = 2**18
+_MOST_UPLOADS: Final = 16
+_MOST_OF_TENANT: Final = 4
+_MAX_NAME_CHARACTERS: Final = 256
+
+
+class UploadBounds(NamedTuple):
+    """Of the files that clients upload."""
+
+    max_file_bytes: int
+    max_tenant_bytes: int
+    patience_s: float
+
+
+class FileDesk:
+    """Does what clients ask about files. Event loop only; an upload holds one chunk in memory."""
+
+    def __init__(self, files: FileStore, bounds: UploadBounds, clock: Callable[[], float]) -> None:
+        """``clock``: seconds of the Unix epoch."""
+        self._files = files
+        self._bounds = bounds
+        self._clock = clock
+        self._uploading = TenantPlaces(
+            "many files are being uploaded", most_of_tenant=_MOST_OF_TENANT, most=_MOST_UPLOADS
+        )
+
+    @asynccontextmanager
+    async def uploading(self, tenant: str) -> AsyncIterator[None]:
+        """One of the tenant's places, for as long as a file may take to come.
+
+        Raises QueueFullError, SlowClientError.
+        """
+        patience_s = self._bounds.patience_s
+        with self._uploading.taken(tenant):
+            try:
+                async with asyncio.timeout(patience_s):
+                    yield
+            except TimeoutError:
+                raise SlowClientError(f"the file did not come within {patience_s:g} s") from None
+
+    async def store(
+        self, tenant: str, filename: str, num_bytes: int, pieces: AsyncIterator[bytes]
+    ) -> StoredFile:
+        """A file that is there once this returns; where it raises nothing is left of it.
+
+        Raises:
+            FileTooLargeError, StorageFullError: before anything of ``pieces`` is taken.
+            InvalidRequestError: they are not ``num_bytes``.
+        """
+        now_s = self._clock()
+        file = StoredFile(
+            file_id=new_id("file", now_s),
+            tenant=tenant,
+            purpose=PURPOSE,
+            filename=_printable(filename or "file"),
+            created_s=int(now_s),
+            num_bytes=num_bytes,
+        )
+        if num_bytes > self._bounds.max_file_bytes:
+            raise self.too_large()
+        try:
+            if not await self._files.begin(file, self._bounds.max_tenant_bytes):
+                reason = f"all files would have more than {self._bounds.max_tenant_bytes} bytes"
+                raise StorageFullError(f"{reason}: delete some", field="file")
+            number = 0
+            async for chunk in in_chunks(_exactly(num_bytes, pieces), CHUNK_BYTES):
+                await self._files.add_chunk(file.file_id, number, chunk)
+                number += 1
+            await self._files.finish(file.file_id)
+        except BaseException:  # the client left, or the time is over
+            await self._files.drop(file.file_id)
+            raise
+        return file
+
+    def too_large(self) -> FileTooLargeError:
+        """The error of a file of more bytes than are taken."""
+        most = self._bounds.max_file_bytes
+        return FileTooLargeError(f"the file has more than {most} bytes", field="file")
+
+    async def page(
+        self, tenant: str, asked: PageAsked, purpose: str | None, *, ascending: bool
+    ) -> Sequence[StoredFile]:
+        """Those of a page, and one more where there is another page."""
+        return await self._files.page(
+            tenant, purpose, asked.after, asked.limit + 1, ascending=ascending
+        )
+
+    async def find(self, tenant: str, file_id: str) -> StoredFile:
+        """What is known of one. Raises NotFoundError."""
+        file = await self._files.find(tenant, file_id) if file_id.isprintable() else None
+        if file is None:
+            raise not_found("file", file_id)
+        return file
+
+    def content(self, file: StoredFile) -> AsyncIterator[bytes]:
+        """All of one, in pieces."""
+        return self._chunks(file) if file.batch_id is None else self._results(file)
+
+    async def delete(self, tenant: str, file_id: str) -> None:
+        """It is gone once this returns. Raises NotFoundError."""
+        if not (file_id.isprintable() and await self._files.delete(tenant, file_id)):
+            raise not_found("file", file_id)
+
+    async def wait_idle(self) -> None:
+        """Until no file is being uploaded."""
+        await self._uploading.wait_idle()
+
+    async def _chunks(self, file: StoredFile) -> AsyncIterator[bytes]:
+        number = 0
+        while (data := await self._files.chunk(file.file_id, number)) is not None:
+            yield data
+            number += 1
+
+    async def _results(self, file: StoredFile) -> AsyncIterator[bytes]:
+        number = 0
+        while lines := await self._files.results_after(file, number):
+            number = lines[-1][0]
+            for _, line in lines:
+                yield line
+
+
+async def _exactly(num_bytes: int, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The same. Raises InvalidRequestError: they are more, or fewer."""
+    num_left = num_bytes
+    async for piece in pieces:
+        num_left -= len(piece)
+        if num_left < 0:
+            break
+        yield piece
+    if num_left:
+        than = "more" if num_left < 0 else "fewer"
+        raise InvalidRequestError(f"has {than} bytes than the {num_bytes} it said", field="file")
+
+
+def _printable(name: str) -> str:
+    return "".join(c if c.isprintable() else "_" for c in name[:_MAX_NAME_CHARACTERS])

@@ -1,0 +1,1 @@
+"""What clients speak with over gRPC: the public Batches service."""

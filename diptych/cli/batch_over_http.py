@@ -1,0 +1,131 @@
+"""Speaks with a batch server over HTTP, for the commands of ``diptych batch``."""
+
+import ssl
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import httpx
+
+from diptych.cli.batch_client import AwayError, BatchError, nobody_at
+from diptych.client.batches import BatchState
+from diptych.errors import ConfigurationError
+
+_TIMEOUT_S: Final = 60.0
+
+
+class HttpBatchClient:
+    """See :class:`diptych.cli.batch_client.BatchClient`."""
+
+    def __init__(
+        self,
+        url: str,
+        key: str = "",
+        ca: Path | None = None,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        """``transport`` in place of the network. Raises ConfigurationError."""
+        self._url = url
+        try:
+            trust = ssl.create_default_context(cafile=ca)
+        except OSError as error:
+            raise ConfigurationError(f"--ca: {ca}: {error.strerror or error}") from None
+        try:
+            self._http = httpx.Client(
+                base_url=url,
+                headers={"authorization": f"Bearer {key}"} if key else {},
+                verify=trust,
+                trust_env=False,
+                timeout=_TIMEOUT_S,
+                transport=transport,
+            )
+        except httpx.InvalidURL as error:
+            raise ConfigurationError(f"--url: {error}") from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._http.close()
+
+    def submit(self, path: Path, endpoint: str, completion_window: str) -> BatchState:
+        """Upload a file and make a batch of it. Raises BatchError, OSError."""
+        with path.open("rb") as file:
+            parts = {"file": (path.name, file)}
+            uploaded = self._ask("POST", "/v1/files", files=parts, data={"purpose": "batch"})
+        body = {
+            "input_file_id": uploaded["id"],
+            "endpoint": endpoint,
+            "completion_window": completion_window,
+        }
+        return _state_of(self._ask("POST", "/v1/batches", json=body))
+
+    def state(self, batch_id: str) -> BatchState:
+        """How far it is. Raises BatchError."""
+        return _state_of(self._ask("GET", f"/v1/batches/{batch_id}"))
+
+    def cancel(self, batch_id: str) -> BatchState:
+        """Send no more of it. Raises BatchError."""
+        return _state_of(self._ask("POST", f"/v1/batches/{batch_id}/cancel"))
+
+    def content(self, file_id: str) -> Iterator[bytes]:
+        """What is in a file, piece by piece. Raises BatchError."""
+        with (
+            self._told(),
+            self._http.stream("GET", f"/v1/files/{file_id}/content") as response,
+        ):
+            if response.status_code != 200:
+                response.read()
+                raise BatchError(_reason(response))
+            yield from response.iter_bytes()
+
+    def _ask(self, method: str, path: str, **sent: object) -> Mapping[str, object]:
+        with self._told():
+            response = self._http.request(method, path, **sent)  # type: ignore[arg-type]
+            if response.status_code != 200:
+                raise BatchError(_reason(response))
+            content: Mapping[str, object] = response.json()
+            return content
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """What goes wrong with a connection as a BatchError."""
+        try:
+            yield
+        except httpx.ConnectError as error:
+            raise nobody_at(self._url, str(error)) from None
+        except httpx.TransportError as error:
+            raise AwayError(f"{self._url}: {str(error) or type(error).__name__}") from None
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise BatchError(str(error) or type(error).__name__) from None
+
+
+def _reason(response: httpx.Response) -> str:
+    try:
+        return str(response.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"the server answered {response.status_code}"
+
+
+def _state_of(told: Mapping[str, object]) -> BatchState:
+    counts, errors = told["request_counts"], told["errors"]
+    assert isinstance(counts, dict)
+    wrong = errors["data"] if isinstance(errors, dict) else []
+    output, failed = told["output_file_id"], told["error_file_id"]
+    return BatchState(
+        batch_id=str(told["id"]),
+        status=str(told["status"]),
+        num_lines=counts["total"],
+        num_completed=counts["completed"],
+        num_failed=counts["failed"],
+        output_file_id=None if output is None else str(output),
+        error_file_id=None if failed is None else str(failed),
+        errors=tuple(str(error["message"]) for error in wrong),
+    )

@@ -1,0 +1,238 @@
+"""Files of requests that a batch server has answered."""
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Final, NamedTuple, Self, TypeAlias, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from diptych.client.credentials import lock_of, metadata_of
+from diptych.client.retries import Retries
+from diptych.rpc.channel import open_channel
+from diptych.rpc.status import from_rpc_error
+from diptych.v1 import batches_pb2, batches_pb2_grpc
+
+ENDED: Final = frozenset({"failed", "completed", "expired", "cancelled"})
+DEFAULT_WINDOW: Final = "24h"
+_RETRIES: Final = 5
+_TIMEOUT_S: Final = 60.0
+_PIECE_BYTES: Final = 2**18
+_NOTHING: Final[Mapping[str, str]] = {}
+
+_Response = TypeVar("_Response", bound=Message)
+_Call: TypeAlias = Callable[[], Awaitable[_Response]]
+
+
+class BatchState(NamedTuple):
+    """How far a batch is, as its server tells."""
+
+    batch_id: str
+    status: str
+    """``in_progress``, say; ENDED has those that it ends with."""
+    num_lines: int
+    num_completed: int
+    num_failed: int
+    output_file_id: str | None
+    error_file_id: str | None
+    errors: tuple[str, ...]
+    """What is wrong with its file, for people."""
+
+    @property
+    def done_ratio(self) -> float:
+        """Of its lines; 0 as long as nobody knows how many there are."""
+        return (self.num_completed + self.num_failed) / self.num_lines if self.num_lines else 0.0
+
+
+class BatchClient:
+    """Calls one batch server. Used from one event loop; an async context manager.
+
+    Questions that broke off are asked again. An upload and the making of a batch are not: they
+    may have been done.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        api_key: str = "",
+        tls: bool | Path = False,
+        retries: int = _RETRIES,
+    ) -> None:
+        """``address`` is host:port; the others as DiptychClient's. Connects when first used.
+
+        Raises ConfigurationError.
+        """
+        self._metadata = metadata_of(api_key)
+        self._channel = open_channel(address, lock=lock_of(tls))
+        self._server: batches_pb2_grpc.BatchesAsyncStub = batches_pb2_grpc.BatchesStub(
+            self._channel
+        )
+        self._retries = retries
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connection; calls under way are cancelled."""
+        await self._channel.close(None)
+
+    async def submit(
+        self,
+        path: Path,
+        endpoint: str,
+        completion_window: str = DEFAULT_WINDOW,
+        metadata: Mapping[str, str] = _NOTHING,
+    ) -> BatchState:
+        """Upload a file and make a batch of it. Raises OSError, DiptychError."""
+        file_id = await self.upload(path)
+        return await self.create(file_id, endpoint, completion_window, metadata)
+
+    async def upload(self, path: Path) -> str:
+        """The id of a file, JSON Lines, that is stored now. Raises OSError, DiptychError."""
+        with path.open("rb") as file:
+            num_bytes = os.fstat(file.fileno()).st_size
+            parts = _parts(path.name, num_bytes, file)
+            with _told():
+                stored = await self._server.UploadFile(parts, metadata=self._metadata)
+        return stored.file.id
+
+    async def create(
+        self,
+        file_id: str,
+        endpoint: str,
+        completion_window: str = DEFAULT_WINDOW,
+        metadata: Mapping[str, str] = _NOTHING,
+    ) -> BatchState:
+        """Have an uploaded file answered. Raises DiptychError."""
+        request = batches_pb2.CreateBatchRequest(
+            input_file_id=file_id,
+            endpoint=endpoint,
+            completion_window=completion_window,
+            metadata=metadata,
+        )
+        with _told():
+            made = await self._server.CreateBatch(
+                request, timeout=_TIMEOUT_S, metadata=self._metadata
+            )
+        return _state_of(made.batch)
+
+    async def state(self, batch_id: str) -> BatchState:
+        """How far it is. Raises DiptychError."""
+        request = batches_pb2.GetBatchRequest(id=batch_id)
+        found = await self._ask(
+            lambda: self._server.GetBatch(request, timeout=_TIMEOUT_S, metadata=self._metadata)
+        )
+        return _state_of(found.batch)
+
+    async def watch(self, batch_id: str) -> AsyncGenerator[BatchState, None]:
+        """How far it is, now and when that has changed, until it has ended. Raises DiptychError."""
+        request = batches_pb2.WatchBatchRequest(id=batch_id)
+        retries = Retries(self._retries, None)
+        while True:
+            call = self._server.WatchBatch(request, metadata=self._metadata)
+            try:
+                async for response in call:
+                    retries.renew()
+                    yield _state_of(response.batch)
+            except grpc.RpcError as error:
+                await _pause(error, retries)
+            else:
+                return
+            finally:
+                call.cancel()
+
+    async def batches(self, limit: int = 20, after: str = "") -> list[BatchState]:
+        """Up to ``limit``, the newest first, behind the one of that id. Raises DiptychError."""
+        request = batches_pb2.ListBatchesRequest(limit=limit, after=after)
+        found = await self._ask(
+            lambda: self._server.ListBatches(request, timeout=_TIMEOUT_S, metadata=self._metadata)
+        )
+        return [_state_of(batch) for batch in found.batches]
+
+    async def cancel(self, batch_id: str) -> BatchState:
+        """Send no more of it. Raises DiptychError."""
+        request = batches_pb2.CancelBatchRequest(id=batch_id)
+        cancelled = await self._ask(
+            lambda: self._server.CancelBatch(request, timeout=_TIMEOUT_S, metadata=self._metadata)
+        )
+        return _state_of(cancelled.batch)
+
+    async def content(self, file_id: str) -> AsyncGenerator[bytes, None]:
+        """What is in a file, piece by piece. Raises DiptychError."""
+        request = batches_pb2.ReadFileRequest(id=file_id)
+        call = self._server.ReadFile(request, metadata=self._metadata)
+        try:
+            async for response in call:
+                yield response.data
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from None
+        finally:
+            call.cancel()
+
+    async def delete(self, file_id: str) -> None:
+        """Make room. Raises DiptychError."""
+        request = batches_pb2.DeleteFileRequest(id=file_id)
+        with _told():
+            await self._server.DeleteFile(request, timeout=_TIMEOUT_S, metadata=self._metadata)
+
+    async def _ask(self, call: _Call[_Response]) -> _Response:
+        retries = Retries(self._retries, None)
+        while True:
+            try:
+                return await call()
+            except grpc.RpcError as error:
+                await _pause(error, retries)
+
+
+async def _pause(error: grpc.RpcError, retries: Retries) -> None:
+    """Wait for the next try. Raises DiptychError: there is none."""
+    failure = from_rpc_error(error)
+    pause_s = retries.pause_s(failure)
+    if pause_s is None:
+        raise failure from None
+    await asyncio.sleep(pause_s)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """What a call ends with as a DiptychError."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise from_rpc_error(error) from None
+
+
+async def _parts(
+    name: str, num_bytes: int, file: BinaryIO
+) -> AsyncIterator[batches_pb2.UploadFileRequest]:
+    head = batches_pb2.NewFile(filename=name, num_bytes=num_bytes)
+    yield batches_pb2.UploadFileRequest(file=head)
+    while data := await asyncio.to_thread(file.read, _PIECE_BYTES):
+        yield batches_pb2.UploadFileRequest(data=data)
+
+
+def _state_of(batch: batches_pb2.Batch) -> BatchState:
+    name = batches_pb2.BatchStatus.Name(batch.status)
+    return BatchState(
+        batch_id=batch.id,
+        status=name.removeprefix("BATCH_STATUS_").lower(),
+        num_lines=batch.num_lines,
+        num_completed=batch.num_completed,
+        num_failed=batch.num_failed,
+        output_file_id=batch.output_file_id or None,
+        error_file_id=batch.error_file_id or None,
+        errors=tuple(error.message for error in batch.errors),
+    )

@@ -1,0 +1,30 @@
+"""How a client is let in, and whom it believes."""
+
+from pathlib import Path
+
+import grpc
+
+from diptych.errors import ConfigurationError
+from diptych.rpc.channel import Lock
+
+
+def metadata_of(api_key: str) -> tuple[tuple[str, str], ...]:
+    """What each call says of who calls. Raises ConfigurationError: the key is none."""
+    if not (api_key.isascii() and api_key.isprintable()):
+        raise ConfigurationError("the API key is not in one line of ASCII characters")
+    return (("authorization", f"Bearer {api_key}"),) if api_key else ()
+
+
+def lock_of(tls: bool | Path) -> Lock | None:
+    """False: no TLS; True: the system's authorities are believed; else those in a PEM file.
+
+    Raises ConfigurationError: it cannot be read.
+    """
+    if tls is False:
+        return None
+    if tls is True:
+        return grpc.ssl_channel_credentials(), ""
+    try:
+        return grpc.ssl_channel_credentials(tls.read_bytes()), ""
+    except OSError as error:
+        raise ConfigurationError(f"{tls}: {error.strerror}") from None

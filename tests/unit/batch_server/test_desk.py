@@ -1,0 +1,45 @@
+"""What both protocols of the batch server stand on, where no client is needed to see it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batch_server.desk.chunks import in_chunks
+from batch_server.desk.tenant_places import TenantPlaces
+from diptych.errors import QueueFullError
+
+
+async def of(pieces: Sequence[bytes]) -> AsyncIterator[bytes]:
+    for piece in pieces:
+        yield piece
+
+
+@given(st.lists(st.binary(max_size=20), max_size=20), st.integers(1, 7))
+def test_chunks_are_of_one_size_and_say_the_same(pieces: list[bytes], size: int) -> None:
+    async def regrouped() -> list[bytes]:
+        return [chunk async for chunk in in_chunks(of(pieces), size)]
+
+    chunks = asyncio.run(regrouped())
+    assert b"".join(chunks) == b"".join(pieces)
+    assert all(len(chunk) == size for chunk in chunks[:-1])
+    assert all(0 < len(chunk) <= size for chunk in chunks)
+
+
+async def test_places_are_a_tenants_and_everybodys() -> None:
+    places = TenantPlaces("many are busy", most_of_tenant=2, most=3)
+    await places.wait_idle()
+    with places.taken("a"), places.taken("a"):
+        with pytest.raises(QueueFullError, match="many are busy"), places.taken("a"):
+            pass
+        with places.taken("b"), pytest.raises(QueueFullError), places.taken("c"):
+            pass
+        waiting = places.wait_idle()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await waiting
+    await places.wait_idle()
+    with places.taken("c"), places.taken("c"):
+        pass

@@ -17,7 +17,6 @@ from diptych.progress import ConsoleProgress
 from diptych.rpc.identity import Certificate
 from diptych.rpc.server import Gate, Metadata, PublicEdge
 from diptych.service_host import ServiceHost
-from diptych.telemetry.metrics import Metrics
 from diptych.telemetry.sampling import Sampling
 from diptych.timers import Timers
 from router.client_settings import PublicTls
@@ -43,6 +42,7 @@ from router.frontend.quotas import Quotas
 from router.frontend.served_model import ServedModel
 from router.heartbeat import beat
 from router.leaving import until_quiet
+from router.metrics import RouterMetrics, read_placement, read_pools, read_room
 from router.placement.cache_index import CacheIndex
 from router.placement.departures import Departures
 from router.placement.fair_queue import FairQueue
@@ -53,7 +53,7 @@ from router.placement.predicted import Predicted
 from router.placement.types import Policy
 from router.placement.waiting_room import WaitingRoom
 from router.request.dispatch import Services
-from router.telemetry import RouterMetrics
+from router.telemetry import Telemetry
 from router.tenant_metrics import TenantMetrics
 
 logger = logging.getLogger(__name__)
@@ -124,20 +124,16 @@ async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None
             spawn=background.spawn,
         )
         metrics = RouterMetrics(
-            host.metrics,
-            room,
-            lambda: cluster.num_proven_pairs,
-            lambda: cluster.num_ready,
-            lambda: discovery.age_s,
-            cluster.clock_offsets,
-            lambda: policy.cache.num_blocks,
-            TenantMetrics(host.operator_metrics, config.max_tenant_series),
+            host.metrics, TenantMetrics(host.operator_metrics, config.max_tenant_series)
         )
-        tell_regime(host.metrics, policy)
+        read_room(host.metrics, room)
+        read_pools(host.metrics, cluster, discovery)
+        read_placement(host.metrics, policy)
+        telemetry = Telemetry(metrics, host.tracing, cluster, model.name, config.trace_slow_s)
         admission = Admission(model, cluster, config)
         quotas = Quotas(config.quota.limits, loop.time, metrics.quota_refused)
-        generator = Generator(admission, quotas, services, metrics, host.tracing)
-        prompts = PromptAnswers(admission, quotas, services, metrics, host.tracing)
+        generator = Generator(admission, quotas, services, telemetry)
+        prompts = PromptAnswers(admission, quotas, services, telemetry)
         view = _make_view(config, cluster, room, metrics, admission, callers)
         servicer = InferenceServicer(
             admission, generator, prompts, callers, view, max_request_bytes=config.max_request_bytes
@@ -174,17 +170,6 @@ async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None
         beating.cancel()
         await admission.close()
         watching.cancel()
-
-
-def tell_regime(metrics: Metrics, policy: Policy) -> None:
-    """A gauge of whether the guard of this policy, if it has one, has it placed by load."""
-    if isinstance(policy, Guarded):
-        metrics.read_gauge(
-            "router_placement_fixed",
-            "1 while requests are placed by load, in a fixed regime, as more objectives are "
-            "kept so than by what is foretold; else 0.",
-            policy.guard.is_fixed,
-        )
 
 
 def public_edge(config: RouterConfig, gate: Gate | None = None) -> PublicEdge:

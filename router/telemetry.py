@@ -2,8 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import NamedTuple
 
 from opentelemetry.context import Context
 
@@ -12,19 +11,16 @@ from diptych.errors import (
     DiptychError,
     InvalidApiKeyError,
     TransferInterruptedError,
-    all_reasons,
 )
 from diptych.finish_reason import FinishReason
 from diptych.request_class import RequestClass
 from diptych.sampling_params import SamplingParams
 from diptych.telemetry import attributes, tracing
-from diptych.telemetry.families import RequestMetrics
-from diptych.telemetry.metrics import LoopHistogram, Metrics
+from diptych.telemetry.metrics import LoopHistogram
 from diptych.telemetry.stages import Stage
-from diptych.telemetry.tracing import Attributes, Tracing
-from diptych.tenant import Limits
-from router.cluster.worker_clock import ClockOffset
-from router.generation.answer import KVPath, Timing, Usage
+from diptych.telemetry.tracing import Attributes, Metadata, Tracing
+from router.generation.answer import Timing, Usage
+from router.metrics import RouterMetrics
 from router.placement.claim import NO_CLAIM, Claim
 from router.placement.explanation import Explanation
 from router.placement.types import (
@@ -39,183 +35,55 @@ from router.placement.types import (
 from router.request.actions import Retry
 from router.request.observer import Waits
 from router.request.response_builder import Moments
-from router.tenant_metrics import TenantMetrics
 from router.trace import RequestTrace, Workers
 
 logger = logging.getLogger(__name__)
 
-_RATIO_BUCKETS = (0.25, 0.5, 0.7, 0.8, 0.88, 0.94, 1.0, 1.06, 1.12, 1.2, 1.3, 1.5, 2.0, 4.0)
 
-OUTCOMES = ("ok", "cancelled", *all_reasons())
+class Telemetry(NamedTuple):
+    """What every request of one router is told to."""
 
-
-class Gauges(Protocol):
-    """Live state that is read at each scrape."""
-
-    @property
-    def num_waiting(self) -> int: ...
-
-    @property
-    def num_placed(self) -> int: ...
-
-    def num_waiting_of(self, request_class: RequestClass) -> int: ...
-
-
-class RouterMetrics:
-    """All metrics of one router."""
-
-    def __init__(
-        self,
-        metrics: Metrics,
-        room: Gauges,
-        num_proven_pairs: Callable[[], float],
-        num_ready: Callable[[], tuple[int, int]],
-        discovery_age_s: Callable[[], float],
-        clock_offsets: Callable[[], Iterable[tuple[str, ClockOffset]]],
-        num_cached_blocks: Callable[[], float],
-        tenants: TenantMetrics,
-    ) -> None:
-        self.tenants = tenants
-        kv_paths = [path.name.lower() for path in KVPath]
-        self.requests = RequestMetrics(metrics, OUTCOMES, kv_paths)
-        self.unproven = metrics.counter(
-            "kv_unproven_total",
-            "Hand-offs whose landed KV was not what was announced. Each is an alarm.",
-        )
-        self.local = metrics.counters(
-            "router_local_prefills_total",
-            "Times a decode worker was told to compute a prompt itself, by why: choice (few tokens "
-            "were missing there, or there is no prefill pool), no_prefill (none was alive), "
-            "recompute (a hand-off failed).",
-            "why",
-            [why.value for why in Why],
-        )
-        self._quotas = metrics.counters(
-            "router_quota_refusals_total",
-            "Requests that were refused because their tenant's quota was used up, by which: see "
-            "--quota of the router's settings.",
-            "quota",
-            Limits._fields,
-        )
-        self.foretold_ratio = metrics.histogram(
-            "router_ttft_foretold_ratio",
-            "Time from placement to first token, over what placement predicted had foretold.",
-            _RATIO_BUCKETS,
-        )
-        metrics.read_gauge(
-            "router_requests_waiting",
-            "Requests that wait in the router for a placement.",
-            lambda: room.num_waiting,
-        )
-        metrics.read_gauges(
-            "router_class_requests_waiting",
-            "Of these, by class.",
-            ("class",),
-            lambda: [((each,), float(room.num_waiting_of(each))) for each in RequestClass],
-        )
-        self._engine_seconds = metrics.counters(
-            "router_class_engine_seconds_total",
-            "What requests took of the engines, s, both phases together, by class: what they are "
-            "charged by in the queue. Estimated by the tokens and what workers say of their steps.",
-            "class",
-            RequestClass,
-        )
-        self.unreachable = metrics.counters(
-            "router_unreachable_total",
-            "Requests that were refused because they were foretold to miss their objectives, by "
-            "class.",
-            "class",
-            RequestClass,
-        )
-        metrics.read_gauge(
-            "router_requests_placed", "Requests that are on workers.", lambda: room.num_placed
-        )
-        metrics.read_gauge(
-            "router_proven_pairs",
-            "Pairs of a ready prefill and a ready decode worker proven to move KV.",
-            num_proven_pairs,
-        )
-        metrics.read_gauge(
-            "router_cached_blocks",
-            "KV blocks that workers told to be in their prefix caches, of all workers together.",
-            num_cached_blocks,
-        )
-        metrics.read_gauges(
-            "router_workers_ready",
-            "Workers that a request may be placed on, by role.",
-            ("role",),
-            lambda: [
-                ((role,), float(count))
-                for role, count in zip(("prefill", "decode"), num_ready(), strict=True)
-            ],
-        )
-        metrics.read_gauge(
-            "router_discovery_age_seconds",
-            "Time since the source of workers last said where they are, s; what it said stays in "
-            "use. 0 for a static list.",
-            discovery_age_s,
-        )
-        metrics.read_gauges(
-            "router_worker_clock_offset_seconds",
-            "How far the clock of a worker's spans is ahead of the router's, s; negative: behind.",
-            ("worker",),
-            lambda: [((address,), clock.offset_s) for address, clock in clock_offsets()],
-        )
-        metrics.read_gauges(
-            "router_worker_clock_uncertainty_seconds",
-            "How far from that offset the true one may be, s: half a round trip.",
-            ("worker",),
-            lambda: [((address,), clock.uncertainty_s) for address, clock in clock_offsets()],
-        )
-
-    def engine_used(self, request_class: RequestClass, used_s: float) -> None:
-        """A request of that class took so much of the engines, s."""
-        self._engine_seconds[request_class].inc(used_s)
-
-    def quota_refused(self, quota: str) -> None:
-        """A tenant's quota of that name, see Limits, was used up."""
-        self._quotas[quota].inc()
+    metrics: RouterMetrics
+    spans: Tracing
+    workers: Workers
+    model: str  # what is served: a label
+    slow_s: float | None  # who waited so long for a token is traced, whatever was sampled
 
 
 class RequestObserver:
-    """Follows one request from its arrival to its end. Event loop only."""
+    """Follows one request from its arrival, which is now, to its end. Event loop only."""
 
     def __init__(
         self,
-        metrics: RouterMetrics,
-        trace: Tracing,
+        telemetry: Telemetry,
         request_id: str,
-        workers: Workers,
         *,
-        slow_s: float | None,
         operation: str,
-        model: str,
-        metadata: Sequence[tuple[str, str | bytes]],
-        received_s: float,
+        metadata: Metadata,
         tenant: str = "",
     ) -> None:
-        """``metadata`` is the call's, with the client's W3C context if it sent one.
+        """``operation`` is GenAI's name of it, of which there are few.
 
+        ``metadata`` is the call's, with the client's W3C context if it sent one.
         ``tenant`` is who asks, by name; empty: nobody who is known.
-        ``operation`` and ``model`` are bounded: GenAI's name of it, and what is served.
-        A request that waited ``slow_s`` for a token is traced, whatever was sampled.
         """
         self.request_id = request_id
-        self.received_s = received_s
+        self.received_s = time.monotonic()
         self._tenant = tenant
         self._forecast: Forecast | None = None
         self._class = RequestClass.STANDARD
+        model = telemetry.model
         self._gen_ai = (operation, attributes.PROVIDER, model)  # labels of those metrics
-        self._metrics = metrics
-        self._slow_s = slow_s
+        self._metrics = telemetry.metrics
+        self._slow_s = telemetry.slow_s
         self._longest_wait_s = 0.0  # for a token
         self._was_retried = False
         self._trace = RequestTrace(
-            trace,
+            telemetry.spans,
             f"{operation} {model}",
             tracing.extract_metadata(metadata),
-            workers,
-            received_s=received_s,
+            telemetry.workers,
+            received_s=self.received_s,
             marks={
                 attributes.OPERATION_NAME: operation,
                 attributes.PROVIDER_NAME: attributes.PROVIDER,

@@ -46,6 +46,7 @@ logger = logging.getLogger(__name__)
 
 AttributeValue = str | bool | int | float | Sequence[str]
 Attributes = Mapping[str, AttributeValue]
+Metadata = Sequence[tuple[str, str | bytes]]  # of a call, or headers
 EXPORT_TIMEOUT_S = 5.0
 SDK_MAX_QUEUED: Final = 2048  # spans, where it is not said
 _MAX_QUEUED: Final = 4096
@@ -334,7 +335,7 @@ def trace_id(context: Context) -> str:
     return parts[1] if len(parts) > 1 else ""
 
 
-def extract_metadata(metadata: Sequence[tuple[str, str | bytes]] | None) -> Context:
+def extract_metadata(metadata: Metadata | None) -> Context:
     """Read the W3C context from gRPC metadata; an empty context if there is none."""
     carrier = {k: v for k, v in metadata or () if isinstance(v, str) and k in _propagator.fields}
     return _propagator.extract(carrier, Context())

@@ -1,7 +1,6 @@
 """A request in, the events of its answer out: what every front end stands on."""
 
 import time
-import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -13,14 +12,14 @@ from diptych.errors import (
     SlowClientError,
 )
 from diptych.telemetry import logs
-from diptych.telemetry.tracing import Tracing, trace_id
+from diptych.telemetry.tracing import Metadata, trace_id
 from diptych.tenant import NOBODY, Tenant
 from diptych.text.detokenizer import Detokenizer
 from router.frontend.admission import Admission
 from router.frontend.outcome import telling_outcome
 from router.frontend.quotas import Admitted, Places, Quotas
 from router.frontend.split_answers import split_of
-from router.frontend.validation import MAX_REQUEST_ID_CHARACTERS
+from router.frontend.validation import recorded_id
 from router.frontend.write_watch import WriteWatch
 from router.generation.answer import GenerationEvent, Started, Summary
 from router.generation.request import ChatPrompt, GenerationRequest
@@ -31,16 +30,13 @@ from router.request.dispatch import Services
 from router.request.resolved import ResolvedRequest
 from router.request.response_builder import ResponseBuilder
 from router.request.session import Session
-from router.telemetry import RequestObserver, RouterMetrics
+from router.telemetry import RequestObserver, Telemetry
 
 _COMPLETION = "text_completion"  # as GenAI names it
 # Ends of a request that its client brought about.
 _CLIENTS_OWN = frozenset(
     {DeadlineExceededError.reason, SlowClientError.reason, InvalidRequestError.reason}
 )
-
-Metadata = Sequence[tuple[str, str | bytes]]
-"""Of the call or the headers, for the W3C trace context that may be in it."""
 
 
 def _nothing() -> None:
@@ -55,14 +51,12 @@ class Generator:
         admission: Admission,
         quotas: Quotas,
         services: Services,
-        metrics: RouterMetrics,
-        trace: Tracing,
+        telemetry: Telemetry,
     ) -> None:
         self._admission = admission
         self._quotas = quotas
         self._services = services
-        self._metrics = metrics
-        self._trace = trace
+        self._telemetry = telemetry
 
     async def generate(
         self,
@@ -138,18 +132,11 @@ class Generator:
     def _observe(
         self, request_id: str, operation: str, metadata: Metadata, tenant: Tenant
     ) -> RequestObserver:
-        request_id = request_id or uuid.uuid4().hex
-        is_valid = len(request_id) <= MAX_REQUEST_ID_CHARACTERS
         return RequestObserver(
-            self._metrics,
-            self._trace,
-            request_id if is_valid else "invalid",
-            self._services.cluster,
-            slow_s=self._services.config.trace_slow_s,
+            self._telemetry,
+            recorded_id(request_id),
             operation=operation,
-            model=self._admission.model.name,
             metadata=metadata,
-            received_s=time.monotonic(),
             tenant=tenant.name,
         )
 

@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 
 from diptych.errors import InvalidApiKeyError, InvalidRequestError
 from diptych.rpc.server import Context
+from diptych.telemetry.tracing import Metadata
 from diptych.tenant import NOBODY, Tenant
 from diptych.v1 import inference_pb2
 from router.frontend import prompt_messages, public_messages
@@ -19,7 +20,7 @@ from router.frontend.callers.callers import Callers, authorization
 from router.frontend.cluster_message import write_report
 from router.frontend.cluster_view import ClusterView
 from router.frontend.field_names import renamed
-from router.frontend.generator import Generator, Metadata
+from router.frontend.generator import Generator
 from router.frontend.grpc_call import Call, read_message
 from router.frontend.prompt_answers import PromptAnswers
 from router.generation.cluster_report import ClusterReport

@@ -9,9 +9,9 @@ from diptych.errors import InvalidRequestError
 from diptych.rpc.decoding import decode
 from diptych.rpc.item_counts import check_item_counts
 from diptych.rpc.server import Context
+from diptych.telemetry.tracing import Metadata
 from diptych.tenant import Tenant
 from router.frontend.callers.callers import Callers, authorization
-from router.frontend.generator import Metadata
 
 M = TypeVar("M", bound=Message)
 

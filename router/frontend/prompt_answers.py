@@ -2,7 +2,6 @@
 
 import math
 import time
-import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,14 +9,14 @@ from dataclasses import dataclass
 from diptych.errors import DeadlineExceededError, InvalidRequestError
 from diptych.request_class import RequestClass
 from diptych.telemetry import logs
-from diptych.telemetry.tracing import Tracing, trace_id
+from diptych.telemetry.tracing import Metadata, trace_id
 from router.frontend.admission import Admission
 from router.frontend.field_names import renamed
 from router.frontend.outcome import telling_outcome
 from router.frontend.prompt_jobs import Errand, Job, JobResult, PromptJobs
 from router.frontend.quotas import Admitted, Quotas
 from router.frontend.turns import one_by_one
-from router.frontend.validation import MAX_REQUEST_ID_CHARACTERS, check_room, salt_of
+from router.frontend.validation import check_room, recorded_id, salt_of
 from router.generation.answer import KVPath, Timing, Usage
 from router.generation.prompt_work import (
     ContinuationScore,
@@ -33,7 +32,7 @@ from router.generation.request import GenerationRequest, Prompt, TextPrompt
 from router.placement.claim import Claim
 from router.request.dispatch import Services
 from router.request.prompt_told import WantedLogprobs, WantedStates
-from router.telemetry import RequestObserver, RouterMetrics
+from router.telemetry import RequestObserver, Telemetry
 
 MAX_INPUTS = 2048
 MAX_NUMBERS = 2048 * 4096
@@ -41,8 +40,6 @@ MAX_NUMBERS = 2048 * 4096
 
 # Ends that the client brought about: what was reserved is not given back.
 _CLIENTS_OWN = ("cancelled", DeadlineExceededError.reason)
-
-Metadata = Sequence[tuple[str, str | bytes]]
 
 _ON_WIRE = {Pooling.MEAN: 1, Pooling.LAST_TOKEN: 2}  # common_pb2.Pooling
 
@@ -71,15 +68,13 @@ class PromptAnswers:
         admission: Admission,
         quotas: Quotas,
         services: Services,
-        metrics: RouterMetrics,
-        trace: Tracing,
+        telemetry: Telemetry,
     ) -> None:
         self._admission = admission
         self._quotas = quotas
         self._services = services
         self._jobs = PromptJobs(admission.model.tokenizer, services)
-        self._metrics = metrics
-        self._trace = trace
+        self._telemetry = telemetry
 
     async def score(
         self, request: ScoreRequest, deadline_s: float | None = None, metadata: Metadata = ()
@@ -158,18 +153,11 @@ class PromptAnswers:
         metadata: Metadata,
     ) -> Iterator[_Call]:
         """Hold a place, and leave a record, however it ends."""
-        request_id = work.request_id or uuid.uuid4().hex
-        is_valid = len(request_id) <= MAX_REQUEST_ID_CHARACTERS
         observer = RequestObserver(
-            self._metrics,
-            self._trace,
-            request_id if is_valid else "invalid",
-            self._services.cluster,
-            slow_s=self._services.config.trace_slow_s,
+            self._telemetry,
+            recorded_id(work.request_id),
             operation=operation,
-            model=self._admission.model.name,
             metadata=metadata,
-            received_s=time.monotonic(),
             tenant=work.tenant.name,
         )
         salt = salt_of(work.cache_salt, work.tenant.name)

@@ -8,6 +8,7 @@ a thread; ``resolve`` needs the context length that the workers have.
 
 import hashlib
 import json
+import uuid
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -368,6 +369,13 @@ def _check_keys(by_token_id: Mapping[int, float], vocab_size: int, field: str) -
                 f"{token_id} is not from 0 to {vocab_size - 1}, the vocabulary",
                 field=f"{field}[{token_id}]",
             )
+
+
+def recorded_id(request_id: str) -> str:
+    """What a request is called in its record, which begins before its id is checked."""
+    if len(request_id) > MAX_REQUEST_ID_CHARACTERS:
+        return "invalid"
+    return request_id or uuid.uuid4().hex
 
 
 def check_request_id(request_id: str) -> None:

@@ -16,8 +16,6 @@ from diptych.telemetry.metrics import Metrics
 from diptych.telemetry.tracing import Tracing
 from diptych.worker.step_metrics import StepMetrics
 from prefill_worker import source_metrics
-from router.telemetry import RouterMetrics
-from router.tenant_metrics import TenantMetrics
 from tests import metrics
 
 
@@ -91,21 +89,6 @@ def test_what_an_engine_runs() -> None:
     assert value("sequences_running") == 2
     assert value("sequences_waiting") == 7
     assert value("preemptions_total") == 3
-
-
-def test_what_a_router_has() -> None:
-    room = SimpleNamespace(num_waiting=2, num_placed=3, num_waiting_of=lambda each: 1)
-
-    def register(metrics: Metrics) -> None:
-        tenants = TenantMetrics(metrics, max_tenants=1)
-        RouterMetrics(
-            metrics, room, lambda: 0.0, lambda: (1, 1), lambda: 0.0, list, lambda: 4, tenants
-        )
-
-    value = told(register)
-    assert value("router_requests_waiting") == 2
-    assert value("router_requests_placed") == 3
-    assert value("router_cached_blocks") == 4
 
 
 @pytest.mark.parametrize(

@@ -5,19 +5,11 @@ import runpy
 import sys
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
 
 from diptych import settings
-from diptych.telemetry.metrics import Metrics
-from router.app import is_cluster_told, public_edge, tell_regime
+from router.app import is_cluster_told, public_edge
 from router.config import RouterConfig
 from router.frontend.callers.callers import Anybody, KnownCallers
-from router.placement.cache_index import CacheIndex
-from router.placement.guard import Regime
-from router.placement.guarded import Guarded
-from router.placement.policy import LeastLoaded
-from router.placement.predicted import Predicted
-from tests import metrics
 
 
 def test_the_servers_limits_cover_what_the_router_takes() -> None:
@@ -58,18 +50,3 @@ def test_its_process_looks_for_cycles_less_often(monkeypatch: pytest.MonkeyPatch
         assert gc.get_threshold() == (10_000, *thresholds[1:])
     finally:
         gc.set_threshold(*thresholds)
-
-
-def test_a_scraper_is_told_that_placement_is_fixed() -> None:
-    registry = CollectorRegistry()
-    plain = LeastLoaded(CacheIndex(9), local_below_tokens=0, allow_local=True, allow_recompute=True)
-    policy = Guarded(Predicted(plain), plain)
-    tell_regime(Metrics(registry), policy)
-    tell_regime(Metrics(registry), plain)  # it has no guard, and so no such gauge
-
-    def told() -> float:
-        return metrics.parse(generate_latest(registry).decode())["diptych_router_placement_fixed"]
-
-    assert told() == 0
-    policy.guard.regime = Regime.APART
-    assert told() == 1

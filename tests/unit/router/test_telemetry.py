@@ -1,8 +1,6 @@
 """What requests are counted by."""
 
-import time
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +11,6 @@ from diptych.errors import (
     DeadlineUnreachableError,
     QueueFullError,
     TransferInterruptedError,
-    all_reasons,
 )
 from diptych.request_class import RequestClass
 from diptych.sampling_params import SamplingParams
@@ -22,15 +19,15 @@ from diptych.telemetry.metrics import Metrics
 from diptych.telemetry.sampling import Sampling
 from diptych.telemetry.stages import Stage
 from diptych.telemetry.tracing import Tracing
-from router.cluster.worker_clock import ClockOffset
 from router.generation.answer import KVPath, Timing, Transfer, Usage
+from router.metrics import RouterMetrics
 from router.placement.claim import Claim
 from router.placement.explanation import Explanation
 from router.placement.types import Forecast, Outlook, Paired, WorkerId
 from router.request.actions import Retry
 from router.request.observer import Waits
 from router.request.response_builder import Moments
-from router.telemetry import OUTCOMES, RequestObserver, RouterMetrics
+from router.telemetry import RequestObserver, Telemetry
 from router.tenant_metrics import TenantMetrics
 from router.trace import RequestTrace
 from tests.unit.router.told_workers import ToldWorkers
@@ -55,26 +52,8 @@ MOMENTS = Moments(
 )
 
 
-def test_each_reason_of_an_error_is_an_outcome() -> None:
-    assert set(OUTCOMES) == {"ok", "cancelled", *all_reasons()}
-    assert {"QUEUE_FULL", "STEP_FAILED"} <= set(OUTCOMES)
-
-
-CLOCKS = [("p:1", ClockOffset(-3.0, 0.25))]
-
-
 def make_metrics(registry: CollectorRegistry) -> RouterMetrics:
-    room = SimpleNamespace(num_waiting=0, num_placed=0, num_waiting_of=lambda each: 1)
-    return RouterMetrics(
-        Metrics(registry),
-        room,
-        lambda: 0.0,
-        lambda: (1, 1),
-        lambda: 7.5,
-        lambda: CLOCKS,
-        lambda: 0.0,
-        TenantMetrics(Metrics(registry), max_tenants=2),
-    )
+    return RouterMetrics(Metrics(registry), TenantMetrics(Metrics(registry), max_tenants=2))
 
 
 def make_observer(
@@ -83,18 +62,9 @@ def make_observer(
     slow_s: float | None = None,
     tenant: str = "",
 ) -> RequestObserver:
-    return RequestObserver(
-        metrics,
-        trace or Tracing("test"),
-        "r",
-        ToldWorkers(),
-        slow_s=slow_s,
-        operation="chat",
-        model="m",
-        metadata=(),
-        received_s=time.monotonic(),
-        tenant=tenant,
-    )
+    spans = trace or Tracing("test")
+    telemetry = Telemetry(metrics, spans, ToldWorkers(), "m", slow_s)
+    return RequestObserver(telemetry, "r", operation="chat", metadata=(), tenant=tenant)
 
 
 GEN_AI_LABELS = {
@@ -102,21 +72,6 @@ GEN_AI_LABELS = {
     "gen_ai_provider_name": "diptych",
     "gen_ai_request_model": "m",
 }
-
-
-def test_how_long_the_source_of_workers_was_silent_is_read_at_each_scrape() -> None:
-    registry = CollectorRegistry()
-    make_metrics(registry)
-    assert registry.get_sample_value("diptych_router_discovery_age_seconds") == 7.5
-
-
-def test_clocks_are_told_by_worker() -> None:
-    registry = CollectorRegistry()
-    make_metrics(registry)
-    name = "diptych_router_worker_clock"
-    for what, value in (("offset", -3.0), ("uncertainty", 0.25)):
-        told = registry.get_sample_value(f"{name}_{what}_seconds", {"worker": "p:1"})
-        assert told == value
 
 
 NOT_SAMPLED = Sampling(0.0, caller_per_s=0.0, holds=True)
@@ -317,4 +272,3 @@ def test_who_is_refused_by_what_is_foretold_is_counted_by_class_and_says_why(
     refused = [count("diptych_router_unreachable_total", each) for each in RequestClass]
     assert refused == [0.0, 0.0, 1.0]
     assert count("diptych_router_class_engine_seconds_total", "realtime") == 2.5
-    assert count("diptych_router_class_requests_waiting", "standard") == 1.0

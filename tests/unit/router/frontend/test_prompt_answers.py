@@ -20,6 +20,7 @@ from router.frontend.quotas import Quotas
 from router.generation.prompt_work import EmbedRequest, ScoreRequest
 from router.generation.request import GenerationRequest, TextPrompt, TokenPrompt
 from router.request.prompt_told import WantedLogprobs, WantedStates
+from router.telemetry import Telemetry
 from tests.unit.router.test_telemetry import make_metrics
 from tests.unit.router.told_workers import ToldWorkers
 
@@ -76,15 +77,15 @@ class FakeJobs:
 class Rig:
     def __init__(self) -> None:
         self.admission, self.jobs = FakeAdmission(), FakeJobs()
-        config = SimpleNamespace(trace_slow_s=None)
-        services: Any = SimpleNamespace(cluster=ToldWorkers(), config=config)
+        services: Any = SimpleNamespace()
         admission: Any = self.admission
+        metrics = make_metrics(CollectorRegistry())
+        telemetry = Telemetry(metrics, Tracing("test"), ToldWorkers(), "m", slow_s=None)
         self.answers = PromptAnswers(
             admission,
             Quotas(Limits(), lambda: 0.0, lambda quota: None),
             services,
-            make_metrics(CollectorRegistry()),
-            Tracing("test"),
+            telemetry,
         )
         jobs: Any = self.jobs
         self.answers._jobs = jobs

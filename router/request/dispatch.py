@@ -38,6 +38,9 @@ from router.request.observer import Observer, Waits
 from router.request.prompt_told import Wanted
 from router.request.resolved import ResolvedRequest
 
+Spawn = Callable[[Coroutine[Any, Any, None], str], None]
+"""Runs a task, by that name, that outlives the session."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
@@ -51,7 +54,7 @@ class Services:
     rates: RecentRates = field(default_factory=lambda: RecentRates(time.monotonic))
     incarnation: str
     sequence_ids: Iterator[int]
-    spawn: Callable[[Coroutine[Any, Any, None], str], None]  # a task that outlives the session
+    spawn: Spawn
 
 
 class _Foretold(NamedTuple):

@@ -6,8 +6,8 @@ from diptych import settings
 from diptych.errors import ConfigurationError
 from diptych.rpc.server import make_server
 from diptych.tenant import Limits
-from router.app import public_edge
 from router.config import RouterConfig
+from router.ways_in import public_edge
 
 INT32 = 2**31 - 1
 

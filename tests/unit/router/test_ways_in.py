@@ -1,15 +1,11 @@
-"""What the server takes is what the router takes; what its process sets."""
-
-import gc
-import runpy
-import sys
+"""What the server takes is what the router takes; what clients are told."""
 
 import pytest
 
 from diptych import settings
-from router.app import is_cluster_told, public_edge
 from router.config import RouterConfig
 from router.frontend.callers.callers import Anybody, KnownCallers
+from router.ways_in import is_cluster_told, public_edge
 
 
 def test_the_servers_limits_cover_what_the_router_takes() -> None:
@@ -39,14 +35,3 @@ def test_who_is_told_how_the_pools_are(
     config = settings.load(RouterConfig, args, prog="router", env_prefix="DIPTYCH_ROUTER_")
     assert is_cluster_told(config, Anybody()) is is_told
     assert is_cluster_told(config, KnownCallers(None)) is is_told_with_keys
-
-
-def test_its_process_looks_for_cycles_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    thresholds = gc.get_threshold()
-    monkeypatch.setattr(sys, "argv", ["router", "--no-such-setting", "1"])
-    try:
-        with pytest.raises(SystemExit):
-            runpy.run_module("router", run_name="__main__")
-        assert gc.get_threshold() == (10_000, *thresholds[1:])
-    finally:
-        gc.set_threshold(*thresholds)

@@ -14,12 +14,10 @@ from torch import Tensor
 
 from diptych.engine.backends.base import Backend
 from diptych.engine.kv.cache import KVCache
-from diptych.engine.model.config import ModelConfig
-from diptych.engine.model.decoder import Decoder
-from diptych.engine.model.weights import load_weights
 from diptych.engine.runner import Runner
 from tests import hf_reference
 from tests.engine_logits import chunk_logits
+from tests.engines import load_decoder
 from tests.tiny_model import write_tiny_model
 
 BLOCK_SIZE = 32
@@ -38,6 +36,16 @@ class Shape:
     num_tokens: int
     sizes: Mapping[str, object]  # entries of config.json
     vocab_size: int = 32_000
+
+    def write(self, folder: Path | str) -> Path:
+        """A folder with random weights of it."""
+        return write_tiny_model(
+            folder,
+            self.family,
+            vocab_size=self.vocab_size,
+            num_layers=self.num_layers,
+            shape=self.sizes,
+        )
 
 
 SHAPES = (
@@ -116,13 +124,7 @@ def check(shape: Shape, backend: Backend, dtypes: Sequence[torch.dtype]) -> Agre
     against it.
     """
     with tempfile.TemporaryDirectory() as name:
-        folder = write_tiny_model(
-            name,
-            shape.family,
-            vocab_size=shape.vocab_size,
-            num_layers=shape.num_layers,
-            shape=shape.sizes,
-        )
+        folder = shape.write(name)
         generator = torch.Generator().manual_seed(2)
         ids: list[int] = torch.randint(
             5, shape.vocab_size, (shape.num_tokens,), generator=generator
@@ -142,11 +144,9 @@ def check(shape: Shape, backend: Backend, dtypes: Sequence[torch.dtype]) -> Agre
 
 def engine(folder: Path, ids: Sequence[int], dtype: torch.dtype, backend: Backend) -> Tensor:
     """Of the last tokens: [NUM_DECODED + 1, vocab_size] float32, on the host."""
-    config = ModelConfig.from_folder(folder)
-    weights = load_weights(folder, config, backend.weights(dtype, "none"))
-    model = Decoder(config, weights, backend.layer_ops(config, dtype))
+    model = load_decoder(folder, dtype, backend=backend)
     num_blocks = -(-len(ids) // BLOCK_SIZE)
-    cache = KVCache(config, num_blocks, BLOCK_SIZE, dtype, backend.kv_memory)
+    cache = KVCache(model.config, num_blocks, BLOCK_SIZE, dtype, backend.kv_memory)
     cache.tensor.fill_(torch.nan)
     table = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(1)).tolist()
     chunks = (len(ids) // 3, len(ids) - len(ids) // 3 - NUM_DECODED, *([1] * NUM_DECODED))

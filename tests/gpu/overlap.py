@@ -8,15 +8,12 @@ import torch
 
 from diptych.engine.backends.base import Backend
 from diptych.engine.kv.cache import KVCache
-from diptych.engine.model.config import ModelConfig
-from diptych.engine.model.decoder import Decoder
-from diptych.engine.model.weights import load_weights
 from diptych.engine.runner import Runner
 from diptych.engine.scheduling.block_pool import BlockPool
 from diptych.sampling_params import SamplingParams
+from tests.engines import load_decoder
 from tests.gpu.golden import BLOCK_SIZE, Shape
 from tests.step_rig import StepRig
-from tests.tiny_model import write_tiny_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +47,9 @@ def check(
     another one: in float32 of one sequence in four at the most. Of bfloat16 nothing is held.
     """
     with tempfile.TemporaryDirectory() as name:
-        folder = write_tiny_model(
-            name,
-            shape.family,
-            vocab_size=shape.vocab_size,
-            num_layers=shape.num_layers,
-            shape=shape.sizes,
-        )
-        config = ModelConfig.from_folder(folder)
-        weights = load_weights(folder, config, eager.weights(dtype, "none"))
-    model = Decoder(config, weights, eager.layer_ops(config, dtype))
+        model = load_decoder(shape.write(name), dtype, backend=eager)
     num_blocks = num_seqs * (2 + -(-num_tokens // BLOCK_SIZE)) + 1
-    cache = KVCache(config, num_blocks, BLOCK_SIZE, dtype, eager.kv_memory)
+    cache = KVCache(model.config, num_blocks, BLOCK_SIZE, dtype, eager.kv_memory)
     tokens, seconds, num_ahead = [], [], 0
     ways = ((Runner(model, cache, eager), 1), *((Runner(model, cache, graphed), n) for n in (1, 2)))
     for runner, max_steps in ways * num_rounds:

@@ -1,21 +1,17 @@
 """The scheduler's machine notices whoever plans ahead carelessly, and says what is wrong."""
 
 import re
-from collections.abc import Callable
 
 import pytest
-from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import run_state_machine_as_test
 
 from diptych.engine.scheduling import scheduler
 from diptych.engine.scheduling.block_pool import Owner
 from diptych.engine.scheduling.scheduler import Scheduler
 from diptych.engine.scheduling.sequence import Sequence
 from diptych.engine.scheduling.step_results import StepResults
+from tests.unit.engine.scheduling.mutations import Patch, noticed
 from tests.unit.engine.scheduling.test_scheduler_machine import AheadMachine
-
-Patch = Callable[[pytest.MonkeyPatch], None]
 
 
 def free_with_the_step_that_ends_it(patch: pytest.MonkeyPatch) -> None:
@@ -92,19 +88,8 @@ class Crowded(AheadMachine):
 )
 def test_the_mutation_is_found(patch: Patch, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     patch(monkeypatch)
-    search = settings(
-        Crowded.TestCase.settings,
-        max_examples=3000,
-        stateful_step_count=50,
-        deadline=None,
-        derandomize=True,
-        report_multiple_bugs=False,
-        phases=[Phase.generate],
-    )
-    with pytest.raises(AssertionError) as found:
-        run_state_machine_as_test(Crowded, settings=search)
     said: list[str] = []
-    error: BaseException | None = found.value
+    error: BaseException | None = noticed(Crowded)
     while error is not None:  # what the teardown met hides what led to it
         said.append(str(error).partition("Failing test case")[0])
         error = error.__context__

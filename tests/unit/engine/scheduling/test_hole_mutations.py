@@ -1,17 +1,14 @@
 """The scheduler's machine notices whoever forgets the holes in pulled blocks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
-from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import run_state_machine_as_test
 
 from diptych.block_needs import BlockNeeds, GroupExtent
 from diptych.engine.scheduling.block_pool import BlockPool
+from tests.unit.engine.scheduling.mutations import Patch, noticed
 from tests.unit.engine.scheduling.test_scheduler_machine import SchedulerMachine
-
-Patch = Callable[[pytest.MonkeyPatch], None]
 
 
 def hit_blocks_whatever_they_hold(patch: pytest.MonkeyPatch) -> None:
@@ -61,13 +58,4 @@ class ShortWindow(SchedulerMachine):
 )
 def test_the_mutation_is_found(patch: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
     patch(monkeypatch)
-    search = settings(
-        SchedulerMachine.TestCase.settings,
-        max_examples=3000,
-        stateful_step_count=50,
-        deadline=None,
-        derandomize=True,
-        phases=[Phase.generate],
-    )
-    with pytest.raises(AssertionError):
-        run_state_machine_as_test(ShortWindow, settings=search)
+    noticed(ShortWindow)

@@ -159,7 +159,7 @@ class TransferEndpoint:
         problem = transport.problem or f"not ready within {_START_S:.0f} s"
         is_last = name == self.config.transports[-1]
         if is_last and not any(transport.ready for transport in self.transports.values()):
-            raise ConfigurationError(problem)
+            raise ConfigurationError(f"transfer.transports: {name}: {problem}")
         logger.warning("transport not available", extra={"transport": name, "error": problem})
 
     def _serve(self, active: bool) -> None:

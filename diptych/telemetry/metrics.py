@@ -38,10 +38,6 @@ class Metrics:
         """A count that only grows."""
         return Counter(_full(name), definition, registry=self.registry)
 
-    def gauge(self, name: str, definition: str) -> Gauge:
-        """A value that is set when it changes."""
-        return Gauge(_full(name), definition, registry=self.registry)
-
     def gauges(self, name: str, definition: str, labels: Sequence[str]) -> Gauge:
         """A family of gauges; the caller keeps the label values bounded."""
         return Gauge(_full(name), definition, labels, registry=self.registry)

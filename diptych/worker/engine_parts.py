@@ -78,7 +78,10 @@ class EngineParts:
     def to_break(self) -> Breakable:
         """For injected faults. Raises ConfigurationError: the host cannot reach the blocks."""
         if self.breakable is None:
-            raise ConfigurationError("faults can be injected into a KV pool in host memory only")
+            raise ConfigurationError(
+                "transfer.allow_faults: faults can be injected into a KV pool in host memory only, "
+                "that of device cpu"
+            )
         return self.breakable
 
     def progress(self) -> common_pb2.EngineProgress:

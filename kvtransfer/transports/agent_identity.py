@@ -72,14 +72,19 @@ class AgentIdentity:
             descriptor.device_id,
         )
         if region.memory_kind not in _MEMORY_KINDS:
-            raise TransportError(f"the source has memory of the kind {region.memory_kind!r}")
+            raise TransportError(
+                f"the source has memory of the kind {region.memory_kind!r}, none of "
+                f"{', '.join(_MEMORY_KINDS)}"
+            )
         if region.block_bytes != self._memory.block_bytes:
             raise TransportError(
                 f"the source has blocks of {region.block_bytes} bytes, here are "
                 f"{self._memory.block_bytes}"
             )
         if not 1 <= region.num_blocks <= _MAX_BLOCKS:
-            raise TransportError(f"the source has {region.num_blocks} blocks")
+            raise TransportError(
+                f"the source has {region.num_blocks} blocks, not 1 to {_MAX_BLOCKS}"
+            )
         if region.base_address + region.num_blocks * region.block_bytes > 1 << 64:
             raise TransportError("the source's pool reaches beyond its address space")
         return region

@@ -79,7 +79,11 @@ def open_transport(name: TransportName, place: Place) -> Transport:
     """
     way = TRANSPORTS[name]
     if way.needs_shared_memory and not place.is_shared:
-        raise ConfigurationError(f"{name} needs a KV pool in shared host memory")
+        raise ConfigurationError(
+            f"transfer.transports: {name} needs a KV pool in shared host memory, that of device cpu"
+        )
     if way.needs_module and importlib.util.find_spec(way.needs_module) is None:
-        raise ConfigurationError(f"{name} is not installed: pip install 'diptych[{name}]'")
+        raise ConfigurationError(
+            f"transfer.transports: {name} is not installed: pip install 'diptych[{name}]'"
+        )
     return way.open(place)

@@ -135,7 +135,8 @@ class KVCache:
             self.memory = allocate(self.num_bytes)
         except (RuntimeError, MemoryError, OSError, OverflowError) as error:
             raise ConfigurationError(
-                f"no memory for {num_blocks} KV blocks of {self.block_bytes} bytes"
+                f"num_blocks or kv_cache_memory: no memory for {num_blocks} KV blocks of "
+                f"{self.block_bytes} bytes"
             ) from error
         # Zeros, never empty: a slot nobody wrote must not hold a NaN.
         self.tensor = self.memory.bytes.view(dtype).view(shape)

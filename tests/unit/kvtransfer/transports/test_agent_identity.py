@@ -57,10 +57,10 @@ def test_tcp_is_refused_where_it_is_forbidden(
     ("wrong", "why"),
     [
         ({"memory_kind": "DRA\u00e9"}, "of the kind"),
-        ({"memory_kind": ""}, "of the kind"),
+        ({"memory_kind": ""}, "of the kind '', none of DRAM, VRAM"),
         ({"block_bytes": 1}, "blocks of 1 bytes, here are 4"),
-        ({"num_blocks": 10**9}, "1000000000 blocks"),
-        ({"num_blocks": 0}, "0 blocks"),
+        ({"num_blocks": 10**9}, "1000000000 blocks, not 1 to 1048576"),
+        ({"num_blocks": 0}, "0 blocks, not 1 to"),
         ({"base_address": 2**64 - 4}, "beyond its address space"),
     ],
 )

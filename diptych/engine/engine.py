@@ -25,6 +25,7 @@ from diptych.engine.protocol import EngineLoad, StepListener, StepRecord
 from diptych.engine.scheduling.audit import pool_mismatch
 from diptych.engine.scheduling.block_pool import BlockPool
 from diptych.engine.scheduling.pacer import Pacer
+from diptych.engine.scheduling.prefill_time import PrefillTime
 from diptych.engine.scheduling.scheduler import MAX_STEPS_IN_FLIGHT, Scheduler
 from diptych.engine.scheduling.sequence import Sequence
 from diptych.engine.scheduling.step import SequenceUpdate, StepOutput, StepPlan
@@ -86,6 +87,7 @@ class StepEngine:
         self._max_steps = 1 if launcher is None else MAX_STEPS_IN_FLIGHT
         self._booked_s = 0.0  # when the last step that was completed was booked
         self._timing = StepTiming(measured)
+        self._prefill_time = PrefillTime(clock)
         self._learner = StepLearner()
         max_tokens = scheduler.config.max_batched_tokens
         self._pacer = None if tpot_s is None else Pacer(tpot_s, max_tokens)
@@ -209,6 +211,11 @@ class StepEngine:
         return self._timing.decode_step_s
 
     @property
+    def prefill_time_ratio(self) -> float:
+        """Of its time of late, how much went into steps with prefill chunks."""
+        return self._prefill_time.ratio
+
+    @property
     def step_model(self) -> StepModel:
         """Learned from all steps that were completed, from deciding them to booking them."""
         return self._learner.model
@@ -325,6 +332,8 @@ class StepEngine:
         cost = self._learner.model.cost_of(work)
         expected_s = cost.expected_s(work)
         self._learner.learn(work, output.duration_s + overhead_s)
+        if work.num_prefill_tokens:
+            self._prefill_time.add(output.duration_s + overhead_s)
         self.last_step = StepRecord(
             step.started_s,
             num_prefill,

@@ -171,6 +171,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def prefill_time_ratio(self) -> float:
+        """Of its time of late, how much went into steps with prefill chunks."""
+        ...
+
+    @property
     def step_model(self) -> StepModel:
         """How long its steps take, from one's decision to the next one's, as learned from them."""
         ...

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from diptych.engine.scheduling.audit import pool_mismatch
 from diptych.engine.scheduling.block_pool import BlockPool
 from diptych.engine.scheduling.pacer import Pacer
+from diptych.engine.scheduling.prefill_time import PrefillTime
 from diptych.engine.scheduling.scheduler import Scheduler, SchedulerConfig
 from diptych.engine.scheduling.sequence import Sequence
 from diptych.engine.scheduling.step import (
@@ -109,6 +110,7 @@ class SimulatedEngine:
         )
         self._agenda = agenda
         self._timing = StepTiming()
+        self._prefill_time = PrefillTime(lambda: agenda.now_s)
         self._noise, self._first_step = noise, first_step
         self._on_load = on_load
         self._may_leap = may_leap
@@ -158,6 +160,11 @@ class SimulatedEngine:
     def prefill_tokens_per_s(self) -> float:
         """As a worker measures it; 0 until known."""
         return self._timing.prefill_tokens_per_s
+
+    @property
+    def prefill_time_ratio(self) -> float:
+        """Of its time of late, how much went into steps with parts of prompts."""
+        return self._prefill_time.ratio
 
     @property
     def num_listeners(self) -> int:
@@ -236,6 +243,7 @@ class SimulatedEngine:
         assert step is not None, "no step ends"
         work = work_of(step.plan)
         if work.num_prefill_tokens:
+            self._prefill_time.add(step.took_s)
             self._timing.record(work.num_prefill_tokens, work.num_decode_rows, step.took_s)
             self._on_load()
         else:

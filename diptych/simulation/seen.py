@@ -22,6 +22,7 @@ class Told:
         self.num_available_blocks = counts.free + counts.cached
         self.num_sequences = engine.scheduler.num_running + engine.scheduler.num_waiting
         self.tokens_per_s, self.step_s = engine.prefill_tokens_per_s, engine.decode_step_s
+        self.prefill_time_ratio = engine.prefill_time_ratio
         self.model = engine.told_model
         self.max_batched_tokens = engine.limits.max_batched_tokens
         self.max_num_seqs = engine.limits.max_num_seqs
@@ -171,6 +172,7 @@ class DecodeSeen:
             num_pending_tokens=told.work.num_prefill_tokens + num_leased,
             num_available_blocks=told.num_available_blocks,
             step_s=told.step_s,
+            prefill_time_ratio=0.0 if beside is None else told.prefill_time_ratio,
             shipped=self._shipped,
             bytes_per_s=self._sources,
             engine=told.engine_view(self.num_sent_tokens + num_leased, num_computed),

@@ -107,6 +107,7 @@ class EngineParts:
         state.num_pending_prefill_tokens = load.num_pending_prefill_tokens
         state.prefill_tokens_per_s = self.engine.prefill_tokens_per_s
         state.decode_step_s = self.engine.decode_step_s
+        state.prefill_time_ratio = self.engine.prefill_time_ratio
         state.step_model.CopyFrom(self.engine.step_model.to_proto())
         state.max_batched_tokens = self.engine.max_batched_tokens
         state.num_pending_attention_pairs = load.work.num_attention_pairs

@@ -218,6 +218,7 @@ class DecodeMember:
                 num_pending_tokens=state.num_pending_prefill_tokens + self._num_leased_tokens,
                 num_available_blocks=_num_available_blocks(state),
                 step_s=state.decode_step_s,
+                prefill_time_ratio=0.0 if self.beside is None else state.prefill_time_ratio,
                 shipped=ShippedBytes.told(state.layout),
                 bytes_per_s=self._bytes_per_s,
                 place=_place(state).over(self.found_at),

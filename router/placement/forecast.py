@@ -13,6 +13,7 @@ from diptych.step_model import StepWork
 from router.placement.types import DecodeView, EngineView, PrefillView
 
 _NINE_OF_TEN = 1.2816  # standard deviations
+_MOST_PREFILL_TIME = 0.9  # of its time, that a worker is taken to spend on prompts
 
 
 class Span(NamedTuple):
@@ -78,18 +79,20 @@ class DecodeForecast(NamedTuple):
 def of_decode(view: DecodeView, num_tokens: int) -> DecodeForecast | None:
     """With one sequence of so many tokens more; None: the worker's steps are not known yet.
 
-    Sequences that were sent there and do not run yet are taken to be as long.
+    Sequences that were sent there and do not run yet are taken to be as long. A worker of both
+    roles that computed prompts is taken to go on so: each token waits for its part of them.
     """
     engine = view.engine
     if engine is None or not engine.model.decode.is_known:
         return None
     cost, said = engine.model.decode, engine.work
     num_rows = max(view.num_sequences, said.num_decode_rows)
+    left_ratio = 1.0 - min(view.prefill_time_ratio, _MOST_PREFILL_TIME)
 
     def pace(num: int) -> Span:
         num_context = said.num_context_tokens + (num - said.num_decode_rows) * num_tokens
-        step_s = cost.expected_s(StepWork(num, num_context))
-        return Span(step_s, step_s * cost.upper_ratio)
+        token_s = cost.expected_s(StepWork(num, num_context)) / left_ratio
+        return Span(token_s, token_s * cost.upper_ratio)
 
     return DecodeForecast(num_rows, pace(num_rows), pace(num_rows + 1))
 

@@ -65,6 +65,7 @@ class DecodeView:
     num_pending_tokens: int = 0  # of prompts that it computes itself
     num_available_blocks: int | None = None  # free or cached; None: it does not say
     step_s: float = 0.0  # measured; 0 until known
+    prefill_time_ratio: float = 0.0  # of a worker of both roles: what prompts take of its time
     shipped: ShippedBytes = NOTHING_SHIPPED  # what it pulls; nothing: it does not say
     bytes_per_s: Mapping[str, float] = field(default_factory=dict)  # of proven pairs; 0: unknown
     place: Place = NOWHERE

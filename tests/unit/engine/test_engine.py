@@ -80,6 +80,7 @@ async def test_runs_to_the_end_and_sleeps() -> None:
     assert rig.engine.decode_step_s == pytest.approx(0.5)
     assert rig.engine.prefill_tokens_per_s == pytest.approx((16 + 4 + 3) / 1.5, rel=0.1)
     assert rig.engine.predicted_step_s == pytest.approx(0.5, rel=0.1)
+    assert rig.engine.prefill_time_ratio > 0.0
     model = rig.engine.step_model
     assert (model.prefill.num_steps, model.decode.num_steps) == (3, 4)
     assert model.decode.expected_s(StepWork(1, 22)) == pytest.approx(0.5, rel=0.2)

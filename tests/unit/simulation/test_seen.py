@@ -69,6 +69,7 @@ class Mirrored:
             num_pending_prefill_tokens=scheduler.num_pending_prefill_tokens,
             prefill_tokens_per_s=engine.prefill_tokens_per_s,
             decode_step_s=engine.decode_step_s,
+            prefill_time_ratio=engine.prefill_time_ratio,
             step_model=VARIED.to_proto(),
             max_batched_tokens=SMALL.max_batched_tokens,
             num_pending_attention_pairs=work.num_attention_pairs,
@@ -144,7 +145,7 @@ def test_views_of_a_worker_of_both_roles_are_those_of_the_real_members() -> None
     both = Mirrored(1, 2, soft="d1:1")
     both.send_prompt("d1:1", 100)
     both.send_sequence("d1:1", 50)
-    both.agenda.run(0.21)
+    both.agenda.run(0.4)
     for address in both.engines:
         both.tell(address)
     both.send_prompt("d1:1", 40)
@@ -154,6 +155,8 @@ def test_views_of_a_worker_of_both_roles_are_those_of_the_real_members() -> None
     assert [view.worker.address for view in theirs.prefill] == ["p0:1", "d1:1"]
     assert ours == theirs
     assert any(view.engine and view.engine.num_departed_tokens for view in ours.prefill)
+    alone, soft = ours.decode
+    assert (alone.prefill_time_ratio, soft.prefill_time_ratio > 0.0) == (0.0, True)
 
 
 def real(both: Mirrored) -> Snapshot:

@@ -28,6 +28,7 @@ class OtherEngine:
     predicted_step_s = 0.25
     prefill_tokens_per_s = 100.0
     decode_step_s = 0.125
+    prefill_time_ratio = 0.25
     max_batched_tokens = 64
     step_model = StepModel(decode=StepCost(0.03, 0.001, num_steps=40))
     last_step: StepRecord | None = None
@@ -115,6 +116,7 @@ def test_watch_tells_of_any_engine() -> None:
     assert (state.text_digest, state.blocks.free) == ("text", NUM_BLOCKS)
     assert (state.prefill_tokens_per_s, state.decode_step_s) == (100.0, 0.125)
     assert StepModel.from_proto(state.step_model) == OtherEngine.step_model
+    assert state.prefill_time_ratio == 0.25
     assert state.max_batched_tokens == 64
     assert (state.num_decoding, state.num_context_tokens) == (2, 30)
     assert state.num_pending_attention_pairs == 45

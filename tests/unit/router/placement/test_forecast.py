@@ -1,5 +1,6 @@
 """What is foretold of a worker follows from what it said, and what was sent there since."""
 
+import dataclasses
 import math
 
 import pytest
@@ -112,3 +113,18 @@ def test_how_likely_a_span_is_exceeded() -> None:
     assert Span(1.0, 1.0).miss_ratio(0.9) == 1.0
     assert Span(1.0, 1.0).miss_ratio(1.1) == 0.0
     assert Span(0.0, 0.0).miss_ratio(math.ulp(0.0)) == 0.0
+
+
+def test_who_computes_prompts_much_of_its_time_makes_tokens_as_much_slower() -> None:
+    """And does not stand still, however much it was."""
+    calm = decode_view(engine(StepWork(2, 1000)), 2)
+    calm_s = tokens_s(calm)
+    half_s = tokens_s(dataclasses.replace(calm, prefill_time_ratio=0.5))
+    assert half_s == pytest.approx([2 * each_s for each_s in calm_s])
+    assert max(tokens_s(dataclasses.replace(calm, prefill_time_ratio=1.0))) < 1.0
+
+
+def tokens_s(view: DecodeView) -> list[float]:
+    forecast = of_decode(view, 500)
+    assert forecast is not None
+    return [forecast.before.expected_s, forecast.after.expected_s]

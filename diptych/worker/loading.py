@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -27,6 +28,7 @@ from diptych.engine.runner import Runner
 from diptych.engine.scheduling.step_timing import MeasuredStep
 from diptych.errors import ConfigurationError, DeviceMemoryError
 from diptych.models import source as model_source
+from diptych.models.source import ResolvedModel
 from diptych.progress import Progress
 from diptych.text.grammars import Grammars
 from diptych.text.identity import text_digest
@@ -61,6 +63,18 @@ class LoadedModel:
     team: RankTeam | None = None  # the other ranks, to be closed after the last step
 
 
+class _FoundModel(NamedTuple):
+    """The model that is asked for, and how it is to run here."""
+
+    source: ResolvedModel
+    model_config: ModelConfig
+    own_config: ModelConfig  # of what is computed in this process
+    share: RankShare
+    num_threads: int  # of each rank
+    backend: Backend
+    dtype: torch.dtype  # of weights and arithmetic
+
+
 def load_model(
     config: WorkerConfig,
     digest_level: str,
@@ -79,39 +93,25 @@ def load_model(
             raise LoadAbandonedError
         progress(stage, done_ratio)
 
-    share = RankShare(0, config.tensor_parallel)
-    num_threads = max(1, (config.num_threads or num_usable_cores()) // share.size)
-    torch.set_num_threads(num_threads)
-    cache_dir = config.cache_dir or model_source.DEFAULT_CACHE_DIR
-    source = model_source.resolve(config.model, cache_dir, report)
-    model_config = ModelConfig.from_folder(source.folder)
-    own_config = share.of(model_config)
-    backend = make_backend(config.device)
-    dtype = resolve_dtype(config.dtype, model_config, backend.auto_dtype)
-    _log_model(source.name, model_config, backend, dtype)
-    own_heads = share.part(model_config.num_kv_heads)
-    pools = KVPools(config, model_config, dtype, num_scratch_blocks, backend, own_heads)
+    found = _find(config, report)
+    model_config = found.model_config
+    own_heads = found.share.part(model_config.num_kv_heads)
+    pools = KVPools(config, model_config, found.dtype, num_scratch_blocks, found.backend, own_heads)
     pool = pools.before_weights()  # what does not fit fails before they are read
     with ExitStack() as started:
         team = None
-        if share.size > 1:
+        if found.share.size > 1:
             assert pool is not None, "the settings let ranks share a pool on the host alone"
-            setup = RankSetup.of(config, source.folder, dtype, pool.cache, num_threads)
+            setup = RankSetup.of(
+                config, found.source.folder, found.dtype, pool.cache, found.num_threads
+            )
             team = started.enter_context(closing(RankTeam(setup, pool.cache.memory)))
             team.join(lambda: report("starting ranks", 0.0))
-        with _fitting(f"model: no memory for the weights of {source.name}"):
-            weights = load_weights(
-                source.folder,
-                model_config,
-                backend.weights(dtype, config.quantization, compact=config.dtype == "auto"),
-                lambda ratio: report("loading weights", ratio),
-                ONE_RANK if team is None else team.ranks,
-            )
-        decoder = Decoder(own_config, weights, backend.layer_ops(own_config, dtype))
+        decoder = _decoder(found, config, team, report)
         pool = pool or pools.beside(decoder)
-        grammars = _load_grammars(source.folder, model_config.vocab_size)
+        grammars = _load_grammars(found.source.folder, model_config.vocab_size)
         with _fitting(_NO_ROOM_FOR_STEPS):
-            runner = _runner(decoder, pool.cache, backend, grammars, team, report)
+            runner = _runner(decoder, pool.cache, found.backend, grammars, team, report)
             measured = runner.warm_up(
                 lambda ratio: report("warming up", ratio), config.max_num_seqs
             )
@@ -124,17 +124,48 @@ def load_model(
             layout=kv_layout(
                 model_config,
                 pool.cache,
-                model_digest(source.folder),
-                dtype,
+                model_digest(found.source.folder),
+                found.dtype,
                 digest_level=digest_level,
                 quantization=config.quantization,
             ),
-            text_digest=text_digest(source.folder),
+            text_digest=text_digest(found.source.folder),
             max_model_len=pool.max_model_len,
             team=team,
         )
         started.pop_all()
     return loaded
+
+
+def _find(config: WorkerConfig, report: Progress) -> _FoundModel:
+    """Finds the model. From here on torch has the threads of one rank."""
+    share = RankShare(0, config.tensor_parallel)
+    num_threads = max(1, (config.num_threads or num_usable_cores()) // share.size)
+    torch.set_num_threads(num_threads)
+    cache_dir = config.cache_dir or model_source.DEFAULT_CACHE_DIR
+    source = model_source.resolve(config.model, cache_dir, report)
+    model_config = ModelConfig.from_folder(source.folder)
+    own_config = share.of(model_config)
+    backend = make_backend(config.device)
+    dtype = resolve_dtype(config.dtype, model_config, backend.auto_dtype)
+    _log_model(source.name, model_config, backend, dtype)
+    return _FoundModel(source, model_config, own_config, share, num_threads, backend, dtype)
+
+
+def _decoder(
+    found: _FoundModel, config: WorkerConfig, team: RankTeam | None, report: Progress
+) -> Decoder:
+    """This rank's, with its weights."""
+    backend, dtype = found.backend, found.dtype
+    with _fitting(f"model: no memory for the weights of {found.source.name}"):
+        weights = load_weights(
+            found.source.folder,
+            found.model_config,
+            backend.weights(dtype, config.quantization, compact=config.dtype == "auto"),
+            lambda ratio: report("loading weights", ratio),
+            ONE_RANK if team is None else team.ranks,
+        )
+    return Decoder(found.own_config, weights, backend.layer_ops(found.own_config, dtype))
 
 
 def _runner(

@@ -8,7 +8,15 @@ import pytest
 from diptych import __version__
 from tests.deploy.helm import HELM_3, HELM_4, Release, run_helm, template
 from tests.deploy.manifests import render
-from tests.unit.deploy.chart import CHART, RENDERED, ROOT, VALUES, parsed, values_schema_text
+from tests.unit.deploy.chart import (
+    CHART,
+    RELEASE,
+    RENDERED,
+    ROOT,
+    VALUES,
+    parsed,
+    values_schema_text,
+)
 from tests.unit.deploy.test_readme import commands
 from tests.unit.deploy.values_schema import values_schema
 from tests.unit.deploy.wrong_values import WRONG, Wrong
@@ -87,6 +95,8 @@ def test_the_readmes_installation_is_taken_as_it_stands(
             "autoscaling and keda would scale the same pods",
         ),
         ({"router": {"keda": {"enabled": True}}}, "keda.serverAddress"),
+        ({"router": {"apiKeys": {"secretName": "a"}}}, "tests.apiKey.secretName"),
+        ({"router": {"settings": {"jwt": {"issuer": "https://a"}}}}, "tests.apiKey.secretName"),
     ],
 )
 def test_values_that_make_no_cluster_are_refused(
@@ -96,6 +106,23 @@ def test_values_that_make_no_cluster_are_refused(
     path.write_text(json.dumps(values))
     with pytest.raises(RuntimeError, match=message):
         template(helm, [path])
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("default", "Off: tls.enabled, router.publicTls, router.apiKeys, router.settings.jwt."),
+        ("jwt", "Off: tls.enabled, router.publicTls."),
+        ("jwt", "with a token of https://login.example.com in the file `key`:"),
+        ("jwt", "diptych generate --api-key-file key "),
+        ("everything", "diptych generate --ca ca.crt --api-key-file key "),
+    ],
+)
+def test_the_notes_say_what_is_locked_and_how_to_ask(name: str, said: str) -> None:
+    """By helm 4: helm 3 tells them to whoever has a cluster alone."""
+    files = [f"--values={path}" for path in VALUES[name]]
+    done = run_helm(HELM_4, "install", "--dry-run=client", RELEASE, str(CHART), *files)
+    assert said in done.stdout.partition("NOTES:")[2], done.stderr
 
 
 @pytest.mark.parametrize("helm", HELMS)

@@ -27,6 +27,7 @@ VALUES: Mapping[str, tuple[Path, ...]] = {
     "nvlink": (CHART / "values-nvlink.yaml",),
     "rdma": (CHART / "values-rdma.yaml",),
     "everything": (Path(__file__).parent / "everything.yaml",),
+    "jwt": (Path(__file__).parent / "jwt.yaml",),
 }
 
 Manifest = Mapping[str, Any]

@@ -131,9 +131,36 @@ def test_secrets_are_files_that_are_mounted(pod: Pod, tmp_path: Path) -> None:
         items = secret.get("items")
         names = {"tls.crt", "tls.key", "ca.crt"} if items is None else {i["path"] for i in items}
         assert path.name in names
+
+
+@pytest.mark.parametrize("pod", servers(), ids=lambda pod: pod.where)
+def test_probes_need_neither_certificate_nor_key(pod: Pod, tmp_path: Path) -> None:
+    """Where the process asks for either, its health has a port that asks for nothing."""
+    config = config_of(pod, tmp_path)
+    is_locked = config.tls.certificate is not None
+    if isinstance(config, RouterConfig):
+        is_locked = config.has_tenants or config.public_tls.certificate is not None
     ports = {port["name"]: port["containerPort"] for port in pod.container["ports"]}
-    assert config.health_port == ports.get("health")
     assert (config.health_port is not None) is is_locked
+    assert config.health_port == ports.get("health")
+    probed = config.health_port if is_locked else port_of(config.listen)
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert pod.container[probe]["grpc"]["port"] == probed
+
+
+def test_renderings_have_each_way_to_lock_a_router(tmp_path: Path) -> None:
+    """Else the test above would say nothing of it."""
+    routers = {p.where.partition(":")[0]: p for p in servers() if p.command == "router"}
+    configs = {name: config_of(pod, tmp_path) for name, pod in routers.items()}
+    locked = {
+        name: (config.public_tls.certificate, config.api_keys, config.jwt.issuer)
+        for name, config in configs.items()
+        if isinstance(config, RouterConfig) and config.health_port is not None
+    }
+    assert locked == {
+        "everything": (Path("/etc/public-tls/tls.crt"), Path("/etc/api-keys/keys"), None),
+        "jwt": (None, None, "https://login.example.com"),
+    }
 
 
 def test_each_role_has_a_certificate_of_its_own_name(tmp_path: Path) -> None:
@@ -277,7 +304,7 @@ def test_other_settings_restart_what_reads_them(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_the_test_asks_the_router_for_a_handoff(name: str) -> None:
+def test_the_test_asks_the_router_for_a_handoff(name: str, tmp_path: Path) -> None:
     (test,) = [pod for pod in pods(name) if pod.command == "generate"]
     config = settings.load(
         GenerateConfig,
@@ -291,7 +318,10 @@ def test_the_test_asks_the_router_for_a_handoff(name: str) -> None:
     mounts = {mount["mountPath"] for mount in test.container.get("volumeMounts", [])}
     files = [path for path in (config.ca, config.api_key_file) if path is not None]
     assert {str(path.parent) for path in files} == mounts
-    assert len(files) == (2 if name == "everything" else 0)
+    (router,) = [config_of(pod, tmp_path) for pod in pods(name) if pod.command == "router"]
+    assert isinstance(router, RouterConfig)
+    assert (config.ca is not None) is (router.public_tls.certificate is not None)
+    assert (config.api_key_file is not None) is router.has_tenants
     message = config.message or ""
     assert message.startswith("Run $(POD_UID)."), "nothing of it is cached"
     # At least a token for each word: the router would not ship a shorter prompt.

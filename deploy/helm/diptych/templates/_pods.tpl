@@ -1,14 +1,20 @@
 {{/*
 What all pods of the chart have in common. Each takes (dict "root" $ "role" … "values" …), "values" being those of the
-router or of one pool. Ports: 50051 router, 8000 its HTTP, 50061 worker, 9100 metrics; 50071 health alone, where the other ports speak TLS;
+router or of one pool. Ports: 50051 router, 8000 its HTTP, 50061 worker, 9100 metrics; 50071 health alone, where the other ports are locked;
 paths: /etc/diptych, /etc/tls, /etc/public-tls, /etc/api-keys, /model, /cache, /tmp.
 */}}
 
-{{/* "true" where gRPC speaks TLS or asks for keys, which probes have none of. */}}
+{{/* "true" where clients have to say who they are, by a key or by an issuer's token. */}}
+{{- define "diptych.hasTenants" -}}
+{{- $jwt := default (dict) .Values.router.settings.jwt -}}
+{{- if or .Values.router.apiKeys.secretName $jwt.issuer -}}true{{- end -}}
+{{- end -}}
+
+{{/* "true" where gRPC speaks TLS or asks who calls: probes have no certificate and no key. */}}
 {{- define "diptych.isLocked" -}}
 {{- if ne .role "router" -}}
 {{- if .root.Values.tls.enabled -}}true{{- end -}}
-{{- else if or .values.publicTls.secretName .values.apiKeys.secretName -}}true{{- end -}}
+{{- else if or .values.publicTls.secretName (include "diptych.hasTenants" .root) -}}true{{- end -}}
 {{- end -}}
 
 {{- define "diptych.probePort" -}}

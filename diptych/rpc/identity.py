@@ -37,6 +37,8 @@ _ALLOWED: Mapping[str, frozenset[PeerRole]] = {
     "grpc.reflection.v1alpha.ServerReflection": frozenset({"operator"}),
 }
 
+_MIN_RSA_BITS = 2048
+_CURVES = frozenset({"secp256r1", "secp384r1"})  # P-256 and P-384
 _DNS_NAMES = "peer_dns"  # of the subject's alternative names these alone
 
 
@@ -151,6 +153,10 @@ class Certificate:
         except (ssl.SSLError, OSError, ValueError) as error:
             why = f"does not fit --{self._setting}.key: {error}"
             raise self._wrong("certificate", why) from None
+        try:
+            _check_key(contents.certificate)
+        except ValueError as error:
+            raise self._wrong("certificate", str(error)) from None
         if self._contents() != contents:
             raise self._wrong("certificate", "is being replaced")
         self._context = context
@@ -207,6 +213,26 @@ class Identity(Certificate):
             )
             logger.warning("caller refused", extra={"method": method, "why": error.message})
             raise error
+
+
+def _check_key(certificate: bytes) -> None:
+    """Raises ValueError: gRPC would end each connection of a certificate with such a key.
+
+    What reads it is loaded where there is one.
+    """
+    from cryptography import x509
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric import ec, rsa
+
+    try:
+        key = x509.load_pem_x509_certificate(certificate).public_key()
+    except UnsupportedAlgorithm:
+        key = None
+    is_good = (isinstance(key, rsa.RSAPublicKey) and key.key_size >= _MIN_RSA_BITS) or (
+        isinstance(key, ec.EllipticCurvePublicKey) and key.curve.name in _CURVES
+    )
+    if not is_good:
+        raise ValueError(f"its key is neither RSA of {_MIN_RSA_BITS} bits nor P-256 nor P-384")
 
 
 def _of_server(pems: _Pems) -> grpc.ServerCertificateConfiguration:

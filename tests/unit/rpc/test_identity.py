@@ -1,11 +1,17 @@
 """A process is who its certificate says, to servers and clients that look at files anew."""
 
-from collections.abc import AsyncIterator
+import datetime
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import grpc
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from cryptography.x509.oid import NameOID
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from pydantic import ValidationError
 
@@ -234,6 +240,63 @@ async def test_files_that_do_not_fit_change_nothing(
         await check(channel)
     (client / "key.pem").write_bytes(key)
     authority.issue("router")
+    assert identity.pems != known
+
+
+Key = ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey | rsa.RSAPrivateKey
+
+
+def use_key(folder: Path, key: Key) -> None:
+    """A certificate of that key, by itself, that the folder's own authority did not issue."""
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "prefill.diptych")])
+    now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
+    made = x509.CertificateBuilder(name, name, key.public_key(), 1, now - day, now + day)
+    algorithm = None if isinstance(key, ed25519.Ed25519PrivateKey) else hashes.SHA256()
+    pem = serialization.Encoding.PEM
+    (folder / "certificate.pem").write_bytes(made.sign(key, algorithm).public_bytes(pem))
+    plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    (folder / "key.pem").write_bytes(key.private_bytes(pem, *plain))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        ed25519.Ed25519PrivateKey.generate,
+        partial(ec.generate_private_key, ec.SECP521R1()),
+        partial(ec.generate_private_key, ec.SECP256K1()),
+        partial(rsa.generate_private_key, 65537, 1024),
+    ],
+)
+def test_a_key_that_grpc_cannot_use_is_refused(
+    authority: Authority, caplog: pytest.LogCaptureFixture, make: Callable[[], Key]
+) -> None:
+    folder = authority.issue("prefill")
+    identity = identity_of(folder)
+    known = identity.pems
+    use_key(folder, make())
+    for _ in range(3):
+        assert identity.pems == known
+    assert [record.message for record in caplog.records] == ["certificate not taken over"]
+    with pytest.raises(ConfigurationError, match=r"--tls.certificate: .*key") as caught:
+        identity_of(folder)
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(ec.generate_private_key, ec.SECP256R1()),
+        partial(ec.generate_private_key, ec.SECP384R1()),
+        partial(rsa.generate_private_key, 65537, 2048),
+    ],
+)
+def test_keys_that_grpc_can_use_are_taken_over(
+    authority: Authority, make: Callable[[], Key]
+) -> None:
+    folder = authority.issue("prefill")
+    identity = identity_of(folder)
+    known = identity.pems
+    use_key(folder, make())
     assert identity.pems != known
 
 

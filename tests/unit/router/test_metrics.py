@@ -26,7 +26,7 @@ def told(*register: Callable[[Metrics], None]) -> Callable[..., float | None]:
         each(Metrics(registry))
 
     def value(name: str, **labels: str) -> float | None:
-        return registry.get_sample_value(f"diptych_router_{name}", labels)
+        return registry.get_sample_value(f"diptych_{name}", labels)
 
     return value
 
@@ -39,9 +39,9 @@ def test_each_reason_of_an_error_is_an_outcome() -> None:
 def test_how_full_the_room_is() -> None:
     room = SimpleNamespace(num_waiting=2, num_placed=3, num_waiting_of=list(RequestClass).index)
     value = told(lambda made: read_room(made, room))
-    assert value("requests_waiting") == 2
-    assert value("requests_placed") == 3
-    waiting = [value("class_requests_waiting", **{"class": each}) for each in RequestClass]
+    assert value("router_requests_waiting") == 2
+    assert value("router_requests_placed") == 3
+    waiting = [value("router_class_requests_waiting", **{"class": each}) for each in RequestClass]
     assert waiting == [0, 1, 2]
 
 
@@ -50,17 +50,17 @@ def test_how_the_pools_are_and_how_long_their_source_was_silent() -> None:
     pools = SimpleNamespace(num_proven_pairs=4, num_ready=(1, 2), clock_offsets=lambda: clocks)
     source: Any = SimpleNamespace(age_s=7.5)
     value = told(lambda made: read_pools(made, pools, source))
-    assert value("proven_pairs") == 4
-    assert value("workers_ready", role="prefill") == 1
-    assert value("workers_ready", role="decode") == 2
-    assert value("discovery_age_seconds") == 7.5
-    assert value("worker_clock_offset_seconds", worker="p:1") == -3.0
-    assert value("worker_clock_uncertainty_seconds", worker="p:1") == 0.25
+    assert value("router_proven_pairs") == 4
+    assert value("router_workers_ready", role="prefill") == 1
+    assert value("router_workers_ready", role="decode") == 2
+    assert value("router_discovery_age_seconds") == 7.5
+    assert value("router_worker_clock_offset_seconds", worker="p:1") == -3.0
+    assert value("router_worker_clock_uncertainty_seconds", worker="p:1") == 0.25
 
 
 def test_how_much_is_cached() -> None:
     policy: Any = SimpleNamespace(cache=SimpleNamespace(num_blocks=4))
-    assert told(lambda made: read_placement(made, policy))("cached_blocks") == 4
+    assert told(lambda made: read_placement(made, policy))("router_cached_blocks") == 4
 
 
 def test_a_scraper_is_told_that_placement_is_fixed() -> None:
@@ -75,4 +75,4 @@ def test_a_scraper_is_told_that_placement_is_fixed() -> None:
     assert scraped() == 0
     policy.guard.regime = Regime.APART
     assert scraped() == 1
-    assert told(lambda made: read_placement(made, plain))("placement_fixed") is None
+    assert told(lambda made: read_placement(made, plain))("router_placement_fixed") is None

@@ -2,9 +2,11 @@
 
 import sys
 
-from batch_server.app import serve
-from batch_server.config import BatchServerConfig
-from diptych.process import main
+from diptych.process import loading, main
+
+with loading():
+    from batch_server.app import serve
+    from batch_server.config import BatchServerConfig
 
 if __name__ == "__main__":
     sys.exit(main(BatchServerConfig, serve))

@@ -2,8 +2,10 @@
 
 import sys
 
-from decode_worker.app import serve
-from decode_worker.config import DecodeWorkerConfig
-from diptych.process import main
+from diptych.process import loading, main
+
+with loading():
+    from decode_worker.app import serve
+    from decode_worker.config import DecodeWorkerConfig
 
 sys.exit(main(DecodeWorkerConfig, serve))

@@ -2,8 +2,10 @@
 
 import sys
 
-from diptych.process import main
-from prefill_worker.app import serve
-from prefill_worker.config import PrefillWorkerConfig
+from diptych.process import loading, main
+
+with loading():
+    from prefill_worker.app import serve
+    from prefill_worker.config import PrefillWorkerConfig
 
 sys.exit(main(PrefillWorkerConfig, serve))

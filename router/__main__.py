@@ -3,9 +3,11 @@
 import gc
 import sys
 
-from diptych.process import main
-from router.config import RouterConfig
-from router.processes import serve
+from diptych.process import loading, main
+
+with loading():
+    from router.config import RouterConfig
+    from router.processes import serve
 
 _COLLECT_AFTER_OBJECTS = 10_000
 

@@ -2,12 +2,13 @@
 
 import gc
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from diptych.process import loading
 from tests import notes, second_tries
 from tests.golden import models
 
@@ -32,6 +33,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(second_tries.SecondTries())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Tests and what they import stay until the end: no collection has to look at them."""
+    with loading():
+        return (yield)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

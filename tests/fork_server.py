@@ -1,8 +1,9 @@
 """A role's process by a fork of one that has imported the role already, and done nothing else.
 
-``python -m decode_worker`` computes for four seconds before it can run a step, nearly all of it
-importing torch and the compiled loops, and a test run starts hundreds of workers. So each role has
-one process here that imports them once, and forks. What is forked goes on like ``python -m`` would:
+``python -m decode_worker`` computes for three seconds before it can run a step, nearly all of it
+importing torch and the compiled loops, and a test run starts hundreds of workers. So there is one
+process for workers here that imports them once, and forks, and one for routers, which know of no
+torch. What is forked goes on like ``python -m`` would:
 the same module as ``__main__``, arguments of its own. It is a process like any other, with its own
 threads, signals and memory. It ends as ``multiprocessing`` ends what it has forked, after its
 threads and exit handlers: to take the shared modules apart would copy each of their pages, which
@@ -20,11 +21,14 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import BinaryIO, NoReturn, Protocol
+
+from diptych.process import loading
 
 _MAX_MESSAGE_BYTES = 1 << 16
 
@@ -82,16 +86,16 @@ class Forked:
 
 
 class ForkServer:
-    """The process that has imported ``module``.
+    """The process that has imported the roles ``modules``.
 
     However the test run ends, it ends too, and ends what is left of what it has forked.
     """
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, *modules: str) -> None:
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._environment = dict(os.environ)
         with theirs:
-            command = [sys.executable, "-m", __name__, module, str(theirs.fileno())]
+            command = [sys.executable, "-m", __name__, str(theirs.fileno()), *modules]
             self._server = subprocess.Popen(command, pass_fds=[theirs.fileno()])
         atexit.register(self.close)
 
@@ -100,12 +104,12 @@ class ForkServer:
         """Whether ``python -m`` would be given the same environment now."""
         return dict(os.environ) | _NOT_PASSED == self._environment | _NOT_PASSED
 
-    def start(self, args: list[str], log: BinaryIO) -> Forked:
-        """Fork once; standard output and error go to ``log``."""
+    def start(self, module: str, args: list[str], log: BinaryIO) -> Forked:
+        """Fork once, as ``module``; standard output and error go to ``log``."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        asked = json.dumps([os.getcwd(), module, *args]).encode()
         with theirs:
-            fds = [log.fileno(), theirs.fileno()]
-            socket.send_fds(self._requests, [json.dumps([os.getcwd(), args]).encode()], fds)
+            socket.send_fds(self._requests, [asked], [log.fileno(), theirs.fileno()])
         return Forked(ours)
 
     def close(self) -> None:
@@ -127,23 +131,25 @@ _USED_LOOPS = (
     "thin_matmul",
     "wide_matmul",
 )
-_ROLES = ("router", "prefill_worker", "decode_worker")
-_servers: dict[str, ForkServer] = {}
+_ROUTERS = ("router",)
+_WORKERS = ("prefill_worker", "decode_worker")
+_servers: dict[str, ForkServer] = {}  # by role
 
 
 def start_role(module: str, args: list[str], log: BinaryIO) -> Started:
     """Start ``python -m module args``, by a fork where that is the same."""
     if not _servers:
-        _servers.update((role, ForkServer(role)) for role in _ROLES)  # they import side by side
+        for roles in (_WORKERS, _ROUTERS):  # they import side by side
+            _servers.update(dict.fromkeys(roles, ForkServer(*roles)))
     server = _servers.get(module)  # others are started seldom
     if server is not None and server.is_usable:
-        return server.start(args, log)
+        return server.start(module, args, log)
     command = [sys.executable, "-m", module, *args]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
 
-def _serve(module: str, requests: socket.socket) -> list[str]:
-    """Fork for every request. Returns in what was forked, with its arguments."""
+def _serve(requests: socket.socket) -> list[str]:
+    """Fork for every request. Returns in what was forked, with its module and arguments."""
     woken, wakes = os.pipe()
     for end in (woken, wakes):
         os.set_blocking(end, False)
@@ -195,24 +201,26 @@ def _tell(answer: socket.socket, number: int) -> None:
         answer.send(str(number).encode())
 
 
-def _become(log: int, folder: str, args: list[str]) -> list[str]:
+def _become(log: int, folder: str, *command: str) -> list[str]:
     nothing = os.open(os.devnull, os.O_RDONLY)
     for fd, number in ((nothing, 0), (log, 1), (log, 2)):
         os.dup2(fd, number)
     for fd in (nothing, log):
         os.close(fd)
     os.chdir(folder)
-    return args
+    return list(command)
 
 
-def _main(module: str, fd: int) -> NoReturn:
+def _main(fd: int, modules: Sequence[str]) -> NoReturn:
     # A Ctrl-C reaches this process with all the others: it ends when the test run does.
     on_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    import_module(f"{module}.app")
-    if module != "router" and find_spec("numba") is not None:
-        for name in _USED_LOOPS:
-            import_module(f"{_KERNELS}.{name}")
-    args = _serve(module, socket.socket(fileno=fd))
+    with loading():
+        for each in modules:
+            import_module(f"{each}.app")
+        if "decode_worker" in modules and find_spec("numba") is not None:
+            for name in _USED_LOOPS:
+                import_module(f"{_KERNELS}.{name}")
+    module, *args = _serve(socket.socket(fileno=fd))
     signal.signal(signal.SIGINT, on_interrupt)
     sys.argv = [str(Path(module) / "__main__.py"), *args]
     try:
@@ -234,4 +242,4 @@ def _leave(code: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    _main(sys.argv[1], int(sys.argv[2]))
+    _main(int(sys.argv[1]), sys.argv[2:])

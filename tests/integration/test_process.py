@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -126,6 +127,41 @@ def test_the_last_collection_is_skipped() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "True\n"), done.stderr
+
+
+@pytest.mark.parametrize("module", ["router", "decode_worker"])
+def test_no_collection_looks_at_modules(module: str) -> None:
+    code = (
+        "import atexit, gc, runpy, sys\n"
+        "most = 0\n"
+        "def seen(phase, info):\n"
+        "    global most\n"
+        "    most = max(most, len(gc.get_objects()))\n"
+        "gc.callbacks.append(seen)\n"
+        "atexit.register(lambda: print(most, gc.get_freeze_count()))\n"
+        "sys.argv[0] = 'role'\n"
+        f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)\n"
+    )
+    command = [sys.executable, "-c", code, "--listne", "a:1"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    num_looked_at, num_loaded = map(int, done.stdout.split())
+    assert num_loaded > 80_000
+    assert num_looked_at < 60_000, "of what every process starts with"
+
+
+@pytest.mark.parametrize(
+    "main",
+    sorted(Path(__file__).parents[2].glob("*/__main__.py")),
+    ids=lambda path: str(path.parent.name),
+)
+def test_every_role_is_loaded_without_collections(main: Path) -> None:
+    before, _, role = main.read_text().partition("with loading():\n")
+    assert "    from " in role
+    assert re.findall(r"^(?:import|from) (\w+)", before, re.M) in (
+        ["sys", "diptych"],
+        ["gc", "sys", "diptych"],
+    )
 
 
 def test_what_settled_is_not_looked_at_again() -> None:

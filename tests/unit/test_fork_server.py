@@ -15,6 +15,8 @@ from tests.waiting import until
 
 LISTEN = [
     "--no-http",
+    "--model",
+    "demo",
     "--listen",
     "127.0.0.1:0",
     "--prefill",
@@ -40,7 +42,7 @@ def test_it_ends_with_the_exit_code_of_the_role(tmp_path: Path) -> None:
 @pytest.mark.asyncio
 async def test_it_takes_signals_as_any_process(tmp_path: Path) -> None:
     port_file = tmp_path / "port.json"
-    started = start(tmp_path, [*LISTEN, "--port-file", str(port_file), "--model", "demo"])
+    started = start(tmp_path, [*LISTEN, "--port-file", str(port_file)])
     try:
         await until(port_file.exists, 60, "listening")
         assert isinstance(started, Forked)
@@ -61,7 +63,7 @@ async def test_it_takes_signals_as_any_process(tmp_path: Path) -> None:
 def test_nothing_outlives_the_test_run(tmp_path: Path) -> None:
     server = ForkServer("router")
     with (tmp_path / "log").open("ab") as log:
-        process = server.start(LISTEN, log)
+        process = server.start("router", LISTEN, log)
     server.close()
     assert process.wait(60) == -signal.SIGKILL
 
@@ -71,11 +73,11 @@ def test_who_breaks_off_a_start_leaves_nothing_behind(tmp_path: Path) -> None:
     server = ForkServer("router")
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with (tmp_path / "log").open("ab") as log, theirs:
-        asked = json.dumps([str(tmp_path), LISTEN]).encode()
+        asked = json.dumps([str(tmp_path), "router", *LISTEN]).encode()
         socket.send_fds(server._requests, [asked], [log.fileno(), theirs.fileno()])
     ours.close()
     with (tmp_path / "log").open("ab") as log:
-        process = server.start(LISTEN, log)
+        process = server.start("router", LISTEN, log)
     family = psutil.Process(process.pid).parent()
     assert family is not None
     children = family.children()

@@ -6,11 +6,11 @@ terminals. Whoever started it passes :func:`silent`, or a
 """
 
 import sys
-from typing import Protocol, TextIO
+from typing import TYPE_CHECKING, Protocol, TextIO
 
-from rich.console import Console
-from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as RichProgress
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+    from rich.progress import TaskID
 
 _LINE_STEP_RATIO = 0.25
 
@@ -37,13 +37,7 @@ class ConsoleProgress:
         self._stream = sys.stderr if stream is None else stream
         self._bars: RichProgress | None = None
         if self._stream.isatty():
-            self._bars = RichProgress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                TextColumn("{task.percentage:>3.0f} %"),
-                TimeElapsedColumn(),
-                console=Console(file=self._stream),
-            )
+            self._bars = _bars(self._stream)
         self._tasks: dict[str, TaskID] = {}
         self._next_line_ratio: dict[str, float] = {}
 
@@ -73,3 +67,17 @@ class ConsoleProgress:
         quarters = min(done_ratio // _LINE_STEP_RATIO, 3) + 1
         done = done_ratio >= 1
         self._next_line_ratio[stage] = float("inf") if done else quarters * _LINE_STEP_RATIO
+
+
+def _bars(stream: TextIO) -> "RichProgress":
+    """What draws them is loaded where somebody can see them."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TimeElapsedColumn(),
+        console=Console(file=stream),
+    )

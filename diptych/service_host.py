@@ -26,7 +26,8 @@ from diptych.rpc.server import ErrorInterceptor, PublicEdge, make_server
 from diptych.telemetry import logs
 from diptych.telemetry.metrics import Metrics
 from diptych.telemetry.sampling import Sampling
-from diptych.telemetry.tracing import SDK_MAX_QUEUED, StandardTracing, Tracing
+from diptych.telemetry.standard_tracing import SDK_MAX_QUEUED, StandardTracing
+from diptych.telemetry.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 

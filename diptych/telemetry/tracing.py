@@ -8,18 +8,12 @@ export happens on the SDK's own thread and never blocks.
 """
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING
 
 from opentelemetry.context import Context
-from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import SpanLimits, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
-from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.trace import (
     Link,
     NonRecordingSpan,
@@ -34,37 +28,21 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from diptych import __version__
 from diptych.telemetry import attributes, sampling
-from diptych.telemetry.counted_exporter import CountedExporter
-from diptych.telemetry.counted_spans import CountedSpans
-from diptych.telemetry.held_spans import HeldSpans
 from diptych.telemetry.sampling import Sampling
 from diptych.telemetry.stages import Stage
+from diptych.telemetry.standard_tracing import NOTHING_STANDARD, StandardTracing
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace.export import SpanExporter
+
+    from diptych.telemetry.span_provider import SpanProvider
 
 logger = logging.getLogger(__name__)
 
 AttributeValue = str | bool | int | float | Sequence[str]
 Attributes = Mapping[str, AttributeValue]
 Metadata = Sequence[tuple[str, str | bytes]]  # of a call, or headers
-EXPORT_TIMEOUT_S = 5.0
-SDK_MAX_QUEUED: Final = 2048  # spans, where it is not said
-_MAX_QUEUED: Final = 4096
-_SEND_EVERY_MS: Final = 500
-
-
-class StandardTracing(NamedTuple):
-    """Which of OpenTelemetry's own variables (``OTEL_*``) are set."""
-
-    has_endpoint: bool = False
-    is_http: bool = False  # where there is an endpoint: OTLP over HTTP, not over gRPC
-    has_service_name: bool = False
-    has_sampler: bool = False
-    has_batching: bool = False
-    max_queued: int = SDK_MAX_QUEUED  # spans; with has_batching
-
-
-NOTHING_STANDARD: Final = StandardTracing()
 
 _propagator = TraceContextTextMapPropagator()
 
@@ -80,7 +58,7 @@ class Tracing:
         sampled: Sampling = sampling.WHOLE,
         standard: StandardTracing = NOTHING_STANDARD,
         instance_id: str = "",
-        exporter: SpanExporter | None = None,
+        exporter: "SpanExporter | None" = None,
         wall_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         """``endpoint`` is an OTLP/gRPC collector (``http://host:4317``).
@@ -91,44 +69,21 @@ class Tracing:
         is the clock of this machine.
         """
         self._wall_offset_ns = wall_ns() - time.monotonic_ns()
-        self._ids = _PlannedIds()
-        self._held: HeldSpans | None = None
-        self._spans: CountedSpans | None = None
-        self._provider: TracerProvider | None = None
+        self._provider: SpanProvider | None = None
         self._tracer: Tracer = NoOpTracer()
-        if exporter is None and endpoint is None and standard.has_endpoint:
-            exporter = _standard_exporter(is_http=standard.is_http)
-        elif exporter is None and endpoint is not None:
-            exporter = OTLPSpanExporter(
-                endpoint=endpoint,
-                insecure=not endpoint.startswith("https"),
-                timeout=EXPORT_TIMEOUT_S,
-            )
-        if exporter is None:
+        if exporter is None and endpoint is None and not standard.has_endpoint:
             return
-        resource = Resource.create(
-            {
-                **({} if standard.has_service_name else {"service.name": service_name}),
-                "service.version": __version__,
-                **({"service.instance.id": instance_id} if instance_id else {}),
-            }
+        # The SDK and the exporter are an eighth of what a router loads.
+        from diptych.telemetry import span_provider
+
+        self._provider = span_provider.SpanProvider(
+            service_name,
+            exporter or span_provider.exporter_to(endpoint, standard),
+            sampled=sampled,
+            standard=standard,
+            instance_id=instance_id,
         )
-        self._provider = TracerProvider(
-            sampler=sampling.sampler_of(
-                sampled,
-                time.monotonic,
-                # A provider that is given none makes the one that the variables name.
-                TracerProvider(shutdown_on_exit=False).sampler if standard.has_sampler else None,
-            ),
-            resource=resource,
-            id_generator=self._ids,
-            span_limits=SpanLimits(),
-            shutdown_on_exit=False,
-        )
-        self._spans = _counted(exporter, standard)
-        self._held = HeldSpans(self._spans, time.monotonic)
-        self._provider.add_span_processor(self._held)
-        self._tracer = self._provider.get_tracer("diptych", __version__)
+        self._tracer = self._provider.tracer
 
     @property
     def enabled(self) -> bool:
@@ -138,22 +93,22 @@ class Tracing:
     @property
     def num_held(self) -> int:
         """Spans that wait for the word on their trace."""
-        return 0 if self._held is None else self._held.num_held
+        return 0 if self._provider is None else self._provider.held.num_held
 
     @property
     def num_forgotten(self) -> int:
         """Held spans that were dropped without a word: it did not come, or they were too many."""
-        return 0 if self._held is None else self._held.num_forgotten
+        return 0 if self._provider is None else self._provider.held.num_forgotten
 
     @property
     def num_sent(self) -> int:
         """Spans that the collector took."""
-        return 0 if self._spans is None else self._spans.num_sent
+        return 0 if self._provider is None else self._provider.spans.num_sent
 
     @property
     def num_unsent(self) -> int:
         """Spans that were to be sent, and that the collector did not take."""
-        return 0 if self._spans is None else self._spans.num_unsent
+        return 0 if self._provider is None else self._provider.spans.num_unsent
 
     def now_s(self) -> float:
         """What this process's spans call now: seconds since 1970 by its machine's clock."""
@@ -161,8 +116,8 @@ class Tracing:
 
     def decide(self, hold: int, *, keep: bool) -> None:
         """Send or drop what is held under ``hold``, and what will still end of it."""
-        if self._held is not None:
-            self._held.decide(hold, keep=keep)
+        if self._provider is not None:
+            self._provider.held.decide(hold, keep=keep)
 
     def start(
         self,
@@ -213,11 +168,11 @@ class Tracing:
         such span: they get ``parent``.
         """
         above = get_current_span(parent).get_span_context()
-        if not self.enabled or not above.is_valid:
+        if self._provider is None or not above.is_valid:
             return parent
         planned = SpanContext(
             above.trace_id,
-            self._ids.generate_span_id(),
+            self._provider.ids.generate_span_id(),
             is_remote=False,
             trace_flags=above.trace_flags,
             trace_state=above.trace_state,
@@ -240,10 +195,11 @@ class Tracing:
 
         ``planned`` is what ``plan`` said of it, if it was asked.
         """
-        if planned is not None:
-            self._ids.planned = get_current_span(planned).get_span_context().span_id
+        if self._provider is not None and planned is not None:
+            self._provider.ids.planned = get_current_span(planned).get_span_context().span_id
         span = self.start(stage, parent, start_s=start_s, attributes=attributes, links=links)
-        self._ids.planned = None
+        if self._provider is not None:
+            self._provider.ids.planned = None
         self.end(span, end_s=max(start_s, end_s), error=error)
         return context_of(span)
 
@@ -262,49 +218,11 @@ class Tracing:
 
     def shutdown(self, timeout_s: float = 2.0) -> None:
         """Send what is left and stop, within ``timeout_s``. Blocks: call it off the event loop."""
-        if self._provider is None or self._spans is None:
-            return
-        # The SDK's shutdown has no bound of its own; a dead collector must not delay our exit.
-        ending = threading.Thread(target=self._provider.shutdown, name="trace-flush", daemon=True)
-        ending.start()
-        ending.join(timeout_s)
-        self._spans.close()
-        if ending.is_alive():
+        if self._provider is not None and not self._provider.shutdown(timeout_s):
             logger.warning("spans were left unsent", extra={"timeout_s": timeout_s})
 
     def _wall_ns(self, monotonic_s: float) -> int:
         return self._wall_offset_ns + round(monotonic_s * 1e9)
-
-
-def _standard_exporter(*, is_http: bool) -> SpanExporter:
-    """Where the SDK's own variables say. What speaks HTTP is loaded only for it."""
-    if not is_http:
-        return OTLPSpanExporter(timeout=EXPORT_TIMEOUT_S)
-    from opentelemetry.exporter.otlp.proto.http import trace_exporter
-
-    return trace_exporter.OTLPSpanExporter(timeout=EXPORT_TIMEOUT_S)
-
-
-def _counted(exporter: SpanExporter, standard: StandardTracing) -> CountedSpans:
-    counted = CountedExporter(exporter)
-    if standard.has_batching:
-        most = standard.max_queued
-        return CountedSpans(BatchSpanProcessor(counted, max_queue_size=most), counted, most)
-    queue = BatchSpanProcessor(
-        counted, max_queue_size=_MAX_QUEUED, schedule_delay_millis=_SEND_EVERY_MS
-    )
-    return CountedSpans(queue, counted, _MAX_QUEUED)
-
-
-class _PlannedIds(RandomIdGenerator):
-    """Random ids, but for the next span the one that was planned for it, if one was."""
-
-    def __init__(self) -> None:
-        self.planned: int | None = None
-
-    def generate_span_id(self) -> int:
-        """The id of a span that begins."""
-        return super().generate_span_id() if self.planned is None else self.planned
 
 
 def _name_and_marks(stage: Stage | str) -> tuple[str, dict[str, str]]:

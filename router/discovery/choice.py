@@ -1,8 +1,7 @@
 """Which source a router asks for its workers."""
 
 from diptych.errors import ConfigurationError
-from router.config import KubernetesSource, RouterConfig
-from router.discovery.dns import DnsDiscovery, DnsLookup
+from router.config import DnsSource, KubernetesSource, RouterConfig
 from router.discovery.file import FileDiscovery
 from router.discovery.source import Clock, Discovery, StaticDiscovery
 
@@ -16,9 +15,16 @@ def choose(config: RouterConfig, clock: Clock) -> Discovery:
             assert config.file.path is not None, "the settings were checked"
             return FileDiscovery(config.file.path, interval_s=config.file.interval_s, clock=clock)
         case "dns":
-            return DnsDiscovery(config.dns, lookup=DnsLookup(config.dns.server), clock=clock)
+            return _dns(config.dns, clock)
         case "kubernetes":
             return _kubernetes(config.kubernetes, clock)
+
+
+def _dns(source: DnsSource, clock: Clock) -> Discovery:
+    """Its resolver brings an HTTP client of its own, so it is imported where it is wanted."""
+    from router.discovery.dns import DnsDiscovery, DnsLookup
+
+    return DnsDiscovery(source, lookup=DnsLookup(source.server), clock=clock)
 
 
 def _kubernetes(source: KubernetesSource, clock: Clock) -> Discovery:

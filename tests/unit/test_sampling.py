@@ -7,7 +7,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from diptych.telemetry import tracing
 from diptych.telemetry.held_spans import HeldSpans
-from diptych.telemetry.sampling import Sampling, sampler_of
+from diptych.telemetry.samplers import sampler_of
+from diptych.telemetry.sampling import Sampling
 from diptych.telemetry.stages import Stage
 from diptych.telemetry.tracing import Tracing
 

@@ -23,8 +23,8 @@ from diptych.telemetry.log_writer import LogWriter
 from diptych.telemetry.metrics import Metrics
 from diptych.telemetry.sampling import Sampling
 from diptych.telemetry.stages import REQUEST_STAGES, TTFT_STAGES, Stage
+from diptych.telemetry.standard_tracing import StandardTracing
 from diptych.telemetry.tracing import (
-    StandardTracing,
     Tracing,
     context_of,
     extract_map,

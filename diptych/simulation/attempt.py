@@ -1,6 +1,7 @@
 """What one placement of one request asks of workers, and what they answer. Pure.
 
-Messages take their time, a lease and a reservation are asked for at once, and blocks are pulled
+Messages take their time, a lease and a reservation are asked for at once (or one after the other,
+where both workers have both roles), and blocks are pulled
 as prefill completes them. The sequence starts where it decodes when its first token and its last
 block are there.
 """
@@ -85,6 +86,7 @@ class _Reservation:
         self.seat = seat
         self.seq = seq
         self.num_there = 0  # tokens whose KV is there, or asked for
+        self.is_at_worker = False
         self.is_granted = False
         self.pulled_s = 0.0  # when what was asked for has come
         self.is_expected = False  # started: the prompt is counted on, and no token has come yet
@@ -104,10 +106,14 @@ class Attempt:
         self._drawn_s = 0.0
         self._lease: _Lease | None = None
         self._reservation: _Reservation | None = None
+        self._ask_next: Callable[[], None] | None = None  # for the other half, once one is held
+        self._is_computed = False  # the lease's prompt
 
     def open(self, placement: Placement) -> None:
-        """Ask for all of it."""
+        """Ask for all of it; of a pair in order for the lesser incarnation's half first."""
         match placement:
+            case Paired(in_order=True):
+                self._ask_in_order(placement)
             case Paired():
                 self._ask_lease(placement.prefill)
                 self._ask_reservation(placement.decode, to_pull=True)
@@ -137,7 +143,22 @@ class Attempt:
     def _refused(self, worker: WorkerId, error: DiptychError) -> None:
         self._later(lambda: self._owner.refused(worker, error))
 
+    def _ask_in_order(self, pair: Paired) -> None:
+        def lease() -> None:
+            self._ask_lease(pair.prefill)
+
+        def reserve() -> None:
+            self._ask_reservation(pair.decode, to_pull=True)
+
+        is_lease_first = pair.prefill.incarnation < pair.decode.incarnation
+        first, self._ask_next = (lease, reserve) if is_lease_first else (reserve, lease)
+        first()
+
     def _settle_if_granted(self) -> None:
+        following, self._ask_next = self._ask_next, None
+        if following is not None:
+            following()
+            return
         lease, held = self._lease, self._reservation
         if (lease is None or lease.is_accepted) and (held is None or held.is_granted):
             self._owner.settled()
@@ -172,16 +193,13 @@ class Attempt:
         self._settle_if_granted()
 
     def _on_prefill(self, lease: _Lease, update: SequenceUpdate) -> None:
+        self._is_computed = update.token is not None
         held = self._reservation
-        if held is not None:
+        if self._is_computed:
+            self._drawn_s = self._agenda.now_s
+            self._later(self._drew_first)
+        if held is not None and held.is_at_worker:
             self._pull(held, update.num_computed_tokens)
-        if update.token is None:
-            return
-        self._drawn_s = self._agenda.now_s
-        self._later(self._drew_first)
-        if held is not None:
-            proven_s = held.pulled_s + self._router.wires.pull_s
-            self._later(lambda: self._proven(held), at_s=proven_s)
 
     def _drew_first(self) -> None:
         self.has_first = True
@@ -228,8 +246,11 @@ class Attempt:
         else:
             held.num_there = held.seq.num_cached_tokens
             held.pulled_s = self._agenda.now_s
+            held.is_at_worker = True
             held.seat.host.work_came(self._router.place)
             self._later(lambda: self._reserved(held))
+            if self._is_computed:
+                self._pull(held, len(self._request.prompt_ids))
 
     def _reserved(self, held: _Reservation) -> None:
         held.is_granted = True
@@ -247,6 +268,9 @@ class Attempt:
             num_bytes = (end - held.num_there) * wires.kv_bytes_per_token
             held.pulled_s = held.seat.host.pull(num_bytes, wires.bytes_per_s)
             held.num_there = end
+        if self._is_computed:
+            proven_s = held.pulled_s + self._router.wires.pull_s
+            self._later(lambda: self._proven(held), at_s=proven_s)
 
     def _proven(self, held: _Reservation) -> None:
         held.seat.host.engine.mark_proven(held.seq)

@@ -12,6 +12,7 @@ from diptych.simulation.attempt import Attempt, Request
 from diptych.simulation.outcome import Outcome
 from diptych.simulation.router import SimulatedRouter
 from diptych.timers import Timers
+from router.placement.eligible import ordered
 from router.placement.types import DecodeOnly, Forecast, Paired, Placement, Query, Seen, WorkerId
 from router.request import worker_errors
 from router.request.request_state import REQUEST_TRANSITIONS, RequestEvent, RequestState
@@ -108,7 +109,8 @@ class Journey:
             refused=frozenset(self._retry.refused),
             objectives=wanted,
         )
-        return self._router.policy.place(query, self._router.snapshot())
+        snapshot = self._router.snapshot()
+        return ordered(self._router.policy.place(query, snapshot), snapshot)
 
     def _open(self, placement: Placement) -> None:
         self._move(RequestEvent.PLACE)

@@ -129,11 +129,17 @@ class Guard:
         return self.regime is not before
 
     def _judge(self, recent: Sequence[Seen], before: tuple[Regime, float]) -> None:
-        """What is on trial stays if it kept enough; else what was before it comes back."""
-        if self._now_s - self._since_s < TRIAL_S or len(recent) < _LEAST_SEEN:
+        """What is on trial stays if it kept enough; else what was before it comes back.
+
+        A fixed regime that keeps so much less that chance would hardly have it so ends at once.
+        """
+        if len(recent) < _LEAST_SEEN:
             return
         regime, ratio = before
         kept, is_free = _ratio(recent), self.regime is Regime.FREE
+        is_worse = not is_free and kept + len(recent) ** -0.5 < ratio
+        if self._now_s - self._since_s < TRIAL_S and not is_worse:
+            return
         self._before = None
         if is_free and kept * _GAIN < ratio:
             self._stay_s = min(2 * self._stay_s, MOST_STAY_S)

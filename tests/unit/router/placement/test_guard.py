@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
+from itertools import count, pairwise
 
 import pytest
 
@@ -114,6 +114,22 @@ def test_a_replay_that_promised_too_much_is_not_believed_again_soon() -> None:
     assert 2 <= len(fixed) <= 6
     gaps = [after - at for at, after in pairwise(fixed)]
     assert gaps == sorted(gaps)
+
+
+def test_a_fixed_regime_that_is_clearly_worse_ends_before_its_trial_is_over() -> None:
+    world, turn = World(), count()
+    world.run(60.0, lambda regime: regime is Regime.FREE and next(turn) % 10 < 8)
+    (fell_s, regime), (back_s, back) = world.turns
+    assert (regime, back) == (Regime.APART, Regime.FREE)
+    assert back_s - fell_s <= 2 * LOOK_S
+
+
+def test_a_fixed_regime_that_is_hardly_worse_has_its_whole_trial() -> None:
+    world, turn = World(), count()
+    world.run(60.0, lambda regime: next(turn) % 10 < 8)
+    (fell_s, _), (back_s, back) = world.turns
+    assert back is Regime.FREE
+    assert TRIAL_S <= back_s - fell_s <= TRIAL_S + LOOK_S
 
 
 def test_of_few_requests_nothing_is_said() -> None:

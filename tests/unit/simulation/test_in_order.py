@@ -1,0 +1,51 @@
+"""Two workers of both roles are asked one after the other, as the router asks them."""
+
+import pytest
+
+from diptych.engine.scheduling.sequence import Sequence
+from diptych.simulation.cluster import Split
+from diptych.simulation.engine import Listener, SimulatedEngine
+from diptych.simulation.router import Wires
+from diptych.simulation.simulation import Simulation
+from diptych.simulation.workload import Shape
+from router.placement.types import Paired, Query, Snapshot
+from tests.unit.simulation.small import ROUND, setup
+from tests.unit.simulation.test_simulation import assert_idle
+
+WORK_S = 0.04  # of the prompt
+
+
+@pytest.mark.parametrize("message_s", [0.001, 2 * WORK_S], ids=["soon", "after its work"])
+@pytest.mark.parametrize("is_lease_first", [True, False], ids=["lease", "reservation"])
+def test_the_lesser_incarnation_is_asked_first_and_the_other_once_it_granted(
+    is_lease_first: bool, message_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, float]] = []
+    add_prefill, reserve = SimulatedEngine.add_prefill, SimulatedEngine.reserve
+
+    def lease(self: SimulatedEngine, seq: Sequence, listener: Listener) -> None:
+        asked.append(("lease", self._agenda.now_s))
+        add_prefill(self, seq, listener)
+
+    def reservation(self: SimulatedEngine, seq: Sequence, listener: Listener) -> None:
+        asked.append(("reservation", self._agenda.now_s))
+        reserve(self, seq, listener)
+
+    monkeypatch.setattr(SimulatedEngine, "add_prefill", lease)
+    monkeypatch.setattr(SimulatedEngine, "reserve", reservation)
+    made = setup(Split(num_soft=2), model=ROUND)._replace(wires=Wires(message_s=message_s))
+    simulation = Simulation(made, iter([Shape(0.0, 20, 5)]))
+    one, other = (host.worker for host in simulation.cluster.soft)
+    pair = Paired(one, other) if is_lease_first else Paired(other, one)
+
+    def place(query: Query, snapshot: Snapshot) -> Paired:
+        return pair
+
+    monkeypatch.setattr(simulation.cluster.routers[0].policy, "place", place)
+    done = simulation.run(10.0, 0.0)
+    first, second = asked if is_lease_first else reversed(asked)
+    assert (first[0], second[0]) == ("lease", "reservation")
+    assert [at_s for _, at_s in asked] == pytest.approx([message_s, 3 * message_s])
+    assert done.outcomes[0].ttft_s is not None
+    assert not done.refusals
+    assert_idle(simulation)

@@ -43,9 +43,10 @@ class Served(NamedTuple):
         """Of a request over HTTP."""
         return (await self.posted(credential)).status_code
 
-    async def posted(self, credential: str) -> httpx.Response:
+    async def posted(self, credential: str, num_prompts: int = 1) -> httpx.Response:
         """What a request over HTTP gets."""
-        body = {"model": "m", "prompt": PROMPT, "max_tokens": 4, "ignore_eos": True}
+        prompt = [list(PROMPT)] * num_prompts
+        body = {"model": "m", "prompt": prompt, "max_tokens": 4, "ignore_eos": True}
         async with httpx.AsyncClient(trust_env=False) as client:
             url = f"http://{self.http_address}/v1/completions"
             headers = {"authorization": f"Bearer {credential}"}
@@ -250,3 +251,24 @@ async def test_without_an_issuer_there_is_no_answer() -> None:
         ask = Issuer(ISSUER, issuer.url + KEYS_PATH, None)
     with pytest.raises(httpx.ConnectError):
         await ask()
+
+
+@pytest.mark.parametrize(
+    ("quota", "limit"),
+    [("requests_per_minute", 3), ("tokens_per_minute", 3 * (len(PROMPT) + 4))],
+)
+async def test_several_prompts_are_all_within_a_quota_or_ask_no_worker(
+    served: Served, quota: str, limit: int
+) -> None:
+    """One more is left, and stays so for who wants no more."""
+    token = OLD.token(claims={"sub": quota, "limits": {quota: limit}})
+    answer = await served.posted(token, 2)
+    assert answer.status_code == 200, answer.text
+    assert len(answer.json()["choices"]) == 2
+    before = num_asked(served)
+    answer = await served.posted(token, 2)
+    assert answer.status_code == 429
+    assert answer.json()["error"]["code"] == "quota_exceeded"
+    assert quota in answer.json()["error"]["message"]
+    assert num_asked(served) == before
+    assert await served.status(token) == 200

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.deploy.helm import HELM_3, HELM_4, helm_binary, template
-from tests.unit.deploy.chart import CHART, RENDERED, ROOT, VALUES, parsed
+from tests.unit.deploy.chart import CHART, RENDERED, ROOT, VALUES, parsed, rendered
 
 VERSIONS = [f"1.{minor}" for minor in range(29, 38)]
 # Their schemas are not Kubernetes'.
@@ -58,12 +58,15 @@ def test_an_image_as_a_volume_is_taken(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_checkov_finds_nothing_that_is_not_explained() -> None:
+@pytest.mark.parametrize("name", VALUES)
+def test_checkov_finds_nothing_that_is_not_explained(name: str) -> None:
+    files = [part for path in VALUES[name] for part in ("--var-file", str(path))]
     path = f"{helm_binary(HELM_3).parent}:{Path(tool('checkov')).parent}:/usr/bin:/bin"
     done = subprocess.run(
         [
             *(tool("checkov"), "--directory", str(CHART), "--framework", "helm", "--quiet"),
             *("--config-file", str(DEPLOY / "checkov.yaml"), "--output", "json"),
+            *files,
         ],
         capture_output=True,
         text=True,
@@ -75,6 +78,7 @@ def test_checkov_finds_nothing_that_is_not_explained() -> None:
     failed = [f"{c['check_id']} {c['resource']}" for c in report["results"]["failed_checks"]]
     assert failed == []
     assert report["summary"]["passed"] > 200
+    assert report["summary"]["resource_count"] >= len(rendered(name)), "it read these values"
 
 
 def test_hadolint_has_nothing_to_say_of_the_image() -> None:

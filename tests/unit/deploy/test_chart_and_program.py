@@ -58,7 +58,7 @@ SERVICES = {
 # What else the containers' environment holds: read by libraries of ours, or by another variable.
 LIBRARIES = {
     "HF_HOME": "huggingface_hub.constants",
-    "HF_TOKEN": "huggingface_hub.utils._auth",
+    "HF_TOKEN_PATH": "huggingface_hub.constants",
     "NUMBA_CACHE_DIR": "diptych.code_cache",
     "OTEL_RESOURCE_ATTRIBUTES": "opentelemetry.sdk.environment_variables",
 }
@@ -101,7 +101,7 @@ def test_the_program_takes_its_settings(pod: Pod, tmp_path: Path) -> None:
     mounts = {mount["mountPath"] for mount in pod.container["volumeMounts"]}
     assert "/cache" in mounts
     assert getattr(config, "cache_dir") == Path("/cache")  # noqa: B009 - each role has its own
-    secrets = {"/etc/tls", "/etc/public-tls", "/etc/api-keys"}
+    secrets = {"/etc/tls", "/etc/public-tls", "/etc/api-keys", "/etc/hub-token"}
     assert mounts - secrets <= {"/etc/diptych", "/cache", "/tmp", "/model", "/dev/shm", "/extra"}
 
 
@@ -131,6 +131,23 @@ def test_secrets_are_files_that_are_mounted(pod: Pod, tmp_path: Path) -> None:
         items = secret.get("items")
         names = {"tls.crt", "tls.key", "ca.crt"} if items is None else {i["path"] for i in items}
         assert path.name in names
+
+
+@pytest.mark.parametrize("pod", all_pods(), ids=lambda pod: pod.where)
+def test_no_variable_holds_a_secret(pod: Pod) -> None:
+    """A hub's token is a file: variables are told to whoever looks at a process."""
+    variables = {each["name"]: each for each in pod.container["env"]}
+    assert not any("secretKeyRef" in each.get("valueFrom", {}) for each in variables.values())
+    assert "envFrom" not in pod.container
+    if not pod.where.startswith("everything") or pod.command == "generate":
+        assert "HF_TOKEN_PATH" not in variables
+        return
+    path = Path(variables["HF_TOKEN_PATH"]["value"])
+    (mount,) = [m for m in pod.container["volumeMounts"] if m["mountPath"] == str(path.parent)]
+    (volume,) = [v for v in pod.spec["volumes"] if v["name"] == mount["name"]]
+    assert mount["readOnly"] is True
+    assert volume["secret"]["secretName"] == "hub"
+    assert volume["secret"]["items"] == [{"key": "token", "path": path.name}]
 
 
 @pytest.mark.parametrize("pod", servers(), ids=lambda pod: pod.where)

@@ -1,7 +1,7 @@
 {{/*
 What all pods of the chart have in common. Each takes (dict "root" $ "role" … "values" …), "values" being those of the
 router or of one pool. Ports: 50051 router, 8000 its HTTP, 50061 worker, 9100 metrics; 50071 health alone, where the other ports are locked;
-paths: /etc/diptych, /etc/tls, /etc/public-tls, /etc/api-keys, /model, /cache, /tmp.
+paths: /etc/diptych, /etc/tls, /etc/public-tls, /etc/api-keys, /etc/hub-token, /model, /cache, /tmp.
 */}}
 
 {{/* "true" where clients have to say who they are, by a key or by an issuer's token. */}}
@@ -81,14 +81,9 @@ paths: /etc/diptych, /etc/tls, /etc/public-tls, /etc/api-keys, /model, /cache, /
       fieldPath: spec.nodeName
 - name: OTEL_RESOURCE_ATTRIBUTES
   value: k8s.namespace.name={{ .root.Release.Namespace }},k8s.pod.name=$(POD_NAME),k8s.node.name=$(NODE_NAME)
-{{- with .root.Values.model.tokenSecret }}
-{{- if .name }}
-- name: HF_TOKEN
-  valueFrom:
-    secretKeyRef:
-      name: {{ .name }}
-      key: {{ .key }}
-{{- end }}
+{{- if .root.Values.model.tokenSecret.name }}
+- name: HF_TOKEN_PATH
+  value: /etc/hub-token/token
 {{- end }}
 {{- with .values.extraEnv }}
 {{ toYaml . }}
@@ -155,6 +150,11 @@ capabilities:
   mountPath: /model
   readOnly: true
 {{- end }}
+{{- if .root.Values.model.tokenSecret.name }}
+- name: hub-token
+  mountPath: /etc/hub-token
+  readOnly: true
+{{- end }}
 {{- if ne .role "router" }}
 - name: shm
   mountPath: /dev/shm
@@ -200,6 +200,17 @@ capabilities:
   emptyDir:
     sizeLimit: 1Gi
 {{- include "diptych.modelVolume" .root }}
+{{- with .root.Values.model.tokenSecret }}
+{{- if .name }}
+- name: hub-token
+  secret:
+    secretName: {{ .name }}
+    defaultMode: 0440
+    items:
+      - key: {{ .key }}
+        path: token
+{{- end }}
+{{- end }}
 {{- if ne .role "router" }}
 - name: shm
   emptyDir:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.deploy.helm import HELM_4, template
 from tests.deploy.promtool import NoPromtoolError, promtool
-from tests.unit.deploy.chart import rendered
+from tests.unit.deploy.chart import ROOT, VALUES, parsed, rendered
 
 TESTS = Path(__file__).with_name("alert_tests.yaml")
 
@@ -20,6 +21,14 @@ def rules() -> dict[str, Any]:
     """As the Prometheus operator gives them to Prometheus."""
     (manifest,) = [m for m in rendered("everything") if m["kind"] == "PrometheusRule"]
     return dict(manifest["spec"])
+
+
+def expressions(name: str, *values: str) -> dict[str, str]:
+    """By alert, with the values of that name and these."""
+    flags = [f"--set={value}" for value in ("metrics.alerts.enabled=true", *values)]
+    manifests = parsed(template(HELM_4, VALUES[name], *flags))
+    (manifest,) = [m for m in manifests if m["kind"] == "PrometheusRule"]
+    return {rule["alert"]: rule["expr"] for rule in manifest["spec"]["groups"][0]["rules"]}
 
 
 def without_summaries() -> dict[str, Any]:
@@ -77,3 +86,41 @@ def test_every_alert_has_a_case_where_it_fires() -> None:
     fired = {case["alertname"] for case in cases if case["exp_alerts"]}
     quiet = {case["alertname"] for case in cases if not case["exp_alerts"]}
     assert fired == quiet == {rule["alert"] for rule in rules()["groups"][0]["rules"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("gpu", ()),
+        ("default", ("prefill.replicas=0",)),
+        ("default", ("prefill.pools.main=null", "decode.settings.roles={prefill,decode}")),
+    ],
+)
+def test_nobody_is_told_of_a_prefill_pool_that_is_missing_on_purpose(
+    name: str, values: tuple[str, ...]
+) -> None:
+    alone = {"DiptychNoPrefillWorker", "DiptychNoProvenPair"}
+    assert expressions("default").keys() - expressions(name, *values).keys() == alone
+
+
+@pytest.mark.parametrize(
+    ("values", "limit_s"),
+    [
+        ((), 60),
+        (("router.settings.dns.interval_s=20",), 60),
+        (("router.settings.dns.interval_s=300",), 600),
+        (("router.discovery=kubernetes",), 120),
+    ],
+)
+def test_a_source_is_stale_by_how_often_it_is_asked(values: tuple[str, ...], limit_s: int) -> None:
+    expr = expressions("default", *values)["DiptychDiscoveryIsStale"]
+    assert expr == f"diptych_router_discovery_age_seconds > {limit_s}"
+
+
+def test_prometheus_takes_the_compose_files_configuration(tool: Path, tmp_path: Path) -> None:
+    config = ROOT / "deploy" / "compose" / "prometheus.yaml"
+    code, said = run(tool, tmp_path, rules(), "check", "config", "--syntax-only", str(config))
+    assert code == 0, said
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text(config.read_text().replace("static_configs", "static"))
+    assert run(tool, tmp_path, rules(), "check", "config", "--syntax-only", str(wrong))[0] != 0

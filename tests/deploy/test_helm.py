@@ -15,6 +15,7 @@ from tests.unit.deploy.chart import (
     ROOT,
     VALUES,
     parsed,
+    pods_of,
     values_schema_text,
 )
 from tests.unit.deploy.test_readme import commands
@@ -95,6 +96,31 @@ def test_the_readmes_installation_is_taken_as_it_stands(
             "autoscaling and keda would scale the same pods",
         ),
         ({"router": {"keda": {"enabled": True}}}, "keda.serverAddress"),
+        (
+            {"router": {"ingress": {"enabled": True, "hosts": ["a"]}, "http": {"enabled": False}}},
+            "router.ingress.port: http is off",
+        ),
+        ({"router": {"ingress": {"enabled": True}}}, "router.ingress.hosts"),
+        ({"metrics": {"enabled": False, "podMonitor": {"enabled": True}}}, "metrics.podMonitor"),
+        (
+            {"decode": {"terminationGracePeriodSeconds": 20}},
+            r"decode: terminationGracePeriodSeconds: 20 cuts off what takes 20\.5 s",
+        ),
+        (
+            {"router": {"terminationGracePeriodSeconds": 60}},
+            r"router: terminationGracePeriodSeconds: 60 cuts off what takes 60\.5 s",
+        ),
+        (
+            {"decode": {"pools": {"a": {"autoscaling": {"enabled": True, "minReplicas": 5}}}}},
+            r"-decode-a: autoscaling\.minReplicas is more",
+        ),
+        (
+            {
+                "keda": {"serverAddress": "http://prometheus:9090"},
+                "router": {"keda": {"enabled": True, "minReplicas": 5}},
+            },
+            r"-router: keda\.minReplicas is more",
+        ),
         ({"router": {"apiKeys": {"secretName": "a"}}}, "tests.apiKey.secretName"),
         ({"router": {"settings": {"jwt": {"issuer": "https://a"}}}}, "tests.apiKey.secretName"),
     ],
@@ -106,6 +132,17 @@ def test_values_that_make_no_cluster_are_refused(
     path.write_text(json.dumps(values))
     with pytest.raises(RuntimeError, match=message):
         template(helm, [path])
+
+
+@pytest.mark.parametrize("helm", HELMS)
+def test_a_grace_period_that_is_long_enough_is_taken(helm: Release, tmp_path: Path) -> None:
+    path = tmp_path / "values.yaml"
+    path.write_text("prefill: {terminationGracePeriodSeconds: 21}")
+    periods = {
+        pod.command: pod.spec.get("terminationGracePeriodSeconds")
+        for pod in pods_of(parsed(template(helm, [path])), "here")
+    }
+    assert periods == {"router": 71, "prefill": 21, "decode": 31, "generate": None}
 
 
 @pytest.mark.parametrize(

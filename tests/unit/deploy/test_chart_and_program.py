@@ -23,7 +23,7 @@ from diptych.process import ProcessConfig
 from diptych.timers import Timers
 from diptych.v1 import decode_pb2, inference_pb2, prefill_pb2, worker_pb2
 from prefill_worker.config import PrefillWorkerConfig
-from router.config import RouterConfig
+from router.config import DnsSource, KubernetesSource, RouterConfig
 from router.discovery.choice import choose
 from router.discovery.dns import DnsDiscovery
 from soft_worker.config import SoftWorkerConfig
@@ -257,6 +257,21 @@ def test_the_template_has_the_programs_defaults() -> None:
         assert float(default) == Timers.model_fields[name].default
 
 
+def test_the_alert_of_a_stale_source_waits_for_twice_its_period(tmp_path: Path) -> None:
+    text = (CHART / "alerts.yaml").read_text()
+    (dns, kubernetes) = re.findall(
+        r"ternary \(default ([\d.]+) \$dns\.interval_s\) ([\d.]+) ", text
+    )[0]
+    assert float(dns) == DnsSource.model_fields["interval_s"].default
+    assert float(kubernetes) == KubernetesSource.model_fields["relist_s"].default
+    (router,) = [pod for pod in pods("everything") if pod.command == "router"]
+    config = config_of(router, tmp_path)
+    assert isinstance(config, RouterConfig)
+    assert config.discovery == "kubernetes"
+    (expr,) = [r["expr"] for r in _rules() if r["alert"] == "DiptychDiscoveryIsStale"]
+    assert float(expr.partition(" > ")[2]) == 2 * config.kubernetes.relist_s
+
+
 @pytest.mark.parametrize("pod", all_pods(), ids=lambda pod: pod.where)
 def test_every_variable_is_read_by_something(pod: Pod) -> None:
     variables = pod.container.get("env", [])
@@ -368,12 +383,17 @@ def test_the_test_asks_every_process_for_its_spans(name: str) -> None:
     assert asked == {pod.where for pod in servers() if pod.where.startswith(f"{name}:")}
 
 
-def test_metrics_in_alerts_and_scaling_are_made_somewhere() -> None:
-    code = "".join(
+def program_text() -> str:
+    """All code of the program."""
+    return "".join(
         path.read_text()
         for package in ("diptych", "router", "prefill_worker", "decode_worker", "kvtransfer")
         for path in (ROOT / package).rglob("*.py")
     )
+
+
+def test_metrics_in_alerts_and_scaling_are_made_somewhere() -> None:
+    code = program_text()
     rules, asked = _rules(), _keda_queries()
     assert len(rules) >= 8
     assert len(asked) == 2
@@ -399,6 +419,15 @@ def test_alerts_have_a_first_step_in_the_guide() -> None:
     guide = (ROOT / "docs" / "operations.md").read_text()
     for rule in _rules():
         assert f"`{rule['alert']}`" in guide
+
+
+def test_log_lines_that_first_steps_name_are_written_somewhere() -> None:
+    guide = (ROOT / "docs" / "operations.md").read_text()
+    steps = [line for line in guide.splitlines() if re.match(r"\| `Diptych\w+` \|", line)]
+    named_lines = re.findall(r'"([^"]+)"', "\n".join(steps))
+    assert len(named_lines) >= 6
+    code = program_text()
+    assert [line for line in named_lines if f'"{line}' not in code] == []
 
 
 def _keys(schema: dict[str, Any], prefix: str = "") -> set[str]:

@@ -269,15 +269,16 @@ capabilities:
 
 {{/* Longer than all that the process waits for after SIGTERM, so that nothing is cut off. */}}
 {{- define "diptych.gracePeriod" -}}
-{{- if .values.terminationGracePeriodSeconds -}}
-{{- .values.terminationGracePeriodSeconds | int -}}
-{{- else -}}
 {{- $timers := default (dict) .values.settings.timers -}}
 {{- $drain := hasKey $timers "drain_s" | ternary $timers.drain_s 20.0 -}}
 {{- $lameDuck := hasKey $timers "lame_duck_s" | ternary $timers.lame_duck_s 0.25 -}}
 {{- $leave := hasKey $timers "leave_s" | ternary $timers.leave_s 35.0 -}}
-{{- addf $drain (eq .role "router" | ternary $leave 0.0) (mulf 2 $lameDuck) (default 0 .values.preStopSeconds) 10 | ceil | int -}}
+{{- $waits := addf $drain (eq .role "router" | ternary $leave 0.0) (mulf 2 $lameDuck) (default 0 .values.preStopSeconds) -}}
+{{- $given := .values.terminationGracePeriodSeconds -}}
+{{- if and $given (lt (float64 $given) (float64 $waits)) -}}
+{{- fail (printf "%s: terminationGracePeriodSeconds: %v cuts off what takes %v s (preStopSeconds and timers)" .role $given $waits) -}}
 {{- end -}}
+{{- default (addf $waits 10 | ceil) $given | int -}}
 {{- end -}}
 
 {{/* Where pods go, and all else that a pod's specification takes as it is. Takes "selector" as well. */}}

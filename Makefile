@@ -14,7 +14,7 @@ IMAGE := tests/deploy/test_image.py
 INSTALLED := tests/deploy/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test golden chaos chaos-long lint proto published bench gpu chart chart-long image page manifests toolcalls clients clients-long
+.PHONY: help setup demo test golden chaos chaos-long lint proto published bench gpu chart chart-long image page constraints manifests toolcalls clients clients-long
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -103,6 +103,9 @@ clients-long: .venv/ready $(CLIENTS)/ready $(LM_EVAL)/ready  ## The same, and th
 
 page: .venv/page  ## Drive the web page in a headless Chromium, which has to be there; pictures go to docs/page
 	$(PYTEST) tests/page
+
+constraints: .venv/ready  ## Write down the versions that the image has: those of .venv
+	$(PY) -m tests.deploy.constraints
 
 manifests: .venv/ready  ## Write the chart's schema and rendered manifests anew; fetches helm 4
 	$(PY) -m tests.deploy.manifests

@@ -19,6 +19,9 @@ from tests.notes import Note
 
 pytestmark = pytest.mark.timeout(4000)
 
+# Some 2 GB: 1.8 of packages, most of them torch (CPUs) and nixl, the rest Debian and Python.
+MAX_BYTES = 2_500_000_000
+
 # A whole cluster in the image; what fails ends the script with its exit code.
 DEMO = """
 diptych up --model demo 2>/tmp/log & up=$!
@@ -61,6 +64,13 @@ def test_it_says_whom_it_runs_as_and_how_it_is(built: Image, note: Note) -> None
     assert built.user == "10001:10001"
     assert built.entrypoint == ("diptych",)
     assert built.health == ("CMD", "diptych", "health")
+
+
+def test_it_is_no_larger_than_it_has_to_be(built: Image, note: Note) -> None:
+    """Were CUDA's torch to slip in, it would be thrice that."""
+    sizes = {(at := path.lstat()).st_ino: at.st_size for path in built.root.rglob("*")}
+    note(f"the image has {sum(sizes.values()) / 1e9:.2f} GB of files")
+    assert sum(sizes.values()) < MAX_BYTES
 
 
 def test_nothing_but_its_own_folders_is_written(built: Image, cache: Path) -> None:

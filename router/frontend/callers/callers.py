@@ -1,5 +1,6 @@
 """Who a client is, by the key or the token that it sends."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -71,8 +72,10 @@ class KnownCallers:
 
     async def run(self) -> None:
         """See :class:`Callers`."""
-        if self._tokens is not None:
-            await self._tokens.run()
+        async with asyncio.TaskGroup() as tasks:
+            for known in (self._keys, self._tokens):
+                if known is not None:
+                    tasks.create_task(known.run(), name=type(known).__name__)
 
 
 def authorization(metadata: Metadata) -> str | None:

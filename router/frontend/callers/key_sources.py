@@ -30,10 +30,10 @@ _DISCOVERY_PATH: Final = "/.well-known/openid-configuration"
 class FileKeys:
     """Those in a file, which may be replaced at any time."""
 
-    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, path: Path) -> None:
         """Raises ConfigurationError: it cannot be read, or makes no sense."""
         self._file: WatchedFile[SigningKeys] = WatchedFile(
-            "jwt.jwks", path, read_signing_keys, what="keys of tokens", clock=clock
+            "jwt.jwks", path, read_signing_keys, what="keys of tokens"
         )
 
     @property
@@ -47,6 +47,7 @@ class FileKeys:
 
     async def run(self) -> None:
         """See KeySource."""
+        await self._file.run()
 
 
 class FetchedKeys:

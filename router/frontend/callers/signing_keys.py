@@ -58,10 +58,13 @@ def read_signing_keys(text: str | bytes) -> SigningKeys:
 
 
 def _read(given: object) -> jwk.Key | None:
-    if not isinstance(given, Mapping) or given.get("kty") not in _KEY_TYPES:
+    if not isinstance(given, Mapping):
+        return None
+    kind = given.get("kty")
+    if not isinstance(kind, str) or kind not in _KEY_TYPES:
         return None
     public = {name: given[name] for name in _PUBLIC & given.keys()}
-    if given["kty"] == "RSA" and len(str(given.get("n"))) < _MIN_RSA_CHARACTERS:
+    if kind == "RSA" and len(str(given.get("n"))) < _MIN_RSA_CHARACTERS:
         return None
     try:
         key = jwk.import_key(public)

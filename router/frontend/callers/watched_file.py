@@ -1,5 +1,6 @@
 """What a file says that may be replaced at any time."""
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -11,17 +12,20 @@ from diptych.errors import ConfigurationError
 logger = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 1.0
+_SETTLED_S = 1.0
+_PATIENCE_S = 3.0
 _MAX_BYTES = 2**22
 
 T = TypeVar("T")
 
 
 class WatchedFile(Generic[T]):
-    """A file that is looked at when its content is asked for, each second at most.
+    """A file that ``run`` looks at each second, whether or not anybody asks for its content.
 
-    One that has changed is taken over when it is still the same a second later: it may be
-    written to. A file that cannot be read, or makes no sense, changes nothing for what is
-    known; that is logged once. Event loop only.
+    One that has changed is taken over once it has not been written to for ``_SETTLED_S``, or
+    once it has not stood still for ``_PATIENCE_S``: until then it may be half written. A file
+    that cannot be read, or makes no sense, changes nothing for what is known; that is logged
+    once, and the same file is not read again. Event loop only.
     """
 
     def __init__(
@@ -31,9 +35,10 @@ class WatchedFile(Generic[T]):
         parse: Callable[[str], T],
         *,
         what: str,
-        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
     ) -> None:
-        """``what`` is in it, for the log; ``parse`` raises ValueError.
+        """``what`` is in it, for the log; ``parse`` raises ValueError. ``now`` is of the wall
+        clock, s, by which the file is dated.
 
         Raises ConfigurationError: it cannot be read, or makes no sense.
         """
@@ -41,51 +46,68 @@ class WatchedFile(Generic[T]):
         self._path = path
         self._parse = parse
         self._taken, self._not_taken = f"{what} taken over", f"{what} not taken over"
-        self._clock = clock
-        self._looked_s = clock()
-        self._refused = ""  # why the file was no use when it was looked at last
-        self._seen = self._look_up()
-        self._version = self._seen  # of what is known
+        self._now = now
+        self._refused = ""  # why the file was no use when it was read last
+        self._unsettled_s = 0.0  # for how long it has differed from what was read
+        self._read_as = self._look_up()  # what was read last, whether or not it was of use
         self._content = self._read()
 
     @property
     def content(self) -> T:
-        """What is known; the same object while it stays so. Looks at the file."""
-        now = self._clock()
-        if now - self._looked_s >= _LOOK_EVERY_S:
-            self._looked_s = now
-            try:
-                self._look()
-                self._refused = ""
-            except ConfigurationError as error:
-                if self._refused != error.message:
-                    self._refused = error.message
-                    logger.error(self._not_taken, extra={"why": error.message})
+        """What is known; the same object while it stays so."""
         return self._content
 
-    def _look(self) -> None:
-        before, self._seen = self._seen, self._look_up()
-        if self._seen == self._version or self._seen != before:
-            return
-        self._content = self._read()
-        self._version = self._seen
-        logger.info(self._taken)
+    async def run(self) -> None:
+        """Look at it each second, until cancelled."""
+        while True:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            self.look()
 
-    def _look_up(self) -> object:
-        """Something that differs once the file does."""
+    def look(self) -> None:
+        """What ``run`` does each second."""
+        try:
+            self._look()
+        except ConfigurationError as error:
+            if self._refused != error.message:
+                self._refused = error.message
+                logger.error(self._not_taken, extra={"why": error.message})
+
+    def _look(self) -> None:
+        found = self._look_up()
+        if found == self._read_as:
+            self._unsettled_s = 0.0
+            return
+        _, is_settled = found
+        self._unsettled_s += _LOOK_EVERY_S
+        if not is_settled and self._unsettled_s < _PATIENCE_S:
+            return
+        self._unsettled_s = 0.0
+        self._read_as = found
+        content = self._read()
+        self._refused = ""
+        if content != self._content:
+            self._content = content
+            logger.info(self._taken)
+
+    def _look_up(self) -> tuple[object, bool]:
+        """Something that differs once the file does, and whether it is whole by its date."""
         try:
             status = self._path.stat()
         except OSError as error:
-            self._seen = None
+            self._read_as = None, False
             raise self._wrong(error) from None
-        return status.st_mtime_ns, status.st_size, status.st_ino
+        version = status.st_mtime_ns, status.st_size, status.st_ino
+        return version, self._now() - status.st_mtime >= _SETTLED_S
 
     def _read(self) -> T:
         try:
             if self._path.stat().st_size > _MAX_BYTES:
                 raise ValueError(f"has more than {_MAX_BYTES} bytes")
             return self._parse(self._path.read_text())
-        except (OSError, ValueError) as error:
+        except OSError as error:  # it may be readable the next time
+            self._read_as = None, False
+            raise self._wrong(error) from None
+        except ValueError as error:
             raise self._wrong(error) from None
 
     def _wrong(self, error: OSError | ValueError) -> ConfigurationError:

@@ -12,6 +12,7 @@ import pytest
 from diptych.errors import ConfigurationError, InvalidApiKeyError
 from diptych.tenant import Tenant
 from router.client_settings import JwtSettings
+from router.frontend.callers import watched_file
 from router.frontend.callers.choice import callers_of
 from router.frontend.callers.issued_tokens import IssuedTokens
 from router.frontend.callers.key_sources import FetchedKeys, FileKeys
@@ -157,17 +158,22 @@ async def test_refusals_are_told_once_a_second(caplog: pytest.LogCaptureFixture)
     assert told == [0, 4]
 
 
-async def test_keys_in_a_file_are_taken_over_two_seconds_later(tmp_path: Path) -> None:
-    clock, path = Clock(), tmp_path / "keys"
+async def test_keys_in_a_file_are_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watched_file, "_LOOK_EVERY_S", 0.0)
+    path = tmp_path / "keys"
     path.write_bytes(key_set(OLD))
     os.utime(path, ns=(1, 1))
-    keys = FileKeys(path, clock)
+    keys = FileKeys(path)
     before = keys.known
     path.write_bytes(key_set(NEW))
     os.utime(path, ns=(2, 2))
-    for _ in range(2):
-        assert await keys.newer(before) is before
-        clock.now_s += 1.0
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(keys.run())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        task.cancel()
     assert (await keys.newer(before)).find("new", "ES256") is not None
 
 

@@ -57,6 +57,7 @@ def test_what_could_sign_too_is_passed_over_and_what_is_private_forgotten() -> N
         {"kty": "RSA", "kid": "w", "n": "AQAB", "e": "AQAB"},  # far too short
         {"kty": "EC", "kid": "w", "crv": "P-256", "x": "??", "y": 3},
         {"kty": "EC", "kid": "w"},
+        {"kty": ["EC"], "kid": "w"},
         {"kty": "AKP", "kid": "of tomorrow"},
         {**Signer("w").public, "use": "enc"},
         {**Signer("w").public, "key_ops": ["encrypt"]},

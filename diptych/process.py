@@ -31,15 +31,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import ClassVar, Literal, NoReturn, Protocol, TypeVar
+from typing import Annotated, ClassVar, Literal, NoReturn, Protocol, TypeVar
 
 import uvloop
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from diptych import settings
 from diptych.errors import ConfigurationError
 from diptych.rpc.identity import TlsFiles
 from diptych.telemetry import logs
+from diptych.telemetry.endpoints import check_endpoint
 from diptych.timers import Timers
 
 logger = logging.getLogger(__name__)
@@ -83,10 +84,11 @@ class ProcessConfig(BaseModel):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least level that is logged."
     )
-    otlp_endpoint: str | None = Field(
+    otlp_endpoint: Annotated[str, AfterValidator(check_endpoint)] | None = Field(
         None,
         description="OTLP/gRPC collector for traces, http://host:4317; unset: what the standard "
-        "OTEL_EXPORTER_OTLP_ENDPOINT says, else off.",
+        "OTEL_EXPORTER_OTLP_ENDPOINT says, else off. No user and password in it: headers, such as "
+        "OTEL_EXPORTER_OTLP_HEADERS, are where secrets belong.",
     )
     trace_sample_ratio: float = Field(
         1.0,

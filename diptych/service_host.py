@@ -26,7 +26,7 @@ from diptych.rpc.server import ErrorInterceptor, PublicEdge, make_server
 from diptych.telemetry import logs
 from diptych.telemetry.metrics import Metrics
 from diptych.telemetry.sampling import Sampling
-from diptych.telemetry.standard_tracing import SDK_MAX_QUEUED, StandardTracing
+from diptych.telemetry.standard_tracing import StandardTracing, read_standard
 from diptych.telemetry.tracing import Tracing
 
 logger = logging.getLogger(__name__)
@@ -34,36 +34,17 @@ logger = logging.getLogger(__name__)
 _LAG_PERIOD_S = 0.1
 _LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 _SCRAPE_TIMEOUT_S = 5.0
-# What is said of traces alone comes before what is said of every signal.
-_PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-_HTTP = "http/protobuf"
-_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _STOP_GRACE_S = 0.5
 _MAX_PROBES = 64  # at a time, on the port that is theirs
 _NO_OTHERS: Mapping[str, int] = {}
 
 
 def standard_tracing(endpoint: str | None = None) -> StandardTracing:
-    """What OpenTelemetry's own variables decide instead of our settings.
+    """What OpenTelemetry's own variables decide; ``endpoint`` is our setting.
 
-    ``endpoint`` is our setting, which comes before theirs and is served as it says.
     Raises ConfigurationError: they ask for what is not served.
     """
-    asked = settings.environment("OTEL_")
-    has_endpoint = endpoint is None and any(name in asked for name in _ENDPOINTS)
-    protocol = next((name for name in _PROTOCOLS if name in asked), None)
-    if has_endpoint and protocol is not None and asked[protocol] not in ("grpc", _HTTP):
-        raise ConfigurationError(
-            f"environment: {protocol}: spans are sent by grpc or {_HTTP} (got {asked[protocol]!r})"
-        )
-    return StandardTracing(
-        has_endpoint=has_endpoint,
-        is_http=has_endpoint and protocol is not None and asked[protocol] == _HTTP,
-        has_service_name="OTEL_SERVICE_NAME" in asked,
-        has_sampler="OTEL_TRACES_SAMPLER" in asked,
-        has_batching=any(name.startswith("OTEL_BSP_") for name in asked),
-        max_queued=_max_queued(asked),
-    )
+    return read_standard(settings.environment("OTEL_"), endpoint)
 
 
 class ServiceHost:
@@ -381,14 +362,6 @@ def host_of(address: str) -> str:
     if not colon or not host or not port.isdigit() or int(port) > 65535:
         raise ConfigurationError(f"--listen: expected host:port (got {address!r})")
     return host.removeprefix("[").removesuffix("]")
-
-
-def _max_queued(asked: Mapping[str, str]) -> int:
-    """As the SDK reads it: what is no number says nothing."""
-    try:
-        return int(asked.get("OTEL_BSP_MAX_QUEUE_SIZE", SDK_MAX_QUEUED))
-    except ValueError:
-        return SDK_MAX_QUEUED
 
 
 def _reachable(host: str) -> str:

@@ -19,6 +19,9 @@ from diptych.telemetry.log_writer import LogWriter, RawStandardError, TextStream
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
+# They warn of what clients send as context of a trace, and quote it.
+_OF_CLIENTS = ("opentelemetry.trace.propagation.tracecontext", "opentelemetry.trace.span")
+
 
 class RequestIds(NamedTuple):
     """What a log line says about the request it belongs to."""
@@ -84,6 +87,8 @@ def set_up(service: str, level: str = "info", stream: TextStream | None = None) 
     logging.captureWarnings(True)
     for noisy in ("httpx", "httpcore", "urllib3", "filelock", "asyncio", "opentelemetry"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, root.level))
+    for quoting in ("opentelemetry.util.re", *_OF_CLIENTS):
+        logging.getLogger(quoting).setLevel(logging.CRITICAL)
     logging.getLogger("grpc._cython.cygrpc").addFilter(_quotes_no_metadata)
 
 

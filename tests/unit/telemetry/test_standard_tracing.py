@@ -1,0 +1,73 @@
+"""What is secret in OpenTelemetry's own variables, and what clients send, is in no log line."""
+
+import io
+import json
+
+import pytest
+
+from diptych import settings
+from diptych.errors import ConfigurationError
+from diptych.process import ProcessConfig
+from diptych.service_host import standard_tracing
+from diptych.telemetry import logs
+from diptych.telemetry.tracing import Tracing, extract_metadata
+
+
+@pytest.mark.parametrize("name", ["OTLP_ENDPOINT", "OTLP_TRACES_ENDPOINT"])
+@pytest.mark.parametrize(
+    "secret", ["http://user:hunter2@host:1", "http://host:1?key=hunter2", "http://h#hunter2"]
+)
+def test_a_secret_in_an_address_is_refused_and_not_repeated(
+    monkeypatch: pytest.MonkeyPatch, name: str, secret: str
+) -> None:
+    monkeypatch.setenv(f"OTEL_EXPORTER_{name}", secret)
+    with pytest.raises(ConfigurationError, match=f"OTEL_EXPORTER_{name}: .*no user") as caught:
+        standard_tracing()
+    assert "hunter2" not in caught.value.message
+    standard_tracing("http://host:1")
+    with pytest.raises(ConfigurationError, match=r"--otlp-endpoint: .*no user") as caught:
+        settings.load(ProcessConfig, ["--otlp-endpoint", secret], prog="diptych", env_prefix="X_")
+    assert "hunter2" not in caught.value.message
+
+
+@pytest.mark.parametrize("name", ["OTLP_HEADERS", "OTLP_TRACES_HEADERS"])
+@pytest.mark.parametrize(
+    "wrong", ["authorization: Bearer s3cret", "authorization=Bearer s3,cret", "a=é s3cret"]
+)
+def test_headers_that_are_wrong_are_told_by_their_variable_alone(
+    monkeypatch: pytest.MonkeyPatch, name: str, wrong: str
+) -> None:
+    monkeypatch.setenv(f"OTEL_EXPORTER_{name}", f"a=b, {wrong},")
+    out = io.StringIO()
+    logs.set_up("test", stream=out)
+    endpoint = "http://127.0.0.1:1"
+    Tracing("test", endpoint=endpoint, standard=standard_tracing(endpoint)).shutdown()
+    logs.flush()
+    (line,) = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert line["variable"] == f"OTEL_EXPORTER_{name}"
+    assert line["message"] == "header not sent to the collector"
+    assert "s3" not in out.getvalue()
+    assert "cret" not in out.getvalue()
+
+
+@pytest.mark.parametrize("wrong", ["a=s3%0Acret", "a=s3cret%C3%A9", "a=b,c=s3cret%00"])
+def test_headers_that_cannot_be_sent_are_refused(
+    monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", wrong)
+    standard_tracing()  # nothing is traced
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    with pytest.raises(ConfigurationError, match="OTEL_EXPORTER_OTLP_HEADERS: ") as caught:
+        standard_tracing()
+    assert "s3" not in caught.value.message
+
+
+def test_what_clients_send_as_context_of_a_trace_is_no_log_line() -> None:
+    out = io.StringIO()
+    logs.set_up("test", stream=out)
+    parent = ("traceparent", f"00-{'a' * 32}-{'b' * 16}-01")
+    for state in ("not a state", "a=1,a=2", ",".join(f"k{i}=1" for i in range(40))):
+        extract_metadata((parent, ("tracestate", state)))
+    extract_metadata((("traceparent", "x" * 600),))
+    logs.flush()
+    assert not out.getvalue()

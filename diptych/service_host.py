@@ -25,6 +25,7 @@ from diptych.rpc.identity import Identity
 from diptych.rpc.server import ErrorInterceptor, PublicEdge, make_server
 from diptych.telemetry import logs
 from diptych.telemetry.metrics import Metrics
+from diptych.telemetry.metrics_server import MetricsServer
 from diptych.telemetry.sampling import Sampling
 from diptych.telemetry.standard_tracing import StandardTracing, read_standard
 from diptych.telemetry.tracing import Tracing
@@ -263,21 +264,13 @@ class ServiceHost:
 
     def _start_metrics(self, port: int) -> None:
         try:
-            server, thread = prometheus_client.start_http_server(
-                port, self.host, registry=self._operators
-            )
+            server = MetricsServer(self.host, port, self._operators)
         except OSError as error:
             raise ConfigurationError(
                 f"--metrics-port: cannot bind {self.host}:{port}: {error.strerror}"
             ) from None
-        self.metrics_port = server.server_port
-
-        def stop() -> None:
-            server.shutdown()
-            server.server_close()
-            thread.join()
-
-        self._stack.push_async_callback(asyncio.to_thread, stop)
+        self.metrics_port = server.port
+        self._stack.push_async_callback(asyncio.to_thread, server.close)
 
     def _write_port_file(self, other_ports: Mapping[str, int]) -> None:
         path = self._config.port_file

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from opentelemetry.context import Context
 
@@ -39,6 +39,8 @@ from router.trace import RequestTrace, Workers
 
 logger = logging.getLogger(__name__)
 
+_NOWHERE: Final = Tracing("nowhere")
+
 
 class Telemetry(NamedTuple):
     """What every request of one router is told to."""
@@ -61,11 +63,13 @@ class RequestObserver:
         operation: str,
         metadata: Metadata,
         tenant: str = "",
+        is_traced: bool = True,
     ) -> None:
         """``operation`` is GenAI's name of it, of which there are few.
 
         ``metadata`` is the call's, with the client's W3C context if it sent one.
-        ``tenant`` is who asks, by name; empty: nobody who is known.
+        ``tenant`` is who asks, by name; empty: nobody who is known. Who is not let in costs no
+        trace: ``is_traced``.
         """
         self.request_id = request_id
         self.received_s = time.monotonic()
@@ -79,7 +83,7 @@ class RequestObserver:
         self._longest_wait_s = 0.0  # for a token
         self._was_retried = False
         self._trace = RequestTrace(
-            telemetry.spans,
+            telemetry.spans if is_traced else _NOWHERE,
             f"{operation} {model}",
             tracing.extract_metadata(metadata),
             telemetry.workers,

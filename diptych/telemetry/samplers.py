@@ -21,25 +21,34 @@ _MAX_OTHERS: Final = 31  # a tracestate has 32 entries at the most: one of them 
 
 
 def sampler_of(
-    sampling: Sampling, clock: Callable[[], float], standard: Sampler | None = None
+    sampling: Sampling,
+    clock: Callable[[], float],
+    standard: Sampler | None = None,
+    draw: Callable[[], float] = random.random,
 ) -> Sampler:
-    """By the trace's id, so that all processes decide alike.
+    """By the trace's id where it is ours, so that all processes decide alike.
 
-    ``standard``, where it is given, says what is sampled at once. ``clock`` is monotonic, s.
+    ``standard``, where it is given, says what is sampled at once. ``clock`` is monotonic, s;
+    ``draw`` is of 0 to 1.
     """
     by_chance = TraceIdRatioBased(sampling.ratio)
     if sampling.caller_per_s is None:
         return standard or ParentBased(by_chance)
-    asked = _AskedSampler(sampling.caller_per_s, by_chance, clock)
+    asked = _AskedSampler(sampling.caller_per_s, sampling.ratio, clock, draw)
     at_once = standard or ParentBased(by_chance, remote_parent_sampled=asked)
     return _EdgeSampler(at_once, holds=sampling.holds)
 
 
 class _AskedSampler(Sampler):
-    """Samples what its caller wants sampled, up to a rate; beyond it as if nobody had asked."""
+    """Samples what its caller wants sampled, up to a rate; beyond it as if nobody had asked.
 
-    def __init__(self, per_s: float, otherwise: Sampler, clock: Callable[[], float]) -> None:
-        self._per_s, self._otherwise, self._clock = per_s, otherwise, clock
+    That is by chance, and not by the trace's id: the caller chose it.
+    """
+
+    def __init__(
+        self, per_s: float, ratio: float, clock: Callable[[], float], draw: Callable[[], float]
+    ) -> None:
+        self._per_s, self._ratio, self._clock, self._draw = per_s, ratio, clock, draw
         self._most = max(1.0, per_s) if per_s else 0.0  # at once, after a pause
         self._left, self._as_of_s = self._most, clock()
 
@@ -57,17 +66,17 @@ class _AskedSampler(Sampler):
         now = self._clock()
         self._left = min(self._most, self._left + (now - self._as_of_s) * self._per_s)
         self._as_of_s = now
-        if self._left < 1.0:
-            return self._otherwise.should_sample(
-                parent_context, trace_id, name, kind, attributes, links
-            )
-        self._left -= 1.0
+        decision = Decision.RECORD_AND_SAMPLE
+        if self._left >= 1.0:
+            self._left -= 1.0
+        elif self._draw() >= self._ratio:
+            decision = Decision.DROP
         state = get_current_span(parent_context).get_span_context().trace_state
-        return SamplingResult(Decision.RECORD_AND_SAMPLE, attributes, state)
+        return SamplingResult(decision, attributes, state)
 
     def get_description(self) -> str:
         """See the SDK's Sampler."""
-        return f"Asked{{{self._per_s}/s,{self._otherwise.get_description()}}}"
+        return f"Asked{{{self._per_s}/s,{self._ratio}}}"
 
 
 class _EdgeSampler(Sampler):

@@ -8,6 +8,7 @@ from functools import partial
 from diptych.errors import (
     DeadlineExceededError,
     DiptychError,
+    InvalidApiKeyError,
     InvalidRequestError,
     SlowClientError,
 )
@@ -127,10 +128,17 @@ class Generator:
 
         ``operation`` is as GenAI names it.
         """
-        self._observe(request_id, operation, metadata, tenant).ended(reason)
+        is_let_in = reason != InvalidApiKeyError.reason
+        self._observe(request_id, operation, metadata, tenant, is_traced=is_let_in).ended(reason)
 
     def _observe(
-        self, request_id: str, operation: str, metadata: Metadata, tenant: Tenant
+        self,
+        request_id: str,
+        operation: str,
+        metadata: Metadata,
+        tenant: Tenant,
+        *,
+        is_traced: bool = True,
     ) -> RequestObserver:
         return RequestObserver(
             self._telemetry,
@@ -138,6 +146,7 @@ class Generator:
             operation=operation,
             metadata=metadata,
             tenant=tenant.name,
+            is_traced=is_traced,
         )
 
     def _builder(

@@ -123,6 +123,17 @@ def test_beyond_the_rate_a_wish_counts_as_none() -> None:
     assert router.sent() == ["as all others"]
 
 
+def test_beyond_the_rate_no_id_that_a_client_chooses_is_more_likely_than_another() -> None:
+    draws = [0.2, 0.05, 0.9, 0.0, 0.5]
+    sampling = Sampling(0.1, caller_per_s=0.0)
+    sampler = sampler_of(sampling, Clock(), draw=iter(draws).__next__)
+    provider = TracerProvider(sampler=sampler, shutdown_on_exit=False)
+    tracer = provider.get_tracer("test")
+    lowest = tracing.extract_map({"traceparent": f"00-{'a' * 16}{1:016x}-{'b' * 16}-01"})
+    spans = [tracer.start_span("x", lowest) for _ in draws]
+    assert [span.is_recording() for span in spans] == [False, True, False, True, False]
+
+
 def test_a_client_that_wants_no_trace_has_none_unless_it_is_kept() -> None:
     unasked = tracing.extract_map({"traceparent": f"{ASKED[:-2]}00"})
     for holds in (False, True):

@@ -19,6 +19,7 @@ from diptych.telemetry.metrics import Metrics
 from diptych.telemetry.sampling import Sampling
 from diptych.telemetry.stages import Stage
 from diptych.telemetry.tracing import Tracing
+from router.frontend.generator import Generator
 from router.generation.answer import KVPath, Timing, Transfer, Usage
 from router.metrics import RouterMetrics
 from router.placement.claim import Claim
@@ -108,6 +109,22 @@ def test_what_went_wrong_or_was_slow_is_traced_though_it_was_not_sampled(
     trace.shutdown()
     assert bool(exporter.get_finished_spans()) == is_kept
     assert trace.num_held == 0
+
+
+def test_who_is_not_let_in_is_counted_and_not_traced() -> None:
+    registry, exporter = CollectorRegistry(), InMemorySpanExporter()
+    trace = Tracing("test", exporter=exporter)
+    telemetry = Telemetry(make_metrics(registry), trace, ToldWorkers(), "m", None)
+    nothing: Any = None
+    generator = Generator(nothing, nothing, nothing, telemetry)
+    asked = (("traceparent", f"00-{'a' * 32}-{'b' * 16}-01"),)
+    for reason in ("INVALID_API_KEY", "REQUEST_INVALID"):
+        generator.refused(reason, asked)
+        counted = registry.get_sample_value("diptych_requests_total", {"outcome": reason})
+        assert counted == 1.0
+    trace.shutdown()
+    (span,) = exporter.get_finished_spans()
+    assert (span.attributes or {})["error.type"] == "REQUEST_INVALID"
 
 
 def test_a_request_that_passes_every_stage_is_seen_in_every_label() -> None:

@@ -1,9 +1,27 @@
-"""The part of Gateway API's GRPCRoute that the chart may use; no package carries its schema whole.
+"""Whether a GRPCRoute is what Gateway API takes: by two schemas, one of others and one of ours.
 
-Written after the standard channel's definition of gateway.networking.k8s.io/v1, release 1.4.
+An npm package has validators made of Gateway API's own types (gateway.networking.k8s.io/v1), which
+let unknown keys through; it is fetched once into .cache/chart/. ``GRPC_ROUTE`` lets none
+through: the part that the chart may use, written after the standard channel's definition.
 """
 
+import json
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from tests.unit.deploy.chart import ROOT, Manifest
 from tests.unit.deploy.values_schema import COUNT, PORT, SOME_TEXT, TEXT, Json, closed
+
+_FOLDER = ROOT / ".cache" / "chart" / "gateway-api-2.0.0"
+_PACKAGES = ("@kubernetes-models/gateway-api@2.0.0", "@kubernetes-models/apimachinery@3.0.2")
+_VALIDATE = """
+import { validate }
+  from "@kubernetes-models/gateway-api/_schemas/IoK8sSigsGatewayApiApisV1GRPCRoute";
+validate(JSON.parse(process.argv[1]));
+console.log(JSON.stringify(validate.errors ?? []));
+"""
 
 _HOST: Json = {
     "type": "string",
@@ -49,3 +67,25 @@ GRPC_ROUTE = closed(
     },
     ("apiVersion", "kind", "metadata", "spec"),
 )
+
+
+def errors(route: Manifest) -> list[str]:
+    """What Gateway API's types have against the route. Needs node and npm."""
+    if not _FOLDER.exists():
+        _FOLDER.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=_FOLDER.parent) as folder:
+            quiet = ("--silent", "--no-audit", "--no-fund", "--ignore-scripts")
+            _run(Path(folder), "npm", "install", *quiet, "--prefix", "packages", *_PACKAGES)
+            (Path(folder) / "packages").replace(_FOLDER)
+    said = _run(_FOLDER, "node", "--input-type=module", "-e", _VALIDATE, json.dumps(route))
+    return [f"{error['instancePath']}: {error['params']}" for error in json.loads(said)]
+
+
+def _run(folder: Path, program: str, *args: str) -> str:
+    found = shutil.which(program)
+    if found is None:
+        raise RuntimeError(f"{program} is needed to check a GRPCRoute")
+    done = subprocess.run(
+        [found, *args], cwd=folder, check=True, capture_output=True, text=True, timeout=240
+    )
+    return done.stdout

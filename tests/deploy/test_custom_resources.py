@@ -4,13 +4,14 @@ import json
 import subprocess
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
 import yaml
 
 from tests.deploy import custom_resources
-from tests.deploy.grpc_route import GRPC_ROUTE
+from tests.deploy.grpc_route import GRPC_ROUTE, errors
 from tests.deploy.test_manifests import CUSTOM, tool
 from tests.unit.deploy.chart import RENDERED, VALUES, rendered
 
@@ -63,10 +64,33 @@ def test_a_key_that_the_schema_has_not_is_found(
     assert any(named in each for each in found), found
 
 
-def test_a_route_fits_what_gateway_api_has() -> None:
-    validator = jsonschema.Draft7Validator(GRPC_ROUTE)
+def grpc_route() -> dict[str, Any]:
+    """A copy of the chart's."""
     (route,) = [m for m in rendered("everything") if m["kind"] == "GRPCRoute"]
+    return dict(yaml.safe_load(yaml.safe_dump(route)))
+
+
+def test_a_route_fits_gateway_apis_own_types() -> None:
+    assert errors(grpc_route()) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "where"),
+    [
+        ("port", "grpc", "/spec/rules/0/backendRefs/0/port"),
+        ("name", 5, "/spec/rules/0/backendRefs/0/name"),
+        ("weight", -1, "/spec/rules/0/backendRefs/0/weight"),
+    ],
+)
+def test_those_types_see_a_wrong_backend(key: str, value: object, where: str) -> None:
+    route = grpc_route()
+    route["spec"]["rules"][0]["backendRefs"][0][key] = value
+    assert any(error.startswith(where) for error in errors(route)), errors(route)
+
+
+def test_a_route_has_no_key_that_gateway_api_has_not() -> None:
+    validator = jsonschema.Draft7Validator(GRPC_ROUTE)
+    route = grpc_route()
     validator.validate(route)
-    wrong = yaml.safe_load(yaml.safe_dump(route))
-    wrong["spec"]["hostname"] = wrong["spec"].pop("hostnames")
-    assert not validator.is_valid(wrong)
+    route["spec"]["hostname"] = route["spec"].pop("hostnames")
+    assert not validator.is_valid(route)

@@ -109,6 +109,7 @@ async def serve(config: RouterConfig, stop: asyncio.Event, ready: Ready) -> None
         viewing.cancel()
         beating.cancel()
         await ways.admission.close()
+        await services.cluster.finish_traces()
         watching.cancel()
 
 

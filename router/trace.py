@@ -104,10 +104,12 @@ class RequestTrace:
     def retry(self, stage: Stage, marks: Attributes, error: str) -> None:
         """The attempt failed for ``error``, and one that ``stage`` waits for replaces it.
 
-        ``marks`` say how it does.
+        ``marks`` say how it does. Workers hear at once that they shall send what they hold: one
+        that goes would not hear it at the end.
         """
         links = tracing.links_to(self.attempt, marks)
         failed = self._attempt
+        self._tell_workers(keep=True)
         self._span.add_event("retry", marks)
         self._write_attempt(error)
         if failed is None:
@@ -142,16 +144,25 @@ class RequestTrace:
 
         ``keep`` sends what is held, everywhere.
         """
-        hold = tracing.hold_of(self.context)
-        if hold is not None and self._trace.enabled:
+        hold = self._hold
+        if hold is not None:
             self._trace.decide(hold, keep=keep)
-            for worker in self._asked:
-                self._workers.tell_trace(worker, hold, keep=keep)
+            self._tell_workers(keep=keep)
         self._write_attempt(error)
         if moments is not None:
             is_whole = outcome == "ok"
             self._write_stages(moments, None if error is None else UNFINISHED, is_whole=is_whole)
         self._trace.end(self._span, attributes={attributes.OUTCOME: outcome}, error=error)
+
+    @property
+    def _hold(self) -> int | None:
+        return tracing.hold_of(self.context) if self._trace.enabled else None
+
+    def _tell_workers(self, *, keep: bool) -> None:
+        hold = self._hold
+        if hold is not None:
+            for worker in self._asked:
+                self._workers.tell_trace(worker, hold, keep=keep)
 
     def _begin_attempt(
         self,

@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 _POLL_S = 0.02
 _END_S = 2.0  # streams that were ended have freed everything by then
 _STOP_GRACE_S = 0.25
+_LAST_WORDS_S = 2.0  # routers say which of the spans that are held are to be sent
 _TELL_FAILED_S = 0.2  # Watch tells why before the process goes
 
 
@@ -290,6 +291,7 @@ class WorkerLife:
         self._serving.end_all(WorkerDrainingError("the worker shuts down"))
         if not await self._wait_zero(self._serving.num_streams, _END_S):
             logger.warning("streams do not end", extra={"num_streams": self._serving.num_streams()})
+        await self._wait_zero(lambda: self._host.tracing.num_held, _LAST_WORDS_S)
 
     async def _wait_zero(self, count: Callable[[], int], timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s

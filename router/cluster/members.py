@@ -165,10 +165,19 @@ class Cluster:
         return member.link if member is not None and member.link.worker == worker else None
 
     def tell_trace(self, worker: WorkerId, hold: int, *, keep: bool) -> None:
-        """A trace that the worker may hold spans of is over; nothing if the worker is gone."""
-        link = self._trace_of(worker)
+        """A trace that the worker may hold spans of is over, or sure to be kept.
+
+        A worker of which nothing is seen hears it when it is seen again.
+        """
+        link = self._traces.get(worker.address)
         if link is not None:
-            link.tell(hold, keep=keep)
+            link.tell(worker, hold, keep=keep)
+
+    async def finish_traces(self) -> None:
+        """Tell workers at once what they were to hear of traces, for 2 s at the most."""
+        async with asyncio.TaskGroup() as tasks:
+            for address, link in self._traces.items():
+                tasks.create_task(link.finish(), name=f"last words {address}")
 
     def clock_offset(self, worker: WorkerId) -> ClockOffset | None:
         """How the clock of the worker's spans stands; None while it is not known."""

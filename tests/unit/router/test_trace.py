@@ -189,6 +189,16 @@ def test_all_who_were_asked_hear_whether_a_held_trace_is_sent(keep: bool) -> Non
     assert len(traced.spans()) == (len(REQUEST_STAGES) + 2 if keep else 0)
 
 
+def test_who_was_asked_hears_of_a_retry_at_once() -> None:
+    """It may be about to go, and the request may run for long elsewhere."""
+    traced = Traced(Sampling(0.0, caller_per_s=0.0, holds=True))
+    traced.trace.ask(attributes.DECODE_WORKER, DECODE)
+    hold = tracing.hold_of(traced.trace.attempt)
+    traced.trace.retry(Stage.PREFILL, RETRY, "KV_TRANSFER_INTERRUPTED")
+    assert traced.workers.words == [(DECODE, hold, True)]
+    traced.trace.end(moments(5), "ok", None, keep=True)
+
+
 def test_of_a_trace_that_is_sampled_workers_hear_nothing(traced: Traced) -> None:
     traced.trace.ask(attributes.PREFILL_WORKER, PREFILL)
     traced.trace.end(moments(5), "ok", None, keep=True)

@@ -102,6 +102,16 @@ async def test_a_prefill_pool_without_workers_is_still_one() -> None:
     assert isinstance(forbidding.place(query, world.cluster.snapshot()), DecodeOnly)
 
 
+async def test_words_on_traces_of_a_worker_that_is_not_seen_are_kept_for_it() -> None:
+    world = World(decode=1)
+    worker = world.cluster.snapshot().decode[0].worker
+    world.watch("d0:1")._lose("a cut line")
+    world.cluster.tell_trace(worker, 7, keep=True)
+    (word,) = world.cluster._traces["d0:1"]._words
+    assert (word.worker, word.hold, word.keep) == (worker, 7, True)
+    world.cluster.tell_trace(WorkerId("left:1", "i"), 7, keep=True)  # nobody hears it
+
+
 async def test_a_word_of_a_worker_that_was_left_changes_nothing() -> None:
     world = World(decode=2)
     left = world.watch("d0:1")

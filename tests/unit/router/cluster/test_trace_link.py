@@ -25,6 +25,7 @@ from router.placement.types import WorkerId
 seconds = st.integers(0, 10**6)
 SKEW_S = 3600.0
 HOLD = 0xABC
+WORKER = WorkerId("w:1", "i1")
 
 
 @given(skew_s=st.integers(-(10**6), 10**6), trips=st.lists(st.tuples(seconds, seconds), min_size=1))
@@ -53,11 +54,14 @@ class FakeWatch:
     """Of a worker of ours, whose clock is ahead by SKEW_S; ``fails`` is what its calls end with."""
 
     def __init__(self) -> None:
-        self.worker: WorkerId | None = WorkerId("w:1", "i1")
+        self.worker: WorkerId | None = WORKER
         self.channel = None
         self.exporter = InMemorySpanExporter()
         self.fails: Exception | None = None
+        self.hangs = False
+        self.on_call: Callable[[], None] = lambda: None
         self.num_calls = 0
+        self.kept: list[int] = []
         self.spans = Tracing(
             "worker",
             exporter=self.exporter,
@@ -72,8 +76,12 @@ class FakeWatch:
         timeout: float,  # noqa: ASYNC109 - as gRPC's stubs have it
     ) -> worker_pb2.EndTracesResponse:
         self.num_calls += 1
+        self.on_call()
+        if self.hangs:
+            await asyncio.Event().wait()
         if self.fails is not None:
             raise self.fails
+        self.kept += request.keep
         return await self._servicer.EndTraces(request, cast(Context, None))
 
     def sent(self) -> list[str]:
@@ -125,21 +133,90 @@ async def test_the_worker_sends_what_is_kept_and_drops_the_rest(watch: FakeWatch
     watch.spans.record(Stage.TRANSFER, held[HOLD + 1], 0.0, 1.0)
     assert watch.spans.num_held == 2
     link = link_to(watch)
-    link.tell(HOLD, keep=True)
-    link.tell(HOLD + 1, keep=False)
+    link.tell(WORKER, HOLD, keep=True)
+    link.tell(WORKER, HOLD + 1, keep=False)
     await ask(watch, link, lambda: watch.spans.num_held == 0)
     assert watch.num_calls == 1, "they went together"
     assert watch.sent() == ["diptych.decode_run"]
 
 
-@pytest.mark.parametrize("is_there", [True, False])
-async def test_words_are_lost_with_the_worker(watch: FakeWatch, is_there: bool) -> None:
-    link = link_to(watch)
-    if is_there:
-        watch.fails = grpc.aio.UsageError("closed")
-    else:
-        watch.worker = None
-    link.tell(HOLD, keep=True)
+def failure(code: grpc.StatusCode) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), "", "")
+
+
+@pytest.mark.parametrize(
+    "fails",
+    [
+        failure(grpc.StatusCode.UNAVAILABLE),
+        failure(grpc.StatusCode.DEADLINE_EXCEEDED),
+        grpc.aio.UsageError("closed"),
+    ],
+)
+async def test_what_was_not_heard_is_said_again(watch: FakeWatch, fails: Exception) -> None:
+    link, watch.fails = link_to(watch), fails
+    link.tell(WORKER, HOLD, keep=True)
+    await ask(watch, link, lambda: watch.num_calls == 3)
+    watch.fails = None
+    link.tell(WORKER, HOLD + 1, keep=True)
+    await ask(watch, link, lambda: not link._words and watch.num_calls == 4)
+    assert watch.kept == [HOLD, HOLD + 1]
+
+
+async def test_a_worker_of_a_version_without_is_told_once(watch: FakeWatch) -> None:
+    link, watch.fails = link_to(watch), failure(grpc.StatusCode.UNIMPLEMENTED)
+    link.tell(WORKER, HOLD, keep=True)
+    await ask(watch, link, lambda: watch.num_calls == 1 and not link._words)
+
+
+async def test_words_wait_for_a_process_that_is_not_seen_for_a_while(watch: FakeWatch) -> None:
+    link, watch.worker = link_to(watch), None
+    link.tell(WORKER, HOLD, keep=True)
+    await ask(watch, link, lambda: not link._is_due.is_set())
+    assert (watch.num_calls, link.clock_offset) == (0, None)
+    watch.worker = WORKER
+    link.worker_changed()
+    await ask(watch, link, lambda: watch.kept == [HOLD])
+
+
+async def test_words_are_lost_with_the_process_they_are_for(watch: FakeWatch) -> None:
+    link, watch.worker = link_to(watch), None
+    link.tell(WORKER, HOLD, keep=True)
+    watch.worker = WorkerId("w:1", "i2")
+    link.worker_changed()
     await ask(watch, link, lambda: not link._words)
-    assert watch.num_calls == int(is_there)
-    assert link.clock_offset is None
+    assert (watch.num_calls, watch.kept) == (1, []), "its clock was asked"
+
+
+async def test_so_many_words_wait_and_the_oldest_make_room(
+    watch: FakeWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trace_link, "_MAX_WORDS", 3)
+    link, watch.fails = link_to(watch), failure(grpc.StatusCode.UNAVAILABLE)
+    for hold in range(3):
+        link.tell(WORKER, hold, keep=True)
+    watch.on_call = lambda: link.tell(WORKER, 3, keep=True)
+    await ask(watch, link, lambda: watch.num_calls == 1)
+    watch.on_call, watch.fails = (lambda: None), None
+    await ask(watch, link, lambda: not link._words)
+    assert watch.kept == [1, 2, 3]
+
+
+async def test_at_the_end_what_is_unsaid_is_said_at_once(watch: FakeWatch) -> None:
+    link = link_to(watch)
+    await link.finish()
+    assert watch.num_calls == 0, "there is nothing to say"
+    link.tell(WORKER, HOLD, keep=True)
+    await link.finish()
+    assert (watch.num_calls, watch.kept) == (1, [HOLD])
+
+
+async def test_at_the_end_a_worker_that_does_not_answer_is_given_up(
+    watch: FakeWatch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(trace_link, "_CALL_PATIENCE_S", 0.01)
+    link, watch.hangs = link_to(watch), True
+    link.tell(WORKER, HOLD, keep=True)
+    await link.finish()
+    assert [record.message for record in caplog.records] == [
+        "a worker did not hear which traces to send"
+    ]

@@ -41,6 +41,7 @@ class EndpointSet:
         """The services of the two pools, by name."""
         self._prefill, self._decode = frozenset(prefill), frozenset(decode)
         self._slices: dict[str, Slice] = {}
+        self._ipv4: set[str] = set()  # services that had such addresses since the last list
         self._targets = Targets(has_prefill_pool=bool(prefill))
 
     @property
@@ -51,6 +52,7 @@ class EndpointSet:
     def listed(self, slices: Iterable[Slice]) -> None:
         """These are all that there are."""
         self._slices = {each.name: each for each in slices}
+        self._ipv4.clear()
         self._name()
 
     def changed(self, known: Slice) -> None:
@@ -61,18 +63,25 @@ class EndpointSet:
     def deleted(self, name: str) -> None:
         """It is there no more. Idempotent.
 
-        The last of a pool that is used counts until the next list: when a Service is made
-        anew its slices are gone for a moment, and its pods run on.
+        The last that has addresses of a family for its service counts until the next list: when
+        a Service is made anew its slices are gone for a moment, and its pods run on.
         """
-        slices, before = dict(self._slices), self._targets
-        self._slices.pop(name, None)
-        self._name()
-        now = self._targets
-        if (before.prefill and not now.prefill) or (before.decode and not now.decode):
-            self._slices, self._targets = slices, before
+        known = self._slices.get(name)
+        if known is not None and not (known.endpoints and self._is_last(known)):
+            del self._slices[name]
+            self._name()
+
+    def _is_last(self, known: Slice) -> bool:
+        others = (other for other in self._slices.values() if other.name != known.name)
+        return not any(
+            other.endpoints and (other.service, other.is_ipv6) == (known.service, known.is_ipv6)
+            for other in others
+        )
 
     def _name(self) -> None:
         before = self._targets
+        filled = [known for known in self._slices.values() if known.endpoints]
+        self._ipv4 |= {known.service for known in filled if not known.is_ipv6}
         prefill = self._used(self._prefill, before.prefill)
         decode = self._used(self._decode, before.decode)
         zones = {**prefill, **decode}
@@ -86,12 +95,10 @@ class EndpointSet:
     def _used(self, services: frozenset[str], before: frozenset[str]) -> dict[str, str]:
         """The zone of each address."""
         used: dict[str, str] = {}
-        filled = [known for known in self._slices.values() if known.endpoints]
-        have_ipv4 = {known.service for known in filled if not known.is_ipv6}
-        for known in filled:
-            if known.service not in services or known.port is None:
+        for known in self._slices.values():
+            if known.service not in services or known.port is None or not known.endpoints:
                 continue
-            if known.is_ipv6 and known.service in have_ipv4:  # the same pods once more
+            if known.is_ipv6 and known.service in self._ipv4:  # the same pods once more
                 continue
             for endpoint in known.endpoints:
                 address = _address(endpoint.address, known.port)

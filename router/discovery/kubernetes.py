@@ -5,8 +5,9 @@ missed, or a watch that fell silent, is made good for then at the latest.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from lightkube import AsyncClient, ConfigError, KubeConfig
 from lightkube.core.client import LabelSelector
@@ -22,6 +23,7 @@ _SERVICE_LABEL = "kubernetes.io/service-name"
 _LIST_S = 15.0
 _FIRST_PAUSE_S = 0.5
 _MAX_PAUSE_S = 10.0
+_LEAST_GAP_S = 1.0  # from one opening of a watch to the next
 
 
 class Listed(NamedTuple):
@@ -55,9 +57,18 @@ class SliceApi(Protocol):
 
 
 class KubernetesApi:
-    """Asks by lightkube, as the pod's service account or as a kubeconfig says."""
+    """Asks by lightkube, as the pod's service account or as a kubeconfig says.
 
-    def __init__(self, source: KubernetesSource) -> None:
+    A watch that the server ends is opened again from where it was, once a second at the most.
+    """
+
+    def __init__(
+        self,
+        source: KubernetesSource,
+        *,
+        clock: Clock = time.monotonic,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
         """Raises ConfigurationError: nothing says where the API is."""
         try:
             path = source.kubeconfig
@@ -71,6 +82,11 @@ class KubernetesApi:
         services = sorted({*source.prefill, *source.decode})
         self._labels: LabelSelector = {_SERVICE_LABEL: services}
         self._port = source.port
+        self._clock = clock
+        self._sleep = sleep
+        self._open_at_s = 0.0  # the next watch, at the earliest
+        # It opens ended watches again by itself, without a pause, and has no other door.
+        self._client._client._client.event_hooks = {"request": [self._pace]}
 
     async def list(self) -> Listed:
         """See :class:`SliceApi`."""
@@ -87,6 +103,11 @@ class KubernetesApi:
     async def close(self) -> None:
         """See :class:`SliceApi`."""
         await self._client.close()
+
+    async def _pace(self, request: Any) -> None:  # of httpx
+        if "watch" in request.url.params:
+            await self._sleep(max(0.0, self._open_at_s - self._clock()))
+            self._open_at_s = self._clock() + _LEAST_GAP_S
 
 
 class KubernetesDiscovery:
@@ -108,7 +129,9 @@ class KubernetesDiscovery:
         self._freshness = Freshness(clock)
         self._watch: AsyncGenerator[Change, None] | None = None  # after a list
         self._relist_at_s = 0.0
-        self._pause_s = _FIRST_PAUSE_S
+        self._opened_at_s = 0.0  # the watch
+        self._list_pause_s = _FIRST_PAUSE_S
+        self._watch_pause_s = _FIRST_PAUSE_S  # longer: watches fail, and no list makes good for it
         self._doubt = Doubt("Kubernetes does not say where workers are: those known stay")
 
     @property
@@ -137,14 +160,16 @@ class KubernetesDiscovery:
             async with asyncio.timeout(_LIST_S):
                 listed = await self._api.list()
         except Exception as error:  # noqa: BLE001 - whatever it is, those known stay
-            await self._failed(error)
-            self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
+            await self._failed(error, self._list_pause_s)
+            self._list_pause_s = min(2 * self._list_pause_s, _MAX_PAUSE_S)
             return False
         self._set.listed(listed.slices)
         self._freshness.heard()
-        self._doubt.over()
-        self._pause_s = _FIRST_PAUSE_S
-        self._relist_at_s = self._clock() + self._relist_s
+        self._list_pause_s = _FIRST_PAUSE_S
+        if self._watch_pause_s == _FIRST_PAUSE_S:
+            self._doubt.over()
+        self._opened_at_s = self._clock()
+        self._relist_at_s = self._opened_at_s + self._relist_s
         self._watch = self._api.watch(listed.version)
         return True
 
@@ -160,28 +185,42 @@ class KubernetesDiscovery:
                 change = await anext(self._watch, None)
         except TimeoutError:
             await self._end_watch()
+            self._watched()
             return True
         except Exception as error:  # noqa: BLE001 - 410, a cut line: all are listed again
             await self._end_watch()
-            await self._failed(error)
+            await self._watch_failed(error)
             return True
+        self._watched()
+        self._freshness.heard()
         if change is None:
             await self._end_watch()
         elif change.is_deleted:
             self._set.deleted(change.slice.name)
         else:
             self._set.changed(change.slice)
-        self._freshness.heard()
         return True
+
+    def _watched(self) -> None:
+        """A watch was heard from, or stood for long."""
+        self._watch_pause_s = _FIRST_PAUSE_S
+        self._doubt.over()
+
+    async def _watch_failed(self, error: Exception) -> None:
+        """Wait; longer each time, where watches are refused although lists are not."""
+        if self._clock() - self._opened_at_s >= _MAX_PAUSE_S:
+            self._watched()
+        await self._failed(error, self._watch_pause_s)
+        self._watch_pause_s = min(2 * self._watch_pause_s, _MAX_PAUSE_S)
 
     async def _end_watch(self) -> None:
         watch, self._watch = self._watch, None
         if watch is not None:
             await watch.aclose()
 
-    async def _failed(self, error: Exception) -> None:
+    async def _failed(self, error: Exception, pause_s: float) -> None:
         self._doubt.because(" ".join(str(error).split()) or type(error).__name__)
-        await self._sleep(self._pause_s)
+        await self._sleep(pause_s)
 
 
 def _plain(model: SliceModel, port_name: str) -> Slice:

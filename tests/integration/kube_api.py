@@ -33,6 +33,7 @@ class KubeApi:
         self.num_refused = 0  # what was answered 503
         self.is_down = False  # 503
         self.is_mute = False  # watches are not told of what happens
+        self.ends_watches = False  # each at once, as if all were well
         self.selectors: set[str] = set()
         self._version = 10
         self._oldest = 10
@@ -127,6 +128,8 @@ class KubeApi:
             self.num_gone += 1
             gone = json.dumps({"type": "ERROR", "object": _status(410)}).encode() + b"\n"
             writer.write(gone)
+            raise ConnectionError("the server ends such a watch")
+        if self.ends_watches:
             raise ConnectionError("the server ends such a watch")
         self._watches.add(writer)
         try:

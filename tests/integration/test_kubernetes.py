@@ -126,6 +126,35 @@ async def test_a_watch_that_just_ends_goes_on_from_where_it_was(tmp_path: Path) 
         assert (api.num_lists, api.num_gone) == (1, 0)
 
 
+async def test_watches_that_end_at_once_are_opened_once_a_second(tmp_path: Path) -> None:
+    now_s, pauses = 100.0, list[float]()
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+        pauses.append(seconds)
+        if len(pauses) > 4:
+            await asyncio.Event().wait()
+
+    async with kube_api(tmp_path) as (api, config):
+        await api.put("d-1", "decode", 50051, "10.0.0.1")
+        api.ends_watches = True
+        source = KubernetesSource(decode=["decode"], kubeconfig=config)
+        asked = KubernetesApi(source, clock=lambda: now_s, sleep=sleep)
+        version = (await asked.list()).version
+
+        async def watch() -> None:
+            async for _ in asked.watch(version):
+                pass
+
+        async with asyncio.TaskGroup() as tasks:
+            watching = tasks.create_task(watch())
+            await eventually(lambda: len(pauses) > 4, "watches were not opened again")
+            watching.cancel()
+        await asked.close()
+    assert (api.num_watches, pauses) == (4, [0.0, 1.0, 1.0, 1.0, 1.0])
+
+
 def _one(address: str) -> Targets:
     place = Place(f"zone of {address.partition(':')[0]}")
     return Targets(decode=frozenset({address}), places={address: place})

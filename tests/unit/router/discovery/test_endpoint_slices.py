@@ -83,6 +83,38 @@ def test_a_pool_is_empty_by_a_list_not_by_an_event() -> None:
     assert known.targets == Targets()
 
 
+def test_of_several_services_one_may_be_made_anew() -> None:
+    known = EndpointSet(prefill=[], decode=["decode", "more"])
+    known.listed([decode("d-1", "a"), Slice("m-1", "more", 1, (endpoint("b"),))])
+    known.deleted("m-1")
+    assert known.targets.decode == {"a:1", "b:1"}
+    known.changed(Slice("m-2", "more", 1, (endpoint("b"),)))
+    known.deleted("m-1")
+    assert known.targets.decode == {"a:1", "b:1"}
+    known.listed([decode("d-1", "a")])
+    assert known.targets.decode == {"a:1"}
+
+
+def test_a_service_of_both_families_that_is_made_anew_keeps_its_family() -> None:
+    known = new_set()
+    known.listed([decode("d-4", "a"), decode("d-6", "fd00::1")])
+    for name in ("d-4", "d-6"):
+        known.deleted(name)
+        assert known.targets.decode == {"a:1"}
+    known.changed(decode("d-7", "fd00::1"))
+    known.changed(decode("d-5", "a"))
+    assert known.targets.decode == {"a:1"}
+
+
+def test_a_service_whose_pods_go_is_not_taken_for_one_of_the_other_family() -> None:
+    known = new_set()
+    known.listed([decode("d-4", "a"), decode("d-6", "fd00::1")])
+    known.changed(decode("d-4"))
+    assert not known.targets.decode
+    known.listed([decode("d-4"), decode("d-6", "fd00::1")])
+    assert known.targets.decode == {"[fd00::1]:1"}, "it has that one alone now"
+
+
 def test_a_list_makes_good_what_was_missed() -> None:
     known = new_set()
     known.listed([decode("d-1", "a"), decode("d-2", "b")])

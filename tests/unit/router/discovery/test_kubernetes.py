@@ -11,7 +11,7 @@ from router.discovery.kubernetes import Change, KubernetesDiscovery, Listed
 from router.discovery.source import Targets
 from tests.unit.router.discovery.scripted import ScriptIsOverError, told_by
 
-Step = Listed | Exception | Sequence[Change | Exception]
+Step = Listed | Exception | Sequence[Change | Exception | float]
 
 
 def decode(*hosts: str) -> Slice:
@@ -27,7 +27,10 @@ def listed(*hosts: str, version: str = "1") -> Listed:
 
 
 class World:
-    """The script's steps answer in turn: a list, or what a watch says until it ends."""
+    """The script's steps answer in turn: a list, or what a watch says until it ends.
+
+    A number is a time in which it says nothing, s.
+    """
 
     def __init__(self, *script: Step) -> None:
         self.script = list(script)
@@ -57,7 +60,10 @@ class World:
         for each in step:
             if isinstance(each, Exception):
                 raise each
-            yield each
+            if isinstance(each, float):
+                self.now_s += each
+            else:
+                yield each
 
     async def close(self) -> None:
         self.is_closed = True
@@ -115,6 +121,31 @@ async def test_ten_minutes_down_change_nothing_but_the_age(
     assert set(world.pauses[6:]) == {10.0}
     assert world.discovery.age_s == world.now_s > 570.0
     assert [record.levelname for record in caplog.records] == ["WARNING"], "told of once"
+
+
+async def test_where_watches_are_refused_lists_are_rare_and_it_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    refused = [RuntimeError("429 too many requests")]
+    script: list[Step] = []
+    for _ in range(7):
+        script += [listed("a"), refused]
+    world = World(*script, listed("a"), [changed("b"), *refused], listed("b"), refused)
+    assert await world.told() == [targets("a"), targets("b")]
+    assert world.pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0, 0.5, 1.0]
+    levels = [record.levelname for record in caplog.records]
+    assert levels == ["WARNING"] * 2, "and once more, as watches worked meanwhile"
+
+
+async def test_a_watch_that_stood_for_long_was_not_refused() -> None:
+    cut = RuntimeError("cut")
+    script: list[Step] = []
+    watches: list[Step] = [[cut], [cut], [20.0, cut], [cut]]
+    for ends in watches:
+        script += [listed("a"), ends]
+    world = World(*script)
+    assert await world.told() == [targets("a")]
+    assert world.pauses == [0.5, 1.0, 0.5, 1.0]
 
 
 async def test_however_much_is_heard_all_are_listed_in_time() -> None:

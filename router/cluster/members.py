@@ -211,6 +211,11 @@ class Cluster:
 
     # What workers and streams say
 
+    def _elsewhere(self, watch: WorkerWatch, incarnation: str) -> str | None:
+        others = (each.worker for each in self._watches.values() if each is not watch)
+        found = (each for each in others if each is not None and each.incarnation == incarnation)
+        return next((worker.address for worker in found), None)
+
     def _watched(self, watch: WorkerWatch) -> None:
         if self._watches.get(watch.address) is not watch:  # its last word, after it was left
             return
@@ -327,6 +332,7 @@ class Cluster:
             router_incarnation=self._incarnation,
             dialer=self._dialer,
             on_change=self._watched,
+            elsewhere=self._elsewhere,
         )
         self._traces[address] = TraceLink(watch, self._now_s)
         self._caches[address] = CacheLink(

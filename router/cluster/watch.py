@@ -39,12 +39,17 @@ def _known(roles: Iterable[int]) -> frozenset[int]:
     return frozenset(role for role in roles if role in _PEER_ROLES)
 
 
+def _nowhere_else(watch: "WorkerWatch", incarnation: str) -> str | None:
+    """Of a watch that stands alone."""
+    return None
+
+
 class WorkerWatch:
     """Keeps a Watch stream to one address open and its last message.
 
     Owns the channel to the worker, which its other streams share. ``state`` is
-    None while nothing is known: never connected, or lost. Knows nothing of
-    placement. Used on the event loop only.
+    None while nothing is known: never connected, or lost; or while the same process
+    is watched at another address. Knows nothing of placement. Used on the event loop only.
     """
 
     def __init__(
@@ -55,18 +60,24 @@ class WorkerWatch:
         router_incarnation: str,
         dialer: Dialer,
         on_change: Callable[["WorkerWatch"], None],
+        elsewhere: Callable[["WorkerWatch", str], str | None] = _nowhere_else,
     ) -> None:
-        """``wish``: a role that its certificate has to name, where the cluster is locked."""
+        """``wish``: a role that its certificate has to name, where the cluster is locked.
+
+        ``elsewhere`` is where else the process of an incarnation is watched, None: nowhere.
+        """
         self.address = address
         self._peer = PeerChannel(dialer, address, _PEER_ROLES[wish])
         self.state: worker_pb2.WorkerState | None = None
         self._wrong = ""  # incarnation of a process at the address of no role that we know
+        self._twin = ""  # incarnation of a process that is watched elsewhere
         self._is_foreign = False  # what is at the address has no Watch; it was said
         self._router_incarnation = router_incarnation
         self._timers = dialer.timers
         self._is_locked = dialer.identity is not None
         self._refusal = ""  # why no lock opened, as it was said last
         self._on_change = on_change
+        self._elsewhere = elsewhere
 
     def expect(self, wish: worker_pb2.WorkerRole) -> None:
         """What the certificate has to name of whoever is met there next."""
@@ -150,6 +161,8 @@ class WorkerWatch:
                 role = _name(worker_pb2.WorkerRole.DESCRIPTOR, state.role)
                 logger.error("no role known here", extra={"worker": self.address, "is": role})
             return
+        if self._is_twin(state.incarnation):
+            return
         before, self.state = self.state, state
         if before is None or before.incarnation != state.incarnation:
             logger.info(
@@ -164,6 +177,22 @@ class WorkerWatch:
             name = _name(worker_pb2.ServingState.DESCRIPTOR, state.state)
             logger.info("worker state", extra={"worker": self.address, "state": name})
         self._on_change(self)
+
+    def _is_twin(self, incarnation: str) -> bool:
+        """Whether that process is watched elsewhere; it is taken over once it no longer is."""
+        if self.state is not None and self.state.incarnation == incarnation:
+            return False
+        other = self._elsewhere(self, incarnation)
+        if other is None:
+            self._twin = ""
+            return False
+        if incarnation != self._twin:  # once for each process, not for each message
+            self._twin = incarnation
+            extra = {"worker": self.address, "used_at": other, "incarnation": incarnation}
+            logger.error("the same worker at two addresses", extra=extra)
+        if self.state is not None:
+            self._lose("another is there, which is watched elsewhere")
+        return True
 
     def _lose(self, why: str) -> None:
         logger.warning("worker lost", extra={"worker": self.address, "why": why})

@@ -112,6 +112,47 @@ async def test_words_on_traces_of_a_worker_that_is_not_seen_are_kept_for_it() ->
     world.cluster.tell_trace(WorkerId("left:1", "i"), 7, keep=True)  # nobody hears it
 
 
+async def test_one_worker_at_two_addresses_is_used_at_the_first(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Each of its streams would end the other's."""
+    world = World(decode=1)
+    world.cluster.set_members(targets([], ["d0:1", "d9:1"]))
+    joined = world.cluster._watches["d9:1"]
+    first = world.watch("d0:1")
+    assert first.state is not None
+    for _ in range(3):
+        joined._update(first.state)
+        world.says("d0:1")
+    assert placeable(world) == (set(), {"d0:1"})
+    assert (joined.worker, joined.can_decode) == (None, False), "no stream is opened to it"
+    (line,) = (record for record in caplog.records if record.levelname == "ERROR")
+    assert line.message == "the same worker at two addresses"
+    assert (line.__dict__["worker"], line.__dict__["used_at"]) == ("d9:1", "d0:1")
+    assert not any("lost" in record.message for record in caplog.records)
+
+
+@pytest.mark.parametrize("goes", ["left", "lost", "another process"])
+async def test_of_two_addresses_of_one_worker_the_other_takes_over(goes: str) -> None:
+    world = World(decode=1)
+    first = world.watch("d0:1")
+    said = first.state
+    assert said is not None
+    world.cluster.set_members(targets([], ["d0:1", "d9:1"]))
+    world.cluster._watches["d9:1"]._update(said)
+    if goes == "left":
+        world.cluster.set_members(targets([], ["d9:1"]))
+    elif goes == "lost":
+        first._lose("a cut line")
+    else:
+        world.says("d0:1", incarnation="again")
+    world.cluster._watches["d9:1"]._update(said)
+    assert world.cluster._watches["d9:1"].worker == WorkerId("d9:1", said.incarnation)
+    first._update(said)  # when it is back
+    world.link("d9:1")._handle(welcome(said.incarnation))
+    assert placeable(world) == (set(), {"d9:1"})
+
+
 async def test_a_word_of_a_worker_that_was_left_changes_nothing() -> None:
     world = World(decode=2)
     left = world.watch("d0:1")
@@ -333,9 +374,9 @@ async def test_most_workers_say_which_model_is_served() -> None:
     world = World(decode=3)
     world.says("d0:1", incarnation="again", model_digest="new")
     assert placeable(world)[1] == {"d1:1", "d2:1"}
-    world.says("d1:1", incarnation="again", model_digest="new")
+    world.says("d1:1", incarnation="again too", model_digest="new")
     world.link("d0:1")._handle(welcome("again"))
-    world.link("d1:1")._handle(welcome("again"))
+    world.link("d1:1")._handle(welcome("again too"))
     assert placeable(world)[1] == {"d0:1", "d1:1"}
 
 

@@ -1,6 +1,7 @@
 """What every role serves beside its own services: health, reflection, metrics, traces."""
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -54,9 +55,10 @@ class ServiceHost:
     Owns ``server`` (add servicers before ``start``), ``metrics``/``registry``,
     ``operator_metrics``, which the endpoint alone tells beside these and nothing that
     clients reach, and ``tracing``. Leaving the context stops the server (calls still open are
-    cancelled after half a second), the endpoint, and flushes spans for two
-    seconds at most. Several may live in one process. Used from the event-loop
-    thread only; a scrape is collected on it, so metrics may read live state.
+    cancelled after half a second), the endpoint, flushes spans for two
+    seconds at most, and undoes ``process.settle``. Several may live in one
+    process. Used from the event-loop thread only; a scrape is collected on
+    it, so metrics may read live state.
     """
 
     def __init__(
@@ -235,6 +237,7 @@ class ServiceHost:
                 lambda: self.tracing.num_unsent,
             )
         self.registry.loop = self._operators.loop = asyncio.get_running_loop()
+        self._stack.callback(gc.unfreeze)  # what was settled may go, if the process goes on
         self._stack.push_async_callback(asyncio.to_thread, self.tracing.shutdown)
         self._schedule_lag()
         self._stack.callback(self._stop_lag)

@@ -1,5 +1,6 @@
 """One enum of stages; spans with times known afterwards; bounded labels; JSON logs."""
 
+import gc
 import io
 import json
 import logging
@@ -15,7 +16,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client import CollectorRegistry, generate_latest
 
 from diptych.errors import ConfigurationError
-from diptych.process import ProcessConfig
+from diptych.process import ProcessConfig, settle
 from diptych.service_host import ServiceHost, standard_tracing
 from diptych.telemetry import attributes, log_writer, logs
 from diptych.telemetry.families import EngineMetrics, RequestMetrics, TransferMetrics
@@ -177,6 +178,13 @@ class TestTracing:
         host = ServiceHost(ProcessConfig(otlp_endpoint="http://127.0.0.1:2"))
         assert host.tracing.enabled, "where our setting says"
         host.tracing.shutdown(timeout_s=0.0)
+
+    async def test_what_was_settled_may_go_once_the_host_is_left(self) -> None:
+        """The process may go on, with another: nothing lives for ever."""
+        async with ServiceHost(ProcessConfig()):
+            settle()
+            assert gc.get_freeze_count()
+        assert not gc.get_freeze_count()
 
     def test_without_an_endpoint_context_is_still_passed_on(self) -> None:
         tracing = Tracing("test")

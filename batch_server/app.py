@@ -2,11 +2,7 @@
 
 import asyncio
 import logging
-import ssl
 import time
-from pathlib import Path
-
-import httpx
 
 from batch_server.config import BatchServerConfig
 from batch_server.desk.batches import BatchDesk
@@ -14,6 +10,7 @@ from batch_server.desk.files import FileDesk, UploadBounds
 from batch_server.http.batches import MAX_BODY_BYTES, BatchAnswers
 from batch_server.http.files import FileAnswers
 from batch_server.http.routes import make_app
+from batch_server.router_client import RouterFiles, router_client
 from batch_server.rpc.servicer import MAX_MESSAGE_BYTES, SERVICE, BatchesServicer
 from batch_server.runner.batch_run import Needs
 from batch_server.runner.input_file import InputBounds
@@ -24,7 +21,6 @@ from batch_server.runner.slots import Slots
 from batch_server.store.batches import BatchStore, TenantBounds
 from batch_server.store.database import Database
 from batch_server.store.files import FileStore
-from diptych.errors import ConfigurationError
 from diptych.process import Ready, settle
 from diptych.rpc.identity import Certificate
 from diptych.rpc.server import Metadata, PublicEdge
@@ -38,8 +34,6 @@ from router.frontend.http.server import HttpServer, bind, bounds_of
 
 logger = logging.getLogger(__name__)
 
-_CONNECT_S = 5.0
-_WRITE_S = 60.0
 _MAX_ALL_BODY_BYTES = 64 * MAX_BODY_BYTES
 _MAX_CALLS = 256
 _MAX_CALLS_RATIO = 8  # all, with those whose clients take no answer, to those being answered
@@ -53,10 +47,11 @@ async def serve(config: BatchServerConfig, stop: asyncio.Event, ready: Ready) ->
     """
     callers = callers_of(config.api_keys, config.jwt)
     edge = public_edge(config, callers)
+    asking_by = RouterFiles(config)
     async with (
         ServiceHost(config, public=edge) as host,
         Database(config.database) as database,
-        _router_client(config) as client,
+        router_client(asking_by, max_connections=config.max_concurrent) as client,
         asyncio.TaskGroup() as tasks,
     ):
         files, batches = FileStore(database), BatchStore(database)
@@ -95,6 +90,7 @@ async def serve(config: BatchServerConfig, stop: asyncio.Event, ready: Ready) ->
         logger.info("HTTP API", extra={"address": host.reachable(http.port)})
         running = tasks.create_task(runner.run(), name="runner")
         knowing = tasks.create_task(callers.run(), name="callers")
+        following = tasks.create_task(asking_by.run(), name="router-files")
         tasks.create_task(http.serve(), name="http")
         settle()
         await host.start([SERVICE], {"http": http.port})
@@ -109,6 +105,7 @@ async def serve(config: BatchServerConfig, stop: asyncio.Event, ready: Ready) ->
             ending.create_task(host.server.stop(config.timers.drain_s), name="grpc-drain")
         await file_desk.wait_idle()  # what was cut off leaves nothing
         knowing.cancel()
+        following.cancel()
 
 
 def public_edge(config: BatchServerConfig, callers: Callers) -> PublicEdge:
@@ -142,36 +139,6 @@ def measure(metrics: Metrics, runner: Runner, slots: Slots) -> None:
         "Lines that may be with routers: fewer after these had no room.",
         lambda: slots.pace.limit,
     )
-
-
-def _router_client(config: BatchServerConfig) -> httpx.AsyncClient:
-    """Whoever asks the routers. Raises ConfigurationError."""
-    key = _read_key(config.router_key_file)
-    return httpx.AsyncClient(
-        headers={"authorization": f"Bearer {key}"} if key else {},
-        verify=_trust(config.router_ca),
-        trust_env=False,
-        timeout=httpx.Timeout(None, connect=_CONNECT_S, write=_WRITE_S),
-        limits=httpx.Limits(max_connections=config.max_concurrent),
-    )
-
-
-def _read_key(path: Path | None) -> str:
-    if path is None:
-        return ""
-    try:
-        return path.read_text().strip()
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else "is no text"
-        raise ConfigurationError(f"--router-key-file: {path}: {why}") from None
-
-
-def _trust(path: Path | None) -> ssl.SSLContext:
-    try:
-        return ssl.create_default_context(cafile=path)
-    except OSError as error:  # ssl.SSLError is one
-        why = error.strerror or str(error)
-        raise ConfigurationError(f"--router-ca: {path}: {why}") from None
 
 
 def _certificate(files: PublicTls) -> Certificate | None:

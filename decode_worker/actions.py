@@ -81,6 +81,7 @@ def send_ended(
     error: DiptychError | None = None,
     num_preemptions: int = 0,
     num_computed_tokens: int = 0,
+    num_computed_prompt_tokens: int = 0,
 ) -> SendEvent:
     """The last word on a sequence: finished, failed, or (neither) released."""
     ended = decode_pb2.Ended(
@@ -88,6 +89,7 @@ def send_ended(
         failure=None if error is None else to_failure(error),
         num_preemptions=num_preemptions,
         num_computed_tokens=num_computed_tokens,
+        num_computed_prompt_tokens=num_computed_prompt_tokens,
     )
     if finish_reason is not None:
         ended.finish_reason = cast(common_pb2.FinishReason, int(finish_reason))

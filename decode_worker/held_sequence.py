@@ -61,6 +61,7 @@ class HeldSequence:
     bind_id: int | None = None  # of the newest Bind
     pull: RunPull | None = None  # set in PULLING
     num_computed_tokens: int = 0  # by this worker; computed again, counted again
+    num_computed_prompt_tokens: int = 0  # of these
 
     def move(self, event: HeldEvent) -> None:
         self.phase = HELD_TRANSITIONS.after(self.phase, event) or self.phase
@@ -68,3 +69,6 @@ class HeldSequence:
     def book(self, update: SequenceUpdate) -> None:
         """Count what a step computed."""
         self.num_computed_tokens += update.num_step_tokens
+        end = min(update.num_computed_tokens, self.sequence.num_prompt_tokens)
+        start = update.num_computed_tokens - update.num_step_tokens
+        self.num_computed_prompt_tokens += max(0, end - start)

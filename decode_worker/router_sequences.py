@@ -274,6 +274,7 @@ class RouterSequences:
             error=error,
             num_preemptions=held.sequence.num_preemptions,
             num_computed_tokens=held.num_computed_tokens,
+            num_computed_prompt_tokens=held.num_computed_prompt_tokens,
         )
         self._observer.ended(held.sequence, send.event.ended)
         return [*stopped, send]

@@ -39,9 +39,10 @@ def kv_path(timing: inference_pb2.Timing) -> str:
 
 
 def kv_was_handed_off(timing: inference_pb2.Timing) -> bool:
-    """Whether a decode worker pulled KV of the prompt and computed none of it itself."""
-    pulled = timing.kv_path == inference_pb2.KV_PATH_DISAGGREGATED
-    return pulled and timing.transfer.num_bytes > 0
+    """Whether a decode worker pulled KV of the prompt, and says that it computed none itself."""
+    pulled = timing.kv_path == inference_pb2.KV_PATH_DISAGGREGATED and timing.transfer.num_bytes > 0
+    says = timing.HasField("num_computed_prompt_tokens")
+    return pulled and says and timing.num_computed_prompt_tokens == 0
 
 
 def _stage(name: str, seconds: float, note: str = "") -> str:
@@ -73,3 +74,5 @@ def _path(timing: inference_pb2.Timing) -> Iterator[str]:
         yield f"{timing.num_attempts} attempts"
     if timing.num_preemptions:
         yield f"{timing.num_preemptions} preemptions"
+    if timing.HasField("num_computed_prompt_tokens"):
+        yield f"prompt tokens computed on the decode worker: {timing.num_computed_prompt_tokens}"

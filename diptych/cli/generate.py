@@ -121,7 +121,8 @@ def _was_handed_off(last: Chunk) -> bool:
     if last.timing is not None and kv_was_handed_off(last.timing):
         return True
     instead = "unknown path" if last.timing is None else kv_path(last.timing)
-    print(f"diptych generate: no KV was handed off: {instead}", file=sys.stderr)  # noqa: T201
+    what = "the prompt's KV was not handed off"
+    print(f"diptych generate: {what}: {instead}", file=sys.stderr)  # noqa: T201
     return False
 
 

@@ -209,15 +209,17 @@ class SequenceTokens(_message.Message):
     def __init__(self, sequence_id: _Optional[int] = ..., position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., margins: _Optional[_Iterable[float]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class Ended(_message.Message):
-    __slots__ = ("sequence_id", "finish_reason", "failure", "num_preemptions", "num_computed_tokens")
+    __slots__ = ("sequence_id", "finish_reason", "failure", "num_preemptions", "num_computed_tokens", "num_computed_prompt_tokens")
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     NUM_COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_COMPUTED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     sequence_id: int
     finish_reason: _common_pb2.FinishReason
     failure: _common_pb2.Failure
     num_preemptions: int
     num_computed_tokens: int
-    def __init__(self, sequence_id: _Optional[int] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., failure: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ..., num_preemptions: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ...) -> None: ...
+    num_computed_prompt_tokens: int
+    def __init__(self, sequence_id: _Optional[int] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., failure: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ..., num_preemptions: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., num_computed_prompt_tokens: _Optional[int] = ...) -> None: ...

@@ -290,7 +290,7 @@ class Usage(_message.Message):
     def __init__(self, num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_resumed_tokens: _Optional[int] = ...) -> None: ...
 
 class Timing(_message.Message):
-    __slots__ = ("queue_s", "prefill_s", "first_write_s", "ttft_s", "handoff_gap_s", "decode_s", "total_s", "transfer", "kv_path", "num_attempts", "prefill_worker", "decode_worker", "num_preemptions")
+    __slots__ = ("queue_s", "prefill_s", "first_write_s", "ttft_s", "handoff_gap_s", "decode_s", "total_s", "transfer", "kv_path", "num_attempts", "prefill_worker", "decode_worker", "num_preemptions", "num_computed_prompt_tokens")
     QUEUE_S_FIELD_NUMBER: _ClassVar[int]
     PREFILL_S_FIELD_NUMBER: _ClassVar[int]
     FIRST_WRITE_S_FIELD_NUMBER: _ClassVar[int]
@@ -304,6 +304,7 @@ class Timing(_message.Message):
     PREFILL_WORKER_FIELD_NUMBER: _ClassVar[int]
     DECODE_WORKER_FIELD_NUMBER: _ClassVar[int]
     NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    NUM_COMPUTED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     queue_s: float
     prefill_s: float
     first_write_s: float
@@ -317,7 +318,8 @@ class Timing(_message.Message):
     prefill_worker: str
     decode_worker: str
     num_preemptions: int
-    def __init__(self, queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., first_write_s: _Optional[float] = ..., ttft_s: _Optional[float] = ..., handoff_gap_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., total_s: _Optional[float] = ..., transfer: _Optional[_Union[_common_pb2.TransferStats, _Mapping]] = ..., kv_path: _Optional[_Union[KVPath, str]] = ..., num_attempts: _Optional[int] = ..., prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., num_preemptions: _Optional[int] = ...) -> None: ...
+    num_computed_prompt_tokens: int
+    def __init__(self, queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., first_write_s: _Optional[float] = ..., ttft_s: _Optional[float] = ..., handoff_gap_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., total_s: _Optional[float] = ..., transfer: _Optional[_Union[_common_pb2.TransferStats, _Mapping]] = ..., kv_path: _Optional[_Union[KVPath, str]] = ..., num_attempts: _Optional[int] = ..., prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., num_preemptions: _Optional[int] = ..., num_computed_prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class ListModelsRequest(_message.Message):
     __slots__ = ()

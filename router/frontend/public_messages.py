@@ -239,6 +239,7 @@ def _write_timing(timing: Timing) -> inference_pb2.Timing:
         prefill_worker=timing.prefill_worker,
         decode_worker=timing.decode_worker,
         num_preemptions=timing.num_preemptions,
+        num_computed_prompt_tokens=timing.num_computed_prompt_tokens,
     )
     transfer = timing.transfer
     if transfer is not None:

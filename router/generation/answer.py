@@ -68,6 +68,7 @@ class Timing:
     prefill_worker: str = ""
     decode_worker: str = ""
     num_preemptions: int = 0
+    num_computed_prompt_tokens: int | None = None  # by decode workers; None: none told
 
 
 class Started(NamedTuple):

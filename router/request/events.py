@@ -130,6 +130,7 @@ class Ended(NamedTuple):
     finish_reason: int  # common_pb2.FinishReason; 0: it did not finish
     num_preemptions: int
     error: DiptychError | None  # why it did not finish, if the worker said
+    num_computed_prompt_tokens: int | None = None  # by the worker; None: it does not say
 
 
 class ReservationLost(NamedTuple):

@@ -56,6 +56,7 @@ class RequestMachine:
         self.state = RequestState.NEW
         self.wake_at_s: float | None = None  # when a Tick is due next; None: never
         self.num_preemptions = 0
+        self.num_computed_prompt_tokens: int | None = None  # by decode workers; None: none told
         self._deps = deps
         self._deadline_s = deadline_s
         self._actions: list[Action] = []
@@ -263,6 +264,9 @@ class RequestMachine:
         reason = self._output.complete_reason
         if isinstance(event, events.Ended):
             self.num_preemptions += event.num_preemptions
+            if event.num_computed_prompt_tokens is not None:
+                before = self.num_computed_prompt_tokens or 0
+                self.num_computed_prompt_tokens = before + event.num_computed_prompt_tokens
             if held.state is ReservationState.RUNNING:
                 reason = reason or event.finish_reason
         if reason:

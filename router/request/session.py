@@ -176,6 +176,7 @@ class Session:
             kv_path=attempt.kv_path,
             num_attempts=machine.num_attempts,
             num_preemptions=machine.num_preemptions,
+            num_computed_prompt_tokens=machine.num_computed_prompt_tokens,
             prefill_worker=attempt.prefill_worker,
             decode_worker=attempt.decode_worker,
             transfer=None

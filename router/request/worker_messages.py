@@ -55,8 +55,13 @@ def decode_event(message: decode_pb2.DecodeEvent) -> Event | None:
         case "ended":
             ended = message.ended
             error = from_failure(ended.failure) if ended.HasField("failure") else None
+            has_count = ended.HasField("num_computed_prompt_tokens")
             return events.Ended(
-                ended.sequence_id, ended.finish_reason, ended.num_preemptions, error
+                ended.sequence_id,
+                ended.finish_reason,
+                ended.num_preemptions,
+                error,
+                ended.num_computed_prompt_tokens if has_count else None,
             )
         case _:
             return None

@@ -368,7 +368,10 @@ class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServicer):
                 reason = _finish_reason(spec, num_output, held.token_ids[-1])
                 if reason:
                     ended = decode_pb2.Ended(
-                        sequence_id=tokens.sequence_id, finish_reason=reason, num_preemptions=1
+                        sequence_id=tokens.sequence_id,
+                        finish_reason=reason,
+                        num_preemptions=1,
+                        num_computed_prompt_tokens=2,
                     )
                     self._end(ended)
 

@@ -59,6 +59,7 @@ async def test_generates_alone_as_transformers_does(tiny_llama: Path, tmp_path: 
             assert got.ended is not None
             assert got.ended.finish_reason == common_pb2.FINISH_REASON_LENGTH
             assert got.ended.num_computed_tokens == len(each) + 11
+            assert got.ended.num_computed_prompt_tokens == len(each)
         assert router.num_messages <= 12 * 5 + 2 * 5 + 10
         await worker.wait_baseline()
         metrics = await worker.metrics()
@@ -92,6 +93,8 @@ async def test_pull_and_go_on_exactly(tiny_llama: Path, tmp_path: Path, length: 
         assert pulled.position == length + 1
         assert pulled.ended is not None
         assert pulled.ended.num_computed_tokens == 9
+        assert pulled.ended.HasField("num_computed_prompt_tokens")
+        assert pulled.ended.num_computed_prompt_tokens == 0
 
         again = await router.reserve(tokens, max_tokens=10)
         assert again[1] == length // BLOCK_SIZE * BLOCK_SIZE

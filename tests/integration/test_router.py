@@ -60,6 +60,7 @@ async def test_the_plain_path(wide_model: Path) -> None:
         assert timing.kv_path == inference_pb2.KV_PATH_DISAGGREGATED
         assert timing.transfer.num_bytes == 1000
         assert (timing.num_attempts, timing.num_preemptions) == (1, 1)
+        assert timing.num_computed_prompt_tokens == 2
         assert timing.prefill_worker == cluster.prefill[0].address
         assert timing.decode_worker == cluster.decode[0].address
         bind = cluster.decode[0].ended_reservations[0].binds[0]

@@ -66,8 +66,12 @@ def test_a_value_out_of_range_is_refused_before_it_is_sent() -> None:
     assert caught.value.field == "sampling.seed"
 
 
-def timing(path: inference_pb2.KVPath, num_bytes: int) -> inference_pb2.Timing:
+def timing(
+    path: inference_pb2.KVPath, num_bytes: int, num_computed: int | None = 0
+) -> inference_pb2.Timing:
     made = inference_pb2.Timing(kv_path=path, prefill_worker="p:1", decode_worker="d:2")
+    if num_computed is not None:
+        made.num_computed_prompt_tokens = num_computed
     made.transfer.num_bytes = num_bytes
     return made
 
@@ -77,6 +81,12 @@ def timing(path: inference_pb2.KVPath, num_bytes: int) -> inference_pb2.Timing:
     [
         (timing(inference_pb2.KV_PATH_DISAGGREGATED, 64), 0, ""),
         (timing(inference_pb2.KV_PATH_DISAGGREGATED, 0), 1, "prefilled on p:1, KV pulled"),
+        (
+            timing(inference_pb2.KV_PATH_DISAGGREGATED, 64, 5),
+            1,
+            "prompt tokens computed on the decode worker: 5",
+        ),
+        (timing(inference_pb2.KV_PATH_DISAGGREGATED, 64, None), 1, "KV pulled, decoded on d:2"),
         (timing(inference_pb2.KV_PATH_LOCAL, 0), 1, "prefilled and decoded on d:2"),
         (timing(inference_pb2.KV_PATH_RECOMPUTED, 64), 1, "computed again on d:2"),
         (None, 1, "unknown path"),

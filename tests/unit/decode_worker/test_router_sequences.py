@@ -402,6 +402,7 @@ def test_computed_tokens_are_counted() -> None:
     (event,) = said
     assert event.ended.finish_reason == common_pb2.FINISH_REASON_LENGTH
     assert event.ended.num_computed_tokens == 9 + 3  # the last token's KV is never needed
+    assert event.ended.num_computed_prompt_tokens == 9
 
 
 def test_what_a_preempted_sequence_finds_cached_is_not_counted_as_computed() -> None:
@@ -424,3 +425,5 @@ def test_what_a_preempted_sequence_finds_cached_is_not_counted_as_computed() -> 
         said += [e for _, decided in rig.step([sequences]) for e in events(decided)]
     assert sum(event.ended.num_preemptions for event in said) > 0
     assert sum(event.ended.num_computed_tokens for event in said) == num_in_steps
+    again = [event.ended for event in said if event.ended.num_preemptions]
+    assert all(ended.num_computed_prompt_tokens > 20 for ended in again), "counted again"

@@ -42,6 +42,7 @@ TIMING = Timing(
     prefill_worker="p:1",
     decode_worker="d:1",
     num_preemptions=9,
+    num_computed_prompt_tokens=10,
 )
 USAGE = Usage(num_prompt_tokens=1, num_output_tokens=2, num_cached_tokens=3, num_resumed_tokens=4)
 

@@ -69,7 +69,10 @@ def test_every_decode_event() -> None:
         "pull_failed": decode_pb2.DecodeEvent(pull_failed=failed),
         "ended": decode_pb2.DecodeEvent(
             ended=decode_pb2.Ended(
-                sequence_id=1, finish_reason="FINISH_REASON_LENGTH", num_preemptions=4
+                sequence_id=1,
+                finish_reason="FINISH_REASON_LENGTH",
+                num_preemptions=4,
+                num_computed_prompt_tokens=0,
             )
         ),
     }
@@ -78,7 +81,7 @@ def test_every_decode_event() -> None:
         "reserved": events.Reserved(1, 3),
         "proven": events.Proven(1, 2, stats),
         "pull_failed": events.PullFailed(1, 2, decode_pb2.PULL_FAILURE_SOURCE_LOST, "gone"),
-        "ended": events.Ended(1, common_pb2.FINISH_REASON_LENGTH, 4, None),
+        "ended": events.Ended(1, common_pb2.FINISH_REASON_LENGTH, 4, None, 0),
     }
     kinds = {field.name for field in decode_pb2.DecodeEvent.DESCRIPTOR.oneofs[0].fields}
     assert kinds - heard.keys() == ABOUT_THE_STREAM

@@ -25,28 +25,31 @@ _MOST_BYTES = 2**30  # half as much again is still below gRPC's 2 GiB
 _MOST_PROCESSES = 64
 _LAST_PORT = 65535
 _SERVICE = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
+# Before a colon gRPC takes such a word for how the rest is to be reached.
+_SCHEMES = frozenset({"dns", "ipv4", "ipv6", "unix", "unix-abstract", "vsock", "xds"})
 
 
 def check_addresses(value: list[str]) -> list[str]:
     """Each is host:port, and there once. Raises ValueError."""
     for address in value:
-        if not _is_address(address):
+        if not is_address(address):
             raise ValueError(f"expected host:port, found {address!r}")
     if len(set(value)) != len(value):
         raise ValueError("an address is listed twice")
     return value
 
 
-def _is_address(text: str) -> bool:
+def is_address(text: str) -> bool:
+    """Whether it is host:port, and no address of another kind to gRPC."""
     host, colon, port = text.rpartition(":")
     is_host = bool(host) and host.isascii() and host.isprintable() and " " not in host
     is_port = port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536
-    return bool(colon) and is_host and is_port
+    return bool(colon) and is_host and is_port and host.partition(":")[0] not in _SCHEMES
 
 
 def _check_names(value: list[str]) -> list[str]:
     for name in value:
-        if ":" in name if name.startswith("_") else not _is_address(name):
+        if ":" in name if name.startswith("_") else not is_address(name):
             raise ValueError(f"expected name:port, or _port._tcp.name, found {name!r}")
     if len(set(value)) != len(value):
         raise ValueError("a name is listed twice")
@@ -68,7 +71,7 @@ def _check_server(value: str | None) -> str | None:
             ip_address(value.rpartition(":")[0].strip("[]"))
         except ValueError:
             raise ValueError("expected ip:port") from None
-        if not _is_address(value):
+        if not is_address(value):
             raise ValueError("expected ip:port")
     return value
 

@@ -16,7 +16,7 @@ from dns.rdatatype import AAAA, SRV, A, RdataType
 from dns.resolver import NXDOMAIN, NoAnswer, NoResolverConfiguration
 
 from diptych.errors import ConfigurationError
-from router.config import DnsSource
+from router.config import DnsSource, is_address
 from router.discovery.dns_names import NameSet
 from router.discovery.source import Clock, Freshness, Targets
 
@@ -52,9 +52,13 @@ class DnsLookup:
     async def __call__(self, name: str) -> frozenset[str]:
         """See :class:`Lookup`."""
         try:
-            return await self._ask(name)
+            found = await self._ask(name)
         except (DNSException, OSError) as error:
             raise NoAnswerError(" ".join(str(error).split()) or type(error).__name__) from None
+        wrong = sorted(address for address in found if not is_address(address))
+        if wrong:
+            raise NoAnswerError(f"expected host:port, found {wrong[0][:100]!r}")
+        return found
 
     async def _ask(self, name: str) -> frozenset[str]:
         if name.startswith("_"):

@@ -15,7 +15,7 @@ from lightkube.models.discovery_v1 import EndpointSlice as SliceModel
 from lightkube.resources.discovery_v1 import EndpointSlice
 
 from diptych.errors import ConfigurationError
-from router.config import KubernetesSource
+from router.config import KubernetesSource, is_address
 from router.discovery.endpoint_slices import Endpoint, EndpointSet, Slice
 from router.discovery.source import Clock, Doubt, Freshness, Targets
 
@@ -240,4 +240,16 @@ def _plain(model: SliceModel, port_name: str) -> Slice:
         )
     service = (metadata.labels or {}).get(_SERVICE_LABEL, "")
     port = ports.get(port_name, ports.get("") if len(ports) == 1 else None)
-    return Slice(metadata.name, service, port, tuple(endpoints))
+    return _checked(Slice(metadata.name, service, port, tuple(endpoints)))
+
+
+def _checked(known: Slice) -> Slice:
+    """The slice itself. Raises ValueError: it is not as its API says, which the client believes."""
+    texts = (known.name, known.service, *(each.zone for each in known.endpoints))
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError("a slice's name, service or zone is no text")
+    for each in known.endpoints:
+        address = f"{each.address}:{1 if known.port is None else known.port}"
+        if not (isinstance(each.address, str) and is_address(address)):
+            raise ValueError(f"expected an address and a port, found {address[:100]!r}")
+    return known

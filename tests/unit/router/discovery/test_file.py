@@ -57,6 +57,8 @@ def test_an_address_may_say_where_it_is() -> None:
         (b'decode: ["\\UFFFFFFFF"]', "not YAML: "),
         (b'decode: ["\\ud800:1"]', "decode: expected host:port"),
         (b'decode: ["d 0:1"]', "decode: expected host:port"),
+        (b'decode: ["unix:1"]', "decode: expected host:port"),
+        (b'decode: ["dns:d0:1"]', "decode: expected host:port"),
         (b"\xff\xfe\x00", "not YAML: "),
         (b"[" * 100_000, "not YAML: "),
         (b"#" * 2**21, "longer than 262144 bytes"),

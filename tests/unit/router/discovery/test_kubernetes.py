@@ -1,13 +1,17 @@
 """When slices are listed and watched, against an API that does as the test says. No sleeps."""
 
 import contextlib
+import json
 from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
+from lightkube.resources.discovery_v1 import EndpointSlice
 
 from router.config import KubernetesSource
 from router.discovery.endpoint_slices import Endpoint, Slice
-from router.discovery.kubernetes import Change, KubernetesDiscovery, Listed
+from router.discovery.kubernetes import Change, KubernetesApi, KubernetesDiscovery, Listed
 from router.discovery.source import Targets
 from tests.unit.router.discovery.scripted import ScriptIsOverError, told_by
 
@@ -157,3 +161,86 @@ async def test_however_much_is_heard_all_are_listed_in_time() -> None:
             world.now_s += 50.0
     assert told == [targets("a"), targets("b"), targets("c")]
     assert world.asked[:3] == ["list", "watch 1", "list"]
+
+
+def raw(
+    metadata: dict[str, object], endpoint: dict[str, object], port: dict[str, object]
+) -> dict[str, object]:
+    """A slice as the API server writes it, with other values here and there."""
+    return {
+        "metadata": {"name": "d-1", "labels": {"kubernetes.io/service-name": "decode"}, **metadata},
+        "addressType": "IPv4",
+        "endpoints": [{"addresses": ["10.0.0.1"], **endpoint}],
+        "ports": [{"name": "grpc", "port": 1, **port}],
+    }
+
+
+class Client:
+    """In lightkube's place: the next list, and watches that say nothing."""
+
+    def __init__(self, *lists: dict[str, object]) -> None:
+        self._lists = list(lists)
+
+    def list(self, *_: object, **__: object) -> Any:
+        if not self._lists:
+            raise ScriptIsOverError
+        slices: list[Any] = [EndpointSlice.from_dict(self._lists.pop(0))]
+
+        class Answer:
+            resourceVersion = "1"  # noqa: N815 - lightkube's name
+
+            async def __aiter__(self) -> AsyncGenerator[Any, None]:
+                for each in slices:
+                    yield each
+
+        return Answer()
+
+    async def watch(self, *_: object, **__: object) -> AsyncGenerator[Any, None]:
+        return
+        yield
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("metadata", "endpoint", "port"),
+    [
+        ({"labels": {"kubernetes.io/service-name": ["decode"]}}, {}, {}),
+        ({"name": ["d-1"]}, {}, {}),
+        ({}, {"addresses": [5]}, {}),
+        ({}, {"addresses": [None]}, {}),
+        ({}, {"addresses": [""]}, {}),
+        ({}, {"addresses": ["10.0.0.1\n evil"]}, {}),
+        ({}, {"addresses": ["unix"]}, {}),
+        ({}, {"zone": ["a"]}, {}),
+        ({}, {"zone": 7}, {}),
+        ({}, {}, {"port": "abc"}),
+        ({}, {}, {"port": 99999999}),
+        ({}, {}, {"port": -1}),
+        ({}, {}, {"name": ["grpc"]}),
+    ],
+)
+async def test_a_slice_that_is_not_as_its_api_says_changes_nothing(
+    tmp_path: Path,
+    metadata: dict[str, object],
+    endpoint: dict[str, object],
+    port: dict[str, object],
+) -> None:
+    config = {
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "users": [{"name": "u", "user": {}}],
+        "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}],
+        "current-context": "c",
+    }
+    (tmp_path / "kubeconfig").write_text(json.dumps(config))
+    source = KubernetesSource(decode=["decode"], kubeconfig=tmp_path / "kubeconfig")
+    api = KubernetesApi(source)
+    good, other = raw({}, {}, {}), raw({}, {"addresses": ["10.0.0.2"]}, {})
+    client: Any = Client(good, raw(metadata, endpoint, port), other)
+    api._client = client
+    world = World()
+    world.discovery = KubernetesDiscovery(
+        source, api=api, clock=lambda: world.now_s, sleep=world._sleep
+    )
+    assert await told_by(world.discovery) == [targets("10.0.0.1"), targets("10.0.0.2")]

@@ -116,7 +116,7 @@ def _read_url(given: str) -> URL:
     """Raises ConfigurationError, which repeats nothing of it: there may be a password."""
     try:
         url = make_url(given)
-    except ArgumentError:
+    except (ArgumentError, ValueError):
         raise ConfigurationError("--database: is no URL of a database") from None
     backend = url.get_backend_name()
     if backend not in ("sqlite", "postgresql"):

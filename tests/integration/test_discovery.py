@@ -161,6 +161,10 @@ async def test_what_a_server_says_of_names() -> None:
         assert await lookup("six.test:1") == {"[fd00::7]:1"}
         server.records["six.test", "A"] = ["10.0.0.1", "10.0.0.2"]
         assert await lookup("six.test:1") == {"10.0.0.1:1", "10.0.0.2:1"}
+        for odd in ("0 0 1 unix.", "0 0 0 ."):
+            server.records["_grpc._tcp.odd.test", "SRV"] = [odd]
+            with pytest.raises(NoAnswerError, match="expected host:port"):
+                await lookup("_grpc._tcp.odd.test")
         server.is_broken = True
         with pytest.raises(NoAnswerError):
             await lookup("six.test:1")

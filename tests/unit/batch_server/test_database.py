@@ -44,6 +44,9 @@ async def test_nobody_else_reads_it(tmp_path: Path) -> None:
     ("url", "why"),
     [
         ("nothing", "is no URL"),
+        ("postgresql+psycopg://u:secret@host:65x/d", "is no URL"),
+        ("postgresql+psycopg://u:12@34:secret@host/d", "is no URL"),
+        ("postgresql+psycopg://u:12@34:secret/d", "is no URL"),
         ("sqlite://", "expected a file"),
         ("sqlite:///file:batch.sqlite?uri=true", "expected a file"),
         ("sqlite:////no/such/folder/batch.sqlite", "No such file"),

@@ -11,22 +11,45 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeAlias
 
 from diptych.models.source import DEFAULT_CACHE_DIR
 from tests.unit.deploy.chart import ROOT, Pod
 
 Done: TypeAlias = subprocess.CompletedProcess[str]
+Secrets: TypeAlias = Mapping[str, Mapping[str, bytes]]
+"""What each secret has under each of its keys."""
 
 _REFERENCE = re.compile(r"\$\((\w+)\)")
 
 
-def with_mounts(pod: Pod, settings: Mapping[str, object], folder: Path) -> list[str]:
+def with_mounts(
+    pod: Pod,
+    settings: Mapping[str, object],
+    folder: Path,
+    secrets: Secrets = MappingProxyType({}),
+) -> list[str]:
     """The container's arguments, with ``settings`` as its file and this machine's folders."""
     folder.mkdir()
     (folder / "settings.yaml").write_text(json.dumps(settings))
-    args = [str(arg).replace("/etc/diptych", str(folder)) for arg in pod.container["args"]]
+    args = [arg.replace("/etc/diptych", str(folder)) for arg in with_secrets(pod, folder, secrets)]
     return [arg.replace("=/cache", f"={DEFAULT_CACHE_DIR.expanduser()}") for arg in args]
+
+
+def with_secrets(pod: Pod, folder: Path, secrets: Secrets) -> list[str]:
+    """The container's arguments, with its mounted secrets' files, which are put into ``folder``."""
+    args = [str(arg) for arg in pod.container["args"]]
+    mounts = {m["name"]: m["mountPath"] for m in pod.container.get("volumeMounts", [])}
+    for volume in [each for each in pod.spec.get("volumes", []) if "secret" in each]:
+        content = secrets[volume["secret"]["secretName"]]
+        whole = [{"key": key, "path": key} for key in content]
+        place = folder / volume["name"]
+        place.mkdir(parents=True)
+        for item in volume["secret"].get("items", whole):
+            (place / item["path"]).write_bytes(content[item["key"]])
+        args = [arg.replace(f"={mounts[volume['name']]}/", f"={place}/") for arg in args]
+    return args
 
 
 def environment(pod: Pod, given: Mapping[str, str]) -> dict[str, str]:

@@ -21,7 +21,7 @@ from tests.unit.deploy.chart import ROOT, Pod
 _PROBE_S = 5.0
 
 
-def _own_network() -> str:
+def own_network() -> str:
     """In 127.0.0.0/8, of this test run alone."""
     return f"127.{64 + os.getpid() // 256 % 128}.{os.getpid() % 256}"
 
@@ -73,7 +73,8 @@ class Kubelet:
 
     folder: Path  # of logs and mounted files
     variables: Mapping[str, str]  # in every container
-    network: str = field(default_factory=_own_network)
+    network: str = field(default_factory=own_network)
+    secrets: here.Secrets = field(default_factory=dict)  # those that pods mount
     _hosts: "itertools.count[int]" = field(default_factory=lambda: itertools.count(2))
 
     def ip(self, host: int) -> str:
@@ -86,7 +87,7 @@ class Kubelet:
         folder = self.folder / f"{name}-{ip}"
         args = [
             arg.replace("--listen=0.0.0.0", f"--listen={ip}")
-            for arg in here.with_mounts(pod, settings, folder)
+            for arg in here.with_mounts(pod, settings, folder, self.secrets)
         ]
         given = {**self.variables, "POD_NAME": name, "NODE_NAME": "here"}
         path = folder / "log"

@@ -22,6 +22,7 @@ from tests.deploy.service_address import ServiceAddress, service_address
 from tests.integration.kube_api import KubeApi, kube_api
 from tests.unit.deploy.chart import Manifest, Pod, named, pods_of
 
+SERVICE_HOST = 1  # of the routers' Service, in the kubelet's network
 _READY_S = 600.0
 _LOOK_S = 0.2
 # Many pods share few cores here: who is slow is not taken for lost, which would end it.
@@ -100,9 +101,10 @@ class LocalCluster:
     async def test(self) -> here.Done:
         """Run what `helm test` runs, as a new pod."""
         uid, service = str(uuid.uuid4()), f"{self.router.name}:{self.address.rpartition(':')[2]}"
+        folder = self._kubelet.folder / f"test-{uid}"
         args = [
-            self._named_here(str(arg)).replace("$(POD_UID)", uid).replace(service, self.address)
-            for arg in self._test.container["args"]
+            self._named_here(arg).replace("$(POD_UID)", uid).replace(service, self.address)
+            for arg in here.with_secrets(self._test, folder, self._kubelet.secrets)
         ]
         return await asyncio.to_thread(here.run, args, 100)
 
@@ -212,13 +214,16 @@ def _groups(manifests: Sequence[Manifest]) -> tuple[Pod, dict[str, Group]]:
 
 
 @asynccontextmanager
-async def local_cluster(manifests: Sequence[Manifest], folder: Path) -> AsyncIterator[LocalCluster]:
+async def local_cluster(
+    manifests: Sequence[Manifest], folder: Path, secrets: here.Secrets | None = None
+) -> AsyncIterator[LocalCluster]:
     """All pods ready; nothing is left of them at the end."""
     async with kube_api(folder) as (api, kubeconfig):
-        kubelet = Kubelet(folder, {"KUBECONFIG": str(kubeconfig), **PATIENCE})
+        variables = {"KUBECONFIG": str(kubeconfig), **PATIENCE}
+        kubelet = Kubelet(folder, variables, secrets=secrets or {})
         router = next(p for p in pods_of(manifests, "here") if p.command == "router")
         service = named(manifests, "Service", router.manifest["metadata"]["name"])
-        host, port = kubelet.ip(1), service["spec"]["ports"][0]["port"]
+        host, port = kubelet.ip(SERVICE_HOST), service["spec"]["ports"][0]["port"]
         async with service_address(host, port) as routers:
             cluster = LocalCluster(manifests, kubelet, api, routers, f"{host}:{port}")
             try:

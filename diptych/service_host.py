@@ -38,6 +38,8 @@ _LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.
 _SCRAPE_TIMEOUT_S = 5.0
 _STOP_GRACE_S = 0.5
 _MAX_PROBES = 64  # at a time, on the port that is theirs
+_PROBE_AGE_MS = 60_000  # of a connection there, which costs a probe nothing to open anew
+_PROBE_GRACE_MS = 5_000
 _NO_OTHERS: Mapping[str, int] = {}
 
 
@@ -157,13 +159,27 @@ class ServiceHost:
         self._write_port_file(other_ports)
 
     async def _start_health(self) -> int:
-        """Serve health, and nothing else, to anybody; the port."""
+        """Answer how health is, and nothing else, to anybody; the port.
+
+        It is not watched there: streams would hold the places of those who ask.
+        """
         server = grpc.aio.server(
             interceptors=[ErrorInterceptor()],
-            options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 1024)],
+            options=[
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_receive_message_length", 1024),
+                ("grpc.max_connection_age_ms", _PROBE_AGE_MS),
+                ("grpc.max_connection_age_grace_ms", _PROBE_GRACE_MS),
+            ],
             maximum_concurrent_rpcs=_MAX_PROBES,
         )
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        check = grpc.unary_unary_rpc_method_handler(
+            self._health.Check,
+            request_deserializer=health_pb2.HealthCheckRequest.FromString,
+            response_serializer=health_pb2.HealthCheckResponse.SerializeToString,
+        )
+        services = [grpc.method_handlers_generic_handler(health.SERVICE_NAME, {"Check": check})]
+        server.add_generic_rpc_handlers(services)
         address = f"{self._listen_host}:{self._config.health_port}"
         try:
             port = server.add_insecure_port(address)

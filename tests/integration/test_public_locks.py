@@ -343,14 +343,18 @@ async def test_the_command_sends_a_key(
         await asyncio.to_thread(run, [*args, "--api-key-file", str(key)])
 
 
-async def test_health_can_be_watched(locked: Locked) -> None:
+async def test_health_can_be_watched_by_who_is_let_in(locked: Locked) -> None:
+    request = health_pb2.HealthCheckRequest(service=SERVICE)
+    trust = grpc.ssl_channel_credentials(locked.ca.read_bytes())
+    async with grpc.aio.secure_channel(locked.cluster.address, trust) as channel:
+        key = (("authorization", "Bearer one"),)
+        call = health_pb2_grpc.HealthStub(channel).Watch(request, timeout=5, metadata=key)
+        assert (await anext(aiter(call))).status == health_pb2.HealthCheckResponse.SERVING
+        call.cancel()
     async with open_channel(locked.health_address) as channel:
-        request = health_pb2.HealthCheckRequest(service=SERVICE)
-        call = health_pb2_grpc.HealthStub(channel).Watch(request, timeout=5)
-        async for answer in call:
-            assert answer.status == health_pb2.HealthCheckResponse.SERVING
-            return
-        raise AssertionError("nothing was told")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await anext(aiter(health_pb2_grpc.HealthStub(channel).Watch(request, timeout=5)))
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 async def test_probes_that_speak_no_tls_hear_of_health_and_nothing_else(locked: Locked) -> None:

@@ -9,14 +9,14 @@ from typing import Any
 import grpc
 import pytest
 
-from diptych.rpc.channel import open_channel
 from diptych.telemetry import attributes
 from diptych.telemetry.stages import TTFT_STAGES
-from diptych.v1 import inference_pb2, inference_pb2_grpc
+from diptych.v1 import inference_pb2
 from tests import metrics
 from tests.call import token_request
 from tests.cluster import Cluster, Process, another_router, running_cluster
-from tests.trace_collector import CLIENT_SPAN, Collector, collecting, marks_of
+from tests.trace_collector import Collector, collecting, marks_of
+from tests.traced import Heard, check_within, traced
 from tests.waiting import until
 
 TESTS = Path(__file__).parents[1]
@@ -26,33 +26,6 @@ FLAGS = {"num-blocks": "64", "max-model-len": "640"}
 LEASE = {"prefill/attempt 1/prefill_wait", "prefill/attempt 1/prefill_compute"}
 FIRST_TOKEN = {"", "queue", "prefill", "prefill/attempt 1", "first_write", *LEASE}
 RUN = {"handoff", "decode", "decode/decode_run"}
-
-
-async def traced(
-    address: str,
-    request: inference_pb2.GenerateRequest,
-    trace_id: str,
-    *,
-    timeout_s: float = 60.0,
-    cancel_after: int | None = None,
-) -> inference_pb2.Timing:
-    """Call Generate under the client's own trace; the answer's timing.
-
-    ``cancel_after`` so many responses the client leaves.
-    """
-    timing, num_read = inference_pb2.Timing(), 0
-    metadata = (("traceparent", f"00-{trace_id}-{CLIENT_SPAN.hex()}-01"),)
-    async with open_channel(address) as channel:
-        stub = inference_pb2_grpc.InferenceStub(channel)
-        call = stub.Generate(request, timeout=timeout_s, metadata=metadata)
-        async for response in call:
-            num_read += 1
-            if num_read == cancel_after:
-                call.cancel()
-                break
-            if response.HasField("summary"):
-                timing = response.summary.timing
-    return timing
 
 
 def prompt(first: int, num_tokens: int, max_tokens: int = 8) -> inference_pb2.GenerateRequest:
@@ -103,7 +76,7 @@ async def test_each_attempt_has_its_spans_however_the_request_ends(
 async def check_rebind(collector: Collector, address: str) -> None:
     """The source refuses the first ticket: it came damaged."""
     trace_id = "1" * 32
-    timing = await traced(address, prompt(3, 64), trace_id)
+    timing = (await traced(address, prompt(3, 64), trace_id)).timing
     assert timing.kv_path == inference_pb2.KV_PATH_DISAGGREGATED
     spans = await collector.whole(
         trace_id,
@@ -133,7 +106,7 @@ async def check_rebind(collector: Collector, address: str) -> None:
 async def check_fail_over(collector: Collector, address: str) -> None:
     """Twice refused: the decode worker computes the prompt itself."""
     trace_id = "2" * 32
-    timing = await traced(address, prompt(73, 80), trace_id)
+    timing = (await traced(address, prompt(73, 80), trace_id)).timing
     assert timing.kv_path == inference_pb2.KV_PATH_RECOMPUTED
     spans = await collector.whole(
         trace_id,
@@ -203,10 +176,11 @@ async def check_unsampled(collector: Collector, cluster: Cluster) -> None:
 async def check_many(collector: Collector, address: str) -> None:
     """Fifty, eight at once: each has one root, every stage, right parents over all processes.
 
-    And the spans of its stages sum to the time to first token. A worker that is full may have
+    And the spans of its stages sum to the time to first token, and lie within what the client
+    saw. A worker that is full may have
     been asked twice.
     """
-    timings: dict[str, inference_pb2.Timing] = {}
+    answers: dict[str, Heard] = {}
     trace_ids = [f"{number:032x}" for number in range(1, 51)]
     left = enumerate(trace_ids)
 
@@ -214,7 +188,7 @@ async def check_many(collector: Collector, address: str) -> None:
         for number, trace_id in left:
             request = prompt(number, 48, max_tokens=3)
             request.cache_salt = trace_id  # none has another's prompt in the cache
-            timings[trace_id] = await traced(address, request, trace_id)
+            answers[trace_id] = await traced(address, request, trace_id)
 
     async with asyncio.TaskGroup() as tasks:
         for _ in range(8):
@@ -226,7 +200,8 @@ async def check_many(collector: Collector, address: str) -> None:
         await until(lambda found=found: wanted <= found().keys(), within_s=30)  # type: ignore[misc]
         assert not [path for path in found() if path.startswith("?") or path == " again"]
         explained_s = sum(length_s(found()[stage.value]) for stage in TTFT_STAGES)
-        assert explained_s == pytest.approx(timings[trace_id].ttft_s, rel=0.05)
+        assert explained_s == pytest.approx(answers[trace_id].timing.ttft_s, rel=0.05)
+        check_within(answers[trace_id], found())
 
 
 def check_metrics(*clusters: Cluster) -> None:
@@ -273,12 +248,14 @@ async def test_one_trace_explains_the_time_to_first_token(tiny_llama: Path, tmp_
                 lambda: sum(key.startswith(clocks) for key in cluster.router.metrics()) == 2
             )
             await check_many(collector, cluster.router.address)
-            timing = await traced(cluster.router.address, prompt(3, 147), trace_id)
+            heard = await traced(cluster.router.address, prompt(3, 147), trace_id)
+            timing = heard.timing
             assert timing.kv_path == inference_pb2.KV_PATH_DISAGGREGATED
             transfer = "prefill/attempt 1/transfer"
             wanted = FIRST_TOKEN | RUN | {transfer, f"{transfer}/transfer_exposed"}
             spans = await collector.whole(trace_id, wanted)
     assert collector.senders(trace_id) == {"diptych-router", "diptych-prefill", "diptych-decode"}
+    check_within(heard, spans)
 
     lengths = {path: length_s(span) for path, span in spans.items()}
     explained_s = sum(lengths[stage.value] for stage in TTFT_STAGES)

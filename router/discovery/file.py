@@ -98,6 +98,7 @@ class FileSet:
     def __init__(self, path: str) -> None:
         self._path = path
         self._data: bytes | None = None  # of the last file that was right
+        self._wrong: bytes | None = None  # what is there now, where that is not right
         self._targets: Targets | None = None  # what it said
         self._doubt = Doubt("the file of workers is wrong: those known stay", path=path)
 
@@ -112,6 +113,9 @@ class FileSet:
         A file that is missing or wrong changes nothing, and is told of once.
         Raises ConfigurationError: it was never right yet.
         """
+        if found == self._wrong:
+            return None
+        self._wrong = None
         if isinstance(found, OSError):
             self._complain(found.strerror or str(found))
             return None
@@ -122,6 +126,7 @@ class FileSet:
             targets = read_targets(found)
         except ValueError as error:
             self._complain(str(error))
+            self._wrong = found
             return None
         self._data = found
         self._doubt.over()

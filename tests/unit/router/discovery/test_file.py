@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from diptych.errors import ConfigurationError
+from router.discovery import file
 from router.discovery.file import FileDiscovery, FileSet, read_targets
 from router.discovery.source import Targets
 from router.placement.place import Place
@@ -89,6 +90,28 @@ def test_a_file_that_goes_wrong_changes_nothing_and_is_told_of_once(
     assert known.is_right
     assert known.look(SECOND) == targets("d0:1", "d1:1")
     assert known.look(SECOND + b"# the same") is None
+
+
+def test_a_wrong_file_is_read_once_and_told_of_again_after_a_right_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    read: list[bytes] = []
+
+    def read_and_noted(data: bytes) -> Targets:
+        read.append(data)
+        return read_targets(data)
+
+    monkeypatch.setattr(file, "read_targets", read_and_noted)
+    known, wrong = FileSet("workers.yaml"), b"decode: 1"
+    for _ in range(2):
+        known.look(FIRST)
+        for _ in range(3):
+            assert known.look(wrong) is None
+            assert not known.is_right
+    known.look(FIRST)
+    assert known.is_right
+    assert read == [FIRST, wrong, wrong]
+    assert len(caplog.records) == 2
 
 
 @pytest.mark.parametrize("found", [FileNotFoundError(2, "No such file"), b"decode: 1"])

@@ -17,6 +17,13 @@ def register(metrics: Metrics, pairs: PairTable) -> None:
             if pair.state == worker_pb2.PAIR_STATE_PROVEN
         ]
 
+    def ways() -> Iterable[Sample]:
+        return [
+            ((pair.source_address, pair.way), 1.0)
+            for pair in pairs.pairs()
+            if pair.state == worker_pb2.PAIR_STATE_PROVEN
+        ]
+
     def states() -> Iterable[Sample]:
         count = dict.fromkeys(_STATES, 0)
         for pair in pairs.pairs():
@@ -30,6 +37,12 @@ def register(metrics: Metrics, pairs: PairTable) -> None:
         "of real pulls.",
         ("source", "transport"),
         rates,
+    )
+    metrics.read_gauges(
+        "kv_pair_way",
+        "1 for each proven pair, by source: the two memories, and directly, staged or in messages.",
+        ("source", "way"),
+        ways,
     )
     metrics.read_gauges("kv_pairs", "Prefill workers known, by state.", ("state",), states)
     metrics.read_gauges(

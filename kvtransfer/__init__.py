@@ -16,7 +16,8 @@ Both roles, on the event loop:
   memory): the transfer reads, writes and digests blocks by it alone, on the transfer thread.
   The worker keeps a block from every other writer while it is leased, being pulled into, or
   quarantined; nothing here knows the pool's books. Where its device is lost, what was asked of
-  it fails like any other read, and ``lost`` says that the process has to end.
+  it fails like any other read, and ``lost`` says that the process has to end. A pool on a device
+  is ``memory.DeviceCopies`` as well.
 - ``memory.ScratchBlocks``: blocks that no sequence has, for the probes of pairs.
 
 A source (a prefill worker), on the event loop; nothing of it waits:
@@ -50,8 +51,9 @@ alone:
 - ``endpoint``: an end of transfers, of one role.
 - ``transports``: what moves bytes, behind one seam (``transports.base``): ``inline`` in the Fetch
   stream; ``child``, an agent in a process of its own; ``nixl``, one inside the worker;
-  ``choice`` has the table of them, ``lanes`` the ways that each library may take. The
-  transfer thread, on which all of them are called, is here as well.
+  ``staged``, one of those through host memory beside a pool on a device.
+  ``choice`` has the table of them, ``lanes`` the ways that each library may take, ``ways`` those
+  between two pools. The transfer thread, on which all of them are called, is here as well.
 - ``agents``: what runs in an agent's process, on its one thread. It loads nothing of gRPC, torch
   or the settings; the worker talks to it by ``agents.wire``. A new library goes here.
 - ``config``, ``memory``, ``digest``, ``errors``, ``first_done``: the ground.

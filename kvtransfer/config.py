@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-TransportName = Literal["nixl", "ucxx", "inline"]  # transports.choice has what each is
+TransportName = Literal["nixl", "ucxx", "staged", "inline"]  # transports.choice has what each is
 DigestLevel = Literal["full", "sampled", "off"]
 
 MAX_PROBE_BLOCKS = 256
@@ -17,11 +17,18 @@ class TransferConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     transports: tuple[TransportName, ...] = Field(
-        ("nixl", "inline"),
+        ("nixl", "staged", "inline"),
         min_length=1,
         description="Transports this worker may use, most wanted first. A pair that cannot be "
-        "proven over one falls back to the next, visibly; list one only to forbid that. ucxx needs "
-        "the extra ucxx.",
+        "proven over one falls back to the next, visibly; list one only to forbid that. nixl reads "
+        "directly; staged is nixl too, through host memory beside a pool that is on a device, and "
+        "not used between two that are not. ucxx needs the extra ucxx.",
+    )
+    staging_bytes: int = Field(
+        64 * 2**20,
+        ge=4096,
+        description="Host memory beside a pool that is on a device, pinned, through which staged "
+        "moves blocks, B; no more of them lie there at a time.",
     )
     digest_level: DigestLevel = Field(
         "full",

@@ -5,22 +5,25 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 
 from google.protobuf.message import Message
 
 from diptych.block_needs import BlockNeeds
 from diptych.errors import ConfigurationError, LayoutMismatchError
-from diptych.v1 import common_pb2
+from diptych.v1 import common_pb2, kv_source_pb2
 from kvtransfer.config import TransferConfig, TransportName
 from kvtransfer.memory import PoolMemory
 from kvtransfer.transports.base import Transport
 from kvtransfer.transports.choice import Place, open_transport
+from kvtransfer.transports.lanes import nixl_lanes
 from kvtransfer.transports.thread import TransferThread, deliver
 
 logger = logging.getLogger(__name__)
 
 REBUILD_WAIT_S = 2.0  # for an agent that is being rebuilt, before the next transport's turn
 _START_S = 30.0  # that a transport has to get ready: it may register a large pool
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _CLOSE_S = 5.0  # that all of them have to end
 
 
@@ -50,6 +53,7 @@ class TransferEndpoint:
         self.memory = memory
         self.thread = TransferThread()
         self.transports: dict[str, Transport] = {}  # as configured, most wanted first
+        self.pool = _place(config, memory)
         self.on_change: Callable[[], None] = lambda: None  # a transport got ready, or is no more
         self._num_served = 0
         self._changed = asyncio.Event()
@@ -150,7 +154,13 @@ class TransferEndpoint:
     async def _add(self, name: TransportName) -> None:
         changed = partial(deliver, asyncio.get_running_loop(), self._transport_changed)
         place = Place(
-            self.config, self._agent_name, self.memory, self.thread, changed, self._read_only
+            self.config,
+            self._agent_name,
+            self.memory,
+            self.thread,
+            changed,
+            self._read_only,
+            self.transports,
         )
         opening = partial(open_transport, name, place)
         transport = self.transports[name] = await self.thread.call(opening)
@@ -169,6 +179,20 @@ class TransferEndpoint:
     def _transport_changed(self) -> None:
         self._changed.set()
         self.on_change()
+
+
+def _place(config: TransferConfig, memory: PoolMemory) -> kv_source_pb2.PoolPlace:
+    """What peers have to know of where the pool lies."""
+    try:
+        machine = _BOOT_ID.read_text().strip()
+    except OSError:  # no Linux: then no two processes are known to be on one
+        machine = ""
+    return kv_source_pb2.PoolPlace(
+        memory_kind=memory.memory_kind,
+        device_id=memory.device_id,
+        machine=machine,
+        ucx_tls=nixl_lanes(config, memory.memory_kind).ucx_tls,
+    )
 
 
 def compare_layouts(reader: common_pb2.KVLayout, source: common_pb2.KVLayout) -> None:

@@ -5,8 +5,8 @@ looks into a pool only by what ``PoolMemory`` offers.
 """
 
 import ctypes
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
 
 from diptych.errors import DeviceLostError
 from kvtransfer.digest import Coverage, block_digest
@@ -71,6 +71,44 @@ class PoolMemory(Protocol):
 
         What a read of the same blocks, from wherever, brought before is looked at as well.
         """
+        ...
+
+
+@runtime_checkable
+class DeviceCopies(PoolMemory, Protocol):
+    """A pool on a device: its blocks are copied to host memory and from there, beside its work.
+
+    On the transfer thread. Whoever copies keeps both sides as they are until the copy is over:
+    what was returned says whether it is, and is called until it says so. Both may raise
+    DeviceLostError, or RuntimeError, of the device; then it is over as well. num_bytes: as
+    for ``read``.
+    """
+
+    def new_staging(self, num_blocks: int) -> "HostMemory":
+        """Blocks of the pool's size in host memory that the device reaches and a file is.
+
+        They live as long as the pool. Raises OSError, ValueError, RuntimeError: not so much.
+        """
+        ...
+
+    def copy_out(
+        self,
+        block_ids: Sequence[int],
+        staging: "HostMemory",
+        slots: Sequence[int],
+        num_bytes: int | None = None,
+    ) -> Callable[[], bool]:
+        """Begin to copy blocks to staging blocks. What they hold has to be there."""
+        ...
+
+    def copy_in(
+        self,
+        staging: "HostMemory",
+        slots: Sequence[int],
+        block_ids: Sequence[int],
+        num_bytes: int | None = None,
+    ) -> Callable[[], bool]:
+        """Begin to copy staging blocks to blocks: there for every later reader once it is over."""
         ...
 
 

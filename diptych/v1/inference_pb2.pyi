@@ -536,17 +536,19 @@ class BlockView(_message.Message):
     def __init__(self, total: _Optional[int] = ..., free: _Optional[int] = ..., cached: _Optional[int] = ..., running: _Optional[int] = ..., reserved: _Optional[int] = ..., leased: _Optional[int] = ..., quarantined: _Optional[int] = ...) -> None: ...
 
 class PairView(_message.Message):
-    __slots__ = ("prefill", "decode", "state", "transport", "bytes_per_s", "num_pulls")
+    __slots__ = ("prefill", "decode", "state", "transport", "bytes_per_s", "num_pulls", "way")
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     DECODE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     NUM_PULLS_FIELD_NUMBER: _ClassVar[int]
+    WAY_FIELD_NUMBER: _ClassVar[int]
     prefill: str
     decode: str
     state: str
     transport: str
     bytes_per_s: float
     num_pulls: int
-    def __init__(self, prefill: _Optional[str] = ..., decode: _Optional[str] = ..., state: _Optional[str] = ..., transport: _Optional[str] = ..., bytes_per_s: _Optional[float] = ..., num_pulls: _Optional[int] = ...) -> None: ...
+    way: str
+    def __init__(self, prefill: _Optional[str] = ..., decode: _Optional[str] = ..., state: _Optional[str] = ..., transport: _Optional[str] = ..., bytes_per_s: _Optional[float] = ..., num_pulls: _Optional[int] = ..., way: _Optional[str] = ...) -> None: ...

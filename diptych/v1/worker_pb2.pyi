@@ -186,7 +186,7 @@ class BlockCounts(_message.Message):
     def __init__(self, total: _Optional[int] = ..., free: _Optional[int] = ..., cached: _Optional[int] = ..., running: _Optional[int] = ..., reserved: _Optional[int] = ..., leased: _Optional[int] = ..., quarantined: _Optional[int] = ...) -> None: ...
 
 class Pair(_message.Message):
-    __slots__ = ("source_address", "source_incarnation", "state", "transport", "bytes_per_s", "message", "transfer")
+    __slots__ = ("source_address", "source_incarnation", "state", "transport", "bytes_per_s", "message", "transfer", "way")
     SOURCE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     SOURCE_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -194,6 +194,7 @@ class Pair(_message.Message):
     BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_FIELD_NUMBER: _ClassVar[int]
+    WAY_FIELD_NUMBER: _ClassVar[int]
     source_address: str
     source_incarnation: str
     state: PairState
@@ -201,7 +202,8 @@ class Pair(_message.Message):
     bytes_per_s: float
     message: str
     transfer: TransferCost
-    def __init__(self, source_address: _Optional[str] = ..., source_incarnation: _Optional[str] = ..., state: _Optional[_Union[PairState, str]] = ..., transport: _Optional[str] = ..., bytes_per_s: _Optional[float] = ..., message: _Optional[str] = ..., transfer: _Optional[_Union[TransferCost, _Mapping]] = ...) -> None: ...
+    way: str
+    def __init__(self, source_address: _Optional[str] = ..., source_incarnation: _Optional[str] = ..., state: _Optional[_Union[PairState, str]] = ..., transport: _Optional[str] = ..., bytes_per_s: _Optional[float] = ..., message: _Optional[str] = ..., transfer: _Optional[_Union[TransferCost, _Mapping]] = ..., way: _Optional[str] = ...) -> None: ...
 
 class TransferCost(_message.Message):
     __slots__ = ("fixed_s", "byte_s", "upper_ratio", "num_pulls")

@@ -1,13 +1,15 @@
 """The engine's KV cache as the transfer's pool of blocks."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from diptych.engine.kv.cache import KVCache
-from diptych.engine.kv.memory import SummingMemory
+from diptych.engine.kv.memory import DeviceKVMemory, SummingMemory
+from diptych.engine.kv.shared_bytes import SharedBytes
 from diptych.errors import DeviceLostError
 from kvtransfer.digest import Coverage, block_digest, words_of
 from kvtransfer.memory import HostMemory, PoolMemory
@@ -24,20 +26,24 @@ def pool_memory(cache: KVCache) -> PoolMemory:
 class DevicePool:
     """A cache on a device: bytes are copied out and in, or read where they lie by others.
 
-    Implements ``PoolMemory``. Used by the transfer thread. Copies wait for whatever the device is
+    Implements ``DeviceCopies``. Used by the transfer thread. Copies wait for whatever the device is
     at, so for the steps in flight; digests do not, where the device sums: blocks are announced
-    when their step is over, and what was to land in others has when they are asked about.
+    when their step is over, and what was to land in others has when they are asked about. Staging
+    blocks are copied beside the steps, for the same reason.
     """
 
     memory_kind = "VRAM"
     shared_fd = None
 
     def __init__(self, cache: KVCache) -> None:
-        self._memory = cache.memory
+        memory = cache.memory
+        assert isinstance(memory, DeviceKVMemory)
+        self._memory = memory
+        self._staged: list[SharedBytes] = []
         self._blocks = cache.memory.bytes.view(cache.num_blocks, cache.block_bytes)
         self.base_address = self._blocks.data_ptr()
         self.block_bytes, self.num_blocks = cache.block_bytes, cache.num_blocks
-        self.device_id = cache.memory.device_id
+        self.device_id = memory.device_id
         self.lost: DeviceLostError | None = None
 
     def read(
@@ -83,6 +89,63 @@ class DevicePool:
         with self._used():
             sums = memory.word_sums(words_of(begins, sizes, coverages))
         return tuple(each.digest(size) for each, size in zip(sums, sizes, strict=True))
+
+    def new_staging(self, num_blocks: int) -> HostMemory:
+        shared = SharedBytes(num_blocks * self.block_bytes)
+        self._memory.pin(shared.buffer)
+        self._staged.append(shared)  # it closes its file when it goes
+        return HostMemory(shared.buffer, self.block_bytes, shared.fd)
+
+    def copy_out(
+        self,
+        block_ids: Sequence[int],
+        staging: HostMemory,
+        slots: Sequence[int],
+        num_bytes: int | None = None,
+    ) -> Callable[[], bool]:
+        rows = self._rows(block_ids, staging, slots, num_bytes or self.block_bytes)
+
+        def copies() -> None:
+            for ours, theirs in rows:
+                theirs.copy_(ours, non_blocking=True)
+
+        return self._beside(copies)
+
+    def copy_in(
+        self,
+        staging: HostMemory,
+        slots: Sequence[int],
+        block_ids: Sequence[int],
+        num_bytes: int | None = None,
+    ) -> Callable[[], bool]:
+        rows = self._rows(block_ids, staging, slots, num_bytes or self.block_bytes)
+
+        def copies() -> None:
+            for ours, theirs in rows:
+                ours.copy_(theirs, non_blocking=True)
+
+        return self._beside(copies)
+
+    def _rows(
+        self, block_ids: Sequence[int], staging: HostMemory, slots: Sequence[int], num_bytes: int
+    ) -> list[tuple[Tensor, Tensor]]:
+        """The first bytes of each block, on the device and where it is staged."""
+        blocks = [self._blocks[block_id, :num_bytes] for block_id in self._checked(block_ids)]
+        staged = [
+            torch.frombuffer(staging.block(slot), dtype=torch.uint8, count=num_bytes)
+            for slot in slots
+        ]
+        return list(zip(blocks, staged, strict=True))
+
+    def _beside(self, copies: Callable[[], None]) -> Callable[[], bool]:
+        with self._used():
+            is_over = self._memory.beside(copies)
+
+        def used() -> bool:
+            with self._used():
+                return is_over()
+
+        return used
 
     @contextmanager
     def _used(self) -> Iterator[None]:

@@ -77,6 +77,7 @@ class Pull:
             self._inbox.put_nowait,
         )
         self._machine: PullMachine | None = None
+        self._lent: dict[int, tuple[int, ...]] = {}  # staging blocks, by the read's first block
         self._clock = PullClock(timers, time.monotonic(), in_queue=plan.is_probe)
 
     async def run(self) -> PullResult:
@@ -223,6 +224,7 @@ class Pull:
                 self._on_event(machine, link, item)
             elif isinstance(item, Landed):
                 confirm = self._on_landed(machine, link.transport == "inline", item)
+                await self._give_back(call, item)
             elif isinstance(item, TransportError):
                 raise read_failure(item) from item
             if confirm is not None:
@@ -239,6 +241,8 @@ class Pull:
                 self._on_range(machine, link, event.range)
             case "data":
                 self._on_data(machine, link, event.data)
+            case "staged":
+                self._read(link, machine.staged(event.staged))
             case "confirmed":
                 machine.confirmed()
                 self._clock.proven(time.monotonic())
@@ -246,7 +250,8 @@ class Pull:
     def _on_range(self, machine: PullMachine, link: Link, announced: kv_source_pb2.Range) -> None:
         self._clock.announced(time.monotonic(), idle=not machine.num_unlanded_blocks)
         for planned in machine.announced(announced):
-            self._read(link, planned)
+            if not link.way.staged_at_source:  # else it says where, block by block
+                self._read(link, planned)
 
     def _read(self, link: Link, planned: PlannedRead) -> None:
         """Post it in pieces; over inline its bytes come by themselves."""
@@ -258,6 +263,8 @@ class Pull:
                 copy = link.peer.read(source_block_ids, local_block_ids, planned.num_bytes)
             except TransportError as error:
                 raise PullError(decode_pb2.PULL_FAILURE_UNPROVEN, str(error)) from error
+            if link.way.staged_at_source:
+                self._lent[planned.first_block + begin] = source_block_ids
             if copy is not None:
                 self._reads.start(
                     copy,
@@ -293,6 +300,12 @@ class Pull:
         if not landed.num_blocks:
             return None
         return machine.landed(landed.first_block, landed.num_blocks, landed.digests)
+
+    async def _give_back(self, call: FetchCall, landed: Landed) -> None:
+        """What was read of the source's staging blocks is not needed there any more."""
+        slots = self._lent.pop(landed.first_block, None)
+        if slots is not None:
+            await self._write(call, FetchCommand(taken=kv_source_pb2.Taken(slots=slots)))
 
     def _check_timers(self, machine: PullMachine, liveness: Liveness) -> None:
         now = time.monotonic()

@@ -77,6 +77,7 @@ class SourcePair:
             transport=machine.link.transport if machine.link is not None else "",
             bytes_per_s=machine.bytes_per_s,
             message=machine.message,
+            way=machine.link.way.text if machine.link is not None else "",
         )
         (fixed_s, byte_s), upper_ratio, num_pulls = machine.cost.learned
         if num_pulls:
@@ -172,7 +173,9 @@ class SourcePair:
                     self._on_fallback()
             else:
                 search.worked(name)
-                _close(self._machine.prove(proven, search.message))
+                message = _joined(search.message, proven.shortfall)
+                _close(self._machine.prove(proven, message))
+                self._log_proven("pair proven", proven)
                 self._tell()
                 return
         raise search.error
@@ -219,7 +222,7 @@ class SourcePair:
                 self._log_no_better(error)
                 search.pass_over(response.transport, error)
                 continue
-            self._replace(proven, search.message)
+            self._replace(proven, _joined(search.message, proven.shortfall))
             return
 
     def _replace(self, proven: ProvenLink, message: str) -> None:
@@ -228,13 +231,19 @@ class SourcePair:
         unused.retire()
         if unused is proven.link:
             return
+        self._log_proven("better transport proven", proven, before=unused.transport)
+        self._tell()
+
+    def _log_proven(self, what: str, proven: ProvenLink, **more: str) -> None:
+        link = proven.link
         extra = {
             "source": self.key.address,
-            "transport": proven.link.transport,
-            "before": unused.transport,
+            "transport": link.transport,
+            "way": link.way.text,
+            "gb_per_s": round(proven.bytes_per_s / 1e9, 3),
+            **more,
         }
-        logger.info("better transport proven", extra=extra)
-        self._tell()
+        logger.info(what, extra=extra)
 
     def _log_no_better(self, error: DiptychError) -> None:
         extra = {"source": self.key.address, "error": error.message}
@@ -259,6 +268,10 @@ class SourcePair:
     def _tell(self) -> None:
         self._moved.set()
         self._on_change()
+
+
+def _joined(*messages: str) -> str:
+    return "; ".join(filter(None, messages))
 
 
 def _close(link: Link | None) -> None:

@@ -110,7 +110,7 @@ class PairMachine:
         if not self._move(event):
             return proven.link
         before, self.message = self.link, message
-        self.link, self.bytes_per_s = proven
+        self.link, self.bytes_per_s = proven.link, proven.bytes_per_s
         self.cost = LearnedCost(2)
         return before
 

@@ -28,6 +28,7 @@ from kvtransfer.reader.proven_link import Link, ProvenLink
 from kvtransfer.reader.pull_machine import PullError
 from kvtransfer.reader.quarantine import Quarantine
 from kvtransfer.transports.base import Peer
+from kvtransfer.transports.ways import NoWay, Way, shortfalls, way_between
 
 _PROBE_S = 10.0  # from its turn here to its end, the wait for its turn at the source included
 
@@ -63,7 +64,10 @@ class LinkProver:
         """
         endpoint = self._kit.endpoint
         request = kv_source_pb2.ConnectRequest(
-            reader_incarnation=endpoint.incarnation, layout=endpoint.layout, transports=wanted
+            reader_incarnation=endpoint.incarnation,
+            layout=endpoint.layout,
+            transports=wanted,
+            pool=endpoint.pool,
         )
         try:
             response = await self._stub.Connect(request, timeout=self._kit.timers.lost_peer_s)
@@ -81,7 +85,21 @@ class LinkProver:
                 f"transports: the source chose {response.transport!r} of {wanted}",
                 field="transports",
             )
+        self._way(response)
         return response
+
+    def _shortfall(self, response: kv_source_pb2.ConnectResponse) -> str:
+        ranked = list(self._kit.endpoint.transports)
+        better = ranked[: ranked.index(response.transport)]
+        return shortfalls(better, response.pool, self._kit.endpoint.pool)
+
+    def _way(self, response: kv_source_pb2.ConnectResponse) -> Way:
+        way = way_between(response.transport, response.pool, self._kit.endpoint.pool)
+        if isinstance(way, NoWay):
+            raise LayoutMismatchError(
+                f"transports: the source chose {response.transport}: {way.why}", field="transports"
+            )
+        return way
 
     async def prove(self, response: kv_source_pb2.ConnectResponse) -> ProvenLink:
         """Open the link that the source described and move blocks. The caller closes it.
@@ -93,13 +111,14 @@ class LinkProver:
             await self._pull_probe(link)
             stats = await self._pull_probe(link)  # now it is warm
             await self._on_thread(link.peer.check_lane)
+            rate = _checked_rate(stats, link.way)
         except TransportError as error:
             link.close()
             raise PullError(decode_pb2.PULL_FAILURE_TRANSPORT, str(error)) from error
         except BaseException:
             link.close()
             raise
-        return ProvenLink(link, stats.num_bytes / max(stats.read_s, 1e-9))
+        return ProvenLink(link, rate, self._shortfall(response))
 
     async def _open(self, response: kv_source_pb2.ConnectResponse) -> Link:
         endpoint = self._kit.endpoint
@@ -114,7 +133,7 @@ class LinkProver:
         except BaseException:
             close()
             raise
-        return Link(self._stub, response.transport, opened[0], close)
+        return Link(self._stub, response.transport, opened[0], close, self._way(response))
 
     async def _on_thread(self, job: Callable[[], None]) -> None:
         """Run ``job`` on the transfer thread. Raises what it does; PullError: it takes too long."""
@@ -159,6 +178,17 @@ class LinkProver:
         finally:
             unfinished = pull.abandon()
             kit.scratch.free([b for b in plan.local_block_ids if b not in unfinished])
+
+
+def _checked_rate(stats: common_pb2.TransferStats, way: Way) -> float:
+    """Bytes/s. Raises TransportError: so slow that they did not go that way."""
+    rate = stats.num_bytes / max(stats.read_s, 1e-9)
+    if rate < way.least_bytes_per_s:
+        raise TransportError(
+            f"{rate / 1e9:.2f} GB/s is less than the {way.least_bytes_per_s / 1e9:.0f} of this way "
+            f"({way.text}): the blocks went over TCP"
+        )
+    return rate
 
 
 def _close_all(peers: list[Peer]) -> None:

@@ -6,6 +6,9 @@ from typing import NamedTuple
 
 from diptych.v1 import kv_source_pb2_grpc as pb_grpc
 from kvtransfer.transports.base import Peer
+from kvtransfer.transports.ways import Way
+
+_UNSAID = Way("")
 
 
 class Link:
@@ -21,10 +24,12 @@ class Link:
         transport: str,
         peer: Peer,
         close_peer: Callable[[], None],
+        way: Way = _UNSAID,
     ) -> None:
         self.stub = stub
         self.transport = transport
         self.peer = peer
+        self.way = way
         self._close_peer = close_peer
         self._num_fetches = 0
         self._retired = False
@@ -61,3 +66,4 @@ class ProvenLink(NamedTuple):
 
     link: Link
     bytes_per_s: float  # of the second time
+    shortfall: str = ""  # why there is no way over the transports that are wanted more

@@ -278,6 +278,29 @@ class PullMachine:
             to_digest=tuple(self._coverages[first_block:past_whole]),
         )
 
+    def staged(self, staged: kv_source_pb2.Staged) -> PlannedRead:
+        """The next blocks lie in staging blocks of the source."""
+        self._expect(PullEvent.DATA)
+        begin, num_slots = staged.offset, len(staged.slots)
+        if begin != self._num_received_bytes or not num_slots:
+            self._fail(f"{num_slots} blocks were staged at {begin}, not {self._num_received_bytes}")
+        first_block = bisect_right(self._ends, begin)
+        past_block = first_block + num_slots
+        if past_block > len(self._ends):
+            self._fail(f"{past_block} blocks were staged, {len(self._ends)} were announced")
+        num_bytes = self._ends[first_block] - begin
+        end = self._num_received_bytes = self._ends[past_block - 1]
+        if end != begin + num_bytes * num_slots:
+            self._fail(f"blocks that need more and that need less were staged at {begin}")
+        blocks = slice(first_block, past_block)
+        return PlannedRead(
+            first_block=first_block,
+            source_block_ids=tuple(staged.slots),
+            local_block_ids=self.local_block_ids[blocks],
+            num_bytes=num_bytes,
+            to_digest=tuple(self._coverages[blocks]),
+        )
+
     def landed(
         self, first_block: int, num_blocks: int, digests: tuple[bytes, ...]
     ) -> kv_source_pb2.Confirm | None:

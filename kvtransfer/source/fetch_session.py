@@ -31,6 +31,7 @@ from kvtransfer.source.fetch_machine import FetchMachine
 from kvtransfer.source.lease_record import AnnouncedRange
 from kvtransfer.source.lease_table import LeaseTable
 from kvtransfer.source.probe_blocks import ProbeBlocks
+from kvtransfer.source.staged_blocks import SlotQueue, StagedBlocks
 
 
 @dataclass(slots=True)
@@ -54,6 +55,7 @@ class SourceDeps:
     timers: Timers
     counters: SourceCounters
     progress: Callable[[], common_pb2.EngineProgress]  # the engine's, for heartbeats
+    staging: SlotQueue | None = None  # where the pool is on a device and may be read so
 
 
 class _Changes:
@@ -96,6 +98,7 @@ class FetchSession:
         self._num_written = 0
         self._num_sent_bytes = 0
         self._probe: AnnouncedRange | None = None
+        self._staged: StagedBlocks | None = None  # where the blocks go that way
 
     async def run(self) -> None:
         """Serve until the reader ends the stream. Raises DiptychError."""
@@ -132,13 +135,19 @@ class FetchSession:
             await last_word(self._context, event, self._deps.timers.lost_peer_s)
 
     async def _serve(self, announce: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        await first_to_end(
-            receive=self._receive,
-            announce=announce,
-            guard=self._guard,
-            beat=self._beat,
-            watch=self._watch,
-        )
+        if self._open.transport == "staged" and self._deps.staging is not None:
+            self._staged = StagedBlocks(self._deps.staging, self._endpoint.thread)
+        try:
+            await first_to_end(
+                receive=self._receive,
+                announce=announce,
+                guard=self._guard,
+                beat=self._beat,
+                watch=self._watch,
+            )
+        finally:
+            if self._staged is not None:
+                self._staged.close()
 
     async def _receive(self) -> None:
         while (command := await self._read()) is not None:
@@ -149,6 +158,10 @@ class FetchSession:
                     await self._write(FetchEvent(confirmed=kv_source_pb2.Confirmed()))
                 case "heartbeat":
                     self._liveness.heard(command.heartbeat.progress)
+                case "taken":
+                    if self._staged is None:
+                        raise InvalidRequestError("are not lent", field="taken.slots")
+                    self._staged.taken(command.taken.slots)
                 case "open":
                     raise InvalidRequestError("comes once", field="open")
 
@@ -214,7 +227,7 @@ class FetchSession:
                 raise TransferInterruptedError(f"the transfer thread is stuck for {stuck_s:.1f} s")
 
     async def _send(self, ready: AnnouncedRange, needed: Sequence[NeededRun]) -> None:
-        """Announce a range; over inline its bytes follow.
+        """Announce a range; over inline its bytes follow, and what is staged as it comes.
 
         needed: the range's blocks, in order, and how much of each.
         """
@@ -239,12 +252,22 @@ class FetchSession:
                 )
             )
         )
-        if not inline:
+        if not inline and self._staged is None:
             return
         for run in needed:  # a message is of one run
             if run.num_bytes:
-                await self._send_bytes(block_ids[: len(run.blocks)], run.num_bytes)
+                send = self._send_bytes if inline else self._send_staged
+                await send(block_ids[: len(run.blocks)], run.num_bytes)
             block_ids = block_ids[len(run.blocks) :]
+
+    async def _send_staged(self, block_ids: tuple[int, ...], num_bytes: int) -> None:
+        assert self._staged is not None
+
+        async def write(staged: kv_source_pb2.Staged) -> None:
+            await self._write(FetchEvent(staged=staged))
+
+        await self._staged.send(block_ids, num_bytes, self._num_sent_bytes, write)
+        self._num_sent_bytes += len(block_ids) * num_bytes
 
     async def _send_bytes(self, block_ids: tuple[int, ...], num_bytes: int) -> None:
         """Copy and send the first bytes of each; one message is copied while another is sent."""

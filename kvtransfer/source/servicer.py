@@ -19,7 +19,10 @@ from kvtransfer.source.fetch_session import FetchSession, SourceCounters, Source
 from kvtransfer.source.lease_table import LeaseTable
 from kvtransfer.source.probe_blocks import ProbeBlocks
 from kvtransfer.source.range_digests import RangeDigests
+from kvtransfer.source.staged_blocks import SlotQueue
 from kvtransfer.transports.base import Transport
+from kvtransfer.transports.staged import StagedTransport
+from kvtransfer.transports.ways import common_ways
 
 _MAX_TRANSPORTS = 16  # that a reader may name
 
@@ -53,6 +56,7 @@ class KVSourceServicer(pb_grpc.KVSourceServicer):
             timers,
             self.counters,
             progress or common_pb2.EngineProgress,
+            _staging(endpoint),
         )
         self._rebuild_wait_s = min(REBUILD_WAIT_S, timers.lost_peer_s / 4)  # the reader's patience
         leases.observe(RangeDigests(endpoint, leases, self.counters).take)
@@ -75,6 +79,7 @@ class KVSourceServicer(pb_grpc.KVSourceServicer):
             layout=endpoint.layout,
             transport=transport.name,
             memory=memory,
+            pool=endpoint.pool,
         )
 
     async def Fetch(
@@ -104,7 +109,10 @@ class KVSourceServicer(pb_grpc.KVSourceServicer):
             self.counters.num_fetches_open -= 1
 
     async def _common_transport(self, request: kv_source_pb2.ConnectRequest) -> Transport:
-        """The first that both have and that is ready, given that the layouts agree."""
+        """The first that both have, that is ready, and by which there is a way.
+
+        Given that the layouts agree.
+        """
         ours = self._endpoint.transports
         if len(request.transports) > _MAX_TRANSPORTS:
             raise InvalidRequestError(
@@ -119,7 +127,10 @@ class KVSourceServicer(pb_grpc.KVSourceServicer):
                 f"{list(ours)}",
                 field="transports",
             )
-        for name in common:
+        possible, refused = common_ways(common, self._endpoint.pool, request.pool)
+        if not possible:
+            raise LayoutMismatchError(f"transports: {'; '.join(refused)}", field="transports")
+        for name in possible:
             if await self._endpoint.until_ready(ours[name], self._rebuild_wait_s):
                 break
         return ours[name]
@@ -133,3 +144,9 @@ class KVSourceServicer(pb_grpc.KVSourceServicer):
                 interrupted = TransferInterruptedError(str(error))
             await self._endpoint.until_ready(transport, self._rebuild_wait_s)
         raise interrupted
+
+
+def _staging(endpoint: TransferEndpoint) -> SlotQueue | None:
+    transport = endpoint.transports.get("staged")
+    stage = transport.stage if isinstance(transport, StagedTransport) else None
+    return None if stage is None else SlotQueue(stage)

@@ -55,7 +55,7 @@ class FaultSwitch:
         faults = self.script.of_pull(num_tokens)
         stub = cast("Any", FaultyStub(self, faults, link.stub))
         peer = FaultyPeer(self, faults, link.transport, link.peer)
-        return Link(stub, link.transport, peer, link.close)
+        return Link(stub, link.transport, peer, link.close, link.way)
 
     def context(self, context: Context, leases: LeaseTable) -> Context:
         """A source's end of one Fetch."""

@@ -96,7 +96,8 @@ class AgentIdentity:
         """
         if self._lanes.may_use_network:
             return
-        if self._lanes.has_network_alone or last_read_was_local is False:
+        tells = self._memory.memory_kind == "DRAM"  # of CUDA IPC the rate does: ``ways``
+        if self._lanes.has_network_alone or (tells and last_read_was_local is False):
             raise TransportError(
                 f"{self._library} would read over TCP: cross-memory attach does not reach the "
                 "source (another machine, user or pid namespace, or ptrace is restricted)"

@@ -6,11 +6,14 @@ from typing import NamedTuple
 
 from diptych.errors import ConfigurationError
 from kvtransfer.config import TransferConfig, TransportName
-from kvtransfer.memory import PoolMemory
+from kvtransfer.memory import DeviceCopies, HostMemory, PoolMemory
 from kvtransfer.transports.base import Transport
 from kvtransfer.transports.inline import InlineTransport
 from kvtransfer.transports.lanes import LanesOf, nixl_lanes, ucxx_lanes
+from kvtransfer.transports.staged import StagedTransport
+from kvtransfer.transports.staging import Stage, StagingSlots
 from kvtransfer.transports.thread import TransferThread
+from kvtransfer.transports.ways import HOST
 
 
 class Place(NamedTuple):
@@ -22,6 +25,7 @@ class Place(NamedTuple):
     thread: TransferThread
     on_change: Callable[[], None]  # called on the thread, when what the event loop may read changed
     read_only: bool  # nothing is read into the memory: a source's
+    opened: Mapping[str, Transport]  # before it
 
     @property
     def is_shared(self) -> bool:
@@ -47,8 +51,9 @@ def _open_nixl(place: Place) -> Transport:
         return _open_child("nixl", nixl_lanes, place)
     from kvtransfer.transports.nixl import NixlTransport  # needs numpy
 
-    config, name, memory, thread, on_change, _ = place
-    return NixlTransport(config, name, memory, thread, on_change)
+    return NixlTransport(
+        place.config, place.agent_name, place.memory, place.thread, place.on_change
+    )
 
 
 def _open_ucxx(place: Place) -> Transport:
@@ -59,15 +64,48 @@ def _open_child(library: str, lanes_of: LanesOf, place: Place) -> Transport:
     """``library``: as ``agents.main`` names it."""
     from kvtransfer.transports.child import ChildTransport  # needs numpy
 
-    config, name, memory, thread, on_change, read_only = place
     return ChildTransport(
-        library, lanes_of, config, name, memory, thread, on_change, read_only=read_only
+        library,
+        lanes_of,
+        place.config,
+        place.agent_name,
+        place.memory,
+        place.thread,
+        place.on_change,
+        read_only=place.read_only,
     )
+
+
+def _open_staged(place: Place) -> Transport:
+    """Beside a device an agent of the staging blocks; else the one that reads the pool anyway."""
+    if place.memory.memory_kind == HOST:
+        return StagedTransport(place.opened.get("nixl") or _open_nixl(place), None)
+    assert isinstance(place.memory, DeviceCopies)
+    staging = _staging(place.memory, place.config.staging_bytes)
+    stage = Stage(place.memory, staging, StagingSlots(staging.num_blocks))
+    beside = place._replace(memory=staging, agent_name=f"{place.agent_name}.staged")
+    return StagedTransport(_open_child("nixl", nixl_lanes, beside), stage)
+
+
+def _staging(pool: DeviceCopies, num_bytes: int) -> HostMemory:
+    """Raises ConfigurationError: it does not fit."""
+    num_blocks = min(num_bytes // pool.block_bytes, pool.num_blocks)
+    if not num_blocks:
+        raise ConfigurationError(
+            f"transfer.staging_bytes: {num_bytes} hold no block of {pool.block_bytes}"
+        )
+    try:
+        return pool.new_staging(num_blocks)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ConfigurationError(
+            f"transfer.staging_bytes: no room for {num_bytes}: {error}"
+        ) from error
 
 
 TRANSPORTS: Mapping[TransportName, Way] = {
     "nixl": Way(_open_nixl),
     "ucxx": Way(_open_ucxx, needs_shared_memory=True, needs_module="ucxx"),
+    "staged": Way(_open_staged),
     "inline": Way(_open_inline),
 }
 

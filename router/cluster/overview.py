@@ -99,4 +99,5 @@ def _pairs(member: DecodeMember) -> Iterator[PairReport]:
             transport=pair.transport,
             bytes_per_s=pair.bytes_per_s,
             num_pulls=pair.transfer.num_pulls,
+            way=pair.way[:MAX_MESSAGE_CHARACTERS],
         )

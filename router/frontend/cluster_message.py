@@ -66,4 +66,5 @@ def _pair(pair: PairReport) -> inference_pb2.PairView:
         transport=pair.transport,
         bytes_per_s=pair.bytes_per_s,
         num_pulls=pair.num_pulls,
+        way=pair.way,
     )

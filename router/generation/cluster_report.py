@@ -47,6 +47,7 @@ class PairReport:
     transport: str = ""
     bytes_per_s: float = 0.0
     num_pulls: int = 0  # since the pair was proven, of all routers
+    way: str = ""  # which memories it connects, as the decode worker says
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

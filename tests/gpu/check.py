@@ -4,7 +4,8 @@
 
 Random weights of real shapes against transformers, attention against torch's own, digests and
 draws against the host's, graphs and two steps in flight against neither, products with weights of
-small numbers against their definition; one JSON with the machine and the versions. Exit code 1 if
+small numbers against their definition, pulls between two processes from and to the device over each
+way; one JSON with the machine and the versions. Exit code 1 if
 anything does not hold. Without a GPU it says so.
 """
 
@@ -19,11 +20,11 @@ import torch
 
 from diptych.engine.backends.choice import make_backend
 from diptych.errors import ConfigurationError
-from tests.gpu import attention, golden, overlap, products
+from tests.gpu import attention, golden, handoff, overlap, products
 
 DTYPES = (torch.float32, torch.bfloat16)
 _COPIED_BYTES = 1 << 30
-_PARTS = ("attention", "digests", "draws", "overlap", "products", "golden")
+_PARTS = ("attention", "digests", "draws", "overlap", "products", "handoff", "golden")
 
 
 def run() -> dict[str, Any]:
@@ -58,6 +59,7 @@ def run() -> dict[str, Any]:
             for case in products.CASES
             if case.stored != "fp8" or torch.cuda.get_device_capability(device) >= (9, 0)
         ],
+        "handoff": [asdict(handoff.check(case, str(device))) for case in handoff.CASES],
         "golden": [asdict(golden.check(shape, backend, DTYPES)) for shape in golden.SHAPES],
     }
 

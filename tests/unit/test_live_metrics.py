@@ -14,6 +14,7 @@ from diptych.telemetry import logs
 from diptych.telemetry.families import LeaseMetrics
 from diptych.telemetry.metrics import Metrics
 from diptych.telemetry.tracing import Tracing
+from diptych.v1 import worker_pb2
 from diptych.worker.step_metrics import StepMetrics
 from prefill_worker import source_metrics
 from tests import metrics
@@ -37,14 +38,26 @@ def test_pairs() -> None:
         num_refetches=4,
         num_agent_teardowns=5,
     )
+    way = "VRAM of device 0 at the source, DRAM at the reader, staged at the source"
+    proven = worker_pb2.Pair(
+        source_address="p:1",
+        state=worker_pb2.PAIR_STATE_PROVEN,
+        transport="staged",
+        bytes_per_s=3e9,
+        way=way,
+    )
+    lost = worker_pb2.Pair(source_address="p:2", state=worker_pb2.PAIR_STATE_FAILED)
     pairs = SimpleNamespace(
         counters=counters,
-        pairs=list,
+        pairs=lambda: [proven, lost],
         num_open_reads=6,
         oldest_quarantined_s=7.5,
         num_quarantined_blocks_ever=8,
     )
     value = told(lambda metrics: pair_metrics.register(metrics, cast(Any, pairs)))
+    assert value("kv_pair_bytes_per_second", source="p:1", transport="staged") == 3e9
+    assert value("kv_pair_way", source="p:1", way=way) == 1
+    assert value("kv_pair_way", source="p:2", way="") is None
     assert value("kv_pairs_failed", reason="KV_LAYOUT_MISMATCH") == 2
     assert value("kv_transport_fallbacks") == 3
     assert value("kv_pull_refetches") == 4

@@ -1,6 +1,7 @@
 """The bytes behind a KV cache, of the host or of a device."""
 
 import mmap
+from collections.abc import Callable
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
@@ -97,10 +98,43 @@ class DeviceKVMemory:
     def __init__(self, num_bytes: int, device: torch.device) -> None:
         """Zeroed. Raises RuntimeError: it does not fit."""
         self.bytes = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-        self.device_id = self.bytes.device.index or 0
+        device = self.bytes.device
+        self.device_id = device.index or 0
+        self._copies = None
+        if device.type == "cuda":
+            self._copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def synchronise(self) -> None:
         wait_for(self.bytes.device)
+
+    def pin(self, buffer: memoryview) -> None:
+        """Let the device copy from and to this host memory by itself, until the process ends.
+
+        Raises RuntimeError: it cannot.
+        """
+        if self._copies is not None:
+            host = torch.frombuffer(buffer, dtype=torch.uint8)
+            with torch.cuda.device(self._copies.device):
+                runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+                status = int(runtime.cudaHostRegister(host.data_ptr(), len(buffer), 0))
+            if status:
+                raise RuntimeError(f"cudaHostRegister of {len(buffer)} bytes: error {status}")
+
+    def beside(self, copies: Callable[[], None]) -> Callable[[], bool]:
+        """Have copies done on a stream of their own, beside the model's; whether they are.
+
+        They must not wait. Any thread, one at a time. Raises RuntimeError, and so does what
+        is returned: of the device.
+        """
+        if self._copies is None:
+            copies()
+            self.synchronise()
+            return lambda: True
+        over = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        with torch.cuda.device(self._copies.device), torch.cuda.stream(self._copies):
+            copies()
+            over.record(self._copies)
+        return over.query
 
 
 def wait_for(device: torch.device) -> None:

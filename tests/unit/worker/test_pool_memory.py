@@ -57,6 +57,37 @@ def test_what_a_pool_says_of_itself() -> None:
     assert device.device_id == 0
 
 
+def test_blocks_are_copied_to_staging_blocks_and_back() -> None:
+    _, pool = pools()
+    assert isinstance(pool, DevicePool)
+    before = [pool.read([n], 0, BLOCK_BYTES) for n in range(NUM_BLOCKS)]
+    staging = pool.new_staging(3)
+    assert (staging.memory_kind, staging.num_blocks, staging.block_bytes) == (
+        "DRAM", 3, BLOCK_BYTES,
+    )  # fmt: skip
+    assert staging.shared_fd is not None
+    assert pool.copy_out([4, 1], staging, [2, 0])()
+    assert bytes(staging.block(2)) == before[4]
+    assert bytes(staging.block(0)) == before[1]
+    assert pool.copy_in(staging, [2, 0], [5, 3], 10)()
+    assert pool.read([5], 0, BLOCK_BYTES) == before[4][:10] + before[5][10:]
+    assert pool.read([3], 0, BLOCK_BYTES) == before[1][:10] + before[3][10:]
+    for wrong in ([NUM_BLOCKS], [-1]):
+        with pytest.raises(IndexError):
+            pool.copy_out(wrong, staging, [0])
+
+
+def test_a_copy_tells_that_the_device_is_lost() -> None:
+    cache = filled(KVCache(CONFIG, NUM_BLOCKS, BLOCK_SIZE, allocate=FakeDevice))
+    pool = DevicePool(cache)
+    staging = pool.new_staging(1)
+    assert isinstance(cache.memory, FakeDevice)
+    cache.memory.lost = True
+    with pytest.raises(DeviceLostError):
+        pool.copy_out([0], staging, [0])
+    assert pool.lost is not None
+
+
 def test_reads_and_digests_are_those_of_the_host() -> None:
     host, device = pools()
     block_ids, size = [4, 0, 5], host.block_bytes

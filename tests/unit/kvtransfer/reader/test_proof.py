@@ -10,14 +10,16 @@ import pytest
 from diptych.errors import BlocksExhaustedError, TransferInterruptedError
 from diptych.rpc.peer_channel import Dialer
 from diptych.timers import Timers
-from diptych.v1 import common_pb2
+from diptych.v1 import common_pb2, kv_source_pb2
 from diptych.worker.scratch import PoolScratch
 from kvtransfer.config import PROBES_AT_ONCE, TransferConfig
+from kvtransfer.errors import TransportError
 from kvtransfer.reader import proof
 from kvtransfer.reader.proof import LinkProver, ProbeKit
 from kvtransfer.reader.proven_link import Link
 from kvtransfer.reader.pull_machine import PullResult
 from kvtransfer.reader.quarantine import Quarantine
+from kvtransfer.transports.ways import Way
 
 CONFIG = TransferConfig()
 LINK = Link(cast(Any, None), "nixl", cast(Any, None), lambda: None)
@@ -57,7 +59,8 @@ class Unserved(Probe):
 def prover() -> tuple[LinkProver, PoolScratch]:
     scratch = PoolScratch(range(CONFIG.num_scratch_blocks))
     layout = common_pb2.KVLayout(block_size=16)
-    endpoint = SimpleNamespace(config=CONFIG, layout=layout, incarnation="reader")
+    pool = kv_source_pb2.PoolPlace()
+    endpoint = SimpleNamespace(config=CONFIG, layout=layout, incarnation="reader", pool=pool)
     quarantine = Quarantine(lambda _: None, lambda _: None)
     turns = asyncio.Semaphore(PROBES_AT_ONCE)
     kit = ProbeKit(cast(Any, endpoint), scratch, quarantine, Dialer(Timers()), turns, Random(1))
@@ -102,3 +105,13 @@ async def test_a_probe_that_is_never_served_gives_its_turn_back(
         with pytest.raises(BlocksExhaustedError, match="the probe was not done"):
             await mine._pull_probe(LINK)
     assert not scratch.num_lent
+
+
+def test_a_way_that_is_slower_than_it_can_be_was_another() -> None:
+    way = Way("VRAM to VRAM", least_bytes_per_s=4e9)
+    fast = common_pb2.TransferStats(num_bytes=5 * 10**9, read_s=1.0)
+    slow = common_pb2.TransferStats(num_bytes=3 * 10**9, read_s=1.0)
+    assert proof._checked_rate(fast, way) == 5e9
+    assert proof._checked_rate(slow, Way("")) == 3e9
+    with pytest.raises(TransportError, match=r"3.00 GB/s is less than the 4 .*VRAM to VRAM"):
+        proof._checked_rate(slow, way)

@@ -407,3 +407,25 @@ def test_what_is_checked_at_each_level(
     level: str, inline: bool, is_probe: bool, checks: tuple[bool, bool]
 ) -> None:
     assert DigestChecks.of(level, inline=inline, is_probe=is_probe) == checks
+
+
+def test_staged_blocks_are_read_from_where_the_source_says() -> None:
+    pull = machine(end=11)
+    pull.numbered(1)
+    pull.opened(opening(11))
+    pull.announced(announcement(0, 11, last=True))
+    first = pull.staged(kv_source_pb2.Staged(offset=0, slots=[7, 2]))
+    assert (first.first_block, first.source_block_ids) == (0, (7, 2))
+    assert (first.local_block_ids, first.num_bytes) == (LOCAL[:2], BLOCK_BYTES)
+    last = pull.staged(kv_source_pb2.Staged(offset=2 * BLOCK_BYTES, slots=[7]))
+    assert (last.first_block, last.local_block_ids) == (2, LOCAL[2:3])
+    assert len(last.to_digest) == 1
+
+
+@pytest.mark.parametrize(("offset", "slots"), [(1, [7]), (10, [7]), (0, []), (0, [1, 2, 3, 4])])
+def test_what_is_staged_out_of_turn_is_refused(offset: int, slots: list[int]) -> None:
+    pull = machine(end=11)
+    pull.opened(opening(11))
+    pull.announced(announcement(0, 11, last=True))
+    with pytest.raises(PullError):
+        pull.staged(kv_source_pb2.Staged(offset=offset, slots=slots))

@@ -14,12 +14,14 @@ from kvtransfer.transports.base import Transport
 from kvtransfer.transports.choice import TRANSPORTS, Place, open_transport
 from kvtransfer.transports.inline import InlineTransport
 from kvtransfer.transports.lanes import nixl_lanes, ucxx_lanes
+from kvtransfer.transports.staged import StagedTransport
+from tests.device_memory import DeviceMemory
 
 
 def place(*, is_shared: bool, **settings: Any) -> Place:
     memory = HostMemory(bytearray(64), 16, shared_fd=0 if is_shared else None)
     config = TransferConfig(**settings)
-    return Place(config, "me", memory, cast(Any, None), lambda: None, read_only=True)
+    return Place(config, "me", memory, cast(Any, None), lambda: None, read_only=True, opened={})
 
 
 class Opened:
@@ -51,7 +53,7 @@ def test_an_agents_process_knows_the_library_that_it_is_asked_for(
     names = {
         opened(open_transport(name, place(is_shared=True))).arguments[0]
         for name in get_args(TransportName)
-        if name != "inline"
+        if name not in ("inline", "staged")
     }
     assert names == LIBRARIES.keys()
 
@@ -78,6 +80,38 @@ def test_ucxx_needs_its_module_and_shared_memory(monkeypatch: pytest.MonkeyPatch
         ConfigurationError, match=r"^transfer.transports: .*pip install 'diptych\[ucxx\]'"
     ):
         open_transport("ucxx", place(is_shared=True))
+
+
+def on_a_device(staging_bytes: int) -> Place:
+    where = place(is_shared=False, staging_bytes=staging_bytes)
+    return where._replace(memory=DeviceMemory(bytearray(10 * 4096), 4096))
+
+
+def test_staged_beside_a_device_has_an_agent_of_bounded_host_memory() -> None:
+    where = on_a_device(3 * 4096 + 1)
+    staged = open_transport("staged", where)
+    assert isinstance(staged, StagedTransport)
+    assert staged.stage is not None
+    assert staged.stage.pool is where.memory
+    assert staged.stage.slots.num_slots == staged.stage.memory.num_blocks == 3
+    carrier = opened(staged._carrier)
+    assert carrier.arguments[:2] == ("nixl", nixl_lanes)
+    assert carrier.arguments[3:5] == ("me.staged", staged.stage.memory)
+    assert staged.stage.memory.memory_kind == "DRAM"
+    small = on_a_device(4096)._replace(memory=DeviceMemory(bytearray(2 * 8192), 8192))
+    with pytest.raises(ConfigurationError, match=r"staging_bytes: 4096 hold no block of 8192"):
+        open_transport("staged", small)
+
+
+def test_staged_in_host_memory_is_the_agent_that_is_there() -> None:
+    there = cast(Transport, Opened())
+    staged = open_transport("staged", place(is_shared=True)._replace(opened={"nixl": there}))
+    alone = open_transport("staged", place(is_shared=True))
+    assert isinstance(staged, StagedTransport)
+    assert isinstance(alone, StagedTransport)
+    assert staged._carrier is there
+    assert type(alone._carrier).__name__ == "Child"
+    assert staged.stage is alone.stage is None
 
 
 def test_inline_needs_nothing() -> None:

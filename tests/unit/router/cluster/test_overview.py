@@ -65,6 +65,7 @@ def pair(source: str, num_pulls: int = 0) -> worker_pb2.Pair:
         state=worker_pb2.PAIR_STATE_PROVEN,
         transport="nixl",
         bytes_per_s=2e9,
+        way="DRAM to DRAM",
     )
     made.transfer.num_pulls = num_pulls
     return made
@@ -107,7 +108,7 @@ def test_pairs_with_workers_of_other_routers_are_not_told() -> None:
     assert told.pairs == (
         PairReport(
             prefill="p:1", decode="d:1", state="proven", transport="nixl", bytes_per_s=2e9,
-            num_pulls=3,
+            num_pulls=3, way="DRAM to DRAM",
         ),
     )  # fmt: skip
     assert told.num_pairs == 1

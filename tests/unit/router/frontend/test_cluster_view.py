@@ -38,7 +38,13 @@ WORKER = WorkerReport(
     prefill_tokens_per_s=11.0, decode_step_s=0.5,
 )  # fmt: skip
 PAIR = PairReport(
-    prefill="p:1", decode="d:1", state="proven", transport="nixl", bytes_per_s=2e9, num_pulls=3
+    prefill="p:1",
+    decode="d:1",
+    state="proven",
+    transport="nixl",
+    bytes_per_s=2e9,
+    num_pulls=3,
+    way="VRAM of device 0 at the source, DRAM at the reader, staged at the source",
 )
 SEEN = Overview(1, 1, 1, (replace(WORKER, address="p:1"),), (WORKER,), (PAIR,))
 

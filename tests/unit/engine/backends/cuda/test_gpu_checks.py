@@ -15,7 +15,8 @@ import torch
 
 from diptych.engine.backends.cuda.backend import CudaBackend
 from diptych.engine.scheduling.step import SampledToken
-from tests.gpu import attention, digests, draws, golden, overlap, products
+from tests.gpu import attention, digests, draws, golden, handoff, overlap, products
+from tests.integration.transfer_rig import Reader
 from tests.unit.engine.backends.cuda.recorded_graphs import RecordedGraphs
 
 # Numbers that are none are asked of a part without tokens, and not used.
@@ -106,6 +107,31 @@ def test_graphs_and_two_steps_in_flight_are_compared_with_neither() -> None:
     )
     assert found.holds
     assert (found.num_equal, found.num_ahead) == (2, 2)
+
+
+def small(source: str, reader: str, transport: str) -> handoff.Case:
+    return handoff.Case(source, reader, transport, num_heads=1, num_blocks=8)
+
+
+def test_pulls_over_each_way_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = handoff.check(small("device", "host", "staged"), "cpu")
+    assert (found.holds, found.message) == (True, "")
+    assert found.way == "VRAM of device 0 at the source, DRAM at the reader, staged at the source"
+    assert found.bytes_per_s > 0
+    monkeypatch.setattr(Reader, "content", lambda *_: b"others")
+    assert not handoff.check(small("host", "device", "inline"), "cpu").holds
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: run make gpu")
+def test_a_way_that_is_not_there_is_no_success() -> None:
+    found = handoff.check(small("device", "device", "nixl"), "cpu")
+    assert (found.holds, found.message) == (False, "the source ended at its start")
+
+
+def test_every_pair_of_memories_is_among_the_cases() -> None:
+    joined = {(case.source, case.reader) for case in handoff.CASES}
+    assert joined == {("device", "device"), ("device", "host"), ("host", "device")}
+    assert handoff.Case("device", "device", "nixl") in handoff.CASES
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: run make gpu")

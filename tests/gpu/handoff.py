@@ -1,0 +1,185 @@
+"""Pulls between two processes where one pool, or both, are on the device: every way, and its rate.
+
+Run as a program it is the source, for ``check``.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+import xxhash
+
+from diptych.engine.kv.cache import KVCache
+from diptych.engine.kv.memory import DeviceKVMemory, KVMemory
+from diptych.v1 import worker_pb2
+from diptych.worker.pool_memory import pool_memory
+from kvtransfer.memory import PoolMemory
+from kvtransfer.reader.pairs import PeerKey
+from kvtransfer.reader.pull_machine import PullRequest
+from tests.attention_config import config_of
+from tests.integration.transfer_rig import (
+    BLOCK_SIZE,
+    NUM_SCRATCH,
+    Reader,
+    config,
+    open_reader,
+    open_source,
+)
+
+_HEAD_DIM = 64
+_PATIENCE_S = 60.0  # for one case
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Where the pools are, and over what they are joined."""
+
+    source: str  # device or host
+    reader: str
+    transport: str
+    num_heads: int = 64  # blocks of 1 MiB
+    num_blocks: int = 256  # of the pull
+
+
+CASES = (
+    Case("device", "device", "nixl"),
+    Case("device", "device", "staged"),
+    Case("device", "host", "staged"),
+    Case("host", "device", "staged"),
+    Case("device", "host", "inline"),
+    Case("host", "device", "inline"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Of one case."""
+
+    case: str
+    way: str  # as the pair says
+    message: str  # why it is not proven
+    bytes_per_s: float  # of the second pull
+    holds: bool  # proven over that transport, and every byte was the source's
+
+
+def pool(case: Case, where: str, device: str) -> PoolMemory:
+    """Blocks for a pull and for probes."""
+
+    def on_device(num_bytes: int) -> KVMemory:
+        return DeviceKVMemory(num_bytes, torch.device(device))
+
+    shape = config_of(case.num_heads, case.num_heads, _HEAD_DIM, None)
+    num = case.num_blocks + NUM_SCRATCH
+    if where == "host":
+        return pool_memory(KVCache(shape, num, BLOCK_SIZE))
+    return pool_memory(KVCache(shape, num, BLOCK_SIZE, torch.float32, on_device))
+
+
+def check(case: Case, device: str) -> Measured:
+    """With the source in a process of its own; ``device``: of torch's."""
+    return asyncio.run(_check(case, device))
+
+
+async def _check(case: Case, device: str) -> Measured:
+    process = await asyncio.create_subprocess_exec(
+        *_source_command(case, device),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(_PATIENCE_S):
+            told = await process.stdout.readline()
+            if not told:
+                return Measured(repr(case), "", "the source ended at its start", 0.0, False)
+            return await _pulled(case, device, json.loads(told))
+    except TimeoutError:
+        message = f"not done within {_PATIENCE_S:.0f} s"
+        return Measured(repr(case), "", message, 0.0, False)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def _pulled(case: Case, device: str, told: dict[str, str]) -> Measured:
+    """Prove the pair, pull twice, compare."""
+    memory = pool(case, case.reader, device)
+    key = PeerKey(told["address"], "source")
+    transfer = config(case.transport)
+    async with open_reader(
+        transfer, memory=memory, num_blocks=memory.num_blocks, block_bytes=memory.block_bytes
+    ) as reader:
+        reader.pairs.set_peers("router", [key])
+        pair = await _settled(reader)
+        if pair.state != worker_pb2.PAIR_STATE_PROVEN:
+            return Measured(repr(case), "", pair.message, 0.0, False)
+        for _ in range(2):  # the first is not warm
+            request = PullRequest(
+                source_address=key.address,
+                source_incarnation=key.incarnation,
+                ticket=bytes.fromhex(told["ticket"]),
+                first_missing_token=0,
+                num_tokens=case.num_blocks * BLOCK_SIZE,
+                prompt_digest=b"",
+                local_block_ids=tuple(range(case.num_blocks)),
+            )
+            stats = (await reader.pairs.open_pull(request).run()).stats
+        content = reader.content(range(case.num_blocks))
+        is_equal = xxhash.xxh3_128_hexdigest(content) == told["digest"]
+        rate = stats.num_bytes / max(stats.read_s, 1e-9)
+        return Measured(repr(case), pair.way, pair.message, rate, is_equal)
+
+
+async def _settled(reader: Reader) -> worker_pb2.Pair:
+    while True:
+        for pair in reader.pairs.pairs():
+            if pair.state != worker_pb2.PAIR_STATE_CONNECTING:
+                return pair
+        await asyncio.sleep(0.01)
+
+
+def _source_command(case: Case, device: str) -> Sequence[str]:
+    settings = {**asdict(case), "device": device}
+    arguments = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
+    return (sys.executable, "-m", "tests.gpu.handoff", *arguments)
+
+
+async def _serve(case: Case, device: str) -> None:
+    """Be the source until stdin ends."""
+    memory = pool(case, case.source, device)
+    async with open_source(
+        config(case.transport),
+        memory=memory,
+        num_blocks=memory.num_blocks,
+        block_bytes=memory.block_bytes,
+    ) as source:
+        content = source.fill(range(case.num_blocks))
+        num_tokens = case.num_blocks * BLOCK_SIZE
+        ticket = source.lease("lease", range(case.num_blocks), num_tokens, "reader")
+        source.leases.announce("lease", num_tokens)
+        digest = xxhash.xxh3_128_hexdigest(content)
+        told = {"address": source.address, "ticket": ticket.hex(), "digest": digest}
+        sys.stdout.write(json.dumps(told) + "\n")
+        sys.stdout.flush()
+        await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--device", required=True)
+    for name in ("source", "reader", "transport"):
+        parser.add_argument(f"--{name}", required=True)
+    for name in ("num-heads", "num-blocks"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    told = vars(parser.parse_args())
+    device = told.pop("device")
+    asyncio.run(_serve(Case(**told), device))
+
+
+if __name__ == "__main__":
+    main()

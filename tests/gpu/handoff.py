@@ -17,7 +17,6 @@ from diptych.engine.kv.cache import KVCache
 from diptych.engine.kv.memory import DeviceKVMemory, KVMemory
 from diptych.v1 import worker_pb2
 from diptych.worker.pool_memory import pool_memory
-from kvtransfer.memory import PoolMemory
 from kvtransfer.reader.pairs import PeerKey
 from kvtransfer.reader.pull_machine import PullRequest
 from tests.attention_config import config_of
@@ -66,17 +65,25 @@ class Measured:
     holds: bool  # proven over that transport, and every byte was the source's
 
 
-def pool(case: Case, where: str, device: str) -> PoolMemory:
+class _StandIn(DeviceKVMemory):
+    """For a test without a GPU: host memory that is called a device's."""
+
+    def synchronise(self) -> None:
+        """Everything is done when it returns."""
+
+
+def cache_of(case: Case, where: str, device: str) -> KVCache:
     """Blocks for a pull and for probes."""
 
     def on_device(num_bytes: int) -> KVMemory:
-        return DeviceKVMemory(num_bytes, torch.device(device))
+        kind = _StandIn if device == "cpu" else DeviceKVMemory
+        return kind(num_bytes, torch.device(device))
 
     shape = config_of(case.num_heads, case.num_heads, _HEAD_DIM, None)
     num = case.num_blocks + NUM_SCRATCH
     if where == "host":
-        return pool_memory(KVCache(shape, num, BLOCK_SIZE))
-    return pool_memory(KVCache(shape, num, BLOCK_SIZE, torch.float32, on_device))
+        return KVCache(shape, num, BLOCK_SIZE)
+    return KVCache(shape, num, BLOCK_SIZE, torch.float32, on_device)
 
 
 def check(case: Case, device: str) -> Measured:
@@ -108,7 +115,8 @@ async def _check(case: Case, device: str) -> Measured:
 
 async def _pulled(case: Case, device: str, told: dict[str, str]) -> Measured:
     """Prove the pair, pull twice, compare."""
-    memory = pool(case, case.reader, device)
+    cache = cache_of(case, case.reader, device)  # it has to live as long as its pool
+    memory = pool_memory(cache)
     key = PeerKey(told["address"], "source")
     transfer = config(case.transport)
     async with open_reader(
@@ -151,7 +159,8 @@ def _source_command(case: Case, device: str) -> Sequence[str]:
 
 async def _serve(case: Case, device: str) -> None:
     """Be the source until stdin ends."""
-    memory = pool(case, case.source, device)
+    cache = cache_of(case, case.source, device)
+    memory = pool_memory(cache)
     async with open_source(
         config(case.transport),
         memory=memory,

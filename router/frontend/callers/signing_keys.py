@@ -40,7 +40,8 @@ class SigningKeys:
 def read_signing_keys(text: str | bytes) -> SigningKeys:
     """The keys of such a set that can verify; those of other kinds are passed over.
 
-    Raises ValueError: it is no key set, or none of it is of use; it says nothing of its content.
+    An empty set takes all keys back. Raises ValueError: it is no key set, or none of its keys is
+    of use; it says nothing of its content.
     """
     try:
         content = json.loads(text)
@@ -52,7 +53,7 @@ def read_signing_keys(text: str | bytes) -> SigningKeys:
     if len(listed) > _MAX_KEYS:
         raise ValueError(f"has more than {_MAX_KEYS} keys")
     keys = tuple(key for key in map(_read, listed) if key is not None)
-    if not keys:
+    if listed and not keys:
         raise ValueError("has no public key that could verify a token")
     return SigningKeys(keys)
 

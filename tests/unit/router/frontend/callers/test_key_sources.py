@@ -121,7 +121,21 @@ async def test_keys_are_asked_for_again_without_a_reason() -> None:
         assert world.keys.known.find("new", "ES256") is not None
 
 
-@pytest.mark.parametrize("broken", [OSError("nobody answers"), b"nonsense", b'{"keys": []}'])
+async def test_an_issuer_that_lists_no_key_has_taken_all_back() -> None:
+    async with running(World(refresh_s=0.0)) as world:
+        assert await world.knows(OLD)
+        world.issuer.answer = b'{"keys": []}'
+        before = world.issuer.num_asked
+        while world.issuer.num_asked < before + 2:
+            await asyncio.sleep(0)
+        assert not await world.knows(OLD)
+        world.issuer.answer = key_set(NEW)
+        while world.issuer.num_asked < before + 4:
+            await asyncio.sleep(0)
+        assert await world.knows(NEW)
+
+
+@pytest.mark.parametrize("broken", [OSError("nobody answers"), b"nonsense", b'{"keys": [{}]}'])
 async def test_an_issuer_that_is_down_changes_nothing_for_known_keys(
     broken: bytes | Exception, caplog: pytest.LogCaptureFixture
 ) -> None:

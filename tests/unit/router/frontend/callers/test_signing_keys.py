@@ -77,7 +77,7 @@ def test_one_that_is_of_no_use_spoils_no_other(other: object) -> None:
         ("[" * 100_000, "is not JSON"),
         ("[]", "no list of keys"),
         ('{"keys": {}}', "no list of keys"),
-        ('{"keys": []}', "has no public key"),
+        ('{"keys": [{}]}', "has no public key"),
         (json.dumps({"keys": [{}] * 65}), "more than 64 keys"),
     ],
 )

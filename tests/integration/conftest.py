@@ -1,15 +1,25 @@
-"""Models, and the two ends of a transfer, that the integration tests share."""
+"""Models, ways to call a module's cluster, and the two ends of a transfer, that tests share."""
 
 import json
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import grpc
+import httpx
 import pytest
+import pytest_asyncio
 
+from diptych.client import DiptychClient
+from diptych.rpc.channel import open_channel
+from tests.cluster import Cluster
 from tests.integration.transfer_rig import Reader, Source, config, open_reader, open_source
 from tests.tiny_model import write_tiny_model
 from tests.transports import TRANSPORTS
+
+if TYPE_CHECKING:
+    import openai
 
 BLOCK_SIZE = 16
 TINY_MAX_LEN = 256
@@ -27,6 +37,38 @@ def tiny_gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny-gemma")
     write_tiny_model(folder, family="gemma3")
     return folder
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(cluster: Cluster) -> AsyncIterator[DiptychClient]:
+    """Of the module's own ``cluster``, which is ready; and so are those below."""
+    await cluster.wait_ready()
+    async with cluster.client() as opened:
+        yield opened
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def channel(cluster: Cluster) -> AsyncIterator[grpc.aio.Channel]:
+    await cluster.wait_ready()
+    async with open_channel(cluster.router.address) as opened:
+        yield opened
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def http(cluster: Cluster) -> AsyncIterator[httpx.AsyncClient]:
+    await cluster.wait_ready()
+    url = f"http://{cluster.router.http_address}"
+    async with httpx.AsyncClient(base_url=url, timeout=60) as opened:
+        yield opened
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def openai_client(http: httpx.AsyncClient) -> "AsyncIterator[openai.AsyncOpenAI]":
+    import openai  # takes a second, and few modules call by it
+
+    url = f"{http.base_url}/v1"
+    async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as opened:
+        yield opened
 
 
 @pytest.fixture(params=TRANSPORTS)

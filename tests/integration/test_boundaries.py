@@ -1,13 +1,11 @@
 """Every shape at a block's edge, over a real hand-off: prompt length by what decode has cached."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
 import pytest
-import pytest_asyncio
 
-from diptych.rpc.channel import open_channel
 from tests import hf_reference
 from tests.call import generate, token_request
 from tests.cluster import Cluster, running_cluster
@@ -40,13 +38,6 @@ def cluster(
         router_flags={"local-prefill-below-tokens": "0"},
     ) as running:
         yield running
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def channel(cluster: Cluster) -> AsyncIterator[grpc.aio.Channel]:
-    await cluster.wait_ready()
-    async with open_channel(cluster.router.address) as opened:
-        yield opened
 
 
 @pytest.mark.parametrize("length", LENGTHS)

@@ -50,20 +50,6 @@ def cluster(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield running
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def client(cluster: Cluster) -> AsyncIterator[DiptychClient]:
-    await cluster.wait_ready()
-    async with cluster.client() as opened:
-        yield opened
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def http(client: DiptychClient, cluster: Cluster) -> AsyncIterator[httpx.AsyncClient]:
-    url = f"http://{cluster.router.http_address}"
-    async with httpx.AsyncClient(base_url=url, timeout=60) as opened:
-        yield opened
-
-
 async def ask(client: DiptychClient, options: SamplingOptions, salt: str = "") -> list[Chunk]:
     request = build_request(token_ids=PROMPT, options=options, cache_salt=salt)
     return [chunk async for chunk in client.stream(request, 60.0)]

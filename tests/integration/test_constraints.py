@@ -7,14 +7,13 @@ import asyncio
 import json
 import random
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import openai
 import pytest
-import pytest_asyncio
 from hypothesis import settings
 
 from diptych.cli.generate import run
@@ -52,21 +51,6 @@ def cluster(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         router_flags={"local-prefill-below-tokens": "0"},
     ) as running:
         yield running
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def client(cluster: Cluster) -> AsyncIterator[DiptychClient]:
-    await cluster.wait_ready()
-    async with cluster.client() as opened:
-        yield opened
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def http(cluster: Cluster) -> AsyncIterator[openai.AsyncOpenAI]:
-    await cluster.wait_ready()
-    url = f"http://{cluster.router.http_address}/v1"
-    async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as opened:
-        yield opened
 
 
 async def answer(client: DiptychClient, constraint: Constraint, **options: Any) -> list[Chunk]:
@@ -203,9 +187,9 @@ FORMATS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("said", FORMATS)
 async def test_json_under_the_names_of_other_servers(
-    http: openai.AsyncOpenAI, tiny_llama: Path, said: dict[str, Any]
+    openai_client: openai.AsyncOpenAI, tiny_llama: Path, said: dict[str, Any]
 ) -> None:
-    made = await http.chat.completions.create(
+    made = await openai_client.chat.completions.create(
         model=tiny_llama.name, messages=[{"role": "user", "content": "hi"}], seed=2, **said
     )
     choice = made.choices[0]
@@ -232,9 +216,9 @@ async def test_json_under_the_names_of_other_servers(
     ],
 )
 async def test_other_forms_under_the_names_of_other_servers(
-    http: openai.AsyncOpenAI, tiny_llama: Path, said: dict[str, Any], pattern: str
+    openai_client: openai.AsyncOpenAI, tiny_llama: Path, said: dict[str, Any], pattern: str
 ) -> None:
-    stream = await http.completions.create(
+    stream = await openai_client.completions.create(
         model=tiny_llama.name, prompt=PROMPT, stream=True, extra_body=said
     )
     text = "".join([piece.choices[0].text async for piece in stream if piece.choices])
@@ -259,10 +243,10 @@ async def test_other_forms_under_the_names_of_other_servers(
     ],
 )
 async def test_detail_18_of_constraints_names_the_field(
-    http: openai.AsyncOpenAI, tiny_llama: Path, said: dict[str, Any], param: str
+    openai_client: openai.AsyncOpenAI, tiny_llama: Path, said: dict[str, Any], param: str
 ) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        await http.completions.create(model=tiny_llama.name, prompt="x", extra_body=said)
+        await openai_client.completions.create(model=tiny_llama.name, prompt="x", extra_body=said)
     assert caught.value.param == param
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import httpx
 import openai
 import pytest
-import pytest_asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -44,21 +43,6 @@ def model(tiny_llama: Path) -> str:
     return tiny_llama.name
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def http(cluster: Cluster) -> AsyncIterator[httpx.AsyncClient]:
-    await cluster.wait_ready()
-    url = f"http://{cluster.router.http_address}"
-    async with httpx.AsyncClient(base_url=url, timeout=60) as opened:
-        yield opened
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def client(http: httpx.AsyncClient) -> AsyncIterator[openai.AsyncOpenAI]:
-    url = f"{http.base_url}/v1"
-    async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as opened:
-        yield opened
-
-
 async def refused(http: httpx.AsyncClient, content: bytes, path: str = "/v1/completions") -> Any:
     """The error that answers a body."""
     headers = {"content-type": "application/json"}
@@ -83,23 +67,23 @@ async def test_texts_are_compared_only_by_models_made_for_it(
     assert "1_Pooling" in error["message"]
 
 
-async def test_models(client: openai.AsyncOpenAI, model: str) -> None:
-    (listed,) = (await client.models.list()).data
+async def test_models(openai_client: openai.AsyncOpenAI, model: str) -> None:
+    (listed,) = (await openai_client.models.list()).data
     assert listed.id == model
-    assert (await client.models.retrieve(model)).id == model
+    assert (await openai_client.models.retrieve(model)).id == model
     with pytest.raises(openai.NotFoundError):
-        await client.models.retrieve("another/model")
+        await openai_client.models.retrieve("another/model")
 
 
 async def test_a_completion_is_what_grpc_answers(
-    client: openai.AsyncOpenAI, cluster: Cluster, model: str
+    openai_client: openai.AsyncOpenAI, cluster: Cluster, model: str
 ) -> None:
     options = SamplingOptions(temperature=0, max_tokens=40, ignore_eos=True)
     expected = await by_grpc(cluster, options, prompt=PROMPT)
-    whole = await complete(client, model, max_tokens=40)
+    whole = await complete(openai_client, model, max_tokens=40)
     assert whole.choices[0].text == expected
     assert whole.choices[0].finish_reason == "length"
-    stream = await client.completions.create(
+    stream = await openai_client.completions.create(
         model=model, prompt=PROMPT, temperature=0, max_tokens=40, extra_body=GO_ON, stream=True
     )
     assert "".join([piece.choices[0].text async for piece in stream]) == expected
@@ -139,7 +123,7 @@ async def test_how_the_pools_are_is_told_over_both_front_ends(
 
 
 async def test_a_chat_is_what_grpc_answers(
-    client: openai.AsyncOpenAI, cluster: Cluster, model: str
+    openai_client: openai.AsyncOpenAI, cluster: Cluster, model: str
 ) -> None:
     turns = [
         ("system", "What is the capital of France?"),
@@ -158,18 +142,18 @@ async def test_a_chat_is_what_grpc_answers(
         "max_completion_tokens": 40,
         "extra_body": {**GO_ON, "top_k": 40},
     }
-    whole = await chat(client, model, **sampled)
+    whole = await chat(openai_client, model, **sampled)
     assert whole.choices[0].message.role == "assistant"
     assert whole.choices[0].message.content == expected
-    stream: Any = await chat(client, model, **sampled, stream=True)
+    stream: Any = await chat(openai_client, model, **sampled, stream=True)
     texts = [piece.choices[0].delta.content or "" async for piece in stream]
     assert "".join(texts) == expected
-    other = await chat(client, model, **{**sampled, "seed": 8})
+    other = await chat(openai_client, model, **{**sampled, "seed": 8})
     assert other.choices[0].message.content != expected
 
 
 async def test_a_bias_decides_on_both_workers(
-    client: openai.AsyncOpenAI, http: httpx.AsyncClient, model: str
+    openai_client: openai.AsyncOpenAI, http: httpx.AsyncClient, model: str
 ) -> None:
     """The first token is the prefill worker's, the others are the decode worker's."""
     read = (await http.post("/tokenize", json={"model": model, "prompt": PROMPT})).json()["tokens"]
@@ -177,20 +161,20 @@ async def test_a_bias_decides_on_both_workers(
     said = (await http.post("/detokenize", json={"tokens": [wanted] * 6})).json()["prompt"]
     for sampled in ({"temperature": 0}, {"temperature": 1.5, "seed": 3}):
         forced = await complete(
-            client, model, max_tokens=6, logit_bias={str(wanted): 100}, **sampled
+            openai_client, model, max_tokens=6, logit_bias={str(wanted): 100}, **sampled
         )
         assert forced.choices[0].text == said
     with pytest.raises(openai.BadRequestError) as caught:
-        await complete(client, model, logit_bias={"100000": 1})
+        await complete(openai_client, model, logit_bias={"100000": 1})
     assert caught.value.param == "logit_bias[100000]"
 
 
-async def test_bad_words_do_not_come(client: openai.AsyncOpenAI, model: str) -> None:
+async def test_bad_words_do_not_come(openai_client: openai.AsyncOpenAI, model: str) -> None:
     """The prefill worker has to draw another first token, the decode worker another later one."""
 
     async def tokens(*bad_words: str) -> list[str]:
         asked = {"logprobs": 0, "extra_body": {**GO_ON, "bad_words": bad_words}}
-        found = (await complete(client, model, max_tokens=12, **asked)).choices[0].logprobs
+        found = (await complete(openai_client, model, max_tokens=12, **asked)).choices[0].logprobs
         assert found is not None
         return list(found.tokens or [])
 
@@ -199,12 +183,14 @@ async def test_bad_words_do_not_come(client: openai.AsyncOpenAI, model: str) -> 
         assert word not in await tokens("never said", word)
 
 
-async def test_min_p_decides_on_both_workers(client: openai.AsyncOpenAI, model: str) -> None:
+async def test_min_p_decides_on_both_workers(openai_client: openai.AsyncOpenAI, model: str) -> None:
     """With 1 nothing is left to draw but the likeliest."""
-    expected = (await complete(client, model, max_tokens=8)).choices[0].text
+    expected = (await complete(openai_client, model, max_tokens=8)).choices[0].text
     sampled: dict[str, Any] = {"temperature": 50, "seed": 5, "max_tokens": 8}
     for min_p, is_same in ((1, True), (0, False)):
-        drawn = await complete(client, model, **sampled, extra_body={**GO_ON, "min_p": min_p})
+        drawn = await complete(
+            openai_client, model, **sampled, extra_body={**GO_ON, "min_p": min_p}
+        )
         assert (drawn.choices[0].text == expected) == is_same
 
 
@@ -214,7 +200,7 @@ async def test_min_p_decides_on_both_workers(client: openai.AsyncOpenAI, model: 
     ids=lambda penalty: next(iter(penalty)),
 )
 async def test_a_penalty_is_what_grpc_answers(
-    client: openai.AsyncOpenAI, cluster: Cluster, model: str, penalty: dict[str, float]
+    openai_client: openai.AsyncOpenAI, cluster: Cluster, model: str, penalty: dict[str, float]
 ) -> None:
     """Eight tokens that are all but certain come otherwise than without it."""
     bias = dict.fromkeys(range(8, 16), 60.0)
@@ -224,7 +210,7 @@ async def test_a_penalty_is_what_grpc_answers(
     expected = await by_grpc(cluster, replace(plain, **options), prompt=PROMPT)
     assert expected != without
     answered = await complete(
-        client,
+        openai_client,
         model,
         temperature=3,
         seed=5,
@@ -236,14 +222,14 @@ async def test_a_penalty_is_what_grpc_answers(
 
 
 async def test_detail_12_log_probabilities_come_with_each_token(
-    client: openai.AsyncOpenAI, http: httpx.AsyncClient, cluster: Cluster, model: str
+    openai_client: openai.AsyncOpenAI, http: httpx.AsyncClient, cluster: Cluster, model: str
 ) -> None:
     """Those that gRPC tells, in each API's own form; of a stop string's tokens too."""
     options = SamplingOptions(temperature=0, max_tokens=12, ignore_eos=True, logprobs=3)
     async with cluster.client() as grpc:
         chunks = [chunk async for chunk in grpc.generate(prompt=PROMPT, options=options)]
     expected = [found.logprob for chunk in chunks for found in chunk.logprobs]
-    choice = (await complete(client, model, max_tokens=12, logprobs=3)).choices[0]
+    choice = (await complete(openai_client, model, max_tokens=12, logprobs=3)).choices[0]
     assert choice.logprobs is not None
     assert choice.logprobs.token_logprobs == pytest.approx(expected, abs=1e-5)
     assert "".join(choice.logprobs.tokens or []) == choice.text
@@ -255,7 +241,7 @@ async def test_detail_12_log_probabilities_come_with_each_token(
     tokens = [token for piece in told if piece["logprobs"] for token in piece["logprobs"]["tokens"]]
     assert stop in "".join(tokens)
     asked = {"max_tokens": 5, "logprobs": True, "top_logprobs": 2}
-    said = (await chat(client, model, **asked)).choices[0]
+    said = (await chat(openai_client, model, **asked)).choices[0]
     assert said.logprobs is not None
     entries = said.logprobs.content or []
     spoken = [entry.token for entry in entries if entry.token != "<end>"]  # ignored, and no text
@@ -265,19 +251,22 @@ async def test_detail_12_log_probabilities_come_with_each_token(
 
 
 async def test_token_ids_and_their_text(
-    client: openai.AsyncOpenAI, http: httpx.AsyncClient, cluster: Cluster, model: str
+    openai_client: openai.AsyncOpenAI, http: httpx.AsyncClient, cluster: Cluster, model: str
 ) -> None:
     read = (await http.post("/tokenize", json={"model": model, "prompt": PROMPT})).json()
     assert read["count"] == len(read["tokens"])
     assert read["max_model_len"] == MAX_LEN
     said = (await http.post("/detokenize", json={"tokens": read["tokens"]})).json()
     assert said == {"prompt": PROMPT}
-    by_ids = await complete(client, model, prompt=[read["tokens"]], max_tokens=8)
-    assert by_ids.choices[0].text == (await complete(client, model, max_tokens=8)).choices[0].text
+    by_ids = await complete(openai_client, model, prompt=[read["tokens"]], max_tokens=8)
+    assert (
+        by_ids.choices[0].text
+        == (await complete(openai_client, model, max_tokens=8)).choices[0].text
+    )
     assert by_ids.usage is not None
     assert by_ids.usage.prompt_tokens == read["count"]
     turns = (await http.post("/tokenize", json={"messages": MESSAGES})).json()
-    answer = await chat(client, model, max_tokens=1)
+    answer = await chat(openai_client, model, max_tokens=1)
     assert answer.usage is not None
     assert turns["count"] == answer.usage.prompt_tokens
 
@@ -300,11 +289,11 @@ async def test_detail_1_usage_of_a_stream_comes_only_on_request_and_last(
 
 
 async def test_detail_2_usage_sums_up_and_tells_what_was_cached(
-    client: openai.AsyncOpenAI, model: str
+    openai_client: openai.AsyncOpenAI, model: str
 ) -> None:
     prompt = " ".join(["bright"] * 40)
     for is_cached in (False, True):
-        usage = (await complete(client, model, prompt=prompt, max_tokens=3)).usage
+        usage = (await complete(openai_client, model, prompt=prompt, max_tokens=3)).usage
         assert usage is not None
         assert usage.completion_tokens == 3
         assert usage.total_tokens == usage.prompt_tokens + 3
@@ -327,13 +316,13 @@ async def test_details_3_and_4_of_a_chat_stream(http: httpx.AsyncClient, model: 
 
 
 async def test_details_9_and_10_stop_strings_are_held_across_tokens(
-    client: openai.AsyncOpenAI, http: httpx.AsyncClient, model: str
+    openai_client: openai.AsyncOpenAI, http: httpx.AsyncClient, model: str
 ) -> None:
-    whole = (await complete(client, model, max_tokens=40)).choices[0].text
+    whole = (await complete(openai_client, model, max_tokens=40)).choices[0].text
     stop = whole[len(whole) // 2 :][:5]
     expected = whole[: whole.index(stop)]
     for stops in (stop, ["never said by it", stop]):
-        stopped = (await complete(client, model, max_tokens=40, stop=stops)).choices[0]
+        stopped = (await complete(openai_client, model, max_tokens=40, stop=stops)).choices[0]
         assert stopped.text == expected
         assert stopped.finish_reason == "stop"
     read = await events(http, "/v1/completions", body_of(model, max_tokens=40, stop=stop, **GO_ON))
@@ -342,12 +331,12 @@ async def test_details_9_and_10_stop_strings_are_held_across_tokens(
 
 
 async def test_a_stop_string_may_be_part_of_the_text(
-    client: openai.AsyncOpenAI, model: str
+    openai_client: openai.AsyncOpenAI, model: str
 ) -> None:
-    whole = (await complete(client, model, max_tokens=40)).choices[0].text
+    whole = (await complete(openai_client, model, max_tokens=40)).choices[0].text
     stop = whole[len(whole) // 2 :][:5]
     asked = {"stop": stop, "extra_body": {**GO_ON, "include_stop_str_in_output": True}}
-    stopped = (await complete(client, model, max_tokens=40, **asked)).choices[0]
+    stopped = (await complete(openai_client, model, max_tokens=40, **asked)).choices[0]
     assert stopped.text == whole[: whole.index(stop)] + stop
     assert stopped.finish_reason == "stop"
 
@@ -370,20 +359,20 @@ async def test_detail_11_stop_tokens_end_and_do_not_show(
 
 
 async def test_detail_15_how_many_tokens(
-    client: openai.AsyncOpenAI, http: httpx.AsyncClient, model: str
+    openai_client: openai.AsyncOpenAI, http: httpx.AsyncClient, model: str
 ) -> None:
-    completed = await complete(client, model)
+    completed = await complete(openai_client, model)
     assert completed.usage is not None
     assert completed.usage.completion_tokens == 16
-    answered = await chat(client, model)
+    answered = await chat(openai_client, model)
     assert answered.usage is not None
     assert answered.usage.total_tokens == MAX_LEN
-    short = await chat(client, model, max_tokens=9, max_completion_tokens=3)
+    short = await chat(openai_client, model, max_tokens=9, max_completion_tokens=3)
     assert short.usage is not None
     assert short.usage.completion_tokens == 3
     for name in ("max_tokens", "max_completion_tokens"):
         with pytest.raises(openai.BadRequestError) as caught:
-            await chat(client, model, **{name: MAX_LEN})
+            await chat(openai_client, model, **{name: MAX_LEN})
         assert caught.value.param == name
         assert "exceed the context of 600" in str(caught.value)
 
@@ -443,10 +432,12 @@ async def test_detail_21_a_request_id_goes_both_ways(http: httpx.AsyncClient, mo
 
 
 async def test_detail_23_unknown_members_are_passed_over(
-    client: openai.AsyncOpenAI, model: str
+    openai_client: openai.AsyncOpenAI, model: str
 ) -> None:
     void = {"user": "me", "metadata": {"a": "b"}, "store": False, "n": 1, "prediction": None}
-    answered = await chat(client, model, max_tokens=3, extra_body={**GO_ON, **void, "new": [1]})
+    answered = await chat(
+        openai_client, model, max_tokens=3, extra_body={**GO_ON, **void, "new": [1]}
+    )
     assert answered.choices[0].finish_reason == "length"
 
 

@@ -4,7 +4,7 @@ import asyncio
 import math
 import shutil
 import signal
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ import grpc
 import httpx
 import openai
 import pytest
-import pytest_asyncio
 import torch
 
 from diptych.client import (
@@ -31,7 +30,6 @@ from diptych.engine.scheduling.scheduler import Scheduler, SchedulerConfig
 from diptych.engine.scheduling.sequence import Sequence as EngineSequence
 from diptych.engine.scheduling.sequence import SequenceKey, SequenceState
 from diptych.errors import InvalidRequestError, ModelNotFoundError
-from diptych.rpc.channel import open_channel
 from diptych.sampling_params import SamplingParams
 from diptych.token_logprobs import PromptLogprobs, TokenLogprobs
 from diptych.v1 import common_pb2
@@ -150,26 +148,6 @@ def cluster(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         prefill_flags={"max-batched-tokens": str(MAX_BATCHED_TOKENS), "max-num-seqs": "16"},
     ) as running:
         yield running
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def client(cluster: Cluster) -> AsyncIterator[DiptychClient]:
-    await cluster.wait_ready()
-    async with cluster.client() as opened:
-        yield opened
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def channel(client: DiptychClient, cluster: Cluster) -> AsyncIterator[grpc.aio.Channel]:
-    async with open_channel(cluster.router.address) as opened:
-        yield opened
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def http(client: DiptychClient, cluster: Cluster) -> AsyncIterator[httpx.AsyncClient]:
-    url = f"http://{cluster.router.http_address}"
-    async with httpx.AsyncClient(base_url=url, timeout=60) as opened:
-        yield opened
 
 
 @pytest.mark.parametrize("max_tokens", [1, 6])

@@ -5,16 +5,14 @@ among what it would draw from; the text is what the tokens say.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import grpc
 import pytest
-import pytest_asyncio
 import torch
 from tokenizers import Tokenizer
 
-from diptych.rpc.channel import open_channel
 from diptych.v1 import common_pb2, inference_pb2
 from tests import hf_reference
 from tests.call import generate, token_request
@@ -46,13 +44,6 @@ def cluster(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         router_flags={"local-prefill-below-tokens": "0"},
     ) as running:
         yield running
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def channel(cluster: Cluster) -> AsyncIterator[grpc.aio.Channel]:
-    await cluster.wait_ready()
-    async with open_channel(cluster.router.address) as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

@@ -1,18 +1,16 @@
 """What a client may send, right and wrong, through a real router and real workers."""
 
 import re
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import grpc
 import pytest
-import pytest_asyncio
 import torch
 import yaml
 
 from diptych.client import DiptychClient
 from diptych.errors import InvalidRequestError, ModelNotFoundError
-from diptych.rpc.channel import open_channel
 from diptych.rpc.status import from_rpc_error
 from diptych.v1 import common_pb2, inference_pb2
 from tests import hf_reference
@@ -37,13 +35,6 @@ def cluster(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         router_flags={"local-prefill-below-tokens": "0"},
     ) as running:
         yield running
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def channel(cluster: Cluster) -> AsyncIterator[grpc.aio.Channel]:
-    await cluster.wait_ready()
-    async with open_channel(cluster.router.address) as opened:
-        yield opened
 
 
 def altered(request: inference_pb2.GenerateRequest) -> inference_pb2.GenerateRequest:

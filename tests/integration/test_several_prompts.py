@@ -1,12 +1,11 @@
 """Several prompts of one body, through a real cluster: each is answered as if it were alone."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-import pytest_asyncio
 
 from tests.cluster import Cluster, running_cluster
 from tests.integration.http_calls import GO_ON, PROMPT, complete
@@ -25,16 +24,8 @@ def cluster(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield running
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def client(cluster: Cluster) -> AsyncIterator[openai.AsyncOpenAI]:
-    await cluster.wait_ready()
-    url = f"http://{cluster.router.http_address}/v1"
-    async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as opened:
-        yield opened
-
-
 async def test_several_prompts_are_each_answered_as_if_alone(
-    client: openai.AsyncOpenAI, tiny_llama: Path
+    openai_client: openai.AsyncOpenAI, tiny_llama: Path
 ) -> None:
     """Prompt i has the choices from i * n on, whole and streamed; usage is of all."""
     model = tiny_llama.name
@@ -42,9 +33,9 @@ async def test_several_prompts_are_each_answered_as_if_alone(
     asked: dict[str, Any] = {
         "n": 2, "max_tokens": 6, "temperature": 1, "seed": 3, "logprobs": 1, "extra_body": GO_ON
     }  # fmt: skip
-    alone = [await complete(client, model, prompt=each, **asked) for each in prompts]
+    alone = [await complete(openai_client, model, prompt=each, **asked) for each in prompts]
     expected = [choice for each in alone for choice in each.choices]
-    whole = await complete(client, model, prompt=prompts, **asked)
+    whole = await complete(openai_client, model, prompt=prompts, **asked)
     assert [choice.index for choice in whole.choices] == list(range(6))
     for choice, one in zip(whole.choices, expected, strict=True):
         assert choice.model_copy(update={"index": one.index}) == one
@@ -53,7 +44,7 @@ async def test_several_prompts_are_each_answered_as_if_alone(
     assert whole.usage.total_tokens == sum(each.total_tokens for each in used)
     options: Any = {"include_usage": True}
     stream: Any = await complete(
-        client, model, prompt=prompts, **asked, stream=True, stream_options=options
+        openai_client, model, prompt=prompts, **asked, stream=True, stream_options=options
     )
     texts = dict.fromkeys(range(6), "")
     async for piece in stream:
@@ -63,7 +54,7 @@ async def test_several_prompts_are_each_answered_as_if_alone(
     assert piece.choices == []
     assert piece.usage.total_tokens == whole.usage.total_tokens
     echoed = await complete(
-        client, model, prompt=prompts, max_tokens=0, echo=True, logprobs=0, extra_body={}
+        openai_client, model, prompt=prompts, max_tokens=0, echo=True, logprobs=0, extra_body={}
     )
     assert [choice.text for choice in echoed.choices] == prompts
     assert echoed.usage is not None

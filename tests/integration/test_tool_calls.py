@@ -6,14 +6,12 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-import httpx
 import openai
 import pytest
-import pytest_asyncio
 from openai.types.responses import Response
 from pydantic import BaseModel
 
@@ -78,21 +76,6 @@ def model(tiny_llama: Path) -> str:
     return tiny_llama.name
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def http(cluster: Cluster) -> AsyncIterator[httpx.AsyncClient]:
-    await cluster.wait_ready()
-    url = f"http://{cluster.router.http_address}"
-    async with httpx.AsyncClient(base_url=url, timeout=60) as opened:
-        yield opened
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def client(http: httpx.AsyncClient) -> AsyncIterator[openai.AsyncOpenAI]:
-    url = f"{http.base_url}/v1"
-    async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as opened:
-        yield opened
-
-
 def tool(name: str, **properties: Any) -> dict[str, Any]:
     parameters: dict[str, Any] = {
         "type": "object",
@@ -123,11 +106,11 @@ ONE_CALL: dict[str, Any] = {
     "choice", ["required", {"type": "function", "function": {"name": "clock"}}]
 )
 async def test_calls_that_a_client_insists_on(
-    client: openai.AsyncOpenAI, model: str, choice: Any
+    openai_client: openai.AsyncOpenAI, model: str, choice: Any
 ) -> None:
     """One call that fits its schema, the same whole and streamed, which may be answered."""
     asked = {**ONE_CALL, "tool_choice": choice}
-    whole = await chat(client, model, **asked)
+    whole = await chat(openai_client, model, **asked)
     (said,) = whole.choices
     assert (said.finish_reason, said.message.content) == ("tool_calls", None)
     assert said.message.tool_calls is not None
@@ -137,7 +120,7 @@ async def test_calls_that_a_client_insists_on(
     assert call.function.name in names
     members = {"weather": {"city", "days"}, "clock": {"is_utc"}}[call.function.name]
     assert set(json.loads(call.function.arguments)) == members
-    stream: Any = await chat(client, model, **asked, stream=True)
+    stream: Any = await chat(openai_client, model, **asked, stream=True)
     chunks = [chunk.choices[0] async for chunk in stream]
     assert chunks[-1].finish_reason == "tool_calls"
     parts = [part for chunk in chunks for part in chunk.delta.tool_calls or ()]
@@ -145,8 +128,8 @@ async def test_calls_that_a_client_insists_on(
     assert [part.function.name for part in parts if part.function.name] == [call.function.name]
     answer = {"role": "tool", "tool_call_id": call.id, "content": "ok"}
     turns = [*MESSAGES, said.message.model_dump(exclude_none=True), answer]
-    after = await chat(client, model, messages=turns, tools=TOOLS, max_tokens=3)
-    before = await chat(client, model, tools=TOOLS, max_tokens=3)
+    after = await chat(openai_client, model, messages=turns, tools=TOOLS, max_tokens=3)
+    before = await chat(openai_client, model, tools=TOOLS, max_tokens=3)
     assert after.usage is not None
     assert before.usage is not None
     assert after.usage.prompt_tokens > before.usage.prompt_tokens
@@ -165,19 +148,19 @@ THINKING: dict[str, Any] = {"logit_bias": {"0": 100, "1": 6}, "temperature": 1, 
 
 @pytest.mark.parametrize("is_begun", [True, False])
 async def test_detail_25_a_form_is_for_the_answer_and_not_for_thoughts(
-    client: openai.AsyncOpenAI, model: str, is_begun: bool
+    openai_client: openai.AsyncOpenAI, model: str, is_begun: bool
 ) -> None:
     """Whether the prompt begins them or the model does; whole and streamed, each choice."""
     for seed, (said, fits) in enumerate(HELD):
         extra = {"chat_template_kwargs": {"think": is_begun}, "seed": seed, **said}
         asked = {**THINKING, "extra_body": extra, "max_tokens": 200}
-        whole = await chat(client, model, **asked)
+        whole = await chat(openai_client, model, **asked)
         for choice in whole.choices:
             assert choice.finish_reason == "stop"
             assert choice.message.content is not None
             assert fits(choice.message.content), choice.message.content
             assert getattr(choice.message, "reasoning_content", None), "it thought"
-        stream: Any = await chat(client, model, **asked, stream=True)
+        stream: Any = await chat(openai_client, model, **asked, stream=True)
         streamed = {0: ["", ""], 1: ["", ""]}
         async for chunk in stream:
             for part in chunk.choices:
@@ -189,12 +172,12 @@ async def test_detail_25_a_form_is_for_the_answer_and_not_for_thoughts(
 
 
 async def test_detail_25_calls_that_a_client_insists_on_come_behind_thoughts(
-    client: openai.AsyncOpenAI, model: str
+    openai_client: openai.AsyncOpenAI, model: str
 ) -> None:
     asked = {**THINKING, "n": 1, "tools": TOOLS, "tool_choice": "required", "max_tokens": 200}
     for is_begun in (True, False):
         extra = {"chat_template_kwargs": {"think": is_begun}, "seed": 5}
-        (choice,) = (await chat(client, model, **asked, extra_body=extra)).choices
+        (choice,) = (await chat(openai_client, model, **asked, extra_body=extra)).choices
         assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
         assert choice.message.tool_calls
         assert getattr(choice.message, "reasoning_content", None)
@@ -295,18 +278,18 @@ async def test_people_are_shown_calls_and_answer_them(
 
 
 async def test_tools_are_told_of_unless_none_may_be_called(
-    client: openai.AsyncOpenAI, model: str
+    openai_client: openai.AsyncOpenAI, model: str
 ) -> None:
     counts = []
     asks: list[dict[str, Any]] = [{}, {"tools": TOOLS}, {"tools": TOOLS, "tool_choice": "none"}]
     for asked in asks:
-        answered = await chat(client, model, **asked, max_tokens=1)
+        answered = await chat(openai_client, model, **asked, max_tokens=1)
         assert answered.usage is not None
         counts.append(answered.usage.prompt_tokens)
     assert counts[0] == counts[2] < counts[1]
 
 
-async def test_bad_tools_are_named(client: openai.AsyncOpenAI, model: str) -> None:
+async def test_bad_tools_are_named(openai_client: openai.AsyncOpenAI, model: str) -> None:
     twice = {"tools": [TOOLS[0], TOOLS[0]]}
     hopeless = {"tools": [tool("f", x={"not": {}})], "tool_choice": "required"}
     unknown = {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f"}}}
@@ -317,7 +300,7 @@ async def test_bad_tools_are_named(client: openai.AsyncOpenAI, model: str) -> No
         ({"tool_choice": "required"}, "tool_choice"),
     ):
         with pytest.raises(openai.BadRequestError) as caught:
-            await chat(client, model, **{**asked, "extra_body": {}})
+            await chat(openai_client, model, **{**asked, "extra_body": {}})
         assert caught.value.param == param
 
 
@@ -327,20 +310,22 @@ FLAT_TOOLS: list[Any] = [{"type": "function", **each["function"]} for each in TO
 SAMPLED: dict[str, Any] = {"temperature": 0.9, "max_output_tokens": 30}
 
 
-async def respond(client: openai.AsyncOpenAI, model: str, **settings: Any) -> Response:
+async def respond(openai_client: openai.AsyncOpenAI, model: str, **settings: Any) -> Response:
     asked = {"input": TURNS, "extra_body": {"seed": 5}, **SAMPLED, **settings}
-    made: Response = await client.responses.create(model=model, **asked)
+    made: Response = await openai_client.responses.create(model=model, **asked)
     return made
 
 
-async def test_a_response_is_what_a_chat_answers(client: openai.AsyncOpenAI, model: str) -> None:
+async def test_a_response_is_what_a_chat_answers(
+    openai_client: openai.AsyncOpenAI, model: str
+) -> None:
     """Cut off, and told of with its tokens' log probabilities and what was asked."""
     said = await chat(
-        client, model, messages=TURNS, temperature=0.9, max_tokens=30, seed=5,
+        openai_client, model, messages=TURNS, temperature=0.9, max_tokens=30, seed=5,
         extra_body={}, logprobs=True,
     )  # fmt: skip
     include = ["message.output_text.logprobs"]
-    answer = await respond(client, model, include=include, metadata={"a": "b"})
+    answer = await respond(openai_client, model, include=include, metadata={"a": "b"})
     assert answer.output_text == said.choices[0].message.content
     assert (answer.status, answer.metadata) == ("incomplete", {"a": "b"})
     assert answer.incomplete_details is not None
@@ -358,12 +343,14 @@ async def test_a_response_is_what_a_chat_answers(client: openai.AsyncOpenAI, mod
     assert [entry.logprob for entry in part.logprobs or []] == expected
 
 
-async def test_a_streamed_response_is_the_whole_one(client: openai.AsyncOpenAI, model: str) -> None:
+async def test_a_streamed_response_is_the_whole_one(
+    openai_client: openai.AsyncOpenAI, model: str
+) -> None:
     """With thoughts that never end, which the chat template began."""
     thinking = {"seed": 5, "chat_template_kwargs": {"think": True}}
     for extra in ({"seed": 5}, thinking):
-        whole = await respond(client, model, extra_body=extra)
-        stream: Any = await respond(client, model, extra_body=extra, stream=True)
+        whole = await respond(openai_client, model, extra_body=extra)
+        stream: Any = await respond(openai_client, model, extra_body=extra, stream=True)
         events: list[Any] = [event async for event in stream]
         assert [event.sequence_number for event in events] == list(range(len(events)))
         last = events[-1]
@@ -384,12 +371,14 @@ class Weather(BaseModel):
 
 
 async def test_a_response_fits_the_form_that_a_client_parses(
-    client: openai.AsyncOpenAI, model: str
+    openai_client: openai.AsyncOpenAI, model: str
 ) -> None:
     asked: dict[str, Any] = {"input": "And then?", "text_format": Weather, "temperature": 1}
-    parsed = await client.responses.parse(model=model, **asked, extra_body={"seed": 5})
+    parsed = await openai_client.responses.parse(model=model, **asked, extra_body={"seed": 5})
     assert (parsed.status, type(parsed.output_parsed)) == ("completed", Weather)
-    async with client.responses.stream(model=model, **asked, extra_body={"seed": 5}) as stream:
+    async with openai_client.responses.stream(
+        model=model, **asked, extra_body={"seed": 5}
+    ) as stream:
         final = await stream.get_final_response()
     assert final.output_parsed == parsed.output_parsed
     assert final.usage is not None
@@ -397,7 +386,9 @@ async def test_a_response_fits_the_form_that_a_client_parses(
     assert final.usage.output_tokens == parsed.usage.output_tokens
 
 
-async def test_a_response_calls_and_is_answered(client: openai.AsyncOpenAI, model: str) -> None:
+async def test_a_response_calls_and_is_answered(
+    openai_client: openai.AsyncOpenAI, model: str
+) -> None:
     """All that it said goes back as it came, with what the tool answered."""
     only = {"type": "allowed_tools", "mode": "required", "tools": FLAT_TOOLS[1:]}
     asked: dict[str, Any] = {
@@ -406,11 +397,11 @@ async def test_a_response_calls_and_is_answered(client: openai.AsyncOpenAI, mode
         "parallel_tool_calls": False,
         "max_output_tokens": 150,
     }
-    first = await respond(client, model, **asked)
+    first = await respond(openai_client, model, **asked)
     (call,) = first.output
     assert call.type == "function_call"
     assert (call.name, set(json.loads(call.arguments))) == ("clock", {"is_utc"})
-    async with client.responses.stream(
+    async with openai_client.responses.stream(
         model=model, input=TURNS, extra_body={"seed": 5}, temperature=0.9, **asked
     ) as stream:
         told: list[Any] = [event async for event in stream]
@@ -423,15 +414,15 @@ async def test_a_response_calls_and_is_answered(client: openai.AsyncOpenAI, mode
     assert streamed.arguments == call.arguments
     answer = {"type": "function_call_output", "call_id": call.call_id, "output": "ok"}
     turns = [*TURNS, call.model_dump(exclude_none=True), answer]
-    after = await respond(client, model, input=turns, tools=FLAT_TOOLS)
-    before = await respond(client, model, tools=FLAT_TOOLS)
+    after = await respond(openai_client, model, input=turns, tools=FLAT_TOOLS)
+    before = await respond(openai_client, model, tools=FLAT_TOOLS)
     assert after.usage is not None
     assert before.usage is not None
     assert after.usage.input_tokens > before.usage.input_tokens
 
 
 async def test_a_response_that_cannot_be_made_is_refused_by_name(
-    client: openai.AsyncOpenAI, model: str
+    openai_client: openai.AsyncOpenAI, model: str
 ) -> None:
     empty = {"type": "function_call", "call_id": "1", "name": "", "arguments": "{}"}
     for asked, param in (
@@ -444,5 +435,5 @@ async def test_a_response_that_cannot_be_made_is_refused_by_name(
         ({"instructions": "i", "tool_choice": "required"}, "tool_choice"),
     ):
         with pytest.raises(openai.BadRequestError) as caught:
-            await respond(client, model, **asked)
+            await respond(openai_client, model, **asked)
         assert caught.value.param == param

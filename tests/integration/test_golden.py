@@ -164,7 +164,11 @@ def check_greedy(
 def greedy_requests(
     prompts: Sequence[GoldenPrompt], salt: str = ""
 ) -> list[inference_pb2.GenerateRequest]:
-    return [token_request(p.token_ids, max_tokens=len(p.output_ids), salt=salt) for p in prompts]
+    """Each with a salt of its own: some begin alike, and all of each is to be handed over."""
+    return [
+        token_request(p.token_ids, max_tokens=len(p.output_ids), salt=f"{salt}{number}")
+        for number, p in enumerate(prompts)
+    ]
 
 
 def seeded_request(

@@ -299,7 +299,7 @@ def _check(name: str, value: Any, option: Option, path: str) -> None:
             _check(f"{name}[{key}]", number, option, path)
     elif isinstance(value, int | float) and not _is_within(value, option):
         low = f"above {option.low:g}" if option.is_low_excluded else f"at least {option.low:g}"
-        high = "" if option.high > _UINT32 else f" and at most {option.high:g}"
+        high = "" if option.high > _UINT32 else f" and at most {option.high:.15g}"
         raise InvalidRequestError(f"must be {low}{high}, is {value}", field=f"{path}.{name}")
 
 

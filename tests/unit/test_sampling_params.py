@@ -78,6 +78,21 @@ def test_everything_crosses_the_wire_and_comes_back() -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (SamplingOptions(max_tokens=0), "must be at least 1 and at most 4294967295, is 0"),
+        (SamplingOptions(top_p=0.0), "must be above 0 and at most 1, is 0.0"),
+    ],
+)
+def test_a_value_out_of_range_is_told_its_range_in_full(
+    options: SamplingOptions, message: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        check_options(options, "sampling")
+    assert message in caught.value.message
+
+
+@pytest.mark.parametrize(
     ("options", "field"),
     [
         (SamplingOptions(temperature=-0.1), "temperature"),

@@ -38,10 +38,15 @@ def with_mounts(
 
 
 def with_secrets(pod: Pod, folder: Path, secrets: Secrets) -> list[str]:
-    """The container's arguments, with its mounted secrets' files, which are put into ``folder``."""
+    """The container's arguments, with the secrets' files that they name put into ``folder``.
+
+    An API server mounts more: a service account's token, which no argument names.
+    """
     args = [str(arg) for arg in pod.container["args"]]
     mounts = {m["name"]: m["mountPath"] for m in pod.container.get("volumeMounts", [])}
     for volume in [each for each in pod.spec.get("volumes", []) if "secret" in each]:
+        if not any(f"={mounts[volume['name']]}/" in arg for arg in args):
+            continue
         content = secrets[volume["secret"]["secretName"]]
         whole = [{"key": key, "path": key} for key in content]
         place = folder / volume["name"]

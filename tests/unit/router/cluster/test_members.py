@@ -26,7 +26,7 @@ from router.placement.types import DecodeOnly, EngineView, Paired, Query, Snapsh
 from router.placement.waiting_room import WaitingRoom
 from tests.told_caches import holds, whole
 from tests.unit.router.cluster.last_words import LastWords
-from tests.unit.router.cluster.world import FakeChannel, World, targets
+from tests.unit.router.cluster.world import FakeChannel, World, placeable, targets, welcome
 
 
 def test_where_workers_are_reaches_placement() -> None:
@@ -45,15 +45,6 @@ def test_where_workers_are_reaches_placement() -> None:
 @pytest.fixture(autouse=True)
 def _no_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_channel, "open_channel", lambda address, timers: FakeChannel())
-
-
-def placeable(world: World) -> tuple[set[str], set[str]]:
-    """Addresses of the prefill and the decode workers that a snapshot has."""
-    snapshot = world.cluster.snapshot()
-    return (
-        {view.worker.address for view in snapshot.prefill},
-        {view.worker.address for view in snapshot.decode},
-    )
 
 
 async def test_one_that_comes_and_goes_before_it_is_watched_leaves_no_channel(
@@ -110,47 +101,6 @@ async def test_words_on_traces_of_a_worker_that_is_not_seen_are_kept_for_it() ->
     (word,) = world.cluster._traces["d0:1"]._words
     assert (word.worker, word.hold, word.keep) == (worker, 7, True)
     world.cluster.tell_trace(WorkerId("left:1", "i"), 7, keep=True)  # nobody hears it
-
-
-async def test_one_worker_at_two_addresses_is_used_at_the_first(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Each of its streams would end the other's."""
-    world = World(decode=1)
-    world.cluster.set_members(targets([], ["d0:1", "d9:1"]))
-    joined = world.cluster._watches["d9:1"]
-    first = world.watch("d0:1")
-    assert first.state is not None
-    for _ in range(3):
-        joined._update(first.state)
-        world.says("d0:1")
-    assert placeable(world) == (set(), {"d0:1"})
-    assert (joined.worker, joined.can_decode) == (None, False), "no stream is opened to it"
-    (line,) = (record for record in caplog.records if record.levelname == "ERROR")
-    assert line.message == "the same worker at two addresses"
-    assert (line.__dict__["worker"], line.__dict__["used_at"]) == ("d9:1", "d0:1")
-    assert not any("lost" in record.message for record in caplog.records)
-
-
-@pytest.mark.parametrize("goes", ["left", "lost", "another process"])
-async def test_of_two_addresses_of_one_worker_the_other_takes_over(goes: str) -> None:
-    world = World(decode=1)
-    first = world.watch("d0:1")
-    said = first.state
-    assert said is not None
-    world.cluster.set_members(targets([], ["d0:1", "d9:1"]))
-    world.cluster._watches["d9:1"]._update(said)
-    if goes == "left":
-        world.cluster.set_members(targets([], ["d9:1"]))
-    elif goes == "lost":
-        first._lose("a cut line")
-    else:
-        world.says("d0:1", incarnation="again")
-    world.cluster._watches["d9:1"]._update(said)
-    assert world.cluster._watches["d9:1"].worker == WorkerId("d9:1", said.incarnation)
-    first._update(said)  # when it is back
-    world.link("d9:1")._handle(welcome(said.incarnation))
-    assert placeable(world) == (set(), {"d9:1"})
 
 
 async def test_a_word_of_a_worker_that_was_left_changes_nothing() -> None:
@@ -378,10 +328,6 @@ async def test_most_workers_say_which_model_is_served() -> None:
     world.link("d0:1")._handle(welcome("again"))
     world.link("d1:1")._handle(welcome("again too"))
     assert placeable(world)[1] == {"d0:1", "d1:1"}
-
-
-def welcome(incarnation: str) -> decode_pb2.DecodeEvent:
-    return decode_pb2.DecodeEvent(welcome=decode_pb2.Welcome(incarnation=incarnation))
 
 
 async def test_workers_with_another_tokenizer_are_not_used(

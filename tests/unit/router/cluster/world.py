@@ -106,3 +106,16 @@ def proven(source: str) -> worker_pb2.Pair:
         state=worker_pb2.PAIR_STATE_PROVEN,
         bytes_per_s=2e9,
     )
+
+
+def placeable(world: World) -> tuple[set[str], set[str]]:
+    """Addresses of the prefill and the decode workers that a snapshot has."""
+    snapshot = world.cluster.snapshot()
+    return (
+        {view.worker.address for view in snapshot.prefill},
+        {view.worker.address for view in snapshot.decode},
+    )
+
+
+def welcome(incarnation: str) -> decode_pb2.DecodeEvent:
+    return decode_pb2.DecodeEvent(welcome=decode_pb2.Welcome(incarnation=incarnation))

@@ -22,7 +22,7 @@ from router.placement.types import (
     Seen,
     Snapshot,
 )
-from tests.unit.router.placement.test_predicted import D1, D2, MODEL, P1, P2, view_d, view_p
+from tests.unit.router.placement.predicted_world import D1, D2, MODEL, P1, P2, view_d, view_p
 
 GOALS = Objectives(1.0, 0.05)
 RATES = Rates(num_prefill=2, num_decode=2, tokens_per_s=1000.0, step_s=0.04)

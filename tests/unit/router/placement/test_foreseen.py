@@ -1,0 +1,233 @@
+"""What is refused, waited for or left to others, where workers say what their steps take."""
+
+import dataclasses
+
+import pytest
+
+from diptych.step_model import StepModel, StepWork
+from router.placement import predicted
+from router.placement.forecast import PrefillForecast, of_prefill
+from router.placement.predicted import Predicted
+from router.placement.types import (
+    DecodeView,
+    Objectives,
+    Paired,
+    Placement,
+    PrefillView,
+    Snapshot,
+    Unreachable,
+    WorkerId,
+)
+from tests.unit.router.placement.predicted_world import (
+    D1,
+    D2,
+    MODEL,
+    NO_OBJECTIVES,
+    P1,
+    P2,
+    QUERY,
+    made,
+    place,
+    view_d,
+    view_p,
+)
+
+
+def foresee(
+    prefills: tuple[PrefillView, ...],
+    decodes: tuple[DecodeView, ...],
+    objectives: Objectives,
+    wait_s: float = 0.0,
+    chance: float = 0.5,
+) -> Unreachable | None:
+    policy = Predicted(made()._plain, lambda: chance)
+    asked = dataclasses.replace(QUERY, objectives=objectives, may_refuse=True)
+    placed = policy.place(asked, Snapshot(prefills, decodes))
+    found = policy.foresee(asked, Snapshot(prefills, decodes), wait_s)
+    assert found is None or placed is None or wait_s, "it is placed, or else it is refused"
+    return found
+
+
+BUSY = (view_p(P1, 8000),)  # 9 s of prompts are before ours, which takes 1.2 s
+
+
+def test_a_first_token_that_will_be_late_is_refused_with_when_to_come_back() -> None:
+    decodes = (view_d(D1),)
+    found = foresee(BUSY, decodes, Objectives(ttft_s=3.0))
+    assert found is not None
+    assert "wanted within 3.000 s" in found.what
+    chosen = place(BUSY, decodes)
+    assert isinstance(chosen, Paired)
+    assert chosen.forecast is not None
+    late_s = chosen.forecast.chosen.ttft_s - 3.0
+    assert found.retry_after_s == pytest.approx(late_s)
+    for chance, ratio in ((0.0, 0.5), (0.999, 1.499)):
+        jittered = foresee(BUSY, decodes, Objectives(ttft_s=3.0), chance=chance)
+        assert jittered is not None
+        assert jittered.retry_after_s == pytest.approx(ratio * late_s)
+    assert foresee(BUSY, decodes, Objectives(ttft_s=30.0)) is None
+    assert foresee(BUSY, decodes, NO_OBJECTIVES) is None
+
+
+def test_what_goes_before_it_in_the_router_counts() -> None:
+    prefills, decodes, within = (view_p(P1),), (view_d(D1),), Objectives(ttft_s=3.0)
+    assert foresee(prefills, decodes, within) is None
+    assert foresee(prefills, decodes, within, wait_s=1.0) is None
+    assert foresee(prefills, decodes, within, wait_s=2.5) is not None
+
+
+def test_workers_without_room_are_judged_as_if_they_had_some() -> None:
+    full = (dataclasses.replace(BUSY[0], has_runway=False),)
+    decodes = (view_d(D1, 4, max_num_seqs=4),)
+    assert foresee(full, decodes, Objectives(ttft_s=3.0)) is not None
+    assert foresee(full, decodes, Objectives(ttft_s=30.0)) is None
+
+
+def test_a_pace_that_will_be_better_is_waited_for_and_one_that_never_is_is_refused() -> None:
+    """Twenty sequences make a step of 0.29 s here, one alone makes it 0.05 s."""
+    prefills, crowded = (view_p(P1),), (view_d(D1, 20),)
+    within = Objectives(ttft_s=3.0, tpot_s=0.1)
+    asked = dataclasses.replace(QUERY, objectives=within)
+    snapshot = Snapshot(prefills, crowded)
+    assert isinstance(made().place(asked, snapshot), Paired), "admission is off"
+    assert made().place(dataclasses.replace(asked, may_refuse=True), snapshot) is None
+    assert foresee(prefills, crowded, within) is None, "it waits"
+    found = foresee(prefills, crowded, Objectives(ttft_s=3.0, tpot_s=0.03))
+    assert found is not None
+    assert found.retry_after_s is None, "it need not come back"
+
+
+def test_nothing_is_refused_while_somebodys_steps_are_not_known() -> None:
+    hopeless = Objectives(ttft_s=-1.0, tpot_s=0.0001)
+    asked = dataclasses.replace(QUERY, objectives=hopeless, may_refuse=True)
+    for cold in (
+        Snapshot((view_p(P1, 8000, StepModel()),), (view_d(D1),)),
+        Snapshot(BUSY, (dataclasses.replace(view_d(D1), engine=None),)),
+    ):
+        assert made().foresee(asked, cold, 99.0) is None
+        assert made().place(asked, cold) == Paired(P1, D1)
+    assert made()._plain.foresee(asked, Snapshot(BUSY, (view_d(D1),)), 99.0) is None
+
+
+def test_what_is_bound_already_is_never_refused() -> None:
+    hopeless = dataclasses.replace(QUERY, objectives=Objectives(ttft_s=-1.0), may_refuse=True)
+    for changes in ({"beside": D2}, {"failed": frozenset({"p2"})}, {"num_max_tokens": 1001}):
+        bound = dataclasses.replace(hopeless, **changes)
+        assert made().foresee(bound, Snapshot(BUSY, (view_d(D1),)), 0.0) is None
+
+
+def test_one_of_many_that_are_refused_is_tried_so_that_a_wrong_forecast_learns_it() -> None:
+    policy, snapshot = made(), Snapshot((view_p(P1),), (view_d(D1),))
+    asked = dataclasses.replace(QUERY, objectives=Objectives(ttft_s=3.0), may_refuse=True)
+    tried = policy.place(asked, snapshot)
+    assert isinstance(tried, Paired)
+    assert tried.forecast is not None
+    for _ in range(200):  # all were slow, once
+        policy.came_true(tried.forecast, 9.0)
+    for _ in range(2):
+        num_refused = 0
+        while (chosen := policy.place(asked, snapshot)) is None:
+            assert policy.foresee(asked, snapshot, 0.0) is not None
+            num_refused += 1
+        assert num_refused == 16
+    assert isinstance(chosen, Paired)
+    assert chosen.forecast is not None
+    for _ in range(200):
+        policy.came_true(chosen.forecast, 1.5)
+    assert policy.foresee(asked, snapshot, 0.0) is None
+
+
+def test_who_is_tried_is_one_of_many_refused_in_a_row() -> None:
+    """Each between two that are placed is none of those."""
+    policy, snapshot = made(), Snapshot((view_p(P1, 8000),), (view_d(D1),))
+    late = dataclasses.replace(QUERY, objectives=Objectives(ttft_s=3.0), may_refuse=True)
+    for _ in range(100):
+        assert policy.place(QUERY, snapshot) is not None
+        assert policy.place(late, snapshot) is None
+        assert policy.foresee(late, snapshot, 0.0) is not None
+
+
+def test_what_was_weighed_for_a_place_is_not_weighed_again_to_foresee(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rolled: list[WorkerId] = []
+
+    def counted(view: PrefillView | DecodeView, prompt: StepWork) -> PrefillForecast | None:
+        rolled.append(view.worker)
+        return of_prefill(view, prompt)
+
+    monkeypatch.setattr(predicted, "of_prefill", counted)
+    policy, snapshot = made(), Snapshot((view_p(P1), view_p(P2)), (view_d(D1, 20),))
+    waits = dataclasses.replace(QUERY, objectives=Objectives(3.0, 0.1), may_refuse=True)
+    assert policy.place(waits, snapshot) is None
+    num_weighed = len(rolled)
+    later = dataclasses.replace(waits, objectives=Objectives(2.999, 0.1))
+    assert policy.foresee(later, snapshot, 0.0) is None
+    assert len(rolled) == num_weighed
+    assert policy.foresee(later, snapshot, 0.0) is None
+    assert len(rolled) == 2 * num_weighed, "it was just now no more"
+
+
+def test_what_is_late_on_idle_workers_need_not_come_back() -> None:
+    """The prompt takes 1.2 s there, whatever waits."""
+    found = foresee(BUSY, (view_d(D1),), Objectives(ttft_s=1.0))
+    assert found is not None
+    assert found.retry_after_s is None
+    waited = foresee(BUSY, (view_d(D1),), Objectives(ttft_s=0.0, whole_ttft_s=3.0))
+    assert waited is not None
+    assert waited.retry_after_s is not None, "it waited too long"
+
+
+def paced(
+    num: int, tpot_s: float | None, policy: Predicted, own_s: float = 0.1
+) -> Placement | None:
+    """One beside so many that were promised ``tpot_s``; about 0.09 s are foretold."""
+    for _ in range(num):
+        policy.began(D1, tpot_s)
+    asked = dataclasses.replace(QUERY, objectives=Objectives(9.0, own_s), may_refuse=True)
+    return policy.place(asked, Snapshot((view_p(P1),), (view_d(D1, 5),)))
+
+
+def test_others_hold_one_by_what_was_promised_to_them() -> None:
+    """Its own pace would be kept; five others' are as they were promised, if they were."""
+    assert paced(5, 0.1, made()) is None
+    assert isinstance(paced(5, None, made()), Paired), "nothing was"
+    assert isinstance(paced(5, 0.1, made(), 0.3), Paired), "they wanted more than any of its kind"
+    assert isinstance(paced(0, None, made()), Paired), "nothing that this router knows of"
+    over = made()
+    assert paced(5, 0.1, over) is None
+    for _ in range(6):
+        over.ended(D1, 0.1)
+    assert isinstance(paced(0, None, over), Paired), "they ended"
+
+
+def test_what_was_promised_to_others_counts_for_one_that_was_promised_nothing() -> None:
+    policy, snapshot = made(), Snapshot((view_p(P1),), (view_d(D1, 5), view_d(D2, 7)))
+    assert policy.place(QUERY, snapshot) == Paired(P1, D1)
+    for _ in range(5):
+        policy.began(D1, 0.1)
+    assert policy.place(QUERY, snapshot) == Paired(P1, D2)
+    held = dataclasses.replace(QUERY, may_refuse=True)
+    assert policy.place(held, snapshot) is not None, "but it is never held for them"
+    policy.forget(D1)
+    policy.ended(D1, 0.1)
+    assert policy.place(QUERY, snapshot) == Paired(P1, D1)
+
+
+def test_only_who_misses_objectives_was_declined_and_not_who_lacks_room() -> None:
+    """Others are kept from workers for the one, and not for the other."""
+    policy, decodes = made(), (view_d(D1, 20),)
+    asked = dataclasses.replace(QUERY, objectives=Objectives(9.0, 0.1), may_refuse=True)
+    full = Snapshot(
+        (dataclasses.replace(view_p(P1), has_runway=False),), (view_d(D1, model=MODEL),)
+    )
+    alone = dataclasses.replace(asked, num_max_tokens=asked.num_tokens + 1)
+    assert not policy.has_declined
+    assert policy.place(asked, Snapshot((view_p(P1),), decodes)) is None
+    assert policy.has_declined
+    assert full.has_room, "for others"
+    assert policy.place(alone, full) is None
+    assert not policy.has_declined
+    assert policy.place(asked, Snapshot((view_p(P1),), decodes)) is None
+    assert policy.place(asked, Snapshot((view_p(P1),), (view_d(D1),))) is not None
+    assert not policy.has_declined

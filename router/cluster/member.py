@@ -9,6 +9,7 @@ from diptych.v1 import worker_pb2
 from router.cluster.decode_link import DecodeLink
 from router.cluster.watch import NO_ROLES, WorkerWatch, able_roles_of, roles_of
 from router.placement.place import NOWHERE, Place
+from router.placement.spare import computes_at_once, is_idle
 from router.placement.types import DecodeView, EngineView, PrefillView, WorkerId
 
 
@@ -67,7 +68,7 @@ class PrefillMember:
         self._num_others_tokens = 0
         self._num_told_tokens = 0  # of ours, when the worker said how it is
         self._num_sent_tokens = 0  # of ours, since then
-        self._was_open = False
+        self._was_open = self._was_idle = False
         self._view: PrefillView | None = None
 
     def told(self) -> bool:
@@ -129,10 +130,16 @@ class PrefillMember:
     def _has_runway(self) -> bool:
         return self._num_own_tokens < self._max_pending_tokens
 
+    @property
+    def _is_idle(self) -> bool:
+        state = self.watch.state
+        return state is not None and is_idle(self._num_pending_tokens, state.prefill_tokens_per_s)
+
     def refresh(self) -> bool:
         self._view = None
         was_open, self._was_open = self._was_open, self.is_placeable and self._has_runway
-        return self._was_open and not was_open
+        was_idle, self._was_idle = self._was_idle, self.is_placeable and self._is_idle
+        return (self._was_open and not was_open) or (self._was_idle and not was_idle)
 
 
 class DecodeMember:
@@ -156,7 +163,7 @@ class DecodeMember:
         self._pairs: Mapping[WorkerId, float] = {}  # proven ones, to bytes/s
         self._bytes_per_s: Mapping[str, float] = {}  # of those, to sources that we know
         self._proven: frozenset[str] = frozenset()
-        self._was_open = False
+        self._was_open = self._was_idle = False
         self._view: DecodeView | None = None
 
     def told(self) -> bool:
@@ -217,6 +224,7 @@ class DecodeMember:
                 max_num_seqs=state.max_num_seqs or None,
                 num_pending_tokens=state.num_pending_prefill_tokens + self._num_leased_tokens,
                 num_available_blocks=_num_available_blocks(state),
+                num_blocks=state.blocks.total,
                 step_s=state.decode_step_s,
                 prefill_time_ratio=0.0 if self.beside is None else state.prefill_time_ratio,
                 shipped=ShippedBytes.told(state.layout),
@@ -249,7 +257,8 @@ class DecodeMember:
         self._view = None
         view = self.view
         was_open, self._was_open = self._was_open, view is not None and view.has_room
-        return self._was_open and not was_open
+        was_idle, self._was_idle = self._was_idle, view is not None and computes_at_once(view)
+        return (self._was_open and not was_open) or (self._was_idle and not was_idle)
 
 
 def _place(state: worker_pb2.WorkerState) -> Place:

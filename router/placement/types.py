@@ -64,6 +64,7 @@ class DecodeView:
     max_num_seqs: int | None = None  # that run at a time; None: it does not say
     num_pending_tokens: int = 0  # of prompts that it computes itself
     num_available_blocks: int | None = None  # free or cached; None: it does not say
+    num_blocks: int = 0  # in all
     step_s: float = 0.0  # measured; 0 until known
     prefill_time_ratio: float = 0.0  # of a worker of both roles: what prompts take of its time
     shipped: ShippedBytes = NOTHING_SHIPPED  # what it pulls; nothing: it does not say
@@ -155,6 +156,7 @@ class Query:
     needs_prefill: bool = False  # a prefill worker has to compute the prompt: no other tells of it
     objectives: Objectives = NO_OBJECTIVES
     num_output_tokens: int = UNKNOWN_TOKENS  # that are still to come, by expectation
+    yields: bool = False  # takes no room that others may want at any moment
     may_refuse: bool = False  # rather no placement than one that is foretold to miss objectives
 
     def on(self, decode: WorkerId, num_cached_tokens: int | None) -> "Query":

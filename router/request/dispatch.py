@@ -18,6 +18,7 @@ from router.placement.eligible import ordered
 from router.placement.engine_seconds import EngineRates, RecentRates
 from router.placement.fair_queue import Turn
 from router.placement.output_lengths import OutputLengths
+from router.placement.spare import spare
 from router.placement.types import (
     DecodeOnly,
     Forecast,
@@ -121,7 +122,8 @@ class Dispatch:
         cluster = self._services.cluster
         query = self._whole(query)
         policy, snapshot = self._services.policy, cluster.snapshot()
-        placement = ordered(policy.place(query, snapshot), snapshot)
+        seen = spare(query, snapshot) if query.yields else snapshot
+        placement = ordered(policy.place(query, seen), snapshot)
         self.is_held = placement is None and policy.has_declined
         if placement is None:
             self._observer.waits(Waits.OBJECTIVES if self.is_held else Waits.ROOM)

@@ -21,6 +21,7 @@ from diptych.errors import (
     SlowClientError,
 )
 from diptych.finish_reason import FinishReason
+from diptych.request_class import RequestClass
 from diptych.token_logprobs import PromptLogprobs
 from diptych.v1 import decode_pb2, prefill_pb2
 from router.generation.answer import ChoiceFinished, Delta, Timing, Usage
@@ -37,6 +38,8 @@ from router.request.resolved import ResolvedRequest
 from router.request.response_builder import ResponseBuilder
 
 logger = logging.getLogger(__name__)
+
+_BATCH_YIELDS_S = 10.0  # after which a batch request takes its turn like any other
 
 # Wherever a request had been placed, it would have ended so: of placement that says nothing.
 _NOT_BY_PLACEMENT = (DeadlineExceededError, InvalidRequestError, LogitsError, SlowClientError)
@@ -98,6 +101,7 @@ class Session:
             max_attempts=self._config.max_attempts,
             draw=random.random,
             allow_recompute=self._config.allow_recompute,
+            yields_s=_BATCH_YIELDS_S if request.claim.request_class is RequestClass.BATCH else 0.0,
         )
         self._machine = RequestMachine(
             request.shape,

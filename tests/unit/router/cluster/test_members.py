@@ -256,6 +256,28 @@ async def test_a_prompt_that_is_computed_gives_runway_back() -> None:
     assert world.cluster.snapshot().prefill[0].num_pending_tokens == 0
 
 
+async def test_that_no_prompt_waits_any_more_is_news() -> None:
+    """Who takes only what nobody else wants may have it now."""
+    world = World(prefill=1, decode=1)
+    pool = world.cluster.prefill_backlog
+    pool.opened(1, WorkerId("p0:1", "p0:1-1"), 100)
+    world.num_changes = 0
+    pool.accepted(1, 40)
+    assert world.num_changes == 0
+    pool.computed(1)
+    assert world.num_changes == 1
+    for address in ("p0:1", "d0:1"):
+        world.says(address, num_pending_prefill_tokens=60)
+        assert world.num_changes == 1
+        world.says(address, num_pending_prefill_tokens=60)
+        assert world.num_changes == 1
+        world.says(address)
+        assert world.num_changes == 2
+        world.says(address)
+        assert world.num_changes == 2
+        world.num_changes = 1
+
+
 async def test_load_is_that_of_others_and_our_own() -> None:
     world = World(decode=1)
     link = world.link("d0:1")

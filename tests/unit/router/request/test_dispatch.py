@@ -34,6 +34,7 @@ from router.placement.types import (
     Outlook,
     Paired,
     Placement,
+    PrefillView,
     Query,
     Seen,
     Snapshot,
@@ -353,12 +354,12 @@ async def test_one_that_comes_is_judged_by_those_that_wait_before_it(
     assert told == [0.0, 3.0 / max(1, len(world.cluster.snapshot().prefill)), 0.0], "prompts only"
 
 
-def started(world: World, config: RouterConfig) -> Session:
+def started(world: World, config: RouterConfig, claim: Claim = NO_CLAIM) -> Session:
     """One that waits for a placement."""
     shape = RequestShape(prompt_ids=PROMPT, max_tokens=4, stop_token_ids=frozenset())
     session = Session(
         "r",
-        ResolvedRequest(shape=shape, sampling=SamplingParams(max_tokens=4)),
+        ResolvedRequest(shape=shape, sampling=SamplingParams(max_tokens=4), claim=claim),
         create_autospec(
             ResponseBuilder, instance=True, has_unsent=False, is_overfull=False, num_output_tokens=0
         ),
@@ -449,3 +450,23 @@ async def test_only_who_would_miss_objectives_is_held_and_not_who_lacks_room(
     request = made(world, NO_CLAIM)
     assert request.place(Query(num_tokens=9, num_max_tokens=10, may_refuse=True)) is None
     assert request.is_held is has_declined
+
+
+@pytest.mark.parametrize("request_class", list(RequestClass))
+async def test_a_batch_sees_no_room_where_prompts_wait(
+    world: World, monkeypatch: pytest.MonkeyPatch, request_class: RequestClass
+) -> None:
+    busy = PrefillView(worker=PREFILL, num_pending_tokens=100, max_model_len=1000)
+    monkeypatch.setattr(world.cluster, "snapshot", lambda: Snapshot(prefill=(busy,)))
+    seen: list[Snapshot] = []
+
+    def place(policy: LeastLoaded, query: Query, snapshot: Snapshot) -> None:
+        seen.append(snapshot)
+
+    monkeypatch.setattr(LeastLoaded, "place", place)
+    session = started(world, RouterConfig(model="m"), Claim(request_class))
+    world.services.room.pump()
+    session.close()
+    assert [view.has_runway for each in seen for view in each.prefill] == [
+        request_class is not RequestClass.BATCH
+    ]

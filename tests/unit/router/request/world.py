@@ -99,6 +99,7 @@ class World:
         first_token_due_s: float | None = None,
         resumed: Sequence[int] = (),
         draw: Callable[[], float] = lambda: 0.5,
+        yields_s: float = 0.0,
     ) -> None:
         """``believed_cached``: decode workers that placement takes to have the whole prompt."""
         self.now = 100.0
@@ -132,7 +133,7 @@ class World:
             ),
             RequestDeps(
                 clock=self.clock,
-                place=self.place,
+                place=lambda query: self.place(query),
                 has_workers=lambda: bool(self.prefills and self.decodes),
                 queue_ends_in_s=lambda: QUEUE_ENDS_IN_S,
                 new_sequence_id=lambda: next(self.ids),
@@ -142,6 +143,7 @@ class World:
                 draw=draw,
                 allow_recompute=allow_recompute,
                 foresee=foresee,
+                yields_s=yields_s,
             ),
             self.sink,
             deadline_s=deadline_s,

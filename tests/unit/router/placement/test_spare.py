@@ -1,0 +1,92 @@
+"""Where a batch goes: nowhere that others would have to wait for it. Pure."""
+
+import dataclasses
+
+import pytest
+
+from diptych.step_model import StepCost, StepModel, StepWork
+from router.placement.cache_index import CacheIndex
+from router.placement.policy import LeastLoaded
+from router.placement.spare import spare
+from router.placement.types import DecodeOnly, EngineView, Paired, Placement, Query, Snapshot, Why
+from tests.unit.router.placement.test_policy import D1, P1, P2, view_d, view_p
+
+QUERY = Query(num_tokens=130, num_max_tokens=200)
+NUM_NEEDED = 9  # blocks of 16 tokens for these and one more
+
+
+def placed(snapshot: Snapshot, *, local_below_tokens: int = 0) -> Placement | None:
+    policy = LeastLoaded(
+        CacheIndex(1000),
+        local_below_tokens=local_below_tokens,
+        allow_local=True,
+        allow_recompute=True,
+    )
+    return policy.place(QUERY, spare(QUERY, snapshot))
+
+
+@pytest.mark.parametrize(
+    ("num_pending", "tokens_per_s", "is_placed"),
+    [(0, 0.0, True), (1, 0.0, False), (20, 1000.0, True), (21, 1000.0, False), (400, 2e4, True)],
+)
+def test_no_prompt_of_a_batch_goes_where_others_wait(
+    num_pending: int, tokens_per_s: float, is_placed: bool
+) -> None:
+    busy = view_p(P1, num_pending, tokens_per_s=tokens_per_s)
+    decode = view_d(D1, proven=frozenset({"p1", "p2"}))
+    found = placed(Snapshot((busy,), (decode,)))
+    assert found == (Paired(P1, D1) if is_placed else None)
+    assert placed(Snapshot((busy, view_p(P2)), (decode,))) is not None
+
+
+@pytest.mark.parametrize(
+    ("num_sequences", "most", "is_placed"),
+    [(5, 8, True), (6, 8, False), (0, 1, True), (2, 3, True), (3, 4, False), (99, None, True)],
+)
+def test_a_quarter_of_the_places_to_decode_is_left_to_others(
+    num_sequences: int, most: int | None, is_placed: bool
+) -> None:
+    decode = view_d(D1, num_sequences, max_num_seqs=most)
+    assert (placed(Snapshot((view_p(P1),), (decode,))) is not None) == is_placed
+
+
+@pytest.mark.parametrize("most", [8, None])
+@pytest.mark.parametrize(("num_available", "is_placed"), [(NUM_NEEDED, False), (None, True)])
+def test_a_quarter_of_the_blocks_too(
+    most: int | None, num_available: int | None, is_placed: bool
+) -> None:
+    decode = view_d(D1, max_num_seqs=most, num_available_blocks=num_available, num_blocks=100)
+    assert (placed(Snapshot((view_p(P1),), (decode,))) is not None) == is_placed
+    enough = dataclasses.replace(decode, num_available_blocks=NUM_NEEDED + 25)
+    assert placed(Snapshot((view_p(P1),), (enough,))) is not None
+
+
+def engine(num_departed: int, prompt_token_s: float) -> EngineView:
+    model = StepModel(prefill=StepCost(prefill_token_s=prompt_token_s))
+    return EngineView(
+        model=model, max_batched_tokens=512, work=StepWork(), num_departed_tokens=num_departed
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_placed"),
+    [
+        ({}, True),
+        ({"num_pending_tokens": 1}, False),
+        ({"engine": engine(0, 0.0)}, True),
+        ({"engine": engine(1, 0.0)}, False),  # sent since it told, and nobody knows how fast it is
+        ({"engine": engine(20, 0.001)}, True),
+        ({"engine": engine(21, 0.001)}, False),
+        ({"engine": engine(20, 0.001), "num_pending_tokens": 1}, False),
+    ],
+)
+def test_nor_does_a_decode_worker_compute_prompts_of_a_batch_while_others_wait(
+    changes: dict[str, object], is_placed: bool
+) -> None:
+    found = placed(Snapshot((view_p(P1, 5),), (view_d(D1, **changes),)), local_below_tokens=1000)
+    assert found == (DecodeOnly(D1, Why.CHOICE) if is_placed else None)
+
+
+def test_a_pool_that_is_busy_is_there_all_the_same() -> None:
+    """Else a decode worker would compute what is too long for it, as if nobody else could."""
+    assert placed(Snapshot((view_p(P1, 5),), (view_d(D1),))) is None

@@ -1,0 +1,64 @@
+"""For how long a request leaves to others the room that they may want: while it is new."""
+
+import pytest
+
+from router.placement.types import Placement, Query
+from router.request import events
+from tests.unit.router.request.world import World
+
+YIELDS_S = 10.0
+
+
+class Asked:
+    """Remembers what placement was asked, and has no room for whoever yields."""
+
+    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.queries: list[Query] = []
+        self._place = world.place
+        self.has_spare = False
+        monkeypatch.setattr(world, "place", self)
+
+    def __call__(self, query: Query) -> Placement | None:
+        self.queries.append(query)
+        return None if query.yields and not self.has_spare else self._place(query)
+
+
+def begun(monkeypatch: pytest.MonkeyPatch, yields_s: float, **begin: bool) -> tuple[World, Asked]:
+    world = World(yields_s=yields_s)
+    asked = Asked(world, monkeypatch)
+    world.on(events.Begin(**begin))
+    return world, asked
+
+
+def test_who_yields_waits_for_room_that_nobody_wants_and_then_takes_its_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world, asked = begun(monkeypatch, YIELDS_S)
+    assert world.queued
+    assert asked.queries[-1].yields
+    assert world.machine.wake_at_s == world.now + YIELDS_S, "it asks again when it no longer does"
+    world.now += YIELDS_S
+    world.on(events.Tick())
+    assert not asked.queries[-1].yields
+    assert world.leases
+
+
+def test_it_is_placed_at_once_where_there_is_such_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, asked = begun(monkeypatch, YIELDS_S)
+    asked.has_spare = True
+    world.on(events.Offered(room_made=True))
+    assert world.leases
+
+
+def test_all_others_take_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, asked = begun(monkeypatch, 0.0)
+    assert [query.yields for query in asked.queries] == [False]
+    assert world.leases
+
+
+def test_nor_does_one_yield_of_which_another_choice_was_placed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world, asked = begun(monkeypatch, YIELDS_S, front=True)
+    assert [query.yields for query in asked.queries] == [False]
+    assert world.leases

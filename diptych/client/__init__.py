@@ -11,12 +11,13 @@ healed, and what does not heal in time, is an error.
 Errors are :class:`diptych.errors.DiptychError` of the class whose reason the
 router gave. Leaving the loop early, or cancelling the task, cancels the request.
 :class:`BlockingClient` is the same for code without an event loop. :class:`BatchClient`
-has a batch server answer a file of requests.
+has a batch server answer a file of requests, :class:`BlockingBatchClient` without an event loop.
 """
 
 from diptych.client.answer_reader import BrokenStreamError
 from diptych.client.batches import BatchClient, BatchState
 from diptych.client.blocking import BlockingClient
+from diptych.client.blocking_batches import BlockingBatchClient
 from diptych.client.chunk import Chunk
 from diptych.client.client import DEFAULT_RETRIES, DiptychClient
 from diptych.client.prompts import (
@@ -38,6 +39,7 @@ __all__ = [
     "DEFAULT_RETRIES",
     "BatchClient",
     "BatchState",
+    "BlockingBatchClient",
     "BlockingClient",
     "BrokenStreamError",
     "ChatMessage",

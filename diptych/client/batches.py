@@ -19,10 +19,10 @@ from diptych.v1 import batches_pb2, batches_pb2_grpc
 
 ENDED: Final = frozenset({"failed", "completed", "expired", "cancelled"})
 DEFAULT_WINDOW: Final = "24h"
-_RETRIES: Final = 5
+RETRIES: Final = 5
 _TIMEOUT_S: Final = 60.0
 _PIECE_BYTES: Final = 2**18
-_NOTHING: Final[Mapping[str, str]] = {}
+NO_METADATA: Final[Mapping[str, str]] = {}
 
 _Response = TypeVar("_Response", bound=Message)
 _Call: TypeAlias = Callable[[], Awaitable[_Response]]
@@ -61,7 +61,7 @@ class BatchClient:
         *,
         api_key: str = "",
         tls: bool | Path = False,
-        retries: int = _RETRIES,
+        retries: int = RETRIES,
     ) -> None:
         """``address`` is host:port; the others as DiptychClient's. Connects when first used.
 
@@ -94,7 +94,7 @@ class BatchClient:
         path: Path,
         endpoint: str,
         completion_window: str = DEFAULT_WINDOW,
-        metadata: Mapping[str, str] = _NOTHING,
+        metadata: Mapping[str, str] = NO_METADATA,
     ) -> BatchState:
         """Upload a file and make a batch of it. Raises OSError, DiptychError."""
         file_id = await self.upload(path)
@@ -114,7 +114,7 @@ class BatchClient:
         file_id: str,
         endpoint: str,
         completion_window: str = DEFAULT_WINDOW,
-        metadata: Mapping[str, str] = _NOTHING,
+        metadata: Mapping[str, str] = NO_METADATA,
     ) -> BatchState:
         """Have an uploaded file answered. Raises DiptychError."""
         request = batches_pb2.CreateBatchRequest(

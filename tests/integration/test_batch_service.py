@@ -1,6 +1,7 @@
 """The Batches service by real gRPC: the same batches as over HTTP, and each tenant its own."""
 
 import asyncio
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from batch_server.config import BatchServerConfig
 from diptych.api_keys import digest
-from diptych.client import BatchClient, BatchState
+from diptych.client import BatchClient, BatchState, BlockingBatchClient
 from diptych.errors import (
     BatchNotOpenError,
     InvalidApiKeyError,
@@ -61,6 +62,32 @@ async def test_what_is_submitted_by_grpc_is_answered_and_the_same_over_http(tmp_
         f"BATCH_STATUS_{status.upper()}": told[f"{status}_at"]
         for status in ("in_progress", "finalizing", "completed")
     }
+
+
+async def test_code_without_an_event_loop_has_the_same_client(tmp_path: Path) -> None:
+    path = written(tmp_path, line("a", "one") + line("b", "two"))
+
+    def work(address: str) -> list[str]:
+        with BlockingBatchClient(address, retries=0) as client:
+            stored = client.upload(path)
+            made = client.create(stored, CHAT, "2h", {"of": "a test"})
+            *_, state = client.watch(made.batch_id)
+            assert (state.status, state.num_completed) == ("completed", 2)
+            assert client.batches() == [client.state(made.batch_id)] == [state]
+            assert state.output_file_id is not None
+            for _ in client.content(state.output_file_id):
+                break  # whoever has enough leaves
+            answered = b"".join(client.content(state.output_file_id))
+            client.delete(stored)
+            with pytest.raises(NotFoundError):
+                next(client.content(stored))
+            with pytest.raises(BatchNotOpenError):
+                client.cancel(made.batch_id)
+            assert client.submit(path, CHAT).num_failed == 0
+        return list(texts([json.loads(each) for each in answered.splitlines()]))
+
+    async with served(tmp_path) as at:
+        assert await asyncio.to_thread(work, at.address) == ["a", "b"]
 
 
 @pytest.mark.parametrize(

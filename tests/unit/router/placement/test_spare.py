@@ -83,7 +83,8 @@ def engine(num_departed: int, prompt_token_s: float) -> EngineView:
 def test_nor_does_a_decode_worker_compute_prompts_of_a_batch_while_others_wait(
     changes: dict[str, object], is_placed: bool
 ) -> None:
-    found = placed(Snapshot((view_p(P1, 5),), (view_d(D1, **changes),)), local_below_tokens=1000)
+    decode = dataclasses.replace(view_d(D1), **changes)  # type: ignore[arg-type]
+    found = placed(Snapshot((view_p(P1, 5),), (decode,)), local_below_tokens=1000)
     assert found == (DecodeOnly(D1, Why.CHOICE) if is_placed else None)
 
 

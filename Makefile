@@ -49,7 +49,7 @@ chaos-long: .venv/ready  ## The same with ten times the cases, again with SmolLM
 	$(PYTEST) tests/chaos --chaos-long
 	$(PYTEST) tests/chaos/test_handoff_faults.py tests/chaos/test_handoff_reads.py tests/chaos/test_cancel.py \
 	  tests/chaos/test_kill.py --chaos-long --chaos-model demo
-	$(PYTEST) tests/protocol --hypothesis-profile long
+	$(PYTEST) tests/protocol tests/unit/engine/test_device_completion.py --hypothesis-profile long
 
 lint: .venv/ready  ## ruff, mypy, import rules, contracts that only grow, generated code up to date
 	$(PY) -m ruff check .

@@ -81,7 +81,7 @@ class Memory:
         self._check_attended(plan, sequences)
         for chunk in plan.chunks:
             for position in range(chunk.start, chunk.end):
-                self._write(chunk.block_table, position, _POISON)
+                self.write(chunk.block_table, position, _POISON)
 
     def execute(self, plan: StepPlan, sequences: Collection[EngineSequence]) -> StepOutput:
         self._check_attended(plan, sequences)
@@ -90,7 +90,7 @@ class Memory:
             slot = self._read(chunk.block_table, chunk.start - 1) if chunk.start else _ROOT
             for position, token_id in enumerate(chunk.token_ids, chunk.start):
                 slot = next_slot(slot, token_id)
-                self._write(chunk.block_table, position, slot)
+                self.write(chunk.block_table, position, slot)
             sampled.append(
                 SampledToken(slot[0] % VOCAB, float("nan")) if chunk.sample is not None else None
             )
@@ -115,11 +115,16 @@ class Memory:
             for group in range(self.needs.num_groups_of(at // self.block_size, last_block))
         )
 
+    def spoil(self, block_id: int) -> None:
+        """Somebody is about to write it."""
+        self.blocks[block_id][:] = _POISON * (len(self.blocks[block_id]) // SLOT_BYTES)
+
     def _read(self, table: Sequence[int], position: int, group: int = 0) -> bytes:
         index, offset = divmod(position, self.block_size)
         return self.slot(table[index], offset, group)
 
-    def _write(self, table: Sequence[int], position: int, slot: bytes) -> None:
+    def write(self, table: Sequence[int], position: int, slot: bytes) -> None:
+        """The slot of the sequence with that table, in both groups."""
         index, offset = divmod(position, self.block_size)
         for group in range(len(WINDOWS)):
             begin = (group * self.block_size + offset) * SLOT_BYTES

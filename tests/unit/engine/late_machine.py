@@ -1,0 +1,363 @@
+"""The real engine over a late device, whatever comes, goes, breaks off and completes when.
+
+Sequences come, run, are preempted, are cancelled and stop by a token that is known late; sources
+are read by others, and blocks are fetched from others; the event loop, the model thread and the
+device each get on when they like.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from diptych.engine.engine import StepEngine
+from diptych.engine.scheduling.audit import pool_mismatch
+from diptych.engine.scheduling.block_pool import BlockPool
+from diptych.engine.scheduling.scheduler import MAX_STEPS_IN_FLIGHT, Scheduler, SchedulerConfig
+from diptych.engine.scheduling.sequence import Sequence, SequenceKey, SequenceState
+from diptych.engine.scheduling.step import SequenceUpdate
+from diptych.errors import BlocksExhaustedError
+from diptych.finish_reason import FinishReason
+from diptych.sampling_params import SamplingParams
+from tests.protocol.fake_model import STOP_TOKEN, Memory, answer, slots_of
+from tests.protocol.invariants import Watch
+from tests.unit.engine.late_device import (
+    LateDevice,
+    LaunchingThread,
+    ModelThread,
+    NoRunner,
+)
+
+BLOCK_SIZE, MAX_LEN = 2, 16
+_TURNS = 8  # of the event loop, until nothing is left to do
+_MAX_FAULTS = 2  # of one run: more in a row end an engine
+TURNS = st.sampled_from([0, 1, _TURNS, _TURNS])
+
+ANNOUNCED_EARLY = "announced before it was there"
+CACHED_EARLY = "shared before it was there"
+FREED_EARLY = "freed before the device was done with it"
+REUSED_EARLY = "reused before the device was done with it"
+TAKEN_FROM_READERS = "a block was taken from its readers"
+READ_INTO_A_STEP = "a read writes what a step has"
+WRONG_TOKEN = "a token was lost, doubled or is wrong"
+NO_END = "no end in sight"
+LEAKED = "held by nobody"
+
+
+@dataclass(eq=False)
+class Client:
+    """What the other side knows of a sequence."""
+
+    seq: Sequence
+    received: list[int] = field(default_factory=list)  # output
+    num_announced: int = 0  # tokens of a source, whose KV readers may read
+    generations: list[int] = field(default_factory=list)  # of their blocks
+    to_come: list[int] = field(default_factory=list)  # positions whose KV is being fetched
+    is_over: bool = False
+
+    @property
+    def wanted(self) -> list[int]:
+        """The one right output."""
+        seq = self.seq
+        return answer(seq.token_ids[: seq.num_prompt_tokens], seq.sampling.max_tokens)[0]
+
+
+class DeviceMachine(RuleBasedStateMachine):
+    """Over a device that is given one step at a time."""
+
+    model_thread: type[ModelThread] = ModelThread
+    launches = False
+    pool_sizes = st.integers(8, 10)  # blocks
+    met: ClassVar[Counter[str]] = Counter()  # what has happened, of all runs
+
+    @initialize(num_blocks=st.data(), is_cut_short=st.booleans())
+    def build(self, num_blocks: st.DataObject, is_cut_short: bool) -> None:
+        self.pool = BlockPool(num_blocks.draw(self.pool_sizes, "num_blocks"), BLOCK_SIZE)
+        config = SchedulerConfig(max_num_seqs=3, max_batched_tokens=4, max_model_len=MAX_LEN)
+        self.scheduler = Scheduler(config, self.pool)
+        memory = Memory(self.pool.num_blocks, BLOCK_SIZE, Watch())
+        self.device = LateDevice(memory, self.pool)
+        self.thread = self.model_thread(self.device, self.scheduler)
+        runner = NoRunner()
+        self.engine = StepEngine(
+            self.scheduler,
+            runner,
+            launcher=runner if self.launches else None,
+            model_thread=self.thread,
+        )
+        self.engine.subscribe(self.on_step)
+        self.is_cut_short = is_cut_short  # the loop is cancelled while there is work
+        self.loop = asyncio.new_event_loop()
+        self.running = self.loop.create_task(self.engine.run())
+        self.clients: dict[Sequence, Client] = {}  # not yet released
+        self.quarantined: set[int] = set()
+        self.num_made = self.num_faults = 0
+        self.turn(_TURNS)
+
+    def turn(self, num_turns: int) -> None:
+        """Let the event loop do so much."""
+        self.turn_cancelled(num_turns)
+        if self.running.done():
+            self.running.result()
+
+    def turn_cancelled(self, num_turns: int = _TURNS) -> None:
+        for _ in range(num_turns):
+            self.loop.run_until_complete(asyncio.sleep(0))
+
+    def on_step(self, updates: list[SequenceUpdate]) -> None:
+        """What clients get is right, and what readers are offered is in the device's memory."""
+        for update in updates:
+            client, seq = self.clients[update.sequence], update.sequence
+            assert not client.is_over, WRONG_TOKEN
+            self.receive(client, update)
+            if seq.prefill_only:
+                client.num_announced = update.num_computed_tokens
+                blocks = seq.block_table[: self.pool.num_blocks_for(client.num_announced)]
+                client.generations = list(map(self.pool.generation, blocks))
+                self.check_readable(client, ANNOUNCED_EARLY)
+            elif seq.state is SequenceState.FINISHED:
+                del self.clients[seq]
+
+    def receive(self, client: Client, update: SequenceUpdate) -> None:
+        seq, token = update.sequence, update.token
+        if token is not None:
+            assert update.position == seq.num_prompt_tokens + len(client.received), WRONG_TOKEN
+            client.received.append(token.token_id)
+        assert client.received == client.wanted[: len(client.received)], WRONG_TOKEN
+        assert client.received == seq.token_ids[seq.num_prompt_tokens :], WRONG_TOKEN
+        if update.error is not None or update.finish_reason is not None or seq.prefill_only:
+            client.is_over = seq.state in (SequenceState.FINISHED, SequenceState.LEASED)
+        if update.finish_reason is not None:
+            assert client.received == client.wanted, WRONG_TOKEN
+        is_late = seq.num_in_flight_tokens > 0 and update.finish_reason is FinishReason.STOP
+        self.met["stop found late"] += is_late
+        self.met["failed step"] += update.error is not None
+
+    def check_readable(self, client: Client, otherwise: str) -> None:
+        seq = client.seq
+        for position, slot in enumerate(slots_of(seq.token_ids[: client.num_announced])):
+            index, offset = divmod(position, BLOCK_SIZE)
+            assert self.device.memory.slot(seq.block_table[index], offset) == slot, otherwise
+
+    def make(self, shared: int, own: int, max_tokens: int, *, is_told: bool) -> Sequence:
+        """is_told: the host has to see its tokens."""
+        self.num_made += 1
+        prompt = [1] * shared + [own] * own
+        return Sequence(
+            key=SequenceKey("router", self.num_made),
+            token_ids=prompt,
+            num_prompt_tokens=len(prompt),
+            sampling=SamplingParams(
+                max_tokens=max_tokens,
+                stop_token_ids=frozenset({STOP_TOKEN}),
+                return_margins=is_told,
+            ),
+        )
+
+    shapes = st.tuples(st.integers(0, 6), st.integers(1, 3), st.integers(1, 7))
+
+    @rule(shape=shapes, is_told=st.sampled_from([False, False, False, True]), turns=TURNS)
+    def generate(self, shape: tuple[int, int, int], is_told: bool, turns: int) -> None:
+        seq = self.make(*shape, is_told=is_told)
+        try:
+            self.engine.reserve(seq)
+        except BlocksExhaustedError:
+            return
+        self.clients[seq] = Client(seq)
+        self.engine.start(seq, [], compute_missing=True)
+        self.turn(turns)
+
+    @rule(shape=shapes, turns=TURNS)
+    def add_source(self, shape: tuple[int, int, int], turns: int) -> None:
+        seq = self.make(*shape, is_told=False)
+        seq.prefill_only = True
+        try:
+            self.engine.add_prefill(seq)
+        except BlocksExhaustedError:
+            return
+        self.clients[seq] = Client(seq)
+        self.turn(turns)
+
+    @rule(shape=shapes, turns=TURNS)
+    def fetch(self, shape: tuple[int, int, int], turns: int) -> None:
+        """Reserve, and have what is missing written by somebody else."""
+        seq = self.make(*shape, is_told=False)
+        seq.to_pull = True
+        try:
+            self.engine.reserve(seq)
+        except BlocksExhaustedError:
+            return
+        to_come = list(range(seq.num_computed_tokens, seq.num_tokens))
+        self.clients[seq] = client = Client(seq, to_come=to_come)
+        self.spoil(self.fetched_blocks(client))
+        self.turn(turns)
+
+    def fetched_blocks(self, client: Client) -> set[int]:
+        return {client.seq.block_table[position // BLOCK_SIZE] for position in client.to_come}
+
+    def spoil(self, block_ids: set[int]) -> None:
+        for block_id in block_ids:
+            self.device.memory.spoil(block_id)
+
+    @property
+    def fetching(self) -> list[Client]:
+        return [each for each in self.clients.values() if each.seq.state is SequenceState.RESERVED]
+
+    @precondition(lambda self: self.fetching)
+    @rule(data=st.data(), num_emitted=st.integers(0, 2), turns=TURNS)
+    def kv_arrives(self, data: st.DataObject, num_emitted: int, turns: int) -> None:
+        """Some of it; with the last, the sequence starts behind tokens that others emitted."""
+        client = data.draw(st.sampled_from(self.fetching))
+        seq = client.seq
+        num_arrived = data.draw(st.integers(1, max(1, len(client.to_come))))
+        arrived = data.draw(st.permutations(client.to_come))[:num_arrived]
+        slots = slots_of(seq.token_ids)
+        for position in arrived:
+            self.device.memory.write(seq.block_table, position, slots[position])
+        client.to_come = [position for position in client.to_come if position not in arrived]
+        if not client.to_come:
+            self.met["fetched"] += bool(arrived)
+            self.engine.mark_proven(seq)
+            client.received = client.wanted[: min(num_emitted, len(client.wanted) - 1)]
+            self.engine.start(seq, list(client.received), compute_missing=False)
+        self.turn(turns)
+
+    @precondition(lambda self: self.fetching)
+    @rule(data=st.data(), turns=TURNS)
+    def break_off(self, data: st.DataObject, turns: int) -> None:
+        """A fetch whose reads may still write."""
+        client = data.draw(st.sampled_from(self.fetching))
+        unfinished = self.fetched_blocks(client)
+        self.engine.quarantine(unfinished)
+        self.quarantined |= unfinished
+        self.engine.release(client.seq)
+        del self.clients[client.seq]
+        self.met["broken off"] += 1
+        self.turn(turns)
+
+    @precondition(lambda self: self.quarantined)
+    @rule(data=st.data(), are_over=st.booleans(), turns=TURNS)
+    def late_reads(self, data: st.DataObject, are_over: bool, turns: int) -> None:
+        blocks = data.draw(st.sets(st.sampled_from(sorted(self.quarantined)), min_size=1))
+        self.spoil(blocks)
+        if are_over:
+            self.quarantined -= blocks
+            self.engine.end_quarantine(blocks)
+        self.turn(turns)
+
+    @precondition(lambda self: self.clients)
+    @rule(data=st.data(), is_meant=st.sampled_from([False, False, True]), turns=TURNS)
+    def release(self, data: st.DataObject, is_meant: bool, turns: int) -> None:
+        """Cancelled, or read by all its readers."""
+        if not is_meant:
+            return
+        clients = [each for each in self.clients.values() if not self.fetched_blocks(each)]
+        if clients:
+            seq = data.draw(st.sampled_from(clients)).seq
+            self.met["cancelled in flight"] += seq.num_in_flight_tokens > 0
+            del self.clients[seq]
+            self.engine.release(seq)
+            self.turn(turns)
+
+    @precondition(
+        lambda self: self.launches and self.device.plans and self.num_faults < _MAX_FAULTS
+    )
+    @rule(is_launching=st.booleans())
+    def memory_runs_short(self, is_launching: bool) -> None:
+        self.num_faults += 1
+        setattr(self.thread.faults, "launching" if is_launching else "waiting", True)
+
+    @rule(order=st.binary(min_size=16, max_size=16))
+    def get_on(self, order: bytes) -> None:
+        """Whoever can, one after another."""
+        for who in order:
+            if who % 3 == 0 and self.device.asked:
+                self.device.asked.popleft()()
+            elif who % 3 == 1 and self.thread.jobs:
+                self.thread_gets_on()
+            elif who % 3 == 2:
+                self.turn(2)
+            self.nobody_has_what_the_device_has()
+
+    def thread_gets_on(self) -> None:
+        num_before = len(self.device.plans)
+        self.thread.get_on()
+        plans = self.device.plans
+        if len(plans) > num_before:
+            assert len(plans) <= MAX_STEPS_IN_FLIGHT
+            self.met["two in flight"] += len(plans) > 1
+            self.met["followed"] += any(chunk.follows is not None for chunk in plans[-1].chunks)
+
+    @invariant()
+    def nobody_has_what_the_device_has(self) -> None:
+        device = self.device
+        for block_id in device.unfinished_block_ids:
+            assert self.pool.key_of(block_id) is None, CACHED_EARLY
+        for block_id in device.read_block_ids:
+            assert self.pool.holders(block_id), FREED_EARLY
+        assert device.has_own_blocks, REUSED_EARLY
+        being_read_into = self.quarantined.union(*map(self.fetched_blocks, self.clients.values()))
+        assert not being_read_into & device.read_block_ids, READ_INTO_A_STEP
+        mismatch = pool_mismatch(self.pool, self.scheduler, self.quarantined)
+        assert mismatch is None, mismatch
+
+    @invariant()
+    def sources_stay_readable(self) -> None:
+        for client in self.clients.values():
+            if client.num_announced:
+                table = client.seq.block_table[: len(client.generations)]
+                now = list(map(self.pool.generation, table))
+                assert now == client.generations, TAKEN_FROM_READERS
+                self.check_readable(client, TAKEN_FROM_READERS)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "loop"):
+            return
+        self.met["preempted"] += self.scheduler.num_preemptions
+        if not self.is_cut_short:
+            self.run_to_the_end()
+        self.running.cancel()
+        for seq in tuple(self.clients):
+            self.scheduler.release(seq)
+        self.turn_cancelled()
+        self.get_done(self.turn_cancelled)
+        self.loop.close()
+        self.pool.end_quarantine(self.quarantined)
+        counts = self.pool.counts()
+        assert counts.free + counts.cached == counts.total, LEAKED
+
+    def run_to_the_end(self) -> None:
+        """Everybody gets all tokens, once what is fetched or read gives its blocks back."""
+        for _ in range(200):
+            for client in tuple(self.clients.values()):
+                if client.seq.state in (SequenceState.RESERVED, SequenceState.LEASED):
+                    del self.clients[client.seq]
+                    self.engine.release(client.seq)
+            self.engine.end_quarantine(self.quarantined)
+            self.quarantined.clear()
+            self.turn(_TURNS)
+            if not self.clients:
+                return
+            self.get_done(lambda: self.turn(_TURNS))
+        raise AssertionError(NO_END)
+
+    def get_done(self, turn: Callable[[], None]) -> None:
+        """All that the thread and the device were asked for."""
+        while self.device.asked or self.thread.jobs:
+            while self.device.asked:
+                self.device.asked.popleft()()
+            if self.thread.jobs:
+                self.thread.get_on()
+            turn()
+
+
+class AheadMachine(DeviceMachine):
+    """Over a device that is given the next step before it is done with the one it has."""
+
+    model_thread = LaunchingThread
+    launches = True
+    met: ClassVar[Counter[str]] = Counter()

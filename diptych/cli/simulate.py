@@ -85,7 +85,12 @@ def _setup(
         config.engines(model),
         config.wires(),
         config.limits(),
-        Placing(placement, objectives, config.local_prefill_below_tokens),
+        Placing(
+            placement,
+            objectives,
+            config.local_prefill_below_tokens,
+            may_refuse=config.refuse_unreachable,
+        ),
         config.seed,
         config.divide,
         config.routers,

@@ -35,6 +35,7 @@ class Request(NamedTuple):
     num_output_tokens: int
     block_keys: tuple[bytes, ...]  # of the prompt's whole blocks
     objectives: Objectives = NO_OBJECTIVES
+    may_refuse: bool = False  # rather than serve it when its objectives look lost
 
     def sequence(self, *, prefill_only: bool, to_pull: bool = False) -> Sequence:
         """As one worker has it."""

@@ -7,14 +7,16 @@ all that was asked for is given back.
 
 from collections.abc import Callable
 
-from diptych.errors import DiptychError
+from diptych.errors import DeadlineUnreachableError, DiptychError
 from diptych.simulation.attempt import Attempt, Request
 from diptych.simulation.outcome import Outcome
 from diptych.simulation.router import SimulatedRouter
 from diptych.timers import Timers
 from router.placement.eligible import ordered
 from router.placement.types import DecodeOnly, Forecast, Paired, Placement, Query, Seen, WorkerId
+from router.placement.waiting_room import ANY_TURN
 from router.request import worker_errors
+from router.request.placing import ASK_AGAIN_S
 from router.request.request_state import REQUEST_TRANSITIONS, RequestEvent, RequestState
 from router.request.retry_state import RetryState
 
@@ -40,10 +42,18 @@ class Journey:
         self._attempt: Attempt | None = None
         self._foretold: tuple[Forecast, float] | None = None  # and when it was placed
         self._first_s = 0.0
+        self._was_placed = False  # then it is refused no more
 
     def arrive(self) -> None:
-        """Ask for a place."""
-        self._queue(front=False)
+        """Ask for a place; whoever finds none is judged by what waits before it."""
+        snapshot, wait_s = self._router.snapshot(), 0.0
+        if not snapshot.has_room:
+            num_engines = len(snapshot.prefill) or len(snapshot.decode)
+            wait_s = self._router.room.ahead_s(ANY_TURN) / num_engines
+        if not snapshot.has_room and self._is_lost(wait_s):
+            self._end(DeadlineUnreachableError.reason)
+        else:
+            self._queue(front=False)
 
     def cut_off(self) -> None:
         """Nobody waits for it any more."""
@@ -54,11 +64,17 @@ class Journey:
 
     def offer(self, *, room_made: bool) -> None:
         """See :class:`router.placement.waiting_room.Waiter`."""
-        if room_made or self._agenda.now_s >= self._retry.not_before_s:
-            placement = self._place()
-            if placement is not None:
-                self._router.room.take(self)
-                self._open(placement)
+        if not room_made and self._agenda.now_s < self._retry.not_before_s:
+            return
+        placement = self._place()
+        if placement is not None:
+            self._router.room.take(self)
+            self._open(placement)
+        elif self._is_lost(0.0):
+            self._end(DeadlineUnreachableError.reason)
+        elif self._router.policy.has_declined:
+            self._router.room.hold(self)
+            self._agenda.after(ASK_AGAIN_S, self._router.room.pump_soon)
 
     def turn_away(self, error: DiptychError) -> None:
         """See :class:`router.placement.waiting_room.Waiter`."""
@@ -96,21 +112,33 @@ class Journey:
         )
         self._end("")
 
+    def _is_lost(self, wait_s: float) -> bool:
+        """Whether it is refused, as its objectives are lost if it may be placed in ``wait_s``."""
+        query = self._query()
+        if not query.may_refuse:
+            return False
+        return self._router.policy.foresee(query, self._router.snapshot(), wait_s) is not None
+
     def _place(self) -> Placement | None:
+        snapshot = self._router.snapshot()
+        placement = ordered(self._router.policy.place(self._query(), snapshot), snapshot)
+        self._was_placed |= placement is not None
+        return placement
+
+    def _query(self) -> Query:
         request, wanted = self.request, self.request.objectives
         if wanted.ttft_s is not None:
             left_s = request.due_s + wanted.ttft_s - self._agenda.now_s
             wanted = wanted._replace(ttft_s=left_s, whole_ttft_s=wanted.ttft_s)
-        query = Query(
+        return Query(
             num_tokens=len(request.prompt_ids),
             num_max_tokens=len(request.prompt_ids) + request.num_output_tokens,
             block_keys=request.block_keys,
             block_size=self._router.block_size,
             refused=frozenset(self._retry.refused),
             objectives=wanted,
+            may_refuse=request.may_refuse and not self._was_placed,
         )
-        snapshot = self._router.snapshot()
-        return ordered(self._router.policy.place(query, snapshot), snapshot)
 
     def _open(self, placement: Placement) -> None:
         self._move(RequestEvent.PLACE)

@@ -123,6 +123,9 @@ class SimulationConfig(BaseModel):
     max_queue: int = Field(256, ge=0, description="As the router's.")
     max_concurrent: int = Field(256, ge=1, description="As the router's.")
     max_pending_prefill_tokens: int = Field(16384, ge=1, description="As the router's.")
+    refuse_unreachable: bool = Field(
+        True, description="As the router's, and as if each request asked for the table's objective."
+    )
     local_prefill_below_tokens: int = Field(64, ge=0, description="As the router's.")
     seed: int = Field(1, ge=0, description="Of arrivals, noise and draws: the same give the same.")
     json_: Path | None = Field(None, alias="json", description="Write every outcome here.")

@@ -31,6 +31,7 @@ class Placing(NamedTuple):
     objectives: Objectives = NO_OBJECTIVES  # of each request
     local_below_tokens: int = 64
     is_guarded: bool = True  # as the router's predicted is
+    may_refuse: bool = False  # requests whose objectives it foretells to be missed
 
     def policy(self, seed: int, router: int = 0) -> Policy:
         """The router's own, of that number."""
@@ -98,7 +99,7 @@ class Simulation:
             setup.seed,
         )
         self._divide = setup.divide
-        self._objectives = setup.placing.objectives
+        self._placing = setup.placing
         self._max_model_len = min(
             setup.workers.decode.max_model_len, setup.workers.prefill.max_model_len
         )
@@ -135,7 +136,10 @@ class Simulation:
         ids = prompt_ids(shape, number, self._divide)[: self._max_model_len - 2]
         num_output = min(shape.num_output_tokens, self._max_model_len - len(ids))
         keys = tuple(block_keys(ids, router.block_size))
-        request = Request(number, shape.at_s, ids, num_output, keys, self._objectives)
+        placing = self._placing
+        request = Request(
+            number, shape.at_s, ids, num_output, keys, placing.objectives, placing.may_refuse
+        )
         journey = Journey(router, request, self._ended)
         self.journeys.append(journey)
         journey.arrive()

@@ -11,7 +11,7 @@ from router.request.emitted_tokens import EmittedTokens
 from router.request.prompt_told import PromptTold
 from router.request.retry_state import RetryState
 
-_ASK_AGAIN_S = 0.5  # other routers' requests end too, of which nobody is told at once
+ASK_AGAIN_S = 0.5  # other routers' requests end too, of which nobody is told at once
 
 
 class Placing:
@@ -84,7 +84,7 @@ class Placing:
             return None
         found = self.ask() or self.error_if_unreachable(is_new=False)
         if found is None and self._may_refuse:
-            self.ask_again_at_s = self._deps.clock() + _ASK_AGAIN_S
+            self.ask_again_at_s = self._deps.clock() + ASK_AGAIN_S
         elif found is None and self._yields():
             self.ask_again_at_s = self._yields_until_s
         return found

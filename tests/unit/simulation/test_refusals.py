@@ -1,0 +1,49 @@
+"""More requests than workers: those that look lost are refused, so that the others are in time."""
+
+import random
+from collections.abc import Iterator
+
+from diptych.errors import DeadlineUnreachableError
+from diptych.simulation.cluster import Split, Workers
+from diptych.simulation.measured_steps import DEMO
+from diptych.simulation.outcome import Objective, goodput
+from diptych.simulation.router import Wires
+from diptych.simulation.simulation import Placing, Run, Setup, Simulation
+from diptych.simulation.workload import Shape
+from router.placement.types import Objectives
+from tests.unit.simulation.small import SMALL
+
+GOAL = Objective(1.7, 0.082)
+LONG_S, RATE = 30.0, 6.0
+
+
+def requests() -> Iterator[Shape]:
+    rng, at_s = random.Random(1), 0.0
+    while (at_s := at_s + rng.expovariate(RATE)) < LONG_S:
+        yield Shape(at_s, rng.randrange(50, 600), rng.randrange(10, 110), ())
+
+
+def run(placement: str, *, may_refuse: bool) -> Run:
+    limits = SMALL._replace(
+        max_num_seqs=64, max_batched_tokens=512, max_model_len=1024, num_blocks=2048
+    )
+    placing = Placing(placement, Objectives(*GOAL), is_guarded=False, may_refuse=may_refuse)
+    setup = Setup(
+        Split(num_soft=4), Workers(limits, limits, DEMO), Wires(), placing=placing, seed=1
+    )
+    return Simulation(setup, requests()).run(LONG_S, 10.0)
+
+
+def test_who_is_refused_makes_room_for_those_that_can_be_in_time() -> None:
+    served, refusing = run("predicted", may_refuse=False), run("predicted", may_refuse=True)
+    good = goodput(refusing.outcomes, GOAL, LONG_S)
+    assert good >= 1.2 * goodput(served.outcomes, GOAL, LONG_S)
+    assert refusing.refusals.keys() == {DeadlineUnreachableError.reason}
+    answered = [outcome for outcome in refusing.outcomes if outcome.ttft_s is not None]
+    assert len(answered) + sum(refusing.refusals.values()) == len(refusing.outcomes)
+    assert sum(map(GOAL.met_by, answered)) >= 0.85 * len(answered)
+
+
+def test_who_foretells_nothing_refuses_nobody() -> None:
+    served, refusing = run("least-loaded", may_refuse=False), run("least-loaded", may_refuse=True)
+    assert served.outcomes == refusing.outcomes

@@ -1,6 +1,8 @@
 """Keeps a policy from being worse than the best fixed regime of the recent past. Pure.
 
-A policy that foretells is as good as what it foretells by. What requests really had is compared
+A policy that foretells is as good as what it foretells by. Each placement says how many objectives
+will be missed because of it; while that many are, the policy does what can be done, and no other
+regime is looked at. Else what requests really had is compared
 with what a fixed regime would have given them, by a replay of the same requests through queues
 as fast as workers measured themselves, of which no learned law is a part. The replay is rough,
 so a change is a trial: a regime that does not keep more objectives than was kept before it is
@@ -24,6 +26,7 @@ _WINDOW_S: Final = 120.0
 _MOST_SEEN: Final = 256  # requests
 _LEAST_SEEN: Final = 16  # of which anything is said
 _GAIN: Final = 1.1  # by which another has to be better
+_SURPRISE: Final = 0.15  # objectives missed of a request, beside as many as were foretold
 
 
 class Regime(enum.Enum):
@@ -89,6 +92,7 @@ class Guard:
     def __init__(self) -> None:
         self.regime = Regime.FREE
         self._seen: deque[Seen] = deque(maxlen=_MOST_SEEN)
+        self._foretold: deque[tuple[float, float]] = deque(maxlen=_MOST_SEEN)  # when, how many
         self._now_s = 0.0
         self._since_s = 0.0  # in this regime
         self._looked_s = 0.0
@@ -106,6 +110,10 @@ class Guard:
     def is_fixed(self) -> float:
         """1 in a fixed regime, else 0."""
         return float(self.regime is not Regime.FREE)
+
+    def foretold(self, num_missed: float) -> None:
+        """One is placed, because of which so many objectives will be missed, by expectation."""
+        self._foretold.append((self._now_s, num_missed))
 
     def ended(self, seen: Seen) -> None:
         """One request more."""
@@ -155,7 +163,8 @@ class Guard:
 
     def _doubt(self, recent: Sequence[Seen], rates: Rates | None) -> None:
         """Whether a fixed regime has been looking better for long enough."""
-        if rates is None or len(recent) < _LEAST_SEEN or self._now_s < self._barred_until_s:
+        is_early = len(recent) < _LEAST_SEEN or self._now_s < self._barred_until_s
+        if rates is None or is_early or not self._is_surprised(recent):
             self._better_since_s = None
             return
         kept, ordered = _ratio(recent), sorted(recent, key=lambda each: each.came_s)
@@ -170,11 +179,24 @@ class Guard:
         elif self._now_s - self._better_since_s >= SURE_S:
             self._turn(best, kept)
 
+    def _is_surprised(self, recent: Sequence[Seen]) -> bool:
+        """Whether those that were answered missed more, or fewer, objectives than was foretold."""
+        begin_s = max(self._since_s, self._now_s - _WINDOW_S)
+        foretold = [num for at_s, num in self._foretold if at_s >= begin_s]
+        missed = [each.num_missed for each in recent if each.ttft_s is not None]
+        if not missed:
+            return True
+        return abs(_mean(missed) - _mean(foretold)) > _SURPRISE
+
     def _turn(self, regime: Regime, kept: float | None = None) -> None:
         """``kept``: of the regime that ends, for the trial that begins; None: it is none."""
         self._before = None if kept is None else (self.regime, kept)
         self.regime, self._since_s = regime, self._now_s
         self._better_since_s = None
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
 
 
 def _ratio(seen: Sequence[Seen]) -> float:

@@ -8,7 +8,9 @@ from router.placement.guard import Guard, Rates, Regime
 from router.placement.policy import LeastLoaded
 from router.placement.predicted import Predicted
 from router.placement.types import (
+    DecodeOnly,
     Forecast,
+    Paired,
     Placement,
     Query,
     Seen,
@@ -38,7 +40,10 @@ class Guarded:
         if self.guard.is_due and self.guard.look(Rates.of(snapshot)):
             logger.warning("placement turns", extra={"regime": self.guard.regime.value})
         if self.guard.regime is Regime.FREE:
-            return self._predicted.place(query, snapshot)
+            placement = self._predicted.place(query, snapshot)
+            if isinstance(placement, Paired | DecodeOnly) and placement.forecast is not None:
+                self.guard.foretold(placement.forecast.chosen.num_missed)
+            return placement
         found = None
         if self.guard.regime is Regime.TOGETHER:
             found = self._plain.together(query, snapshot)

@@ -18,6 +18,7 @@ from router.placement.forecast import (
     of_prefill,
 )
 from router.placement.loss import NOTHING_PROMISED, Bystanders, Consequences, Promised
+from router.placement.parting import Parting, Parts
 from router.placement.place import distance_ratio
 from router.placement.policy import LeastLoaded
 from router.placement.types import (
@@ -41,6 +42,8 @@ _NUM_WEIGHED = 8  # of each pool, those with the least to wait for
 # Of larger pools not every queue is rolled out, but those that look short, and who has a prefix.
 _NUM_ROLLED_OUT = 16
 _NUM_HOLDERS = 4
+_NUM_OTHERS = 4  # of workers of both roles, that have the other part
+_ASTRAY = 0.3  # objectives: a worker of both roles does what is not its part
 _NUM_TOLD = 4  # candidates that a forecast names, the best
 _PER_OBJECTIVE = 20  # differences that are smaller are left to seconds
 _OVERHEAD_WEIGHT = 0.05  # of the latest first token
@@ -51,6 +54,7 @@ _MOST_RETRY_S = 30.0
 
 
 V = TypeVar("V", bound=PrefillView | DecodeView)
+F = TypeVar("F", PrefillForecast, DecodeForecast)
 
 
 class _Loss(NamedTuple):
@@ -90,6 +94,7 @@ class Predicted:
         self._plain = plain
         self.cache = plain.cache
         self._chance = chance
+        self._parting = Parting()
         self._overhead_s = 0.0
         self._num_refused = 0  # since one was placed or tried, or a first token came
         self._paces: dict[WorkerId, Counter[float | None]] = {}  # of our sequences, as promised
@@ -138,11 +143,13 @@ class Predicted:
             self.has_declined = True
             return None
         self._num_refused = 0
+        num_missing = self._plain.num_missing(query, chosen.prefill or chosen.decode)
+        num_workers = max(len(snapshot.prefill), len(snapshot.decode))
+        self._parting.learn(query, num_missing, num_workers)
         forecast = Forecast(chosen, tuple(candidate for _, candidate in best))
         if chosen.prefill is not None:
             return Paired(chosen.prefill, chosen.decode, forecast)
-        num_assumed = query.num_tokens - self._plain.num_missing(query, chosen.decode)
-        return DecodeOnly(chosen.decode, Why.CHOICE, num_assumed, forecast)
+        return DecodeOnly(chosen.decode, Why.CHOICE, query.num_tokens - num_missing, forecast)
 
     def foresee(self, query: Query, snapshot: Snapshot, wait_s: float) -> Unreachable | None:
         """See :class:`router.placement.types.Policy`.
@@ -230,14 +237,15 @@ class Predicted:
         if not (all(map(_tells_prefill, prefills)) and all(map(_tells_decode, decodes))):
             return []
         holders = self._plain.holders(query)
-        near_p = self._near(query, prefills, holders, _looks_to_wait_s)
-        near_d = self._near(query, decodes, holders, _looks_apart_s)
+        parts = self._parting.parts(snapshot)
+        near_p = self._near(query, prefills, holders, _looks_to_wait_s, parts.decoding)
+        near_d = self._near(query, decodes, holders, _looks_apart_s, parts.computing)
         computed = [(view, of_prefill(view, self._prompt(query, view.worker))) for view in near_p]
         decoded = [(view, of_decode(view, query.num_tokens)) for view in near_d]
         known = [(view, forecast) for view, forecast in computed if forecast is not None]
         paces = [(view, forecast) for view, forecast in decoded if forecast is not None]
-        few_p = nsmallest(_NUM_WEIGHED, known, key=lambda each: each[1].first_token.expected_s)
-        few_d = nsmallest(_NUM_WEIGHED, paces, key=lambda each: each[1].after.expected_s)
+        few_p = _few(known, parts.decoding, lambda each: each.first_token.expected_s)
+        few_d = _few(paces, parts.computing, lambda each: each.after.expected_s)
         sources = {view.worker for view, _ in few_p}
         beside = {
             view.worker: of_decode(view, query.num_tokens)
@@ -245,21 +253,32 @@ class Predicted:
             if view.worker in sources
         }
         pairs = (
-            self._pair(query, prefill, decode, beside.get(prefill[0].worker))
+            self._pair(query, prefill, decode, beside.get(prefill[0].worker), parts)
             for prefill in few_p
             for decode in few_d
             if is_pair(query, prefill[0], decode[0])
         )
-        alone = (self._alone(query, view, pace) for view, pace in few_d)
+        alone = (self._alone(query, view, pace, parts) for view, pace in few_d)
         return [*pairs, *(each for each in alone if each is not None)]
 
     def _near(
-        self, query: Query, views: Sequence[V], holders: set[str], looks: Callable[[V], float]
+        self,
+        query: Query,
+        views: Sequence[V],
+        holders: set[str],
+        looks: Callable[[V], float],
+        others: frozenset[WorkerId],
     ) -> Sequence[V]:
-        """Of a large pool those worth a look ahead: idle as it ``looks``, or with a prefix."""
+        """Of a large pool those worth a look ahead: idle as it ``looks``, or with a prefix.
+
+        ``others`` have another part, so only a few are.
+        """
         if len(views) <= _NUM_ROLLED_OUT:
             return views
-        near = nsmallest(_NUM_ROLLED_OUT, views, key=looks)
+        own = [view for view in views if view.worker not in others] if others else views
+        near = nsmallest(_NUM_ROLLED_OUT, own, key=looks)
+        if others:
+            near += nsmallest(_NUM_OTHERS, (v for v in views if v.worker in others), key=looks)
         if holders:
             having = [view for view in views if view.worker.incarnation in holders]
             most = nsmallest(
@@ -274,6 +293,7 @@ class Predicted:
         prefill: tuple[PrefillView, PrefillForecast],
         decode: tuple[DecodeView, DecodeForecast],
         running: DecodeForecast | None,
+        parts: Parts,
     ) -> tuple[_Loss, Outlook]:
         """``running``: those that decode where the prompt would be computed; None: nobody can."""
         (source, computed), (view, pace) = prefill, decode
@@ -286,10 +306,13 @@ class Predicted:
             stalled_s, promised = _stalled_s(computed, running), self._promised_on(source.worker)
             beside.append(Bystanders(there, stalled_s, promised))
         come = Consequences(first, pace.after, beside, handoff_s)
-        return self._valued(query, source.worker, view.worker, come)
+        against = _ASTRAY * (view.worker in parts.computing)
+        if running is not None and running.num_rows:
+            against += _ASTRAY * (source.worker in parts.decoding)
+        return self._valued(query, source.worker, view.worker, come, against)
 
     def _alone(
-        self, query: Query, view: DecodeView, pace: DecodeForecast
+        self, query: Query, view: DecodeView, pace: DecodeForecast, parts: Parts
     ) -> tuple[_Loss, Outlook] | None:
         """The decode worker computes the prompt itself; None: it may not, or cannot tell yet."""
         if not view.local_prefill or query.needs_prefill:
@@ -301,23 +324,30 @@ class Predicted:
         promised = self._promised_on(view.worker)
         beside = [Bystanders(pace, _stalled_s(computed, pace), promised)]
         come = Consequences(first, pace.after, beside)
-        return self._valued(query, None, view.worker, come)
+        is_astray = view.worker in parts.computing
+        is_astray |= bool(pace.num_rows) and view.worker in parts.decoding
+        return self._valued(query, None, view.worker, come, _ASTRAY * is_astray)
 
     def _valued(
-        self, query: Query, prefill: WorkerId | None, decode: WorkerId, come: Consequences
+        self,
+        query: Query,
+        prefill: WorkerId | None,
+        decode: WorkerId,
+        come: Consequences,
+        against: float,
     ) -> tuple[_Loss, Outlook]:
+        """``against``: what speaks against it beside those that it concerns, in objectives."""
         num_output = max(1, min(query.num_output_tokens, query.num_max_tokens - query.num_tokens))
         missed = come.objectives_missed(query.objectives, num_output)
         seconds = come.seconds(num_output)
         rank = self._plain.rank(decode) + (b"" if prefill is None else self._plain.rank(prefill))
-        loss = _Loss(round(missed.num_all * _PER_OBJECTIVE), seconds, rank)
+        loss = _Loss(round((missed.num_all + against) * _PER_OBJECTIVE), seconds, rank)
         first = come.first_token
         pace_s = come.pace.expected_s
         candidate = Outlook(
             prefill,
             decode,
             first.expected_s,
-            first.upper_s,
             pace_s,
             missed.num_all,
             seconds,
@@ -332,6 +362,16 @@ class Predicted:
         """What ``worker`` would have to compute of the prompt; its last token at the least."""
         num_cached = query.num_tokens - self._plain.num_missing(query, worker)
         return StepWork.of_prompt(query.num_tokens, min(num_cached, query.num_tokens - 1))
+
+
+def _few(
+    forecasts: Sequence[tuple[V, F]], others: frozenset[WorkerId], after_s: Callable[[F], float]
+) -> list[tuple[V, F]]:
+    """The soonest, few of them ``others``, which have another part."""
+    own = [each for each in forecasts if each[0].worker not in others]
+    few = nsmallest(_NUM_WEIGHED, own, key=lambda each: after_s(each[1]))
+    apart = (each for each in forecasts if each[0].worker in others)
+    return few + nsmallest(_NUM_OTHERS, apart, key=lambda each: after_s(each[1]))
 
 
 def _stalled_s(computed: PrefillForecast, there: DecodeForecast) -> float:

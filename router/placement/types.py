@@ -131,6 +131,13 @@ class Seen(NamedTuple):
         """Whether it had what it wanted."""
         return self.ttft_s is not None and self.objectives.kept_by(self.ttft_s, self.tpot_s)
 
+    @property
+    def num_missed(self) -> int:
+        """Objectives, of one that had an answer."""
+        had, wanted = (self.ttft_s, self.tpot_s), self.objectives[:2]
+        pairs = zip(had, wanted, strict=True)
+        return sum(its is not None and goal is not None and its > goal for its, goal in pairs)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
@@ -189,7 +196,6 @@ class Outlook(NamedTuple):
     prefill: WorkerId | None  # None: the decode worker computes the prompt
     decode: WorkerId
     ttft_s: float  # from its placement on, queues included
-    ttft_upper_s: float  # that nine of ten do not exceed
     tpot_s: float
     num_missed: float  # objectives, by expectation: its own, and others' because of it
     seconds: float  # until its answer is whole, and the seconds by which others come later

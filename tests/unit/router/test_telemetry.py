@@ -232,7 +232,7 @@ def test_what_was_foretold_of_a_first_token_is_compared_with_what_came_true(
     """Not where another attempt brought it: that was not foretold."""
     registry = CollectorRegistry()
     observer = make_observer(make_metrics(registry))
-    chosen = Outlook(WorkerId("p:1", "p"), WorkerId("d:1", "d"), 0.8, 1.0, 0.05, 0.0, 9.0)
+    chosen = Outlook(WorkerId("p:1", "p"), WorkerId("d:1", "d"), 0.8, 0.05, 0.0, 9.0)
     observer.foretold(Forecast(chosen, (chosen,)))
     usage = Usage(num_prompt_tokens=1, num_output_tokens=3, num_cached_tokens=0)
     timing = Timing(ttft_s=3.0, kv_path=KVPath.DISAGGREGATED, num_attempts=num_attempts)
@@ -250,8 +250,8 @@ def test_an_attempt_tells_what_was_foretold_of_its_candidates(
     chosen: dict[str, object] = {}
     monkeypatch.setattr(RequestTrace, "choose", lambda trace, marks: chosen.update(marks))
     prefill, decode = WorkerId("p:1", "p"), WorkerId("d:1", "d")
-    pair = Outlook(prefill, decode, 0.8, 1.0, 0.05, 0.25, 9.0)
-    alone = Outlook(None, decode, 1.5, 2.0, 0.05, 1.0, 9.5)
+    pair = Outlook(prefill, decode, 0.8, 0.05, 0.25, 9.0)
+    alone = Outlook(None, decode, 1.5, 0.05, 1.0, 9.5)
     why = Explanation((), (), 0, 0)
     observer.placed(Paired(prefill, decode, Forecast(pair, (pair, alone))), why)
     assert chosen[attributes.FORETOLD_TTFT] == 0.8

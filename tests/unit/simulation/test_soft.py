@@ -9,7 +9,7 @@ from diptych.simulation.cluster import Split, Workers
 from diptych.simulation.measured_steps import DEMO
 from diptych.simulation.outcome import Objective, goodput
 from diptych.simulation.router import Wires
-from diptych.simulation.simulation import Placing, Setup, Simulation
+from diptych.simulation.simulation import Placing, Run, Setup, Simulation
 from diptych.simulation.workload import Shape
 from router.placement.types import Objectives
 from tests.unit.simulation.small import SMALL
@@ -18,13 +18,19 @@ GOAL = Objective(1.7, 0.082)
 LONG_S = 60.0
 
 
-def requests(rate: float, seed: int) -> Iterator[Shape]:
+BURST_S = 15.0  # and as long a lull
+
+
+def requests(rate: float, seed: int, burst_ratio: float = 1.0) -> Iterator[Shape]:
+    """``burst_ratio``: in a burst so many times as many come as in a lull, the first of both."""
     rng, at_s = random.Random(seed), 0.0
-    while (at_s := at_s + rng.expovariate(rate)) < LONG_S:
+    high = 2 * rate * burst_ratio / (burst_ratio + 1)
+    while at_s < LONG_S:
+        at_s += rng.expovariate(high if at_s % (2 * BURST_S) < BURST_S else high / burst_ratio)
         yield Shape(at_s, rng.randrange(50, 600), rng.randrange(10, 110), ())
 
 
-def goodput_of(placement: str, split: Split, rate: float, seed: int) -> float:
+def run(placement: str, split: Split, rate: float, seed: int, burst_ratio: float = 1.0) -> Run:
     limits = SMALL._replace(
         max_num_seqs=64, max_batched_tokens=512, max_model_len=1024, num_blocks=2048
     )
@@ -35,7 +41,17 @@ def goodput_of(placement: str, split: Split, rate: float, seed: int) -> float:
         placing=Placing(placement, Objectives(*GOAL), is_guarded=False),
         seed=seed,
     )
-    return goodput(Simulation(setup, requests(rate, seed)).run(LONG_S, 10.0).outcomes, GOAL, LONG_S)
+    return Simulation(setup, requests(rate, seed, burst_ratio)).run(LONG_S, 10.0)
+
+
+def goodput_of(placement: str, split: Split, rate: float, seed: int) -> float:
+    return goodput(run(placement, split, rate, seed).outcomes, GOAL, LONG_S)
+
+
+def num_met_in_second_burst(placement: str, split: Split, seed: int) -> int:
+    done = run(placement, split, 5.5, seed, 3.0)
+    came = zip(done.due_s, done.outcomes, strict=True)
+    return sum(GOAL.met_by(outcome) for due_s, outcome in came if due_s >= 2 * BURST_S)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -44,3 +60,10 @@ def test_they_do_better_than_by_load(seed: int) -> None:
     soft = Split(num_soft=8)
     foretold = goodput_of("predicted", soft, 6.5, seed)
     assert foretold >= 1.05 * goodput_of("least-loaded", soft, 6.5, seed)
+
+
+@pytest.mark.parametrize("seed", [1, 3])
+def test_a_burst_finds_them_parted_as_well_as_the_best_fixed_split(seed: int) -> None:
+    """The best has four that compute prompts; the first burst tells what requests are like."""
+    soft = num_met_in_second_burst("predicted", Split(num_soft=8), seed)
+    assert soft >= 0.97 * num_met_in_second_burst("least-loaded", Split(4, 4), seed)

@@ -208,7 +208,7 @@ def test_it_looks_seldom_and_at_a_bounded_number(monkeypatch: pytest.MonkeyPatch
     told = snapshot(1.0)
     for number in range(2000):
         policy.place(query, told)
-        policy.ended_as(Seen(number / 100, number / 100 + 1.0, 500, GOALS, 0.2, 0.04))
+        policy.ended_as(Seen(number / 100, number / 100 + 1.0, 500, GOALS, 2.0, 0.04))
     assert len(counted) <= 2 * (21 / LOOK_S + 1), "in 21 s"
     assert max(counted) <= 256
 
@@ -257,3 +257,59 @@ def test_requests_that_came_and_ended_together_are_replayed_in_any_order() -> No
         late = seen(100.0 + number // 2, is_kept=False)
         guard.ended(late._replace(ttft_s=None) if number % 2 else late)
     assert not guard.look(RATES)
+
+
+def test_what_was_foretold_is_no_reason_to_doubt() -> None:
+    """As many are missed as the policy said: there is more work than workers, not a wrong model."""
+    world = World()
+
+    def overloaded(regime: Regime) -> bool:
+        world.guard.foretold(1.0)
+        return False
+
+    world.run(600.0, overloaded)
+    assert world.turns == []
+
+
+@pytest.mark.parametrize(("foretold", "is_kept"), [(0.2, False), (1.0, True)])
+def test_what_comes_otherwise_than_foretold_is_doubted_where_another_regime_is_better(
+    foretold: float, is_kept: bool
+) -> None:
+    """Too much was promised; or too little, and all but a few that were tried were refused."""
+    world = World()
+    turn = count()
+
+    def misled(regime: Regime) -> bool:
+        if regime is not Regime.FREE:
+            return True
+        if next(turn) % 4:
+            world.guard.ended(seen(world.now_s, is_kept=False)._replace(ttft_s=None))
+            return is_kept
+        world.guard.foretold(foretold)
+        return is_kept
+
+    world.run(60.0, misled)
+    assert bool(world.turns)
+    assert world.turns[0][1] is Regime.APART
+
+
+@pytest.mark.parametrize(("factor", "is_doubted"), [(6.0, False), (1.0, True)])
+def test_a_placement_tells_the_guard_what_is_foretold_of_it(
+    factor: float, is_doubted: bool
+) -> None:
+    """Both objectives of each request are missed: as workers say, or though they say otherwise."""
+    policy, told, goals = made(), snapshot(factor), Objectives(2.0, 0.1)
+    query, regimes = Query(num_tokens=500, num_max_tokens=540, objectives=goals), set()
+    for number in range(160):
+        assert policy.place(query, told) is not None
+        policy.ended_as(Seen(10.0 + number / 4, 11.0 + number / 4, 500, goals, 3.0, 0.2))
+        regimes.add(policy.guard.regime)
+    assert (regimes != {Regime.FREE}) is is_doubted
+
+
+def test_missed_objectives_are_counted_where_there_was_an_answer() -> None:
+    one = Seen(0.0, 1.0, 9, GOALS, 2.0, 0.04)
+    assert one.num_missed == 1
+    assert one._replace(tpot_s=0.06).num_missed == 2
+    assert one._replace(ttft_s=0.9, tpot_s=None).num_missed == 0
+    assert one._replace(objectives=Objectives()).num_missed == 0

@@ -109,7 +109,7 @@ class Foreteller(LeastLoaded):
     def place(self, query: Query, snapshot: Snapshot) -> Placement:
         if not query.is_fresh:
             return Paired(PREFILL, DECODE)
-        outlook = Outlook(PREFILL, DECODE, 0.5, 0.6, 0.05, 0.0, 9.0)
+        outlook = Outlook(PREFILL, DECODE, 0.5, 0.05, 0.0, 9.0)
         return Paired(PREFILL, DECODE, Forecast(outlook, (outlook,)))
 
     def came_true(self, forecast: Forecast, ttft_s: float) -> None:
@@ -168,7 +168,7 @@ class Local(Foreteller):
         self.promised: list[tuple[WorkerId, float | None]] = []
 
     def place(self, query: Query, snapshot: Snapshot) -> Placement:
-        outlook = Outlook(None, DECODE, 0.5, 0.6, 0.05, 0.0, 9.0)
+        outlook = Outlook(None, DECODE, 0.5, 0.05, 0.0, 9.0)
         return DecodeOnly(DECODE, Why.CHOICE, 0, Forecast(outlook, (outlook,)))
 
     def began(self, worker: WorkerId, tpot_s: float | None) -> None:

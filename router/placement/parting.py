@@ -1,0 +1,128 @@
+"""Which workers of both roles had best compute prompts, and which decode. Pure.
+
+A worker that does both lets its sequences wait for each prompt, so it is better that some do the
+one and some the other. How many is the split that saturates last, by the mix of requests of late
+and by what steps take: that is as good in a burst as before it, so that a burst finds the workers
+parted. It is a leaning, not a rule: what is foretold to be missed counts for more.
+"""
+
+from typing import Final, NamedTuple
+
+from diptych.step_model import StepCost
+from router.placement.types import EngineView, Query, Snapshot, WorkerId
+
+_PER_WORKER: Final = 8  # requests, that the mix is remembered of
+_LEAST_REMEMBERED: Final = 32
+_LEAST_SEEN: Final = 16  # before that nothing is said
+_STICKY: Final = 0.75  # workers: a change that is smaller is none
+
+
+class Mix(NamedTuple):
+    """Of requests, on average. Lengths in tokens."""
+
+    num_prompt_tokens: float = 0.0  # to be computed
+    num_attention_pairs: float = 0.0  # of those
+    num_tokens: float = 0.0  # of prompts, cached ones too
+    num_output_tokens: float = 0.0
+
+    def towards(self, other: "Mix", weight: float) -> "Mix":
+        """So much nearer to the other; 1: the other."""
+        moved = (mine + weight * (its - mine) for mine, its in zip(self, other, strict=True))
+        return Mix(*moved)
+
+    def prompt_s(self, cost: StepCost, max_batched_tokens: int) -> float:
+        """What one takes of a worker that computes nothing else, in full steps."""
+        return (
+            self.num_prompt_tokens / max_batched_tokens * cost.fixed_s
+            + self.num_prompt_tokens * cost.prefill_token_s
+            + self.num_attention_pairs * cost.attention_pair_s
+        )
+
+    def answer_s(self, cost: StepCost, max_num_seqs: int, tpot_s: float) -> float:
+        """What one takes of a worker that decodes as many at a time as nine of ten keep pace."""
+        num_context = self.num_tokens + self.num_output_tokens / 2
+        row_s = cost.row_s + num_context * cost.context_token_s
+        num_rows = float(max_num_seqs)
+        if row_s > 0.0:
+            num_rows = min(num_rows, (tpot_s / cost.upper_ratio - cost.fixed_s) / row_s)
+        num_rows = max(1.0, num_rows)
+        return self.num_output_tokens * (cost.fixed_s / num_rows + row_s)
+
+
+class Parts(NamedTuple):
+    """Of the workers of both roles; empty: each does what it is foretold to do best."""
+
+    computing: frozenset[WorkerId] = frozenset()
+    decoding: frozenset[WorkerId] = frozenset()
+
+
+class Parting:
+    """One router's: what requests were like of late, and the parts that follow from it.
+
+    All routers that see the same mix and the same workers part them alike.
+    """
+
+    def __init__(self) -> None:
+        self._mix = Mix()
+        self._tpot_s: float | None = None  # of those that want any pace, on average
+        self._num_seen = 0
+        self._parts = Parts()
+
+    def learn(self, query: Query, num_missing: int, num_workers: int) -> None:
+        """One was placed that lacks so many tokens where its prompt is computed."""
+        num_cached = query.num_tokens - num_missing
+        num_pairs = (query.num_tokens**2 - num_cached**2) / 2
+        num_output = max(1, min(query.num_output_tokens, query.num_max_tokens - query.num_tokens))
+        one = Mix(num_missing, num_pairs, query.num_tokens, num_output)
+        self._num_seen += 1
+        most = max(_LEAST_REMEMBERED, _PER_WORKER * num_workers)
+        weight = 1.0 / min(self._num_seen, most)
+        self._mix = self._mix.towards(one, weight)
+        tpot_s = query.objectives.tpot_s
+        if tpot_s is not None:
+            before_s = tpot_s if self._tpot_s is None else self._tpot_s
+            self._tpot_s = before_s + weight * (tpot_s - before_s)
+
+    def parts(self, snapshot: Snapshot) -> Parts:
+        """As of now."""
+        computing = {view.worker for view in snapshot.prefill}
+        both = {view.worker for view in snapshot.decode if view.worker in computing}
+        if not both or self._num_seen < _LEAST_SEEN:
+            return Parts()
+        wanted = self._wanted(snapshot, len(computing) - len(both), len(both))
+        if wanted is None:
+            return Parts()
+        known, num = self._parts.computing | self._parts.decoding, len(self._parts.computing)
+        if len(known) != len(both) or abs(wanted - num) > _STICKY:
+            num = round(wanted)
+        if both != known or num != len(self._parts.computing):
+            ordered = sorted(both, key=lambda worker: worker.incarnation)
+            self._parts = Parts(frozenset(ordered[:num]), frozenset(ordered[num:]))
+        return self._parts
+
+    def _wanted(self, snapshot: Snapshot, num_prefill: int, num_both: int) -> float | None:
+        """How many of both roles compute, so that both phases saturate together; None: not known.
+
+        ``num_prefill``: workers that compute prompts only.
+        """
+        engine, max_num_seqs = _engine(snapshot)
+        if engine is None or self._tpot_s is None:
+            return None
+        prompt_s = self._mix.prompt_s(engine.model.prefill, engine.max_batched_tokens)
+        answer_s = self._mix.answer_s(engine.model.decode, max_num_seqs, self._tpot_s)
+        num_all = num_prefill + len(snapshot.decode)
+        wanted = num_all * prompt_s / (prompt_s + answer_s) - num_prefill
+        least = 0 if num_prefill else 1
+        most = num_both - (len(snapshot.decode) == num_both)
+        return min(max(wanted, least), most)
+
+
+def _engine(snapshot: Snapshot) -> tuple[EngineView | None, int]:
+    """The first that tells of both kinds of steps, and how many sequences it runs at a time."""
+    for view in snapshot.decode:
+        engine = view.engine
+        if engine is None or not engine.max_batched_tokens:
+            continue
+        if engine.model.prefill.is_known and engine.model.decode.is_known:
+            return engine, view.max_num_seqs or 2**20
+    return None, 0

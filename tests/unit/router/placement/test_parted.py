@@ -1,0 +1,49 @@
+"""Workers of both roles: each has a part, and leaves it where objectives are at stake."""
+
+from dataclasses import replace
+
+from diptych.step_model import StepWork
+from router.placement.predicted import Predicted
+from router.placement.types import DecodeOnly, EngineView, Objectives, Paired, Query, Snapshot
+from tests.unit.router.placement.predicted_world import D1, D2, MODEL, made, view_d, view_p
+
+
+def soft(num_queued: int = 0, num_rows: int = 2) -> Snapshot:
+    """Two workers of both roles: the first has so many tokens of prompts, the other sequences."""
+    work = StepWork.of_prompt(num_queued, 0)._replace(num_decode_rows=2, num_context_tokens=1000)
+    busy = EngineView(model=MODEL, max_batched_tokens=512, work=work)
+    first = view_d(D1, 2, MODEL, proven=frozenset({"d2"}), engine=busy)
+    other = view_d(D2, num_rows, MODEL, proven=frozenset({"d1"}))
+    computing = replace(view_p(D1, num_queued), engine=busy)
+    return Snapshot((computing, replace(view_p(D2), engine=other.engine)), (first, other))
+
+
+def parted() -> Predicted:
+    policy = made()
+    for _ in range(20):
+        policy.place(QUERY_OF_PACE, soft())
+    return policy
+
+
+QUERY_OF_PACE = Query(num_tokens=300, num_max_tokens=360, objectives=Objectives(5.0, 0.1))
+
+
+def test_of_workers_of_both_roles_some_compute_and_others_decode() -> None:
+    placement = parted().place(QUERY_OF_PACE, soft())
+    assert isinstance(placement, Paired)
+    assert (placement.prefill, placement.decode) == (D1, D2)
+
+
+def test_whose_part_is_to_decode_computes_what_would_be_late_elsewhere() -> None:
+    placement = parted().place(QUERY_OF_PACE, soft(num_queued=20_000))
+    assert isinstance(placement, DecodeOnly)
+    assert placement.decode == D2
+
+
+def test_a_worker_without_sequences_computes_whatever_its_part_is() -> None:
+    """It keeps nobody waiting."""
+    policy = parted()
+    assert isinstance(policy.place(QUERY_OF_PACE, soft(num_queued=1_000)), Paired)
+    alone = policy.place(QUERY_OF_PACE, soft(num_queued=1_000, num_rows=0))
+    assert isinstance(alone, DecodeOnly)
+    assert alone.decode == D2

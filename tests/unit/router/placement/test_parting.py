@@ -1,0 +1,125 @@
+"""Which workers of both roles had best compute prompts, by what requests are like."""
+
+from dataclasses import replace
+
+import pytest
+
+from router.placement.parting import Parting, Parts
+from router.placement.types import DecodeView, Objectives, PrefillView, Query, Snapshot, WorkerId
+from tests.unit.router.placement.predicted_world import MODEL, view_d, view_p
+
+PACE_S = 0.08
+
+
+def worker(number: int) -> WorkerId:
+    return WorkerId(f"w{number}:1", f"w{number}")
+
+
+def both(num: int) -> Snapshot:
+    workers = [worker(number) for number in range(num)]
+    prefill: list[PrefillView] = [view_p(each) for each in workers]
+    decode: list[DecodeView] = [view_d(each, 0, MODEL) for each in workers]
+    return Snapshot(tuple(prefill), tuple(decode))
+
+
+def seen(num_prompt: int, num_output: int, num: int = 400, num_workers: int = 8) -> Parting:
+    parting = Parting()
+    tell(parting, num_prompt, num_output, num, num_workers)
+    return parting
+
+
+def tell(parting: Parting, num_prompt: int, num_output: int, num: int, num_workers: int) -> None:
+    query = Query(
+        num_tokens=num_prompt,
+        num_max_tokens=num_prompt + num_output,
+        num_output_tokens=num_output,
+        objectives=Objectives(2.0, PACE_S),
+    )
+    for _ in range(num):
+        parting.learn(query, num_prompt, num_workers)
+
+
+def num_computing(parting: Parting, snapshot: Snapshot) -> int:
+    parts = parting.parts(snapshot)
+    views = {view.worker for view in snapshot.decode}
+    assert parts.computing | parts.decoding <= views
+    assert not parts.computing & parts.decoding
+    return len(parts.computing)
+
+
+def test_the_longer_the_prompts_the_more_workers_compute_them() -> None:
+    mixes = [(50, 400), (400, 100), (800, 20)]
+    nums = [num_computing(seen(*mix), both(8)) for mix in mixes]
+    assert nums == sorted(set(nums))
+    assert nums[0] >= 1
+    assert nums[-1] <= 7, "somebody decodes"
+
+
+def test_both_phases_saturate_together() -> None:
+    """By the step model: so many prompts, and so many answers, a second."""
+    prompt, output, num = 400, 60, 16
+    computing = num_computing(seen(prompt, output, num_workers=num), both(num))
+    view = both(1).decode[0]
+    assert view.engine is not None
+    cost, most = view.engine.model.prefill, view.engine.max_batched_tokens
+    prompt_s = prompt / most * cost.fixed_s + prompt * cost.prefill_token_s
+    prompt_s += prompt**2 / 2 * cost.attention_pair_s
+    pace = view.engine.model.decode
+    row_s = pace.row_s + (prompt + output / 2) * pace.context_token_s
+    num_rows = (PACE_S / pace.upper_ratio - pace.fixed_s) / row_s
+    if view.max_num_seqs is not None:
+        num_rows = min(num_rows, view.max_num_seqs)
+    answer_s = output * (pace.fixed_s / num_rows + row_s)
+    rates = [min(k / prompt_s, (num - k) / answer_s) for k in range(1, num)]
+    assert abs(computing - (1 + rates.index(max(rates)))) <= 1
+
+
+def test_another_mix_changes_the_parts_within_as_many_requests_as_are_remembered() -> None:
+    parting = seen(800, 20)
+    before = num_computing(parting, both(8))
+    tell(parting, 50, 400, 128, 8)
+    assert num_computing(parting, both(8)) < before
+
+
+def test_a_mix_that_hardly_changes_changes_nobody() -> None:
+    parting, snapshot = seen(200, 100), both(8)
+    parts = parting.parts(snapshot)
+    for number in range(200):
+        tell(parting, 200 + (-1) ** number * 40, 100, 1, 8)
+        assert parting.parts(snapshot) == parts
+
+
+def test_routers_part_workers_alike_and_most_keep_their_part_when_one_leaves() -> None:
+    one, other = seen(300, 60).parts(both(8)), seen(300, 60).parts(both(8))
+    assert one == other
+    fewer = both(7)
+    parts = seen(300, 60).parts(fewer)
+    assert len(parts.computing - one.computing) <= 1
+
+
+def test_a_worker_that_came_has_a_part_too() -> None:
+    parting = seen(300, 60)
+    parting.parts(both(7))
+    parts = parting.parts(both(8))
+    assert worker(7) in parts.computing | parts.decoding
+
+
+def test_workers_of_one_role_count_and_have_no_part() -> None:
+    """Enough of them compute prompts: those of both roles decode."""
+    soft, alone = both(2), tuple(view_p(worker(number)) for number in range(10, 20))
+    parts = seen(100, 100).parts(replace(soft, prefill=(*soft.prefill, *alone)))
+    assert parts == Parts(frozenset(), frozenset({worker(0), worker(1)}))
+
+
+@pytest.mark.parametrize("num", [0, 15])
+def test_little_seen_says_nothing(num: int) -> None:
+    assert seen(300, 60, num).parts(both(8)) == Parts()
+
+
+def test_nothing_is_said_where_nobody_wants_a_pace_or_no_worker_has_both_roles() -> None:
+    parting = Parting()
+    for _ in range(100):
+        parting.learn(Query(num_tokens=300, num_max_tokens=400), 300, 8)
+    assert parting.parts(both(8)) == Parts()
+    apart = Snapshot((view_p(worker(0)),), (view_d(worker(1), 0, MODEL),))
+    assert seen(300, 60).parts(apart) == Parts()

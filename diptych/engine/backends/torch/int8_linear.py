@@ -31,9 +31,10 @@ def quantise(rows: Tensor) -> Quantised:
 
     The error of a value is at most half its row's scale.
     """
-    scales = torch.where(rows.isfinite().all(1), rows.abs().amax(1) / 127, torch.nan)
+    largest = rows.abs().amax(1)  # NaN where any is
+    scales = torch.where(largest.isfinite(), largest / 127, torch.nan)
     ratios = torch.where(scales > _TINY, 1 / scales, 0)
-    values = (rows * ratios[:, None]).nan_to_num().round().to(torch.int8)
+    values = (rows * ratios[:, None]).nan_to_num_().round_().to(torch.int8)
     return Quantised(values, scales)
 
 

@@ -98,6 +98,7 @@ def _pairs(now: Sample, before: Sample | None) -> Table:
         table.add_column(title, no_wrap=True)
     for title in ("GB/s", "pulls", "pulls/s"):
         table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("memories")  # wraps
     pulls = {} if before is None else {(p.prefill, p.decode): p for p in before.report.pairs}
     for pair in now.report.pairs:
         earlier = pulls.get((pair.prefill, pair.decode))
@@ -112,6 +113,7 @@ def _pairs(now: Sample, before: Sample | None) -> Table:
             f"{pair.bytes_per_s / 1e9:.2f}" if pair.bytes_per_s else "",
             f"{pair.num_pulls:,}",
             rate,
+            Text(printable(pair.way)),
         )
     num_more = now.report.num_pairs - len(now.report.pairs)
     if num_more:

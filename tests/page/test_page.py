@@ -321,6 +321,7 @@ def pools_told(pulls: int, *, num_prefill: int = 1) -> dict[str, object]:
     worker |= dict.fromkeys(("num_pending_prefill_tokens", "prefill_tokens_per_s"), 0)
     prefill = [{**worker, "address": f"p:{index}"} for index in range(num_prefill)]
     pair = {"decode": "d:0", "state": "proven", "transport": "tcp", "bytes_per_s": 0}
+    pair["way"] = "DRAM to DRAM"
     latency = {"num_samples": 0}
     return {
         **{"num_waiting": 0, "num_placed": 0, "num_output_tokens": 0},

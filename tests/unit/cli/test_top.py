@@ -31,7 +31,7 @@ def report(num_output_tokens: int = 100, num_pulls: int = 7) -> DescribeClusterR
     )
     pair = PairView(
         prefill="p:1", decode="d:1", state="proven", transport="nixl", bytes_per_s=2.5e9,
-        num_pulls=num_pulls,
+        num_pulls=num_pulls, way="DRAM to DRAM",
     )  # fmt: skip
     return DescribeClusterResponse(
         model="m",
@@ -66,14 +66,14 @@ def test_everything_is_there() -> None:
     assert "p:1 ready 11 5 3 1 20 60 0/64 0 1,234" in said
     assert "d:1 ready 0 0 0 0 0 0 9/64 0 0 20.5 ms a step" in said
     assert "and 1 more" in said
-    assert "p:1 d:1 proven nixl 2.50 7" in said
+    assert "p:1 d:1 proven nixl 2.50 7 DRAM to DRAM" in said
 
 
 def test_rates_are_since_the_look_before() -> None:
     before, now = Sample(report(), 10.0), Sample(report(150, 17), 12.0)
     shown = text_of(screen(now, before, has_bars=True))
     assert "25.0 tokens/s" in shown
-    assert shown.split()[-2:] == ["17", "5.0"]
+    assert shown.split()[-5:] == ["17", "5.0", "DRAM", "to", "DRAM"]
     assert "11 running  5 reserved  3 leased  1 quarantined  20 cached  60 free" in shown
     restarted = text_of(screen(before, now._replace(at_s=8.0), has_bars=True))
     assert "0.0 tokens/s" in restarted
@@ -83,7 +83,7 @@ def test_there_are_no_rates_between_the_counts_of_two_routers() -> None:
     one, other = Sample(report(), 10.0, "r:1"), Sample(report(5_000_000, 900), 11.0, "r:2")
     moved_on = text_of(screen(other, one, has_bars=True))
     assert "tokens/s" not in moved_on
-    assert moved_on.split()[-1] == "900"
+    assert moved_on.split()[-4] == "900"
     later = Sample(report(5_000_050, 905), 12.0, "r:2")
     assert "50.0 tokens/s" in text_of(screen(later, other, has_bars=True))
 

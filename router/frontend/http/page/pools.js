@@ -230,6 +230,7 @@ function pairRow(pair) {
     make("td", {}, pair.decode),
     make("td", {}, make("span", { class: `state state-${pair.state}` }, pair.state)),
     make("td", {}, pair.transport),
+    make("td", {}, pair.way),
     make("td", { class: "n" }, pair.bytes_per_s ? (pair.bytes_per_s / 1e9).toFixed(2) : ""),
     make("td", { class: "n" }, pair.num_pulls.toLocaleString()),
   ];

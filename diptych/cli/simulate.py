@@ -48,7 +48,7 @@ def run(args: list[str]) -> int:
 
 
 def _measure(config: SimulationConfig, model: StepModel, shapes: Sequence[Shape]) -> Measured:
-    unit = _unloaded(config, model, shapes)
+    unit = unloaded(config, model, shapes)
     goal = Objective(config.ttft_multiple * unit.ttft_s, config.tpot_multiple * unit.tpot_s)
     cases = []
     with Progress(console=Console(file=sys.stderr), transient=True) as shown:
@@ -97,7 +97,7 @@ def _setup(
     )
 
 
-def _unloaded(config: SimulationConfig, model: StepModel, shapes: Sequence[Shape]) -> Objective:
+def unloaded(config: SimulationConfig, model: StepModel, shapes: Sequence[Shape]) -> Objective:
     """Medians of requests that have two colocated engines to themselves."""
     every = max(1, len(shapes) // _NUM_UNLOADED)
     spread = [

@@ -13,7 +13,7 @@ from router.placement.types import EngineView, Query, Snapshot, WorkerId
 
 _PER_WORKER: Final = 8  # requests, that the mix is remembered of
 _LEAST_REMEMBERED: Final = 32
-_LEAST_SEEN: Final = 16  # before that nothing is said
+_LEAST_SEEN: Final = 4  # before that nothing is said
 _STICKY: Final = 0.75  # workers: a change that is smaller is none
 
 

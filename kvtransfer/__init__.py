@@ -14,6 +14,8 @@ Both roles, on the event loop:
   end of the process only, which has to follow.
 - ``memory.PoolMemory``, which the worker implements over its pool (``HostMemory`` does for host
   memory): the transfer reads, writes and digests blocks by it alone, on the transfer thread.
+  ``rank_pools.RankPools`` where several ranks have a pool each: blocks are whole there, and
+  workers of any numbers of ranks are pairs whose heads divide by them.
   The worker keeps a block from every other writer while it is leased, being pulled into, or
   quarantined; nothing here knows the pool's books. Where its device is lost, what was asked of
   it fails like any other read, and ``lost`` says that the process has to end. A pool on a device
@@ -51,11 +53,13 @@ alone:
 - ``endpoint``: an end of transfers, of one role.
 - ``transports``: what moves bytes, behind one seam (``transports.base``): ``inline`` in the Fetch
   stream; ``child``, an agent in a process of its own; ``nixl``, one inside the worker;
-  ``staged``, one of those through host memory beside a pool on a device.
+  ``staged``, one of those through host memory beside a pool on a device. An agent reads one
+  pool: ``rank_transports`` makes those of all ranks one, and plans what each reads.
   ``choice`` has the table of them, ``lanes`` the ways that each library may take, ``ways`` those
   between two pools. The transfer thread, on which all of them are called, is here as well.
 - ``agents``: what runs in an agent's process, on its one thread. It loads nothing of gRPC, torch
   or the settings; the worker talks to it by ``agents.wire``. A new library goes here.
-- ``config``, ``memory``, ``digest``, ``errors``, ``first_done``: the ground.
+- ``config``, ``memory``, ``rank_pools``, ``block_shares``, ``digest``, ``errors``,
+  ``first_done``: the ground.
 - ``testing``: faults and canaries, for workers that are told to allow them.
 """

@@ -30,8 +30,9 @@ import xxhash
 from numpy.typing import NDArray
 
 from diptych.v1 import kv_source_pb2
-from diptych.word_sums import LINE_WORDS, WORD_BYTES, Words
-from kvtransfer.host_sums import sums_of, sums_of_lines
+from diptych.word_sums import LINE_WORDS, WORD_BYTES, Sums, Words
+from kvtransfer.block_shares import BlockShare
+from kvtransfer.host_sums import Numbering, sums_of, sums_of_lines, sums_of_numbered_lines
 
 DIGEST_BYTES = 16
 LINE_BYTES = LINE_WORDS * WORD_BYTES
@@ -68,6 +69,25 @@ def block_digest(block: bytes | bytearray | memoryview, coverage: Coverage = WHO
         return sums_of(block).digest(len(block))
     lines = sampled_lines(coverage, len(block) // LINE_BYTES)
     return sums_of_lines(block, lines).digest(len(block))
+
+
+def share_sums(block: memoryview, coverage: Coverage, share: BlockShare) -> Sums:
+    """What one rank's block gives to the digest of a whole one: all ranks' sums are its sums.
+
+    block: the rank's, of whole lines in each stretch. coverage: of the whole block, with how
+    many of its bytes, whole stretches.
+    """
+    size = coverage.num_bytes or 0
+    assert not size % share.stretch_bytes, "a part of a stretch"
+    block = block[: size // share.size]
+    if not coverage.seed:
+        own, whole = share.own_bytes // WORD_BYTES, share.stretch_bytes // WORD_BYTES
+        return sums_of(block, Numbering(share.rank * own, own, whole))
+    lines = sampled_lines(coverage, size // LINE_BYTES)
+    own, whole = share.own_bytes // LINE_BYTES, share.stretch_bytes // LINE_BYTES
+    stretches, places = np.divmod(lines, whole)
+    (numbers,) = np.nonzero(places // own == share.rank)
+    return sums_of_numbered_lines(block, (stretches * own + places % own)[numbers], numbers)
 
 
 def words_of(begins: Sequence[int], sizes: Sequence[int], coverages: Sequence[Coverage]) -> Words:
@@ -109,7 +129,7 @@ def combined_digest(digests: Iterable[bytes]) -> bytes:
 
 
 def descriptor_digest(descriptor: kv_source_pb2.MemoryDescriptor) -> bytes:
-    """Digest over every field of ``descriptor`` but ``digest`` itself."""
+    """Digest over every field of ``descriptor`` but ``digest`` itself; of ranks over theirs."""
     digest = xxhash.xxh3_128()
     for field in (
         descriptor.agent_metadata,
@@ -118,6 +138,7 @@ def descriptor_digest(descriptor: kv_source_pb2.MemoryDescriptor) -> bytes:
         descriptor.block_bytes.to_bytes(8, "little"),
         descriptor.num_blocks.to_bytes(8, "little"),
         descriptor.device_id.to_bytes(4, "little"),
+        *(rank.digest for rank in descriptor.ranks),
     ):
         digest.update(len(field).to_bytes(8, "little"))  # so that no byte can change fields
         digest.update(field)

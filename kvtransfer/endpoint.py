@@ -14,6 +14,7 @@ from diptych.errors import ConfigurationError, LayoutMismatchError
 from diptych.v1 import common_pb2, kv_source_pb2
 from kvtransfer.config import TransferConfig, TransportName
 from kvtransfer.memory import PoolMemory
+from kvtransfer.rank_pools import RankPools
 from kvtransfer.transports.base import Transport
 from kvtransfer.transports.choice import Place, open_transport
 from kvtransfer.transports.lanes import nixl_lanes
@@ -38,7 +39,7 @@ class TransferEndpoint:
         config: TransferConfig,
         incarnation: str,
         layout: common_pb2.KVLayout,
-        memory: PoolMemory,
+        memory: PoolMemory | RankPools,
         *,
         read_only: bool = False,
         name: str = "",
@@ -65,7 +66,7 @@ class TransferEndpoint:
         *,
         incarnation: str,
         layout: common_pb2.KVLayout,
-        memory: PoolMemory,
+        memory: PoolMemory | RankPools,
         read_only: bool = False,
         name: str = "",
     ) -> "TransferEndpoint":
@@ -157,6 +158,7 @@ class TransferEndpoint:
             self.config,
             self._agent_name,
             self.memory,
+            stretch_bytes(self.layout),
             self.thread,
             changed,
             self._read_only,
@@ -181,7 +183,12 @@ class TransferEndpoint:
         self.on_change()
 
 
-def _place(config: TransferConfig, memory: PoolMemory) -> kv_source_pb2.PoolPlace:
+def stretch_bytes(layout: common_pb2.KVLayout) -> int:
+    """Of a whole block: the keys, or the values, of all heads of one layer."""
+    return int(layout.block_bytes // max(1, 2 * layout.num_layers))
+
+
+def _place(config: TransferConfig, memory: PoolMemory | RankPools) -> kv_source_pb2.PoolPlace:
     """What peers have to know of where the pool lies."""
     try:
         machine = _BOOT_ID.read_text().strip()
@@ -195,18 +202,33 @@ def _place(config: TransferConfig, memory: PoolMemory) -> kv_source_pb2.PoolPlac
     )
 
 
+_NUM_RANKS = "tensor_parallel_size"
+
+
 def compare_layouts(reader: common_pb2.KVLayout, source: common_pb2.KVLayout) -> None:
     """Require equality field by field, fields added later included.
+
+    But for the number of ranks, which may be any that the heads divide by.
 
     Raises LayoutMismatchError: names the first field that differs and both values.
     """
     for name, ours, theirs in _differences(reader, source):
-        raise LayoutMismatchError(
-            f"{name}: the reader has {ours!r}, the source has {theirs!r}",
-            field=name,
-            reader=str(ours),
-            source=str(theirs),
-        )
+        if name != _NUM_RANKS:
+            raise _mismatch(name, ours, theirs)
+    ours, theirs = reader.tensor_parallel_size, source.tensor_parallel_size
+    for num_ranks in (ours, theirs):
+        if reader.num_kv_heads % max(1, num_ranks):
+            why = f": {num_ranks} cannot share {reader.num_kv_heads} key-value heads evenly"
+            raise _mismatch(_NUM_RANKS, ours, theirs, why)
+
+
+def _mismatch(name: str, ours: object, theirs: object, why: str = "") -> LayoutMismatchError:
+    return LayoutMismatchError(
+        f"{name}: the reader has {ours!r}, the source has {theirs!r}{why}",
+        field=name,
+        reader=str(ours),
+        source=str(theirs),
+    )
 
 
 def _differences(

@@ -1,7 +1,7 @@
 """The pool of KV blocks as the transfer sees it: bytes at addresses, nothing else.
 
 The bytes may lie on a device, which no pointer of the host reaches: so the transfer
-looks into a pool only by what ``PoolMemory`` offers.
+looks into a pool only by what ``BlockMemory`` offers.
 """
 
 import ctypes
@@ -12,15 +12,13 @@ from diptych.errors import DeviceLostError
 from kvtransfer.digest import Coverage, block_digest
 
 
-class PoolMemory(Protocol):
-    """All KV blocks of a worker: equal size, contiguous, block ``i`` at ``base + i * block_bytes``.
+class BlockMemory(Protocol):
+    """All KV blocks of a worker, of equal size.
 
     Lives as long as the worker. Which block may be read or written when is not
     its business: leases and reservations say so.
     """
 
-    @property
-    def base_address(self) -> int: ...
     @property
     def block_bytes(self) -> int: ...
     @property
@@ -32,11 +30,6 @@ class PoolMemory(Protocol):
 
     @property
     def device_id(self) -> int: ...
-
-    @property
-    def shared_fd(self) -> int | None:
-        """A file that is this memory, for another process to map; None where there is none."""
-        ...
 
     @property
     def lost(self) -> DeviceLostError | None:
@@ -71,6 +64,18 @@ class PoolMemory(Protocol):
 
         What a read of the same blocks, from wherever, brought before is looked at as well.
         """
+        ...
+
+
+class PoolMemory(BlockMemory, Protocol):
+    """Blocks in one place: contiguous, block ``i`` at ``base + i * block_bytes``."""
+
+    @property
+    def base_address(self) -> int: ...
+
+    @property
+    def shared_fd(self) -> int | None:
+        """A file that is this memory, for another process to map; None where there is none."""
         ...
 
 

@@ -34,6 +34,8 @@ class RawAgent:
         self.reads: list[Handle] = []
         self.rows: list[NDArray[np.uint64]] = []  # of each list that was prepared
         self.asked: list[tuple[int, int]] = []  # of each read: numbers of the lists, from 1 on
+        # of each read that was not prepared: our rows and the source's
+        self.listed: list[tuple[list[list[int]], list[list[int]]]] = []
         self.known: list[str] = []  # sources: added, not removed
 
     def create_backend(self, name: str, options: object) -> None: ...
@@ -58,6 +60,16 @@ class RawAgent:
         self, how: str, local: Handle, local_ids: object, remote: Handle, remote_ids: object
     ) -> Handle:
         self.asked.append((local.number, remote.number))
+        self.reads.append(Handle(self))
+        return self.reads[-1]
+
+    def get_xfer_descs(self, rows: NDArray[np.uint64], kind: str) -> NDArray[np.uint64]:
+        return rows
+
+    def initialize_xfer(
+        self, how: str, local: NDArray[np.uint64], remote: NDArray[np.uint64], name: bytes
+    ) -> Handle:
+        self.listed.append((local.tolist(), remote.tolist()))
         self.reads.append(Handle(self))
         return self.reads[-1]
 

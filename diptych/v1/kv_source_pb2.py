@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from diptych.v1 import common_pb2 as diptych_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x64iptych/v1/kv_source.proto\x12\ndiptych.v1\x1a\x17\x64iptych/v1/common.proto\"\x8b\x01\n\x0e\x43onnectRequest\x12\x1a\n\x12reader_incarnation\x18\x01 \x01(\t\x12$\n\x06layout\x18\x02 \x01(\x0b\x32\x14.diptych.v1.KVLayout\x12\x12\n\ntransports\x18\x03 \x03(\t\x12#\n\x04pool\x18\x04 \x01(\x0b\x32\x15.diptych.v1.PoolPlace\"U\n\tPoolPlace\x12\x13\n\x0bmemory_kind\x18\x01 \x01(\t\x12\x11\n\tdevice_id\x18\x02 \x01(\r\x12\x0f\n\x07machine\x18\x03 \x01(\t\x12\x0f\n\x07ucx_tls\x18\x04 \x03(\t\"\xb9\x01\n\x0f\x43onnectResponse\x12\x1a\n\x12source_incarnation\x18\x01 \x01(\t\x12$\n\x06layout\x18\x02 \x01(\x0b\x32\x14.diptych.v1.KVLayout\x12\x11\n\ttransport\x18\x03 \x01(\t\x12,\n\x06memory\x18\x04 \x01(\x0b\x32\x1c.diptych.v1.MemoryDescriptor\x12#\n\x04pool\x18\x05 \x01(\x0b\x32\x15.diptych.v1.PoolPlace\"\xa1\x01\n\x10MemoryDescriptor\x12\x16\n\x0e\x61gent_metadata\x18\x01 \x01(\x0c\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12\x14\n\x0c\x62\x61se_address\x18\x03 \x01(\x04\x12\x13\n\x0b\x62lock_bytes\x18\x04 \x01(\x04\x12\x12\n\nnum_blocks\x18\x05 \x01(\x04\x12\x13\n\x0bmemory_kind\x18\x06 \x01(\t\x12\x11\n\tdevice_id\x18\x07 \x01(\r\"\xb8\x01\n\x0c\x46\x65tchCommand\x12%\n\x04open\x18\x01 \x01(\x0b\x32\x15.diptych.v1.FetchOpenH\x00\x12&\n\x07\x63onfirm\x18\x02 \x01(\x0b\x32\x13.diptych.v1.ConfirmH\x00\x12*\n\theartbeat\x18\x03 \x01(\x0b\x32\x15.diptych.v1.HeartbeatH\x00\x12\"\n\x05taken\x18\x04 \x01(\x0b\x32\x11.diptych.v1.TakenH\x00\x42\t\n\x07\x63ommand\"\xa1\x01\n\tFetchOpen\x12\x1a\n\x12reader_incarnation\x18\x01 \x01(\t\x12\x1a\n\x12source_incarnation\x18\x02 \x01(\t\x12\x10\n\x06ticket\x18\x03 \x01(\x0cH\x00\x12\x1a\n\x10num_probe_blocks\x18\x04 \x01(\rH\x00\x12\x13\n\x0b\x66irst_token\x18\x05 \x01(\r\x12\x11\n\ttransport\x18\x06 \x01(\tB\x06\n\x04what\"-\n\x07\x43onfirm\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\"\xba\x02\n\nFetchEvent\x12\x0e\n\x06number\x18\x06 \x01(\x04\x12)\n\x06opened\x18\x01 \x01(\x0b\x32\x17.diptych.v1.FetchOpenedH\x00\x12\"\n\x05range\x18\x02 \x01(\x0b\x32\x11.diptych.v1.RangeH\x00\x12 \n\x04\x64\x61ta\x18\x03 \x01(\x0b\x32\x10.diptych.v1.DataH\x00\x12*\n\tconfirmed\x18\x04 \x01(\x0b\x32\x15.diptych.v1.ConfirmedH\x00\x12*\n\theartbeat\x18\x05 \x01(\x0b\x32\x15.diptych.v1.HeartbeatH\x00\x12$\n\x05\x65nded\x18\x07 \x01(\x0b\x32\x13.diptych.v1.FailureH\x00\x12$\n\x06staged\x18\x08 \x01(\x0b\x32\x12.diptych.v1.StagedH\x00\x42\x07\n\x05\x65vent\"7\n\x0b\x46\x65tchOpened\x12\x11\n\tend_token\x18\x01 \x01(\r\x12\x15\n\rprompt_digest\x18\x02 \x01(\x0c\"\x8c\x01\n\x05Range\x12\x13\n\x0b\x66irst_token\x18\x01 \x01(\r\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12\x11\n\tblock_ids\x18\x03 \x03(\r\x12\x13\n\x0bgenerations\x18\x04 \x03(\x04\x12\x0f\n\x07\x64igests\x18\x05 \x03(\x0c\x12\x0c\n\x04last\x18\x06 \x01(\x08\x12\x13\n\x0bsample_seed\x18\x07 \x01(\x06\"\'\n\x04\x44\x61ta\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\"\'\n\x06Staged\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\r\n\x05slots\x18\x02 \x03(\r\"\x16\n\x05Taken\x12\r\n\x05slots\x18\x01 \x03(\r\"\x0b\n\tConfirmed2\x8d\x01\n\x08KVSource\x12\x42\n\x07\x43onnect\x12\x1a.diptych.v1.ConnectRequest\x1a\x1b.diptych.v1.ConnectResponse\x12=\n\x05\x46\x65tch\x12\x18.diptych.v1.FetchCommand\x1a\x16.diptych.v1.FetchEvent(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x64iptych/v1/kv_source.proto\x12\ndiptych.v1\x1a\x17\x64iptych/v1/common.proto\"\x8b\x01\n\x0e\x43onnectRequest\x12\x1a\n\x12reader_incarnation\x18\x01 \x01(\t\x12$\n\x06layout\x18\x02 \x01(\x0b\x32\x14.diptych.v1.KVLayout\x12\x12\n\ntransports\x18\x03 \x03(\t\x12#\n\x04pool\x18\x04 \x01(\x0b\x32\x15.diptych.v1.PoolPlace\"U\n\tPoolPlace\x12\x13\n\x0bmemory_kind\x18\x01 \x01(\t\x12\x11\n\tdevice_id\x18\x02 \x01(\r\x12\x0f\n\x07machine\x18\x03 \x01(\t\x12\x0f\n\x07ucx_tls\x18\x04 \x03(\t\"\xb9\x01\n\x0f\x43onnectResponse\x12\x1a\n\x12source_incarnation\x18\x01 \x01(\t\x12$\n\x06layout\x18\x02 \x01(\x0b\x32\x14.diptych.v1.KVLayout\x12\x11\n\ttransport\x18\x03 \x01(\t\x12,\n\x06memory\x18\x04 \x01(\x0b\x32\x1c.diptych.v1.MemoryDescriptor\x12#\n\x04pool\x18\x05 \x01(\x0b\x32\x15.diptych.v1.PoolPlace\"\xce\x01\n\x10MemoryDescriptor\x12\x16\n\x0e\x61gent_metadata\x18\x01 \x01(\x0c\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12\x14\n\x0c\x62\x61se_address\x18\x03 \x01(\x04\x12\x13\n\x0b\x62lock_bytes\x18\x04 \x01(\x04\x12\x12\n\nnum_blocks\x18\x05 \x01(\x04\x12\x13\n\x0bmemory_kind\x18\x06 \x01(\t\x12\x11\n\tdevice_id\x18\x07 \x01(\r\x12+\n\x05ranks\x18\x08 \x03(\x0b\x32\x1c.diptych.v1.MemoryDescriptor\"\xb8\x01\n\x0c\x46\x65tchCommand\x12%\n\x04open\x18\x01 \x01(\x0b\x32\x15.diptych.v1.FetchOpenH\x00\x12&\n\x07\x63onfirm\x18\x02 \x01(\x0b\x32\x13.diptych.v1.ConfirmH\x00\x12*\n\theartbeat\x18\x03 \x01(\x0b\x32\x15.diptych.v1.HeartbeatH\x00\x12\"\n\x05taken\x18\x04 \x01(\x0b\x32\x11.diptych.v1.TakenH\x00\x42\t\n\x07\x63ommand\"\xa1\x01\n\tFetchOpen\x12\x1a\n\x12reader_incarnation\x18\x01 \x01(\t\x12\x1a\n\x12source_incarnation\x18\x02 \x01(\t\x12\x10\n\x06ticket\x18\x03 \x01(\x0cH\x00\x12\x1a\n\x10num_probe_blocks\x18\x04 \x01(\rH\x00\x12\x13\n\x0b\x66irst_token\x18\x05 \x01(\r\x12\x11\n\ttransport\x18\x06 \x01(\tB\x06\n\x04what\"-\n\x07\x43onfirm\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\"\xba\x02\n\nFetchEvent\x12\x0e\n\x06number\x18\x06 \x01(\x04\x12)\n\x06opened\x18\x01 \x01(\x0b\x32\x17.diptych.v1.FetchOpenedH\x00\x12\"\n\x05range\x18\x02 \x01(\x0b\x32\x11.diptych.v1.RangeH\x00\x12 \n\x04\x64\x61ta\x18\x03 \x01(\x0b\x32\x10.diptych.v1.DataH\x00\x12*\n\tconfirmed\x18\x04 \x01(\x0b\x32\x15.diptych.v1.ConfirmedH\x00\x12*\n\theartbeat\x18\x05 \x01(\x0b\x32\x15.diptych.v1.HeartbeatH\x00\x12$\n\x05\x65nded\x18\x07 \x01(\x0b\x32\x13.diptych.v1.FailureH\x00\x12$\n\x06staged\x18\x08 \x01(\x0b\x32\x12.diptych.v1.StagedH\x00\x42\x07\n\x05\x65vent\"7\n\x0b\x46\x65tchOpened\x12\x11\n\tend_token\x18\x01 \x01(\r\x12\x15\n\rprompt_digest\x18\x02 \x01(\x0c\"\x8c\x01\n\x05Range\x12\x13\n\x0b\x66irst_token\x18\x01 \x01(\r\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12\x11\n\tblock_ids\x18\x03 \x03(\r\x12\x13\n\x0bgenerations\x18\x04 \x03(\x04\x12\x0f\n\x07\x64igests\x18\x05 \x03(\x0c\x12\x0c\n\x04last\x18\x06 \x01(\x08\x12\x13\n\x0bsample_seed\x18\x07 \x01(\x06\"\'\n\x04\x44\x61ta\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\"\'\n\x06Staged\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\r\n\x05slots\x18\x02 \x03(\r\"\x16\n\x05Taken\x12\r\n\x05slots\x18\x01 \x03(\r\"\x0b\n\tConfirmed2\x8d\x01\n\x08KVSource\x12\x42\n\x07\x43onnect\x12\x1a.diptych.v1.ConnectRequest\x1a\x1b.diptych.v1.ConnectResponse\x12=\n\x05\x46\x65tch\x12\x18.diptych.v1.FetchCommand\x1a\x16.diptych.v1.FetchEvent(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,27 +39,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CONNECTRESPONSE']._serialized_start=297
   _globals['_CONNECTRESPONSE']._serialized_end=482
   _globals['_MEMORYDESCRIPTOR']._serialized_start=485
-  _globals['_MEMORYDESCRIPTOR']._serialized_end=646
-  _globals['_FETCHCOMMAND']._serialized_start=649
-  _globals['_FETCHCOMMAND']._serialized_end=833
-  _globals['_FETCHOPEN']._serialized_start=836
-  _globals['_FETCHOPEN']._serialized_end=997
-  _globals['_CONFIRM']._serialized_start=999
-  _globals['_CONFIRM']._serialized_end=1044
-  _globals['_FETCHEVENT']._serialized_start=1047
-  _globals['_FETCHEVENT']._serialized_end=1361
-  _globals['_FETCHOPENED']._serialized_start=1363
-  _globals['_FETCHOPENED']._serialized_end=1418
-  _globals['_RANGE']._serialized_start=1421
-  _globals['_RANGE']._serialized_end=1561
-  _globals['_DATA']._serialized_start=1563
-  _globals['_DATA']._serialized_end=1602
-  _globals['_STAGED']._serialized_start=1604
-  _globals['_STAGED']._serialized_end=1643
-  _globals['_TAKEN']._serialized_start=1645
-  _globals['_TAKEN']._serialized_end=1667
-  _globals['_CONFIRMED']._serialized_start=1669
-  _globals['_CONFIRMED']._serialized_end=1680
-  _globals['_KVSOURCE']._serialized_start=1683
-  _globals['_KVSOURCE']._serialized_end=1824
+  _globals['_MEMORYDESCRIPTOR']._serialized_end=691
+  _globals['_FETCHCOMMAND']._serialized_start=694
+  _globals['_FETCHCOMMAND']._serialized_end=878
+  _globals['_FETCHOPEN']._serialized_start=881
+  _globals['_FETCHOPEN']._serialized_end=1042
+  _globals['_CONFIRM']._serialized_start=1044
+  _globals['_CONFIRM']._serialized_end=1089
+  _globals['_FETCHEVENT']._serialized_start=1092
+  _globals['_FETCHEVENT']._serialized_end=1406
+  _globals['_FETCHOPENED']._serialized_start=1408
+  _globals['_FETCHOPENED']._serialized_end=1463
+  _globals['_RANGE']._serialized_start=1466
+  _globals['_RANGE']._serialized_end=1606
+  _globals['_DATA']._serialized_start=1608
+  _globals['_DATA']._serialized_end=1647
+  _globals['_STAGED']._serialized_start=1649
+  _globals['_STAGED']._serialized_end=1688
+  _globals['_TAKEN']._serialized_start=1690
+  _globals['_TAKEN']._serialized_end=1712
+  _globals['_CONFIRMED']._serialized_start=1714
+  _globals['_CONFIRMED']._serialized_end=1725
+  _globals['_KVSOURCE']._serialized_start=1728
+  _globals['_KVSOURCE']._serialized_end=1869
 # @@protoc_insertion_point(module_scope)

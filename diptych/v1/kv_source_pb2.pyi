@@ -46,7 +46,7 @@ class ConnectResponse(_message.Message):
     def __init__(self, source_incarnation: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.KVLayout, _Mapping]] = ..., transport: _Optional[str] = ..., memory: _Optional[_Union[MemoryDescriptor, _Mapping]] = ..., pool: _Optional[_Union[PoolPlace, _Mapping]] = ...) -> None: ...
 
 class MemoryDescriptor(_message.Message):
-    __slots__ = ("agent_metadata", "digest", "base_address", "block_bytes", "num_blocks", "memory_kind", "device_id")
+    __slots__ = ("agent_metadata", "digest", "base_address", "block_bytes", "num_blocks", "memory_kind", "device_id", "ranks")
     AGENT_METADATA_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     BASE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -54,6 +54,7 @@ class MemoryDescriptor(_message.Message):
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_KIND_FIELD_NUMBER: _ClassVar[int]
     DEVICE_ID_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
     agent_metadata: bytes
     digest: bytes
     base_address: int
@@ -61,7 +62,8 @@ class MemoryDescriptor(_message.Message):
     num_blocks: int
     memory_kind: str
     device_id: int
-    def __init__(self, agent_metadata: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., base_address: _Optional[int] = ..., block_bytes: _Optional[int] = ..., num_blocks: _Optional[int] = ..., memory_kind: _Optional[str] = ..., device_id: _Optional[int] = ...) -> None: ...
+    ranks: _containers.RepeatedCompositeFieldContainer[MemoryDescriptor]
+    def __init__(self, agent_metadata: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., base_address: _Optional[int] = ..., block_bytes: _Optional[int] = ..., num_blocks: _Optional[int] = ..., memory_kind: _Optional[str] = ..., device_id: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[MemoryDescriptor, _Mapping]]] = ...) -> None: ...
 
 class FetchCommand(_message.Message):
     __slots__ = ("open", "confirm", "heartbeat", "taken")

@@ -5,12 +5,13 @@ it, and lets its peers read its own. Everything of it is called on one thread. L
 imports: such a process starts at once.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvtransfer.block_shares import Pieces
 from kvtransfer.errors import TransportError
 
 
@@ -40,9 +41,20 @@ class Region(NamedTuple):
 
     def rows(self, num_bytes: int) -> NDArray[np.uint64]:
         """Descriptors of all blocks' first bytes: [num_blocks, 3] of (address, bytes, device)."""
-        rows = np.empty((self.num_blocks, 3), dtype=np.uint64)
-        offsets = np.arange(self.num_blocks, dtype=np.uint64) * np.uint64(self.block_bytes)
-        rows[:, 0] = np.uint64(self.base_address) + offsets
+        return self._rows(np.arange(self.num_blocks, dtype=np.uint64), num_bytes, [0])
+
+    def piece_rows(
+        self, block_ids: NDArray[np.int32], num_bytes: int, offsets: Sequence[int]
+    ) -> NDArray[np.uint64]:
+        """Those of pieces of these blocks, which begin at ``offsets``: [n * num_offsets, 3]."""
+        return self._rows(block_ids.astype(np.uint64), num_bytes, offsets)
+
+    def _rows(
+        self, block_ids: NDArray[np.uint64], num_bytes: int, offsets: Sequence[int]
+    ) -> NDArray[np.uint64]:
+        rows = np.empty((len(block_ids) * len(offsets), 3), dtype=np.uint64)
+        begins = np.uint64(self.base_address) + block_ids * np.uint64(self.block_bytes)
+        rows[:, 0] = (begins[:, None] + np.array(offsets, dtype=np.uint64)).reshape(-1)
         rows[:, 1] = num_bytes
         rows[:, 2] = self.device_id
         return rows
@@ -74,7 +86,10 @@ class AgentPeer(Protocol):
         local_block_ids: NDArray[np.int32],
         num_bytes: int,
     ) -> AgentCopy:
-        """A read to post, of the first bytes of each block. Block ids: [n] each."""
+        """A read to post, of the first bytes of each block, or pieces. Block ids: [n] each.
+
+        num_bytes: of each block, that are read.
+        """
         ...
 
     def close(self) -> None:
@@ -109,4 +124,5 @@ class Library(NamedTuple):
     """How to make an agent of one kind, and its peers. Both raise TransportError."""
 
     agent: Callable[[AgentSettings, Region], Agent]
-    peer: Callable[[Any, bytes, Region], AgentPeer]  # of an agent, from a source's metadata
+    # of an agent, from a source's metadata; pieces: of all its reads
+    peer: Callable[[Any, bytes, Region, Pieces | None], AgentPeer]

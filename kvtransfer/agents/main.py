@@ -25,9 +25,9 @@ from kvtransfer.agents.wire import (
     Channel,
     Kind,
     Message,
+    PeerCommand,
     ReadCommand,
     pack_error,
-    unpack_peer,
 )
 from kvtransfer.errors import BrokenReadError, TransportError
 
@@ -92,8 +92,8 @@ class AgentLoop:
         if len(self._peers) >= MAX_PEERS:
             return
         try:
-            region, metadata = unpack_peer(message.payload)
-            self._peers[message.id] = self._library.peer(self._agent, metadata, region)
+            region, metadata, pieces = PeerCommand.unpacked(message.payload)
+            self._peers[message.id] = self._library.peer(self._agent, metadata, region, pieces)
         except TransportError as error:
             self._peers[message.id] = error
         except Exception as error:  # noqa: BLE001 - what the source said made the library raise

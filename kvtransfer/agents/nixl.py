@@ -14,7 +14,11 @@ import weakref
 from collections import Counter
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvtransfer.agents.base import AgentSettings, Region
+from kvtransfer.block_shares import Pieces
 from kvtransfer.errors import SourceLostError, TransportError, UndeadAgentError
 
 # Where no GPU is involved either build will do; ``nixl`` itself imports torch to choose one.
@@ -135,6 +139,28 @@ class NixlAgent:
                 "NIXL_INIT_AGENT", self._region, num_bytes
             )
         return prepared
+
+    def piece_read(
+        self,
+        name: Any,
+        source: Region,
+        pieces: Pieces,
+        source_block_ids: NDArray[np.int32],
+        local_block_ids: NDArray[np.int32],
+        num_pieces: int,
+    ) -> Any:
+        """A read of so many pieces of each block, not begun. Raises what the library does."""
+        places, size = range(num_pieces), pieces.num_bytes
+        theirs = [pieces.source_begin + place * pieces.source_stride for place in places]
+        ours = [pieces.local_begin + place * pieces.local_stride for place in places]
+        local = self._region.piece_rows(local_block_ids, size, ours)
+        remote = source.piece_rows(source_block_ids, size, theirs)
+        return self.raw.initialize_xfer(
+            "READ",
+            self.raw.get_xfer_descs(local, self._region.memory_kind),
+            self.raw.get_xfer_descs(remote, source.memory_kind),
+            name,
+        )
 
     def prepared(self, name: Any, region: Region, num_bytes: int) -> Any:
         """The first bytes of each block of an agent's pool. Raises what the library does."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from kvtransfer.agents.base import Region
 from kvtransfer.agents.nixl import NixlAgent, describe
+from kvtransfer.block_shares import Pieces
 from kvtransfer.errors import BrokenReadError, TransportError
 
 logger = logging.getLogger(__name__)
@@ -21,9 +22,12 @@ logger = logging.getLogger(__name__)
 class NixlPeer:
     """One source's pool, as prepared descriptors. Useless once its agent is closed."""
 
-    def __init__(self, agent: NixlAgent, metadata: bytes, region: Region) -> None:
+    def __init__(
+        self, agent: NixlAgent, metadata: bytes, region: Region, pieces: Pieces | None = None
+    ) -> None:
         """Hand the source's metadata to the library. Raises TransportError."""
         self.agent = agent
+        self._pieces = pieces
         self.num_live_copies = 0
         self._closing = False
         self._region = region
@@ -58,6 +62,27 @@ class NixlPeer:
         num_bytes: int,
     ) -> "NixlCopy":
         return NixlCopy(self, source_block_ids, local_block_ids, num_bytes)
+
+    def new_read(
+        self,
+        source_block_ids: NDArray[np.int32],
+        local_block_ids: NDArray[np.int32],
+        num_bytes: int,
+    ) -> Any:
+        """Its handle, as ``read`` says it, not begun. Raises what the library does."""
+        agent, pieces = self.agent, self._pieces
+        if pieces is None:
+            return agent.raw.make_prepped_xfer(
+                "READ",
+                agent.local_blocks(num_bytes),
+                local_block_ids,
+                self.blocks(num_bytes),
+                source_block_ids,
+            )
+        num_pieces = num_bytes // pieces.num_bytes
+        return agent.piece_read(
+            self._name, self._region, pieces, source_block_ids, local_block_ids, num_pieces
+        )
 
     def close(self) -> None:
         self._closing = True
@@ -111,12 +136,8 @@ class NixlCopy:
         if not peer.usable:
             raise TransportError("the connection to the source was closed")
         try:
-            self._handle = agent.raw.make_prepped_xfer(
-                "READ",
-                agent.local_blocks(self._num_bytes),
-                self._local_block_ids,
-                peer.blocks(self._num_bytes),
-                self._source_block_ids,
+            self._handle = peer.new_read(
+                self._source_block_ids, self._local_block_ids, self._num_bytes
             )
         except Exception as error:
             raise agent.translated(error) from error

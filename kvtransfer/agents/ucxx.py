@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtransfer.agents.base import AgentSettings, Region
+from kvtransfer.block_shares import Pieces
 from kvtransfer.errors import BrokenReadError, SourceLostError, TransportError
 
 _ASK = 1 << 63  # the tag of requests; the reader draws those of data from 1 on
@@ -182,8 +183,12 @@ class UcxxPeer:
     good once one side has given up a connection that the other has not.
     """
 
-    def __init__(self, agent: UcxxAgent, metadata: bytes, region: Region) -> None:
+    def __init__(
+        self, agent: UcxxAgent, metadata: bytes, region: Region, pieces: Pieces | None = None
+    ) -> None:
         """Begin to connect. Raises TransportError."""
+        if pieces is not None:
+            raise TransportError("ucxx reads no pieces of blocks: both workers need as many ranks")
         self._agent = agent
         self._num_source_blocks = region.num_blocks
         self.worker = agent.new_worker()

@@ -14,10 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtransfer.agents.base import Region
+from kvtransfer.block_shares import Pieces
 from kvtransfer.errors import SourceLostError, TransportError
 
 _HEADER = struct.Struct("<IBQ")
 _REGION = struct.Struct("<QQQ4sI")
+_PIECES = struct.Struct("<QQQQQ")  # of no bytes: there are none
 _READ = struct.Struct("<QQ")  # peer, bytes of each block
 _RECEIVE_BYTES = 1 << 16
 
@@ -121,16 +123,25 @@ class ReadCommand(NamedTuple):
         return cls(peer_id, num_bytes, source, local)
 
 
-def pack_peer(region: Region, metadata: bytes) -> bytes:
+class PeerCommand(NamedTuple):
     """Payload of CONNECT."""
-    base, block_bytes, num_blocks, kind, device_id = region
-    return _REGION.pack(base, block_bytes, num_blocks, kind.encode(), device_id) + metadata
 
+    region: Region  # the source's pool
+    metadata: bytes  # of its agent
+    pieces: Pieces | None = None  # of all reads
 
-def unpack_peer(payload: bytes) -> tuple[Region, bytes]:
-    base, block_bytes, num_blocks, kind, device_id = _REGION.unpack_from(payload)
-    region = Region(base, block_bytes, num_blocks, kind.decode(), device_id)
-    return region, payload[_REGION.size :]
+    def packed(self) -> bytes:
+        base, block_bytes, num_blocks, kind, device_id = self.region
+        region = _REGION.pack(base, block_bytes, num_blocks, kind.encode(), device_id)
+        return region + _PIECES.pack(*(self.pieces or (0,) * len(Pieces._fields))) + self.metadata
+
+    @classmethod
+    def unpacked(cls, payload: bytes) -> "PeerCommand":
+        base, block_bytes, num_blocks, kind, device_id = _REGION.unpack_from(payload)
+        region = Region(base, block_bytes, num_blocks, kind.decode(), device_id)
+        pieces = Pieces(*_PIECES.unpack_from(payload, _REGION.size))
+        metadata = payload[_REGION.size + _PIECES.size :]
+        return cls(region, metadata, pieces if pieces.num_bytes else None)
 
 
 def pack_error(error: TransportError) -> bytes:

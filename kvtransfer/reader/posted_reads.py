@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from kvtransfer.digest import Coverage
 from kvtransfer.errors import TransportError
-from kvtransfer.memory import PoolMemory
+from kvtransfer.memory import BlockMemory
 from kvtransfer.reader.quarantine import PullReads, Quarantine, ReadRecord
 from kvtransfer.transports.base import Copy
 from kvtransfer.transports.thread import TransferThread, deliver
@@ -35,7 +35,7 @@ class ReadGroup:
     def __init__(
         self,
         thread: TransferThread,
-        memory: PoolMemory,
+        memory: BlockMemory,
         quarantine: Quarantine,
         transport: str,
         on_end: Callable[[Landed | TransportError], None],

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from kvtransfer.digest import Coverage, coverages
 from kvtransfer.endpoint import TransferEndpoint
-from kvtransfer.memory import PoolMemory
+from kvtransfer.memory import BlockMemory
 from kvtransfer.source.fetch_session import SourceCounters
 from kvtransfer.source.lease_record import Lease
 from kvtransfer.source.lease_table import LeaseTable
@@ -59,7 +59,7 @@ class RangeDigests:
         )
 
 
-def _taken(memory: PoolMemory, block_ids: tuple[int, ...], wanted: tuple[Coverage, ...]) -> _Taken:
+def _taken(memory: BlockMemory, block_ids: tuple[int, ...], wanted: tuple[Coverage, ...]) -> _Taken:
     """On the transfer thread."""
     started_s = time.monotonic()
     digests = memory.digests(block_ids, wanted)

@@ -57,9 +57,12 @@ class AgentIdentity:
         descriptor.digest = descriptor_digest(descriptor)
         return descriptor
 
-    def source_region(self, descriptor: kv_source_pb2.MemoryDescriptor) -> Region:
+    def source_region(
+        self, descriptor: kv_source_pb2.MemoryDescriptor, block_bytes: int | None = None
+    ) -> Region:
         """A source's pool as it described it. Raises TransportError: damaged, or not sound.
 
+        block_bytes: that its blocks must have; None: those of ours.
         Whatever is accepted is handed to the library, with this much work for each block.
         """
         if descriptor.digest != descriptor_digest(descriptor):
@@ -76,10 +79,10 @@ class AgentIdentity:
                 f"the source has memory of the kind {region.memory_kind!r}, none of "
                 f"{', '.join(_MEMORY_KINDS)}"
             )
-        if region.block_bytes != self._memory.block_bytes:
+        wanted_bytes = block_bytes or self._memory.block_bytes
+        if region.block_bytes != wanted_bytes:
             raise TransportError(
-                f"the source has blocks of {region.block_bytes} bytes, here are "
-                f"{self._memory.block_bytes}"
+                f"the source has blocks of {region.block_bytes} bytes, here are {wanted_bytes}"
             )
         if not 1 <= region.num_blocks <= _MAX_BLOCKS:
             raise TransportError(

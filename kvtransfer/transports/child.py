@@ -14,7 +14,8 @@ import numpy as np
 
 from diptych.v1 import kv_source_pb2
 from kvtransfer.agents.base import Region
-from kvtransfer.agents.wire import Kind, Message, ReadCommand, pack_peer
+from kvtransfer.agents.wire import Kind, Message, PeerCommand, ReadCommand
+from kvtransfer.block_shares import Pieces
 from kvtransfer.config import TransferConfig
 from kvtransfer.errors import AgentLostError, TransportError
 from kvtransfer.memory import PoolMemory
@@ -99,13 +100,19 @@ class ChildTransport:
             raise TransportError(self.problem or f"the {self.name} agent is being rebuilt")
         return self._descriptor
 
-    def connect(self, descriptor: kv_source_pb2.MemoryDescriptor) -> "ChildPeer":
-        region = self._identity.source_region(descriptor)
+    def connect(
+        self,
+        descriptor: kv_source_pb2.MemoryDescriptor,
+        block_bytes: int | None = None,
+        pieces: Pieces | None = None,
+    ) -> "ChildPeer":
+        """As ``RankTransport``."""
+        region = self._identity.source_region(descriptor, block_bytes)
         if self._serving is None:
             raise AgentLostError(f"the {self.name} agent is being rebuilt")
         peer = ChildPeer(next(self._peer_ids), self._serving, self._identity, region)
-        payload = pack_peer(region, descriptor.agent_metadata)
-        self._serving.send(Message(Kind.CONNECT, peer.id, payload))
+        command = PeerCommand(region, descriptor.agent_metadata, pieces)
+        self._serving.send(Message(Kind.CONNECT, peer.id, command.packed()))
         return peer
 
     def serve(self, active: bool) -> None:

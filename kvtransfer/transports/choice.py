@@ -7,9 +7,11 @@ from typing import NamedTuple
 from diptych.errors import ConfigurationError
 from kvtransfer.config import TransferConfig, TransportName
 from kvtransfer.memory import DeviceCopies, HostMemory, PoolMemory
+from kvtransfer.rank_pools import RankPools
 from kvtransfer.transports.base import Transport
 from kvtransfer.transports.inline import InlineTransport
 from kvtransfer.transports.lanes import LanesOf, nixl_lanes, ucxx_lanes
+from kvtransfer.transports.rank_transports import RankTransport, RankTransports
 from kvtransfer.transports.staged import StagedTransport
 from kvtransfer.transports.staging import Stage, StagingSlots
 from kvtransfer.transports.thread import TransferThread
@@ -21,7 +23,8 @@ class Place(NamedTuple):
 
     config: TransferConfig
     agent_name: str  # of the worker's incarnation; each life of an agent adds its number
-    memory: PoolMemory
+    memory: PoolMemory | RankPools
+    stretch_bytes: int  # of a whole block: all heads of one layer's keys
     thread: TransferThread
     on_change: Callable[[], None]  # called on the thread, when what the event loop may read changed
     read_only: bool  # nothing is read into the memory: a source's
@@ -30,7 +33,24 @@ class Place(NamedTuple):
     @property
     def is_shared(self) -> bool:
         """Whether another process can map the memory."""
-        return self.memory.shared_fd is not None
+        return all(rank.memory.shared_fd is not None for rank in self.ranks)
+
+    @property
+    def ranks(self) -> list["RankPlace"]:
+        """Where the agent of each rank is."""
+        if not isinstance(self.memory, RankPools):
+            return [RankPlace(self.agent_name, self.memory)]
+        return [
+            RankPlace(f"{self.agent_name}.rank-{rank}", part)
+            for rank, part in enumerate(self.memory.parts)
+        ]
+
+
+class RankPlace(NamedTuple):
+    """One rank's part of a place."""
+
+    agent_name: str
+    memory: PoolMemory
 
 
 class Way(NamedTuple):
@@ -51,8 +71,11 @@ def _open_nixl(place: Place) -> Transport:
         return _open_child("nixl", nixl_lanes, place)
     from kvtransfer.transports.nixl import NixlTransport  # needs numpy
 
-    return NixlTransport(
-        place.config, place.agent_name, place.memory, place.thread, place.on_change
+    return _of_ranks(
+        place,
+        lambda rank: NixlTransport(
+            place.config, rank.agent_name, rank.memory, place.thread, place.on_change
+        ),
     )
 
 
@@ -64,16 +87,24 @@ def _open_child(library: str, lanes_of: LanesOf, place: Place) -> Transport:
     """``library``: as ``agents.main`` names it."""
     from kvtransfer.transports.child import ChildTransport  # needs numpy
 
-    return ChildTransport(
-        library,
-        lanes_of,
-        place.config,
-        place.agent_name,
-        place.memory,
-        place.thread,
-        place.on_change,
-        read_only=place.read_only,
+    return _of_ranks(
+        place,
+        lambda rank: ChildTransport(
+            library,
+            lanes_of,
+            place.config,
+            rank.agent_name,
+            rank.memory,
+            place.thread,
+            place.on_change,
+            read_only=place.read_only,
+        ),
     )
+
+
+def _of_ranks(place: Place, open_one: Callable[[RankPlace], RankTransport]) -> Transport:
+    parts = [open_one(rank) for rank in place.ranks]
+    return RankTransports(parts, place.memory.block_bytes, place.stretch_bytes)
 
 
 def _open_staged(place: Place) -> Transport:

@@ -1,7 +1,7 @@
 """The inline transport: bytes travel as Data messages of the Fetch stream itself."""
 
 from diptych.v1 import kv_source_pb2
-from kvtransfer.memory import PoolMemory
+from kvtransfer.memory import BlockMemory
 
 
 class InlineWrite:
@@ -11,7 +11,7 @@ class InlineWrite:
 
     def __init__(
         self,
-        memory: PoolMemory,
+        memory: BlockMemory,
         local_block_ids: tuple[int, ...],
         offset: int,
         payload: bytes,
@@ -37,7 +37,7 @@ class InlinePeer:
 
     usable = True
 
-    def __init__(self, memory: PoolMemory) -> None:
+    def __init__(self, memory: BlockMemory) -> None:
         self._memory = memory
 
     def read(
@@ -73,7 +73,7 @@ class InlineTransport:
     retiring = False
     undead = None
 
-    def __init__(self, memory: PoolMemory) -> None:
+    def __init__(self, memory: BlockMemory) -> None:
         self._memory = memory
 
     def descriptor(self) -> None:

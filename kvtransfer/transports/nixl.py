@@ -18,6 +18,7 @@ from diptych.v1 import kv_source_pb2
 from kvtransfer.agents.base import Region
 from kvtransfer.agents.nixl import NixlAgent
 from kvtransfer.agents.nixl_reads import NixlCopy, NixlPeer
+from kvtransfer.block_shares import Pieces
 from kvtransfer.config import TransferConfig
 from kvtransfer.errors import AgentLostError, BrokenReadError, TransportError, UndeadAgentError
 from kvtransfer.memory import PoolMemory
@@ -76,11 +77,17 @@ class NixlTransport:
         region = self._identity.region(self._memory.base_address)
         return self._identity.descriptor(region, self._agent.metadata)
 
-    def connect(self, descriptor: kv_source_pb2.MemoryDescriptor) -> "InsidePeer":
-        region = self._identity.source_region(descriptor)
+    def connect(
+        self,
+        descriptor: kv_source_pb2.MemoryDescriptor,
+        block_bytes: int | None = None,
+        pieces: Pieces | None = None,
+    ) -> "InsidePeer":
+        """As ``RankTransport``."""
+        region = self._identity.source_region(descriptor, block_bytes)
         if self._agent is None:
             raise AgentLostError("the nixl agent is being rebuilt")
-        peer = NixlPeer(self._agent, descriptor.agent_metadata, region)
+        peer = NixlPeer(self._agent, descriptor.agent_metadata, region, pieces)
         return InsidePeer(self, peer, self._identity, region)
 
     def serve(self, active: bool) -> None:

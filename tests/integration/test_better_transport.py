@@ -14,11 +14,11 @@ from kvtransfer.reader.proof import LinkProver
 from kvtransfer.reader.proven_link import ProvenLink
 from kvtransfer.reader.pull_machine import PullError
 from kvtransfer.transports.agent_identity import AgentIdentity
-from kvtransfer.transports.child import ChildTransport
 from tests.integration.transfer_rig import (
     BLOCK_SIZE,
     Reader,
     Source,
+    agents,
     config,
     open_reader,
     open_source,
@@ -33,8 +33,7 @@ AWAY_S = 1.0
 
 async def take_agent_away(source: Source, name: str) -> None:
     """For ``AWAY_S``, a pause that an agent gets whose predecessor died young as well."""
-    transport = source.endpoint.transports[name]
-    assert isinstance(transport, ChildTransport)
+    (transport,) = agents(source.endpoint.transports[name])
     first = transport.pid
     assert first is not None
     os.kill(first, signal.SIGKILL)

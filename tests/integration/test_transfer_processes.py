@@ -15,12 +15,12 @@ from kvtransfer.endpoint import TransferEndpoint
 from kvtransfer.reader.pull_machine import PullError, PullRequest
 from kvtransfer.testing.faults import FaultRule, FaultScript
 from kvtransfer.testing.transport import FaultSwitch
-from kvtransfer.transports.child import ChildTransport
 from tests.integration.source_process import LOCAL, SourceProcess, connect, source_process
 from tests.integration.transfer_rig import (
     BLOCK_SIZE,
     TIMERS,
     Reader,
+    agents,
     config,
     open_reader,
     open_source,
@@ -194,9 +194,9 @@ async def test_a_source_killed_while_it_is_read_loses_the_pull(
 
 def agent_pid(endpoint: TransferEndpoint) -> int:
     (transport,) = endpoint.transports.values()
-    assert isinstance(transport, ChildTransport)
-    assert transport.pid is not None
-    return transport.pid
+    (agent,) = agents(transport)
+    assert agent.pid is not None
+    return agent.pid
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP])

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from diptych.v1 import decode_pb2, worker_pb2
-from kvtransfer.transports.child import ChildTransport
 from kvtransfer.transports.staged import StagedTransport
 from tests.device_memory import DeviceMemory
 from tests.integration.transfer_rig import (
@@ -24,6 +23,7 @@ from tests.integration.transfer_rig import (
     NUM_TOKENS,
     Reader,
     Source,
+    agents,
     config,
     failure_of,
     open_reader,
@@ -117,7 +117,7 @@ async def test_beside_a_device_the_agent_is_in_a_process_of_its_own() -> None:
     async with AsyncExitStack() as stack:
         source, reader = await opened(stack, (True, True))
         for transport in stages(source, reader):
-            assert isinstance(transport._carrier, ChildTransport)
+            assert len(agents(transport._carrier)) == 1
             descriptor = transport.descriptor()
             assert descriptor is not None
             assert (descriptor.memory_kind, descriptor.num_blocks) == ("DRAM", NUM_SLOTS)
@@ -203,8 +203,7 @@ async def test_an_agent_killed_in_mid_copy_leaves_no_staging_block(killed: str) 
         source.leases.announce("lease", NUM_TOKENS)
         request = reader.request(source, ticket, NUM_TOKENS, LOCAL)
         (transport,) = stages(source if killed == "source" else reader)
-        carrier = transport._carrier
-        assert isinstance(carrier, ChildTransport)
+        (carrier,) = agents(transport._carrier)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(reader.pairs.open_pull(request).run())
             await until(lambda: held.num_copying > 0)

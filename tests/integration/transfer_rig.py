@@ -19,10 +19,14 @@ from diptych.worker.scratch import PoolScratch
 from kvtransfer.config import TransferConfig
 from kvtransfer.endpoint import TransferEndpoint
 from kvtransfer.memory import HostMemory, PoolMemory
+from kvtransfer.rank_pools import RankPools
 from kvtransfer.reader.pairs import LinkInterceptor, PairTable, PeerKey
 from kvtransfer.reader.pull_machine import PullError, PullRequest
 from kvtransfer.source.lease_table import LeaseTable
 from kvtransfer.source.servicer import KVSourceServicer
+from kvtransfer.transports.base import Transport
+from kvtransfer.transports.child import ChildTransport
+from kvtransfer.transports.rank_transports import RankTransports
 from tests.waiting import until
 
 BLOCK_SIZE = 16
@@ -60,7 +64,7 @@ class Source:
     endpoint: TransferEndpoint
     leases: LeaseTable
     servicer: KVSourceServicer
-    memory: PoolMemory
+    memory: PoolMemory | RankPools
     address: str
     generations: dict[int, int]
     scratch: PoolScratch
@@ -96,7 +100,7 @@ class Source:
 class Reader:
     endpoint: TransferEndpoint
     pairs: PairTable
-    memory: PoolMemory
+    memory: PoolMemory | RankPools
     scratch: PoolScratch
     quarantined: set[int] = field(default_factory=set)
     num_quarantined: int = 0
@@ -147,7 +151,7 @@ async def open_source(
     address: str = "127.0.0.1:0",
     kv_layout: common_pb2.KVLayout | None = None,
     timers: Timers = TIMERS,
-    memory: PoolMemory | None = None,
+    memory: PoolMemory | RankPools | None = None,
 ) -> AsyncIterator[Source]:
     """``memory`` instead of one on the host, of as many blocks."""
     shared = SharedBytes(num_blocks * block_bytes)
@@ -184,7 +188,7 @@ async def open_reader(
     kv_layout: common_pb2.KVLayout | None = None,
     timers: Timers = TIMERS,
     interceptor: LinkInterceptor | None = None,
-    memory: PoolMemory | None = None,
+    memory: PoolMemory | RankPools | None = None,
 ) -> AsyncIterator[Reader]:
     """``memory`` instead of one on the host, of as many blocks."""
     shared = SharedBytes(num_blocks * block_bytes)
@@ -226,6 +230,12 @@ async def open_reader(
                 running.cancel()
     finally:
         await endpoint.close()
+
+
+def agents(transport: Transport) -> list[ChildTransport]:
+    """Of each rank, in processes of their own."""
+    assert isinstance(transport, RankTransports)
+    return [part for part in transport.parts if isinstance(part, ChildTransport)]
 
 
 async def until_idle(source: Source) -> None:

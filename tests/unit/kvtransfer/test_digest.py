@@ -131,8 +131,11 @@ def test_a_descriptors_digest_covers_every_field() -> None:
     for name in fields:
         changed = kv_source_pb2.MemoryDescriptor()
         changed.CopyFrom(original)
-        old = getattr(changed, name)
-        setattr(changed, name, old + {bytes: b"x", str: "x", int: 1}[type(old)])
+        if name == "ranks":
+            changed.ranks.add(digest=b"x")
+        else:
+            old = getattr(changed, name)
+            setattr(changed, name, old + {bytes: b"x", str: "x", int: 1}[type(old)])
         digests.add(descriptor_digest(changed))
     moved = kv_source_pb2.MemoryDescriptor(agent_metadata=b"abcD", memory_kind="RAM")
     digests.add(descriptor_digest(moved))

@@ -6,7 +6,7 @@ from diptych.errors import LayoutMismatchError
 from diptych.v1 import common_pb2
 from kvtransfer import endpoint as endpoints
 from kvtransfer.config import TransferConfig, TransportName
-from kvtransfer.endpoint import TransferEndpoint, compare_layouts
+from kvtransfer.endpoint import TransferEndpoint, compare_layouts, stretch_bytes
 from kvtransfer.memory import HostMemory
 from kvtransfer.transports.base import Transport
 from kvtransfer.transports.choice import Place, open_transport
@@ -16,7 +16,7 @@ def test_every_field_of_a_layout_counts() -> None:
     for field in common_pb2.KVLayout.DESCRIPTOR.fields:
         ours, theirs = common_pb2.KVLayout(), common_pb2.KVLayout()
         compare_layouts(ours, theirs)
-        if field.name == "groups":
+        if field.name in ("groups", "tensor_parallel_size"):
             continue  # see below
         value = "x" if isinstance(getattr(theirs, field.name), str) else 7
         setattr(theirs, field.name, value)
@@ -63,6 +63,34 @@ def test_caches_of_other_element_types_are_no_pair() -> None:
     with pytest.raises(LayoutMismatchError, match=r"^dtype: .*float32.*int8") as excinfo:
         compare_layouts(ours, theirs)
     assert excinfo.value.metadata["field"] == "dtype"
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(1, 2), (2, 1), (2, 3), (6, 1), (0, 1)])
+def test_ranks_that_heads_divide_by_are_a_pair(ours: int, theirs: int) -> None:
+    """Whoever tells of none is of one."""
+    compare_layouts(
+        common_pb2.KVLayout(num_kv_heads=6, tensor_parallel_size=ours),
+        common_pb2.KVLayout(num_kv_heads=6, tensor_parallel_size=theirs),
+    )
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(2, 4), (4, 2), (1, 12)])
+def test_other_ranks_are_refused_with_both_numbers(ours: int, theirs: int) -> None:
+    with pytest.raises(
+        LayoutMismatchError,
+        match=rf"^tensor_parallel_size: the reader has {ours}, the source has {theirs}: "
+        rf"{max(ours, theirs)} cannot share 6 key-value heads evenly$",
+    ) as excinfo:
+        compare_layouts(
+            common_pb2.KVLayout(num_kv_heads=6, tensor_parallel_size=ours),
+            common_pb2.KVLayout(num_kv_heads=6, tensor_parallel_size=theirs),
+        )
+    assert excinfo.value.metadata["field"] == "tensor_parallel_size"
+
+
+def test_a_stretch_is_all_heads_of_a_layers_keys() -> None:
+    layout = common_pb2.KVLayout(num_layers=3, block_bytes=3 * 2 * 5 * 128, num_kv_heads=5)
+    assert stretch_bytes(layout) == 5 * 128
 
 
 async def test_no_two_ends_of_a_process_call_their_agents_alike(

@@ -13,11 +13,20 @@ from numpy.typing import NDArray
 from kvtransfer.agents import main
 from kvtransfer.agents.base import Agent, AgentSettings, Library, Region
 from kvtransfer.agents.main import AgentLoop, ready_files
-from kvtransfer.agents.wire import Channel, Kind, Message, ReadCommand, pack_peer, unpack_error
+from kvtransfer.agents.wire import (
+    Channel,
+    Kind,
+    Message,
+    PeerCommand,
+    ReadCommand,
+    unpack_error,
+)
+from kvtransfer.block_shares import Pieces
 from kvtransfer.errors import BrokenReadError, SourceLostError, TransportError
 
 REGION = Region(base_address=4096, block_bytes=16, num_blocks=4)
 NUM_BYTES = 12  # of each block, that are read
+PIECES = Pieces(4, source_begin=1, source_stride=8, local_begin=2, local_stride=9)
 
 
 class Copy:
@@ -43,7 +52,10 @@ class Copy:
 
 
 class Peer:
-    def __init__(self, agent: object, metadata: bytes, region: Region) -> None:
+    def __init__(
+        self, agent: object, metadata: bytes, region: Region, pieces: Pieces | None
+    ) -> None:
+        assert (region, pieces) == (REGION, PIECES)
         if metadata == b"too much":
             raise MemoryError("rows")
         self.how = metadata
@@ -83,7 +95,9 @@ class Process:
         return self.channel.receive()
 
     def connect(self, peer_id: int, metadata: bytes) -> None:
-        assert not self.told(Message(Kind.CONNECT, peer_id, pack_peer(REGION, metadata)))
+        assert not self.told(
+            Message(Kind.CONNECT, peer_id, PeerCommand(REGION, metadata, PIECES).packed())
+        )
 
     def read(self, peer_id: int, read_id: int = 7) -> Message:
         block_id = np.array([1], dtype=np.int32)
@@ -121,7 +135,7 @@ def test_it_says_how_a_read_goes(process: Process, how: bytes, kind: Kind, messa
 
 def test_a_peer_that_cannot_be_understood_fails_alone(process: Process) -> None:
     process.connect(1, b"later")
-    bad = pack_peer(REGION, b"").replace(b"DRAM", "DRAé".encode()[:4])
+    bad = PeerCommand(REGION, b"").packed().replace(b"DRAM", "DRAé".encode()[:4])
     for payload in (bad, b"", b"x"):
         assert not process.told(Message(Kind.CONNECT, 2, payload))
         assert process.read(2).kind is Kind.FAILED

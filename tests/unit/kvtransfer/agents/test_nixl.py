@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from kvtransfer.agents.base import AgentSettings, Region
 from kvtransfer.agents.nixl import NixlAgent
 from kvtransfer.agents.nixl_reads import NixlCopy, NixlPeer
+from kvtransfer.block_shares import Pieces
 from kvtransfer.errors import BrokenReadError, SourceLostError, TransportError, UndeadAgentError
 from tests import nixl_library
 from tests.nixl_library import DisconnectError, Handle
@@ -87,6 +88,20 @@ def test_parts_of_blocks_are_prepared_once_for_each_size(agent: NixlAgent) -> No
     lists = [peer.blocks(16), peer.blocks(12)]
     peer.close()
     assert all(prepared.is_released for prepared in lists)
+
+
+def test_pieces_of_blocks_are_listed_for_each_read(agent: NixlAgent) -> None:
+    """Those that lie within the bytes that are read of each block."""
+    pieces = Pieces(4, source_begin=2, source_stride=8, local_begin=1, local_stride=5)
+    source = Region(base_address=1000, block_bytes=32, num_blocks=4)
+    peer = NixlPeer(agent, b"source.1", source, pieces)
+    assert not peer.read(ids(3, 1), ids(0, 2), 8).post()
+    ((ours, theirs),) = agent.raw.listed
+    assert theirs == [[1034, 4, 0], [1042, 4, 0], [1098, 4, 0], [1106, 4, 0]]  # block 1, block 3
+    assert ours == [[4129, 4, 0], [4134, 4, 0], [4097, 4, 0], [4102, 4, 0]]
+    agent.raw.reads[-1].state = "DONE"
+    peer.close()
+    assert agent.raw.known == ["source.1"], "the read is under way"
 
 
 def test_an_agent_that_outlives_its_teardown_ends_no_read(agent: NixlAgent) -> None:

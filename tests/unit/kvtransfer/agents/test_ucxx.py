@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from kvtransfer.agents import ucxx as ucxx_agent
 from kvtransfer.agents.base import AgentSettings, Region
 from kvtransfer.agents.ucxx import UcxxAgent, UcxxPeer, runs_of
+from kvtransfer.block_shares import Pieces
 from kvtransfer.errors import BrokenReadError, SourceLostError, TransportError
 
 BLOCK_BYTES, NUM_BLOCKS = 4, 8
@@ -113,6 +114,13 @@ def connected(agent: UcxxAgent) -> tuple[UcxxPeer, Endpoint]:
     peer = UcxxPeer(agent, b"source", Region(0, BLOCK_BYTES, NUM_BLOCKS))
     (endpoint,) = peer.worker.endpoints
     return peer, endpoint
+
+
+def test_pieces_of_blocks_are_refused(agent: UcxxAgent) -> None:
+    region = Region(0, BLOCK_BYTES, NUM_BLOCKS)
+    with pytest.raises(TransportError, match="both workers need as many ranks"):
+        UcxxPeer(agent, b"source", region, Pieces(1, 0, 2, 0, 1))
+    assert not agent.peers
 
 
 def ids(*values: int) -> NDArray[np.int32]:

@@ -9,11 +9,13 @@ from diptych.errors import ConfigurationError
 from kvtransfer.agents.main import LIBRARIES
 from kvtransfer.config import TransferConfig, TransportName
 from kvtransfer.memory import HostMemory
+from kvtransfer.rank_pools import RankPools
 from kvtransfer.transports import child, nixl
 from kvtransfer.transports.base import Transport
 from kvtransfer.transports.choice import TRANSPORTS, Place, open_transport
 from kvtransfer.transports.inline import InlineTransport
 from kvtransfer.transports.lanes import nixl_lanes, ucxx_lanes
+from kvtransfer.transports.rank_transports import RankTransports
 from kvtransfer.transports.staged import StagedTransport
 from tests.device_memory import DeviceMemory
 
@@ -21,11 +23,14 @@ from tests.device_memory import DeviceMemory
 def place(*, is_shared: bool, **settings: Any) -> Place:
     memory = HostMemory(bytearray(64), 16, shared_fd=0 if is_shared else None)
     config = TransferConfig(**settings)
-    return Place(config, "me", memory, cast(Any, None), lambda: None, read_only=True, opened={})
+    thread = cast(Any, None)
+    return Place(config, "me", memory, 8, thread, lambda: None, read_only=True, opened={})
 
 
 class Opened:
     """What stands in for a transport's class: says what it was opened with."""
+
+    name = "opened"
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self.arguments, self.options = arguments, options
@@ -38,8 +43,11 @@ def _no_agents(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def opened(transport: Transport) -> Opened:
-    assert isinstance(transport, Opened)
-    return transport
+    """That of one rank."""
+    assert isinstance(transport, RankTransports)
+    (part,) = cast(Any, transport.parts)
+    assert isinstance(part, Opened)
+    return part
 
 
 def test_each_name_that_the_settings_know_is_in_the_table() -> None:
@@ -63,7 +71,7 @@ def test_nixl_is_in_a_process_of_its_own_where_that_can_map_the_pool() -> None:
     assert beside.arguments[:2] == ("nixl", nixl_lanes)
     assert beside.options == {"read_only": True}
     for where in (place(is_shared=False), place(is_shared=True, nixl_process="inside")):
-        assert type(open_transport("nixl", where)).__name__ == "Inside"
+        assert type(opened(open_transport("nixl", where))).__name__ == "Inside"
 
 
 def test_ucxx_needs_its_module_and_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +118,7 @@ def test_staged_in_host_memory_is_the_agent_that_is_there() -> None:
     assert isinstance(staged, StagedTransport)
     assert isinstance(alone, StagedTransport)
     assert staged._carrier is there
-    assert type(alone._carrier).__name__ == "Child"
+    assert type(opened(alone._carrier)).__name__ == "Child"
     assert staged.stage is alone.stage is None
 
 
@@ -133,3 +141,28 @@ def test_ways(settings: dict[str, Any], kind: str, of_nixl: str, of_ucxx: str) -
     assert ucxx_lanes(config, kind).ucx_tls == tuple(of_ucxx.split(","))
     assert ucxx_lanes(config, kind).may_use_network
     assert nixl_lanes(config, kind).may_use_network is ("tcp" not in of_nixl)
+
+
+@pytest.mark.parametrize("name", ["nixl", "ucxx", "staged"])
+@pytest.mark.parametrize("nixl_process", ["child", "inside"])
+def test_each_rank_has_an_agent_of_its_own(
+    name: TransportName, nixl_process: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    pools = RankPools([HostMemory(bytearray(512), 256, shared_fd=0) for _ in range(2)], 256)
+    where = place(is_shared=True, nixl_process=nixl_process)._replace(memory=pools)
+    transport = open_transport(name, where)
+    if isinstance(transport, StagedTransport):
+        transport = transport._carrier
+    assert isinstance(transport, RankTransports)
+    opened_with = [list(part.arguments) for part in cast(Any, transport.parts)]
+    for rank, (arguments, pool) in enumerate(zip(opened_with, pools.parts, strict=True)):
+        assert f"me.rank-{rank}" in arguments
+        assert pool in arguments
+
+
+def test_ranks_whose_pools_no_process_can_map_have_none_of_their_own() -> None:
+    pools = RankPools([HostMemory(bytearray(512), 256, shared_fd=fd) for fd in (0, None)], 256)
+    transport = open_transport("nixl", place(is_shared=True)._replace(memory=pools))
+    assert isinstance(transport, RankTransports)
+    assert [type(part).__name__ for part in transport.parts] == ["Inside"] * 2

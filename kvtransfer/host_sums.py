@@ -101,10 +101,10 @@ def _compile() -> Any:
         words, sums = carray(address, (count,)), carray(total, (2,))
         first, second, number = np.uint64(0), np.uint64(0), np.uint64(begin)
         for done in range(0, words.size, stretch):
-            key = number * _STRIDE
-            for i in range(done, min(done + stretch, words.size)):
+            key, part = number * _STRIDE, words[done : done + stretch]
+            for i in range(part.size):  # from 0 on, or it is no vector's loop
                 key += _STRIDE
-                keyed = words[i] ^ key
+                keyed = part[i] ^ key
                 other = keyed ^ _OTHER
                 first += (keyed & _LOW) * (keyed >> _HALF)
                 second += (other & _LOW) * (other >> _HALF)

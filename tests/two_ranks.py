@@ -1,7 +1,7 @@
 """Two ranks of one engine in one process: the second one in a thread of its own."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
@@ -27,39 +27,41 @@ class RankParts:
     def __init__(
         self, folder: Path, cache: KVCache, rank: int, meeting_file: Path, backend: Backend
     ) -> None:
-        """cache: the whole one, whose memory this rank's lies on."""
+        """cache: of this rank's heads."""
         config, share = ModelConfig.from_folder(folder), RankShare(rank, SIZE)
         self.ranks = ProcessRanks(share, meeting_file)
         store = backend.weights(torch.float32, "none")
         weights = load_weights(folder, config, store, ranks=self.ranks)
         own = share.of(config)
         self.decoder = Decoder(own, weights, backend.layer_ops(own, weights.dtype))
-        self.cache = KVCache(
-            config,
-            cache.num_blocks,
-            cache.block_size,
-            cache.dtype,
-            lambda _: cache.memory,
-            share.part(config.num_kv_heads),
-        )
+        self.cache = cache
+
+
+def rank_caches(
+    folder: Path, num_blocks: int, block_size: int, dtype: torch.dtype = torch.float32
+) -> list[KVCache]:
+    """Of each rank its own."""
+    config = ModelConfig.from_folder(folder)
+    own = [RankShare(rank, SIZE).of(config) for rank in range(SIZE)]
+    return [KVCache(each, num_blocks, block_size, dtype) for each in own]
 
 
 @contextmanager
 def two_ranks(
-    folder: Path, cache: KVCache, meeting_file: Path, backend: Backend
+    folder: Path, caches: Sequence[KVCache], meeting_file: Path, backend: Backend
 ) -> Iterator[Leader]:
     """The runner of both; the second one ends with the block."""
     ours, theirs = Pipe()
 
     def follow(link: Connection) -> None:
         torch.set_num_threads(1)
-        parts = RankParts(folder, cache, 1, meeting_file, backend)
+        parts = RankParts(folder, caches[1], 1, meeting_file, backend)
         with suppress(EOFError):
             Follower(parts.decoder, parts.cache, backend, parts.ranks).run(link)
 
     thread = threading.Thread(target=follow, args=(theirs,), daemon=True)
     thread.start()
-    parts = RankParts(folder, cache, 0, meeting_file, backend)
+    parts = RankParts(folder, caches[0], 0, meeting_file, backend)
     try:
         yield Leader(parts.decoder, parts.cache, backend, parts.ranks, [ours])
     finally:

@@ -111,8 +111,12 @@ class Runner:
             progress((index + 1) / len(steps))
         again = StepPlan(chunks=tuple(steps[0]))
         measured = MeasuredStep(again.num_tokens, self.execute(again).duration_s)
-        self._kv_cache.tensor[:num_blocks].zero_()
+        self._clear(num_blocks)
         return measured
+
+    def _clear(self, num_blocks: int) -> None:
+        """The first blocks are zero afterwards."""
+        self._kv_cache.clear(num_blocks)
 
     def execute(self, plan: StepPlan) -> StepOutput:
         """Write the KV of the plan's tokens and draw the tokens it asks for.

@@ -117,7 +117,7 @@ class WorkerConfig(ProcessConfig):
         if self.tensor_parallel == 1:
             return self
         for name, value, wanted in (
-            ("device", self.device, "cpu"),  # elsewhere a rank could not reach the others' pool
+            ("device", self.device, "cpu"),  # elsewhere no agent could read the ranks' pools
             ("quantization", self.quantization, "none"),  # scales of parts are not those of a whole
         ):
             if value != wanted:

@@ -17,9 +17,9 @@ from diptych.errors import ConfigurationError
 from diptych.v1 import common_pb2, worker_pb2
 from diptych.worker.config import WorkerConfig
 from diptych.worker.loading import LoadedModel
-from diptych.worker.pool_memory import pool_memory
 from diptych.worker.scratch import PoolScratch
 from kvtransfer.memory import HostMemory, PoolMemory, ScratchBlocks
+from kvtransfer.rank_pools import RankPools
 
 
 class Breakable(NamedTuple):
@@ -34,7 +34,8 @@ class EngineParts:
     """Everything that runs sequences. Lives from loading until the process ends."""
 
     engine: Engine
-    memory: PoolMemory  # of the blocks that the engine's sequences have, by their ids, and scratch
+    # Of the blocks that the engine's sequences have, by their ids, and scratch.
+    memory: PoolMemory | RankPools
     scratch: ScratchBlocks  # blocks of that memory that no sequence ever has
     layout: common_pb2.KVLayout  # of a block; names all by which another engine's could differ
     vocab_size: int
@@ -63,7 +64,7 @@ class EngineParts:
             prepare=model.runner.prepare,
             tpot_s=None if config.tpot_ms is None else config.tpot_ms / 1000,
         )
-        memory = pool_memory(model.kv_cache)
+        memory = model.memory
         return cls(
             engine=engine,
             memory=memory,
@@ -79,8 +80,8 @@ class EngineParts:
         """For injected faults. Raises ConfigurationError: the host cannot reach the blocks."""
         if self.breakable is None:
             raise ConfigurationError(
-                "transfer.allow_faults: faults can be injected into a KV pool in host memory only, "
-                "that of device cpu"
+                "transfer.allow_faults: faults can be injected into one KV pool in host memory "
+                "only, that of device cpu and one rank"
             )
         return self.breakable
 

@@ -29,25 +29,26 @@ class KVPool(NamedTuple):
 
 
 class KVPools:
-    """Makes a worker's one pool: before its weights are loaded, or from what they leave."""
+    """Makes the pool of a worker's rank 0: before weights are loaded, or from what they leave."""
 
     def __init__(
         self,
         config: WorkerConfig,
         model_config: ModelConfig,
+        own_config: ModelConfig,
         dtype: torch.dtype,
         num_scratch_blocks: int,
         backend: Backend,
-        heads: range,
     ) -> None:
         """dtype: of weights and arithmetic, and of the cache where no setting names another.
 
-        heads: key-value heads that are computed in this process.
+        own_config: of what is computed in this process, whose pool has no other heads; how
+        many blocks there are is by what whole ones take, in all ranks together.
         """
         name = config.kv_cache_dtype
         self._dtype = dtype if name == "auto" else KV_DTYPES[name]
         self._config, self._model_config, self._backend = config, model_config, backend
-        self._num_scratch_blocks, self._heads = num_scratch_blocks, heads
+        self._num_scratch_blocks, self._own_config = num_scratch_blocks, own_config
 
     def before_weights(self) -> KVPool | None:
         """None: how large it may be has to be measured. Raises ConfigurationError."""
@@ -124,10 +125,9 @@ class KVPools:
     def _cache(self, num_blocks: int) -> KVCache:
         config = self._config
         return KVCache(
-            self._model_config,
+            self._own_config,
             num_blocks,
             config.block_size,
             self._dtype,
             self._backend.kv_memory,
-            self._heads,
         )

@@ -36,8 +36,11 @@ from diptych.v1 import common_pb2
 from diptych.worker.config import WorkerConfig
 from diptych.worker.cores import num_usable_cores
 from diptych.worker.kv_pool import KVPools
+from diptych.worker.pool_memory import pool_memory, rank_pools
 from diptych.worker.rank_setup import RankSetup
 from diptych.worker.rank_team import RankTeam
+from kvtransfer.memory import PoolMemory
+from kvtransfer.rank_pools import RankPools
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +56,8 @@ class LoadedModel:
     """A model ready to run, and the memory of its KV."""
 
     config: ModelConfig
-    kv_cache: KVCache
+    kv_cache: KVCache  # of this rank
+    memory: PoolMemory | RankPools  # of all
     num_blocks: int  # of the pool; those behind them are scratch
     runner: Runner
     measured: MeasuredStep  # one of the warmed-up runner
@@ -95,18 +99,20 @@ def load_model(
 
     found = _find(config, report)
     model_config = found.model_config
-    own_heads = found.share.part(model_config.num_kv_heads)
-    pools = KVPools(config, model_config, found.dtype, num_scratch_blocks, found.backend, own_heads)
+    pools = KVPools(
+        config, model_config, found.own_config, found.dtype, num_scratch_blocks, found.backend
+    )
     pool = pools.before_weights()  # what does not fit fails before they are read
     with ExitStack() as started:
-        team = None
+        team = memory = None
         if found.share.size > 1:
-            assert pool is not None, "the settings let ranks share a pool on the host alone"
+            assert pool is not None, "the settings let ranks have pools on the host alone"
             setup = RankSetup.of(
                 config, found.source.folder, found.dtype, pool.cache, found.num_threads
             )
-            team = started.enter_context(closing(RankTeam(setup, pool.cache.memory)))
-            team.join(lambda: report("starting ranks", 0.0))
+            team = started.enter_context(closing(RankTeam(setup)))
+            team.join(lambda: report("starting ranks", 0.0), pool.cache.num_bytes)
+            memory = rank_pools(pool.cache, team.pools)
         decoder = _decoder(found, config, team, report)
         pool = pool or pools.beside(decoder)
         grammars = _load_grammars(found.source.folder, model_config.vocab_size)
@@ -118,6 +124,7 @@ def load_model(
         loaded = LoadedModel(
             config=model_config,
             kv_cache=pool.cache,
+            memory=memory or pool_memory(pool.cache),
             num_blocks=pool.num_blocks,
             runner=runner,
             measured=measured,
@@ -128,6 +135,7 @@ def load_model(
                 found.dtype,
                 digest_level=digest_level,
                 quantization=config.quantization,
+                num_ranks=found.share.size,
             ),
             text_digest=text_digest(found.source.folder),
             max_model_len=pool.max_model_len,

@@ -8,18 +8,31 @@ import torch
 from torch import Tensor
 
 from diptych.engine.kv.cache import KVCache
-from diptych.engine.kv.memory import DeviceKVMemory, SummingMemory
+from diptych.engine.kv.memory import DeviceKVMemory, KVMemory, SummingMemory
 from diptych.engine.kv.shared_bytes import SharedBytes
 from diptych.errors import DeviceLostError
 from kvtransfer.digest import Coverage, block_digest, words_of
 from kvtransfer.memory import HostMemory, PoolMemory
+from kvtransfer.rank_pools import RankPools
 
 
 def pool_memory(cache: KVCache) -> PoolMemory:
     """The blocks of ``cache``, which has to live as long."""
-    memory = cache.memory
-    if memory.kind != "DRAM":
-        return DevicePool(cache)
+    return DevicePool(cache) if cache.memory.kind != "DRAM" else _host_memory(cache.memory, cache)
+
+
+def rank_pools(cache: KVCache, others: Sequence[KVMemory]) -> RankPools:
+    """The blocks of rank 0's cache and of the other ranks' pools, which have to live as long.
+
+    Raises ConfigurationError: what a rank has of a block is too odd.
+    """
+    memories = (cache.memory, *others)
+    assert all(each.kind == "DRAM" for each in memories), "ranks on devices"
+    stretch_bytes = cache.value_runs * cache.layout.run_bytes * len(memories)
+    return RankPools([_host_memory(each, cache) for each in memories], stretch_bytes)
+
+
+def _host_memory(memory: KVMemory, cache: KVCache) -> HostMemory:
     return HostMemory(memory.bytes.numpy(), cache.block_bytes, memory.shared_fd)
 
 

@@ -1,17 +1,21 @@
 """What the process of any rank but a worker's first does.
 
-It computes along with the worker that started it, on that one's KV pool, with its own
-part of the weights; it serves nobody.
+It computes along with the worker that started it, with its own part of the weights and of
+the KV heads: its pool has these of each block. It serves nobody; others read its pool by the
+worker's agents.
 """
 
 import logging
+import os
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import send_handle
+from typing import NamedTuple
 
 import torch
 
+from diptych.engine.backends.base import Backend
 from diptych.engine.backends.choice import make_backend
 from diptych.engine.kv.cache import KVCache
-from diptych.engine.kv.memory import MappedKVMemory
 from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.decoder import Decoder
 from diptych.engine.model.weights import load_weights
@@ -25,44 +29,56 @@ from diptych.worker.rank_setup import RankSetup, RankWord, hear_setup, send
 logger = logging.getLogger(__name__)
 
 
-def follower_of(setup: RankSetup, pool_fd: int) -> Follower:
-    """This rank's part of the model, on the worker's pool.
+class RankParts(NamedTuple):
+    """What a rank has before its weights."""
 
-    Raises ConfigurationError; DeviceLostError: another rank is gone.
-    """
-    torch.set_num_threads(setup.num_threads)
-    config = ModelConfig.from_folder(setup.folder)
-    own = setup.share.of(config)
-    backend = make_backend("cpu")
+    pool_fd: int  # of the cache's memory
+    config: ModelConfig  # of the whole model
+    own_config: ModelConfig
+    backend: Backend
+    cache: KVCache
+
+    @classmethod
+    def of(cls, setup: RankSetup) -> "RankParts":
+        """Raises ConfigurationError."""
+        config = ModelConfig.from_folder(setup.folder)
+        own, backend = setup.share.of(config), make_backend("cpu")
+        cache = KVCache(own, setup.num_blocks, setup.block_size, setup.kv_dtype, backend.kv_memory)
+        pool_fd = cache.memory.shared_fd
+        if pool_fd is None:
+            raise ConfigurationError("tensor_parallel: this system has no memory to share")
+        return cls(pool_fd, config, own, backend, cache)
+
+
+def follower_of(setup: RankSetup, parts: RankParts) -> Follower:
+    """With this rank's weights. Raises ConfigurationError; DeviceLostError: another is gone."""
     ranks = ProcessRanks(setup.share, setup.meeting_file)
-    weights = load_weights(setup.folder, config, backend.weights(setup.dtype, "none"), ranks=ranks)
-    decoder = Decoder(own, weights, backend.layer_ops(own, setup.dtype))
-    cache = KVCache(
-        config,
-        setup.num_blocks,
-        setup.block_size,
-        setup.kv_dtype,
-        lambda num_bytes: MappedKVMemory(pool_fd, num_bytes),
-        setup.share.part(config.num_kv_heads),
+    store = parts.backend.weights(setup.dtype, "none")
+    weights = load_weights(setup.folder, parts.config, store, ranks=ranks)
+    decoder = Decoder(
+        parts.own_config, weights, parts.backend.layer_ops(parts.own_config, setup.dtype)
     )
-    return Follower(decoder, cache, backend, ranks)
+    return Follower(decoder, parts.cache, parts.backend, ranks)
 
 
-def follow(link: Connection, pool_fd: int) -> int:
+def follow(link: Connection) -> int:
     """Until the worker is gone; the exit code."""
     try:
-        return _follow(link, pool_fd)
+        return _follow(link)
     finally:
         logs.flush()
 
 
-def _follow(link: Connection, pool_fd: int) -> int:
+def _follow(link: Connection) -> int:
     try:
         setup = hear_setup(link)
         logs.set_up(setup.service, setup.log_level)
-        send(link, RankWord())
+        torch.set_num_threads(setup.num_threads)
         try:
-            follower = follower_of(setup, pool_fd)
+            parts = RankParts.of(setup)
+            send(link, RankWord())
+            send_handle(link, parts.pool_fd, os.getppid())
+            follower = follower_of(setup, parts)
         except ConfigurationError as error:
             send(link, RankWord(error.message))
             return EXIT_CONFIGURATION

@@ -13,7 +13,7 @@ from diptych.worker.config import WorkerConfig
 
 
 class RankSetup(NamedTuple):
-    """One rank: which part of which model, and how large the pool is."""
+    """One rank: which part of which model, and how large its pool is."""
 
     share: RankShare
     folder: Path  # of the model
@@ -55,7 +55,7 @@ class RankSetup(NamedTuple):
 
 
 class RankWord(NamedTuple):
-    """What a rank says, twice: that it is there, and that it has its weights."""
+    """What a rank says, twice: that it has its pool, whose file follows, and its weights."""
 
     wrong: str = ""  # the one line of a wrong setting or file; then it ends
 

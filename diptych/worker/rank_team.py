@@ -8,10 +8,11 @@ import sys
 import tempfile
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle
 from pathlib import Path
 from typing import NamedTuple
 
-from diptych.engine.kv.memory import KVMemory
+from diptych.engine.kv.memory import MappedKVMemory
 from diptych.engine.parallel.process_ranks import ProcessRanks
 from diptych.errors import ConfigurationError, DeviceLostError
 from diptych.worker.rank_setup import RankSetup, hear_word, send
@@ -36,13 +37,11 @@ class RankTeam:
     loop; the rest is for the model thread, and after its last step for whoever ends the worker.
     """
 
-    def __init__(self, setup: RankSetup, pool: KVMemory) -> None:
-        """Start all but rank 0, whose setup it is; the pool's memory is for all of them.
+    def __init__(self, setup: RankSetup) -> None:
+        """Start all but rank 0, whose setup it is.
 
-        Raises ConfigurationError: it cannot be shared, or there are no processes to be had.
+        Raises ConfigurationError: there are no processes to be had.
         """
-        if pool.shared_fd is None:
-            raise ConfigurationError("tensor_parallel: this system has no memory to share")
         self._ranks: list[RankProcess] = []
         self._folder = tempfile.TemporaryDirectory(
             prefix="diptych-ranks-", ignore_cleanup_errors=True
@@ -50,7 +49,7 @@ class RankTeam:
         self._setup = setup._replace(meeting_file=Path(self._folder.name) / "meeting")
         try:
             for rank in range(1, setup.share.size):
-                self._ranks.append(_start(rank, pool.shared_fd))
+                self._ranks.append(_start(rank))
                 send(self._ranks[-1].link, self._setup.of_rank(rank))
         except OSError as error:
             self.close()
@@ -58,9 +57,13 @@ class RankTeam:
                 f"tensor_parallel: a rank cannot be started: {error}"
             ) from None
 
-    def join(self, still_wanted: Callable[[], None]) -> None:
-        """Until all are there and ``ranks`` can be used. Arguments and errors as of ``wait``."""
+    def join(self, still_wanted: Callable[[], None], pool_bytes: int) -> None:
+        """Until all are there, with their ``pools``, and ``ranks`` can be used.
+
+        pool_bytes: of each pool. Arguments and errors else as of ``wait``.
+        """
         self.wait(still_wanted)
+        self.pools = [_pool_of(each, pool_bytes) for each in self._ranks]
         self.ranks = ProcessRanks(self._setup.share, self._setup.meeting_file)
 
     @property
@@ -104,19 +107,32 @@ class RankTeam:
         self._folder.cleanup()
 
 
-def _start(rank: int, pool_fd: int) -> RankProcess:
+def _pool_of(rank: RankProcess, num_bytes: int) -> MappedKVMemory:
+    """Raises DeviceLostError: it has ended; ConfigurationError: there is no room for it here."""
+    try:
+        fd = recv_handle(rank.link)
+    except (EOFError, OSError):
+        raise DeviceLostError(f"rank {rank.rank} has ended") from None
+    try:
+        return MappedKVMemory(fd, num_bytes)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"num_blocks or kv_cache_memory: the pool of rank {rank.rank} cannot be mapped: {error}"
+        ) from None
+
+
+def _start(rank: int) -> RankProcess:
     ours, theirs = socket.socketpair()
     with theirs:
         arguments = {
             "parent-pid": os.getpid(),
             "socket-fd": theirs.fileno(),
-            "pool-fd": pool_fd,
         }
         command = [sys.executable, "-m", "diptych.worker.rank_main"]
         try:
             process = subprocess.Popen(
                 [*command, *(f"--{name}={value}" for name, value in arguments.items())],
-                pass_fds=(theirs.fileno(), pool_fd),
+                pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # nobody parses that
             )

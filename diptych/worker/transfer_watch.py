@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from diptych.timers import Timers
 from diptych.worker.status import WorkerStatus
-from kvtransfer.memory import PoolMemory
+from kvtransfer.memory import BlockMemory
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class TransferWatch:
     def __init__(
         self,
         stuck_s: Callable[[], float],
-        memory: PoolMemory,
+        memory: BlockMemory,
         timers: Timers,
         status: WorkerStatus,
     ) -> None:

@@ -76,7 +76,7 @@ async def handed_over(prefill: Worker, decode: Worker, token_ids: list[int]) -> 
 async def test_workers_of_any_degree_are_pairs(
     tiny_llama: Path, tmp_path: Path, want: list[list[int]]
 ) -> None:
-    """All ranks of a worker write into one pool, whose blocks are those of one rank."""
+    """Each rank has a pool of its heads, and reads them of whoever has them."""
     settings = {**SIZES, "transfer": TransferConfig(transports=("nixl",))}
     async with AsyncExitStack() as started:
         prefills, decodes = list[Worker](), list[Worker]()
@@ -85,6 +85,8 @@ async def test_workers_of_any_degree_are_pairs(
             decode = decode_worker(tiny_llama, tmp_path, settings, tensor_parallel=size)
             prefills.append(await started.enter_async_context(prefill))
             decodes.append(await started.enter_async_context(decode))
+            for worker in (prefills[-1], decodes[-1]):
+                assert (await worker.state()).layout.tensor_parallel_size == size
         pairs = [(p, d) for p in prefills for d in decodes]
         for pair, token_ids, tokens in zip(pairs, PROMPTS, want, strict=True):
             assert await handed_over(*pair, token_ids) == tokens

@@ -319,6 +319,8 @@ async def test_layouts_that_differ_make_the_pair_unplaceable(field: str) -> None
         theirs.block_bytes = block_bytes = 8192
     elif field == "groups":
         theirs.groups.add()
+    elif field == "tensor_parallel_size":
+        theirs.tensor_parallel_size = 3  # of two heads
     elif isinstance(getattr(theirs, field), str):
         setattr(theirs, field, "other")
     else:

@@ -6,7 +6,6 @@ from contextlib import AbstractAsyncContextManager
 
 import pytest
 
-from diptych.engine.kv.shared_bytes import SharedBytes
 from diptych.v1 import common_pb2, decode_pb2, worker_pb2
 from kvtransfer.config import TransferConfig
 from kvtransfer.memory import HostMemory
@@ -25,6 +24,7 @@ from tests.integration.transfer_rig import (
     open_source,
     until_digested,
 )
+from tests.rank_pools import pools_of
 from tests.waiting import until
 
 BLOCK_BYTES, NUM_BLOCKS, NUM_HEADS = 8192, 64, 4
@@ -41,18 +41,8 @@ def layout_of(num_ranks: int, digest_level: str = "full") -> common_pb2.KVLayout
     return told
 
 
-class RankMemory(HostMemory):
-    """One rank's pool; keeps its file open."""
-
-    def __init__(self, block_bytes: int) -> None:
-        self._shared = SharedBytes(NUM_BLOCKS * block_bytes)
-        super().__init__(self._shared.buffer, block_bytes, self._shared.fd)
-
-
-def memory_of(num_ranks: int) -> RankPools | None:
-    if num_ranks == 1:
-        return None
-    return RankPools([RankMemory(BLOCK_BYTES // num_ranks) for _ in range(num_ranks)], STRETCH)
+def memory_of(num_ranks: int) -> HostMemory | RankPools:
+    return pools_of(num_ranks, NUM_BLOCKS, BLOCK_BYTES, STRETCH)
 
 
 def source_of(

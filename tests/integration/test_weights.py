@@ -24,6 +24,7 @@ from diptych.engine.kv.cache import KVCache
 from diptych.engine.kv.fingerprint import kv_layout, model_digest
 from diptych.engine.model.compact import widened
 from diptych.engine.model.config import ModelConfig
+from diptych.engine.model.rank_share import RankShare
 from diptych.engine.model.weights import load_weights, resolve_dtype
 from diptych.errors import ConfigurationError, LayoutMismatchError
 from diptych.v1 import common_pb2
@@ -249,10 +250,12 @@ def test_layout(folder: Path) -> None:
     assert (layout.num_layers, layout.num_kv_heads, layout.head_dim) == (2, 2, 16)
     assert layout.block_bytes == cache.block_bytes
     assert (layout.tensor_parallel_rank, layout.tensor_parallel_size) == (0, 1)
-    split = kv_layout(
-        config, cache, "abc", torch.float32, tensor_parallel_rank=1, tensor_parallel_size=2
-    )
-    assert (split.tensor_parallel_rank, split.tensor_parallel_size) == (1, 2)
+    part = KVCache(RankShare(1, 2).of(config), 2, block_size=4, dtype=torch.bfloat16)
+    assert 2 * part.block_bytes == cache.block_bytes
+    shared = kv_layout(config, part, "abc", torch.float32, num_ranks=2)
+    assert shared.tensor_parallel_size == 2
+    shared.tensor_parallel_size = 1
+    assert shared == layout, "it tells of whole blocks"
 
 
 def test_layout_of_groups(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The paged KV memory of one worker: one run of bytes, cut into blocks.
+"""The paged KV memory of one worker, or one rank of it: one run of bytes, cut into blocks.
 
 Owns the bytes, knows nothing of who uses which block (the block pool does) nor
 when (the scheduler does). A block is ``[num_layers, 2, num_kv_heads]`` runs, keys
@@ -96,12 +96,11 @@ def _num_runs(group: KVGroup) -> int:
 
 
 class KVCache:
-    """All blocks of one worker, zeroed. Sizes in bytes; lives as long as the worker.
+    """All blocks of one rank, zeroed. Sizes in bytes; lives as long as the worker.
 
     ``tensor``: [num_blocks, num_layers, 2, num_kv_heads] runs, each [block_size,
     head_dim] where the elements are floats, [run_bytes] int8 where they have scales.
-    Layers are in the layout's order: ``of_layer`` finds one. Where several processes have one
-    memory, each computes some of the key-value heads, its ``heads``: all blocks are whole.
+    Layers are in the layout's order: ``of_layer`` finds one.
     """
 
     def __init__(
@@ -111,12 +110,10 @@ class KVCache:
         block_size: int = 16,
         dtype: torch.dtype = torch.float32,
         allocate: Callable[[int], KVMemory] = HostKVMemory,
-        heads: range | None = None,
     ) -> None:
         """allocate: gives so many zeroed bytes, where the cache is to lie.
 
-        config: of the whole model. heads: which key-value heads are read and written here;
-        None: all.
+        config: of what is computed in this process, with its key-value heads.
 
         Raises:
             ConfigurationError: it does not fit into memory.
@@ -128,7 +125,6 @@ class KVCache:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.block_bytes = self.layout.block_bytes
-        self.heads = heads or range(config.num_kv_heads)
         run = (self.layout.run_bytes,) if self.layout.has_scales else (block_size, config.head_dim)
         shape = (num_blocks, config.num_layers, 2, config.num_kv_heads, *run)
         try:
@@ -155,13 +151,16 @@ class KVCache:
         return self.tensor.shape[3]
 
     def first_run(self, layer: int) -> int:
-        """Where in a block the keys of the first of ``heads`` lie."""
-        return self.layout.first_runs[layer] + self.heads.start
+        """Where in a block the keys of the first head lie."""
+        return self.layout.first_runs[layer]
+
+    def clear(self, num_blocks: int) -> None:
+        """Zero the first blocks."""
+        self.tensor[:num_blocks].zero_()
 
     def of_layer(self, layer: int) -> torch.Tensor:
-        """A layer of the model in all blocks, in place: [num_blocks, 2, len(heads)] runs."""
-        place = self.layout.first_runs[layer] // (2 * self.value_runs)
-        return self.tensor[:, place, :, self.heads.start : self.heads.stop]
+        """A layer of the model in all blocks, in place: [num_blocks, 2, num_kv_heads] runs."""
+        return self.tensor[:, self.layout.first_runs[layer] // (2 * self.value_runs)]
 
 
 def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:

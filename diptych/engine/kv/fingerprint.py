@@ -63,13 +63,14 @@ def kv_layout(
     *,
     digest_level: str = "full",
     quantization: str = "none",
-    tensor_parallel_rank: int = 0,
-    tensor_parallel_size: int = 1,
+    num_ranks: int = 1,
 ) -> common_pb2.KVLayout:
     """What another worker's cache must equal before a block may move.
 
+    Of whole blocks: ``config`` is the whole model's, ``kv_cache`` that of any of the ranks.
     ``compute_dtype`` is that of weights and arithmetic; the cache may have another.
     """
+    whole = KVBlockLayout.of(config, kv_cache.block_size, kv_cache.dtype)
     return common_pb2.KVLayout(
         format_version=FORMAT_VERSION,
         model_digest=model_digest,
@@ -78,13 +79,12 @@ def kv_layout(
         num_layers=config.num_layers,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
-        tensor_parallel_rank=tensor_parallel_rank,
-        tensor_parallel_size=tensor_parallel_size,
-        block_bytes=kv_cache.block_bytes,
+        tensor_parallel_size=num_ranks,
+        block_bytes=whole.block_bytes,
         digest_level=digest_level,
         quantization=quantization,
         compute_dtype=_name(compute_dtype),
-        groups=_groups(kv_cache.layout),
+        groups=_groups(whole),
         digest_algorithm=ALGORITHM,
     )
 

@@ -1,6 +1,7 @@
 """The bytes behind a KV cache, of the host or of a device."""
 
 import mmap
+import os
 from collections.abc import Callable
 from typing import Literal, Protocol, runtime_checkable
 
@@ -75,7 +76,7 @@ class HostKVMemory:
 
 
 class MappedKVMemory:
-    """The host memory of another process, as a child that was given its file sees it."""
+    """The host memory of another process, by its file, which this has from now on."""
 
     kind: Literal["DRAM"] = "DRAM"
     device_id = 0
@@ -84,6 +85,11 @@ class MappedKVMemory:
         """Raises OSError, ValueError: it cannot be mapped."""
         self.shared_fd: int | None = fd
         self.bytes = torch.frombuffer(mmap.mmap(fd, num_bytes), dtype=torch.uint8)
+
+    def __del__(self) -> None:
+        fd, self.shared_fd = self.shared_fd, None
+        if fd is not None:
+            os.close(fd)
 
     def synchronise(self) -> None:
         """Everything is done when it returns."""

@@ -9,7 +9,7 @@ from diptych.engine.backends.base import Backend
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.model.decoder import Decoder
 from diptych.engine.parallel.process_ranks import ProcessRanks
-from diptych.engine.parallel.step_link import RankEnd, RankHead, RankStep, hear
+from diptych.engine.parallel.step_link import RankClear, RankEnd, RankHead, RankStep, hear
 
 
 class Follower:
@@ -18,8 +18,9 @@ class Follower:
     def __init__(
         self, model: Decoder, kv_cache: KVCache, backend: Backend, ranks: ProcessRanks
     ) -> None:
-        """kv_cache: on the leader's memory, with this rank's heads."""
+        """kv_cache: of this rank's heads, in blocks with the leader's ids."""
         self._model, self._backend, self._ranks = model, backend, ranks
+        self._kv_cache = kv_cache
         self._forward = backend.forward_pass(model, kv_cache)
 
     @torch.inference_mode()
@@ -31,6 +32,8 @@ class Follower:
                     self._forward(inputs, rows)
                 case RankHead(x):
                     self._model.weights.head(x)
+                case RankClear(num_blocks):
+                    self._kv_cache.clear(num_blocks)
                 case RankEnd():
                     self._backend.synchronise()
                     self._ranks.meet()

@@ -17,7 +17,7 @@ from diptych.engine.kv.cache import KVCache
 from diptych.engine.model.decoder import Decoder
 from diptych.engine.model.parts import Linear, Rows
 from diptych.engine.parallel.process_ranks import ProcessRanks
-from diptych.engine.parallel.step_link import RankEnd, RankHead, RankStep, tell
+from diptych.engine.parallel.step_link import RankClear, RankEnd, RankHead, RankStep, tell
 from diptych.engine.runner import Runner
 from diptych.engine.scheduling.step import StepOutput, StepPlan
 from diptych.errors import DeviceLostError
@@ -69,6 +69,12 @@ class Leader(Runner):
         logits = super().logits(plan)
         self._end_step()
         return logits
+
+    def _clear(self, num_blocks: int) -> None:
+        """In all ranks, before it returns."""
+        tell(self._links, RankClear(num_blocks))
+        super()._clear(num_blocks)
+        self._end_step()
 
     def _end_step(self) -> None:
         tell(self._links, RankEnd())

@@ -1,9 +1,9 @@
-"""What the leader tells its followers of a step: messages over a socket pair for each of them."""
+"""What the leader tells its followers: messages over a socket pair for each of them."""
 
 import pickle
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from torch import Tensor
 
@@ -24,18 +24,27 @@ class RankHead(NamedTuple):
     x: Tensor  # [num_rows, hidden_size]
 
 
+class RankClear(NamedTuple):
+    """The first blocks of the pool become zero."""
+
+    num_blocks: int
+
+
 class RankEnd(NamedTuple):
     """That was all of the step: all ranks meet."""
 
 
-def tell(links: Sequence[Connection], message: RankStep | RankHead | RankEnd) -> None:
+RankMessage: TypeAlias = RankStep | RankHead | RankClear | RankEnd
+
+
+def tell(links: Sequence[Connection], message: RankMessage) -> None:
     """Tell all followers. Raises OSError: one of them is gone."""
     told = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     for link in links:
         link.send_bytes(told)
 
 
-def hear(link: Connection) -> RankStep | RankHead | RankEnd:
+def hear(link: Connection) -> RankMessage:
     """Wait for the next message. Raises EOFError: the leader is gone."""
-    message: RankStep | RankHead | RankEnd = pickle.loads(link.recv_bytes())
+    message: RankMessage = pickle.loads(link.recv_bytes())
     return message

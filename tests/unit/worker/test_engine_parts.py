@@ -152,5 +152,7 @@ async def test_a_lease_stands_on_any_engine() -> None:
 
 
 def test_faults_need_memory_of_the_host() -> None:
-    with pytest.raises(ConfigurationError, match=r"^transfer.allow_faults: .*host memory only"):
+    with pytest.raises(
+        ConfigurationError, match=r"^transfer.allow_faults: .*one KV pool in host memory only"
+    ):
         other_parts().to_break()

@@ -8,10 +8,12 @@ import torch
 
 from diptych.engine.kv.cache import KVCache, block_bytes
 from diptych.engine.kv.memory import DeviceKVMemory
-from diptych.errors import DeviceLostError
-from diptych.worker.pool_memory import DevicePool, pool_memory
+from diptych.engine.model.rank_share import RankShare
+from diptych.errors import ConfigurationError, DeviceLostError
+from diptych.worker.pool_memory import DevicePool, pool_memory, rank_pools
 from kvtransfer.digest import Coverage
 from kvtransfer.memory import HostMemory, PoolMemory
+from kvtransfer.rank_pools import RankPools
 from tests.attention_config import config_of
 
 CONFIG = config_of(2, 1, 8, window=None)
@@ -55,6 +57,32 @@ def test_what_a_pool_says_of_itself() -> None:
     assert (host.block_bytes, host.num_blocks) == (device.block_bytes, device.num_blocks)
     assert device.base_address % 16 == 0
     assert device.device_id == 0
+
+
+def of_two_ranks(block_size: int, dtype: torch.dtype) -> tuple[RankPools, PoolMemory]:
+    """A model's whole blocks, and the same in two caches of half of its heads."""
+    config = config_of(4, 2, 8, window=None)
+    whole = filled(KVCache(config, NUM_BLOCKS, block_size, dtype))
+    own = [KVCache(RankShare(rank, 2).of(config), NUM_BLOCKS, block_size, dtype) for rank in (0, 1)]
+    for rank, cache in enumerate(own):
+        cache.tensor.copy_(whole.tensor[:, :, :, rank : rank + 1])
+    return rank_pools(own[0], [own[1].memory]), pool_memory(whole)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_ranks_caches_are_whole_blocks_together(dtype: torch.dtype) -> None:
+    ranks, whole = of_two_ranks(4, dtype)
+    assert (ranks.block_bytes, ranks.num_blocks) == (whole.block_bytes, NUM_BLOCKS)
+    everything = range(NUM_BLOCKS), 0, NUM_BLOCKS * whole.block_bytes
+    assert ranks.read(*everything) == whole.read(*everything)
+    covered = [Coverage()] * NUM_BLOCKS
+    assert ranks.digests(range(NUM_BLOCKS), covered) == whole.digests(range(NUM_BLOCKS), covered)
+    assert all(part.shared_fd is not None for part in ranks.parts)
+
+
+def test_heads_of_odd_sizes_are_not_shared() -> None:
+    with pytest.raises(ConfigurationError, match=r"^tensor_parallel: 2 ranks cannot share the 64 "):
+        of_two_ranks(1, torch.float32)
 
 
 def test_blocks_are_copied_to_staging_blocks_and_back() -> None:

@@ -19,11 +19,8 @@ class KVAccess:
     """
 
     def __init__(self, config: ModelConfig, kv_cache: KVCache, dtype: torch.dtype) -> None:
-        """dtype: the model's, of what is written and read; the cache may have another.
-
-        config: has as many key-value heads as the cache has ``heads``.
-        """
-        assert config.num_kv_heads == len(kv_cache.heads), "heads of another cache"
+        """dtype: the model's, of what is written and read; the cache may have another."""
+        assert config.num_kv_heads == kv_cache.value_runs, "heads of another cache"
         self.block_size = kv_cache.block_size
         self._dtype = dtype
         self._cache, self._layout = kv_cache, kv_cache.layout

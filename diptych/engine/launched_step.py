@@ -28,7 +28,7 @@ class Samples(NamedTuple):
             spec = chunk.sample
             if spec is None:
                 continue
-            if (awaited(spec.params, allow_stop=spec.allow_stop) is None) is by_device:
+            if (awaited(spec.params) is None) is by_device:
                 samples.add(index, spec, chunk.end)
         return samples
 

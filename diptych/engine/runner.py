@@ -15,14 +15,15 @@ import torch
 from torch import Tensor
 
 from diptych.engine.backends.base import Backend
+from diptych.engine.device_copies import on_device
 from diptych.engine.inputs import StepInputs, build_inputs
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.launched_step import LaunchedStep, Samples, StepAtWork
 from diptych.engine.model.decoder import Decoder
 from diptych.engine.model.parts import Rows
 from diptych.engine.prompt_report import ReportRows
-from diptych.engine.sampling.device_draws import on_device
 from diptych.engine.sampling.grammar_states import GrammarStates
+from diptych.engine.sampling.logit_edits import Unseen
 from diptych.engine.scheduling.report import Told
 from diptych.engine.scheduling.step import Chunk, SampledToken, SampleSpec, StepOutput, StepPlan
 from diptych.engine.scheduling.step_timing import MeasuredStep
@@ -179,10 +180,12 @@ class Runner:
         try:
             inputs = build_inputs(plan, self._kv_cache.block_size, self._backend.device)
             if self.steps_in_flight == 1:
-                return self._ask(plan, begin_s, inputs, Samples([], [], []), Samples.all_of(plan))
-            self._follow(plan, inputs)
+                by_host = Samples.all_of(plan)
+                return self._ask(plan, begin_s, inputs, Samples([], [], []), by_host, None)
             by_device = Samples.of(plan, by_device=True)
-            step = self._ask(plan, begin_s, inputs, by_device, Samples.of(plan, by_device=False))
+            unseen = self._follow(plan, inputs, by_device)
+            by_host = Samples.of(plan, by_device=False)
+            step = self._ask(plan, begin_s, inputs, by_device, by_host, unseen)
         except BaseException:  # whatever broke off: what came before it may still write blocks
             self._last = None
             self._backend.synchronise()
@@ -194,12 +197,15 @@ class Runner:
         step.mark = self._backend.mark()
         return step
 
-    def _follow(self, plan: StepPlan, inputs: StepInputs) -> None:
-        """Put the tokens in that the device has drawn and the host does not know."""
+    def _follow(self, plan: StepPlan, inputs: StepInputs, by_device: Samples) -> Unseen | None:
+        """Put the tokens in that the device has drawn and the host does not know.
+
+        Returns those of them on which the next ones of their rows of ``by_device`` depend.
+        """
         places = [(index, chunk.follows) for index, chunk in enumerate(plan.chunks)]
         followers = [(index, place) for index, place in places if place is not None]
         if not followers:
-            return
+            return None
         assert self._last is not None, "the step before this one drew nothing on the device"
         drawn_rows, token_ids = self._last
         drawn = np.array([drawn_rows[place] for _, place in followers], np.int64)
@@ -207,6 +213,18 @@ class Runner:
         device = self._backend.device
         tokens = token_ids.index_select(0, on_device(drawn, device))
         inputs.token_ids.index_copy_(0, on_device(rows, device), tokens)
+        orders = {index: order for order, (index, _) in enumerate(followers)}
+        lacking = [
+            row
+            for row, (index, spec) in enumerate(
+                zip(by_device.indexes, by_device.specs, strict=True)
+            )
+            if index in orders and spec.history is not None
+        ]
+        if not lacking:
+            return None
+        found = np.array([orders[by_device.indexes[row]] for row in lacking], np.int64)
+        return Unseen(lacking, tokens.index_select(0, on_device(found, device)))
 
     def _ask(
         self,
@@ -215,6 +233,7 @@ class Runner:
         inputs: StepInputs,
         by_device: Samples,
         by_host: Samples,
+        unseen: Unseen | None,
     ) -> StepAtWork:
         last_rows = inputs.last_rows[by_device.indexes + by_host.indexes]
         told_of = ReportRows.of(plan.chunks, inputs.last_rows)
@@ -223,7 +242,9 @@ class Runner:
         logits = self._model.logits(hidden[:num_drawn]) if num_drawn else None
         draws = None
         if logits is not None and num_by_device:
-            draws = self._backend.draw(logits[:num_by_device], by_device.specs, by_device.positions)
+            draws = self._backend.draw(
+                logits[:num_by_device], by_device.specs, by_device.positions, unseen
+            )
             # An empty view would keep them all until the step is waited for.
             logits = logits[num_by_device:] if by_host.indexes else None
         told = hidden[num_drawn:] if told_of.parts else None

@@ -19,6 +19,7 @@ from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.decoder import Decoder
 from diptych.engine.model.parts import Attention, LayerOps, Rows, WeightStore
 from diptych.engine.sampling.device_draws import DeviceDraws
+from diptych.engine.sampling.logit_edits import Unseen
 from diptych.engine.scheduling.step import SampledToken, SampleSpec
 from diptych.errors import LogitsError
 from diptych.formats import Quantization
@@ -126,9 +127,16 @@ class Backend(Protocol):
         ...
 
     def draw(
-        self, logits: Tensor, specs: Sequence[SampleSpec], positions: Sequence[int]
+        self,
+        logits: Tensor,
+        specs: Sequence[SampleSpec],
+        positions: Sequence[int],
+        unseen: Unseen | None = None,
     ) -> DeviceDraws:
-        """As ``sample``, of rows for which :func:`awaited` has no reason; waits for nothing."""
+        """As ``sample``, of rows for which :func:`awaited` has no reason; waits for nothing.
+
+        unseen: of rows whose history lacks its last token, which the device has drawn before.
+        """
         ...
 
     def mark(self) -> Mark:

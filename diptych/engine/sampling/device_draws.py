@@ -11,9 +11,11 @@ from typing import NamedTuple, Self
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
-from numpy.typing import NDArray
 from torch import Tensor
 
+from diptych.engine.device_copies import on_device, on_host
+from diptych.engine.sampling.logit_edits import Unseen, edit_logits
+from diptych.engine.sampling.raw_logprobs import AskedLogprobs, RawLogits
 from diptych.engine.sampling.sampler import mix
 from diptych.engine.scheduling.run_ahead import GREEDY_BELOW
 from diptych.engine.scheduling.step import SampledToken, SampleSpec
@@ -28,10 +30,23 @@ class DeviceDraws(NamedTuple):
 
     token_ids: Tensor  # [R] int64, on the device; any id where logits are no numbers
     told: Tensor  # [R, 2] int64, on the host: the same, and whether logits are numbers
+    asked: dict[int, int]  # rows that ask for log probabilities, by their order in those
+    logprobs: AskedLogprobs | None  # of these rows
 
     @classmethod
-    def of(cls, logits: Tensor, specs: Sequence[SampleSpec], positions: Sequence[int]) -> Self:
-        """By torch's operators. logits: [R, vocab_size] float32. positions: of the tokens."""
+    def of(
+        cls,
+        logits: Tensor,
+        specs: Sequence[SampleSpec],
+        positions: Sequence[int],
+        unseen: Unseen | None = None,
+    ) -> Self:
+        """By torch's operators. logits: [R, vocab_size] float32, contiguous; changed in place.
+
+        positions: of the tokens. unseen: of rows whose history lacks its last one.
+        """
+        raw = RawLogits.of(logits, specs)
+        edit_logits(logits, specs, unseen)
         best = logits.amax(dim=1, keepdim=True)
         vocab_size = logits.shape[1]
         ids = torch.arange(vocab_size, device=logits.device)
@@ -48,33 +63,29 @@ class DeviceDraws(NamedTuple):
             if any(p.top_k or p.top_p < 1.0 or p.min_p for p in params):
                 weights = _filtered(drawn, weights, params)
             token_ids.index_copy_(0, index, _draw(weights, on_device(uniforms, logits.device)))
-        return cls.told_of(token_ids, torch.isfinite(best[:, 0]))
+        return cls.told_of(token_ids, torch.isfinite(best[:, 0]), raw)
 
     @classmethod
-    def told_of(cls, token_ids: Tensor, is_number: Tensor) -> Self:
+    def told_of(cls, token_ids: Tensor, is_number: Tensor, raw: RawLogits | None) -> Self:
         """token_ids: [R] int64, is_number: [R] bool; on the device."""
-        return cls(token_ids, _on_host(torch.stack((token_ids, is_number.long()), dim=1)))
+        told = on_host(torch.stack((token_ids, is_number.long()), dim=1))
+        if raw is None:
+            return cls(token_ids, told, {}, None)
+        return cls(
+            token_ids, told, {row: at for at, row in enumerate(raw.rows)}, raw.ask(token_ids)
+        )
 
     def tell(self) -> list[SampledToken | LogitsError]:
         """Once the device has done all that it was asked for here."""
+        logprobs = [] if self.logprobs is None else self.logprobs.tell()
         return [
-            SampledToken(token_id, float("nan"))
+            SampledToken(
+                token_id, float("nan"), logprobs[self.asked[row]] if row in self.asked else None
+            )
             if is_number
             else LogitsError("the model's logits for this sequence are not numbers")
-            for token_id, is_number in self.told.tolist()
+            for row, (token_id, is_number) in enumerate(self.told.tolist())
         ]
-
-
-def on_device(values: NDArray[np.int64] | NDArray[np.float64], device: torch.device) -> Tensor:
-    """A copy that nobody waits for: the driver has its own before this returns."""
-    return torch.from_numpy(values).to(device, non_blocking=True)
-
-
-def _on_host(x: Tensor) -> Tensor:
-    """Filled when the device gets there."""
-    if x.device.type == "cpu":
-        return x
-    return torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True)
 
 
 def _filtered(logits: Tensor, weights: Tensor, params: Sequence[SamplingParams]) -> Tensor:

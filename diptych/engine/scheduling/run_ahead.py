@@ -1,8 +1,10 @@
 """Whose next step may be planned before the token is known that this one draws. Pure.
 
-A device draws the tokens of most sequences and goes on from them by itself. Of the others the host
-has to see each token before it can say how the next one is drawn, or draws it itself: each reason
-has its name here, and the scheduler and the runner go by this alone.
+A device draws the tokens of most sequences and goes on from them by itself, counting the one that
+it alone has where penalties and words depend on it. Of the others the host has to see each token
+before it can say how the next one is drawn, or draws it itself: each reason has its name here, and
+the scheduler and the runner go by this alone. Strings that end an answer are no reason: they are
+looked for in the text, elsewhere, and whoever has met one is released.
 """
 
 import enum
@@ -16,19 +18,16 @@ GREEDY_BELOW = 1e-5  # smaller temperatures overflow float32 and mean greedy any
 class Awaited(enum.Enum):
     """Why the host has to see a token before the sequence's next step can be planned."""
 
-    HISTORY = "penalties, words or a constraint: what comes next depends on the tokens so far"
-    EDITS = "changes of single logits are made on the host"
-    TOLD = "log probabilities and margins are taken on the host"
+    CONSTRAINT = "the grammar is the host's, and goes on token by token"
+    MARGINS = "margins are taken on the host"
 
 
-def awaited(params: SamplingParams, *, allow_stop: bool) -> Awaited | None:
+def awaited(params: SamplingParams) -> Awaited | None:
     """Why a token so drawn is drawn on the host; None: the device draws it."""
-    if params.needs_history:
-        return Awaited.HISTORY
-    if params.logprobs is not None or params.return_margins:
-        return Awaited.TOLD
-    if params.logit_bias or params.bad_words or not (allow_stop or not params.stop_token_ids):
-        return Awaited.EDITS
+    if params.constraint is not None:
+        return Awaited.CONSTRAINT
+    if params.return_margins:
+        return Awaited.MARGINS
     return None
 
 
@@ -43,5 +42,4 @@ def ends_with_next(seq: Sequence, max_model_len: int) -> bool:
 
 def waits_for_token(seq: Sequence) -> bool:
     """Whether the token that is being drawn has to be known before another is planned."""
-    allow_stop = seq.num_output_tokens >= seq.sampling.min_tokens
-    return awaited(seq.sampling, allow_stop=allow_stop) is not None
+    return awaited(seq.sampling) is not None

@@ -45,7 +45,10 @@ class Chunk:
 
 
 class History(NamedTuple):
-    """The tokens before the one to draw: a copy that nobody changes."""
+    """The tokens before the one to draw: a copy that nobody changes.
+
+    After a chunk that follows another, all but the last one: the device alone has that.
+    """
 
     token_ids: "array[int]"  # "q": prompt, then output
     num_prompt_tokens: int

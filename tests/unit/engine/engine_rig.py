@@ -27,13 +27,13 @@ class EngineRig:
         self.stepped.set()
 
     def start(
-        self, num_prompt_tokens: int, max_tokens: int, *, logprobs: int | None = None
+        self, num_prompt_tokens: int, max_tokens: int, *, return_margins: bool = False
     ) -> Sequence:
         seq = Sequence(
             key=SequenceKey("router", num_prompt_tokens),
             token_ids=[1] * num_prompt_tokens,
             num_prompt_tokens=num_prompt_tokens,
-            sampling=SamplingParams(max_tokens=max_tokens, logprobs=logprobs),
+            sampling=SamplingParams(max_tokens=max_tokens, return_margins=return_margins),
         )
         self.engine.reserve(seq)
         self.engine.start(seq, [], compute_missing=True)

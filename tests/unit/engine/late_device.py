@@ -78,7 +78,7 @@ class LateDevice:
             assert self.last is not None
             sample = self.last.chunks[place].sample
             assert sample is not None, "follows a chunk that draws nothing"
-            reason = awaited(sample.params, allow_stop=sample.allow_stop)
+            reason = awaited(sample.params)
             assert reason is None, "follows a token that the host draws"
 
     @property

@@ -233,7 +233,7 @@ async def test_a_pace_counts_a_hold_for_each_step_and_not_for_each_question() ->
         engine._learner.learn(StepWork(1, 10), 0.5)
         engine._learner.learn(StepWork(0, 0, 8, 36), 1e6)
     async with rig.running():
-        rig.start(3, max_tokens=30, logprobs=0)
+        rig.start(3, max_tokens=30, return_margins=True)
         while engine.num_steps < 2:
             rig.stepped.clear()
             await rig.stepped.wait()

@@ -19,6 +19,7 @@ from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.decoder import Decoder, EagerPass
 from diptych.engine.model.parts import Attention, LayerOps, Linear, WeightStore
 from diptych.engine.sampling.device_draws import DeviceDraws
+from diptych.engine.sampling.logit_edits import Unseen
 from diptych.engine.sampling.sampler import Largest, sample
 from diptych.engine.scheduling.step import SampledToken, SampleSpec
 from diptych.errors import LogitsError
@@ -89,9 +90,13 @@ class CpuBackend:
         return sample(logits, specs, positions, _find_largest)
 
     def draw(
-        self, logits: Tensor, specs: Sequence[SampleSpec], positions: Sequence[int]
+        self,
+        logits: Tensor,
+        specs: Sequence[SampleSpec],
+        positions: Sequence[int],
+        unseen: Unseen | None = None,
     ) -> DeviceDraws:
-        return DeviceDraws.of(logits, specs, positions)
+        return DeviceDraws.of(logits, specs, positions, unseen)
 
     def mark(self) -> Mark:
         return self._torch.mark()

@@ -21,6 +21,7 @@ from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.decoder import Decoder, EagerPass
 from diptych.engine.model.parts import Attention, LayerOps, WeightStore
 from diptych.engine.sampling.device_draws import DeviceDraws
+from diptych.engine.sampling.logit_edits import Unseen
 from diptych.engine.scheduling.step import SampledToken, SampleSpec
 from diptych.errors import ConfigurationError, LogitsError
 from diptych.formats import Quantization
@@ -105,9 +106,13 @@ class CudaBackend:
         return sample(logits, specs, positions)
 
     def draw(
-        self, logits: Tensor, specs: Sequence[SampleSpec], positions: Sequence[int]
+        self,
+        logits: Tensor,
+        specs: Sequence[SampleSpec],
+        positions: Sequence[int],
+        unseen: Unseen | None = None,
     ) -> DeviceDraws:
-        return draw(logits, specs, positions)
+        return draw(logits, specs, positions, unseen)
 
     def mark(self) -> Mark:
         return self._torch.mark()

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diptych.engine.backends.cuda.kernels import draws
-from diptych.engine.sampling.device_draws import DeviceDraws, on_device
-from diptych.engine.sampling.logit_edits import edit_logits
+from diptych.engine.device_copies import on_device
+from diptych.engine.sampling.device_draws import DeviceDraws
+from diptych.engine.sampling.logit_edits import Unseen, edit_logits
 from diptych.engine.sampling.raw_logprobs import RawLogits
 from diptych.engine.scheduling.run_ahead import GREEDY_BELOW
 from diptych.engine.scheduling.step import SampledToken, SampleSpec
@@ -45,10 +46,17 @@ def sample(
     return drawn
 
 
-def draw(logits: Tensor, specs: Sequence[SampleSpec], positions: Sequence[int]) -> DeviceDraws:
+def draw(
+    logits: Tensor,
+    specs: Sequence[SampleSpec],
+    positions: Sequence[int],
+    unseen: Unseen | None = None,
+) -> DeviceDraws:
     """As ``DeviceDraws.of``. logits: [R, vocab_size] float32, contiguous; overwritten."""
+    raw = RawLogits.of(logits, specs)
+    edit_logits(logits, specs, unseen)
     told = _told(logits, specs, positions, PART_SIZE)
-    return DeviceDraws.told_of(told[:, 0].long(), torch.isfinite(told[:, 2]))
+    return DeviceDraws.told_of(told[:, 0].long(), torch.isfinite(told[:, 2]), raw)
 
 
 def _told(

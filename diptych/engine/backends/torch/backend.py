@@ -20,6 +20,7 @@ from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.decoder import Decoder, EagerPass
 from diptych.engine.model.parts import Attention, LayerOps, Linear, WeightStore
 from diptych.engine.sampling.device_draws import DeviceDraws
+from diptych.engine.sampling.logit_edits import Unseen
 from diptych.engine.sampling.sampler import sample
 from diptych.engine.scheduling.step import SampledToken, SampleSpec
 from diptych.errors import ConfigurationError, LogitsError
@@ -74,9 +75,13 @@ class TorchBackend:
         return sample(logits, specs, positions)
 
     def draw(
-        self, logits: Tensor, specs: Sequence[SampleSpec], positions: Sequence[int]
+        self,
+        logits: Tensor,
+        specs: Sequence[SampleSpec],
+        positions: Sequence[int],
+        unseen: Unseen | None = None,
     ) -> DeviceDraws:
-        return DeviceDraws.of(logits, specs, positions)
+        return DeviceDraws.of(logits, specs, positions, unseen)
 
     def mark(self) -> Mark:
         if self._device.type != "cuda":

@@ -160,7 +160,7 @@ def test_nobody_computes_what_a_step_in_flight_does() -> None:
 
 def test_no_step_is_planned_ahead_of_a_token_that_somebody_waits_for() -> None:
     scheduler, (seq, _), first = begin(3, 4)
-    seq.sampling = SamplingParams(max_tokens=9, logprobs=1)
+    seq.sampling = SamplingParams(max_tokens=9, return_margins=True)
     assert scheduler.schedule() is None
     book(scheduler, first)
     assert len(plan_of(scheduler).chunks) == 2
@@ -168,7 +168,7 @@ def test_no_step_is_planned_ahead_of_a_token_that_somebody_waits_for() -> None:
 
 def test_who_ends_whatever_it_draws_holds_nobody_up() -> None:
     scheduler, (seq, other), first = begin(3, 4)
-    seq.sampling = SamplingParams(max_tokens=1, logprobs=1)
+    seq.sampling = SamplingParams(max_tokens=1, return_margins=True)
     ahead = plan_of(scheduler)
     assert scheduler.owners(ahead) == (other,)
     book(scheduler, first)
@@ -190,28 +190,60 @@ GRAMMAR = OutputGrammar("{}", frozenset())
 
 
 @pytest.mark.parametrize(
-    ("params", "allow_stop", "reason"),
+    ("params", "reason"),
     [
-        (SamplingParams(temperature=0.0), True, None),
-        (SamplingParams(temperature=0.7, seed=3), True, None),
-        (SamplingParams(temperature=0.0, top_p=0.5, top_k=3, min_p=0.1), True, None),
-        (SamplingParams(top_p=0.5), True, None),
-        (SamplingParams(top_k=5), True, None),
-        (SamplingParams(min_p=0.1), True, None),
-        (SamplingParams(presence_penalty=0.5), True, Awaited.HISTORY),
-        (SamplingParams(frequency_penalty=0.5), True, Awaited.HISTORY),
-        (SamplingParams(repetition_penalty=1.5), True, Awaited.HISTORY),
-        (SamplingParams(bad_words=frozenset({(1, 2)})), True, Awaited.HISTORY),
-        (SamplingParams(constraint=GRAMMAR), True, Awaited.HISTORY),
-        (SamplingParams(bad_words=frozenset({(1,)})), True, Awaited.EDITS),
-        (SamplingParams(logit_bias={3: 1.0}), True, Awaited.EDITS),
-        (SamplingParams(stop_token_ids=frozenset({1})), False, Awaited.EDITS),
-        (SamplingParams(), False, None),
-        (SamplingParams(logprobs=0), True, Awaited.TOLD),
-        (SamplingParams(return_margins=True), True, Awaited.TOLD),
+        (SamplingParams(temperature=0.0), None),
+        (SamplingParams(temperature=0.7, seed=3), None),
+        (SamplingParams(temperature=0.0, top_p=0.5, top_k=3, min_p=0.1), None),
+        (SamplingParams(top_p=0.5), None),
+        (SamplingParams(top_k=5), None),
+        (SamplingParams(min_p=0.1), None),
+        (SamplingParams(presence_penalty=0.5), None),
+        (SamplingParams(frequency_penalty=0.5), None),
+        (SamplingParams(repetition_penalty=1.5), None),
+        (SamplingParams(bad_words=frozenset({(1, 2), (3,)})), None),
+        (SamplingParams(logit_bias={3: 1.0}), None),
+        (SamplingParams(stop_token_ids=frozenset({1}), min_tokens=9), None),
+        (SamplingParams(logprobs=0), None),
+        (SamplingParams(constraint=GRAMMAR), Awaited.CONSTRAINT),
+        (SamplingParams(constraint=GRAMMAR, return_margins=True), Awaited.CONSTRAINT),
+        (SamplingParams(return_margins=True), Awaited.MARGINS),
     ],
 )
-def test_whose_tokens_the_host_has_to_see(
-    params: SamplingParams, allow_stop: bool, reason: Awaited | None
-) -> None:
-    assert awaited(params, allow_stop=allow_stop) is reason
+def test_whose_tokens_the_host_has_to_see(params: SamplingParams, reason: Awaited | None) -> None:
+    assert awaited(params) is reason
+
+
+@pytest.mark.parametrize(
+    "told", [SamplingParams(constraint=GRAMMAR), SamplingParams(return_margins=True)]
+)
+def test_who_waits_holds_up_its_batch_and_nobody_after_it(told: SamplingParams) -> None:
+    scheduler, (seq, other), first = begin(3, 4)
+    seq.sampling = told
+    assert scheduler.schedule() is None
+    book(scheduler, first)
+    step = plan_of(scheduler)
+    assert scheduler.schedule() is None
+    scheduler.release(seq)
+    ahead = plan_of(scheduler)
+    assert scheduler.owners(ahead) == (other,)
+    assert ahead.chunks[0].follows is not None
+    book(scheduler, step)
+
+
+def test_what_is_counted_lacks_the_token_that_the_device_alone_has() -> None:
+    scheduler, (seq,), first = begin(3)
+    seq.sampling = SamplingParams(
+        max_tokens=9, min_tokens=2, presence_penalty=1.0, stop_token_ids=frozenset({4})
+    )
+    specs = []
+    for _ in range(3):
+        ahead = plan_of(scheduler)
+        (chunk,) = ahead.chunks
+        assert chunk.follows == 0
+        assert chunk.sample is not None
+        assert chunk.sample.history is not None
+        specs.append((len(chunk.sample.history.token_ids), chunk.end, chunk.sample.allow_stop))
+        book(scheduler, first)
+        first = ahead
+    assert specs == [(3, 4, False), (4, 5, True), (5, 6, True)]

@@ -12,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from diptych.engine.backends.cuda import sampler
+from diptych.engine.sampling.logit_edits import Unseen
 from diptych.engine.sampling.sampler import mix, sample
 from diptych.engine.scheduling.step import SampledToken, SampleSpec
 from diptych.errors import LogitsError
@@ -142,6 +143,28 @@ def test_the_backend_draws_with_it_and_tells_log_probabilities() -> None:
     assert first.logprobs.top_token_ids[0] == int(expected[0].argmax())
     assert len(first.logprobs.top_token_ids) == 20
     assert (second.token_id, second.logprobs) == (int(expected[1].argmax()), None)
+
+
+def test_ahead_of_a_token_that_the_host_does_not_have_it_draws_the_same() -> None:
+    logits = random_logits(3, 3, 700, 0.5)
+    whole = [
+        spec(temperature=0.0, repetition=9.0, frequency=1.0, output=[4, 5, 4]),
+        spec(presence=2.0, output=[4, 9], seed=3),
+        spec(temperature=0.0, bias={4: 100.0}),
+    ]
+    whole = [
+        replace(one, params=replace(one.params, logprobs=1, return_margins=False)) for one in whole
+    ]
+    lacking = [
+        replace(
+            one, history=one.history and one.history._replace(token_ids=one.history.token_ids[:-1])
+        )
+        for one in whole
+    ]
+    unseen = Unseen([0, 1], torch.tensor([4, 9]))
+    expected = tokens_of(INTERPRETED.sample(logits.clone(), whole, [5, 6, 7]))
+    drawn = tokens_of(INTERPRETED.draw(logits.clone(), lacking, [5, 6, 7], unseen).tell())
+    assert [repr(token) for token in drawn] == [repr(token) for token in expected]
 
 
 def test_one_token_alone() -> None:

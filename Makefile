@@ -6,6 +6,7 @@ PYTEST := $(PY) -m pytest
 GENERATED := diptych/v1 diptych/open_inference
 PUBLISHED := proto/published.txtpb
 GOLDEN := tests/integration/test_golden.py
+PATIENT := $(GOLDEN) tests/integration/test_real_shapes.py tests/integration/linear tests/unit/engine/backends/cuda
 CHART_TOOLS := .cache/chart/tools
 TOOL_CALLS := .cache/tool-calls
 CLIENTS := .cache/clients
@@ -26,18 +27,19 @@ demo: .venv/ready  ## Three answers from 1 router + 1 prefill + 1 decode worker,
 
 # Processes are started hundreds of times; each would compile every module again. Two at a time:
 # much of it waits for processes to start. The fault tests have deadlines and are alone; they leave
-# half of two cores idle. The golden tests, which have none, take what the others leave. What is broken
-# for all of them would take an hour to fail each: ten failures are enough.
+# half of two cores idle. Tests that only compute (the golden ones, kernels in their interpreter) have
+# none and take what the others leave. What is broken for all of them would take an hour to fail each:
+# ten failures are enough.
 WHEN_IDLE := $(if $(shell command -v chrt),chrt --idle 0,nice -n 19)
 test: export PYTHONDONTWRITEBYTECODE =
 test: .venv/ready  ## Unit, integration and fault tests; golden tests with five prompts per model
 	@mkdir -p .cache
-	$(WHEN_IDLE) $(PYTEST) $(GOLDEN) > .cache/golden.log 2>&1 & golden=$$!; \
-	  trap "kill $$golden" INT TERM; \
+	$(WHEN_IDLE) $(PYTEST) --maxfail 10 --timeout 1800 $(PATIENT) > .cache/patient.log 2>&1 & patient=$$!; \
+	  trap "kill $$patient" INT TERM; \
 	  $(PYTEST) --maxfail 10 -n 2 --dist loadfile --no-loadscope-reorder tests/unit tests/protocol \
-	    tests/integration --ignore=$(GOLDEN) && $(PYTEST) --maxfail 10 tests/chaos \
-	    || { code=$$?; kill $$golden; wait $$golden; exit $$code; }; \
-	  wait $$golden; code=$$?; cat .cache/golden.log; exit $$code
+	    tests/integration $(PATIENT:%=--ignore=%) && $(PYTEST) --maxfail 10 tests/chaos \
+	    || { code=$$?; kill $$patient; wait $$patient; exit $$code; }; \
+	  wait $$patient; code=$$?; cat .cache/patient.log; exit $$code
 
 golden: .venv/ready  ## Every golden prompt of every model, on every path
 	$(PYTEST) $(GOLDEN) --golden-all

@@ -23,7 +23,7 @@ KERNELS = {
 MAX_SHARED_BYTES = 99 << 10  # of a program, on the smallest device since sm_80
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_no_kernel_spills(tmp_path: Path, note: notes.Note) -> None:
     """In bfloat16, for sm_80 and sm_90; in a process of its own, as this one interprets."""
     out = tmp_path / "resources.json"

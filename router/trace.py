@@ -121,7 +121,7 @@ class RequestTrace:
         """Of the span that ``stage`` will have if it is reached, or expected."""
         context = self._planned.get(stage)
         if context is None:
-            context = self._planned[stage] = self._trace.plan(self.context)
+            context = self._planned[stage] = self._trace.plan(self.context, stage)
         return context
 
     def expect(self, stage: Stage) -> None:
@@ -173,7 +173,8 @@ class RequestTrace:
     ) -> _Attempt:
         self._num_attempts += 1
         self.expect(stage)
-        context, now = self._trace.plan(self.stage(stage)), time.monotonic()
+        context = self._trace.plan(self.stage(stage), Stage.ATTEMPT)
+        now = time.monotonic()
         own = {**marks, attributes.ATTEMPT: self._num_attempts}
         self._attempt = _Attempt(context, stage, now, own, dict(workers), links)
         return self._attempt

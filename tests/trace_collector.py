@@ -4,40 +4,49 @@ import base64
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 from google.protobuf.json_format import MessageToDict
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 
+from diptych.rpc.server import Context
 from diptych.telemetry import attributes
 from tests.waiting import until
 
 CLIENT_SPAN = bytes.fromhex("eee19b7ec3c1b174")
+_SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
 _IDS = ("traceId", "spanId", "parentSpanId")
 
 
-@dataclass
-class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """Keeps what arrives by OTLP: (service, span) pairs."""
+class Collector:
+    """Keeps what arrives by OTLP as it came, and decodes it only when it is asked for."""
 
-    spans: list[tuple[str, Any]] = field(default_factory=list)
-    exports: list[Any] = field(default_factory=list)  # as they came
+    def __init__(self) -> None:
+        self.exports: list[bytes] = []
+        self._spans: list[tuple[str, Any]] = []
+        self._num_decoded = 0  # of the exports
 
-    async def Export(self, request: Any, context: Any) -> Any:
+    async def export(self, request: bytes, context: Context) -> bytes:
+        """One export; what is told of it is an empty message."""
         self.exports.append(request)
-        for resource in request.resource_spans:
+        return b""
+
+    @property
+    def spans(self) -> list[tuple[str, Any]]:
+        """(service, span) pairs, as they came."""
+        new, self._num_decoded = self.exports[self._num_decoded :], len(self.exports)
+        for resource in (each for export in new for each in _decoded(export).resource_spans):
             marks = {a.key: a.value.string_value for a in resource.resource.attributes}
             for scope in resource.scope_spans:
-                self.spans += [(marks["service.name"], span) for span in scope.spans]
-        return trace_service_pb2.ExportTraceServiceResponse()
+                self._spans += [(marks["service.name"], span) for span in scope.spans]
+        return self._spans
 
     def json_lines(self) -> list[str]:
         """What a collector's file exporter would have written."""
         return [
-            json.dumps(_with_hex_ids(MessageToDict(export, use_integers_for_enums=True)))
-            for export in self.exports
+            json.dumps(_with_hex_ids(MessageToDict(_decoded(each), use_integers_for_enums=True)))
+            for each in self.exports
         ]
 
     def senders(self, trace_id: str) -> set[str]:
@@ -89,14 +98,20 @@ def marks_of(span: Any) -> dict[str, Any]:
 async def collecting(collector: Collector | None = None) -> AsyncIterator[tuple[Collector, str]]:
     """A collector that is reached, and where; one that takes all, unless another is given."""
     collector, server = collector or Collector(), grpc.aio.server()
-    add: Any = trace_service_pb2_grpc.add_TraceServiceServicer_to_server  # untyped
-    add(collector, server)
+    method = grpc.unary_unary_rpc_method_handler(collector.export)
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(_SERVICE, {"Export": method}),)
+    )
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
         yield collector, f"http://127.0.0.1:{port}"
     finally:
         await server.stop(0)
+
+
+def _decoded(export: bytes) -> Any:
+    return trace_service_pb2.ExportTraceServiceRequest.FromString(export)
 
 
 def _with_hex_ids(value: Any) -> Any:

@@ -24,6 +24,7 @@ _HEADERS: Final = ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HEAD
 class StandardTracing(NamedTuple):
     """Which of OpenTelemetry's own variables (``OTEL_*``) are set."""
 
+    is_disabled: bool = False  # nothing is traced, whatever else is set
     has_endpoint: bool = False
     is_http: bool = False  # where there is an endpoint: OTLP over HTTP, not over gRPC
     has_service_name: bool = False
@@ -52,6 +53,7 @@ def read_standard(asked: Mapping[str, str], endpoint: str | None) -> StandardTra
     if has_endpoint or endpoint is not None:
         _check_headers(asked)
     return StandardTracing(
+        is_disabled=asked.get("OTEL_SDK_DISABLED", "").strip().lower() == "true",
         has_endpoint=has_endpoint,
         is_http=has_endpoint and protocol is not None and asked[protocol] == _HTTP,
         has_service_name="OTEL_SERVICE_NAME" in asked,

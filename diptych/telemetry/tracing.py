@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from opentelemetry.context import Context
@@ -19,10 +20,10 @@ from opentelemetry.trace import (
     NonRecordingSpan,
     NoOpTracer,
     Span,
-    SpanContext,
     SpanKind,
     StatusCode,
     Tracer,
+    format_trace_id,
     get_current_span,
     set_span_in_context,
 )
@@ -44,6 +45,8 @@ AttributeValue = str | bool | int | float | Sequence[str]
 Attributes = Mapping[str, AttributeValue]
 Metadata = Sequence[tuple[str, str | bytes]]  # of a call, or headers
 
+_ERROR_TYPE = attributes.ERROR_TYPE  # the name means other things below
+_NO_MARKS: Attributes = MappingProxyType({})
 _propagator = TraceContextTextMapPropagator()
 
 
@@ -63,14 +66,16 @@ class Tracing:
     ) -> None:
         """``endpoint`` is an OTLP/gRPC collector (``http://host:4317``).
 
-        Without ``endpoint`` and ``exporter`` spans cost next to nothing and go
-        nowhere, but a client's trace context is still passed on. What the
+        Without ``endpoint`` and ``exporter``, or where ``standard`` says so, spans cost next
+        to nothing and go nowhere, but a client's trace context is still passed on. What the
         ``standard`` variables say is left to the SDK, which reads them itself. ``wall_ns``
         is the clock of this machine.
         """
         self._wall_offset_ns = wall_ns() - time.monotonic_ns()
         self._provider: SpanProvider | None = None
         self._tracer: Tracer = NoOpTracer()
+        if standard.is_disabled:
+            return
         if exporter is None and endpoint is None and not standard.has_endpoint:
             return
         # The SDK and the exporter are an eighth of what a router loads.
@@ -157,27 +162,19 @@ class Tracing:
         if attributes:
             span.set_attributes(attributes)
         if error is not None:
-            span.set_attribute("error.type", error)
+            span.set_attribute(_ERROR_TYPE, error)
             span.set_status(StatusCode.ERROR, error)
         span.end(self._wall_ns(time.monotonic() if end_s is None else end_s))
 
-    def plan(self, parent: Context) -> Context:
+    def plan(self, parent: Context, stage: Stage) -> Context:
         """The context of a span under ``parent`` that ``record`` writes when it is over.
 
         So other processes can begin its children meanwhile. Without an exporter there is no
         such span: they get ``parent``.
         """
-        above = get_current_span(parent).get_span_context()
-        if self._provider is None or not above.is_valid:
+        if self._provider is None:
             return parent
-        planned = SpanContext(
-            above.trace_id,
-            self._provider.ids.generate_span_id(),
-            is_remote=False,
-            trace_flags=above.trace_flags,
-            trace_state=above.trace_state,
-        )
-        return context_of(NonRecordingSpan(planned))
+        return context_of(NonRecordingSpan(self._provider.plan(parent, stage.span_name)))
 
     def record(
         self,
@@ -187,7 +184,7 @@ class Tracing:
         end_s: float,
         *,
         planned: Context | None = None,
-        attributes: Attributes | None = None,
+        attributes: Attributes = _NO_MARKS,
         error: str | None = None,
         links: Sequence[Link] = (),
     ) -> Context:
@@ -195,13 +192,26 @@ class Tracing:
 
         ``planned`` is what ``plan`` said of it, if it was asked.
         """
-        if self._provider is not None and planned is not None:
-            self._provider.ids.planned = get_current_span(planned).get_span_context().span_id
-        span = self.start(stage, parent, start_s=start_s, attributes=attributes, links=links)
-        if self._provider is not None:
-            self._provider.ids.planned = None
-        self.end(span, end_s=max(start_s, end_s), error=error)
-        return context_of(span)
+        if self._provider is None:
+            return parent
+        context = self.plan(parent, stage) if planned is None else planned
+        own = get_current_span(context).get_span_context()
+        if not own.trace_flags.sampled:
+            return context
+        name, marks = _name_and_marks(stage)
+        if error is not None:
+            marks[_ERROR_TYPE] = error
+        self._provider.record(
+            name,
+            own,
+            get_current_span(parent).get_span_context(),
+            {**marks, **attributes},
+            self._wall_ns(start_s),
+            self._wall_ns(max(start_s, end_s)),
+            error=error,
+            links=links,
+        )
+        return context
 
     @contextmanager
     def span(
@@ -249,8 +259,8 @@ def hold_of(context: Context) -> int | None:
 
 def trace_id(context: Context) -> str:
     """The W3C trace id of ``context`` in hex; empty when there is none."""
-    parts = inject_map(context).get("traceparent", "").split("-")
-    return parts[1] if len(parts) > 1 else ""
+    above = get_current_span(context).get_span_context()
+    return format_trace_id(above.trace_id) if above.is_valid else ""
 
 
 def extract_metadata(metadata: Metadata | None) -> Context:

@@ -40,11 +40,11 @@ from kvtransfer.memory import HostMemory
 from kvtransfer.reader.pull_machine import DigestChecks, PullMachine
 from kvtransfer.source.lease_table import LeaseTable
 from tests.bench.environment import environment
+from tests.bench.intervals import Indices, estimate
 from tests.call import generate, token_request
 from tests.cluster import Cluster, running_cluster
 
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
-Indices = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 BLOCK_BYTES = 30 * 2 * 3 * 16 * 64 * 4
 BLOCK_SIZE = 16
@@ -54,7 +54,6 @@ NUM_TOKENS = 12  # of each answer in the latency part
 VOCAB = 49_000  # of the demo model, about
 NUM_WARM_UP = 4  # pairs
 REPORT_EVERY = 10  # pairs
-NUM_RESAMPLES = 2000
 
 
 class Costs(NamedTuple):
@@ -244,14 +243,11 @@ def pair_ratios(full: Floats, off: Floats) -> Floats:
 
 
 def with_interval(
-    statistic: Callable[[Indices], np.floating[Any]], num_pairs: int
+    statistic: Callable[[Indices], "np.floating[Any]"], num_pairs: int
 ) -> dict[str, Any]:
-    """``statistic`` of all pairs, and its 95 % interval by bootstrap."""
-    rng = np.random.default_rng(1)
-    resampled = [statistic(rng.integers(num_pairs, size=num_pairs)) for _ in range(NUM_RESAMPLES)]
-    low, high = np.percentile(resampled, (2.5, 97.5))
-    whole = statistic(np.arange(num_pairs))
-    return {"value": float(whole), "interval_95": [float(low), float(high)]}
+    """``statistic`` of all pairs, and its 95 % interval."""
+    value, low, high = estimate(statistic, num_pairs)
+    return {"value": value, "interval_95": [low, high]}
 
 
 @contextmanager

@@ -1,12 +1,16 @@
-"""What a trace explains of the time that a client waited, and what tracing and scraping cost.
+"""What tracing every request costs, what a trace explains, and what a scrape takes.
 
-    python -m tests.bench.tracing [--model demo] [--requests 50] [--at-once 4] [--rounds 5]
+    python -m tests.bench.tracing [--model demo] [--seconds 390] [--requests 16] [--at-once 4]
         [--json OUT] [--record FILE]
 
-One prefill and one decode worker under two routers, one that traces every request and one that
-traces none; rounds of the same requests alternate between them. The collector is this process,
-on the same cores. Of each traced request the spans that tile the time to first token are summed
-and compared with what the client saw. Meanwhile every process is scraped.
+One prefill and one decode worker under two routers: one that traces every request, and one that
+traces none and whose clients ask for no trace. Short rounds of the same requests alternate
+between them, and each traced round is compared with the untraced one beside it: the throughput,
+and the CPU time of router and workers. After each round its spans are waited for, within
+its CPU time. The collector is this process, on the same cores; it keeps bytes, and decodes them
+when all is measured. Of each traced request the spans that tile the time to first token are
+summed and compared with what the client saw. Meanwhile every process is scraped, by a process of
+its own. With ``--model tiny`` steps take next to nothing, and tracing is a large part of the rest.
 """
 
 import argparse
@@ -14,193 +18,190 @@ import asyncio
 import json
 import random
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
-from statistics import median
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+import psutil
 
 from diptych.rpc.channel import open_channel
 from diptych.telemetry.stages import TTFT_STAGES
 from diptych.v1 import inference_pb2_grpc
-from tests import metrics
 from tests.bench.environment import environment
+from tests.bench.machine_use import MachineUse
+from tests.bench.scraper import scraping
+from tests.bench.tracing_figures import (
+    Answered,
+    Pair,
+    Round,
+    ScrapeFigures,
+    TracingFigures,
+    scrape_figures,
+    told,
+    tracing_figures,
+)
 from tests.call import token_request
 from tests.cluster import Cluster, another_router, running_cluster
+from tests.tiny_model import write_tiny_model
 from tests.trace_collector import CLIENT_SPAN, Collector, collecting
 from tests.waiting import until
 
 _NUM_PROMPT_TOKENS, _NUM_OUTPUT_TOKENS = 256, 16
-_SCRAPE_EVERY_S = 0.2
+_SETTLE_S: Final = 2.5  # until the spans of a round have been sent
 
 
-class Answered(NamedTuple):
-    """One request, as its client saw it."""
+class Load(NamedTuple):
+    """What is asked in a round."""
 
-    trace_id: str
-    ttft_s: float
-
-
-class Round(NamedTuple):
-    """All requests of one round."""
-
-    answers: list[Answered]
-    tokens_per_s: float
+    num_requests: int
+    num_at_once: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TracingFigures:
-    """Ratios of times; scrapes in seconds."""
+class Side(NamedTuple):
+    """A router with its workers, and how it is asked."""
 
-    num_requests: int  # traced ones, of all rounds
-    unexplained_median: float  # |span sum - client's TTFT| / client's TTFT
-    unexplained_worst: float
-    explained_within_5_percent: float  # share of the requests
-    tokens_per_s_untraced: list[float]  # by round
-    tokens_per_s_traced: list[float]
-    cost_median: float  # 1 - traced / untraced, of the medians
-    scrape_median_s: float
-    scrape_worst_s: float
-    scrapes_within_50_ms: float  # share of all
+    cluster: Cluster
+    stub: "inference_pb2_grpc.InferenceAsyncStub"
+    is_traced: bool
+
+    def cpu_s(self) -> list[float]:
+        """What each process has used so far, in the order of ``tracing_figures.ROLES``."""
+        times = [psutil.Process(each.pid).cpu_times() for each in self.cluster.processes]
+        return [each.user + each.system for each in times]
 
 
-async def one(address: str, numbers: random.Random) -> Answered:
+async def one(side: Side, numbers: random.Random) -> Answered:
     """A request of its own prompt, in a trace of its own."""
     trace_id = f"{numbers.getrandbits(128):032x}"
     ids = [numbers.randrange(10, 500) for _ in range(_NUM_PROMPT_TOKENS)]
     request = token_request(ids, max_tokens=_NUM_OUTPUT_TOKENS)
-    metadata = (("traceparent", f"00-{trace_id}-{CLIENT_SPAN.hex()}-01"),)
-    ttft_s = None
-    async with open_channel(address) as channel:
-        await channel.channel_ready()
-        began_s = time.monotonic()
-        call = inference_pb2_grpc.InferenceStub(channel).Generate(request, metadata=metadata)
-        async for response in call:
-            if ttft_s is None and response.HasField("delta"):
-                ttft_s = time.monotonic() - began_s
+    asked = (("traceparent", f"00-{trace_id}-{CLIENT_SPAN.hex()}-01"),)
+    ttft_s, num_tokens, began_s = None, 0, time.monotonic()
+    async for response in side.stub.Generate(request, metadata=asked if side.is_traced else ()):
+        if ttft_s is None and response.HasField("delta"):
+            ttft_s = time.monotonic() - began_s
+        num_tokens += len(response.delta.token_ids)
     assert ttft_s is not None
-    return Answered(trace_id, ttft_s)
+    return Answered(trace_id, ttft_s, num_tokens)
 
 
-async def one_round(address: str, num_requests: int, num_at_once: int, seed: int) -> Round:
-    """So many requests, so many at a time."""
-    numbers = random.Random(seed)
-    left = iter(range(num_requests))
+async def one_round(side: Side, load: Load, numbers: random.Random) -> Round:
+    """All requests, and what is sent of their spans afterwards."""
+    left = iter(range(load.num_requests))
 
     async def client() -> list[Answered]:
-        return [await one(address, numbers) for _ in left]
+        return [await one(side, numbers) for _ in left]
 
-    began_s = time.monotonic()
+    before_s, began_s = side.cpu_s(), time.monotonic()
     async with asyncio.TaskGroup() as tasks:
-        clients = [tasks.create_task(client()) for _ in range(num_at_once)]
+        clients = [tasks.create_task(client()) for _ in range(load.num_at_once)]
     took_s = time.monotonic() - began_s
+    await asyncio.sleep(_SETTLE_S)
+    used_s = [after - before for before, after in zip(before_s, side.cpu_s(), strict=True)]
     answers = [answer for each in clients for answer in each.result()]
-    return Round(answers, num_requests * _NUM_OUTPUT_TOKENS / took_s)
+    num_tokens = sum(answer.num_tokens for answer in answers)
+    return Round(answers, num_tokens / took_s, tuple(each / len(answers) for each in used_s))
 
 
-@contextmanager
-def scraping(addresses: Sequence[str]) -> Iterator[list[float]]:
-    """Scrape all of them again and again, on a thread; how long each scrape took."""
-    took_s: list[float] = []
-    is_over = threading.Event()
-
-    def scrape() -> None:
-        while not is_over.wait(_SCRAPE_EVERY_S):
-            for address in addresses:
-                began_s = time.monotonic()
-                metrics.scrape(address)
-                took_s.append(time.monotonic() - began_s)
-
-    thread = threading.Thread(target=scrape)
-    thread.start()
-    try:
-        yield took_s
-    finally:
-        is_over.set()
-        thread.join()
+async def rounds(untraced: Side, traced: Side, load: Load, for_s: float) -> list[Pair]:
+    """Pairs of rounds, of which now one comes first and now the other."""
+    numbers = random.Random(1)  # no prompt comes twice: prefixes are cached
+    pairs: list[Pair] = []
+    ends_s = time.monotonic() + for_s
+    while time.monotonic() < ends_s:
+        if len(pairs) % 2:
+            with_traces = await one_round(traced, load, numbers)
+            pairs.append(Pair(await one_round(untraced, load, numbers), with_traces))
+        else:
+            without = await one_round(untraced, load, numbers)
+            pairs.append(Pair(without, await one_round(traced, load, numbers)))
+    return pairs
 
 
-async def unexplained(collector: Collector, answer: Answered) -> float:
-    """The part of the client's time to first token that no span explains, or explains twice."""
-    stages = {stage.value for stage in TTFT_STAGES}
-    await until(lambda: stages <= collector.trace(answer.trace_id).keys(), within_s=30)
-    spans = collector.trace(answer.trace_id)
-    explained_s: float = sum(
-        (spans[name].end_time_unix_nano - spans[name].start_time_unix_nano) / 1e9 for name in stages
-    )
-    return abs(explained_s - answer.ttft_s) / answer.ttft_s
+def explained_s(collector: Collector) -> dict[str, float]:
+    """What the spans of each trace say of the time to first token."""
+    stages = {stage.span_name for stage in TTFT_STAGES}
+    sums: dict[str, float] = {}
+    for _, span in collector.spans:
+        if span.name in stages:
+            length_s = (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9
+            trace_id = span.trace_id.hex()
+            sums[trace_id] = sums.get(trace_id, 0.0) + length_s
+    return sums
 
 
 async def measure(
     collector: Collector, traced: Cluster, untraced: Cluster, args: argparse.Namespace
-) -> TracingFigures:
-    """Warm up, then the rounds."""
-    rounds: dict[str, list[Round]] = {traced.router.address: [], untraced.router.address: []}
-    for address in rounds:
-        await one_round(address, args.at_once, args.at_once, seed=0)
-    processes = [*traced.processes, untraced.router]
-    with scraping([process.metrics_address for process in processes]) as scrapes_s:
-        for number in range(args.rounds):
-            order = list(rounds) if number % 2 else list(rounds)[::-1]
-            for index, address in enumerate(order):
-                seed = 1 + 2 * number + index  # no prompt comes twice: prefixes are cached
-                done = await one_round(address, args.requests, args.at_once, seed)
-                rounds[address].append(done)
-    with_traces = rounds[traced.router.address]
-    answers = [answer for done in with_traces for answer in done.answers]
-    parts = [await unexplained(collector, answer) for answer in answers]
-    off = [done.tokens_per_s for done in rounds[untraced.router.address]]
-    on = [done.tokens_per_s for done in with_traces]
-    return TracingFigures(
-        num_requests=len(answers),
-        unexplained_median=median(parts),
-        unexplained_worst=max(parts),
-        explained_within_5_percent=sum(part <= 0.05 for part in parts) / len(parts),
-        tokens_per_s_untraced=off,
-        tokens_per_s_traced=on,
-        cost_median=1 - median(on) / median(off),
-        scrape_median_s=median(scrapes_s),
-        scrape_worst_s=max(scrapes_s),
-        scrapes_within_50_ms=sum(s < 0.05 for s in scrapes_s) / len(scrapes_s),
+) -> tuple[TracingFigures, dict[str, ScrapeFigures]]:
+    """Warm up, then the rounds; what they say."""
+    load = Load(args.requests, args.at_once)
+    processes = {each.name: each.metrics_address for each in traced.processes}
+    processes["untraced router"] = untraced.router.metrics_address
+    async with (
+        open_channel(untraced.router.address) as plain,
+        open_channel(traced.router.address) as tracing,
+    ):
+        off = Side(untraced, inference_pb2_grpc.InferenceStub(plain), is_traced=False)
+        on = Side(traced, inference_pb2_grpc.InferenceStub(tracing), is_traced=True)
+        for side in (off, on):
+            await one_round(side, load, random.Random(0))
+        collector.exports.clear()
+        with scraping(list(processes.values())) as scrapes:
+            pairs = await rounds(off, on, load, args.seconds)
+    answers = [answer for pair in pairs for answer in pair.traced.answers]
+    await until(lambda: {each.trace_id for each in answers} <= explained_s(collector).keys(), 30)
+    figures = tracing_figures(
+        pairs, explained_s(collector), collector.exports, len(collector.spans)
     )
+    return figures, scrape_figures(scrapes, list(processes))
 
 
 async def main(args: argparse.Namespace) -> None:
     """Start, measure, write."""
     async with collecting() as (collector, endpoint):
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            running_cluster(
-                Path(folder),
-                args.model,
-                # Untraced, a worker is not told to trace, and does not by itself.
-                worker_flags={"otlp-endpoint": endpoint, "trace-sample-ratio": "0"},
-                router_flags={"local-prefill-below-tokens": "0", "otlp-endpoint": endpoint},
-            ) as traced,
-        ):
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            model = str(write_tiny_model(folder / "tiny")) if args.model == "tiny" else args.model
             plain = {"local-prefill-below-tokens": "0"}
-            with another_router(traced, Path(folder), Path(args.model), plain) as untraced:
-                await traced.wait_ready()
-                await untraced.wait_ready()
-                figures = await measure(collector, traced, untraced, args)
+            # A worker begins no traces by itself: untraced, it is not told to trace.
+            tracing = {"otlp-endpoint": endpoint, "trace-sample-ratio": "0"}
+            traced = stack.enter_context(
+                running_cluster(
+                    folder,
+                    model,
+                    worker_flags=tracing,
+                    router_flags={**plain, "otlp-endpoint": endpoint},
+                )
+            )
+            untraced = stack.enter_context(another_router(traced, folder, Path(model), plain))
+            for cluster in (traced, untraced):
+                await cluster.wait_ready()
+            use = MachineUse()
+            tracing_cost, scrapes = await measure(collector, traced, untraced, args)
+            others_cores = use.since().others_cores
         if args.record is not None:
             args.record.write_text("".join(f"{line}\n" for line in collector.json_lines()))
-    result = {**asdict(figures), "model": args.model, **environment()}
-    text = json.dumps(result, indent=1)
-    print(text)  # noqa: T201
+    print(told(tracing_cost, scrapes))  # noqa: T201
+    print(f"others used {others_cores:.2f} cores")  # noqa: T201
     if args.json is not None:
-        args.json.write_text(text + "\n")
+        result = {
+            **asdict(tracing_cost),
+            "scrapes": {name: asdict(each) for name, each in scrapes.items()},
+            "others_cores": others_cores,
+            "arguments": {key: str(value) for key, value in vars(args).items()},
+            **environment(),
+        }
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="demo")
-    parser.add_argument("--requests", type=int, default=50)
+    parser.add_argument("--model", default="demo", help="demo, tiny, or a folder")
+    parser.add_argument("--seconds", type=float, default=390, help="the start not counted")
+    parser.add_argument("--requests", type=int, default=16, help="of a round")
     parser.add_argument("--at-once", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--record", type=Path, help="write the spans here, as OTLP in JSON")
     asyncio.run(main(parser.parse_args()))

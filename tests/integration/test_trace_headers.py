@@ -1,13 +1,13 @@
 """Spans go over gRPC with the headers that OpenTelemetry's own variables name, and are counted."""
 
 import asyncio
-from typing import Any
 
 import grpc
 import pytest
 from prometheus_client import generate_latest
 
 from diptych.process import ProcessConfig
+from diptych.rpc.server import Context
 from diptych.service_host import ServiceHost
 from diptych.telemetry.stages import Stage
 from tests import metrics
@@ -17,10 +17,10 @@ from tests.trace_collector import Collector, collecting
 class Guarded(Collector):
     """Takes spans of one tenant alone."""
 
-    async def Export(self, request: Any, context: Any) -> Any:
-        if ("x-tenant", "alice") not in context.invocation_metadata():
+    async def export(self, request: bytes, context: Context) -> bytes:
+        if ("x-tenant", "alice") not in (context.invocation_metadata() or ()):
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "not alice")
-        return await super().Export(request, context)
+        return await super().export(request, context)
 
 
 @pytest.mark.parametrize(("tenant", "num_sent"), [("alice", 1), ("mallory", 0)])

@@ -11,7 +11,7 @@ from types import FrameType, SimpleNamespace
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry, generate_latest
 
@@ -197,6 +197,82 @@ class TestTracing:
         tracing.shutdown()
         assert extract_metadata(None) == {}
         assert trace_id(extract_metadata(None)) == ""
+
+    def test_a_span_that_is_recorded_afterwards_is_sampled_as_one_that_was_begun(self) -> None:
+        """By whom it hangs under, and by chance where it begins a trace."""
+        tracing = Tracing("test", exporter=self.exporter, sampled=Sampling(0.0))
+        asked, unasked = (
+            extract_metadata([("traceparent", f"00-{'a' * 32}-{'b' * 16}-{flags}")])
+            for flags in ("01", "00")
+        )
+        above = tracing.record(Stage.TRANSFER, asked, 0.0, 1.0)
+        tracing.record(Stage.TRANSFER_EXPOSED, above, 0.5, 1.0)
+        for parent in (unasked, extract_metadata(None)):
+            carried = inject_map(tracing.record(Stage.DECODE, parent, 0.0, 1.0))
+            assert carried["traceparent"].endswith("-00")
+        tracing.shutdown()
+        whole, exposed = self.exporter.get_finished_spans()
+        assert (whole.name, exposed.name) == ("diptych.transfer", "diptych.transfer_exposed")
+        assert whole.parent is not None
+        assert exposed.parent == whole.context
+        assert (whole.parent.is_remote, f"{whole.parent.span_id:x}") == (True, "b" * 16)
+
+    def test_a_span_that_is_recorded_afterwards_may_begin_a_trace(self) -> None:
+        self.tracing.record(Stage.QUEUE, extract_metadata(None), 0.0, 1.0)
+        self.tracing.shutdown()
+        (first,) = self.exporter.get_finished_spans()
+        assert first.parent is None
+        assert first.context is not None
+        assert first.context.is_valid
+
+    def test_what_the_variables_say_holds_for_spans_that_are_recorded_afterwards(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked = extract_metadata([("traceparent", f"00-{'a' * 32}-{'b' * 16}-01")])
+        monkeypatch.setenv("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "2")
+        monkeypatch.setenv("OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT", "3")
+        tracing = Tracing("test", exporter=self.exporter)
+        tracing.record(Stage.QUEUE, asked, 0.0, 1.0, attributes={"a": "12345", "b": ["67890"]})
+        monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_off")
+        none = InMemorySpanExporter()
+        unsampled = Tracing("test", standard=standard_tracing(), exporter=none)
+        unsampled.record(Stage.DECODE, asked, 0.0, 1.0)
+        for each in (tracing, unsampled):
+            each.shutdown()
+        assert not none.get_finished_spans()
+        (span,) = self.exporter.get_finished_spans()
+        assert span.attributes == {"a": "123", "b": ("678",)}
+        assert span.dropped_attributes == 1
+
+    @pytest.mark.parametrize(
+        ("said", "is_enabled"), [("true", False), (" True", False), ("1", True)]
+    )
+    def test_the_variable_that_disables_the_sdk_disables_tracing(
+        self, monkeypatch: pytest.MonkeyPatch, said: str, is_enabled: bool
+    ) -> None:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+        monkeypatch.setenv("OTEL_SDK_DISABLED", said)
+        tracing = Tracing("test", standard=standard_tracing(), exporter=self.exporter)
+        assert tracing.enabled == is_enabled
+        tracing.record(Stage.QUEUE, extract_metadata(None), 0.0, 1.0)
+        tracing.shutdown()
+        assert len(self.exporter.get_finished_spans()) == is_enabled
+
+    def test_spans_of_some_seconds_go_out_together(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """An export costs more than many spans; the variables may say otherwise."""
+        asked: list[dict[str, object]] = []
+
+        class Queue(BatchSpanProcessor):
+            def __init__(self, exporter: SpanExporter, **settings: object) -> None:
+                asked.append(settings)
+                super().__init__(exporter)
+
+        monkeypatch.setattr("diptych.telemetry.span_provider.BatchSpanProcessor", Queue)
+        Tracing("test", exporter=self.exporter).shutdown()
+        monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
+        Tracing("test", standard=standard_tracing(), exporter=self.exporter).shutdown()
+        assert asked[0]["schedule_delay_millis"] == 2000
+        assert "schedule_delay_millis" not in asked[1]
 
     def test_a_dead_collector_does_not_delay_the_exit(
         self, caplog: pytest.LogCaptureFixture

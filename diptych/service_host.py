@@ -22,6 +22,7 @@ from prometheus_client.registry import RestrictedRegistry
 from diptych import __version__, settings
 from diptych.errors import ConfigurationError
 from diptych.process import ProcessConfig
+from diptych.rpc.health import Health
 from diptych.rpc.identity import Identity
 from diptych.rpc.server import ErrorInterceptor, PublicEdge, make_server
 from diptych.telemetry import logs
@@ -98,7 +99,7 @@ class ServiceHost:
         self.server = make_server(config.timers, public, identity)
         self.port = 0
         self.metrics_port: int | None = None
-        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined] # absent in the stubs
+        self._health = Health()
         self._services: list[str] = []
         self._stack = AsyncExitStack()
         self._lag_timer: asyncio.TimerHandle | None = None
@@ -218,7 +219,7 @@ class ServiceHost:
         statuses = health_pb2.HealthCheckResponse
         for service in services:
             status = statuses.SERVING if serving else statuses.NOT_SERVING
-            await self._health.set(service, status)
+            self._health.set(service, status)
 
     async def __aenter__(self) -> Self:
         prometheus_client.ProcessCollector(registry=self.registry)

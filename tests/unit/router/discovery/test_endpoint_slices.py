@@ -65,7 +65,33 @@ def test_events_come_repeated_and_late() -> None:
     known.changed(decode("d-2", "c"))
     for _ in range(2):
         known.deleted("d-1")
-        assert known.targets == Targets(decode=frozenset({"c:1"}))
+        assert known.targets.decode == {"a:1", "b:1", "c:1"}
+    known.listed([decode("d-2", "c")])
+    assert known.targets == Targets(decode=frozenset({"c:1"}))
+
+
+def test_a_slice_that_goes_takes_no_pod_with_it_before_the_next_list() -> None:
+    """Of more than a hundred pods there are several slices, that are made anew or put together."""
+    known = new_set()
+    known.listed([decode("d-1", "a", "b"), decode("d-2", "b", "c")])
+    for name in ("d-1", "d-2"):
+        known.deleted(name)
+        assert known.targets.decode == {"a:1", "b:1", "c:1"}
+    known.changed(decode("d-3", "c"))
+    assert known.targets.decode == {"a:1", "b:1", "c:1"}
+    known.changed(decode("d-1", "b"))
+    assert known.targets.decode == {"b:1", "c:1"}, "it is there again, and has one less"
+    known.listed([decode("d-1", "b")])
+    assert known.targets.decode == {"b:1"}
+
+
+def test_of_a_pod_the_slices_that_are_there_speak_before_one_that_went() -> None:
+    known = EndpointSet(prefill=["prefill"], decode=["decode", "more"])
+    known.listed([decode("d-1", "a", "b"), Slice("m-1", "more", 1, (endpoint("b"),))])
+    known.changed(decode("d-2", endpoint("a", is_ready=False), endpoint("b", is_ready=False)))
+    known.deleted("d-1")
+    known.deleted("m-1")
+    assert known.targets.decode == {"b:1"}, "of another service they do not speak"
 
 
 def test_a_pool_is_empty_by_a_list_not_by_an_event() -> None:
@@ -77,8 +103,8 @@ def test_a_pool_is_empty_by_a_list_not_by_an_event() -> None:
     known.changed(decode("d-2", "b"))
     assert known.targets.decode == {"a:1", "b:1"}
     known.deleted("d-1")
-    assert known.targets.decode == {"b:1"}
     known.deleted("d-2")
+    assert known.targets.decode == {"a:1", "b:1"}
     known.listed([])
     assert known.targets == Targets()
 

@@ -1,7 +1,6 @@
 """Knows of each span that is to be sent whether it was, so that metrics can tell."""
 
-from opentelemetry.context import Context
-from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 
 from diptych.telemetry.counted_exporter import CountedExporter
 
@@ -36,10 +35,6 @@ class CountedSpans(SpanProcessor):
     def close(self) -> None:
         """What waits now waits in vain, and what is still to come is not sent."""
         self._is_closed = True
-
-    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
-        """See the SDK's SpanProcessor."""
-        self._send.on_start(span, parent_context)
 
     def on_end(self, span: ReadableSpan) -> None:
         """See the SDK's SpanProcessor."""

@@ -3,8 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Callable
 
-from opentelemetry.context import Context
-from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 
 from diptych.telemetry.sampling import hold_of
 
@@ -46,10 +45,6 @@ class HeldSpans(SpanProcessor):
         for span in self._take(hold):
             if keep:
                 self._send.on_end(span)
-
-    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
-        """See the SDK's SpanProcessor."""
-        self._send.on_start(span, parent_context)
 
     def on_end(self, span: ReadableSpan) -> None:
         """See the SDK's SpanProcessor."""

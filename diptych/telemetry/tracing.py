@@ -18,11 +18,8 @@ from opentelemetry.context import Context
 from opentelemetry.trace import (
     Link,
     NonRecordingSpan,
-    NoOpTracer,
     Span,
     SpanKind,
-    StatusCode,
-    Tracer,
     format_trace_id,
     get_current_span,
     set_span_in_context,
@@ -30,6 +27,7 @@ from opentelemetry.trace import (
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from diptych.telemetry import attributes, sampling
+from diptych.telemetry.plain_span import PlainSpan
 from diptych.telemetry.sampling import Sampling
 from diptych.telemetry.stages import Stage
 from diptych.telemetry.standard_tracing import NOTHING_STANDARD, StandardTracing
@@ -73,7 +71,6 @@ class Tracing:
         """
         self._wall_offset_ns = wall_ns() - time.monotonic_ns()
         self._provider: SpanProvider | None = None
-        self._tracer: Tracer = NoOpTracer()
         if standard.is_disabled:
             return
         if exporter is None and endpoint is None and not standard.has_endpoint:
@@ -88,7 +85,6 @@ class Tracing:
             standard=standard,
             instance_id=instance_id,
         )
-        self._tracer = self._provider.tracer
 
     @property
     def enabled(self) -> bool:
@@ -139,15 +135,18 @@ class Tracing:
         ``stage`` is a Stage, or the name of a root span (``chat <model>``).
         Without ``parent`` it begins a trace. ``start_s`` may lie in the past.
         """
+        parent = Context() if parent is None else parent
+        if self._provider is None:
+            return get_current_span(parent)
         name, marks = _name_and_marks(stage)
-        start_ns = self._wall_ns(time.monotonic() if start_s is None else start_s)
-        return self._tracer.start_span(
+        return PlainSpan(
+            self._provider.plan(parent, name),
+            get_current_span(parent).get_span_context(),
             name,
-            context=Context() if parent is None else parent,
-            kind=kind,
-            attributes={**marks, **(attributes or {})},
-            links=links,
-            start_time=start_ns,
+            kind,
+            self._wall_ns(time.monotonic() if start_s is None else start_s),
+            {**marks, **(attributes or {})},
+            links,
         )
 
     def end(
@@ -159,12 +158,15 @@ class Tracing:
         error: str | None = None,
     ) -> None:
         """End ``span``; ``error`` is the reason if it failed (``KV_BLOCKS_EXHAUSTED``)."""
+        if self._provider is None or not isinstance(span, PlainSpan) or not span.is_recording():
+            return
         if attributes:
             span.set_attributes(attributes)
         if error is not None:
             span.set_attribute(_ERROR_TYPE, error)
-            span.set_status(StatusCode.ERROR, error)
-        span.end(self._wall_ns(time.monotonic() if end_s is None else end_s))
+            span.error = error
+        span.end_ns = self._wall_ns(time.monotonic() if end_s is None else end_s)
+        self._provider.ended(span)
 
     def plan(self, parent: Context, stage: Stage) -> Context:
         """The context of a span under ``parent`` that ``record`` writes when it is over.
@@ -196,21 +198,13 @@ class Tracing:
             return parent
         context = self.plan(parent, stage) if planned is None else planned
         own = get_current_span(context).get_span_context()
-        if not own.trace_flags.sampled:
-            return context
         name, marks = _name_and_marks(stage)
-        if error is not None:
-            marks[_ERROR_TYPE] = error
-        self._provider.record(
-            name,
-            own,
-            get_current_span(parent).get_span_context(),
-            {**marks, **attributes},
-            self._wall_ns(start_s),
-            self._wall_ns(max(start_s, end_s)),
-            error=error,
-            links=links,
+        above = get_current_span(parent).get_span_context()
+        start_ns = self._wall_ns(start_s)
+        span = PlainSpan(
+            own, above, name, SpanKind.INTERNAL, start_ns, {**marks, **attributes}, links
         )
+        self.end(span, end_s=max(start_s, end_s), error=error)
         return context
 
     @contextmanager

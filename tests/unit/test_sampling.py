@@ -1,14 +1,16 @@
 """Which traces are sent: at once, held and sent, held and dropped; within bounds."""
 
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from diptych.telemetry import tracing
 from diptych.telemetry.held_spans import HeldSpans
+from diptych.telemetry.plain_span import PlainSpan
 from diptych.telemetry.samplers import sampler_of
 from diptych.telemetry.sampling import Sampling
+from diptych.telemetry.span_writer import SpanWriter
 from diptych.telemetry.stages import Stage
 from diptych.telemetry.tracing import Tracing
 
@@ -58,6 +60,28 @@ def test_what_is_held_in_two_processes_waits_for_the_word(keep: bool, is_early: 
         assert process.tracing.num_held == 0
     assert router.sent() == (["diptych.queue", "chat m"] if keep else [])
     assert worker.sent() == (["diptych.decode_run"] if keep else [])
+
+
+def test_only_what_is_sent_costs_more_than_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The SDK's spans are made of those alone, where they are sent."""
+    written: list[str] = []
+
+    class Writer(SpanWriter):
+        def written(self, span: ReadableSpan | PlainSpan) -> ReadableSpan:
+            written.append(span.name)
+            return super().written(span)
+
+    monkeypatch.setattr("diptych.telemetry.span_provider.SpanWriter", Writer)
+    router = Process(EDGE)
+    for name in ("kept", "dropped"):
+        root = router.tracing.start(name)
+        hold = tracing.hold_of(tracing.context_of(root))
+        assert hold is not None
+        router.tracing.end(root)
+        router.tracing.decide(hold, keep=name == "kept")
+    unsampled = Process(Sampling(0.0))
+    unsampled.tracing.end(unsampled.tracing.start("unsampled"))
+    assert (router.sent(), unsampled.sent(), written) == (["kept"], [], ["kept"])
 
 
 @pytest.mark.parametrize("named", ["0123456789abcdef", "x", "zzzzzzzzzzzzzzzz"])

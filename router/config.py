@@ -83,6 +83,15 @@ def _listed(ports: range) -> str:
 Addresses = Annotated[list[str], AfterValidator(check_addresses)]
 """Of workers, as host:port, each once."""
 
+MaxWorkers = Annotated[
+    int,
+    Field(
+        ge=1,
+        description="Workers of each pool that are taken of those it names: of more, those that "
+        "were taken before come first.",
+    ),
+]
+
 Services = Annotated[list[str], AfterValidator(_check_services)]
 """Names of Kubernetes services, each once."""
 
@@ -129,6 +138,7 @@ class DnsSource(_Source):
     server: Annotated[str | None, AfterValidator(_check_server)] = Field(
         None, description="ip:port of the DNS server to ask. Unset: the system's."
     )
+    max_workers: MaxWorkers = 1024
 
 
 class KubernetesSource(_Source):
@@ -150,6 +160,7 @@ class KubernetesSource(_Source):
         description="Where the API is and who asks. Unset: as the pod's service account, else "
         "KUBECONFIG.",
     )
+    max_workers: MaxWorkers = 1024
 
 
 _SOURCES: Mapping[str, _Source] = {

@@ -19,6 +19,7 @@ from diptych.errors import ConfigurationError
 from router.config import DnsSource, is_address
 from router.discovery.dns_names import NameSet
 from router.discovery.source import Clock, Freshness, Targets
+from router.discovery.worker_bound import WorkerBound
 
 _ANSWER_S = 5.0  # for one name, retries included
 
@@ -93,6 +94,7 @@ class DnsDiscovery:
         self._lookup = lookup
         self._sleep = sleep
         self._set = NameSet(prefill=source.prefill, decode=source.decode)
+        self._bound = WorkerBound(source.max_workers)
         self._freshness = Freshness(clock)
 
     @property
@@ -109,7 +111,7 @@ class DnsDiscovery:
                 was_answered |= await self._ask(name)
             if self._set.is_sure:
                 self._freshness.heard()
-            now = self._set.targets
+            now = self._bound.of(self._set.targets)
             if now != told and (was_answered or told is not None):
                 told = now
                 yield now

@@ -18,6 +18,7 @@ from diptych.errors import ConfigurationError
 from router.config import KubernetesSource, is_address
 from router.discovery.endpoint_slices import Endpoint, EndpointSet, Slice
 from router.discovery.source import Clock, Doubt, Freshness, Targets
+from router.discovery.worker_bound import WorkerBound
 
 _SERVICE_LABEL = "kubernetes.io/service-name"
 _LIST_S = 15.0
@@ -126,6 +127,7 @@ class KubernetesDiscovery:
         self._clock = clock
         self._sleep = sleep
         self._set = EndpointSet(prefill=source.prefill, decode=source.decode)
+        self._bound = WorkerBound(source.max_workers)
         self._freshness = Freshness(clock)
         self._watch: AsyncGenerator[Change, None] | None = None  # after a list
         self._relist_at_s = 0.0
@@ -146,7 +148,7 @@ class KubernetesDiscovery:
         try:
             while True:
                 is_listed |= await self._list() if self._watch is None else await self._hear()
-                now = self._set.targets
+                now = self._bound.of(self._set.targets)
                 if is_listed and now != told:
                     told = now
                     yield now

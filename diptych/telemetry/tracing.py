@@ -198,6 +198,8 @@ class Tracing:
             return parent
         context = self.plan(parent, stage) if planned is None else planned
         own = get_current_span(context).get_span_context()
+        if not own.trace_flags.sampled:
+            return context
         name, marks = _name_and_marks(stage)
         above = get_current_span(parent).get_span_context()
         start_ns = self._wall_ns(start_s)

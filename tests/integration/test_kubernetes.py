@@ -64,6 +64,7 @@ async def test_what_comes_and_goes_is_followed(tmp_path: Path) -> None:
         await seen.until("10.0.0.1:50051", "10.0.0.2:50051")
         await api.put("d-2", "decode", 50052, "10.0.0.3")
         await api.put("p-1", "prefill", 50053, "10.0.0.9")
+        await api.put("d-1", "decode", 50051)
         await api.delete("d-1")
         await seen.until("10.0.0.3:50052")
         await eventually(lambda: seen.told[-1].prefill == {"10.0.0.9:50053"}, "no prefill worker")
@@ -71,6 +72,18 @@ async def test_what_comes_and_goes_is_followed(tmp_path: Path) -> None:
         await seen.until()
         assert api.num_lists == 1, "all by the watch"
         assert api.selectors == {"kubernetes.io/service-name in (decode,prefill)"}
+
+
+async def test_a_slice_that_is_deleted_counts_until_all_are_listed_anew(tmp_path: Path) -> None:
+    async with following(tmp_path) as (api, seen):
+        await api.delete("d-1")
+        await api.put("d-2", "decode", 50052, "10.0.0.2")
+        await seen.until("10.0.0.1:50051", "10.0.0.2:50052")
+        assert api.num_lists == 1
+        api.forget()  # what the watch would go on from
+        api.end()
+        await seen.until("10.0.0.2:50052")
+        assert api.num_lists == 2
 
 
 async def missed_and_gone(api: KubeApi) -> None:

@@ -63,7 +63,10 @@ class RankTeam:
         pool_bytes: of each pool. Arguments and errors else as of ``wait``.
         """
         self.wait(still_wanted)
-        self.pools = [_pool_of(each, pool_bytes) for each in self._ranks]
+        self.pools: list[MappedKVMemory] = []
+        for each in self._ranks:
+            _until_heard(each, still_wanted)
+            self.pools.append(_pool_of(each, pool_bytes))
         self.ranks = ProcessRanks(self._setup.share, self._setup.meeting_file)
 
     @property
@@ -79,8 +82,7 @@ class RankTeam:
             DeviceLostError: one has ended.
         """
         for each in self._ranks:
-            while not each.link.poll(_TURN_S):
-                still_wanted()
+            _until_heard(each, still_wanted)
             try:
                 word = hear_word(each.link)
             except (EOFError, OSError):
@@ -105,6 +107,12 @@ class RankTeam:
             each.process.wait()
             each.link.close()
         self._folder.cleanup()
+
+
+def _until_heard(rank: RankProcess, still_wanted: Callable[[], None]) -> None:
+    """It has said something, or is gone."""
+    while not rank.link.poll(_TURN_S):
+        still_wanted()
 
 
 def _pool_of(rank: RankProcess, num_bytes: int) -> MappedKVMemory:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from diptych.engine.kv.memory import HostKVMemory, MappedKVMemory
 from diptych.engine.kv.shared_bytes import SharedBytes
 
 HUGE_PAGE = 2 << 20
@@ -22,6 +23,19 @@ def test_another_mapping_sees_and_changes_the_same_bytes() -> None:
         assert other[4096] == 1
         other[0] = 2
     assert shared.buffer[0] == 2
+
+
+def test_who_is_given_a_pools_file_maps_it_and_closes_it() -> None:
+    num_files = len(os.listdir("/proc/self/fd"))
+    pool = HostKVMemory(8192)
+    assert pool.shared_fd is not None
+    mapped = MappedKVMemory(os.dup(pool.shared_fd), 8192)
+    pool.bytes[4096] = 7
+    assert mapped.bytes[4096] == 7
+    mapped.bytes[0] = 5
+    assert pool.bytes[0] == 5
+    del mapped, pool
+    assert len(os.listdir("/proc/self/fd")) == num_files
 
 
 def test_more_than_there_is_is_refused_at_once_and_leaves_no_file() -> None:

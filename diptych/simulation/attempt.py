@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 from diptych.engine.scheduling.sequence import Sequence, SequenceKey
 from diptych.engine.scheduling.step import SequenceUpdate
 from diptych.errors import BlocksExhaustedError, DiptychError
+from diptych.request_class import RequestClass
 from diptych.sampling_params import SamplingParams
 from diptych.simulation.router import Seat, SimulatedRouter
 from diptych.simulation.seen import DecodeSeen, PrefillSeen
@@ -36,6 +37,7 @@ class Request(NamedTuple):
     block_keys: tuple[bytes, ...]  # of the prompt's whole blocks
     objectives: Objectives = NO_OBJECTIVES
     may_refuse: bool = False  # rather than serve it when its objectives look lost
+    request_class: RequestClass = RequestClass.STANDARD
 
     def sequence(self, *, prefill_only: bool, to_pull: bool = False) -> Sequence:
         """As one worker has it."""

@@ -8,11 +8,14 @@ all that was asked for is given back.
 from collections.abc import Callable
 
 from diptych.errors import DeadlineUnreachableError, DiptychError
+from diptych.request_class import RequestClass
 from diptych.simulation.attempt import Attempt, Request
 from diptych.simulation.outcome import Outcome
 from diptych.simulation.router import SimulatedRouter
 from diptych.timers import Timers
 from router.placement.eligible import ordered
+from router.placement.fair_queue import Turn
+from router.placement.spare import BATCH_YIELDS_S, spare
 from router.placement.types import DecodeOnly, Forecast, Paired, Placement, Query, Seen, WorkerId
 from router.placement.waiting_room import ANY_TURN
 from router.request import worker_errors
@@ -21,6 +24,7 @@ from router.request.request_state import REQUEST_TRANSITIONS, RequestEvent, Requ
 from router.request.retry_state import RetryState
 
 _TIMERS = Timers()
+UNFINISHED = "UNFINISHED"  # why it failed: nobody waited for it any more
 _NEVER = Outcome(None, None)
 
 
@@ -58,7 +62,7 @@ class Journey:
     def cut_off(self) -> None:
         """Nobody waits for it any more."""
         if self.state is not RequestState.DONE:
-            self._end("UNFINISHED")
+            self._end(UNFINISHED)
 
     # The waiting room
 
@@ -121,7 +125,9 @@ class Journey:
 
     def _place(self) -> Placement | None:
         snapshot = self._router.snapshot()
-        placement = ordered(self._router.policy.place(self._query(), snapshot), snapshot)
+        query = self._query()
+        seen = spare(query, snapshot) if query.yields else snapshot
+        placement = ordered(self._router.policy.place(query, seen), snapshot)
         self._was_placed |= placement is not None
         return placement
 
@@ -137,8 +143,15 @@ class Journey:
             block_size=self._router.block_size,
             refused=frozenset(self._retry.refused),
             objectives=wanted,
+            yields=self._yields(),
             may_refuse=request.may_refuse and not self._was_placed,
         )
+
+    def _yields(self) -> bool:
+        """As the router's placing."""
+        is_batch = self.request.request_class is RequestClass.BATCH
+        until_s = self.request.due_s + BATCH_YIELDS_S
+        return is_batch and not self._was_placed and self._agenda.now_s < until_s
 
     def _open(self, placement: Placement) -> None:
         self._move(RequestEvent.PLACE)
@@ -151,8 +164,11 @@ class Journey:
     def _queue(self, *, front: bool) -> None:
         self._retry.wait(self._agenda.now_s)
         self._move(RequestEvent.QUEUE)
-        self._router.room.enter(self, front=front)
+        self._router.room.enter(self, front=front, turn=Turn(self.request.request_class))
         self._tick_when_due()
+        if self._yields():
+            due_s = self.request.due_s + BATCH_YIELDS_S
+            self._agenda.at(due_s, self._router.room.pump_soon)
 
     def _tick_when_due(self) -> None:
         due_s = self._retry.due_s(self._agenda.now_s)

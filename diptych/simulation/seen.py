@@ -9,6 +9,7 @@ from collections.abc import Callable
 from diptych.block_needs import ShippedBytes
 from diptych.simulation.engine import SimulatedEngine
 from diptych.step_model import StepWork
+from router.placement.spare import computes_at_once, is_idle
 from router.placement.types import DecodeView, EngineView, PrefillView, WorkerId
 
 
@@ -20,6 +21,7 @@ class Told:
         work, counts = engine.load(), engine.pool.counts()
         self.work: StepWork = work
         self.num_available_blocks = counts.free + counts.cached
+        self.num_blocks = engine.pool.num_blocks
         self.num_sequences = engine.scheduler.num_running + engine.scheduler.num_waiting
         self.tokens_per_s, self.step_s = engine.prefill_tokens_per_s, engine.decode_step_s
         self.prefill_time_ratio = engine.prefill_time_ratio
@@ -58,16 +60,18 @@ class PrefillSeen:
 
     def told(self, told: Told) -> None:
         """The worker said how it is."""
+        was_idle = self._is_idle
         self._told = told
         self._num_others = max(0, told.work.num_prefill_tokens - self._num_own)
         self._num_told, self._num_sent = self._num_own, 0
-        self._on_change(False)
+        self._on_change(self._is_idle and not was_idle)
 
     def loaded(self, num_own_tokens: int, num_sent_tokens: int) -> None:
         """So many tokens of ours wait there now, so many of them sent since it told."""
-        was_open = self._has_runway
+        was_open, was_idle = self._has_runway, self._is_idle
         self._num_own, self._num_sent = num_own_tokens, num_sent_tokens
-        self._on_change(self._has_runway and not was_open)
+        is_open, is_idle_now = self._has_runway, self._is_idle
+        self._on_change((is_open and not was_open) or (is_idle_now and not was_idle))
 
     @property
     def num_own_tokens(self) -> int:
@@ -88,12 +92,21 @@ class PrefillSeen:
     def _has_runway(self) -> bool:
         return self._num_own < self._max_pending_tokens
 
+    @property
+    def _is_idle(self) -> bool:
+        return is_idle(self._num_pending_tokens, self._told.tokens_per_s)
+
+    @property
+    def _num_pending_tokens(self) -> int:
+        num_local = 0 if self.beside is None else self.beside.num_sent_tokens
+        return self._num_own + self._num_others + num_local
+
     def view(self) -> PrefillView:
         """As of now."""
         num_local = 0 if self.beside is None else self.beside.num_sent_tokens
         return PrefillView(
             worker=self._worker,
-            num_pending_tokens=self._num_own + self._num_others + num_local,
+            num_pending_tokens=self._num_pending_tokens,
             max_model_len=self._told.max_model_len,
             has_runway=self._has_runway,
             num_available_blocks=self._told.num_available_blocks,
@@ -125,11 +138,12 @@ class DecodeSeen:
 
     def told(self, told: Told) -> None:
         """The worker said how it is."""
-        had_room = self._has_room
+        had_room, was_idle = self._has_room, computes_at_once(self.view())
         self._told = told
         self._num_others = max(0, told.num_sequences - self._num_own)
         self._num_told = self._num_asked
-        self._on_change(self._has_room and not had_room)
+        is_idle_now = computes_at_once(self.view())
+        self._on_change((self._has_room and not had_room) or (is_idle_now and not was_idle))
 
     def asked(self, num_tokens: int) -> None:
         """One sequence of ours more; it computes so many tokens of a prompt itself."""
@@ -171,6 +185,7 @@ class DecodeSeen:
             max_num_seqs=told.max_num_seqs,
             num_pending_tokens=told.work.num_prefill_tokens + num_leased,
             num_available_blocks=told.num_available_blocks,
+            num_blocks=told.num_blocks,
             step_s=told.step_s,
             prefill_time_ratio=0.0 if beside is None else told.prefill_time_ratio,
             shipped=self._shipped,

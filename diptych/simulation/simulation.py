@@ -1,17 +1,19 @@
 """A whole run: requests go through a simulated cluster, and what came of it. Pure."""
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from diptych.block_hash import block_keys
+from diptych.request_class import RequestClass
 from diptych.simulation.agenda import Agenda
 from diptych.simulation.attempt import Request
 from diptych.simulation.cluster import SimulatedCluster, Split, Workers
 from diptych.simulation.gaps import Gaps
-from diptych.simulation.journey import Journey
+from diptych.simulation.journey import UNFINISHED, Journey
 from diptych.simulation.outcome import Outcome
-from diptych.simulation.router import RouterLimits, Wires
+from diptych.simulation.router import RouterLimits, SimulatedRouter, Wires
 from diptych.simulation.worker import SimulatedWorker
 from diptych.simulation.workload import Shape, prompt_ids
 from router.placement.cache_index import CacheIndex
@@ -21,6 +23,7 @@ from router.placement.predicted import Predicted
 from router.placement.types import NO_OBJECTIVES, Objectives, Policy
 
 _NUM_SLICES = 200  # of a run, between two reports of its progress
+_LINE_PAUSE_S = 1.0  # after one that was refused
 _MOST_BLOCKS = 100_000  # of each worker's cache, that the router knows of
 
 
@@ -48,6 +51,14 @@ class Placing(NamedTuple):
         return Guarded(predicted, plain) if self.is_guarded else predicted
 
 
+class BatchLoad(NamedTuple):
+    """Lines of a batch beside the requests: when one has ended, the next is sent."""
+
+    num_at_once: int = 0
+    num_prompt_tokens: int = 64
+    num_output_tokens: int = 64
+
+
 class Setup(NamedTuple):
     """Everything but the requests."""
 
@@ -59,6 +70,7 @@ class Setup(NamedTuple):
     seed: int = 0
     divide: float = 1.0  # of the trace's lengths, for the prefixes that requests share
     num_routers: int = 1  # to which requests go in turn
+    batch: BatchLoad = BatchLoad()
 
 
 class PoolUse(NamedTuple):
@@ -71,7 +83,7 @@ class PoolUse(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What came of it. ``outcomes`` are in order of arrival, as ``due_s``."""
+    """What came of it. ``outcomes`` are in order of arrival, as ``due_s``; a batch has none."""
 
     due_s: list[float]
     outcomes: list[Outcome]
@@ -80,6 +92,7 @@ class Run(NamedTuple):
     pools: dict[str, PoolUse]
     num_events: int
     num_steps: int
+    num_lines: int = 0  # of a batch, that were answered
 
 
 class Simulation:
@@ -88,7 +101,8 @@ class Simulation:
     def __init__(self, setup: Setup, shapes: Iterator[Shape]) -> None:
         """``shapes`` are in order of time."""
         self.agenda = Agenda()
-        self.journeys: list[Journey] = []
+        self.journeys: list[Journey] = []  # of the requests, and not of a batch
+        self.num_lines = 0  # of a batch, answered
         self.cluster = SimulatedCluster(
             setup.split,
             setup.workers,
@@ -105,6 +119,11 @@ class Simulation:
         )
         self._shapes = shapes
         self._num_ended = 0
+        self._numbers = itertools.count()
+        self._batch = setup.batch
+        self._lines: dict[Journey, None] = {}  # under way
+        for _ in range(setup.batch.num_at_once):
+            self.agenda.at(0.0, self._send_line)
         self._await_next()
 
     @property
@@ -121,7 +140,7 @@ class Simulation:
             self.agenda.run(turn * slice_s)
             progress(turn / _NUM_SLICES)
         self.agenda.run(duration_s + drain_s)
-        for journey in self.journeys:
+        for journey in [*self.journeys, *self._lines]:  # no line follows these
             journey.cut_off()
         return self._result()
 
@@ -131,22 +150,39 @@ class Simulation:
             self.agenda.at(shape.at_s, lambda: self._arrive(shape))
 
     def _arrive(self, shape: Shape) -> None:
-        number = len(self.journeys)
-        router = self.cluster.routers[number % len(self.cluster.routers)]
-        ids = prompt_ids(shape, number, self._divide)[: self._max_model_len - 2]
-        num_output = min(shape.num_output_tokens, self._max_model_len - len(ids))
-        keys = tuple(block_keys(ids, router.block_size))
+        router = self.cluster.routers[len(self.journeys) % len(self.cluster.routers)]
         placing = self._placing
-        request = Request(
-            number, shape.at_s, ids, num_output, keys, placing.objectives, placing.may_refuse
+        request = self._request(router, shape)._replace(
+            objectives=placing.objectives, may_refuse=placing.may_refuse
         )
         journey = Journey(router, request, self._ended)
         self.journeys.append(journey)
         journey.arrive()
         self._await_next()
 
+    def _request(self, router: SimulatedRouter, shape: Shape) -> Request:
+        number = next(self._numbers)
+        ids = prompt_ids(shape, number, self._divide)[: self._max_model_len - 2]
+        num_output = min(shape.num_output_tokens, self._max_model_len - len(ids))
+        keys = tuple(block_keys(ids, router.block_size))
+        return Request(number, shape.at_s, ids, num_output, keys)
+
     def _ended(self, journey: Journey) -> None:
         self._num_ended += 1
+
+    def _send_line(self) -> None:
+        router, batch = self.cluster.routers[0], self._batch
+        shape = Shape(self.agenda.now_s, batch.num_prompt_tokens, batch.num_output_tokens)
+        request = self._request(router, shape)
+        line = Journey(router, request._replace(request_class=RequestClass.BATCH), self._line_ended)
+        self._lines[line] = None
+        line.arrive()
+
+    def _line_ended(self, line: Journey) -> None:
+        del self._lines[line]
+        self.num_lines += line.outcome.ttft_s is not None
+        if line.failure != UNFINISHED:
+            self.agenda.after(_LINE_PAUSE_S if line.failure else 0.0, self._send_line)
 
     def _result(self) -> Run:
         refusals = Counter(journey.failure for journey in self.journeys if journey.failure)
@@ -161,6 +197,7 @@ class Simulation:
             {role: _use(of_role, self.agenda.now_s) for role, of_role in pools.items() if of_role},
             self.agenda.num_happened,
             sum(host.engine.num_steps for host in hosts),
+            self.num_lines,
         )
 
 

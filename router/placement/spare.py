@@ -2,24 +2,36 @@
 
 Whoever comes next should find workers as they would be without it: no prompts before its own,
 and a place to decode. So a prompt of a batch goes where hardly anything waits to be computed, one
-by one, and a part of the sequences and blocks of each decode worker is left free.
+by one, and where half of the workers are left beside it; and a part of the sequences and blocks of
+each decode worker is left free.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
-from router.placement.types import DecodeView, PrefillView, Query, Snapshot
+from router.placement.types import DecodeView, PrefillView, Query, Snapshot, WorkerId
 
+BATCH_YIELDS_S: Final = 10.0  # after which a batch request takes its turn like any other
 _MOST_WAITING_S: Final = 0.02  # that computing what waits there takes
+_SHORT_S: Final = 0.1  # that computing a prompt takes which decode workers may compute any time
 _KEPT_FREE: Final = 4  # one in so many, of sequences and of blocks
 
 
 def spare(query: Query, snapshot: Snapshot) -> Snapshot:
     """The same workers, those without such room as if they had none at all."""
+    prefill, decode = snapshot.prefill, snapshot.decode
+    at_once = _beyond_half(
+        (view.worker for view in prefill if is_idle(view.num_pending_tokens, view.tokens_per_s)),
+        len(prefill),
+    )
+    local = _beyond_half((view.worker for view in decode if computes_at_once(view)), len(decode))
+    if prefill:  # others' prompts go there, but for the shortest
+        local = {view.worker for view in decode if view.worker in local or _is_short(query, view)}
     return replace(
         snapshot,
-        prefill=tuple(map(_spare_runway, snapshot.prefill)),
-        decode=tuple(_spare_place(query, view) for view in snapshot.decode),
+        prefill=tuple(_with_runway(view, view.worker in at_once) for view in prefill),
+        decode=tuple(_with_places(query, view, view.worker in local) for view in decode),
     )
 
 
@@ -37,20 +49,30 @@ def computes_at_once(view: DecodeView) -> bool:
     return is_idle(num_tokens, 1 / token_s if token_s > 0 else 0.0)
 
 
-def _spare_runway(view: PrefillView) -> PrefillView:
-    if view.has_runway and not is_idle(view.num_pending_tokens, view.tokens_per_s):
-        return replace(view, has_runway=False)
-    return view
+def _beyond_half(idle: Iterable[WorkerId], num_all: int) -> set[WorkerId]:
+    """Of several, half are left to those that come next."""
+    found = set(idle)
+    return found if len(found) > num_all // 2 else set()
 
 
-def _spare_place(query: Query, view: DecodeView) -> DecodeView:
+def _is_short(query: Query, view: DecodeView) -> bool:
+    """Whether its prompt would delay those that decode there by little."""
+    return view.engine is None or (
+        query.num_tokens * view.engine.model.prefill.prefill_token_s <= _SHORT_S
+    )
+
+
+def _with_runway(view: PrefillView, is_spare: bool) -> PrefillView:
+    return view if is_spare or not view.has_runway else replace(view, has_runway=False)
+
+
+def _with_places(query: Query, view: DecodeView, is_spare: bool) -> DecodeView:
     most = view.max_num_seqs
     if not _has_blocks(query, view):
         most = 0
     elif most is not None:
         most -= most // _KEPT_FREE
-    local_prefill = view.local_prefill and computes_at_once(view)
-    return replace(view, max_num_seqs=most, local_prefill=local_prefill)
+    return replace(view, max_num_seqs=most, local_prefill=view.local_prefill and is_spare)
 
 
 def _has_blocks(query: Query, view: DecodeView) -> bool:

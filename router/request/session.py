@@ -25,6 +25,7 @@ from diptych.request_class import RequestClass
 from diptych.token_logprobs import PromptLogprobs
 from diptych.v1 import decode_pb2, prefill_pb2
 from router.generation.answer import ChoiceFinished, Delta, Timing, Usage
+from router.placement.spare import BATCH_YIELDS_S
 from router.placement.types import WorkerId
 from router.request import actions, events, worker_messages
 from router.request.actions import Action
@@ -38,8 +39,6 @@ from router.request.resolved import ResolvedRequest
 from router.request.response_builder import ResponseBuilder
 
 logger = logging.getLogger(__name__)
-
-_BATCH_YIELDS_S = 10.0  # after which a batch request takes its turn like any other
 
 # Wherever a request had been placed, it would have ended so: of placement that says nothing.
 _NOT_BY_PLACEMENT = (DeadlineExceededError, InvalidRequestError, LogitsError, SlowClientError)
@@ -101,7 +100,7 @@ class Session:
             max_attempts=self._config.max_attempts,
             draw=random.random,
             allow_recompute=self._config.allow_recompute,
-            yields_s=_BATCH_YIELDS_S if request.claim.request_class is RequestClass.BATCH else 0.0,
+            yields_s=BATCH_YIELDS_S if request.claim.request_class is RequestClass.BATCH else 0.0,
         )
         self._machine = RequestMachine(
             request.shape,

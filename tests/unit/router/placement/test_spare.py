@@ -8,8 +8,17 @@ from diptych.step_model import StepCost, StepModel, StepWork
 from router.placement.cache_index import CacheIndex
 from router.placement.policy import LeastLoaded
 from router.placement.spare import spare
-from router.placement.types import DecodeOnly, EngineView, Paired, Placement, Query, Snapshot, Why
-from tests.unit.router.placement.test_policy import D1, P1, P2, view_d, view_p
+from router.placement.types import (
+    DecodeOnly,
+    EngineView,
+    Paired,
+    Placement,
+    Query,
+    Snapshot,
+    Why,
+    WorkerId,
+)
+from tests.unit.router.placement.test_policy import D1, P1, view_d, view_p
 
 QUERY = Query(num_tokens=130, num_max_tokens=200)
 NUM_NEEDED = 9  # blocks of 16 tokens for these and one more
@@ -33,10 +42,22 @@ def test_no_prompt_of_a_batch_goes_where_others_wait(
     num_pending: int, tokens_per_s: float, is_placed: bool
 ) -> None:
     busy = view_p(P1, num_pending, tokens_per_s=tokens_per_s)
-    decode = view_d(D1, proven=frozenset({"p1", "p2"}))
-    found = placed(Snapshot((busy,), (decode,)))
+    found = placed(Snapshot((busy,), (view_d(D1),)))
     assert found == (Paired(P1, D1) if is_placed else None)
-    assert placed(Snapshot((busy, view_p(P2)), (decode,))) is not None
+
+
+@pytest.mark.parametrize(("num_busy", "is_placed"), [(0, True), (1, True), (2, False), (4, False)])
+def test_half_of_the_idle_workers_are_left_to_others(num_busy: int, is_placed: bool) -> None:
+    """Two that come together find one each."""
+    names = [WorkerId(f"p{n}:1", f"p{n}") for n in range(4)]
+    prefills = tuple(view_p(name, 100 * (n < num_busy)) for n, name in enumerate(names))
+    decode = view_d(D1, proven=frozenset(name.incarnation for name in names))
+    assert (placed(Snapshot(prefills, (decode,))) is not None) == is_placed
+    decodes = tuple(
+        view_d(name, num_pending_tokens=100 * (n < num_busy)) for n, name in enumerate(names)
+    )
+    alone = Snapshot((), decodes, has_prefill_pool=False)
+    assert (placed(alone) is not None) == is_placed
 
 
 @pytest.mark.parametrize(
@@ -80,10 +101,23 @@ def engine(num_departed: int, prompt_token_s: float) -> EngineView:
         ({"engine": engine(20, 0.001), "num_pending_tokens": 1}, False),
     ],
 )
-def test_nor_does_a_decode_worker_compute_prompts_of_a_batch_while_others_wait(
+def test_nor_is_it_computed_where_others_wait_that_are_decoded_there(
     changes: dict[str, object], is_placed: bool
 ) -> None:
     decode = dataclasses.replace(view_d(D1), **changes)  # type: ignore[arg-type]
+    found = placed(Snapshot((), (decode,), has_prefill_pool=False))
+    assert found == (DecodeOnly(D1, Why.CHOICE) if is_placed else None)
+
+
+@pytest.mark.parametrize(
+    ("token_s", "is_placed"), [(None, True), (0.1 / QUERY.num_tokens, True), (0.001, False)]
+)
+def test_a_short_prompt_stays_with_a_decode_worker_where_others_have_prefill_workers(
+    token_s: float | None, is_placed: bool
+) -> None:
+    """None of theirs waits there, and it would else go where they do."""
+    view = None if token_s is None else engine(0, token_s)
+    decode = view_d(D1, num_pending_tokens=100, engine=view)
     found = placed(Snapshot((view_p(P1, 5),), (decode,)), local_below_tokens=1000)
     assert found == (DecodeOnly(D1, Why.CHOICE) if is_placed else None)
 

@@ -13,7 +13,9 @@ from tests import notes, second_tries
 from tests.golden import models
 
 # ``--hypothesis-profile long``: searches take hours instead of seconds.
-settings.register_profile("long", deadline=None)
+LONG = "long"
+LONG_S = 7200.0  # a test may take, if it does not say it itself
+settings.register_profile(LONG, deadline=None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -40,6 +42,15 @@ def pytest_collection() -> Generator[None, object, object]:
     """Tests and what they import stay until the end: no collection has to look at them."""
     with loading():
         return (yield)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is longer than ever has the time that it takes."""
+    if settings.get_current_profile_name() != LONG:
+        return
+    for item in items:
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(LONG_S))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

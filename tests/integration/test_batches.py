@@ -36,7 +36,6 @@ NUM_TOKENS = 24 if IS_LONG else 100
 NUM_KILLS = 12 if IS_LONG else 1  # of the batch server
 NUM_AT_ONCE = 8 if IS_LONG else 2
 PATIENCE_S = 900 if IS_LONG else 60
-OF_LONG_S = 1800 if IS_LONG else 120
 CHAT = "/v1/chat/completions"
 ROUTER_FLAGS = {"local-prefill-below-tokens": "0"}
 ENDED = ("failed", "completed", "expired", "cancelled")
@@ -178,7 +177,6 @@ async def kill_and_restart(process: Process) -> None:
     await asyncio.to_thread(process.wait_listening)
 
 
-@pytest.mark.timeout(OF_LONG_S)
 async def test_what_is_killed_neither_loses_nor_repeats_a_line(
     server: Process, doomed: Process, http: httpx.AsyncClient, model: str
 ) -> None:
@@ -227,7 +225,6 @@ async def check_exact(
             tasks.create_task(check(line))
 
 
-@pytest.mark.timeout(OF_LONG_S)
 async def test_what_is_submitted_by_grpc_survives_a_kill_line_by_line(
     server: Process, http: httpx.AsyncClient, model: str, tmp_path: Path
 ) -> None:

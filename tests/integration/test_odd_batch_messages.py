@@ -38,7 +38,6 @@ ALLOWED: Final = {
 OURS: Final = ("router", "diptych", "batch_server")  # loggers: what crashes is told of there
 
 
-@pytest.mark.timeout(3600)  # of the long form
 async def test_every_message_gets_a_typed_answer(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, note: Note
 ) -> None:

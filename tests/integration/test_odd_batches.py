@@ -28,7 +28,6 @@ ODD_TEXTS: Final = [value for value in ODD_VALUES if isinstance(value, str) and 
 
 
 # A part that was cut off Starlette leaves to be closed where it is let go.
-@pytest.mark.timeout(900)  # of the long form
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_every_request_gets_a_typed_answer(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, note: Note

@@ -154,7 +154,6 @@ def test_each_method_is_among_them() -> None:
         assert {name for name, _ in good} == {method.name for method in methods}
 
 
-@pytest.mark.timeout(900)  # of the long form
 @pytest.mark.parametrize("service", [SERVICE, OPEN_INFERENCE])
 async def test_every_message_gets_a_typed_answer(
     tiny_llama: Path, caplog: pytest.LogCaptureFixture, note: Note, service: str

@@ -91,7 +91,6 @@ CONSTRAINED: Final[list[tuple[str, dict[str, Any]]]] = [
 ]
 
 
-@pytest.mark.timeout(900)  # of the long form
 async def test_detail_18_every_body_gets_a_typed_answer(
     tiny_llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, note: Note
 ) -> None:

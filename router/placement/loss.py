@@ -25,6 +25,16 @@ class Missed(NamedTuple):
     num_barring: float  # of these, its own and others' that are not tighter: that hold it
 
 
+class Toll(NamedTuple):
+    """What sequences on one worker lose to a request, all together."""
+
+    missed: Missed = Missed(0.0, 0.0)
+    seconds: float = 0.0  # by how much their answers come later
+
+
+NO_TOLL: Final = Toll()
+
+
 class Bystanders(NamedTuple):
     """Sequences on one worker that does something for the request: what it costs each of them."""
 
@@ -32,8 +42,14 @@ class Bystanders(NamedTuple):
     stalled_s: float = 0.0  # that each loses to the computing of its prompt
     promised: Promised = NOTHING_PROMISED
 
-    def missed(self, tpot_s: float | None, num_output_tokens: int) -> Missed:
-        """Objectives that they miss because of a request with that pace and so long an answer.
+    def toll(self, tpot_s: float | None, num_output_tokens: int) -> Toll:
+        """What a request with that pace and so long an answer costs them."""
+        slower_s = self.pace.after.expected_s - self.pace.before.expected_s
+        seconds = self.pace.num_rows * (self.stalled_s + num_output_tokens * slower_s)
+        return Toll(self._missed(tpot_s, num_output_tokens), seconds)
+
+    def _missed(self, tpot_s: float | None, num_output_tokens: int) -> Missed:
+        """Objectives that they miss because of it.
 
         They have the pace that this router promised them; of those of other routers nothing is
         known, so they are taken to have the request's, but they bar nobody.
@@ -50,11 +66,6 @@ class Bystanders(NamedTuple):
                 barring = promised.num_paced * self._more_missed(wide_s, num_output_tokens)
         return Missed(others, barring)
 
-    def seconds(self, num_output_tokens: int) -> float:
-        """By how much all their answers together come later."""
-        slower_s = self.pace.after.expected_s - self.pace.before.expected_s
-        return self.pace.num_rows * (self.stalled_s + num_output_tokens * slower_s)
-
     def _more_missed(self, tpot_s: float, num_output_tokens: int) -> float:
         """By how much it is likelier that one of them misses that pace."""
         theirs = self.pace.after.later(self.stalled_s / num_output_tokens)
@@ -66,7 +77,7 @@ class Consequences(NamedTuple):
 
     first_token: Span
     pace: Span  # between its own tokens
-    bystanders: Sequence[Bystanders]  # where it decodes, and where its prompt is computed
+    tolls: Sequence[Toll]  # of those where it decodes, and where its prompt is computed
     handoff_s: float = 0.0  # between its first token and its second, beside a step
 
     def objectives_missed(self, objectives: Objectives, num_output_tokens: int) -> Missed:
@@ -76,14 +87,14 @@ class Consequences(NamedTuple):
             own += self.first_token.miss_ratio(objectives.ttft_s)
         if tpot_s is not None:
             own += self.pace.later(self.handoff_s / num_output_tokens).miss_ratio(tpot_s)
-        missed = [each.missed(tpot_s, num_output_tokens) for each in self.bystanders]
-        return Missed(
-            own + sum(each.num_all for each in missed),
-            own + sum(each.num_barring for each in missed),
-        )
+        num_all = num_barring = own
+        for toll in self.tolls:
+            num_all += toll.missed.num_all
+            num_barring += toll.missed.num_barring
+        return Missed(num_all, num_barring)
 
     def seconds(self, num_output_tokens: int) -> float:
         """Until its answer is whole, and by how much the others' answers come later."""
         own_s = self.first_token.expected_s + self.handoff_s
         own_s += num_output_tokens * self.pace.expected_s
-        return own_s + sum(each.seconds(num_output_tokens) for each in self.bystanders)
+        return own_s + sum(toll.seconds for toll in self.tolls)

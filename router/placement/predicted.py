@@ -1,6 +1,5 @@
 """Placement by what is predicted to be lost: objectives first, then everybody's seconds. Pure."""
 
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,11 +12,29 @@ from router.placement.explanation import Explanation
 from router.placement.forecast import (
     DecodeForecast,
     PrefillForecast,
+    Span,
     alone_s,
     of_decode,
     of_prefill,
 )
-from router.placement.loss import NOTHING_PROMISED, Bystanders, Consequences, Promised
+from router.placement.glance import (
+    has_all_room,
+    idle,
+    looks_apart_s,
+    looks_to_wait_s,
+    prompt_token_s,
+    tells_decode,
+    tells_prefill,
+    with_room,
+)
+from router.placement.loss import (
+    NO_TOLL,
+    NOTHING_PROMISED,
+    Bystanders,
+    Consequences,
+    Promised,
+    Toll,
+)
 from router.placement.parting import Parting, Parts
 from router.placement.place import distance_ratio
 from router.placement.policy import LeastLoaded
@@ -63,6 +80,25 @@ class _Loss(NamedTuple):
     objectives: int  # twentieths of one that is missed because of it, by expectation
     seconds: float
     rank: bytes  # among equals
+
+
+class _Source(NamedTuple):
+    """A worker that would compute a prompt for another one."""
+
+    view: PrefillView
+    first_token: Span
+    toll: Toll  # of those that decode there
+    against: float  # objectives that speak against it, beside those that are missed
+
+
+class _Target(NamedTuple):
+    """A worker that would decode what another one computes."""
+
+    view: DecodeView
+    pace: Span
+    num_missing: int  # tokens
+    toll: Toll
+    against: float
 
 
 class _Held(NamedTuple):
@@ -193,9 +229,9 @@ class Predicted:
         if held is not None and held.snapshot is snapshot and held.query == _aimless(query):
             within_s = query.objectives.ttft_s
             is_early = within_s is None or wait_s + held.ttft_s <= within_s
-            if is_early or _has_all_room(snapshot):
+            if is_early or has_all_room(snapshot):
                 return held.ttft_s
-        weighed = self._weigh(query, _with_room(snapshot))
+        weighed = self._weigh(query, with_room(snapshot))
         return min((outlook.ttft_s for _, outlook in weighed), default=None)
 
     def _alone_s(self, query: Query, snapshot: Snapshot) -> float:
@@ -203,11 +239,11 @@ class Predicted:
         views: list[PrefillView | DecodeView] = [*snapshot.prefill]
         if not query.needs_prefill:
             views += [view for view in snapshot.decode if view.local_prefill]
-        fast = nsmallest(_NUM_WEIGHED, views, key=_prompt_token_s)
+        fast = nsmallest(_NUM_WEIGHED, views, key=prompt_token_s)
         holders = self._plain.holders(query)
         near = [view for view in views if view.worker.incarnation in holders and view not in fast]
         computed = [
-            of_prefill(_idle(view), self._prompt(query, view.worker))
+            of_prefill(idle(view), self._prompt(query, view.worker))
             for view in [*fast, *near[:_NUM_HOLDERS]]
         ]
         soonest = [each.first_token.expected_s for each in computed if each is not None]
@@ -234,29 +270,25 @@ class Predicted:
     def _weigh(self, query: Query, snapshot: Snapshot) -> list[tuple[_Loss, Outlook]]:
         """Every candidate with its loss; none while somebody's steps are not known."""
         prefills, decodes = usable(query, snapshot)
-        if not (all(map(_tells_prefill, prefills)) and all(map(_tells_decode, decodes))):
+        if not (all(map(tells_prefill, prefills)) and all(map(tells_decode, decodes))):
             return []
         holders = self._plain.holders(query)
         parts = self._parting.parts(snapshot)
-        near_p = self._near(query, prefills, holders, _looks_to_wait_s, parts.decoding)
-        near_d = self._near(query, decodes, holders, _looks_apart_s, parts.computing)
+        near_p = self._near(query, prefills, holders, looks_to_wait_s, parts.decoding)
+        near_d = self._near(query, decodes, holders, looks_apart_s, parts.computing)
         computed = [(view, of_prefill(view, self._prompt(query, view.worker))) for view in near_p]
         decoded = [(view, of_decode(view, query.num_tokens)) for view in near_d]
         known = [(view, forecast) for view, forecast in computed if forecast is not None]
         paces = [(view, forecast) for view, forecast in decoded if forecast is not None]
         few_p = _few(known, parts.decoding, lambda each: each.first_token.expected_s)
         few_d = _few(paces, parts.computing, lambda each: each.after.expected_s)
-        sources = {view.worker for view, _ in few_p}
-        beside = {
-            view.worker: of_decode(view, query.num_tokens)
-            for view in snapshot.decode
-            if view.worker in sources
-        }
+        sources = self._sources(query, snapshot, few_p, parts)
+        targets = [self._target(query, view, pace, parts) for view, pace in few_d]
         pairs = (
-            self._pair(query, prefill, decode, beside.get(prefill[0].worker), parts)
-            for prefill in few_p
-            for decode in few_d
-            if is_pair(query, prefill[0], decode[0])
+            self._pair(query, source, target)
+            for source in sources
+            for target in targets
+            if is_pair(query, source.view, target.view)
         )
         alone = (self._alone(query, view, pace, parts) for view, pace in few_d)
         return [*pairs, *(each for each in alone if each is not None)]
@@ -287,29 +319,43 @@ class Predicted:
             near += [view for view in most if view not in near]
         return near
 
-    def _pair(
+    def _sources(
         self,
         query: Query,
-        prefill: tuple[PrefillView, PrefillForecast],
-        decode: tuple[DecodeView, DecodeForecast],
-        running: DecodeForecast | None,
+        snapshot: Snapshot,
+        few: Sequence[tuple[PrefillView, PrefillForecast]],
         parts: Parts,
-    ) -> tuple[_Loss, Outlook]:
-        """``running``: those that decode where the prompt would be computed; None: nobody can."""
-        (source, computed), (view, pace) = prefill, decode
-        missing = self._plain.num_missing(query, view.worker)
-        handoff_s = _transfer_s(source, view, missing)
-        first = computed.first_token.later(self._overhead_s)
-        beside = [Bystanders(pace, promised=self._promised_on(view.worker))]
-        if running is not None:
-            there = running._replace(after=running.before)
-            stalled_s, promised = _stalled_s(computed, running), self._promised_on(source.worker)
-            beside.append(Bystanders(there, stalled_s, promised))
-        come = Consequences(first, pace.after, beside, handoff_s)
+    ) -> list[_Source]:
+        workers = {view.worker for view, _ in few}
+        decoding = {view.worker: view for view in snapshot.decode if view.worker in workers}
+        sources = []
+        for view, computed in few:
+            beside = decoding.get(view.worker)
+            running = None if beside is None else of_decode(beside, query.num_tokens)
+            toll, against = NO_TOLL, 0.0
+            if running is not None:
+                there = running._replace(after=running.before)
+                stalled_s, promised = _stalled_s(computed, running), self._promised_on(view.worker)
+                toll = _toll(query, Bystanders(there, stalled_s, promised))
+                against = _ASTRAY * bool(running.num_rows and view.worker in parts.decoding)
+            first = computed.first_token.later(self._overhead_s)
+            sources.append(_Source(view, first, toll, against))
+        return sources
+
+    def _target(
+        self, query: Query, view: DecodeView, pace: DecodeForecast, parts: Parts
+    ) -> _Target:
+        toll = _toll(query, Bystanders(pace, promised=self._promised_on(view.worker)))
         against = _ASTRAY * (view.worker in parts.computing)
-        if running is not None and running.num_rows:
-            against += _ASTRAY * (source.worker in parts.decoding)
-        return self._valued(query, source.worker, view.worker, come, against)
+        num_missing = self._plain.num_missing(query, view.worker)
+        return _Target(view, pace.after, num_missing, toll, against)
+
+    def _pair(self, query: Query, source: _Source, target: _Target) -> tuple[_Loss, Outlook]:
+        handoff_s = _transfer_s(source.view, target.view, target.num_missing)
+        tolls = (target.toll, source.toll)
+        come = Consequences(source.first_token, target.pace, tolls, handoff_s)
+        against = source.against + target.against
+        return self._valued(query, source.view.worker, target.view.worker, come, against)
 
     def _alone(
         self, query: Query, view: DecodeView, pace: DecodeForecast, parts: Parts
@@ -322,8 +368,8 @@ class Predicted:
             return None
         first = computed.first_token.later(self._overhead_s)
         promised = self._promised_on(view.worker)
-        beside = [Bystanders(pace, _stalled_s(computed, pace), promised)]
-        come = Consequences(first, pace.after, beside)
+        toll = _toll(query, Bystanders(pace, _stalled_s(computed, pace), promised))
+        come = Consequences(first, pace.after, (toll,))
         is_astray = view.worker in parts.computing
         is_astray |= bool(pace.num_rows) and view.worker in parts.decoding
         return self._valued(query, None, view.worker, come, _ASTRAY * is_astray)
@@ -337,7 +383,7 @@ class Predicted:
         against: float,
     ) -> tuple[_Loss, Outlook]:
         """``against``: what speaks against it beside those that it concerns, in objectives."""
-        num_output = max(1, min(query.num_output_tokens, query.num_max_tokens - query.num_tokens))
+        num_output = _num_output(query)
         missed = come.objectives_missed(query.objectives, num_output)
         seconds = come.seconds(num_output)
         rank = self._plain.rank(decode) + (b"" if prefill is None else self._plain.rank(prefill))
@@ -364,6 +410,15 @@ class Predicted:
         return StepWork.of_prompt(query.num_tokens, min(num_cached, query.num_tokens - 1))
 
 
+def _num_output(query: Query) -> int:
+    """Tokens of its answer, by expectation."""
+    return max(1, min(query.num_output_tokens, query.num_max_tokens - query.num_tokens))
+
+
+def _toll(query: Query, bystanders: Bystanders) -> Toll:
+    return bystanders.toll(query.objectives.tpot_s, _num_output(query))
+
+
 def _few(
     forecasts: Sequence[tuple[V, F]], others: frozenset[WorkerId], after_s: Callable[[F], float]
 ) -> list[tuple[V, F]]:
@@ -377,33 +432,6 @@ def _few(
 def _stalled_s(computed: PrefillForecast, there: DecodeForecast) -> float:
     """What each of those there loses; they get a token with each of the prompt's steps."""
     return max(0.0, computed.own_s - computed.num_own_steps * there.before.expected_s)
-
-
-def _tells_prefill(view: PrefillView) -> bool:
-    """Whether the steps of its kind are known."""
-    engine = view.engine
-    return engine is not None and engine.max_batched_tokens > 0 and engine.model.prefill.is_known
-
-
-def _tells_decode(view: DecodeView) -> bool:
-    """Whether the steps of its kind are known."""
-    return view.engine is not None and view.engine.model.decode.is_known
-
-
-def _looks_to_wait_s(view: PrefillView) -> float:
-    """About what waits there takes; no more than what orders a large pool."""
-    engine = view.engine
-    return 0.0 if engine is None else view.num_pending_tokens * engine.model.prefill.prefill_token_s
-
-
-def _looks_apart_s(view: DecodeView) -> float:
-    """About the time between tokens there, with what waits there; no more than what orders."""
-    engine = view.engine
-    if engine is None:
-        return 0.0
-    cost = engine.model.decode
-    there_s = cost.fixed_s + view.num_sequences * cost.row_s
-    return there_s + engine.work.num_context_tokens * cost.context_token_s
 
 
 def _is_plain(query: Query, snapshot: Snapshot) -> bool:
@@ -420,35 +448,6 @@ def _promised(paces: Counter[float | None]) -> Promised:
 def _aimless(query: Query) -> Query:
     """Without what passes from one moment to the next."""
     return replace(query, objectives=NO_OBJECTIVES)
-
-
-def _has_all_room(snapshot: Snapshot) -> bool:
-    has_runway = all(view.has_runway for view in snapshot.prefill)
-    return has_runway and all(view.has_room for view in snapshot.decode)
-
-
-def _prompt_token_s(view: PrefillView | DecodeView) -> float:
-    engine = view.engine
-    if engine is None or not engine.model.prefill.is_known:
-        return math.inf
-    return engine.model.prefill.prefill_token_s
-
-
-def _idle(view: V) -> V:
-    """As if it had nothing to do."""
-    if view.engine is None:
-        return view
-    idle = replace(view.engine, work=StepWork(), num_departed_tokens=0, num_computed_tokens=0)
-    return replace(view, engine=idle)
-
-
-def _with_room(snapshot: Snapshot) -> Snapshot:
-    """As if every worker took one more: when there is room its queue will be as long as now."""
-    return replace(
-        snapshot,
-        prefill=tuple(replace(view, has_runway=True) for view in snapshot.prefill),
-        decode=tuple(replace(view, max_num_seqs=None) for view in snapshot.decode),
-    )
 
 
 def _transfer_s(source: PrefillView, view: DecodeView, num_tokens: int) -> float:

@@ -2,9 +2,9 @@
 
     .venv/bin/python -m tests.bench.placement
 
-Half of the workers prefill, all are loaded unlike each other, and a tenth of them remembers the
-prompt's first half. CPU time of this process, so that neighbours count less; the first placements,
-which fill tables, are left out.
+Half of the workers prefill, or all have both roles; all are loaded unlike each other, and a tenth
+of them remembers the prompt's first half. CPU time of this process, so that neighbours count less;
+the first placements, which fill tables, are left out.
 """
 
 import argparse
@@ -56,20 +56,23 @@ class Cost(NamedTuple):
     p90_ms: float
 
 
-def snapshot(num_workers: int, rng: random.Random) -> Snapshot:
+def snapshot(num_workers: int, rng: random.Random, *, of_both: bool = False) -> Snapshot:
     """Workers that are all loaded, unlike each other."""
-    sources = [WorkerId(f"p{i}:1", f"p{i}") for i in range(num_workers // 2)]
+    sources = [WorkerId(f"p{i}:1", f"p{i}") for i in range(num_workers // (2 - of_both))]
+    decoding = sources
+    if not of_both:
+        decoding = [WorkerId(f"d{i}:1", f"d{i}") for i in range(num_workers - len(sources))]
     proven = frozenset(source.incarnation for source in sources)
     bytes_per_s = dict.fromkeys(proven, 1e9)
     return Snapshot(
         tuple(_prefill(source, rng.randrange(4000)) for source in sources),
         tuple(
             DecodeView(
-                worker=WorkerId(f"d{i}:1", f"d{i}"),
+                worker=worker,
                 num_sequences=(num := rng.randrange(12, 14)),
                 max_model_len=4096,
                 local_prefill=True,
-                proven=proven,
+                proven=proven - {worker.incarnation} if of_both else proven,
                 max_num_seqs=64,
                 shipped=ShippedBytes.even(46080.0),
                 bytes_per_s=bytes_per_s,
@@ -77,7 +80,7 @@ def snapshot(num_workers: int, rng: random.Random) -> Snapshot:
                     model=MODEL, max_batched_tokens=512, work=StepWork(num, 400 * num)
                 ),
             )
-            for i in range(num_workers - len(sources))
+            for worker in decoding
         ),
     )
 
@@ -90,22 +93,29 @@ def _prefill(worker: WorkerId, num_waiting: int) -> PrefillView:
     )
 
 
-def policies(seen: Snapshot) -> Iterator[tuple[str, Policy]]:
-    """Both, with some memory of the prompt."""
+def policies(num_workers: int) -> Iterator[tuple[str, Policy, Snapshot]]:
+    """Both, with some memory of the prompt, and what they see."""
+    seen = snapshot(num_workers, random.Random(num_workers))
+    plain = _remembering(seen)
+    yield "least-loaded", plain, seen
+    yield "predicted", Predicted(plain), seen
+    seen = snapshot(num_workers, random.Random(num_workers), of_both=True)
+    yield "predicted, of both roles", Predicted(_remembering(seen)), seen
+
+
+def _remembering(seen: Snapshot) -> LeastLoaded:
     plain = LeastLoaded(
         CacheIndex(100_000), local_below_tokens=64, allow_local=True, allow_recompute=True
     )
     holders = [view.worker for view in seen.prefill[::10]]
     for worker in [*holders, *(view.worker for view in seen.decode[::10])]:
         holds(plain, worker, KEYS[: len(KEYS) // 2])
-    yield "least-loaded", plain
-    yield "predicted", Predicted(plain)
+    return plain
 
 
 def measure(num_workers: int, num_placements: int) -> Iterator[Cost]:
-    """Of both policies."""
-    seen = snapshot(num_workers, random.Random(num_workers))
-    for name, policy in policies(seen):
+    """Of each policy."""
+    for name, policy, seen in policies(num_workers):
         took = []
         for _ in range(WARM_UP + num_placements):
             began_s = time.process_time()

@@ -1,0 +1,66 @@
+"""What workers look like at a glance, and what they would look like otherwise. Pure."""
+
+import math
+from dataclasses import replace
+from typing import TypeVar
+
+from diptych.step_model import StepWork
+from router.placement.types import DecodeView, PrefillView, Snapshot
+
+V = TypeVar("V", bound=PrefillView | DecodeView)
+
+
+def tells_prefill(view: PrefillView) -> bool:
+    """Whether the steps of its kind are known."""
+    engine = view.engine
+    return engine is not None and engine.max_batched_tokens > 0 and engine.model.prefill.is_known
+
+
+def tells_decode(view: DecodeView) -> bool:
+    """Whether the steps of its kind are known."""
+    return view.engine is not None and view.engine.model.decode.is_known
+
+
+def looks_to_wait_s(view: PrefillView) -> float:
+    """About what waits there takes; no more than what orders a large pool."""
+    engine = view.engine
+    return 0.0 if engine is None else view.num_pending_tokens * engine.model.prefill.prefill_token_s
+
+
+def looks_apart_s(view: DecodeView) -> float:
+    """About the time between tokens there, with what waits there; no more than what orders."""
+    engine = view.engine
+    if engine is None:
+        return 0.0
+    cost = engine.model.decode
+    there_s = cost.fixed_s + view.num_sequences * cost.row_s
+    return there_s + engine.work.num_context_tokens * cost.context_token_s
+
+
+def has_all_room(snapshot: Snapshot) -> bool:
+    has_runway = all(view.has_runway for view in snapshot.prefill)
+    return has_runway and all(view.has_room for view in snapshot.decode)
+
+
+def prompt_token_s(view: PrefillView | DecodeView) -> float:
+    engine = view.engine
+    if engine is None or not engine.model.prefill.is_known:
+        return math.inf
+    return engine.model.prefill.prefill_token_s
+
+
+def idle(view: V) -> V:
+    """As if it had nothing to do."""
+    if view.engine is None:
+        return view
+    idle = replace(view.engine, work=StepWork(), num_departed_tokens=0, num_computed_tokens=0)
+    return replace(view, engine=idle)
+
+
+def with_room(snapshot: Snapshot) -> Snapshot:
+    """As if every worker took one more: when there is room its queue will be as long as now."""
+    return replace(
+        snapshot,
+        prefill=tuple(replace(view, has_runway=True) for view in snapshot.prefill),
+        decode=tuple(replace(view, max_num_seqs=None) for view in snapshot.decode),
+    )

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
@@ -327,11 +328,15 @@ class _LoopRegistry(CollectorRegistry):
         on_loop = _running_loop() is self.loop
         if self.loop is None or on_loop:
             return iter(self._collected())
-        collected = asyncio.run_coroutine_threadsafe(self._collect(), self.loop)
+        collected: Future[list[Metric]] = Future()
+        self.loop.call_soon_threadsafe(self._collect, collected)  # a task would take three turns
         return iter(collected.result(_SCRAPE_TIMEOUT_S))
 
-    async def _collect(self) -> list[Metric]:
-        return self._collected()
+    def _collect(self, collected: "Future[list[Metric]]") -> None:
+        try:
+            collected.set_result(self._collected())
+        except Exception as error:  # noqa: BLE001 - who asked has to hear it
+            collected.set_exception(error)
 
     def _collected(self) -> list[Metric]:
         found = [metric for other in self._others for metric in other.collect()]

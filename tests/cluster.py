@@ -15,14 +15,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import psutil
 
 from diptych.client import DiptychClient
 from tests import metrics
-from tests.fork_server import Started, start_role
+from tests.fork_server import Started, lifeline, start_role
 from tests.waiting import until
 
 START_TIMEOUT_S = 180.0
@@ -66,7 +65,7 @@ class Process:
                 self._started = start_role(self.module, args, log)
                 return
             command = [*self._prefix, sys.executable, "-m", self.module, "--stop-with-stdin", *args]
-            self._started = subprocess.Popen(command, stdin=_lifeline(), stdout=log, stderr=log)
+            self._started = subprocess.Popen(command, stdin=lifeline(), stdout=log, stderr=log)
 
     def wait_listening(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -320,10 +319,3 @@ def another_router(
 def as_args(flags: dict[str, str]) -> list[str]:
     """Of each setting its flag and value; a switch has no value."""
     return [part for key, value in flags.items() for part in (f"--{key}", value) if part]
-
-
-@cache
-def _lifeline() -> int:
-    """A pipe that ends when this process does, whatever ends it."""
-    reading, _ = os.pipe()
-    return reading

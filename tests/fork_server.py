@@ -23,6 +23,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -144,8 +145,15 @@ def start_role(module: str, args: list[str], log: BinaryIO) -> Started:
     server = _servers.get(module)  # others are started seldom
     if server is not None and server.is_usable:
         return server.start(module, args, log)
-    command = [sys.executable, "-m", module, *args]
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    command = [sys.executable, "-m", module, "--stop-with-stdin", *args]
+    return subprocess.Popen(command, stdin=lifeline(), stdout=log, stderr=log)
+
+
+@cache
+def lifeline() -> int:
+    """A pipe that ends when this process does, whatever ends it."""
+    reading, _ = os.pipe()
+    return reading
 
 
 def _serve(requests: socket.socket) -> list[str]:

@@ -4,7 +4,9 @@ import json
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -66,6 +68,31 @@ def test_nothing_outlives_the_test_run(tmp_path: Path) -> None:
         process = server.start("router", LISTEN, log)
     server.close()
     assert process.wait(60) == -signal.SIGKILL
+
+
+_DIES = """
+import os, sys, time
+from pathlib import Path
+from tests.fork_server import start_role
+
+log, ports, module = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+started = start_role(module, sys.argv[4:] + ["--port-file", str(ports)], log.open("ab"))
+while not ports.exists():
+    time.sleep(0.05)
+print(started.pid, flush=True)
+os._exit(0)
+"""
+
+
+def test_nor_does_what_is_not_forked(tmp_path: Path) -> None:
+    """The run was killed, and nobody ends what it has started."""
+    database = f"sqlite:///{tmp_path / 'batch.sqlite'}"
+    command = [sys.executable, "-c", _DIES, str(tmp_path / "log"), str(tmp_path / "ports")]
+    flags = ["--listen", "127.0.0.1:0", "--http-port", "0", "--database", database]
+    run = subprocess.run([*command, "batch_server", *flags], stdout=subprocess.PIPE, timeout=60)
+    pid = int(run.stdout)
+    with suppress(psutil.NoSuchProcess):
+        psutil.Process(pid).wait(60)
 
 
 def test_who_breaks_off_a_start_leaves_nothing_behind(tmp_path: Path) -> None:

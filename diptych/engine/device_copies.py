@@ -1,9 +1,15 @@
 """Copies between host and device that nobody waits for. Model thread."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+Send = Callable[[NDArray[Any]], Tensor]
+"""A copy where the model is computed. Nobody waits for it."""
 
 
 def on_device(values: NDArray[np.int64] | NDArray[np.float64], device: torch.device) -> Tensor:

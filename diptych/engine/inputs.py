@@ -6,7 +6,7 @@ kernel), then longer chunks. Knows the KV layout's block size, not its memory.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 
 import numpy as np
@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from diptych.engine.device_copies import Send, on_device
 from diptych.engine.scheduling.step import StepPlan
 
 
@@ -30,9 +31,11 @@ class DecodeBatch:
     @cached_property
     def block_tables(self) -> Tensor:
         """The tables where they are used."""
-        if isinstance(self.tables, Tensor):
-            return self.tables
-        return torch.from_numpy(self.tables).to(self.context_lens.device, non_blocking=True)
+        return self.sent_by(partial(on_device, device=self.context_lens.device))
+
+    def sent_by(self, send: Send) -> Tensor:
+        """The same, sent in that way unless they are there."""
+        return self.tables if isinstance(self.tables, Tensor) else send(self.tables)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +69,10 @@ class StepInputs:
         return 0 if self.decodes is None else len(self.decodes.context_lens)
 
 
-def build_inputs(plan: StepPlan, block_size: int, device: torch.device | str = "cpu") -> StepInputs:
+def build_inputs(plan: StepPlan, block_size: int, send: Send = torch.from_numpy) -> StepInputs:
     """Lay out a plan. Tokens that follow a chunk of the plan before it are left UNKNOWN.
 
-    What is copied to a device is not waited for.
+    send: copies them to where they are used.
 
     Raises:
         ValueError: a chunk is empty or its block table too short.
@@ -102,26 +105,22 @@ def build_inputs(plan: StepPlan, block_size: int, device: torch.device | str = "
     context_lens = starts + lengths
     used_blocks = -(-context_lens // block_size)
     return StepInputs(
-        token_ids=torch.from_numpy(token_ids).to(device, non_blocking=True),
-        positions=torch.from_numpy(positions).to(device, non_blocking=True),
-        slots=torch.from_numpy(block_of * block_size + positions % block_size).to(
-            device, non_blocking=True
-        ),
+        token_ids=send(token_ids),
+        positions=send(positions),
+        slots=send(block_of * block_size + positions % block_size),
         decodes=_decode_batch(
             block_ids,
             table_begins[:num_decodes],
             used_blocks[:num_decodes],
             context_lens[:num_decodes],
-            device,
+            send,
         ),
         prefills=tuple(
             PrefillChunk(
                 begin=int(row_ends[i] - lengths[i]),
                 num_tokens=int(lengths[i]),
                 start=int(starts[i]),
-                block_ids=torch.from_numpy(
-                    block_ids[table_begins[i] : table_begins[i] + used_blocks[i]]
-                ).to(device, non_blocking=True),
+                block_ids=send(block_ids[table_begins[i] : table_begins[i] + used_blocks[i]]),
             )
             for i in range(num_decodes, len(chunks))
         ),
@@ -134,13 +133,13 @@ def _decode_batch(
     table_begins: NDArray[np.int64],
     used_blocks: NDArray[np.int64],
     context_lens: NDArray[np.int64],
-    device: torch.device | str,
+    send: Send,
 ) -> DecodeBatch | None:
     if not len(context_lens):
         return None
     columns = np.minimum(np.arange(used_blocks.max()), used_blocks[:, None] - 1)
     return DecodeBatch(
         tables=block_ids[table_begins[:, None] + columns],
-        context_lens=torch.from_numpy(context_lens).to(device, non_blocking=True),
+        context_lens=send(context_lens),
         num_blocks=used_blocks,
     )

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from diptych.engine.backends.base import Backend
-from diptych.engine.device_copies import on_device
+from diptych.engine.device_copies import Send
 from diptych.engine.inputs import StepInputs, build_inputs
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.launched_step import LaunchedStep, Samples, StepAtWork
@@ -161,7 +161,7 @@ class Runner:
 
         For checks: no worker asks for them. Returns [plan.num_tokens, vocab_size] float32.
         """
-        inputs = build_inputs(plan, self._kv_cache.block_size, self._backend.device)
+        inputs = build_inputs(plan, self._kv_cache.block_size, self._backend.begin_step())
         lasts = zip(plan.chunks, inputs.last_rows, strict=True)
         rows = [np.arange(last + 1 - len(chunk.token_ids), last + 1) for chunk, last in lasts]
         return self._model.logits(self._forward(inputs, np.concatenate(rows)))
@@ -178,12 +178,13 @@ class Runner:
     def _begin(self, plan: StepPlan, begin_s: float) -> StepAtWork:
         """Everything that needs nobody but the device."""
         try:
-            inputs = build_inputs(plan, self._kv_cache.block_size, self._backend.device)
+            send = self._backend.begin_step()
+            inputs = build_inputs(plan, self._kv_cache.block_size, send)
             if self.steps_in_flight == 1:
                 by_host = Samples.all_of(plan)
                 return self._ask(plan, begin_s, inputs, Samples([], [], []), by_host, None)
             by_device = Samples.of(plan, by_device=True)
-            unseen = self._follow(plan, inputs, by_device)
+            unseen = self._follow(plan, inputs, by_device, send)
             by_host = Samples.of(plan, by_device=False)
             step = self._ask(plan, begin_s, inputs, by_device, by_host, unseen)
         except BaseException:  # whatever broke off: what came before it may still write blocks
@@ -197,7 +198,9 @@ class Runner:
         step.mark = self._backend.mark()
         return step
 
-    def _follow(self, plan: StepPlan, inputs: StepInputs, by_device: Samples) -> Unseen | None:
+    def _follow(
+        self, plan: StepPlan, inputs: StepInputs, by_device: Samples, send: Send
+    ) -> Unseen | None:
         """Put the tokens in that the device has drawn and the host does not know.
 
         Returns those of them on which the next ones of their rows of ``by_device`` depend.
@@ -210,9 +213,8 @@ class Runner:
         drawn_rows, token_ids = self._last
         drawn = np.array([drawn_rows[place] for _, place in followers], np.int64)
         rows = inputs.last_rows[[index for index, _ in followers]]
-        device = self._backend.device
-        tokens = token_ids.index_select(0, on_device(drawn, device))
-        inputs.token_ids.index_copy_(0, on_device(rows, device), tokens)
+        tokens = token_ids.index_select(0, send(drawn))
+        inputs.token_ids.index_copy_(0, send(rows), tokens)
         orders = {index: order for order, (index, _) in enumerate(followers)}
         lacking = [
             row
@@ -224,7 +226,7 @@ class Runner:
         if not lacking:
             return None
         found = np.array([orders[by_device.indexes[row]] for row in lacking], np.int64)
-        return Unseen(lacking, tokens.index_select(0, on_device(found, device)))
+        return Unseen(lacking, tokens.index_select(0, send(found)))
 
     def _ask(
         self,

@@ -61,6 +61,8 @@ class KVPools:
     def beside(self, decoder: Decoder) -> KVPool:
         """From what the largest step leaves of this worker's share of the device.
 
+        Beside that step is what steps of single tokens keep once they have been run: their graphs.
+
         Raises ConfigurationError: too little, or that step has no room itself.
         """
         memory = self._backend.memory
@@ -84,6 +86,7 @@ class KVPools:
         )
         try:
             runner = Runner(decoder, self._cache(1), self._backend)
+            runner.warm_up(max_rows=self._config.max_num_seqs)
             for step in [runner.launch(plan) for _ in range(runner.steps_in_flight)]:
                 step.wait()
         except DeviceMemoryError as error:

@@ -72,7 +72,7 @@ def check(case: Case, backend: Backend, dtype: torch.dtype, stopwatch: Stopwatch
         )
         for table in tables
     ]
-    inputs = build_inputs(StepPlan(chunks=tuple(chunks)), BLOCK_SIZE, backend.device)
+    inputs = build_inputs(StepPlan(chunks=tuple(chunks)), BLOCK_SIZE, backend.begin_step())
     empty = cache.tensor.new_empty
     q = empty(len(inputs.slots), case.num_heads, case.head_dim).normal_(generator=generator)
     kv = empty(len(q), 2, case.num_kv_heads, case.head_dim).normal_(generator=generator)

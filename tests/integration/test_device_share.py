@@ -1,6 +1,7 @@
 """How large a pool a worker takes of a device's own memory: what its largest step leaves."""
 
 import threading
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -25,18 +26,21 @@ from diptych.worker.loading import LoadedModel
 from tests.tiny_model import write_tiny_model
 
 NUM_SCRATCH = 3
-WEIGHTS, BYTES_A_ROW, TOTAL = 40_000, 1000, 10_000_000
+WEIGHTS, BYTES_A_ROW, BYTES_A_GRAPH, TOTAL = 40_000, 1000, 3000, 10_000_000
 
 
 class CountedBackend(TorchBackend):
-    """A device that counts 1,000 bytes for each row of a step while it runs, and its weights."""
+    """A device that counts its weights, 1,000 bytes for each row of a step while it runs, and 3,000
+
+    for each number of single tokens that it has run, as long as there is who would run it again.
+    """
 
     def __init__(self, max_rows: int = 10_000) -> None:
         super().__init__(torch.device("cpu"))
         self.memory: DeviceMemory | None = self
         self.done: list[str] = []
         self._max_rows = max_rows
-        self._pool_bytes, self._peak = 0, WEIGHTS
+        self._num_graphs, self._peak = 0, WEIGHTS
 
     def kv_memory(self, num_bytes: int) -> KVMemory:
         self.done.append(f"pool of {num_bytes}")
@@ -44,15 +48,27 @@ class CountedBackend(TorchBackend):
 
     def forward_pass(self, model: Decoder, kv_cache: KVCache) -> ForwardPass:
         made = super().forward_pass(model, kv_cache)
+        graphs: set[int] = set()
 
         def forward(inputs: StepInputs, rows: Rows) -> Tensor:
             num_rows = len(inputs.token_ids)
             if num_rows > self._max_rows:
                 raise torch.OutOfMemoryError("tried to allocate 20 GiB")
-            self._peak = max(self._peak, WEIGHTS + BYTES_A_ROW * num_rows)
+            if not inputs.prefills and num_rows not in graphs:
+                graphs.add(num_rows)
+                self._num_graphs += 1
+            self._peak = max(self._peak, self._held + BYTES_A_ROW * num_rows)
             return made(inputs, rows)
 
+        weakref.finalize(forward, self._drop, graphs)
         return forward
+
+    def _drop(self, graphs: set[int]) -> None:
+        self._num_graphs -= len(graphs)
+
+    @property
+    def _held(self) -> int:
+        return WEIGHTS + BYTES_A_GRAPH * self._num_graphs
 
     def sample(
         self, logits: Tensor, specs: Sequence[SampleSpec], positions: Sequence[int]
@@ -62,10 +78,10 @@ class CountedBackend(TorchBackend):
 
     def release_unused(self) -> None:
         self.done.append("released")
-        self._peak = WEIGHTS
+        self._peak = self._held
 
     def usage(self) -> MemoryUsage:
-        return MemoryUsage(TOTAL, TOTAL - WEIGHTS, WEIGHTS, self._peak)
+        return MemoryUsage(TOTAL, TOTAL - self._held, self._held, self._peak)
 
 
 def load(backend: CountedBackend, folder: Path, **settings: object) -> LoadedModel:
@@ -87,15 +103,19 @@ def test_the_pool_is_what_the_largest_step_leaves(tmp_path: Path) -> None:
     backend = CountedBackend()
     model = load(backend, tmp_path, gpu_memory_utilization=0.5)
     block_bytes = model.kv_cache.block_bytes
-    want = (TOTAL // 2 - WEIGHTS - 200 * BYTES_A_ROW) // block_bytes
+    num_graphs = len(backend.decode_sizes)
+    left = TOTAL // 2 - WEIGHTS - num_graphs * BYTES_A_GRAPH - 200 * BYTES_A_ROW
+    want = left // block_bytes
     assert model.kv_cache.num_blocks == want == model.num_blocks + NUM_SCRATCH
-    assert backend.done[:5] == [
+    assert backend.done[:9] == [
         "released",
         f"pool of {block_bytes}",
+        *("1 drawn", "1 drawn", "2 drawn", "16 drawn"),
         "50 drawn",
         "released",
         f"pool of {want * block_bytes}",
     ]
+    assert backend.usage().held_bytes == WEIGHTS + num_graphs * BYTES_A_GRAPH, "anew, on the pool"
     assert not model.kv_cache.tensor.any()
 
 
@@ -111,8 +131,8 @@ def test_a_pool_that_is_said_needs_no_measuring(tmp_path: Path, setting: dict[st
 @pytest.mark.parametrize(
     ("max_rows", "utilization", "says"),
     [
-        (10_000, 0.02, "^gpu_memory_utilization: 0.02 .* no more than the 240000 "),
-        (10_000, 0.0245, "^gpu_memory_utilization: 5000 bytes hold 0 blocks"),
+        (10_000, 0.02, "^gpu_memory_utilization: 0.02 .* no more than the 249000 "),
+        (10_000, 0.0254, "^gpu_memory_utilization: 5000 bytes hold 0 blocks"),
         (199, 0.9, "^max_batched_tokens: .* 200 tokens: tried to allocate 20 GiB"),
     ],
 )

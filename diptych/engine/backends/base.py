@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from diptych.engine.device_copies import Send
 from diptych.engine.inputs import StepInputs
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.kv.memory import KVMemory
@@ -119,6 +120,13 @@ class Backend(Protocol):
         ...
 
     def forward_pass(self, model: Decoder, kv_cache: KVCache) -> ForwardPass: ...
+
+    def begin_step(self) -> Send:
+        """How the next step is sent what it is given.
+
+        What was sent counts until so many steps have begun as may be in flight.
+        """
+        ...
 
     def sample(
         self, logits: Tensor, specs: Sequence[SampleSpec], positions: Sequence[int]

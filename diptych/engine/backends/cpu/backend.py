@@ -12,6 +12,7 @@ from diptych.engine.backends.cpu.int8_linear import make_int8_linear
 from diptych.engine.backends.cpu.linear import make_linear, takes_compact
 from diptych.engine.backends.torch.backend import TorchBackend, check_quantization
 from diptych.engine.backends.torch.layer_ops import TorchLayerOps
+from diptych.engine.device_copies import Send
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.kv.memory import HostKVMemory, KVMemory
 from diptych.engine.model.compact import CompactWeight, Weight
@@ -83,6 +84,9 @@ class CpuBackend:
         from diptych.engine.backends.cpu.decode_program import DecodePrograms
 
         return DecodePrograms.of(model, kv_cache, each) or each
+
+    def begin_step(self) -> Send:
+        return self._torch.begin_step()
 
     def sample(
         self, logits: Tensor, specs: Sequence[SampleSpec], positions: Sequence[int]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from diptych.engine.backends.cuda.kernels import decode, heads, prefill
 from diptych.engine.backends.cuda.query_tiles import QueryTiles
+from diptych.engine.device_copies import Send
 from diptych.engine.inputs import DecodeBatch, StepInputs
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.model.config import ModelConfig
@@ -27,12 +28,19 @@ _HEADS_WRITTEN = 32  # of tokens' keys and values, by one program
 class PagedAttention:
     """Implements ``Attention``."""
 
-    def __init__(self, config: ModelConfig, kv_cache: KVCache, num_processors: int) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        kv_cache: KVCache,
+        num_processors: int,
+        send: Send = torch.from_numpy,
+    ) -> None:
         """num_processors: the device's, that a decode step is to keep busy."""
         self._config, self._kv_cache, self._num_processors = config, kv_cache, num_processors
+        self._send = send
 
     def begin_step(self, inputs: StepInputs) -> AttentionStep:
-        return _PagedStep(self._config, self._kv_cache, inputs, self._num_processors)
+        return _PagedStep(self._config, self._kv_cache, inputs, self._num_processors, self._send)
 
 
 class _Layer(NamedTuple):
@@ -56,16 +64,23 @@ class _PagedStep:
     """Implements ``AttentionStep``."""
 
     def __init__(
-        self, config: ModelConfig, kv_cache: KVCache, inputs: StepInputs, num_processors: int
+        self,
+        config: ModelConfig,
+        kv_cache: KVCache,
+        inputs: StepInputs,
+        num_processors: int,
+        send: Send,
     ) -> None:
         self._config, self._kv_cache = config, kv_cache
         self._slots = inputs.slots
         self._decodes = None
         if inputs.decodes is not None:
-            self._decodes = _Decodes(config, kv_cache.block_size, inputs.decodes, num_processors)
+            self._decodes = _Decodes(
+                config, kv_cache.block_size, inputs.decodes, num_processors, send
+            )
         self._prefills = None
         if inputs.prefills:
-            self._prefills = _Prefills(config, kv_cache, inputs)
+            self._prefills = _Prefills(config, kv_cache, inputs, send)
 
     def __call__(
         self, layer: int, q: Tensor, kv: Tensor, out: Tensor, rows: Rows | None = None
@@ -97,10 +112,16 @@ class _Decodes:
     """A step's single tokens: the first rows of its batch."""
 
     def __init__(
-        self, config: ModelConfig, block_size: int, batch: DecodeBatch, num_processors: int
+        self,
+        config: ModelConfig,
+        block_size: int,
+        batch: DecodeBatch,
+        num_processors: int,
+        send: Send,
     ) -> None:
-        self._config, self._block_size, self._batch = config, block_size, batch
-        num_rows, table_size = batch.block_tables.shape
+        self._config, self._block_size = config, block_size
+        self._tables, self._context_lens = batch.sent_by(send), batch.context_lens
+        num_rows, table_size = self._tables.shape
         tile = _decode_tile(config.head_dim)
         self._tile = tile
         self._num_parts = num_parts(
@@ -112,16 +133,16 @@ class _Decodes:
 
     def attend(self, place: _Layer, window: int, q: Tensor, out: Tensor) -> None:
         """Of the first rows of q and out: [N, num_heads, head_dim]."""
-        config, batch = self._config, self._batch
-        num_rows, table_size = batch.block_tables.shape
+        config = self._config
+        num_rows, table_size = self._tables.shape
         head_width = triton.next_power_of_2(config.head_dim)
         group = config.num_heads // config.num_kv_heads
         decode.attend_parts[(num_rows, config.num_kv_heads, self._num_parts)](
             q,
             place.blocks,
             place.scales,
-            batch.block_tables,
-            batch.context_lens,
+            self._tables,
+            self._context_lens,
             self._parts,
             self._logs,
             table_size,
@@ -152,17 +173,19 @@ class _Decodes:
 class _Prefills:
     """A step's chunks: the other rows."""
 
-    def __init__(self, config: ModelConfig, kv_cache: KVCache, inputs: StepInputs) -> None:
-        self._config, self._block_size = config, kv_cache.block_size
+    def __init__(
+        self, config: ModelConfig, kv_cache: KVCache, inputs: StepInputs, send: Send
+    ) -> None:
+        self._config, self._block_size, self._send = config, kv_cache.block_size, send
         self._block_ids = torch.cat([chunk.block_ids for chunk in inputs.prefills])
         self._tile_queries = _tile_queries(config.head_dim, kv_cache.layout.has_scales)
         self._tiles = QueryTiles.of(inputs.prefills, self._tile_queries)
-        self._all = self._tiles.to(self._block_ids.device)
+        self._all = send(self._tiles.fields)
 
     def attend(self, place: _Layer, window: int, q: Tensor, out: Tensor, rows: Rows | None) -> None:
         """Of q and out [N, num_heads, head_dim] those tiles that hold one of the rows."""
         config = self._config
-        tiles = self._all if rows is None else self._tiles.holding(rows).to(q.device)
+        tiles = self._all if rows is None else self._send(self._tiles.holding(rows).fields)
         if not len(tiles):
             return
         prefill.attend_tiles[(len(tiles), config.num_heads)](

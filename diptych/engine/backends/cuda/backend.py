@@ -1,8 +1,10 @@
 """An NVIDIA device: products by torch's libraries, all else by Triton kernels."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from diptych.engine.backends.base import DeviceMemory, ForwardPass, Mark
@@ -11,10 +13,12 @@ from diptych.engine.backends.cuda.graphed_pass import BUCKETS, GraphedPass
 from diptych.engine.backends.cuda.graphs import GraphDevice
 from diptych.engine.backends.cuda.kv_memory import CudaKVMemory
 from diptych.engine.backends.cuda.layer_ops import TritonLayerOps
+from diptych.engine.backends.cuda.pinned_copies import PinnedCopies, TorchCopyMemory
 from diptych.engine.backends.cuda.sampler import draw, sample
 from diptych.engine.backends.cuda.weight_store import DeviceStore
 from diptych.engine.backends.torch import fp8_linear
 from diptych.engine.backends.torch.backend import TorchBackend
+from diptych.engine.device_copies import Send, on_device
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.kv.memory import KVMemory
 from diptych.engine.model.config import ModelConfig
@@ -39,10 +43,21 @@ class CudaBackend:
     steps_in_flight = 2
     decode_sizes: tuple[int, ...] = BUCKETS
 
-    def __init__(self, device: torch.device, graphs: GraphDevice | None = None) -> None:
-        """graphs: of that device; without them all is launched operation by operation."""
+    def __init__(
+        self,
+        device: torch.device,
+        graphs: GraphDevice | None = None,
+        copies: PinnedCopies | None = None,
+    ) -> None:
+        """graphs: of that device; without them all is launched operation by operation.
+
+        copies: to that device; without them a GPU has its own, and a host needs none.
+        """
         self._torch = TorchBackend(device)
         self._graphs = graphs
+        if copies is None and device.type == "cuda":
+            copies = PinnedCopies(TorchCopyMemory(device, self.mark), self.steps_in_flight)
+        self._copies = copies
         if graphs is None:
             self.decode_sizes = self._torch.decode_sizes
 
@@ -91,14 +106,20 @@ class CudaBackend:
         return CudaKVMemory(num_bytes, self.device)
 
     def attention(self, config: ModelConfig, kv_cache: KVCache, dtype: torch.dtype) -> Attention:
-        return PagedAttention(config, kv_cache, self._num_processors())
+        return PagedAttention(config, kv_cache, self._num_processors(), self._send)
 
     def forward_pass(self, model: Decoder, kv_cache: KVCache) -> ForwardPass:
         attention = self.attention(model.config, kv_cache, model.dtype)
         eager = EagerPass(model, attention)
         if self._graphs is None:
             return eager
-        return GraphedPass(model, kv_cache, attention, eager, self._graphs)
+        return GraphedPass(model, kv_cache, attention, eager, self._graphs, self._send)
+
+    def begin_step(self) -> Send:
+        if self._copies is None:
+            return self._torch.begin_step()
+        self._copies.begin_step()
+        return self._copies.send
 
     def sample(
         self, logits: Tensor, specs: Sequence[SampleSpec], positions: Sequence[int]
@@ -119,6 +140,12 @@ class CudaBackend:
 
     def synchronise(self) -> None:
         self._torch.synchronise()
+
+    def _send(self, values: NDArray[Any]) -> Tensor:
+        """Within a step."""
+        if self._copies is None:
+            return on_device(values, self.device)
+        return self._copies.send(values)
 
     def _num_processors(self) -> int:
         if self.device.type != "cuda":

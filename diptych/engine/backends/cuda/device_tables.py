@@ -4,6 +4,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from diptych.engine.device_copies import Send
+
 _UNKNOWN = -1  # no block's id
 
 
@@ -14,9 +16,16 @@ class DeviceTables:
     asked for next.
     """
 
-    def __init__(self, num_rows: int, num_columns: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        num_rows: int,
+        num_columns: int,
+        device: torch.device,
+        send: Send = torch.from_numpy,
+    ) -> None:
         """Columns: the most blocks of a row."""
         self.tensor = torch.zeros(num_rows, num_columns, dtype=torch.int64, device=device)
+        self._send = send
         self.num_sent = 0  # ids, so far
         self._mirror = np.full((num_rows, num_columns), _UNKNOWN)
 
@@ -38,7 +47,7 @@ class DeviceTables:
         ids = tables[rows, columns]
         places = rows * self.tensor.shape[1] + columns
         mirror[rows, columns] = _UNKNOWN  # should what follows break off
-        sent = torch.from_numpy(np.stack((places, ids))).to(self.tensor.device, non_blocking=True)
+        sent = self._send(np.stack((places, ids)))
         self.tensor.view(-1).index_copy_(0, sent[0], sent[1])
         mirror[rows, columns] = ids
         self.num_sent += len(ids)

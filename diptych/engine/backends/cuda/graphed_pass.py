@@ -16,6 +16,7 @@ from torch import Tensor
 from diptych.engine.backends.base import ForwardPass
 from diptych.engine.backends.cuda.device_tables import DeviceTables
 from diptych.engine.backends.cuda.graphs import GraphDevice, Replay
+from diptych.engine.device_copies import Send
 from diptych.engine.inputs import DecodeBatch, StepInputs
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.model.decoder import Decoder
@@ -48,14 +49,15 @@ class GraphedPass:
         attention: Attention,
         otherwise: ForwardPass,
         graphs: GraphDevice,
+        send: Send = torch.from_numpy,
     ) -> None:
         """attention: on that cache. ``otherwise`` does steps with prompts, or of more rows."""
         self._model, self._attention = model, attention
-        self._otherwise, self._graphs = otherwise, graphs
+        self._otherwise, self._graphs, self._send = otherwise, graphs, send
         max_rows, device = BUCKETS[-1], model.weights.embedding.device
         longest = -(-model.config.max_position // kv_cache.block_size)
         num_columns = min(longest, kv_cache.num_blocks)
-        self._tables = DeviceTables(max_rows, num_columns, device)
+        self._tables = DeviceTables(max_rows, num_columns, device, send)
         zeros = partial(torch.zeros, max_rows, dtype=torch.int64, device=device)
         self._inputs = StepInputs(
             token_ids=zeros(),
@@ -78,8 +80,7 @@ class GraphedPass:
             launch = partial(self._model.forward, self._first(bucket), self._attention)
             replay = self._replays[bucket] = self._graphs.capture(launch)
         replay.run()
-        wanted = torch.from_numpy(rows).to(replay.out.device, non_blocking=True)
-        return replay.out.index_select(0, wanted)
+        return replay.out.index_select(0, self._send(rows))
 
     def _put(self, inputs: StepInputs, batch: DecodeBatch, bucket: int) -> None:
         """Where the graph of so many rows reads."""

@@ -4,9 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Self
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from diptych.engine.inputs import PrefillChunk
 from diptych.engine.model.parts import Rows
@@ -37,6 +35,3 @@ class QueryTiles(NamedTuple):
         """Those that hold one of these rows of the flat batch."""
         begins, counts = self.fields[:, 0, None], self.fields[:, 1, None]
         return type(self)(self.fields[((rows >= begins) & (rows < begins + counts)).any(axis=1)])
-
-    def to(self, device: torch.device) -> Tensor:
-        return torch.from_numpy(self.fields).to(device, non_blocking=True)

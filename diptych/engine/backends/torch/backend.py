@@ -1,6 +1,7 @@
 """Plain torch on any device: slow and right. What other backends are compared with."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from diptych.engine.backends.torch.layer_ops import TorchLayerOps
 from diptych.engine.backends.torch.linear import PlainLinear
 from diptych.engine.backends.torch.marks import EventMark, HostMark
 from diptych.engine.backends.torch.memory import TorchDeviceMemory
+from diptych.engine.device_copies import Send, on_device
 from diptych.engine.kv.cache import KVCache
 from diptych.engine.kv.memory import DeviceKVMemory, HostKVMemory, KVMemory, wait_for
 from diptych.engine.model.compact import Weight
@@ -68,6 +70,9 @@ class TorchBackend:
 
     def forward_pass(self, model: Decoder, kv_cache: KVCache) -> ForwardPass:
         return EagerPass(model, self.attention(model.config, kv_cache, model.dtype))
+
+    def begin_step(self) -> Send:
+        return partial(on_device, device=self._device)
 
     def sample(
         self, logits: Tensor, specs: Sequence[SampleSpec], positions: Sequence[int]

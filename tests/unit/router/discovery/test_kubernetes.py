@@ -1,5 +1,6 @@
 """When slices are listed and watched, against an API that does as the test says. No sleeps."""
 
+import asyncio
 import contextlib
 import json
 from collections.abc import AsyncGenerator, Sequence
@@ -10,6 +11,7 @@ import pytest
 from lightkube.resources.discovery_v1 import EndpointSlice
 
 from router.config import KubernetesSource
+from router.discovery import kubernetes
 from router.discovery.endpoint_slices import Endpoint, Slice
 from router.discovery.kubernetes import Change, KubernetesApi, KubernetesDiscovery, Listed
 from router.discovery.source import Targets
@@ -127,6 +129,35 @@ async def test_ten_minutes_down_change_nothing_but_the_age(
     assert [record.levelname for record in caplog.records] == ["WARNING"], "told of once"
 
 
+@pytest.mark.parametrize(
+    "watch", [[20.0], [30.0, changed("a"), 20.0], [30.0, changed("b"), 20.0]], ids=str
+)
+async def test_its_age_is_since_the_last_list_or_event(watch: list[Change | float]) -> None:
+    """The world begins and ends with a pause of half a second."""
+    down = ConnectionError("refused")
+    world = World(down, listed("a"), [*watch, down])
+    await world.told()
+    assert world.pauses == [0.5, 0.5]
+    assert world.discovery.age_s == 20.5
+
+
+async def test_a_list_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kubernetes, "_LIST_S", 0.01)
+    world = World(listed("a"), [])
+    answer, num_asked = world.list, 0
+
+    async def list_() -> Listed:
+        nonlocal num_asked
+        num_asked += 1
+        if num_asked == 1:
+            await asyncio.Event().wait()
+        return await answer()
+
+    monkeypatch.setattr(world, "list", list_)
+    assert await world.told() == [targets("a")]
+    assert world.pauses == [0.5]
+
+
 async def test_where_watches_are_refused_lists_are_rare_and_it_is_told_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -203,6 +234,26 @@ class Client:
         pass
 
 
+async def told_of(tmp_path: Path, *lists: dict[str, object]) -> Sequence[Targets]:
+    """What the API server's own answers come to."""
+    config = {
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "users": [{"name": "u", "user": {}}],
+        "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}],
+        "current-context": "c",
+    }
+    (tmp_path / "kubeconfig").write_text(json.dumps(config))
+    source = KubernetesSource(decode=["decode"], kubeconfig=tmp_path / "kubeconfig")
+    api = KubernetesApi(source)
+    client: Any = Client(*lists)
+    api._client = client
+    world = World()
+    world.discovery = KubernetesDiscovery(
+        source, api=api, clock=lambda: world.now_s, sleep=world._sleep
+    )
+    return await told_by(world.discovery)
+
+
 @pytest.mark.parametrize(
     ("metadata", "endpoint", "port"),
     [
@@ -227,20 +278,21 @@ async def test_a_slice_that_is_not_as_its_api_says_changes_nothing(
     endpoint: dict[str, object],
     port: dict[str, object],
 ) -> None:
-    config = {
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-        "users": [{"name": "u", "user": {}}],
-        "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}],
-        "current-context": "c",
-    }
-    (tmp_path / "kubeconfig").write_text(json.dumps(config))
-    source = KubernetesSource(decode=["decode"], kubeconfig=tmp_path / "kubeconfig")
-    api = KubernetesApi(source)
     good, other = raw({}, {}, {}), raw({}, {"addresses": ["10.0.0.2"]}, {})
-    client: Any = Client(good, raw(metadata, endpoint, port), other)
-    api._client = client
-    world = World()
-    world.discovery = KubernetesDiscovery(
-        source, api=api, clock=lambda: world.now_s, sleep=world._sleep
-    )
-    assert await told_by(world.discovery) == [targets("10.0.0.1"), targets("10.0.0.2")]
+    told = await told_of(tmp_path, good, raw(metadata, endpoint, port), other)
+    assert told == [targets("10.0.0.1"), targets("10.0.0.2")]
+
+
+async def test_an_endpoint_that_ends_stays_and_one_that_is_not_ready_goes(tmp_path: Path) -> None:
+    ending: dict[str, object] = {
+        "conditions": {"ready": False, "serving": True, "terminating": True}
+    }
+    unready: dict[str, object] = {
+        "conditions": {"ready": False, "serving": False, "terminating": False}
+    }
+    there, other = raw({}, {}, {}), raw({}, {"addresses": ["10.0.0.2"]}, {})
+    told = await told_of(tmp_path, there, raw({}, ending, {}), other)
+    assert told == [targets("10.0.0.1"), targets("10.0.0.2")]
+    told = await told_of(tmp_path, raw({}, ending, {}), other)
+    assert told == [targets(), targets("10.0.0.2")], "it was not used"
+    assert await told_of(tmp_path, there, raw({}, unready, {})) == [targets("10.0.0.1"), targets()]

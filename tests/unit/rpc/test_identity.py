@@ -243,6 +243,19 @@ async def test_files_that_do_not_fit_change_nothing(
     assert identity.pems != known
 
 
+def test_files_that_are_replaced_as_they_are_read_are_read_again(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a key of one certificate might be served with another."""
+    identity = identity_of(authority.issue("prefill"))
+    known = identity.pems
+    authority.issue("prefill")
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr("diptych.rpc.identity._check_key", lambda pem: authority.issue("prefill"))
+        assert identity.pems == known
+    assert identity.pems != known
+
+
 Key = ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey | rsa.RSAPrivateKey
 
 

@@ -366,6 +366,21 @@ async def test_workers_with_another_tokenizer_are_not_used(
     ]
 
 
+async def test_another_process_at_an_address_is_not_taken_for_the_one_before() -> None:
+    """Nothing is asked of it over what led to that; by its own stream it is used."""
+    world = World(prefill=1, decode=1)
+    before = [WorkerId(address, f"{address}-1") for address in ("p0:1", "d0:1")]
+    assert world.cluster.prefill_watch(before[0]) is not None
+    for address in ("p0:1", "d0:1"):
+        world.says(address, incarnation=f"{address}-2")
+    assert world.cluster.prefill_watch(before[0]) is None
+    assert not any(world.cluster.has_worker(worker) for worker in before)
+    assert placeable(world) == ({"p0:1"}, set())
+    world.links[0]._handle(welcome("d0:1-2"))
+    assert placeable(world) == ({"p0:1"}, {"d0:1"})
+    assert world.cluster.decode_link(before[1]) is None
+
+
 async def test_what_a_process_had_cached_is_forgotten_with_it() -> None:
     world = World()
     world.cluster.set_members(targets([], ["d0:1"]))

@@ -3,10 +3,14 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
 
 import grpc
 import pytest
 
+from diptych.errors import DiptychError, NoWorkerError
 from diptych.rpc.peer_channel import Dialer
 from diptych.timers import Timers
 from diptych.v1 import worker_pb2, worker_pb2_grpc
@@ -95,3 +99,35 @@ async def test_a_role_without_a_name_here_is_complained_of_once(
     with caplog.at_level(logging.ERROR):
         assert await watched(monkeypatch, [said(78, worker_pb2.SERVING_STATE_READY)] * 3) == []
     assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("is_locked", [True, False])
+async def test_why_a_lock_did_not_open_is_told_once_for_each_reason(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_locked: bool
+) -> None:
+    ends = ["expired", "expired", "Connection refused", "expired", "unknown authority"]
+    dialer: Any = SimpleNamespace(timers=Timers(), identity=object() if is_locked else None)
+    watch = WorkerWatch(
+        "decode:1",
+        worker_pb2.WORKER_ROLE_DECODE,
+        router_incarnation="r1",
+        dialer=dialer,
+        on_change=lambda w: None,
+    )
+
+    async def nothing() -> None: ...
+
+    class Stream:
+        def __init__(self, *args: object, **options: object) -> None: ...
+
+        async def run(self, on_message: object) -> DiptychError:
+            return NoWorkerError(ends.pop(0))
+
+    monkeypatch.setattr(watch._peer, "renewed", nothing)
+    monkeypatch.setattr(worker_pb2_grpc, "WorkerStub", lambda channel: MagicMock())
+    monkeypatch.setattr("router.cluster.watch.ClientStream", Stream)
+    while ends:
+        assert not await watch._watch()
+    told = [(record.message, record.__dict__["why"]) for record in caplog.records]
+    reasons = ["expired", "unknown authority"] if is_locked else []
+    assert told == [("worker not reached", why) for why in reasons]

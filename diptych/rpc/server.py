@@ -158,7 +158,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                             return
                         async for response in responses:
                             yield response
-                except (asyncio.CancelledError, grpc.RpcError, GeneratorExit):
+                except (asyncio.CancelledError, grpc.RpcError, grpc.aio.AbortError, GeneratorExit):
                     raise
                 except Exception as error:  # noqa: BLE001 - the boundary of the process
                     await _abort(context, error, method)
@@ -175,7 +175,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                     self._check(method, context)
                     request = await _received(request, patience_s)
                     response: Message = await inner_unary(request, context)
-            except (asyncio.CancelledError, grpc.RpcError):
+            except (asyncio.CancelledError, grpc.RpcError, grpc.aio.AbortError):
                 raise
             except Exception as error:  # noqa: BLE001 - the boundary of the process
                 await _abort(context, error, method)

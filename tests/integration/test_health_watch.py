@@ -1,10 +1,13 @@
-"""Who watches health and does not read what is told holds up nobody."""
+"""Who watches health and does not read holds up nobody; who asks of nothing is told so."""
 
 import asyncio
+import logging
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import grpc
+import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from diptych.process import ProcessConfig
@@ -92,3 +95,17 @@ async def test_a_service_may_be_watched_before_it_is_known() -> None:
             watch = stub.Watch(health_pb2.HealthCheckRequest(service="other"), timeout=60)
             assert (await watch.read()).status == known.SERVICE_UNKNOWN
             watch.cancel()
+
+
+async def test_who_asks_of_no_service_hears_so_and_the_log_says_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING)
+    async with ServiceHost(ProcessConfig(listen="127.0.0.1:0")) as host:
+        await host.start([SERVICE])
+        async with open_channel(host.address) as channel:
+            check = health_pb2_grpc.HealthStub(channel).Check
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await check(health_pb2.HealthCheckRequest(service="other"), timeout=20)
+    assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+    assert not caplog.records

@@ -28,12 +28,12 @@ def sampler_of(
 ) -> Sampler:
     """By the trace's id where it is ours, so that all processes decide alike.
 
-    ``standard``, where it is given, says what is sampled at once. ``clock`` is monotonic, s;
-    ``draw`` is of 0 to 1.
+    ``standard``, where it is given, says what is sampled at once; what a router holds is recorded
+    all the same. ``clock`` is monotonic, s; ``draw`` is of 0 to 1.
     """
     by_chance = TraceIdRatioBased(sampling.ratio)
     if sampling.caller_per_s is None:
-        return standard or ParentBased(by_chance)
+        return ParentBased(by_chance) if standard is None else _HeldSampler(standard)
     asked = _AskedSampler(sampling.caller_per_s, sampling.ratio, clock, draw)
     at_once = standard or ParentBased(by_chance, remote_parent_sampled=asked)
     return _EdgeSampler(at_once, holds=sampling.holds)
@@ -77,6 +77,39 @@ class _AskedSampler(Sampler):
     def get_description(self) -> str:
         """See the SDK's Sampler."""
         return f"Asked{{{self._per_s}/s,{self._ratio}}}"
+
+
+class _HeldSampler(Sampler):
+    """Records what a router holds, for its word is the last; of the rest another sampler decides.
+
+    Without it the trace of a slow request would lack what workers did, which were set to
+    ``traceidratio``, say.
+    """
+
+    def __init__(self, others: Sampler) -> None:
+        self._others = others
+
+    def should_sample(
+        self,
+        parent_context: Context | None,
+        trace_id: int,
+        name: str,
+        kind: SpanKind | None = None,
+        attributes: Attributes = None,
+        links: Sequence[Link] | None = None,
+        trace_state: TraceState | None = None,
+    ) -> SamplingResult:
+        """See the SDK's Sampler."""
+        parent = get_current_span(parent_context).get_span_context()
+        if hold_of(parent) is not None:
+            return SamplingResult(Decision.RECORD_AND_SAMPLE, attributes, parent.trace_state)
+        return self._others.should_sample(
+            parent_context, trace_id, name, kind, attributes, links, trace_state
+        )
+
+    def get_description(self) -> str:
+        """See the SDK's Sampler."""
+        return f"Held{{{self._others.get_description()}}}"
 
 
 class _EdgeSampler(Sampler):

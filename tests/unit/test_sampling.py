@@ -12,6 +12,7 @@ from diptych.telemetry.samplers import sampler_of
 from diptych.telemetry.sampling import Sampling
 from diptych.telemetry.span_writer import SpanWriter
 from diptych.telemetry.stages import Stage
+from diptych.telemetry.standard_tracing import NOTHING_STANDARD, StandardTracing
 from diptych.telemetry.tracing import Tracing
 
 ASKED = f"00-{'a' * 32}-{'b' * 16}-01"
@@ -30,9 +31,11 @@ class Clock:
 class Process:
     """Its spans, and what came of them."""
 
-    def __init__(self, sampled: Sampling = WORKER) -> None:
+    def __init__(
+        self, sampled: Sampling = WORKER, standard: StandardTracing = NOTHING_STANDARD
+    ) -> None:
         self._exporter = InMemorySpanExporter()
-        self.tracing = Tracing("test", exporter=self._exporter, sampled=sampled)
+        self.tracing = Tracing("test", exporter=self._exporter, sampled=sampled, standard=standard)
 
     def sent(self) -> list[str]:
         self.tracing.shutdown()
@@ -60,6 +63,26 @@ def test_what_is_held_in_two_processes_waits_for_the_word(keep: bool, is_early: 
         assert process.tracing.num_held == 0
     assert router.sent() == (["diptych.queue", "chat m"] if keep else [])
     assert worker.sent() == (["diptych.decode_run"] if keep else [])
+
+
+@pytest.mark.parametrize("sampler", ["always_off", "traceidratio", "parentbased_always_off"])
+def test_what_is_held_is_recorded_whatever_the_variables_sample(
+    sampler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The router's word is the last: a slow request's trace has its workers' spans."""
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", sampler)
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0")
+    standard = StandardTracing(has_sampler=True)
+    router, worker = Process(EDGE, standard), Process(WORKER, standard)
+    parent = tracing.extract_map(
+        tracing.inject_map(tracing.context_of(router.tracing.start("chat m")))
+    )
+    hold = tracing.hold_of(parent)
+    assert hold is not None
+    worker.tracing.record(Stage.DECODE_RUN, parent, 0.0, 1.0)
+    worker.tracing.decide(hold, keep=True)
+    worker.tracing.record(Stage.QUEUE, tracing.extract_map({}), 0.0, 1.0)
+    assert worker.sent() == ["diptych.decode_run"]
 
 
 def test_only_what_is_sent_costs_more_than_a_note(monkeypatch: pytest.MonkeyPatch) -> None:

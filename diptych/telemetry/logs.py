@@ -19,6 +19,9 @@ from diptych.telemetry.log_writer import LogWriter, RawStandardError, TextStream
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
+# Kubernetes is asked by httpx2.
+_HTTP = ("httpx", "httpx2", "httpcore", "httpcore2", "urllib3")
+
 # They warn of what clients send as context of a trace, and quote it.
 _OF_CLIENTS = ("opentelemetry.trace.propagation.tracecontext", "opentelemetry.trace.span")
 
@@ -85,7 +88,7 @@ def set_up(service: str, level: str = "info", stream: TextStream | None = None) 
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     logging.captureWarnings(True)
-    for noisy in ("httpx", "httpcore", "urllib3", "filelock", "asyncio", "opentelemetry"):
+    for noisy in (*_HTTP, "filelock", "asyncio", "opentelemetry"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, root.level))
     for quoting in ("opentelemetry.util.re", *_OF_CLIENTS):
         logging.getLogger(quoting).setLevel(logging.CRITICAL)

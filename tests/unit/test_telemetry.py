@@ -9,7 +9,9 @@ import time
 from collections.abc import Sequence
 from types import FrameType, SimpleNamespace
 
+import httpx
 import pytest
+from lightkube.config import client_adapter
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -435,6 +437,13 @@ class TestLogs:
         assert line["num_tokens"] == 3
         assert (line["level"], line["service"], line["logger"]) == ("info", "test", "a.b")
         assert "request_id" not in line
+
+    @pytest.mark.parametrize("library", [httpx.__name__, vars(client_adapter)["httpx"].__name__])
+    def test_no_request_that_the_router_makes_is_a_line(self, library: str) -> None:
+        """Nor one of those by which it follows Kubernetes."""
+        logging.getLogger(library).info("HTTP Request: GET https://host/path")
+        logging.getLogger(library.replace("httpx", "httpcore")).info("connect")
+        assert not self.lines()
 
     def test_ids_come_from_the_context(self) -> None:
         with logs.request_ids("r1", "t1"):

@@ -26,6 +26,7 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from diptych.errors import ConfigurationError
 from diptych.telemetry import attributes, sampling
 from diptych.telemetry.plain_span import PlainSpan
 from diptych.telemetry.sampling import Sampling
@@ -68,6 +69,8 @@ class Tracing:
         to nothing and go nowhere, but a client's trace context is still passed on. What the
         ``standard`` variables say is left to the SDK, which reads them itself. ``wall_ns``
         is the clock of this machine.
+
+        Raises ConfigurationError: the SDK does not take what they say.
         """
         self._wall_offset_ns = wall_ns() - time.monotonic_ns()
         self._provider: SpanProvider | None = None
@@ -76,15 +79,22 @@ class Tracing:
         if exporter is None and endpoint is None and not standard.has_endpoint:
             return
         # The SDK and the exporter are an eighth of what a router loads.
+        from opentelemetry.exporter.otlp.proto.grpc.exporter import (
+            InvalidCompressionValueException,
+        )
+
         from diptych.telemetry import span_provider
 
-        self._provider = span_provider.SpanProvider(
-            service_name,
-            exporter or span_provider.exporter_to(endpoint, standard),
-            sampled=sampled,
-            standard=standard,
-            instance_id=instance_id,
-        )
+        try:
+            self._provider = span_provider.SpanProvider(
+                service_name,
+                exporter or span_provider.exporter_to(endpoint, standard),
+                sampled=sampled,
+                standard=standard,
+                instance_id=instance_id,
+            )
+        except (ValueError, InvalidCompressionValueException) as error:
+            raise ConfigurationError(f"environment: OTEL_*: {error}") from None
 
     @property
     def enabled(self) -> bool:

@@ -71,3 +71,21 @@ def test_what_clients_send_as_context_of_a_trace_is_no_log_line() -> None:
     extract_metadata((("traceparent", "x" * 600),))
     logs.flush()
     assert not out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("BSP_MAX_QUEUE_SIZE", "100", "max_queue_size"),
+        ("BSP_SCHEDULE_DELAY", "0", "schedule_delay"),
+        ("SPAN_ATTRIBUTE_COUNT_LIMIT", "many", "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT"),
+        ("EXPORTER_OTLP_COMPRESSION", "brotli", "OTEL_EXPORTER_OTLP_COMPRESSION"),
+    ],
+)
+def test_what_the_sdk_does_not_take_is_refused_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, why: str
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setenv(f"OTEL_{name}", value)
+    with pytest.raises(ConfigurationError, match=f"environment: OTEL_.*{why}"):
+        Tracing("test", standard=standard_tracing())

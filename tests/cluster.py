@@ -31,6 +31,7 @@ HELD_GAUGES = {  # by role; all 0 when nothing is under way
     "prefill_worker": ("leases_open", "kv_tickets_valid", "kv_fetches_open"),
     "decode_worker": ("kv_reads_open", "kv_quarantine_age_seconds"),
 }
+HELD_GAUGES["soft_worker"] = HELD_GAUGES["prefill_worker"] + HELD_GAUGES["decode_worker"]
 
 
 class Process:
@@ -240,10 +241,12 @@ def running_cluster(
     prefill_flags: dict[str, str] | None = None,
     per_decode_flags: Sequence[dict[str, str]] = (),
     router_flags: dict[str, str] | None = None,
+    decode_module: str = "decode_worker",
 ) -> Iterator[Cluster]:
     """Start a cluster in ``work``; end every process of it, and check how each ended.
 
-    The machine's cores are shared out, as ``diptych up`` does.
+    ``decode_module``: ``soft_worker`` for workers of both roles. The machine's cores are shared
+    out, as ``diptych up`` does.
     """
     work.mkdir(parents=True, exist_ok=True)
     num_threads = max(1, (os.cpu_count() or 1) // (num_prefill + num_decode))
@@ -257,7 +260,7 @@ def running_cluster(
     own = [*per_decode_flags, *([{}] * (num_decode - len(per_decode_flags)))]
     decode = [
         Process(
-            "decode_worker",
+            decode_module,
             f"decode-{i}",
             work,
             as_args({**common, **(decode_flags or {}), **own[i]}),

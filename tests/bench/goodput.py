@@ -1,9 +1,9 @@
 """Goodput of one prefill + one decode worker against two colocated engines, as a map.
 
-    .venv/bin/python -m tests.bench.goodput --trace AzureLLMInferenceTrace_conv.csv
+    .venv/bin/python -m tests.bench.goodput --trace AzureLLMInferenceTrace_conv.csv --cells 4
 
 Each engine has one core to itself; router and load generator share the two (their
-share of CPU is reported). Both deployments stand behind the same router. Requests
+share of CPU is reported). All deployments stand behind the same router. Requests
 arrive at random times (Poisson, the same for all) with lengths from the trace,
 divided by ``--divide``; each prompt is fresh. A request's time runs from when it was due,
 however late the load generator came to send it. Colocated engines are run once per
@@ -11,11 +11,17 @@ however late the load generator came to send it. Colocated engines are run once 
 ``--prefill-budget``; for each cell of the map the best of each counts. Objectives are
 multiples of the unloaded medians, which are measured first, one request at a time, on the
 colocated engines with the largest budget.
+
+With ``--placement predicted`` each deployment is run with admission too, and two workers of
+both roles with it: requests then say what they want, so that each objective is a run of its own.
+
+Each run is written when it is done, and what ``--out`` has already is not run again: hours of
+them can be made in pieces (``--cells``), with one setting or another each time.
 """
 
 import argparse
 import asyncio
-import json
+import itertools
 import random
 import secrets
 import sys
@@ -32,6 +38,7 @@ import psutil
 from diptych.rpc.channel import open_channel
 from diptych.simulation.outcome import Objective, Outcome, goodput, medians
 from tests.bench.environment import environment
+from tests.bench.measured_cells import MeasuredCells
 from tests.bench.slo import Lengths, best, read_azure
 from tests.call import generate, token_request
 from tests.cluster import Cluster, running_cluster
@@ -40,18 +47,25 @@ TTFT_MULTIPLES, TPOT_MULTIPLES = (3.0, 5.0, 10.0), (1.5, 2.0, 3.0)
 DRAIN_S = 10.0  # after the last arrival; what is not done by then is a miss
 NUM_UNLOADED = 12
 UNLOADED_S = 120.0  # for one of these
-APART, TOGETHER = "prefill budget", "budget"  # how deployments are named, and their best budget
+# How deployments are named, and their best budget.
+APART, TOGETHER, BOTH = "prefill budget", "budget", "soft budget"
+ADMITTED = {APART: "disaggregated", TOGETHER: "colocated", BOTH: "soft"}  # in the map
+PREDICTED = "predicted"
+UNLOADED = ("unloaded",)
+Multiples = tuple[float, float]  # of the unloaded medians of TTFT and TPOT
 
 
 class Workload:
     """The same arrivals, lengths and prompts for every deployment."""
 
-    def __init__(self, lengths: Sequence[Lengths], vocab: int, seed: int = 11) -> None:
-        self._lengths, self._vocab, self._seed = lengths, vocab, seed
+    def __init__(self, lengths: Sequence[Lengths], vocab: int) -> None:
+        self._lengths, self._vocab = lengths, vocab
 
-    def arrivals(self, rate: float, duration_s: float) -> list[tuple[float, Lengths]]:
+    def arrivals(
+        self, rate: float, duration_s: float, seed: int = 11
+    ) -> list[tuple[float, Lengths]]:
         """(seconds after the start, lengths) of each request, Poisson at ``rate`` per second."""
-        rng, now, result = random.Random(self._seed), 0.0, []
+        rng, now, result = random.Random(seed), 0.0, []
         while (now := now + rng.expovariate(rate)) < duration_s:
             result.append((now, rng.choice(self._lengths)))
         return result
@@ -71,22 +85,48 @@ async def unloaded(cluster: Cluster, work: Workload) -> Objective:
 
 
 async def one(
-    channel: grpc.aio.Channel, prompt: list[int], lengths: Lengths, due_s: float, until_s: float
+    channel: grpc.aio.Channel,
+    prompt: list[int],
+    lengths: Lengths,
+    due_s: float,
+    until_s: float,
+    wanted: Objective | None = None,
 ) -> Outcome:
-    """Ask now for what was due at ``due_s``; what has not come ``until_s`` after that is missed."""
+    """Ask now for what was due at ``due_s``; what has not come ``until_s`` after that is missed.
+
+    ``wanted``: what the request says that it wants.
+    """
     salt = secrets.token_hex(8)  # the same prompts at every rate, but in no cache
     request = token_request(prompt, max_tokens=lengths.output, salt=salt)
+    if wanted is not None:
+        late_s = max(0.0, time.monotonic() - due_s)
+        request.ttft_ms = max(1.0, 1000 * (wanted.ttft_s - late_s))
+        request.tpot_ms = 1000 * wanted.tpot_s
     left_s = max(0.0, due_s + until_s - time.monotonic())
     answer = await generate(channel, request, timeout_s=left_s)
     return Outcome.of(due_s, answer.times, lengths.output)
 
 
+class Point(NamedTuple):
+    """One load that is offered: a run."""
+
+    rate: float  # requests per second
+    seed: int
+    multiples: Multiples | None = None  # that requests say they want; None: they say nothing
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        wanted = "any" if self.multiples is None else "{:g}x{:g}".format(*self.multiples)
+        return (wanted, f"{self.rate:g}", str(self.seed))
+
+
 async def offer(
-    cluster: Cluster, work: Workload, rate: float, duration_s: float
+    cluster: Cluster, work: Workload, point: Point, duration_s: float, wanted: Objective | None
 ) -> tuple[list[Outcome], dict[str, float]]:
     """Offer the load; outcomes in order of arrival, and the CPU share of each process, cores."""
     rng = random.Random(7)
-    plan = [(at, n, work.prompt(n.prompt, rng)) for at, n in work.arrivals(rate, duration_s)]
+    arrivals = work.arrivals(point.rate, duration_s, point.seed)
+    plan = [(at, n, work.prompt(n.prompt, rng)) for at, n in arrivals]
     watched = {p.name: psutil.Process(p.pid) for p in cluster.processes}
     watched["load generator"] = psutil.Process()
     before = {name: cpu_s(process) for name, process in watched.items()}
@@ -100,7 +140,7 @@ async def offer(
             due_s = begin + at
             await asyncio.sleep(max(0.0, due_s - time.monotonic()))
             until_s = duration_s + DRAIN_S - at
-            running.append(tasks.create_task(one(channel, prompt, lengths, due_s, until_s)))
+            running.append(tasks.create_task(one(channel, prompt, lengths, due_s, until_s, wanted)))
     elapsed = time.monotonic() - begin
     shares = {name: (cpu_s(p) - before[name]) / elapsed for name, p in watched.items()}
     return [task.result() for task in running], shares
@@ -112,14 +152,19 @@ def cpu_s(process: psutil.Process) -> float:
 
 
 class Deployment(NamedTuple):
-    """One prefill and one decode worker (``APART``), or two colocated engines (``TOGETHER``)."""
+    """One prefill and one decode worker, two colocated engines, or two workers of both roles."""
 
     kind: str
     budget: int  # tokens of a step of the engines that prefill
+    placement: str = "least-loaded"
 
     @property
     def name(self) -> str:
         return f"{self.kind} {self.budget}"
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return (self.kind, str(self.budget), self.placement)
 
     @contextmanager
     def running(self, options: argparse.Namespace) -> Iterator[Cluster]:
@@ -129,7 +174,7 @@ class Deployment(NamedTuple):
             "max-num-seqs": "32",
             "num-threads": "1",
         }
-        steps = {"max-batched-tokens": str(self.budget)}
+        steps, placing = {"max-batched-tokens": str(self.budget)}, {"placement": self.placement}
         with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
             if self.kind == APART:
                 cluster = running_cluster(
@@ -137,8 +182,8 @@ class Deployment(NamedTuple):
                     options.model,
                     worker_flags=flags,
                     prefill_flags={"cpus": "0", **steps},
-                    decode_flags={"cpus": "1"},
-                    router_flags={"local-prefill-below-tokens": "0"},
+                    decode_flags={"cpus": "1", "no-local-prefill": ""},
+                    router_flags={"local-prefill-below-tokens": "0", **placing},
                 )
             else:
                 cluster = running_cluster(
@@ -148,50 +193,107 @@ class Deployment(NamedTuple):
                     num_decode=2,
                     worker_flags={**flags, **steps},
                     per_decode_flags=[{"cpus": "0"}, {"cpus": "1"}],
+                    router_flags=placing,
+                    decode_module="soft_worker" if self.kind == BOTH else "decode_worker",
                 )
             yield stack.enter_context(cluster)
 
+    def points(self, options: argparse.Namespace) -> list[Point]:
+        """What is offered to it."""
+        wanted: Sequence[Multiples | None] = [None]
+        if self.placement == PREDICTED:
+            wanted = list(itertools.product(options.ttft_multiple, options.tpot_multiple))
+        loads = itertools.product(wanted, options.rate, options.seed)
+        return [Point(rate, seed, multiples) for multiples, rate, seed in loads]
+
 
 async def measure(
-    cluster: Cluster, name: str, work: Workload, options: argparse.Namespace
-) -> list[dict[str, Any]]:
-    """One row per rate."""
-    rows = []
-    for rate in options.rate:
-        outcomes, shares = await offer(cluster, work, rate, options.duration)
-        rows.append({"deployment": name, "rate": rate, "outcomes": outcomes, "cpu": shares})
-        middle = medians(outcomes) if any(o.ttft_s for o in outcomes) else None
-        show(f"{name}, {rate} requests/s: {len(outcomes)} offered, medians {middle}")
-        await cluster.wait_baseline(within_s=30.0)
-    return rows
+    cluster: Cluster,
+    work: Workload,
+    point: Point,
+    unit: Objective,
+    duration_s: float,
+) -> dict[str, Any]:
+    """One run."""
+    wanted = None
+    if point.multiples is not None:
+        ttft, tpot = point.multiples
+        wanted = Objective(ttft * unit.ttft_s, tpot * unit.tpot_s)
+    outcomes, shares = await offer(cluster, work, point, duration_s, wanted)
+    await cluster.wait_baseline(within_s=30.0)
+    return {"outcomes": outcomes, "cpu": shares}
+
+
+def runs(done: MeasuredCells) -> list[dict[str, Any]]:
+    """All that was measured so far, as ``cells`` takes it."""
+    found = []
+    for cell in done:
+        if tuple(cell["key"]) != UNLOADED:
+            kind, budget, placement, wanted, rate, _ = cell["key"]
+            row = {
+                "deployment": Deployment(kind, int(budget)).name,
+                "placement": placement,
+                "rate": float(rate),
+                "outcomes": [Outcome(*each) for each in cell["outcomes"]],
+            }
+            if wanted != "any":
+                row["multiples"] = tuple(map(float, wanted.split("x")))
+            found.append(row)
+    return found
 
 
 def cells(
     rows: Sequence[dict[str, Any]], unit: Objective, duration_s: float
 ) -> list[dict[str, Any]]:
-    """The map: for each objective each deployment's peak over the rates, and their ratio."""
+    """The map: for each objective each deployment's peak over the rates, and their ratio.
+
+    With admission each deployment has its own peak, of runs of that objective. Seeds of one rate
+    count as their mean.
+    """
     result = []
-    for ttft in TTFT_MULTIPLES:
-        for tpot in TPOT_MULTIPLES:
-            objective = Objective(ttft * unit.ttft_s, tpot * unit.tpot_s)
-            peaks: dict[str, float] = {}
-            for row in rows:
-                value = goodput(row["outcomes"], objective, duration_s)
-                peaks[row["deployment"]] = max(value, peaks.get(row["deployment"], 0.0))
-            setting, apart = best(_of(APART, peaks))
-            name, together = best(_of(TOGETHER, peaks))
-            result.append(
-                {
-                    "ttft_multiple": ttft,
-                    "tpot_multiple": tpot,
-                    "disaggregated": apart,
-                    "disaggregated_setting": setting,
-                    "colocated": together,
-                    "colocated_setting": name,
-                    "ratio": apart / together if together else None,
-                }
-            )
+    for multiples in itertools.product(TTFT_MULTIPLES, TPOT_MULTIPLES):
+        ttft, tpot = multiples
+        objective = Objective(ttft * unit.ttft_s, tpot * unit.tpot_s)
+        plain = [row for row in rows if "multiples" not in row]
+        peaks = _peaks(plain, objective, duration_s)
+        setting, apart = _best(APART, peaks)
+        name, together = _best(TOGETHER, peaks)
+        cell = {
+            "ttft_multiple": ttft,
+            "tpot_multiple": tpot,
+            "disaggregated": apart,
+            "disaggregated_setting": setting,
+            "colocated": together,
+            "colocated_setting": name,
+            "ratio": apart / together if apart and together else None,
+        }
+        admitted = [row for row in rows if row.get("multiples") == multiples]
+        peaks = _peaks(admitted, objective, duration_s)
+        for kind, told in ADMITTED.items():
+            setting, value = _best(kind, peaks)
+            if value is not None:
+                cell |= {f"{told}_admitted": value, f"{told}_admitted_setting": setting}
+        result.append(cell)
     return result
+
+
+def _peaks(
+    rows: Sequence[dict[str, Any]], objective: Objective, duration_s: float
+) -> dict[str, float]:
+    """Of each deployment, over its rates."""
+    values: dict[tuple[str, float], list[float]] = {}
+    for row in rows:
+        value = goodput(row["outcomes"], objective, duration_s)
+        values.setdefault((row["deployment"], row.get("rate", 0.0)), []).append(value)
+    peaks: dict[str, float] = {}
+    for (name, _), of_seeds in values.items():
+        peaks[name] = max(sum(of_seeds) / len(of_seeds), peaks.get(name, 0.0))
+    return peaks
+
+
+def _best(kind: str, peaks: dict[str, float]) -> tuple[str | None, float | None]:
+    own = _of(kind, peaks)
+    return best(own) if own else (None, None)
 
 
 def _of(kind: str, peaks: dict[str, float]) -> dict[str, float]:
@@ -199,16 +301,22 @@ def _of(kind: str, peaks: dict[str, float]) -> dict[str, float]:
 
 
 def table(result: Sequence[dict[str, Any]]) -> str:
+    admitted = [told for told in ADMITTED.values() if any(f"{told}_admitted" in c for c in result)]
     lines = ["TTFT  TPOT  disaggregated (best budget)  colocated (best budget)  ratio"]
+    lines[0] += "".join(f"  {told}, admitted" for told in admitted)
     for cell in result:
-        ratio = "-" if cell["ratio"] is None else f"{cell['ratio']:.2f}"
         lines.append(
             f"{cell['ttft_multiple']:>3g}x  {cell['tpot_multiple']:>3g}x"
-            f"  {cell['disaggregated']:>13.2f} ({cell['disaggregated_setting']})"
-            f"  {cell['colocated']:>9.2f}"
-            f" ({cell['colocated_setting']})  {ratio}"
+            f"  {_told(cell['disaggregated']):>13} ({cell['disaggregated_setting']})"
+            f"  {_told(cell['colocated']):>9}"
+            f" ({cell['colocated_setting']})  {_told(cell['ratio'])}"
         )
+        lines[-1] += "".join(f"  {_told(cell.get(f'{told}_admitted')):>9}" for told in admitted)
     return "\n".join(lines)
+
+
+def _told(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
 
 
 def show(text: str) -> None:
@@ -229,40 +337,65 @@ def main() -> None:
     parser.add_argument("--duration", type=float, default=45.0, help="s of arrivals per rate")
     parser.add_argument("--budget", type=int, nargs="+", default=[64, 128, 256, 512, 1024])
     parser.add_argument("--prefill-budget", type=int, nargs="+", default=[128, 512, 1024])
+    parser.add_argument("--placement", nargs="+", default=["least-loaded"])
+    parser.add_argument("--seed", type=int, nargs="+", default=[11], help="of arrivals and lengths")
+    parser.add_argument("--ttft-multiple", type=float, nargs="+", default=TTFT_MULTIPLES)
+    parser.add_argument("--tpot-multiple", type=float, nargs="+", default=TPOT_MULTIPLES)
+    parser.add_argument("--cells", type=int, help="so many more runs at the most")
     parser.add_argument("--out", type=Path, default=Path("bench-goodput.json"))
     options = parser.parse_args()
+    done = MeasuredCells(options.out, common(options))
+    try:
+        run_missing(options, done)
+    finally:
+        if UNLOADED in done:
+            print(table(cells(runs(done), unit_of(done), options.duration)))  # noqa: T201
+
+
+def common(options: argparse.Namespace) -> dict[str, Any]:
+    """What all runs of one file share."""
+    names = ("model", "divide", "max_prompt", "max_output", "duration")
+    told = {name: getattr(options, name) for name in names}
+    return {"trace": options.trace.name, **told}
+
+
+def unit_of(done: MeasuredCells) -> Objective:
+    """The unloaded medians."""
+    told = done[UNLOADED]
+    return Objective(told["ttft_s"], told["tpot_s"])
+
+
+def deployments(options: argparse.Namespace) -> Iterator[Deployment]:
+    """Those that are asked for; the first measures the unloaded medians."""
+    for placement in options.placement:
+        for each in sorted(options.budget, reverse=True):
+            yield Deployment(TOGETHER, each, placement)
+            if placement == PREDICTED:
+                yield Deployment(BOTH, each, placement)
+        for each in options.prefill_budget:
+            yield Deployment(APART, each, placement)
+
+
+def run_missing(options: argparse.Namespace, done: MeasuredCells) -> None:
+    """Run what the file lacks, as much as is asked for."""
     lengths = read_azure(options.trace, options.divide, options.max_prompt, options.max_output)
-    work = Workload(lengths, options.vocab)
-    rows: list[dict[str, Any]] = []
-    unit: Objective | None = None
-    deployments = [Deployment(TOGETHER, each) for each in sorted(options.budget, reverse=True)]
-    deployments += [Deployment(APART, each) for each in options.prefill_budget]
-    for each in deployments:
-        show(f"starting {each.name}")
+    work, num_left = Workload(lengths, options.vocab), options.cells
+    for each in deployments(options):
+        todo = [point for point in each.points(options) if each.key + point.key not in done]
+        if not todo or num_left == 0:
+            continue
+        show(f"starting {each.name}, {each.placement}")
         with each.running(options) as cluster:
-            asyncio.run(cluster.wait_ready())
-            if unit is None:
+            asyncio.run(cluster.wait_ready(2 if each.kind == BOTH else None))
+            if UNLOADED not in done:
                 unit = asyncio.run(unloaded(cluster, work))
+                done.add(UNLOADED, {**unit._asdict(), "environment": environment()})
                 show(f"unloaded medians: {unit}")
-            rows += asyncio.run(measure(cluster, each.name, work, options))
-    assert unit is not None
-    result = cells(rows, unit, options.duration)
-    options.out.write_text(
-        json.dumps(
-            {
-                "environment": environment(),
-                "model": options.model,
-                "divide": options.divide,
-                "duration_s": options.duration,
-                "unloaded": unit._asdict(),
-                "map": result,
-                "runs": rows,
-            },
-            indent=1,
-        )
-        + "\n"
-    )
-    print(table(result))  # noqa: T201
+            for point in todo[:num_left]:
+                run = asyncio.run(measure(cluster, work, point, unit_of(done), options.duration))
+                done.add(each.key + point.key, run)
+                show(f"{' '.join(each.key + point.key)}: {len(run['outcomes'])} offered")
+        num_left = None if num_left is None else max(0, num_left - len(todo))
 
 
 if __name__ == "__main__":

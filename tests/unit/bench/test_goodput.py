@@ -1,7 +1,9 @@
 """The load of the goodput benchmark: times run from the plan, and each side has its best budget."""
 
+import argparse
 import asyncio
 import time
+from pathlib import Path
 from typing import Any, cast
 
 import grpc
@@ -9,7 +11,20 @@ import pytest
 
 from diptych.simulation.outcome import Objective, Outcome
 from tests.bench import goodput
-from tests.bench.goodput import APART, TOGETHER, Deployment, cells, one
+from tests.bench.goodput import (
+    APART,
+    BOTH,
+    PREDICTED,
+    TOGETHER,
+    UNLOADED,
+    Deployment,
+    Point,
+    cells,
+    one,
+    runs,
+    table,
+)
+from tests.bench.measured_cells import MeasuredCells
 from tests.bench.slo import Lengths
 from tests.call import Answer
 
@@ -43,3 +58,60 @@ def test_each_side_is_taken_at_its_best_budget() -> None:
         assert (cell["disaggregated"], cell["disaggregated_setting"]) == (3.0, "prefill budget 512")
         assert (cell["colocated"], cell["colocated_setting"]) == (1.5, "budget 128")
         assert cell["ratio"] == 2.0
+
+
+async def test_a_request_says_what_it_wants_from_when_it_was_due(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+
+    async def answer(channel: Any, request: Any, *, timeout_s: float) -> Answer:
+        asked.append((request.ttft_ms, request.tpot_ms))
+        return Answer()
+
+    monkeypatch.setattr(goodput, "generate", answer)
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
+    await one(CHANNEL, [5], Lengths(1, 2), 99.5, 30.0, Objective(2.0, 0.08))
+    assert asked == [(1500.0, 80.0)]
+
+
+def test_with_admission_each_objective_is_a_run() -> None:
+    options = argparse.Namespace(
+        ttft_multiple=[3.0, 5.0], tpot_multiple=[2.0], rate=[1.0, 2.0], seed=[11]
+    )
+    assert Deployment(APART, 512).points(options) == [Point(1.0, 11), Point(2.0, 11)]
+    admitted = Deployment(BOTH, 512, PREDICTED).points(options)
+    assert [point.key for point in admitted] == [
+        ("3x2", "1", "11"),
+        ("3x2", "2", "11"),
+        ("5x2", "1", "11"),
+        ("5x2", "2", "11"),
+    ]
+
+
+def test_runs_of_a_file_become_the_map_with_the_peak_of_each_objective(tmp_path: Path) -> None:
+    done = MeasuredCells(tmp_path / "goodput.json", {})
+    done.add(UNLOADED, {"ttft_s": 1.0, "tpot_s": 1.0})
+
+    def add(deployment: Deployment, point: Point, num_good: int) -> None:
+        outcomes = [Outcome(0.1, 0.01)] * num_good + [Outcome(None, None)]
+        done.add(deployment.key + point.key, {"outcomes": outcomes, "cpu": {}})
+
+    for seed, num_good in ((11, 2), (12, 4)):  # of one rate: their mean counts
+        add(Deployment(APART, 512), Point(1.0, seed), num_good)
+    add(Deployment(TOGETHER, 512), Point(1.0, 11), 6)
+    for ttft in (3.0, 5.0):
+        add(Deployment(BOTH, 512, PREDICTED), Point(1.0, 11, (ttft, 2.0)), int(2 * ttft))
+    told = {(c["ttft_multiple"], c["tpot_multiple"]): c for c in cells(runs(done), UNIT, 2.0)}
+    assert told[3.0, 2.0]["disaggregated"] == 1.5
+    assert told[3.0, 2.0]["ratio"] == 0.5
+    assert told[3.0, 2.0]["soft_admitted"] == 3.0
+    assert told[5.0, 2.0]["soft_admitted"] == 5.0
+    assert "soft_admitted" not in told[10.0, 2.0]
+    lines = table(list(told.values())).splitlines()
+    assert lines[0].endswith("soft, admitted")
+    assert lines[2].split()[-1] == "3.00"
+    assert lines[-1].split()[-1] == "-"
+
+
+UNIT = Objective(1.0, 1.0)

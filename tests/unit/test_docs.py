@@ -181,3 +181,11 @@ def test_details_in_the_docs_are_those_that_tests_name() -> None:
             made |= {(int(number), name) for number in numbers if number}
     assert told <= made
     assert {number for number, _ in told} >= set(range(1, 25))
+
+
+def test_each_decision_has_a_number_of_its_own() -> None:
+    names = sorted(path.name for path in (ROOT / "docs" / "adr").glob("*.md"))
+    assert [int(name[:4]) for name in names] == list(range(len(names)))
+    for name in names[1:]:
+        title = (ROOT / "docs" / "adr" / name).read_text().partition("\n")[0]
+        assert title.startswith(f"# {int(name[:4])}. "), name

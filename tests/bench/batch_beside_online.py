@@ -20,7 +20,7 @@ from statistics import median, quantiles
 
 from diptych.client import BatchClient, BatchState
 from tests.bench.environment import environment
-from tests.bench.goodput import Workload, offer
+from tests.bench.goodput import Point, Workload, offer
 from tests.bench.slo import Lengths
 from tests.cluster import Cluster, Process, as_args, running_cluster
 from tests.waiting import until
@@ -102,8 +102,8 @@ class Batch:
 
 async def online(cluster: Cluster, args: argparse.Namespace, seed: int) -> list[float | None]:
     """One round: the time to first token of each request; None: it had none."""
-    work = Workload([Lengths(args.prompt, args.output)], _VOCAB, seed)
-    outcomes, _ = await offer(cluster, work, args.rate, args.seconds)
+    work = Workload([Lengths(args.prompt, args.output)], _VOCAB)
+    outcomes, _ = await offer(cluster, work, Point(args.rate, seed), args.seconds, wanted=None)
     return [outcome.ttft_s for outcome in outcomes]
 
 

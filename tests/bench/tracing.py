@@ -1,6 +1,6 @@
 """What tracing every request costs, what a trace explains, and what a scrape takes.
 
-    python -m tests.bench.tracing [--model demo] [--seconds 390] [--requests 16] [--at-once 4]
+    python -m tests.bench.tracing [--model demo] [--seconds 360] [--requests 16] [--at-once 4]
         [--json OUT] [--record FILE]
 
 One prefill and one decode worker under two routers: one that traces every request, and one that
@@ -199,7 +199,7 @@ async def main(args: argparse.Namespace) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="demo", help="demo, tiny, or a folder")
-    parser.add_argument("--seconds", type=float, default=390, help="the start not counted")
+    parser.add_argument("--seconds", type=float, default=360, help="the start not counted")
     parser.add_argument("--requests", type=int, default=16, help="of a round")
     parser.add_argument("--at-once", type=int, default=4)
     parser.add_argument("--json", type=Path)

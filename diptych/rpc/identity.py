@@ -228,6 +228,8 @@ def _check_key(certificate: bytes) -> None:
         key = x509.load_pem_x509_certificate(certificate).public_key()
     except UnsupportedAlgorithm:
         key = None
+    except x509.InvalidVersion as error:
+        raise ValueError(str(error)) from None
     is_good = (isinstance(key, rsa.RSAPublicKey) and key.key_size >= _MIN_RSA_BITS) or (
         isinstance(key, ec.EllipticCurvePublicKey) and key.curve.name in _CURVES
     )

@@ -1,6 +1,7 @@
 """A process is who its certificate says, to servers and clients that look at files anew."""
 
 import datetime
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -293,6 +294,20 @@ def test_a_key_that_grpc_cannot_use_is_refused(
     with pytest.raises(ConfigurationError, match=r"--tls.certificate: .*key") as caught:
         identity_of(folder)
     assert "\n" not in caught.value.message
+
+
+def test_a_certificate_of_no_version_that_there_is_changes_nothing(authority: Authority) -> None:
+    """TLS libraries take it; who connects while it is there must not fail for it."""
+    folder = authority.issue("prefill")
+    identity = identity_of(folder)
+    known = identity.pems
+    use_key(folder, ec.generate_private_key(ec.SECP256R1()))
+    path = folder / "certificate.pem"
+    der = ssl.PEM_cert_to_DER_cert(path.read_text())
+    path.write_text(ssl.DER_cert_to_PEM_cert(der.replace(b"\xa0\3\2\1\2", b"\xa0\3\2\1\5", 1)))
+    assert identity.pems == known
+    with pytest.raises(ConfigurationError, match=r"--tls.certificate: .*version"):
+        identity_of(folder)
 
 
 @pytest.mark.parametrize(

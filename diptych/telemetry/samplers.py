@@ -17,6 +17,7 @@ from opentelemetry.util.types import Attributes
 
 from diptych.telemetry.sampling import HOLD_KEY, Sampling, hold_of
 
+_NUM_IDS: Final = 2**64  # samplers look at that part of an id at the most
 _MAX_OTHERS: Final = 31  # a tracestate has 32 entries at the most: one of them is the hold
 
 
@@ -28,27 +29,33 @@ def sampler_of(
 ) -> Sampler:
     """By the trace's id where it is ours, so that all processes decide alike.
 
-    ``standard``, where it is given, says what is sampled at once; what a router holds is recorded
-    all the same. ``clock`` is monotonic, s; ``draw`` is of 0 to 1.
+    ``standard``, where it is given, says what is sampled at once, within the rate that callers
+    have; what a router holds is recorded all the same. ``clock`` is monotonic, s; ``draw`` is of
+    0 to 1.
     """
-    by_chance = TraceIdRatioBased(sampling.ratio)
+    at_once = standard or ParentBased(TraceIdRatioBased(sampling.ratio))
     if sampling.caller_per_s is None:
-        return ParentBased(by_chance) if standard is None else _HeldSampler(standard)
-    asked = _AskedSampler(sampling.caller_per_s, sampling.ratio, clock, draw)
-    at_once = standard or ParentBased(by_chance, remote_parent_sampled=asked)
-    return _EdgeSampler(at_once, holds=sampling.holds)
+        return at_once if standard is None else _HeldSampler(standard)
+    asked = _AskedSampler(at_once, sampling.caller_per_s, clock, draw)
+    return _EdgeSampler(asked, holds=sampling.holds)
 
 
 class _AskedSampler(Sampler):
-    """Samples what its caller wants sampled, up to a rate; beyond it as if nobody had asked.
+    """Samples what callers have a part in, up to a rate; beyond it as if nobody had asked.
 
-    That is by chance, and not by the trace's id: the caller chose it.
+    They have it by their flag, and by the trace's id, which they chose: so beyond the rate another
+    sampler is asked of an id that nobody chose.
     """
 
     def __init__(
-        self, per_s: float, ratio: float, clock: Callable[[], float], draw: Callable[[], float]
+        self,
+        others: Sampler,
+        per_s: float,
+        clock: Callable[[], float],
+        draw: Callable[[], float],
     ) -> None:
-        self._per_s, self._ratio, self._clock, self._draw = per_s, ratio, clock, draw
+        self._others = others
+        self._per_s, self._clock, self._draw = per_s, clock, draw
         self._most = max(1.0, per_s) if per_s else 0.0  # at once, after a pause
         self._left, self._as_of_s = self._most, clock()
 
@@ -63,20 +70,25 @@ class _AskedSampler(Sampler):
         trace_state: TraceState | None = None,
     ) -> SamplingResult:
         """See the SDK's Sampler."""
+        said = self._others.should_sample(
+            parent_context, trace_id, name, kind, attributes, links, trace_state
+        )
+        parent = get_current_span(parent_context).get_span_context()
+        if not parent.is_remote or said.decision is not Decision.RECORD_AND_SAMPLE:
+            return said
         now = self._clock()
         self._left = min(self._most, self._left + (now - self._as_of_s) * self._per_s)
         self._as_of_s = now
-        decision = Decision.RECORD_AND_SAMPLE
         if self._left >= 1.0:
             self._left -= 1.0
-        elif self._draw() >= self._ratio:
-            decision = Decision.DROP
-        state = get_current_span(parent_context).get_span_context().trace_state
-        return SamplingResult(decision, attributes, state)
+            return said
+        own_id = int(self._draw() * _NUM_IDS)
+        alone = self._others.should_sample(Context(), own_id, name, kind, attributes, links)
+        return SamplingResult(alone.decision, attributes, parent.trace_state)
 
     def get_description(self) -> str:
         """See the SDK's Sampler."""
-        return f"Asked{{{self._per_s}/s,{self._ratio}}}"
+        return f"Asked{{{self._per_s}/s,{self._others.get_description()}}}"
 
 
 class _HeldSampler(Sampler):

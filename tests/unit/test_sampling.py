@@ -181,6 +181,31 @@ def test_beyond_the_rate_no_id_that_a_client_chooses_is_more_likely_than_another
     assert [span.is_recording() for span in spans] == [False, True, False, True, False]
 
 
+@pytest.mark.parametrize("flags", ["00", "01"])
+@pytest.mark.parametrize("sampler", ["parentbased_traceidratio", "traceidratio"])
+def test_no_sampler_of_the_variables_lets_clients_have_more_than_the_rate(
+    flags: str, sampler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither by their flag nor by the id that they choose."""
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", sampler)
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "1e-9")
+    router = Process(Sampling(1.0, caller_per_s=2.0), StandardTracing(has_sampler=True))
+    lowest = tracing.extract_map({"traceparent": f"00-{'a' * 16}{1:016x}-{'b' * 16}-{flags}"})
+    for _ in range(9):
+        router.tracing.end(router.tracing.start("x", lowest))
+    is_asked = flags == "01" or sampler == "traceidratio"
+    assert len(router.sent()) == (2 if is_asked else 0)
+
+
+def test_what_the_variables_sample_of_everybody_is_no_wish(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_on")
+    router = Process(Sampling(0.0, caller_per_s=0.0), StandardTracing(has_sampler=True))
+    router.tracing.end(router.tracing.start("x", tracing.extract_map({"traceparent": ASKED})))
+    assert router.sent() == ["x"]
+
+
 def test_a_client_that_wants_no_trace_has_none_unless_it_is_kept() -> None:
     unasked = tracing.extract_map({"traceparent": f"{ASKED[:-2]}00"})
     for holds in (False, True):

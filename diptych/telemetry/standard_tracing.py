@@ -42,7 +42,8 @@ def read_standard(asked: Mapping[str, str], endpoint: str | None) -> StandardTra
     ``endpoint`` is our setting, which comes before theirs and is served as it says.
     Raises ConfigurationError: they ask for what is not served.
     """
-    has_endpoint = endpoint is None and any(name in asked for name in _ENDPOINTS)
+    is_wanted = asked.get("OTEL_TRACES_EXPORTER", "").strip() != "none"
+    has_endpoint = endpoint is None and is_wanted and any(name in asked for name in _ENDPOINTS)
     protocol = next((name for name in _PROTOCOLS if name in asked), None)
     if has_endpoint and protocol is not None and asked[protocol] not in ("grpc", _HTTP):
         raise ConfigurationError(

@@ -89,3 +89,13 @@ def test_what_the_sdk_does_not_take_is_refused_in_a_line(
     monkeypatch.setenv(f"OTEL_{name}", value)
     with pytest.raises(ConfigurationError, match=f"environment: OTEL_.*{why}"):
         Tracing("test", standard=standard_tracing())
+
+
+@pytest.mark.parametrize(("exporter", "is_traced"), [("none", False), ("otlp", True)])
+def test_an_endpoint_of_other_signals_is_none_of_traces(
+    monkeypatch: pytest.MonkeyPatch, exporter: str, is_traced: bool
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", exporter)
+    assert standard_tracing().has_endpoint == is_traced
+    assert not standard_tracing("http://127.0.0.1:2").has_endpoint, "our setting comes first"

@@ -13,6 +13,7 @@ from diptych.engine.sampling.logit_edits import Unseen, edit_logits
 from diptych.engine.sampling.sampler import sample
 from diptych.engine.scheduling.step import History, SampleSpec
 from tests.sampling_cases import SPECS, random_logits
+from tests.seen_by_nobody import SeenByNobody
 
 WORDS = st.frozensets(
     st.lists(st.integers(0, 3), min_size=1, max_size=3).map(tuple), min_size=1, max_size=6
@@ -80,6 +81,8 @@ def test_a_device_draws_and_tells_what_the_host_would(
     whole, lacking, unseen = seen_and_not(specs, outputs)
     positions = [7] * len(specs)
     expected = sample(random_logits(seed, len(specs), 600, 3.0), whole, positions)
-    drawn = DeviceDraws.of(random_logits(seed, len(specs), 600, 3.0), lacking, positions, unseen)
+    logits = random_logits(seed, len(specs), 600, 3.0)
+    with SeenByNobody():  # type: ignore[no-untyped-call]
+        drawn = DeviceDraws.of(logits, lacking, positions, unseen)
     for token, other in zip(drawn.tell(), expected, strict=True):
         assert repr(token) == repr(other)  # margins are NaN in both

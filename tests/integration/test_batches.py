@@ -22,12 +22,14 @@ from hypothesis import settings
 from openai.types import Batch
 
 from diptych.api_keys import digest
-from diptych.client import BatchClient
+from diptych.client import BatchClient, DiptychClient, SamplingOptions
 from diptych.errors import DiptychError, InvalidApiKeyError
 from diptych.rpc.channel import open_channel
 from diptych.v1 import batches_pb2, batches_pb2_grpc
 from tests.authority import Authority
 from tests.cluster import Cluster, Process, another_router, as_args, running_cluster
+from tests.golden_rule import MARGIN
+from tests.notes import Note
 from tests.waiting import until
 
 IS_LONG = settings.get_current_profile_name() == "long"
@@ -36,6 +38,8 @@ NUM_TOKENS = 24 if IS_LONG else 100
 NUM_KILLS = 12 if IS_LONG else 1  # of the batch server
 NUM_AT_ONCE = 8 if IS_LONG else 2
 PATIENCE_S = 900 if IS_LONG else 60
+MOST_NEAR = NUM_LINES // 100
+MAX_HELD_TOKENS = 4
 CHAT = "/v1/chat/completions"
 ROUTER_FLAGS = {"local-prefill-below-tokens": "0"}
 ENDED = ("failed", "completed", "expired", "cancelled")
@@ -178,7 +182,12 @@ async def kill_and_restart(process: Process) -> None:
 
 
 async def test_what_is_killed_neither_loses_nor_repeats_a_line(
-    server: Process, doomed: Process, http: httpx.AsyncClient, model: str
+    cluster: Cluster,
+    server: Process,
+    doomed: Process,
+    http: httpx.AsyncClient,
+    model: str,
+    note: Note,
 ) -> None:
     """Every line once, and exact; so is every answer to those who ask meanwhile."""
     bodies = chats(model)
@@ -204,29 +213,70 @@ async def test_what_is_killed_neither_loses_nor_repeats_a_line(
     assert [line["custom_id"] for line in output] == [name for name in bodies if name != "wrong"]
     assert (wrong["custom_id"], wrong["response"]["status_code"]) == ("wrong", 400)
     assert wrong["response"]["body"]["error"]["param"] == "temperature"
-    await check_exact(http, bodies, output)
+    near = await check_exact(http, cluster.router.address, bodies, output)
+    note(f"{NUM_LINES} lines, {NUM_KILLS} kills, {near} near ties decided otherwise")
+    assert near <= MOST_NEAR
 
 
 async def check_exact(
-    http: httpx.AsyncClient, bodies: dict[str, dict[str, Any]], output: list[dict[str, Any]]
-) -> None:
-    """Each line says what a router answers to it alone."""
+    http: httpx.AsyncClient,
+    router: str,
+    bodies: dict[str, dict[str, Any]],
+    output: list[dict[str, Any]],
+) -> int:
+    """Each line says what a router answers to it alone; the number of those in which rounding
+    decided a near tie otherwise, as it may beside others."""
     room = asyncio.Semaphore(NUM_AT_ONCE)
+    num_near = 0
 
     async def check(line: dict[str, Any]) -> None:
+        nonlocal num_near
         async with room:
-            answer = (await http.post(CHAT, json=bodies[line["custom_id"]])).json()
-        made = line["response"]["body"]
-        assert made["choices"] == answer["choices"]
-        assert set(made) == set(answer)
+            body = bodies[line["custom_id"]]
+            answer = (await http.post(CHAT, json=body)).json()
+            made = line["response"]["body"]
+            assert set(made) == set(answer)
+            if made["choices"] != answer["choices"]:
+                (one,), (other,) = made["choices"], answer["choices"]
+                texts = [each["message"].pop("content") for each in (one, other)]
+                assert one == other
+                await check_near(router, body, texts[0])
+                num_near += 1
 
     async with asyncio.TaskGroup() as tasks:
         for line in output:
             tasks.create_task(check(line))
+    return num_near
+
+
+async def check_near(router: str, body: dict[str, Any], text: str) -> None:
+    """It parts from the reference where that was near another token."""
+    options = SamplingOptions(
+        temperature=body["temperature"],
+        seed=body.get("seed"),
+        max_tokens=body["max_tokens"],
+        ignore_eos=True,
+        return_margins=True,
+    )
+    messages = [(each["role"], each["content"]) for each in body["messages"]]
+    common, margins = "", list[float]()
+    async with DiptychClient(router) as client:
+        async for chunk in client.generate(messages=messages, options=options):
+            margins += chunk.margins
+            common += chunk.text
+            if not text.startswith(common):
+                break
+    # What is held back of a character comes with a later token.
+    assert min(margins[-MAX_HELD_TOKENS:]) < MARGIN, (margins, text, common)
 
 
 async def test_what_is_submitted_by_grpc_survives_a_kill_line_by_line(
-    server: Process, http: httpx.AsyncClient, model: str, tmp_path: Path
+    cluster: Cluster,
+    server: Process,
+    http: httpx.AsyncClient,
+    model: str,
+    tmp_path: Path,
+    note: Note,
 ) -> None:
     """Who watches it goes on watching; of an upload that the kill cut off nothing is left."""
     bodies = chats(model)
@@ -260,7 +310,9 @@ async def test_what_is_submitted_by_grpc_survives_a_kill_line_by_line(
         (wrong,) = [json.loads(line) for line in await read(client, state.error_file_id)]
     assert [line["custom_id"] for line in output] == [name for name in bodies if name != "wrong"]
     assert wrong["response"]["body"]["error"]["param"] == "temperature"
-    await check_exact(http, bodies, output)
+    near = await check_exact(http, cluster.router.address, bodies, output)
+    note(f"{NUM_LINES} lines, {NUM_KILLS} kills, {near} near ties decided otherwise")
+    assert near <= MOST_NEAR
 
 
 async def read(client: BatchClient, file_id: str) -> list[bytes]:

@@ -59,7 +59,7 @@ class Process:
         self.was_ended = False
         args = ["--listen", listen, "--metrics-port", "0"]
         if self.module in ("router", "batch_server"):
-            args += ["--http-port", "0"]
+            args += ["--http-port", self._http_port(listen)]
         args += ["--port-file", str(self._port_file), *self._args]
         with self.log_path.open("ab") as log:
             if not self._prefix:
@@ -67,6 +67,11 @@ class Process:
                 return
             command = [*self._prefix, sys.executable, "-m", self.module, "--stop-with-stdin", *args]
             self._started = subprocess.Popen(command, stdin=lifeline(), stdout=log, stderr=log)
+
+    def _http_port(self, listen: str) -> str:
+        """What it was before, where gRPC's is: any other may be the very one of gRPC."""
+        is_again = not listen.endswith(":0") and self.http_address
+        return self.http_address.rpartition(":")[2] if is_again else "0"
 
     def wait_listening(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S

@@ -90,6 +90,42 @@ async def test_a_call_without_a_request_or_with_a_wrong_one_is_refused(
     await served(channel)
 
 
+class Failing(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
+    """Whose errors nobody foresaw; they quote what they should not."""
+
+    async def Check(self, request: object, context: object) -> health_pb2.HealthCheckResponse:
+        raise RuntimeError("of a secret")
+
+    async def Watch(
+        self, request: object, context: object
+    ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
+        raise RuntimeError("of a secret")
+        yield
+
+
+@pytest.mark.parametrize("method", [CHECK, WATCH])
+async def test_of_an_error_that_nobody_foresaw_clients_hear_an_id_and_the_log_all(
+    method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = make_server(Timers(), EDGE)
+    health_pb2_grpc.add_HealthServicer_to_server(Failing(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with open_channel(f"127.0.0.1:{port}") as channel:
+        call = channel.stream_stream(method, request_serializer=None, response_deserializer=None)(
+            None
+        )
+        await call.write(b"")
+        await call.done_writing()
+        assert await call.code() is grpc.StatusCode.INTERNAL
+        told = f"{await call.details()} {await call.trailing_metadata()!r}"
+    await server.stop(None)
+    (record,) = [record for record in caplog.records if record.message == "rpc failed"]
+    assert "of a secret" in caplog.text
+    assert told.startswith(f"internal error {record.__dict__['error_id']} ")
+    assert "secret" not in told
+
+
 async def test_no_more_calls_are_answered_at_a_time(channel: grpc.aio.Channel) -> None:
     stub = health_pb2_grpc.HealthStub(channel)
     watches = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(EDGE.max_served)]

@@ -15,7 +15,7 @@ from kvtransfer.config import TransferConfig
 from kvtransfer.errors import AgentLostError, SourceLostError, TransportError
 from kvtransfer.memory import HostMemory
 from kvtransfer.transports import child
-from kvtransfer.transports.agent_process import AgentOwner
+from kvtransfer.transports.agent_process import AgentOwner, SharedPool
 from kvtransfer.transports.child import ChildCopy, ChildPeer, ChildTransport
 from kvtransfer.transports.lanes import nixl_lanes
 
@@ -73,23 +73,26 @@ class Thread:
 class Rig:
     """A transport whose processes are stand-ins."""
 
-    def __init__(self) -> None:
+    def __init__(self, ucx_net_devices: str = "lo", *, read_only: bool = False) -> None:
         self.thread = Thread()
         self.processes: list[Process] = []
+        self.pools: list[SharedPool] = []  # as each process maps it
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(child, "AgentProcess", self._start)
         memory = HostMemory(bytearray(64), 16, shared_fd=0)
         self.transport = ChildTransport(
             "nixl",
             nixl_lanes,
-            TransferConfig(),
+            TransferConfig(ucx_net_devices=ucx_net_devices),
             "reader",
             memory,
             cast(Any, self.thread),
             lambda: None,
+            read_only=read_only,
         )
 
     def _start(self, *arguments: Any) -> Process:
+        self.pools.append(arguments[2])
         self.processes.append(Process(arguments[3]))
         return self.processes[-1]
 
@@ -117,6 +120,19 @@ def rig() -> Iterator[Rig]:
     rig = Rig()
     yield rig
     rig.patch.undo()
+
+
+@pytest.mark.parametrize(
+    ("devices", "read_only", "is_so"),
+    [("lo", True, True), ("lo", False, False), ("mlx5_0:1", True, False)],
+)
+def test_who_is_only_read_cannot_write_but_where_devices_ask_for_it(
+    devices: str, read_only: bool, is_so: bool
+) -> None:
+    rig = Rig(devices, read_only=read_only)
+    rig.patch.undo()
+    (pool,) = rig.pools
+    assert pool.read_only is is_so
 
 
 def test_the_next_agent_is_there_before_the_first_ends_and_other_reads_finish(rig: Rig) -> None:

@@ -10,6 +10,7 @@ from batch_server.config import BatchServerConfig
 from diptych.cli.batch import SubmitConfig
 from diptych.cli.generate import GenerateConfig
 from diptych.cli.health import HealthConfig
+from diptych.cli.key import KeyConfig
 from diptych.cli.trace import TraceConfig
 from diptych.cli.up import UpConfig
 from diptych.errors import DiptychError
@@ -55,10 +56,20 @@ def settings_of(config: type[BaseModel], prefix: str = "") -> set[str]:
     return flags
 
 
-def test_settings_in_the_readme_exist() -> None:
+# Of programs that are not ours: docker, helm and Jaeger; and those that all of ours have.
+ELSEWHERE = {
+    *("--build", "--build-arg", "--extra-index-url", "--file", "--format", "--rm", "--tag"),
+    *("--logs", "--reuse-values", "--set", "--timeout", "--values", "--wait"),
+    *("--query.max-clock-skew-adjustment", "--config", "--help", "--timers"),
+}
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/operations.md"])
+def test_settings_that_are_named_exist(page: str) -> None:
     # The workers' settings are declared without torch, so this stays a unit test.
     from decode_worker.config import DecodeWorkerConfig
     from prefill_worker.config import PrefillWorkerConfig
+    from soft_worker.config import SoftWorkerConfig
 
     known: set[str] = set()
     for config in (
@@ -67,24 +78,18 @@ def test_settings_in_the_readme_exist() -> None:
         SubmitConfig,
         PrefillWorkerConfig,
         DecodeWorkerConfig,
+        SoftWorkerConfig,
         UpConfig,
         GenerateConfig,
         HealthConfig,
+        KeyConfig,
         TraceConfig,
         SimulationConfig,
     ):
         known |= settings_of(config)
-    text = (ROOT / "README.md").read_text()
-    elsewhere = {"--rm", "--config", "--help", "--extra-index-url", "--timers"}
-    elsewhere |= {"--file", "--tag", "--build"}  # docker
-    elsewhere |= {
-        "--values",
-        "--set",
-        "--logs",
-        "--wait",
-        "--timeout",
-    }  # helm
-    named = set(re.findall(r"(?<![\w-])--[a-z][a-z._-]*[a-z]", text)) - elsewhere
+    known |= {f"--no-{flag.removeprefix('--')}" for flag in known}
+    text = (ROOT / page).read_text()
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z._-]*[a-z]", text)) - ELSEWHERE
     assert len(named) > 20
     assert named <= known
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import httpx
 
 from batch_server.config import BatchServerConfig
-from router.frontend.callers.watched_file import WatchedFile
+from router.frontend.callers.watched_file import WatchedFile, trusting
 
 _CONNECT_S = 5.0
 _WRITE_S = 60.0
@@ -34,7 +34,7 @@ class RouterFiles:
             )
         if config.router_ca is not None:
             self.ca = WatchedFile(
-                "router-ca", config.router_ca, _trusting, what="authority of routers", now=now
+                "router-ca", config.router_ca, trusting, what="authority of routers", now=now
             )
 
     async def run(self) -> None:
@@ -93,11 +93,3 @@ class _Following(httpx.AsyncBaseTransport):
 
     def _open(self) -> httpx.AsyncHTTPTransport:
         return httpx.AsyncHTTPTransport(verify=self._trust, trust_env=False, limits=self._limits)
-
-
-def _trusting(pem: str) -> ssl.SSLContext:
-    """Raises ValueError."""
-    try:
-        return ssl.create_default_context(cadata=pem.encode("ascii", "ignore").decode())
-    except ssl.SSLError as error:
-        raise ValueError(str(error)) from None

@@ -82,7 +82,9 @@ class JwtSettings(BaseModel):
         "seconds later.",
     )
     ca: Path | None = Field(
-        None, description="PEM file of whom to believe that it is the issuer. Unset: the system's."
+        None,
+        description="PEM file of whom to believe that it is the issuer, read anew when that is "
+        "asked. Unset: the system's.",
     )
     algorithms: tuple[Algorithm, ...] = Field(
         ("RS256", "ES256"), min_length=1, description="By which tokens may be signed."

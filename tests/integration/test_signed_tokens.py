@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import NamedTuple
@@ -9,6 +11,7 @@ from typing import NamedTuple
 import httpx
 import pytest
 import pytest_asyncio
+import trustme
 
 from diptych.api_keys import digest
 from diptych.client import DiptychClient, SamplingOptions
@@ -244,6 +247,29 @@ async def test_an_answer_without_an_end_is_left() -> None:
         issuer.is_endless = True
         with pytest.raises(ValueError, match="more than 262144 bytes"):
             await Issuer(ISSUER, issuer.url + KEYS_PATH, None)()
+
+
+async def test_another_authority_counts_from_the_next_question_on(tmp_path: Path) -> None:
+    before, after, path = trustme.CA(), trustme.CA(), tmp_path / "ca.pem"
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n" + key_set(OLD))
+        writer.close()
+
+    before.issue_cert("127.0.0.1").configure_cert(context)
+    async with await asyncio.start_server(answer, "127.0.0.1", 0, ssl=context) as server:
+        path.write_bytes(before.cert_pem.bytes())
+        port = server.sockets[0].getsockname()[1]
+        ask = Issuer(ISSUER, f"https://127.0.0.1:{port}{KEYS_PATH}", path)
+        assert await ask() == key_set(OLD)
+        after.issue_cert("127.0.0.1").configure_cert(context)
+        with pytest.raises(httpx.ConnectError):
+            await ask()
+        path.write_bytes(after.cert_pem.bytes())
+        os.utime(path, (1, 1))  # it is not being written any more
+        assert await ask() == key_set(OLD)
 
 
 async def test_without_an_issuer_there_is_no_answer() -> None:

@@ -11,9 +11,8 @@ from typing import Final
 
 import httpx
 
-from diptych.errors import ConfigurationError
 from router.frontend.callers.signing_keys import SigningKeys, read_signing_keys
-from router.frontend.callers.watched_file import WatchedFile
+from router.frontend.callers.watched_file import WatchedFile, trusting
 
 logger = logging.getLogger(__name__)
 
@@ -125,22 +124,34 @@ class Issuer:
     """Asks an issuer for its keys: at the address that is named, or that it says itself."""
 
     def __init__(self, issuer: str, jwks_url: str | None, ca: Path | None) -> None:
-        """``ca``: whom to believe that it is the issuer; None: whom the system believes.
+        """``ca``: whom to believe that it is the issuer, as the file says when it is asked; None:
+        whom the system believes.
 
         Raises ConfigurationError: the file is missing, or holds no certificate.
         """
         self._issuer = issuer
         self._url = jwks_url
-        self._context = _trust(ca)
+        self._ca = (
+            None
+            if ca is None
+            else WatchedFile("jwt.ca", ca, trusting, what="authority of the issuer")
+        )
+        self._context = ssl.create_default_context() if self._ca is None else self._ca.content
 
     async def __call__(self) -> bytes:
         """The key set as it came. Raises an exception of httpx, TimeoutError or ValueError."""
         async with (
             asyncio.timeout(_ANSWER_S),
-            httpx.AsyncClient(verify=self._context, trust_env=False, timeout=_ANSWER_S) as client,
+            httpx.AsyncClient(verify=self._trust(), trust_env=False, timeout=_ANSWER_S) as client,
         ):
             url = self._url or await self._discover(client)
             return await _get(client, url)
+
+    def _trust(self) -> ssl.SSLContext:
+        if self._ca is not None:
+            self._ca.look()
+            self._context = self._ca.content
+        return self._context
 
     async def _discover(self, client: httpx.AsyncClient) -> str:
         """What OpenID's discovery says. Each time anew, for the address may change."""
@@ -170,13 +181,3 @@ async def _get(client: httpx.AsyncClient, url: str) -> bytes:
             if len(data) > _MAX_BYTES:
                 raise ValueError(f"{url} answered more than {_MAX_BYTES} bytes")
     return bytes(data)
-
-
-def _trust(ca: Path | None) -> ssl.SSLContext:
-    if ca is None:
-        return ssl.create_default_context()
-    try:
-        return ssl.create_default_context(cafile=ca)
-    except OSError as error:  # ssl.SSLError is one
-        why = error.strerror or str(error)
-        raise ConfigurationError(f"--jwt.ca: {ca}: {why}") from None

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import ssl
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -113,3 +114,11 @@ class WatchedFile(Generic[T]):
     def _wrong(self, error: OSError | ValueError) -> ConfigurationError:
         why = error.strerror if isinstance(error, OSError) else str(error)
         return ConfigurationError(f"--{self._setting}: {self._path}: {why}")
+
+
+def trusting(pem: str) -> ssl.SSLContext:
+    """What believes the authorities of a file. Raises ValueError: there are none."""
+    try:
+        return ssl.create_default_context(cadata=pem.encode("ascii", "ignore").decode())
+    except ssl.SSLError as error:
+        raise ValueError(error.strerror or str(error)) from None

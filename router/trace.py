@@ -110,7 +110,7 @@ class RequestTrace:
         links = tracing.links_to(self.attempt, marks)
         failed = self._attempt
         self._tell_workers(keep=True)
-        self._span.add_event("retry", marks)
+        self._span.add_event("retry", marks, round(1e9 * self._trace.now_s()))
         self._write_attempt(error)
         if failed is None:
             self._begin_attempt(stage, {}, {}, links)

@@ -1,7 +1,7 @@
 """A request's spans at its router: ids before they are written, and none without its parent."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
@@ -43,10 +43,12 @@ def moments(num_passed: int) -> Moments:
 class Traced:
     """One request, and the spans that it leaves."""
 
-    def __init__(self, sampled: Sampling = WHOLE) -> None:
+    def __init__(
+        self, sampled: Sampling = WHOLE, wall_ns: Callable[[], int] = time.time_ns
+    ) -> None:
         self._exporter = InMemorySpanExporter()
         self.workers = ToldWorkers()
-        self.tracing = Tracing("test", exporter=self._exporter, sampled=sampled)
+        self.tracing = Tracing("test", exporter=self._exporter, sampled=sampled, wall_ns=wall_ns)
         self.trace = RequestTrace(
             self.tracing, "chat m", CLIENT, self.workers, received_s=0.0, marks={}
         )
@@ -65,6 +67,19 @@ class Traced:
         spans = self.spans()
         names = {span.context.span_id: name for name, span in spans.items() if span.context}
         return {n: names.get(s.parent.span_id, "") for n, s in spans.items() if s.parent}
+
+
+def test_a_retry_lies_in_its_request_also_where_the_clock_was_set_since() -> None:
+    """Spans go by the clock of the start, so what happens in them does."""
+    traced = Traced(wall_ns=lambda: time.time_ns() - 3600 * 10**9)
+    traced.trace.ask(attributes.PREFILL_WORKER, PREFILL)
+    traced.trace.retry(Stage.PREFILL, RETRY, "KV_TRANSFER_INTERRUPTED")
+    traced.trace.end(None, "ok", None)
+    whole = traced.spans()["chat m"]
+    (event,) = whole.events
+    assert whole.start_time is not None
+    assert whole.end_time is not None
+    assert whole.start_time <= event.timestamp <= whole.end_time
 
 
 @pytest.fixture

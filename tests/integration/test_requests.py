@@ -316,10 +316,19 @@ async def test_every_series_of_the_dashboard_and_of_alerts_is_told(
 ) -> None:
     """By one of the processes, once there was a request."""
     assert (await generate(channel, token_request(PROMPT, max_tokens=4))).error is None
-    told = {key.partition("{")[0] for process in cluster.processes for key in process.metrics()}
+    samples = {key for process in cluster.processes for key in process.metrics()}
+    told = {key.partition("{")[0] for key in samples}
     elsewhere = TOLD_WHERE_TRACED | TOLD_WHERE_KEYED
     assert not told & elsewhere, "nothing is traced here, and all clients are alike"
     told |= elsewhere
     rules = yaml.safe_load(re.sub(r"\{\{.*?\}\}", "", (CHART / "alerts.yaml").read_text()))
     for expr in [*expressions(), *(rule["expr"] for rule in rules)]:
-        assert metric_names(expr) <= told, metric_names(expr) - told
+        names = metric_names(expr)
+        assert names <= told, names - told
+        assert set(re.findall(r"\w+\{[^}]*\}", expr)) <= samples
+        if not names <= elsewhere:  # which were not told here
+            labelled = " ".join(key for key in samples if key.partition("{")[0] in names)
+            by = {
+                label for each in re.findall(r"by \(([^)]*)\)", expr) for label in each.split(", ")
+            }
+            assert by - {"instance"} <= set(re.findall(r'(\w+)="', labelled)), expr

@@ -7,7 +7,7 @@ import numpy as np
 
 Indices = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
-_NUM_RESAMPLES: Final = 2000
+NUM_RESAMPLES: Final = 2000
 
 
 class Estimate(NamedTuple):
@@ -22,7 +22,7 @@ def estimate(statistic: Callable[[Indices], "np.floating[Any]"], num_samples: in
     """``statistic`` of the samples that it is given by index; the interval is by bootstrap."""
     rng = np.random.default_rng(1)
     resampled = [
-        statistic(rng.integers(num_samples, size=num_samples)) for _ in range(_NUM_RESAMPLES)
+        statistic(rng.integers(num_samples, size=num_samples)) for _ in range(NUM_RESAMPLES)
     ]
     low, high = np.percentile(resampled, (2.5, 97.5))
     return Estimate(float(statistic(np.arange(num_samples))), float(low), float(high))

@@ -10,7 +10,7 @@ from diptych.word_sums import Sums
 from kvtransfer import digest, host_sums
 from kvtransfer.digest import LINE_BYTES, STRATUM_LINES, coverages
 from kvtransfer.memory import HostMemory
-from tests.bench import digests
+from tests.bench import intervals
 from tests.bench.digests import BLOCK_BYTES, NUM_BLOCKS, Pair, Sample, book, latency
 
 NUM_BYTES = NUM_BLOCKS * BLOCK_BYTES
@@ -65,7 +65,7 @@ def test_the_rest_of_a_proof_looks_at_digests_alone(looking: Looking) -> None:
 
 def test_latencies_are_compared_pair_by_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts differ by far more than the levels do."""
-    monkeypatch.setattr(digests, "NUM_RESAMPLES", 100)
+    monkeypatch.setattr(intervals, "NUM_RESAMPLES", 100)
     rng = np.random.default_rng(3)
     pairs = []
     for _ in range(50):

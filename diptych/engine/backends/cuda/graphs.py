@@ -1,5 +1,6 @@
 """What a device was asked for once, to be asked for again at one go."""
 
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -26,18 +27,23 @@ class GraphDevice(Protocol):
 
 
 class CudaGraphs:
-    """Of one NVIDIA device; all graphs share their memory. Implements ``GraphDevice``."""
+    """Of one NVIDIA device; graphs that are there share their memory. Implements ``GraphDevice``.
+
+    torch takes no pool again of which all graphs are gone: those after them have another.
+    """
 
     def __init__(self) -> None:
         self._pool: Any = None  # a handle of torch's
+        self._graphs = weakref.WeakSet[Any]()  # captured with it
 
     def capture(self, launch: Callable[[], Tensor]) -> Replay:
-        if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
         launch()  # what is compiled or set up once, must not be within
         torch.cuda.synchronize()
+        if not self._graphs:
+            self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         # Of this thread's calls alone: others may allocate meanwhile.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             out = launch()
+        self._graphs.add(graph)
         return Replay(graph.replay, out)

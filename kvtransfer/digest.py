@@ -18,6 +18,11 @@ with probability, per block:
 - one line, down to one bit of it: 1 / 32; the same line in each of 32 blocks in a row
   (a layer that was never written): 1.
 
+What lies in one of several ranks' pools is so many pieces of the whole block, one for each
+stretch of heads. A run or a block that is wrong there is found by each piece on its own: pieces
+of n lines in k strata with 1 - (1 - n / 32)**k, so a rank's block of 16 lines a stretch in 24
+layers is missed once in 2**48, but a torn page of it, 4 pieces, once in 16.
+
 ``off``: nothing; coverage, lease and generations are checked all the same.
 """
 

@@ -325,6 +325,8 @@ async def test_each_difference_of_layouts_is_refused_and_counted(
                 request.transports[:] = ["pigeon"]
             elif field == "groups":
                 request.layout.groups.add()
+            elif field == "tensor_parallel_size":
+                request.layout.tensor_parallel_size = 3  # of two heads nobody has a third
             else:
                 value = getattr(true_layout, field)
                 changed = value + "x" if isinstance(value, str) else value + 1

@@ -219,8 +219,14 @@ async def test_a_dead_or_hanging_agent_is_replaced_and_the_worker_stays(
         request = reader.request(source, ticket, 4 * BLOCK_SIZE, LOCAL[4:8])
         async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
             pulling = tasks.create_task(pull_until_replaced(reader, request, endpoint, before))
-            await asyncio.sleep(0.02)
+            if side == "reader":
+                os.kill(before, signal.SIGSTOP)  # the read that it is in stays open
+                await until_reading(reader)
+            else:
+                await asyncio.sleep(0.02)
             os.kill(before, number)
+            if number != signal.SIGSTOP:
+                os.kill(before, signal.SIGCONT)
             await pulling
         assert not psutil.pid_exists(before)
         assert reader.pairs.counters.num_refetches

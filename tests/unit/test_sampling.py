@@ -5,7 +5,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from diptych.telemetry import tracing
+from diptych.telemetry import held_spans, tracing
 from diptych.telemetry.held_spans import HeldSpans
 from diptych.telemetry.plain_span import PlainSpan
 from diptych.telemetry.samplers import sampler_of
@@ -241,6 +241,16 @@ class Holding:
 
     def sent(self) -> list[str]:
         return [span.name for span in self.exporter.get_finished_spans()]
+
+
+def test_of_many_words_the_last_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held_spans, "_MAX_WORDS", 2)
+    holding = Holding()
+    for hold in (1, 2, 3):
+        holding.held.decide(hold, keep=True)
+    for hold in (1, 2, 3):
+        holding.end_span(hold)
+    assert (holding.sent(), holding.held.num_held) == (["2", "3"], 1)
 
 
 def test_the_oldest_traces_make_room() -> None:

@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from diptych.engine.scheduling import chunks, scheduler
-from diptych.engine.scheduling.block_pool import BlockPool, Owner
+from diptych.engine.scheduling.block_pool import BlockPool
 from diptych.engine.scheduling.block_tables import BlockTables
 from diptych.engine.scheduling.scheduler import Scheduler
 from diptych.engine.scheduling.sequence import Sequence
@@ -28,6 +28,10 @@ from tests.unit.engine.late_device import (
     ReadingEarlyThread,
 )
 from tests.unit.engine.late_machine import AheadMachine, DeviceMachine
+from tests.unit.engine.scheduling.early_frees import (
+    free_with_the_release,
+    free_with_the_step_that_ends_it,
+)
 from tests.unit.engine.scheduling.mutations import Patch, noticed
 
 IS_LONG = settings.get_current_profile_name() == "long"
@@ -59,25 +63,6 @@ def test_two_steps_in_flight_keep_every_promise_in_every_order(note: notes.Note)
 def over(thread: type[ModelThread]) -> Patch:
     """A model thread that does not wait for an event."""
     return lambda patch: patch.setattr(AheadMachine, "model_thread", thread)
-
-
-def free_with_the_step_that_ends_it(patch: pytest.MonkeyPatch) -> None:
-    def drop(self: StepResults, seq: Sequence) -> None:
-        if seq.block_table:
-            self._tables.drop(seq, Owner.RUNNING)
-
-    patch.setattr(StepResults, "_drop_if_landed", drop)
-
-
-def free_with_the_release(patch: pytest.MonkeyPatch) -> None:
-    original = Scheduler.release
-
-    def release(self: Scheduler, seq: Sequence) -> None:
-        num, seq.num_in_flight_tokens = seq.num_in_flight_tokens, 0
-        original(self, seq)
-        seq.num_in_flight_tokens = num
-
-    patch.setattr(Scheduler, "release", release)
 
 
 def cache_with_the_plan(patch: pytest.MonkeyPatch) -> None:

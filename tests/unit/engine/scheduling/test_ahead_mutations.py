@@ -6,31 +6,15 @@ import pytest
 from hypothesis import strategies as st
 
 from diptych.engine.scheduling import scheduler
-from diptych.engine.scheduling.block_pool import Owner
 from diptych.engine.scheduling.scheduler import Scheduler
 from diptych.engine.scheduling.sequence import Sequence
 from diptych.engine.scheduling.step_results import StepResults
+from tests.unit.engine.scheduling.early_frees import (
+    free_with_the_release,
+    free_with_the_step_that_ends_it,
+)
 from tests.unit.engine.scheduling.mutations import Patch, noticed
 from tests.unit.engine.scheduling.test_scheduler_machine import AheadMachine
-
-
-def free_with_the_step_that_ends_it(patch: pytest.MonkeyPatch) -> None:
-    def drop(self: StepResults, seq: Sequence) -> None:
-        if seq.block_table:
-            self._tables.drop(seq, Owner.RUNNING)
-
-    patch.setattr(StepResults, "_drop_if_landed", drop)
-
-
-def free_with_the_release(patch: pytest.MonkeyPatch) -> None:
-    original = Scheduler.release
-
-    def release(self: Scheduler, seq: Sequence) -> None:
-        num, seq.num_in_flight_tokens = seq.num_in_flight_tokens, 0
-        original(self, seq)
-        seq.num_in_flight_tokens = num
-
-    patch.setattr(Scheduler, "release", release)
 
 
 def preempt_who_is_at_work(patch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 
 from diptych.client.credentials import lock_of, metadata_of
 from diptych.client.retries import Retries
+from diptych.rpc.call_end import CallEnd
 from diptych.rpc.channel import open_channel
 from diptych.rpc.status import from_rpc_error
 from diptych.v1 import batches_pb2, batches_pb2_grpc
@@ -105,8 +106,12 @@ class BatchClient:
         with path.open("rb") as file:
             num_bytes = os.fstat(file.fileno()).st_size
             parts = _parts(path.name, num_bytes, file)
-            with _told():
-                stored = await self._server.UploadFile(parts, metadata=self._metadata)
+            call = self._server.UploadFile(parts, metadata=self._metadata)
+            end = CallEnd(call)
+            try:
+                stored = await call
+            except grpc.aio.AioRpcError as error:
+                raise from_rpc_error(await end.error(error) or error) from None
         return stored.file.id
 
     async def create(

@@ -29,6 +29,7 @@ from diptych.client import BatchClient, BatchState
 from diptych.errors import (
     DiptychError,
 )
+from diptych.rpc.call_end import CallEnd
 from diptych.rpc.channel import open_channel
 from diptych.rpc.server import make_server
 from diptych.rpc.status import from_rpc_error
@@ -147,6 +148,15 @@ async def refused(call: Any) -> DiptychError:
     with pytest.raises(grpc.RpcError) as caught:
         await call
     return from_rpc_error(caught.value)
+
+
+async def upload_refused(call: Any) -> DiptychError:
+    end = CallEnd(call)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    error = await end.error(caught.value)
+    assert error is not None
+    return from_rpc_error(error)
 
 
 async def drained(call: Any) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from diptych.client import BatchClient
 from diptych.errors import (
     FileTooLargeError,
     InvalidRequestError,
@@ -21,9 +22,9 @@ from tests.integration.batch_rig import (
     UPLOADS,
     Served,
     content,
-    refused,
     sent,
     served,
+    upload_refused,
     written,
 )
 from tests.waiting import until
@@ -60,7 +61,7 @@ async def test_an_upload_that_is_wrong_leaves_nothing(
     tmp_path: Path, parts: list[public.NewFile | bytes], field: str
 ) -> None:
     async with served(tmp_path) as at:
-        error = await refused(at.stub.UploadFile(iter(sent(*parts))))
+        error = await upload_refused(at.stub.UploadFile(iter(sent(*parts))))
         assert isinstance(error, InvalidRequestError)
         assert error.field == field
         assert await at.num_kept() == 0
@@ -69,7 +70,7 @@ async def test_an_upload_that_is_wrong_leaves_nothing(
 async def test_files_are_bounded_before_they_come(tmp_path: Path) -> None:
     async with served(tmp_path) as at:
         large = public.NewFile(num_bytes=UPLOADS.max_file_bytes + 1)
-        error = await refused(at.stub.UploadFile(iter(sent(large))))
+        error = await upload_refused(at.stub.UploadFile(iter(sent(large))))
         assert isinstance(error, FileTooLargeError)
         assert error.metadata["field"] == "file"
         data = b"x" * 400_000
@@ -82,6 +83,20 @@ async def test_files_are_bounded_before_they_come(tmp_path: Path) -> None:
                     await client.upload(path)
         await at.stub.DeleteFile(public.DeleteFileRequest(id=first.id))
         await at.stub.UploadFile(iter(sent(file, data, data)))
+
+
+async def test_the_reason_of_a_refusal_outlives_what_is_still_being_sent(tmp_path: Path) -> None:
+    async with served(tmp_path) as at, at.client() as client:
+        path = written(tmp_path, b"x" * (UPLOADS.max_file_bytes + 1))
+        for _ in range(10):
+            async with asyncio.TaskGroup() as uploads:
+                for _ in range(30):
+                    uploads.create_task(too_large(client, path))
+
+
+async def too_large(client: BatchClient, path: Path) -> None:
+    with pytest.raises(FileTooLargeError):
+        await client.upload(path)
 
 
 async def test_a_client_that_leaves_amid_an_upload_leaves_nothing(tmp_path: Path) -> None:
@@ -122,14 +137,16 @@ async def test_a_file_that_does_not_come_is_given_up(tmp_path: Path) -> None:
     async with served(tmp_path, uploads=UPLOADS._replace(patience_s=0.3)) as at:
         call = at.stub.UploadFile()
         await call.write(next(iter(sent(public.NewFile(num_bytes=9)))))
-        assert isinstance(await refused(call), SlowClientError)
+        assert isinstance(await upload_refused(call), SlowClientError)
         assert await at.num_kept() == 0
 
 
 async def test_uploads_of_a_tenant_are_counted_in_both_protocols(tmp_path: Path) -> None:
     async with served(tmp_path) as at:
         calls = [await begun_first(at) for _ in range(4)]
-        error = await refused(at.stub.UploadFile(iter(sent(public.NewFile(num_bytes=1), b"x"))))
+        error = await upload_refused(
+            at.stub.UploadFile(iter(sent(public.NewFile(num_bytes=1), b"x")))
+        )
         assert isinstance(error, QueueFullError)
         assert error.retry_after_s is not None
         form: Any = {"files": {"file": ("in.jsonl", b"x")}, "data": {"purpose": "batch"}}

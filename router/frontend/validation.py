@@ -147,7 +147,7 @@ def resolve(
     check_room(len(prompt_ids), facts.max_model_len, request.prompt_field)
     max_tokens = _max_tokens(request, len(prompt_ids), facts.max_model_len)
     given = request.sampling
-    chosen = {name: _chosen(name, given, facts.recommended) for name in WORKER_NAMES}
+    chosen = {name: chosen_option(name, given, facts.recommended) for name in WORKER_NAMES}
     if request.emitted_token_ids and given.seed is None and chosen["temperature"] > 0:
         raise InvalidRequestError(
             "is needed to continue a sampled output: that of its Started", field="sampling.seed"
@@ -206,7 +206,8 @@ def _wanted(request: GenerationRequest, num_prompt: int) -> WantedLogprobs | Non
     return WantedLogprobs(1, num_prompt, num_top)
 
 
-def _chosen(name: str, given: SamplingOptions, recommended: SamplingOptions) -> Any:
+def chosen_option(name: str, given: SamplingOptions, recommended: SamplingOptions) -> Any:
+    """What the client says, else what the model's makers do, else the default."""
     for options in (given, recommended):
         value = getattr(options, name)
         if value is not None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from diptych.sampling_params import SamplingOptions
 from diptych.text.token_text import TokenText
 from router.frontend.http.asked import Asked
 from router.frontend.http.errors import ErrorAnswer
@@ -19,6 +20,8 @@ class Answered:
     created_s: int  # Unix time
     text: TokenText
     """Of the model's tokens."""
+    recommended: SamplingOptions
+    """What of sampling applies where a request says nothing."""
 
 
 class WholeWriter(Protocol):

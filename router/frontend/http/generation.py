@@ -68,6 +68,7 @@ class GenerationAnswers:
             model=self.admission.model.name,
             created_s=int(time.time()),
             text=self.admission.model.tokenizer.text,
+            recommended=self.admission.model.recommended,
         )
         patience = asyncio.timeout(None)  # over all writes; ends when one is given up
 

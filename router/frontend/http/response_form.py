@@ -10,9 +10,11 @@ from router.frontend.http.asked import Asked
 from router.frontend.http.errors import ErrorAnswer
 from router.frontend.http.logprob_form import ChatLogprobs
 from router.frontend.http.response_output import Entries, Event, ResponseOutput
+from router.frontend.validation import chosen_option
 from router.generation.answer import ChoiceFinished, Delta, GenerationEvent, Started, Summary, Usage
 
 _CUT_OFF: Final = "max_output_tokens"
+_OPTIONS: Final = ("frequency_penalty", "presence_penalty", "temperature", "top_p")
 _TOO_MANY: Final = 429  # clients know a few codes of failures, of which two can be meant
 
 
@@ -48,6 +50,8 @@ class _Response:
         ended["usage"] = self._usage(summary.usage)
         if self._status == "incomplete":
             ended["incomplete_details"] = {"reason": _CUT_OFF}
+        else:
+            ended["completed_at"] = self._answered.created_s + int(summary.timing.total_s)
         if self._asked.tells_timing:
             ended["timing"] = timing_content(summary.timing)
         return ended
@@ -70,15 +74,17 @@ class _Response:
         return self._logprobs.take_entries()
 
     def _content(self, status: str) -> dict[str, object]:
-        answered = self._answered
+        answered, given = self._answered, self._asked.request.sampling
         return {
             "id": f"resp_{answered.request_id}",
             "object": "response",
             "created_at": answered.created_s,
             "status": status,
             "background": False,
+            "completed_at": None,
             "error": None,
             "incomplete_details": None,
+            "max_tool_calls": None,
             "model": answered.model,
             "output": list(self._output.items),
             "previous_response_id": None,
@@ -87,6 +93,7 @@ class _Response:
             "store": False,
             "truncation": "disabled",
             "usage": None,
+            **{name: chosen_option(name, given, answered.recommended) for name in _OPTIONS},
             **self._asked.repeated,
         }
 

@@ -38,6 +38,10 @@ _MAX_PAIRS: Final = 16
 # What is said again as it came, members that nobody knows too; beside it only the prompt's text.
 _REPEATED_WHOLE: Final = ("tools", "tool_choice", "text")
 _MAX_REPEATED_BYTES: Final = 2 * MAX_TOOL_BYTES
+_UNSAID: Final[Mapping[object, Mapping[str, object]]] = {
+    "function": {"description": None, "parameters": None, "strict": None},
+    "json_schema": {"description": None, "strict": False},
+}
 _Key = Annotated[str, Field(max_length=64)]
 _Value = Annotated[str, Field(max_length=512)]
 _NAMES: Final = {
@@ -59,7 +63,9 @@ class _ResponseBody(LevelFields):
     )
     max_output_tokens: int | None = None
     metadata: Annotated[dict[_Key, _Value], Field(max_length=_MAX_PAIRS)] | None = None
+    prompt_cache_key: _Key | None = None
     reasoning: dict[str, Any] | None = None
+    safety_identifier: _Key | None = None
     top_logprobs: int | None = None
 
 
@@ -115,6 +121,7 @@ def _repeated(content: Mapping[str, object], body: _ResponseBody) -> Mapping[str
     Raises InvalidRequestError: too long to be said again in several events.
     """
     _check_repeated(content)
+    tools: Any = content.get("tools") or ()  # they were read
     text = content.get("text")
     format_ = text.get("format") if isinstance(text, dict) else None
     return {
@@ -122,13 +129,18 @@ def _repeated(content: Mapping[str, object], body: _ResponseBody) -> Mapping[str
         "max_output_tokens": body.max_output_tokens,
         "metadata": body.metadata or {},
         "parallel_tool_calls": content.get("parallel_tool_calls") is not False,
-        "temperature": content.get("temperature"),
-        "text": {"format": format_ or {"type": "text"}},
+        "prompt_cache_key": body.prompt_cache_key,
+        "safety_identifier": body.safety_identifier,
+        "text": {"format": _whole(format_ or {"type": "text"})},
         "tool_choice": content.get("tool_choice") or "auto",
-        "tools": content.get("tools") or [],
+        "tools": [_whole(tool) for tool in tools],
         "top_logprobs": body.top_logprobs or 0,
-        "top_p": content.get("top_p"),
     }
+
+
+def _whole(said: Mapping[str, object]) -> Mapping[str, object]:
+    """With the members that clients look for, also where nobody said them."""
+    return {**_UNSAID.get(said.get("type"), {}), **said}
 
 
 def _check_repeated(content: Mapping[str, object]) -> None:

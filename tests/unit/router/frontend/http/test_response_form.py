@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from diptych.errors import NoWorkerError, QueueFullError
 from diptych.finish_reason import FinishReason
+from diptych.sampling_params import SamplingOptions
 from diptych.text.token_text import TokenText
 from diptych.token_logprobs import TokenLogprobs
 from router.frontend.http.answer_writer import Answered
@@ -45,7 +46,13 @@ def asked(**members: Any) -> Asked:
     return read_response({"model": "m", "input": "hi", **members}, ENVELOPE)
 
 
-ANSWERED = Answered(request_id="r", model="m", created_s=17, text=cast(TokenText, Spelt()))
+ANSWERED = Answered(
+    request_id="r",
+    model="m",
+    created_s=17,
+    text=cast(TokenText, Spelt()),
+    recommended=SamplingOptions(temperature=0.2),
+)
 
 
 def events_of(
@@ -59,7 +66,7 @@ def events_of(
         Started("r", "m", 0, ()),
         *deltas,
         ChoiceFinished(reason),
-        Summary(USAGE, Timing(ttft_s=0.5)),
+        Summary(USAGE, Timing(ttft_s=0.5, total_s=3.7)),
     ]
 
 
@@ -153,6 +160,26 @@ def test_one_object_says_all() -> None:
     assert "timing" not in whole(events_of(said))
 
 
+def test_every_state_of_a_response_has_the_members_that_its_schema_demands() -> None:
+    """As sampled, whoever said so: the request, the model's makers, or nobody."""
+    members = {"top_p": 0.5, "prompt_cache_key": "k", "safety_identifier": "me"}
+    sampled = {"presence_penalty": 0, "frequency_penalty": 0, "temperature": 0.2, "top_p": 0.5}
+    states = [
+        (each["response"], each["type"])
+        for each in streamed(events_of([Said("a")]), **members)
+        if "response" in each
+    ]
+    assert [kind for _, kind in states] == [
+        "response.created",
+        "response.in_progress",
+        "response.completed",
+    ]
+    for response, kind in states:
+        assert {**response, **sampled, **members, "max_tool_calls": None} == response
+        assert response["completed_at"] == (20 if kind == "response.completed" else None)
+    assert whole(events_of([Said("a")]))["prompt_cache_key"] is None
+
+
 @pytest.mark.parametrize("said", [[Said("a")], [Said(reasoning="a")], [Said()]])
 def test_an_answer_that_was_cut_off_is_incomplete(said: list[Said]) -> None:
     events = events_of(said, FinishReason.LENGTH)
@@ -160,6 +187,7 @@ def test_an_answer_that_was_cut_off_is_incomplete(said: list[Said]) -> None:
     assert last["type"] == "response.incomplete"
     assert last["response"] == whole(events)
     assert last["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert last["response"]["completed_at"] is None
     (item,) = last["response"]["output"]
     assert item["status"] == last["response"]["status"] == "incomplete"
 

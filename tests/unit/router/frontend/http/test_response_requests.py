@@ -178,13 +178,21 @@ def test_what_was_asked_is_repeated() -> None:
         "max_output_tokens": 3,
         "metadata": {"a": "b"},
         "parallel_tool_calls": False,
-        "temperature": 0.5,
+        "prompt_cache_key": "k",
+        "safety_identifier": "me",
         "text": {"format": {"type": "json_object"}},
         "tool_choice": "none",
-        "tools": TOOLS,
-        "top_p": 0.5,
+        "tools": [{**TOOLS[0], "strict": None}, {**TOOLS[1], "description": "e", "parameters": {}}],
     }
     assert response(**members).repeated == {**members, "top_logprobs": 0}
+
+
+def test_tools_and_forms_are_repeated_with_the_members_that_nobody_said() -> None:
+    form = {"type": "json_schema", "name": "n", "schema": {"type": "object"}}
+    repeated = response(tools=TOOLS, text={"format": form}).repeated
+    first = {**TOOLS[0], "strict": None}
+    assert repeated["tools"] == [first, {**TOOLS[1], "description": None, "parameters": None}]
+    assert repeated["text"] == {"format": {**form, "description": None, "strict": False}}
 
 
 @pytest.mark.parametrize(
@@ -278,6 +286,8 @@ def test_what_would_be_repeated_is_short_though_nobody_reads_it(
         ({"input": [{"type": "function_call_output", "output": "a"}]}, "input[0].call_id"),
         ({"model": None}, "model"),
         ({"max_output_tokens": "5"}, "max_output_tokens"),
+        ({"prompt_cache_key": 5}, "prompt_cache_key"),
+        ({"safety_identifier": "x" * 65}, "safety_identifier"),
         ({"priority": "first"}, "priority"),
     ],
 )
@@ -298,10 +308,8 @@ def test_what_changes_nothing_here_is_passed_over() -> None:
         "logprobs": False,
         "max_tool_calls": 3,
         "previous_response_id": None,
-        "prompt_cache_key": "k",
         "reasoning": {"effort": None},
         "response_format": {"type": "text"},
-        "safety_identifier": "me",
         "service_tier": "auto",
         "store": False,
         "stream_options": {"include_obfuscation": False},

@@ -31,6 +31,7 @@ PICTURES: Final = Path(__file__).parents[2] / "docs" / "page"
 CHROMIUM: Final = shutil.which("chromium") or shutil.which("chromium-browser")
 QUESTION: Final = "What is the capital of France?"
 WIDE: Final = ViewportSize(width=1040, height=700)
+TALL: Final = ViewportSize(width=1040, height=920)
 NARROW: Final = ViewportSize(width=390, height=780)
 PATIENCE_MS: Final = 60_000
 expect.set_options(timeout=PATIENCE_MS)  # a page's own default does not reach it
@@ -297,6 +298,7 @@ def test_kv_moves_between_the_panels(browser: Browser, url: str) -> None:
         return answer.status_code
 
     with opened(browser, url, scheme="dark") as page, ThreadPoolExecutor(10) as asking:
+        page.set_viewport_size(TALL)
         page.get_by_role("tab", name="Chat").focus()
         page.keyboard.press("ArrowRight")
         expect(page.get_by_role("tab", name="Pools")).to_be_focused()

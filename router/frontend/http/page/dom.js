@@ -21,14 +21,17 @@ export function svg(name, attributes = {}) {
   return made;
 }
 
+/** The same on one line, wherever it stands. */
+export const unbroken = (text) => text.replaceAll(" ", "\u00a0");
+
 export function time(seconds) {
-  if (seconds >= 1) return `${seconds.toFixed(2)} s`;
+  if (seconds >= 1) return unbroken(`${seconds.toFixed(2)} s`);
   const ms = seconds * 1e3;
-  return `${ms >= 100 ? ms.toFixed(0) : ms.toFixed(1)} ms`;
+  return unbroken(`${ms >= 100 ? ms.toFixed(0) : ms.toFixed(1)} ms`);
 }
 
 export function size(bytes) {
-  if (bytes >= 1e9) return `${(bytes / 1e9).toFixed(2)} GB`;
-  if (bytes >= 1e6) return `${(bytes / 1e6).toFixed(2)} MB`;
-  return `${(bytes / 1e3).toFixed(1)} kB`;
+  if (bytes >= 1e9) return unbroken(`${(bytes / 1e9).toFixed(2)} GB`);
+  if (bytes >= 1e6) return unbroken(`${(bytes / 1e6).toFixed(2)} MB`);
+  return unbroken(`${(bytes / 1e3).toFixed(1)} kB`);
 }

@@ -1,7 +1,7 @@
 // The live view: the pools as two panels, and KV moving between them. Asks only while it is seen.
 
 import { getJson } from "./api.js";
-import { byId, make, svg, time } from "./dom.js";
+import { byId, make, svg, time, unbroken } from "./dom.js";
 
 const OWNERS = ["running", "reserved", "leased", "quarantined", "cached", "free"];
 const NUM_CELLS = 96;
@@ -149,8 +149,8 @@ function factsOf(worker) {
   if (worker.num_pending_prefill_tokens) facts.push(`${worker.num_pending_prefill_tokens.toLocaleString()} prompt tokens to go`);
   if (worker.decode_step_s) facts.push(`${time(worker.decode_step_s)} a step`);
   else if (worker.prefill_tokens_per_s) facts.push(`${Math.round(worker.prefill_tokens_per_s).toLocaleString()} tokens/s`);
-  if (worker.message && worker.state !== "ready") facts.push(worker.message);
-  return facts.join(" · ");
+  const message = worker.state === "ready" ? "" : worker.message;
+  return [...facts.map(unbroken), ...(message ? [message] : [])].join(" · ");
 }
 
 /** The owner of each cell: as the blocks are shared, and who has any has a cell. */

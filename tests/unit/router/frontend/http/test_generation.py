@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from diptych.errors import DiptychError, InvalidRequestError, NoWorkerError, SlowClientError
+from diptych.sampling_params import NOTHING_SAID
 from diptych.tenant import Tenant
 from router.frontend.admission import Admission
 from router.frontend.generator import Generator
@@ -33,7 +34,8 @@ from router.generation.answer import Delta, GenerationEvent
 
 ALICE = Tenant("alice")
 TOKENIZER = SimpleNamespace(text=None)
-ADMISSION = SimpleNamespace(model=SimpleNamespace(name="m", tokenizer=TOKENIZER), max_model_len=100)
+MODEL = SimpleNamespace(name="m", tokenizer=TOKENIZER, recommended=NOTHING_SAID)
+ADMISSION = SimpleNamespace(model=MODEL, max_model_len=100)
 JSON = [(b"content-type", b"application/json")]
 ROOM = BodyRoom(max_bytes=100, max_all_bytes=100, patience_s=30.0)
 

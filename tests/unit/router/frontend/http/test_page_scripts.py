@@ -63,6 +63,15 @@ def test_a_line_ends_wherever_one_can_end_however_much_space_there_is(tmp_path: 
     ]
 
 
+def test_a_number_and_its_unit_stand_on_one_line(tmp_path: Path) -> None:
+    script = """
+    const { size, time } = await import("./page/dom.js");
+    tell([time(0.2431), time(0.0142), time(2), size(2.21e6)]);
+    """
+    expected = ["243 ms", "14.2 ms", "2.00 s", "2.21 MB"]
+    assert told_by(tmp_path, script) == [each.replace(" ", "\xa0") for each in expected]
+
+
 def test_a_question_without_an_answer_is_not_sent_with_the_next(tmp_path: Path) -> None:
     script = """
     const { messages } = await import("./page/chats.js");

@@ -15,7 +15,7 @@ from diptych.errors import (
     SlowClientError,
 )
 from diptych.finish_reason import FinishReason
-from diptych.sampling_params import SamplingParams
+from diptych.sampling_params import NOTHING_SAID, SamplingParams
 from diptych.tenant import Limits, Tenant
 from router.config import RouterConfig
 from router.frontend.admission import Admission
@@ -41,7 +41,9 @@ class Door(Admission):
 
     def __init__(self) -> None:
         model: Any = SimpleNamespace(
-            name="m", tokenizer=SimpleNamespace(text=None, max_model_len=100)
+            name="m",
+            tokenizer=SimpleNamespace(text=None, max_model_len=100),
+            recommended=NOTHING_SAID,
         )
         cluster: Any = SimpleNamespace(max_model_len=None)
         super().__init__(model, cluster, RouterConfig(model="m", decode=["a:1"]))

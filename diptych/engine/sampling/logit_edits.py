@@ -23,6 +23,9 @@ _OF_BYTE: Final = np.where(
     np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0, -np.inf
 ).astype(np.float32)
 _NOBODY: Final = -1  # no token's id
+_SPARSE: Final = (
+    64  # fewer tokens than one in so many of the vocabulary are sorted sooner than marked
+)
 
 _Ints = NDArray[np.int64]
 
@@ -170,7 +173,7 @@ class _Counts(NamedTuple):
 
 def _penalise(logits: Tensor, specs: Sequence[SampleSpec], unseen: Unseen | None) -> None:
     parts = [
-        (row, *_counted(spec.params, spec.history))
+        (row, *_counted(spec.params, spec.history, logits.shape[1]))
         for row, spec in enumerate(specs)
         if spec.history is not None and _is_penalised(spec.params)
     ]
@@ -201,14 +204,18 @@ def _is_penalised(params: SamplingParams) -> bool:
     return bool(is_counted) or params.repetition_penalty != 1.0
 
 
-def _counted(params: SamplingParams, history: History) -> tuple[_Ints, _Ints]:
+def _counted(params: SamplingParams, history: History, vocab_size: int) -> tuple[_Ints, _Ints]:
     """Tokens that are penalised, and how often the output has each."""
     token_ids = np.frombuffer(history.token_ids, np.int64)
-    if params.repetition_penalty == 1.0:
-        found, counts = np.unique(token_ids[history.num_prompt_tokens :], return_counts=True)
-        return found, counts
-    found, places = np.unique(token_ids, return_inverse=True)
-    return found, np.bincount(places[history.num_prompt_tokens :], minlength=len(found))
+    output = token_ids[history.num_prompt_tokens :]
+    counted = output if params.repetition_penalty == 1.0 else token_ids
+    if len(counted) * _SPARSE < vocab_size:
+        found, places = np.unique(counted, return_inverse=True)
+        return found, np.bincount(places[len(counted) - len(output) :], minlength=len(found))
+    is_there = np.zeros(vocab_size, np.bool_)
+    is_there[counted] = True
+    found = np.flatnonzero(is_there)
+    return found, np.bincount(output, minlength=vocab_size)[found]
 
 
 def _mask_stop_tokens(logits: Tensor, specs: Sequence[SampleSpec]) -> None:

@@ -154,6 +154,26 @@ def test_a_bad_word_is_not_completed() -> None:
     assert rows[0].tolist() == [0.0, -math.inf, 0.0, 0.0, 0.0]
 
 
+@pytest.mark.parametrize("vocab_size", [50, 5000])  # counted by marks, and by sorting
+@pytest.mark.parametrize(("repetition", "frequency", "presence"), [(1.3, 0.25, 0.5), (1, 0.25, 0)])
+def test_penalties_of_long_and_short_histories_are_the_same(
+    vocab_size: int, repetition: float, frequency: float, presence: float
+) -> None:
+    rng = np.random.default_rng(0)
+    prompt, output = (rng.integers(0, 40, size=30).tolist() for _ in range(2))
+    rows = random_logits(1, 1, vocab_size, 2.0)
+    expected = rows.numpy().copy()
+    for token in set(prompt + output if repetition != 1 else output):
+        count, score = output.count(token), expected[0, token]
+        score = score / np.float32(repetition) if score > 0 else score * np.float32(repetition)
+        expected[0, token] = score - np.float32(count * frequency + presence * (count > 0))
+    penalised = spec(
+        prompt=prompt, output=output, repetition=repetition, frequency=frequency, presence=presence
+    )
+    edit_logits(rows, [penalised])
+    np.testing.assert_array_equal(rows.numpy(), expected)
+
+
 def test_penalties_count_as_they_say() -> None:
     """Of the prompt only repetition: presence and frequency are the output's."""
     logits = torch.tensor([[2.0, 2.0, 2.0, -2.0]])

@@ -119,7 +119,7 @@ def _pool_of(rank: RankProcess, num_bytes: int) -> MappedKVMemory:
     """Raises DeviceLostError: it has ended; ConfigurationError: there is no room for it here."""
     try:
         fd = recv_handle(rank.link)
-    except (EOFError, OSError):
+    except (EOFError, OSError, RuntimeError):  # the last: something else came
         raise DeviceLostError(f"rank {rank.rank} has ended") from None
     try:
         return MappedKVMemory(fd, num_bytes)

@@ -4,7 +4,8 @@ The scheduler knows of this process alone; the others are told each step's input
 compute along. Lives on the model thread.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection
 
@@ -55,13 +56,9 @@ class Leader(Runner):
 
         Raises DeviceLostError, whatever the reason.
         """
-        try:
+        with _in_step():
             output = super().execute(plan)
             self._end_step()
-        except DeviceLostError:
-            raise
-        except Exception as error:
-            raise DeviceLostError(f"the ranks are out of step: {error!r}") from error
         return output
 
     @torch.inference_mode()
@@ -72,13 +69,25 @@ class Leader(Runner):
 
     def _clear(self, num_blocks: int) -> None:
         """In all ranks, before it returns."""
-        tell(self._links, RankClear(num_blocks))
-        super()._clear(num_blocks)
-        self._end_step()
+        with _in_step():
+            tell(self._links, RankClear(num_blocks))
+            super()._clear(num_blocks)
+            self._end_step()
 
     def _end_step(self) -> None:
         tell(self._links, RankEnd())
         self._ranks.meet()
+
+
+@contextmanager
+def _in_step() -> Iterator[None]:
+    """What fails within leaves the ranks at different places. Raises DeviceLostError."""
+    try:
+        yield
+    except DeviceLostError:
+        raise
+    except Exception as error:
+        raise DeviceLostError(f"the ranks are out of step: {error!r}") from error
 
 
 class _ToldPass:

@@ -117,6 +117,14 @@ def test_a_rank_that_ends_before_it_gives_its_pool_is_lost(
         team.join(unasked, POOL_BYTES)
 
 
+def test_a_rank_that_gives_something_else_is_lost(team: RankTeam, processes: list[Process]) -> None:
+    give_pool(processes[0])
+    for _ in range(2):
+        send(processes[1].link, RankWord())
+    with pytest.raises(DeviceLostError, match="rank 2 has ended"):
+        team.join(unasked, POOL_BYTES)
+
+
 def test_a_rank_that_hangs_before_it_gives_its_pool_is_not_waited_for(
     team: RankTeam, processes: list[Process]
 ) -> None:

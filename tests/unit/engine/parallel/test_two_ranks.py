@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,8 @@ from diptych.engine.model.checkpoint import tensor_index
 from diptych.engine.model.config import ModelConfig
 from diptych.engine.model.rank_share import RankShare
 from diptych.engine.model.shard import MappedShard
+from diptych.engine.parallel import leader as leader_module
+from diptych.engine.parallel.step_link import RankClear, RankMessage, tell
 from diptych.engine.runner import Runner
 from diptych.engine.scheduling.report import LogprobsPart, StatesPart, SummedStates, Told
 from diptych.engine.scheduling.step import Chunk, SampledToken, SampleSpec, StepPlan
@@ -170,6 +173,23 @@ def test_a_step_that_fails_in_the_leader_ends_the_engine(tmp_path: Path) -> None
         no_blocks = Chunk(token_ids=(5, 6), start=0, block_table=(), sample=None)
         with pytest.raises(DeviceLostError, match="out of step"):
             leader.execute(StepPlan(chunks=(no_blocks,)))
+
+
+def test_a_rank_that_ends_amid_warming_up_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(links: Sequence[Connection], message: RankMessage) -> None:
+        if isinstance(message, RankClear):
+            raise BrokenPipeError
+        tell(links, message)
+
+    monkeypatch.setattr(leader_module, "tell", told)
+    folder = write_tiny_model(tmp_path)
+    with (
+        two_ranks(folder, shares_of(folder), tmp_path / "meeting", CPU) as leader,
+        pytest.raises(DeviceLostError, match=r"out of step.*BrokenPipe"),
+    ):
+        leader.warm_up()
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from diptych.engine.scheduling.sequence import Sequence
 from diptych.engine.scheduling.step import SequenceUpdate, StepOutput, StepPlan
 from diptych.engine.scheduling.step_learner import StepLearner, work_of
 from diptych.engine.scheduling.step_timing import MeasuredStep, StepTiming
+from diptych.engine.scheduling.yielding import ShortSteps
 from diptych.errors import DeviceLostError, DeviceMemoryError, StepFailedError
 from diptych.sampling_params import SamplingParams
 from diptych.step_model import StepModel
@@ -91,6 +92,7 @@ class StepEngine:
         self._learner = StepLearner()
         max_tokens = scheduler.config.max_batched_tokens
         self._pacer = None if tpot_s is None else Pacer(tpot_s, max_tokens)
+        self._short_steps = ShortSteps(max_tokens)
 
     async def run(self) -> None:
         """Run steps until cancelled; sleeps when nothing can run.
@@ -128,11 +130,13 @@ class StepEngine:
     def add_prefill(self, seq: Sequence) -> None:
         """See the scheduler; so the next ones."""
         self._scheduler.add_prefill(seq)
+        self._short_steps.admitted(seq, self._clock())
         self._prepare(seq.sampling)
         self._awake.set()
 
     def reserve(self, seq: Sequence) -> None:
         self._scheduler.reserve(seq)
+        self._short_steps.admitted(seq, self._clock())
         self._prepare(seq.sampling)
 
     def mark_proven(self, seq: Sequence) -> None:
@@ -246,7 +250,11 @@ class StepEngine:
         if self._steps and self._steps[-1].has_failed:
             return False  # nobody goes on from what was not computed
         began_s = self._clock()
-        plan = self._scheduler.schedule(self._max_prompt_tokens(began_s))
+        plan = self._scheduler.schedule(
+            self._max_prompt_tokens(began_s),
+            max_yielding_tokens=self._max_yielding_tokens(began_s),
+            now_s=began_s,
+        )
         if plan is None:
             return False
         if self._pacer is not None:
@@ -293,6 +301,9 @@ class StepEngine:
         begin_s = max(now_s, self._steps_end_s())
         scheduler, model = self._scheduler, self._learner.model
         return self._pacer.max_prompt_tokens(scheduler.decoding, scheduler.work, model, begin_s)
+
+    def _max_yielding_tokens(self, now_s: float) -> int | None:
+        return self._short_steps.max_tokens(self._scheduler.work, self._learner.model, now_s)
 
     def _steps_end_s(self) -> float:
         """When the device should be done with all steps in flight; the last booking if none is."""

@@ -49,6 +49,7 @@ class Request(NamedTuple):
             prefill_only=prefill_only,
             to_pull=to_pull,
             block_keys=list(self.block_keys),
+            yields=self.request_class is RequestClass.BATCH,
         )
 
 

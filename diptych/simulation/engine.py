@@ -28,6 +28,7 @@ from diptych.engine.scheduling.step import (
 )
 from diptych.engine.scheduling.step_learner import work_of
 from diptych.engine.scheduling.step_timing import StepTiming, fade
+from diptych.engine.scheduling.yielding import ShortSteps
 from diptych.simulation.agenda import Agenda
 from diptych.simulation.gaps import Gaps
 from diptych.step_model import StepCost, StepModel, StepWork
@@ -124,17 +125,20 @@ class SimulatedEngine:
             self._pacer = None
         else:
             self._pacer = Pacer(limits.tpot_s, limits.max_batched_tokens)
+        self._short_steps = ShortSteps(limits.max_batched_tokens)
 
     def add_prefill(self, seq: Sequence, listener: Listener) -> None:
         """See the scheduler; so the next ones. Raises as it does."""
         self._settle()
         self.scheduler.add_prefill(seq)
+        self._short_steps.admitted(seq, self._agenda.now_s)
         self._listeners[seq] = listener
         self._wake()
 
     def reserve(self, seq: Sequence, listener: Listener) -> None:
         self._settle()
         self.scheduler.reserve(seq)
+        self._short_steps.admitted(seq, self._agenda.now_s)
         self._listeners[seq] = listener
         self._on_load()
 
@@ -201,7 +205,14 @@ class SimulatedEngine:
         if num_together > 1:
             self._begin_together(num_together)
             return
-        plan = self.scheduler.schedule(self._max_prompt_tokens())
+        now_s = self._agenda.now_s
+        plan = self.scheduler.schedule(
+            self._max_prompt_tokens(),
+            max_yielding_tokens=self._short_steps.max_tokens(
+                self.scheduler.work, self.model, now_s
+            ),
+            now_s=now_s,
+        )
         if plan is not None:
             if self._pacer is not None:
                 self._pacer.count_step()
@@ -343,7 +354,7 @@ class SimulatedEngine:
         num_ended = bisect_left(ends, self._agenda.now_s)
         if num_ended:
             self._take(ends[:num_ended])
-        plan = self.scheduler.schedule()
+        plan = self.scheduler.schedule(now_s=self._agenda.now_s)
         assert plan is not None, "they all decode"
         self._go(plan, self._took_s(work_of(plan)), ends[num_ended])
 
@@ -365,7 +376,7 @@ class SimulatedEngine:
                 self._last_token_s[seq] = ends[-2]
         for earlier_s, end_s in pairwise(ends[:-1]):
             self.gaps.add(end_s - earlier_s, len(decoding))
-        plan = self.scheduler.schedule()
+        plan = self.scheduler.schedule(now_s=self._agenda.now_s)
         assert plan is not None, "they all decode"
         self._tell(self._update(_Step(plan, self.scheduler.in_flight, 0.0)), ends[-1])
 

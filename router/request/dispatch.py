@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from diptych.block_hash import block_keys
+from diptych.request_class import RequestClass
 from diptych.telemetry import tracing
 from diptych.v1 import common_pb2, decode_pb2, prefill_pb2
 from router.cluster.decode_link import DecodeLink, ReservationListener
@@ -438,4 +439,5 @@ class Dispatch:
             num_prompt_tokens=len(prompt_ids),
             sampling=self._sampling,
             cache_salt=self._request.cache_salt,
+            yields=self._request.claim.request_class is RequestClass.BATCH,
         )

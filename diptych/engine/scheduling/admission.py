@@ -4,14 +4,18 @@ The scheduler asks for both; this knows whom blocks are owed to, and who had bet
 what another one computes. Moves sequences in the queues and fills their tables. Pure.
 """
 
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from operator import attrgetter
 
 from diptych.engine.scheduling.block_pool import Owner
 from diptych.engine.scheduling.block_tables import BlockTables
 from diptych.engine.scheduling.prefill_shares import PrefillShares
 from diptych.engine.scheduling.queues import Queues
-from diptych.engine.scheduling.sequence import Sequence
+from diptych.engine.scheduling.sequence import Sequence, SequenceState
 from diptych.errors import BlocksExhaustedError, InvalidRequestError
+
+_gives_way = attrgetter("gives_way")
 
 
 class Admission:
@@ -56,19 +60,28 @@ class Admission:
             return False
         return True
 
-    def into_batch(
-        self, shares: PrefillShares, in_flight: Mapping[Sequence, int]
+    def in_turn(
+        self,
+        prefilling: Iterable[Sequence],
+        shares: PrefillShares,
+        in_flight: Mapping[Sequence, int],
     ) -> Iterator[Sequence]:
-        """Move waiting sequences into the batch, one by one, as long as there is room.
+        """Of those in the batch, these, and of those that wait whoever gets into it now.
 
         in_flight: where chunks of known tokens end whose step has not.
         Each is to ``take`` its share before the next one is asked for. First come, first served
-        among those that lack blocks; those that have theirs do not wait behind them.
+        among those that lack blocks; those that have theirs do not wait behind them. Who gives
+        way comes behind all others.
         """
         may_admit = True
-        for seq in tuple(self._queues.waiting):
-            if len(self._queues.running) >= self._max_num_seqs or shares.is_spent:
+        for seq in sorted(itertools.chain(prefilling, self._queues.waiting), key=_gives_way):
+            if shares.is_spent:
                 return
+            if seq.state is SequenceState.RUNNING:
+                yield seq
+                continue
+            if len(self._queues.running) >= self._max_num_seqs:
+                continue
             if not seq.block_table:
                 may_admit = may_admit and shares.has_room_for(seq) and self.admit_again(seq)
                 if not may_admit:

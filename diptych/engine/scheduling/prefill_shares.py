@@ -1,13 +1,15 @@
 """How many tokens of a step each prompt gets. Pure; one per step, made by the scheduler.
 
 Prompts come in the order of their arrival, and each gets what it needs as long as there
-is any, but for three rules:
+is any, but for four rules:
 
 - A chunk that does not end its prompt ends with a block: readers are offered whole blocks.
 - What would not fill a block begins no further prompt, unless it ends that one: a sliver
   costs attention over the whole past and offers readers nothing.
 - A *long* prompt, which no step can complete, gets one half of the step at first, and at
   the end what the others left: it slows them down but does not stop them, nor they it.
+- One that gives way gets nothing of a step that computes a part of one that does not, and of
+  others what it may have. So the latter come first.
 
 Idea of the last: Sarathi's and vLLM's limits on long partial prefills.
 """
@@ -25,17 +27,18 @@ class PrefillShares:
         block_size: int,
         max_step_tokens: int,
         max_prompt_tokens: int | None = None,
+        max_yielding_tokens: int | None = None,
     ) -> None:
         """No step has more than ``max_step_tokens``: what makes a prompt a long one.
 
         ``max_prompt_tokens``: of these that prompts may have; single tokens are none.
+        ``max_yielding_tokens``: of those, that prompts which give way may.
         """
-        num_for_prompts = num_tokens
-        if max_prompt_tokens is not None:
-            num_for_prompts = min(num_tokens, max_prompt_tokens)
+        num_for_prompts = _least(num_tokens, max_prompt_tokens)
         self.ends: dict[Sequence, int] = {}  # where the chunk of each sequence ends
         self._num_left = num_tokens
         self._num_left_for_prompts = num_for_prompts
+        self._num_left_for_yielding = _least(num_for_prompts, max_yielding_tokens)
         self._num_left_for_long = num_for_prompts - num_for_prompts // 2
         self._block_size = block_size
         self._max_step_tokens = max_step_tokens
@@ -66,8 +69,7 @@ class PrefillShares:
         """All had their turn: give the long ones what is left."""
         for seq in self._unfinished:
             before = self.ends.pop(seq, seq.num_planned_computed_tokens)
-            num_left = min(self._num_left, self._num_left_for_prompts)
-            end = self._end(seq, before - seq.num_planned_computed_tokens + num_left)
+            end = self._end(seq, before - seq.num_planned_computed_tokens + self._left_for(seq))
             if end > seq.num_planned_computed_tokens:
                 self.ends[seq] = end
                 self._spend(seq, end - before)
@@ -77,16 +79,24 @@ class PrefillShares:
         return num_left > self._max_step_tokens
 
     def _allowed(self, seq: Sequence) -> int:
-        if self._is_long(seq):
-            return min(self._num_left, self._num_left_for_long)
+        num_left = self._left_for(seq)
+        return min(num_left, self._num_left_for_long) if self._is_long(seq) else num_left
+
+    def _left_for(self, seq: Sequence) -> int:
         if seq.decodes_next:
             return self._num_left
-        return min(self._num_left, self._num_left_for_prompts)
+        num_left = min(self._num_left, self._num_left_for_prompts)
+        return min(num_left, self._num_left_for_yielding) if seq.gives_way else num_left
 
     def _spend(self, seq: Sequence, num_tokens: int) -> None:
         self._num_left -= num_tokens
-        if not seq.decodes_next:
-            self._num_left_for_prompts -= num_tokens
+        if seq.decodes_next:
+            return
+        self._num_left_for_prompts -= num_tokens
+        if seq.gives_way:
+            self._num_left_for_yielding -= num_tokens
+        else:
+            self._num_left_for_yielding = 0
 
     def _end(self, seq: Sequence, num_allowed: int) -> int:
         start = seq.num_planned_computed_tokens
@@ -97,3 +107,7 @@ class PrefillShares:
         if aligned > start:
             return aligned
         return start if self.ends else end  # the first one must get on
+
+
+def _least(num_tokens: int, at_most: int | None) -> int:
+    return num_tokens if at_most is None else min(num_tokens, at_most)

@@ -43,6 +43,7 @@ from diptych.engine.scheduling.step import (
     check_step_limits,
 )
 from diptych.engine.scheduling.step_results import StepResults
+from diptych.engine.scheduling.yielding import note_passed
 from diptych.errors import (
     BlocksExhaustedError,
     ConfigurationError,
@@ -255,10 +256,18 @@ class Scheduler:
         """Sequences of the batch that get one token with the next step that is planned."""
         return [seq for seq in self._queues.running if seq.decodes_next]
 
-    def schedule(self, max_prompt_tokens: int | None = None) -> StepPlan | None:
+    def schedule(
+        self,
+        max_prompt_tokens: int | None = None,
+        *,
+        max_yielding_tokens: int | None = None,
+        now_s: float = 0.0,
+    ) -> StepPlan | None:
         """Decide the next step; None if nothing can run until somebody calls in.
 
         ``max_prompt_tokens``: no more than that of prompts, if anybody decodes.
+        ``max_yielding_tokens``: no more than that of prompts that give way. ``now_s`` never
+        goes back; by it those age that yield.
 
         Steps end in order, each by ``update`` or ``fail``. One may be in flight: what is decided
         then is a step ahead, and None if there is none before that one has ended.
@@ -278,13 +287,16 @@ class Scheduler:
             block_size=self.pool.block_size,
             max_step_tokens=self.config.max_batched_tokens,
             max_prompt_tokens=max_prompt_tokens if ends else None,
+            max_yielding_tokens=max_yielding_tokens,
         )
-        known_ends = self._known_ends_in_flight()
-        for seq in itertools.chain(prefilling, self._admission.into_batch(shares, known_ends)):
+        for seq in self._admission.in_turn(prefilling, shares, self._known_ends_in_flight()):
             shares.take(seq)
         shares.share_out_rest()
         ends |= shares.ends
-        return self._plan(ends) if ends else None
+        if not ends:
+            return None
+        note_passed(self._queues.runnable, ends, now_s)
+        return self._plan(ends)
 
     def _plan(self, ends: Mapping[Sequence, int]) -> StepPlan:
         """Up to where each computes; in flight from here on."""

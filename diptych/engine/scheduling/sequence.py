@@ -49,6 +49,7 @@ class Sequence:
     prefill_only: bool = False  # stop after the first sampled token and hold the blocks
     to_pull: bool = False  # a reserved one's missing KV is to come from elsewhere
     report: Report | None = None  # what to tell of the tokens of a prefill_only one
+    yields: bool = False  # others go first, until it has aged: see yielding.py
 
     # What an engine writes: diptych.engine.protocol.Engine says what each promises.
     state: SequenceState = SequenceState.RESERVED
@@ -67,6 +68,9 @@ class Sequence:
     # it takes part in none; and tokens behind token_ids that they draw.
     num_in_flight_tokens: int = 0
     num_unknown_tokens: int = 0
+    # Of one that yields: since when steps pass it by, and whether it does so no longer.
+    passed_since_s: float | None = None
+    has_aged: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -85,6 +89,11 @@ class Sequence:
     def is_decoding(self) -> bool:
         """Whether each step computes one token of it: none before that one is without KV."""
         return self.num_pending_tokens == 1
+
+    @property
+    def gives_way(self) -> bool:
+        """Whether others go first now."""
+        return self.yields and not self.has_aged
 
     @property
     def num_planned_tokens(self) -> int:
@@ -128,4 +137,5 @@ class Sequence:
             cache_salt=spec.cache_salt,
             prefill_only=prefill_only,
             report=report,
+            yields=spec.yields,
         )

@@ -27,13 +27,20 @@ class EngineRig:
         self.stepped.set()
 
     def start(
-        self, num_prompt_tokens: int, max_tokens: int, *, return_margins: bool = False
+        self,
+        num_prompt_tokens: int,
+        max_tokens: int,
+        *,
+        return_margins: bool = False,
+        token_id: int = 1,
+        yields: bool = False,
     ) -> Sequence:
         seq = Sequence(
             key=SequenceKey("router", num_prompt_tokens),
-            token_ids=[1] * num_prompt_tokens,
+            token_ids=[token_id] * num_prompt_tokens,
             num_prompt_tokens=num_prompt_tokens,
             sampling=SamplingParams(max_tokens=max_tokens, return_margins=return_margins),
+            yields=yields,
         )
         self.engine.reserve(seq)
         self.engine.start(seq, [], compute_missing=True)

@@ -1,6 +1,7 @@
 """The engine's loop: steps while there is work, sleeps when there is none, fails loudly."""
 
 import asyncio
+import itertools
 import math
 import threading
 import time
@@ -46,10 +47,10 @@ class Rig(EngineRig):
         on_step: Callable[[list[SequenceUpdate]], None] | None = None,
         *,
         tpot_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.runner = GatedRunner()
         self.runner.gate.set()
-        clock = time.monotonic if tpot_s is None else lambda: 0.0
         super().__init__(
             lambda scheduler: StepEngine(scheduler, self.runner, tpot_s=tpot_s, clock=clock)
         )
@@ -84,6 +85,26 @@ async def test_runs_to_the_end_and_sleeps() -> None:
     model = rig.engine.step_model
     assert (model.prefill.num_steps, model.decode.num_steps) == (3, 4)
     assert model.decode.expected_s(StepWork(1, 22)) == pytest.approx(0.5, rel=0.2)
+
+
+async def test_where_others_came_prompts_that_yield_get_short_steps() -> None:
+    rig = Rig()
+    async with rig.running():
+        await rig.until_finished(rig.start(12, max_tokens=1, token_id=1, yields=True))
+        await rig.until_finished(rig.start(12, max_tokens=1, token_id=2))
+        await rig.until_finished(rig.start(12, max_tokens=1, token_id=3, yields=True))
+    assert [plan.num_tokens for plan in rig.runner.plans] == [12, 12, 4, 4, 4]
+
+
+async def test_whoever_yields_goes_like_any_other_after_some_time() -> None:
+    """Each step takes longer than anybody is passed by."""
+    now_s = itertools.count(0.0, 20.0)
+    rig = Rig(clock=lambda: next(now_s))
+    of_batch = rig.start(4, max_tokens=1, token_id=1, yields=True)
+    others = [rig.start(16, max_tokens=1, token_id=token_id) for token_id in (2, 3, 4)]
+    async with rig.running():
+        await rig.until_finished(others[-1])
+    assert of_batch.has_aged
 
 
 async def test_a_step_in_flight_is_due_until_it_ends() -> None:
@@ -241,7 +262,7 @@ async def test_a_promised_pace_holds_a_prompt_back_until_there_is_time(
     tpot_s: float | None,
 ) -> None:
     """Time stands still, so that each token that is drawn is a promised interval to spare."""
-    rig = Rig(tpot_s=tpot_s)
+    rig = Rig(tpot_s=tpot_s, clock=lambda: 0.0)
     for _ in range(30):
         rig.engine._learner.learn(StepWork(1, 10), 0.5)
         rig.engine._learner.learn(StepWork(0, 0, 8, 36), 20.0)

@@ -46,9 +46,11 @@ def start_local(scheduler: Scheduler, seq: Sequence) -> Sequence:
     return seq
 
 
-def step(scheduler: Scheduler) -> tuple[StepPlan, list[SequenceUpdate]]:
+def step(
+    scheduler: Scheduler, max_yielding_tokens: int | None = None, now_s: float = 0.0
+) -> tuple[StepPlan, list[SequenceUpdate]]:
     """One step in which every drawn token is 7."""
-    plan = scheduler.schedule()
+    plan = scheduler.schedule(max_yielding_tokens=max_yielding_tokens, now_s=now_s)
     assert plan is not None
     tokens = tuple(SampledToken(7, math.nan) if chunk.sample else None for chunk in plan.chunks)
     return plan, scheduler.update(plan, StepOutput(tokens=tokens, duration_s=0.01))

@@ -5,6 +5,7 @@ is pulled has holes.
 """
 
 from collections import deque
+from collections.abc import Set
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -78,6 +79,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.quarantined: set[int] = set()
         self.num_made = 0
         self.idle = False  # schedule() found nothing and nobody called in since
+        self.now_s = 0.0
+        self.max_yielding_tokens: int | None = None
 
     def draw_windows(self, data: st.DataObject) -> list[int | None]:
         """Of the groups of layers, in their order within a block."""
@@ -124,6 +127,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             sampling=params,
             cache_salt=salt,
             prefill_only=prefill_only,
+            yields=data.draw(st.booleans(), "yields"),
         )
 
     def emit_ahead(self, data: st.DataObject, seq: Sequence) -> list[int]:
@@ -238,10 +242,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.clients.remove(client)
         self.idle = False
 
+    @rule(seconds=st.sampled_from([0.1, 3.0, 20.0]), most=st.none() | st.integers(1, 6))
+    def time_passes(self, seconds: float, most: int | None) -> None:
+        self.now_s += seconds
+        self.max_yielding_tokens = most
+
     @precondition(lambda self: len(self.plans) < self.max_in_flight)
     @rule()
     def schedule(self) -> None:
-        plan = self.scheduler.schedule()
+        aged = {client.seq for client in self.clients if client.seq.has_aged}
+        plan = self.scheduler.schedule(
+            max_yielding_tokens=self.max_yielding_tokens, now_s=self.now_s
+        )
         if plan is None:
             if not self.plans:
                 self.check_nothing_can_run()
@@ -253,6 +265,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.scheduler.num_running <= self.config.max_num_seqs
         for seq, chunk in zip(owners, plan.chunks, strict=True):
             self.check_planned(seq, chunk)
+        self.check_who_goes_first(plan, aged)
         self.plans.append(plan)
         self.plan_generations.append(self.generations(plan))
 
@@ -267,6 +280,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not seq.prefill_only, "ahead of its one token"
         assert seq.num_output_tokens + 2 <= seq.sampling.max_tokens, "ahead of its last token"
         assert seq.num_tokens + 2 <= self.config.max_model_len, "ahead of its last token"
+
+    def check_who_goes_first(self, plan: StepPlan, aged: Set[Sequence]) -> None:
+        """Who gives way has nothing of a step with parts of others' prompts, and little else."""
+        num_tokens = {True: 0, False: 0}
+        for seq, chunk in zip(self.scheduler.owners(plan), plan.chunks, strict=True):
+            if chunk.sample is None or len(chunk.token_ids) > 1:
+                num_tokens[seq.yields and seq not in aged] += len(chunk.token_ids)
+        assert not all(num_tokens.values()), "others' prompts had to wait"
+        most = self.max_yielding_tokens
+        assert most is None or num_tokens[True] <= most, "a step was too long"
 
     def generations(self, plan: StepPlan) -> list[list[int]]:
         return [

@@ -47,17 +47,22 @@ export async function* stream(path, body, signal) {
   });
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) throw new ApiError(0, "The answer broke off.");
-    const events = (rest + value).split("\n\n");
-    rest = events.pop();
-    for (const event of events) {
-      const data = event.replace(/^data: /, "");
-      if (data === "[DONE]") return;
-      const told = JSON.parse(data);
-      if (told.error) throw new ApiError(0, told.error.message);
-      yield told;
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) throw new ApiError(0, "The answer broke off.");
+      const events = (rest + value).split("\n\n");
+      rest = events.pop();
+      for (const event of events) {
+        if (!event.startsWith("data: ")) continue; // a comment, which only says that more will come
+        const data = event.slice("data: ".length);
+        if (data === "[DONE]") return;
+        const told = JSON.parse(data);
+        if (told.error) throw new ApiError(0, told.error.message);
+        yield told;
+      }
     }
+  } finally {
+    reader.cancel().catch(() => {}); // whatever ended it, nobody waits for more
   }
 }

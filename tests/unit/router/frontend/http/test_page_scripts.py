@@ -28,6 +28,7 @@ const storage = (members) => Object.defineProperties(members, {
   removeItem: { value: (name) => { delete members[name]; } },
 });
 globalThis.localStorage = storage({});
+globalThis.sessionStorage = storage({});
 const tell = (told) => console.log(JSON.stringify(told));
 """
 
@@ -126,3 +127,34 @@ def test_two_tabs_write_over_no_chats_of_each_other(tmp_path: Path) -> None:
         *(["second"], False, False),
         ["New chat"],
     ]
+
+
+def test_a_stream_that_says_that_more_will_come_is_read_on(tmp_path: Path) -> None:
+    script = """
+    const { stream } = await import("./page/api.js");
+    const encoder = new TextEncoder();
+    const answers = (pieces, ended) => async () => new Response(new ReadableStream({
+      pull(controller) {
+        if (pieces.length) controller.enqueue(encoder.encode(pieces.shift()));
+      },
+      cancel() { ended.push("left"); },
+    }));
+    const read = async (...pieces) => {
+      const told = [];
+      globalThis.fetch = answers(pieces, told);
+      try {
+        for await (const each of stream("v1/chat/completions", {})) told.push(each);
+      } catch (error) {
+        told.push(error.message);
+      }
+      await new Promise((done) => setTimeout(done, 0));
+      return told;
+    };
+    const [one, end] = ['data: {"n":1}\\n\\n', "data: [DONE]\\n\\n"];
+    const comment = ": the model is still at it\\n\\n";
+    tell([
+      await read(comment, one + comment, comment.slice(0, 5), comment.slice(5) + end),
+      await read(one, 'data: {"error":{"message":"lost"}}\\n\\n', one),
+    ]);
+    """
+    assert told_by(tmp_path, script) == [[{"n": 1}, "left"], [{"n": 1}, "lost", "left"]]

@@ -16,7 +16,7 @@ from diptych.cli.chat_commands import EXIT, obey
 from diptych.cli.connection import Connection
 from diptych.cli.conversation import Conversation
 from diptych.cli.sampling_flags import read_options, sampling_fields
-from diptych.cli.shown_answer import show_answer
+from diptych.cli.shown_answer import show_answer, write_text
 from diptych.cli.tool_file import Calls, read_tools, shown, shown_call
 from diptych.client import Chunk, DiptychClient
 from diptych.errors import ConfigurationError, DiptychError, InvalidRequestError
@@ -149,8 +149,7 @@ class _Chat:
 
         def write(text: str) -> None:
             parts.append(text)
-            sys.stdout.write(text)
-            sys.stdout.flush()
+            write_text(text)
 
         request = self._conversation.request(said)
         try:

@@ -13,7 +13,7 @@ from diptych.cli.breakdown import breakdown, kv_path, kv_was_handed_off
 from diptych.cli.connection import Connection
 from diptych.cli.expected_trace import ExpectedTrace
 from diptych.cli.sampling_flags import read_options, sampling_fields
-from diptych.cli.shown_answer import Metadata, Write, show_answer
+from diptych.cli.shown_answer import Metadata, Write, show_answer, write_text
 from diptych.cli.tool_file import Calls, read_tools, shown_call
 from diptych.client import ChatMessage, Chunk, DiptychClient, build_request
 from diptych.errors import ConfigurationError, DiptychError
@@ -150,7 +150,9 @@ async def _generate(config: _GenerateConfig, trace: ExpectedTrace | None) -> Chu
         asks = config.message is not None
         has_template = asks and (await config.find_model(client)).has_chat_template
         request = config.request(has_chat_template=has_template)
-        return await show_answer(client, request, _write, config.timeout_s, metadata, _write_call)
+        return await show_answer(
+            client, request, write_text, config.timeout_s, metadata, _write_call
+        )
 
 
 def _text(value: str) -> str:
@@ -158,9 +160,4 @@ def _text(value: str) -> str:
 
 
 def _write_call(call: inference_pb2.ToolCall) -> None:
-    _write(f"{shown_call(call)}\n")
-
-
-def _write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    write_text(f"{shown_call(call)}\n")

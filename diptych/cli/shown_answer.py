@@ -1,8 +1,9 @@
 """An answer that is shown while it comes."""
 
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from diptych.client import Chunk, DiptychClient
 from diptych.v1 import inference_pb2
@@ -10,6 +11,17 @@ from diptych.v1 import inference_pb2
 Write = Callable[[str], None]
 WriteCall = Callable[[inference_pb2.ToolCall], None]
 Metadata: TypeAlias = Sequence[tuple[str, str]]
+
+# What terminals obey: all control characters but the end of a line, a tab, and what only comes
+# before such an end.
+_OBEYED: Final = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
+_HARMLESS: Final = {**_OBEYED, ord("\n"): "\n", ord("\t"): "\t", ord("\r"): ""}
+
+
+def write_text(text: str) -> None:
+    """To standard output, as it is; but no model writes to a terminal what that would obey."""
+    sys.stdout.write(text.translate(_HARMLESS) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
 
 
 async def show_answer(

@@ -118,7 +118,8 @@ def _num_logprobs(body: _ResponseBody) -> int | None:
 def _repeated(content: Mapping[str, object], body: _ResponseBody) -> Mapping[str, object]:
     """The members of a response that are those of its request; what was not said by default.
 
-    Raises InvalidRequestError: too long to be said again in several events.
+    Raises InvalidRequestError: too long to be said again in several events, or with a number that
+    is read as no finite one.
     """
     _check_repeated(content)
     tools: Any = content.get("tools") or ()  # they were read
@@ -146,7 +147,13 @@ def _whole(said: Mapping[str, object]) -> Mapping[str, object]:
 def _check_repeated(content: Mapping[str, object]) -> None:
     num_bytes = 0
     for name in _REPEATED_WHOLE:
-        num_bytes += len(json.dumps(content.get(name), ensure_ascii=False).encode())
+        try:
+            said = json.dumps(content.get(name), ensure_ascii=False, allow_nan=False)
+        except ValueError:
+            raise InvalidRequestError(
+                "has a number that cannot be said again", field=name
+            ) from None
+        num_bytes += len(said.encode())
         if num_bytes > _MAX_REPEATED_BYTES:
             raise InvalidRequestError(
                 f"{', '.join(_REPEATED_WHOLE)} have more than {_MAX_REPEATED_BYTES} bytes, as JSON",

@@ -1,5 +1,6 @@
 """Bodies of the Responses API become plain requests, or are refused by the name of a member."""
 
+import math
 from typing import Any
 
 import pytest
@@ -317,3 +318,16 @@ def test_what_changes_nothing_here_is_passed_over() -> None:
         "user": "me",
     }
     assert response(**void) == response()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("tools", [{**TOOLS[0], "more": math.inf}]),
+        ("tool_choice", {"type": "function", "name": "f", "more": math.inf}),
+        ("text", {"format": {"type": "text", "more": [-math.inf]}}),
+    ],
+)
+def test_a_number_that_no_json_could_repeat_is_refused(name: str, said: object) -> None:
+    """1e999 is JSON, and is read as infinity."""
+    assert refused(**{"tools": TOOLS, name: said}) == name

@@ -30,6 +30,7 @@ from router.client_settings import PublicTls
 from router.frontend.callers.callers import Anybody, Callers, authorization
 from router.frontend.callers.choice import callers_of
 from router.frontend.http.exchange import BodyRoom
+from router.frontend.http.own_names import by_own_names
 from router.frontend.http.server import HttpServer, bind, bounds_of
 
 logger = logging.getLogger(__name__)
@@ -82,7 +83,7 @@ async def serve(config: BatchServerConfig, stop: asyncio.Event, ready: Ready) ->
             BodyRoom(MAX_BODY_BYTES, _MAX_ALL_BODY_BYTES, config.timers.client_write_s),
         )
         http = HttpServer(
-            app,
+            by_own_names(app, host.host, callers),
             bind(host.host, config.http_port, config.timers),
             bounds_of(config.max_file_bytes, config.upload_s),
             edge.certificate,

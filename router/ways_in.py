@@ -17,6 +17,7 @@ from router.frontend.generator import Generator
 from router.frontend.grpc import SERVICE, InferenceServicer
 from router.frontend.http.exchange import BodyRoom
 from router.frontend.http.leaving import Leaving
+from router.frontend.http.own_names import by_own_names
 from router.frontend.http.routes import make_app
 from router.frontend.http.server import HttpServer, bind, bounds_of
 from router.frontend.http.service import ServiceAnswers
@@ -75,6 +76,7 @@ def open_http(
     bound = bind(host.host, config.http_port, timers, shares_port=config.shares_ports)
     bounds = bounds_of(config.max_request_bytes, timers.client_write_s)
     app = make_app(admission, generator, prompts, service, room, callers)
+    app = by_own_names(app, host.host, callers)
     server = HttpServer(Leaving(app, is_serving), bound, bounds, certificate)
     logger.info("HTTP API", extra={"address": host.reachable(server.port)})
     return server

@@ -474,6 +474,13 @@ async def test_files_and_batches_are_listed_cancelled_and_deleted(
             await client.files.retrieve(batch.input_file_id)
 
 
+async def test_a_page_reads_nothing_by_a_name_that_was_made_to_lead_here(server: Process) -> None:
+    async with httpx.AsyncClient(base_url=f"http://{server.http_address}") as client:
+        for host, status in (("evil.example", 421), ("localhost", 200)):
+            answer = await client.get("/v1/files", headers={"host": host})
+            assert answer.status_code == status
+
+
 async def test_it_tells_how_it_is(server: Process) -> None:
     await until(lambda: server.metric("diptych_batches_open") == 0, 30, "batches end")
     assert server.metric("diptych_batch_lines_sent") == 0

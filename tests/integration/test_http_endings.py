@@ -123,6 +123,20 @@ async def test_detail_22_health_is_good_only_while_a_request_could_be_served(
         assert (health.status_code, health.headers["retry-after"]) == (503, "1")
 
 
+async def test_a_page_reads_nothing_by_a_name_that_was_made_to_lead_here(
+    wide_model: Path, tmp_path: Path
+) -> None:
+    async with serving(wide_model, tmp_path) as (_, client):
+        for path in ("/", "/v1/models", "/v1/cluster", "/metrics"):
+            refused = await client.get(path, headers={"host": "evil.example:8000"})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (
+                421,
+                "host_not_allowed",
+            )
+            named = await client.get(path, headers={"host": "localhost:8000"})
+            assert named.status_code == 200
+
+
 async def test_detail_21_a_full_router_says_when_to_come_back(
     wide_model: Path, tmp_path: Path
 ) -> None:

@@ -91,7 +91,10 @@ class HttpBatchClient:
             response = self._http.request(method, path, **sent)  # type: ignore[arg-type]
             if response.status_code != 200:
                 raise BatchError(_reason(response))
-            content: Mapping[str, object] = response.json()
+            try:
+                content: Mapping[str, object] = response.json()
+            except ValueError:
+                raise BatchError(f"{self._url}: what answers there is no batch server") from None
             return content
 
     @contextmanager

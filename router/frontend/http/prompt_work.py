@@ -13,6 +13,7 @@ from router.frontend.field_names import renamed
 from router.frontend.http.asked import Envelope
 from router.frontend.http.body import parse
 from router.frontend.http.exchange import Exchange
+from router.frontend.http.logprob_form import finite
 from router.frontend.http.prompt_bodies import (
     SCORE_NAMES,
     Comparison,
@@ -64,6 +65,7 @@ class PromptRoutes:
         given: ScoreRequest = replace(asked, tenant=exchange.tenant)
         deadline_s, metadata = exchange.read_deadline_s(), exchange.trace_metadata
         made = await _named(lambda: self.prompts.score(given, deadline_s, metadata), SCORE_NAMES)
+        told = [tuple(map(finite, each.logprobs)) for each in made.scores]
         await exchange.send_json(
             {
                 **self._head(exchange, "list"),
@@ -71,11 +73,11 @@ class PromptRoutes:
                     {
                         "object": "score",
                         "index": index,
-                        "score": sum(each.logprobs),
-                        "logprobs": each.logprobs,
+                        "score": sum(logprobs),
+                        "logprobs": logprobs,
                         "is_greedy": each.is_greedy,
                     }
-                    for index, each in enumerate(made.scores)
+                    for index, (each, logprobs) in enumerate(zip(made.scores, told, strict=True))
                 ],
                 "usage": _counts(made.usage),
             }

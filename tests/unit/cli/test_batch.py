@@ -123,6 +123,15 @@ def test_what_the_server_refuses_is_one_line(
     assert "no results yet" in capsys.readouterr().err
 
 
+def test_what_is_no_batch_server_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    by(monkeypatch, lambda request: httpx.Response(200, text="<html>Welcome!</html>"))
+    assert batch.run(["status", "b"]) == 1
+    said = "diptych batch: http://there: what answers there is no batch server\n"
+    assert capsys.readouterr().err == said
+
+
 def test_a_server_that_is_away_is_told() -> None:
     def server(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("refused")

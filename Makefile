@@ -10,7 +10,9 @@ PATIENT := $(GOLDEN) tests/integration/test_real_shapes.py tests/integration/lin
 CHART_TOOLS := .cache/chart/tools
 TOOL_CALLS := .cache/tool-calls
 CLIENTS := .cache/clients
+NODE_CLIENTS := .cache/node-clients
 LM_EVAL := .cache/lm-eval
+AIPERF := .cache/aiperf
 IMAGE := tests/deploy/test_image.py
 INSTALLED := tests/deploy/installed
 
@@ -96,12 +98,14 @@ image: .venv/ready  ## Build the image and run its demo in it, as nobody and rea
 toolcalls: .venv/ready $(TOOL_CALLS)/ready  ## Text of tool calls that others collected, through the parsers of all families; fetches it
 	PYTHONPATH=$(TOOL_CALLS) $(PY) -m tests.conformance.tool_calls
 
-QUICK_CLIENTS := openai=$(PY) tritonclient=$(PY) litellm=$(CLIENTS)/bin/python langchain-openai=$(CLIENTS)/bin/python
-clients: .venv/ready $(CLIENTS)/ready  ## Clients that others wrote, against a local cluster; installs 390 MB into an environment of their own
+QUICK_CLIENTS := openai=$(PY) tritonclient=$(PY) llm-comply=$(PY) schemathesis=$(PY) \
+  openai-node=$(NODE_CLIENTS) ai-sdk=$(NODE_CLIENTS) \
+  litellm=$(CLIENTS)/bin/python langchain-openai=$(CLIENTS)/bin/python
+clients: .venv/ready $(CLIENTS)/ready $(NODE_CLIENTS)/ready  ## Clients that others wrote, against a local cluster; installs 440 MB into environments of their own
 	$(PY) -m tests.integration.clients.suite $(QUICK_CLIENTS)
 
-clients-long: .venv/ready $(CLIENTS)/ready $(LM_EVAL)/ready  ## The same, and the scores of lm-eval beside those of transformers; installs 650 MB more
-	$(PY) -m tests.integration.clients.suite $(QUICK_CLIENTS) lm-eval=$(LM_EVAL)/bin/python
+clients-long: .venv/ready $(CLIENTS)/ready $(NODE_CLIENTS)/ready $(LM_EVAL)/ready $(AIPERF)/ready  ## The same, the scores of lm-eval beside those of transformers, and aiperf; installs 1.9 GB more
+	$(PY) -m tests.integration.clients.suite $(QUICK_CLIENTS) lm-eval=$(LM_EVAL)/bin/python aiperf=$(AIPERF)/bin/python
 
 page: .venv/page  ## Drive the web page in a headless Chromium, which has to be there; pictures go to docs/page
 	$(PYTEST) tests/page
@@ -136,6 +140,19 @@ $(TOOL_CALLS)/ready: Makefile
 $(CLIENTS)/ready: Makefile
 	$(PYTHON) -m venv $(CLIENTS)
 	$(CLIENTS)/bin/python -m pip install --disable-pip-version-check $(PIP_ARGS) litellm==1.106.2 langchain-openai==1.7.3
+	@touch $@
+
+# The last that run on Node 20. Without npm nothing is installed, and the suite says so.
+$(NODE_CLIENTS)/ready: Makefile
+	@mkdir -p $(NODE_CLIENTS)
+	@if command -v npm > /dev/null; then \
+	  npm install --prefix $(NODE_CLIENTS) --no-audit --no-fund \
+	    openai@6.49.0 ai@6.0.326 @ai-sdk/openai-compatible@2.0.92 zod@4.6.7 && touch $@; \
+	else echo "no npm: clients for Node are left out"; fi
+
+$(AIPERF)/ready: Makefile
+	$(PYTHON) -m venv $(AIPERF)
+	$(AIPERF)/bin/python -m pip install --disable-pip-version-check $(PIP_ARGS) aiperf==0.13.0
 	@touch $@
 
 # What is large (torch, transformers) is that of .venv: found behind what is installed here.

@@ -357,6 +357,12 @@ class RouterConfig(ProcessConfig):
         description="A request that waited this long for a token, the first or another, is traced "
         "whatever was sampled, as is one that failed or was tried again, s. Unset: none is.",
     )
+    stream_interval: int = Field(
+        1,
+        ge=1,
+        description="Tokens of one answer that are sent together: later ones wait until there are "
+        "so many, or its end; the first waits for none. More cost less of the router's time.",
+    )
     client_buffer_messages: int = Field(
         1024,
         ge=1,

@@ -9,6 +9,7 @@ together with their neighbours. An assembler carries what is not yet whole.
 import codecs
 import json
 import re
+from contextlib import suppress
 from typing import Any, Protocol
 
 from tokenizers import Tokenizer as HFTokenizer
@@ -43,6 +44,7 @@ class TokenText:
         added = tokenizer.get_added_tokens_decoder()
         self._special_ids = frozenset(id_ for id_, token in added.items() if token.special)
         self._pieces: dict[int, str | bytes] = {}
+        self._whole: dict[int, str | None] = {}
         steps = _decoder_steps(tokenizer)
         kinds = [step["type"] for step in steps]
         self.is_byte_level = kinds == ["ByteLevel"]
@@ -73,6 +75,18 @@ class TokenText:
             piece = self._pieces[token_id] = self._make_piece(token_id)
         return piece
 
+    def whole(self, token_id: int) -> str | None:
+        """The token's text where that is whole characters, whatever came before it."""
+        try:
+            return self._whole[token_id]
+        except KeyError:
+            piece = self.piece(token_id)
+            whole: str | None = None
+            with suppress(UnicodeDecodeError):
+                whole = piece if isinstance(piece, str) else piece.decode()
+            self._whole[token_id] = whole
+            return whole
+
     def spelling(self, token_id: int) -> bytes:
         """The token's bytes; a special one's are those of its name, where it has no text."""
         piece = self.piece(token_id)
@@ -100,12 +114,18 @@ class _ByteLevelAssembler:
         self._pieces = pieces
         self._shown_ids = shown_ids
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._is_within = False  # a character
 
     def push(self, token_id: int) -> str:
-        piece = self._pieces.piece(token_id)
-        if token_id in self._shown_ids:
-            piece = self._pieces.spelling(token_id)
-        return self._decoder.decode(piece) if isinstance(piece, bytes) else ""
+        is_shown = token_id in self._shown_ids
+        if not self._is_within and not is_shown:  # as nearly always
+            whole = self._pieces.whole(token_id)
+            if whole is not None:
+                return whole
+        piece = self._pieces.spelling(token_id) if is_shown else self._pieces.piece(token_id)
+        text = self._decoder.decode(piece) if isinstance(piece, bytes) else ""
+        self._is_within = bool(self._decoder.getstate()[0])
+        return text
 
     def flush(self) -> str:
         return self._decoder.decode(b"", final=True)

@@ -173,6 +173,7 @@ class Generator:
             clock=time.monotonic,
             max_unsent=self._services.config.client_buffer_messages,
             num_resumed=len(resolved.emitted_token_ids),
+            interval=self._services.config.stream_interval,
             includes_stop=resolved.includes_stop,
             split=split,
             on_emitted=observer.emitted,

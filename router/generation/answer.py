@@ -126,6 +126,11 @@ class Delta(NamedTuple):
         """All that is said with it."""
         return Said(self.text, self.reasoning, self.tool_calls)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether all that is said is text, of which there is some."""
+        return bool(self.text and not self.reasoning and not self.tool_calls)
+
     def saying(self, said: Said) -> "Delta":
         """The same tokens, with this."""
         return self._replace(text=said.text, reasoning=said.reasoning, tool_calls=said.tool_calls)

@@ -67,7 +67,8 @@ class ResponseBuilder:
 
     ``sink`` is the request machine's token sink. Deltas carry consecutive output
     positions. The first ``num_resumed`` tokens the client has already: they set the
-    state of the text and are not sent. The one owner is the request's session.
+    state of the text and are not sent. The first token that is sent is due at once, later ones
+    once there are ``interval`` of them. The one owner is the request's session.
     """
 
     def __init__(
@@ -79,11 +80,12 @@ class ResponseBuilder:
         clock: Callable[[], float],
         max_unsent: int,
         num_resumed: int = 0,
+        interval: int = 1,
         includes_stop: bool = False,
         split: AnswerSplit | None = None,
         on_emitted: OnEmitted = lambda num_tokens, gap_s: None,
     ) -> None:
-        """``max_unsent`` bounds how many batches of tokens may wait to be taken.
+        """``max_unsent`` bounds how many batches of tokens may be due and not taken.
 
         ``includes_stop``: the text ends with the stop string, or the text of the stop
         token, that ended the output. ``split`` takes the text apart; None: it is whole.
@@ -97,19 +99,25 @@ class ResponseBuilder:
         self._clock = clock
         self._max_unsent = max_unsent
         self._num_resumed = num_resumed
+        self._interval = interval
+        self._num_due = 1  # as many tokens as are sent at once
         self._includes_stop = includes_stop
         self._split = split
         self._on_emitted = on_emitted
         self._last_token_id: int | None = None
         self._prompt_parts: deque[common_pb2.PromptLogprobs] = deque()  # smaller than plain ones
-        self._unsent: Delta | None = None
-        self._num_unsent = 0
+        self._unsent_ids: list[int] = []
+        self._unsent_margins: list[float] = []
+        self._unsent_logprobs: list[TokenLogprobs] = []
+        self._unsent_text = ""
+        self._unsent_said: Said | None = None  # where the answer is split, instead of the text
+        self._num_unsent = 0  # batches, since they are due
         self._num_written = 0
 
     @property
-    def has_unsent(self) -> bool:
-        """Whether ``take`` has a delta."""
-        return self._unsent is not None
+    def is_due(self) -> bool:
+        """Whether what ``take`` has is to be sent now, though more may come."""
+        return len(self._unsent_ids) >= self._num_due
 
     @property
     def is_overfull(self) -> bool:
@@ -138,11 +146,18 @@ class ResponseBuilder:
             self.stop_match, used = delta.stop_match, delta.num_tokens_used
         self._last_token_id = token_ids[used - 1]
         self.num_output_tokens = position + used
-        said = self._split_text(self._with_stop(delta))
+        text = self._with_stop(delta)
+        said = None if self._split is None else self._split.add(text)
         if position >= self._num_resumed:
-            used_ids, used_margins = list(token_ids[:used]), list(margins[:used])
-            made = Delta("", used_ids, position, used_margins, tuple(logprobs[:used]))
-            self._emit(made.saying(said))
+            self._unsent_ids += token_ids[:used]
+            self._unsent_margins += margins[:used]
+            self._unsent_logprobs += logprobs[:used]
+            if said is None:
+                self._unsent_text += text
+            else:
+                before = self._unsent_said
+                self._unsent_said = said if before is None else before.followed_by(said)
+            self._emitted(used)
         return delta.stop_match is not None
 
     def prompt_sink(self, part: ToldPart) -> None:
@@ -166,8 +181,25 @@ class ResponseBuilder:
             )
 
     def take(self) -> Delta | None:
-        """The next delta to write."""
-        taken, self._unsent, self._num_unsent = self._unsent, None, 0
+        """The next delta to write: all tokens that were not taken yet, due or not."""
+        token_ids = self._unsent_ids
+        if not token_ids:
+            return None
+        taken = Delta(
+            self._unsent_text,
+            token_ids,
+            self.num_output_tokens - len(token_ids),
+            self._unsent_margins,
+            tuple(self._unsent_logprobs),
+        )
+        if self._unsent_said is not None:
+            taken = taken.saying(self._unsent_said)
+            self._unsent_said = None
+        self._unsent_ids, self._unsent_margins, self._unsent_text = [], [], ""
+        if self._unsent_logprobs:
+            self._unsent_logprobs = []
+        self._num_unsent = 0
+        self._num_due = self._interval
         return taken
 
     def written(self, num_tokens: int) -> float | None:
@@ -196,8 +228,9 @@ class ResponseBuilder:
             text = self._with_stop(held)
         if self.stop_match is not None:
             reason = FinishReason.STOP
-        said = self._split_text(text)
+        said = Said(text)
         if self._split is not None:
+            said = self._split.add(text)
             said = said.followed_by(self._split.finish(is_whole=reason is FinishReason.STOP))
             if reason is FinishReason.STOP and self._split.has_calls:
                 reason = FinishReason.TOOL_CALLS
@@ -237,21 +270,11 @@ class ResponseBuilder:
         is_added = self._includes_stop and delta.stop_match is not None
         return f"{delta.text}{delta.stop_match}" if is_added else delta.text
 
-    def _split_text(self, text: str) -> Said:
-        return Said(text) if self._split is None else self._split.add(text)
-
-    def _emit(self, delta: Delta) -> None:
+    def _emitted(self, num_tokens: int) -> None:
         now, moments = self._clock(), self.moments
         if moments.first_token_s is None:
             moments.first_token_s = now
         last_s, moments.last_token_s = moments.last_token_s, now
-        self._on_emitted(len(delta.token_ids), None if last_s is None else now - last_s)
-        unsent = self._unsent
-        if unsent is not None:
-            unsent.token_ids.extend(delta.token_ids)
-            unsent.margins.extend(delta.margins)
-            logprobs = (*unsent.logprobs, *delta.logprobs)
-            said = unsent.said.followed_by(delta.said)
-            delta = unsent._replace(logprobs=logprobs).saying(said)
-        self._unsent = delta
-        self._num_unsent += 1
+        self._on_emitted(num_tokens, None if last_s is None else now - last_s)
+        if len(self._unsent_ids) >= self._num_due:
+            self._num_unsent += 1

@@ -134,17 +134,17 @@ class Session:
             raise self._bug
         if self._error is not None:
             raise self._error
-        if self._answer.has_unsent or self._finish_reason is not None:
-            told = self._answer.take_prompt()
-            if told is not None:
-                return told
+        if not self._answer.is_due and self._finish_reason is None:
+            return None
+        told = self._answer.take_prompt()
+        if told is not None:
+            return told
         delta = self._answer.take()
         if delta is not None:
             self._num_taken = len(delta.token_ids)
             return delta
-        if self._finish_reason is not None:
-            return self._next_of_end(self._finish_reason)
-        return None
+        assert self._finish_reason is not None, "nothing is due"
+        return self._next_of_end(self._finish_reason)
 
     def close(self) -> None:
         """Free everything at once, however far it came. Idempotent."""
@@ -257,7 +257,7 @@ class Session:
                 self._arm_timer()
         except Exception as bug:  # noqa: BLE001 - the boundary between requests
             self._crash(bug)
-        if self._answer.has_unsent:
+        if self._answer.is_due:
             self._wake()
 
     def _drive(self, event: Event) -> None:

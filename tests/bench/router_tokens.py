@@ -1,93 +1,232 @@
-"""What the router costs per token: its CPU beside that of a bare gRPC stream of the same messages.
+"""What the router costs per token: its CPU beside that of bare streams of the same messages.
 
-    python -m tests.bench.router_tokens [--streams 256] [--tokens 200] [--json OUT]
+    python -m tests.bench.router_tokens [--case grpc --case sse] [--rounds 3] [--json OUT]
 
-A router in a process of its own, with workers that only pretend, answers many streams
-at once; then a bare ``grpc.aio`` server in a process of its own sends as many streams
-the same messages at the same pace. Both are asked by the same client. CPU time is the
-server process's own, so what the client and the workers use does not count.
+A router in a process of its own, with a worker that only pretends, answers many streams at
+once, over gRPC or as server-sent events; then a bare ``grpc.aio`` or Starlette server in a
+process of its own sends as many streams the same messages at the same pace. Both are asked by
+the same client. CPU time is that of the server's processes, so what the client and the worker
+use does not count: a process has a core's tokens per second at one over it. Latency is from
+when the worker (the bare server) had a token until the client read it, ms.
 """
 
 import argparse
 import asyncio
+import contextlib
+import functools
+import itertools
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple
 
-import grpc
 import psutil
 import uvloop
+from tokenizers import AddedToken
 
 from diptych.rpc.channel import open_channel
-from diptych.rpc.server import Context
 from diptych.v1 import inference_pb2, inference_pb2_grpc
-from router.frontend.grpc import SERVICE
-from tests.call import token_request
-from tests.integration.fake_workers import FakeDecode, token_at
+from tests.bench.bare_streams import STEP_S, seconds_since
+from tests.bench.environment import environment
+from tests.bench.paced_worker import LONG_ID, PacedDecode
+from tests.bench.token_readers import TokensCame, read_grpc, read_sse
 from tests.text_models import byte_level_tokenizer, write_folder
 
-_PROMPT = list(range(30, 50))
-_STEP_S = 0.05
 _START_TIMEOUT_S = 60.0
+_ALL_RUN = 20  # tokens of each stream after which, and until which from the end, all of them run
+
+Kind = Literal["grpc", "sse"]
+Read = Callable[[str, int, TokensCame], Coroutine[Any, Any, None]]
+"""Takes the answer of so many tokens to the request of that id."""
 
 
-async def generate_bare(
-    request: inference_pb2.GenerateRequest, context: Context
-) -> AsyncIterator[inference_pb2.GenerateResponse]:
-    """Send Deltas of one token at the pace of the pretended workers, and nothing else."""
-    loop = asyncio.get_running_loop()
-    due_s = loop.time()
-    for position in range(request.sampling.max_tokens):
-        delta = inference_pb2.Delta(text="ab", token_ids=[token_at(position)], position=position)
-        await context.write(inference_pb2.GenerateResponse(delta=delta))
-        due_s += _STEP_S
-        await asyncio.sleep(due_s - loop.time())
-    return
-    yield  # a generator without items, as the router's is
+class Served(NamedTuple):
+    """What is measured, and by whom its tokens were made."""
+
+    read: Read
+    pid: int
+    worker: PacedDecode | None  # None: the server itself
 
 
-async def serve_bare() -> None:
-    """Serve until killed; prints the port."""
-    server = grpc.aio.server()
-    handler = grpc.unary_stream_rpc_method_handler(
-        generate_bare,
-        request_deserializer=inference_pb2.GenerateRequest.FromString,
-        response_serializer=inference_pb2.GenerateResponse.SerializeToString,
+class Router(NamedTuple):
+    """A router in a process of its own, and its worker in this one."""
+
+    address: str
+    http_port: int  # 0: it serves none
+    metrics_address: str
+    pid: int
+    worker: PacedDecode
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One way to serve the streams."""
+
+    kind: Kind
+    is_bare: bool = False
+    flags: tuple[str, ...] = ()
+    num_connections: int = 1  # of gRPC; over HTTP each stream has its own
+
+
+CASES: Final = {
+    "grpc": Case("grpc"),
+    "bare grpc": Case("grpc", is_bare=True),
+    "sse": Case("sse"),
+    "bare sse": Case("sse", is_bare=True),
+    "grpc, interval 8": Case("grpc", flags=("--stream-interval", "8")),
+    "sse, interval 8": Case("sse", flags=("--stream-interval", "8")),
+    "sse, 2 processes": Case("sse", flags=("--processes", "2")),
+    "grpc, 32 connections": Case("grpc", num_connections=32),
+    "grpc, 2 processes": Case("grpc", flags=("--processes", "2"), num_connections=32),
+}
+
+
+class Cost(NamedTuple):
+    """Of one case, once."""
+
+    cpu_us: float  # per token, all processes together, while all streams run
+    request_ms: float  # CPU per request beyond that: its begin and its end
+    busiest_share: float  # of the first, of the busiest process
+    p50_ms: float
+    p99_ms: float
+
+
+async def cost(served: Served, num_streams: int, num_tokens: int) -> Cost:
+    """Let it answer so many streams at once."""
+    latencies_s: list[float] = []
+    process = psutil.Process(served.pid)
+    async with asyncio.timeout(_START_TIMEOUT_S):
+        await served.read("first", 2, lambda num_tokens, stamped: None)
+    processes = [process, *process.children(recursive=True)]
+    looks, between = [_Look.at(processes, 0)], (_ALL_RUN, num_tokens - _ALL_RUN)
+
+    def came() -> None:
+        num_came = len(latencies_s)
+        if len(looks) <= len(between) and num_came >= between[len(looks) - 1] * num_streams:
+            looks.append(_Look.at(processes, num_came))
+
+    async with asyncio.TaskGroup() as tasks:
+        for index in range(num_streams):
+            request_id = f"stream-{index:03}"
+            follow = _follow(served.worker, request_id, latencies_s, came)
+            tasks.create_task(served.read(request_id, num_tokens, follow))
+    looks.append(_Look.at(processes, len(latencies_s)))
+    assert len(latencies_s) == num_streams * num_tokens, "tokens are missing"
+    first, begin, end, last = looks
+    used = [after - before for before, after in zip(begin.cpu_s, end.cpu_s, strict=True)]
+    token_s = sum(used) / (end.num_tokens - begin.num_tokens)
+    whole_s = sum(last.cpu_s) - sum(first.cpu_s)
+    percentiles = statistics.quantiles(latencies_s, n=100)
+    return Cost(
+        1e6 * token_s,
+        1e3 * (whole_s - token_s * len(latencies_s)) / num_streams,
+        max(used) / sum(used),
+        1e3 * percentiles[49],
+        1e3 * percentiles[98],
     )
-    server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler(SERVICE, {"Generate": handler}),)
-    )
-    print(server.add_insecure_port("127.0.0.1:0"), flush=True)  # noqa: T201
-    await server.start()
-    await server.wait_for_termination()
 
 
-async def answer(channel: grpc.aio.Channel, num_tokens: int) -> int:
-    """Take one answer whole; how many tokens came."""
-    request = token_request(_PROMPT, max_tokens=num_tokens)
-    request.sampling.return_margins = False
-    num_received = 0
-    async for response in inference_pb2_grpc.InferenceStub(channel).Generate(request):
-        num_received += len(response.delta.token_ids)
-    return num_received
+class _Look(NamedTuple):
+    """What processes have used when so many tokens had come."""
+
+    num_tokens: int
+    cpu_s: list[float]
+
+    @classmethod
+    def at(cls, processes: Sequence[psutil.Process], num_tokens: int) -> "_Look":
+        times = [each.cpu_times() for each in processes]
+        return cls(num_tokens, [each.user + each.system for each in times])
 
 
-async def cpu_per_token_s(address: str, pid: int, num_streams: int, num_tokens: int) -> float:
-    """CPU time of process ``pid`` per token while it answers ``num_streams`` at once, s."""
-    async with open_channel(address) as channel:
-        await answer(channel, 2)
-        before = psutil.Process(pid).cpu_times()
-        async with asyncio.TaskGroup() as tasks:
-            answers = [tasks.create_task(answer(channel, num_tokens)) for _ in range(num_streams)]
-        after = psutil.Process(pid).cpu_times()
-    num_received = sum(task.result() for task in answers)
-    assert num_received == num_streams * num_tokens, "tokens are missing"
-    return (after.user + after.system - before.user - before.system) / num_received
+def _follow(
+    worker: PacedDecode | None,
+    request_id: str,
+    latencies_s: list[float],
+    came: Callable[[], None],
+) -> TokensCame:
+    """Notes how long each token took."""
+    num_before = 0
+
+    def follow(num_tokens: int, stamped: int) -> None:
+        nonlocal num_before
+        begin, num_before = num_before, num_before + num_tokens
+        if worker is None:
+            latencies_s.extend(itertools.repeat(seconds_since(stamped), num_tokens))
+        else:
+            now, sent_s = time.monotonic(), worker.sent_s[request_id]
+            latencies_s.extend(now - sent for sent in sent_s[begin:num_before])
+        came()
+
+    return follow
+
+
+@asynccontextmanager
+async def serving_bare(case: Case) -> AsyncIterator[Served]:
+    with child("-m", "tests.bench.bare_streams", case.kind) as process:
+        assert process.stdout is not None
+        port = int(await asyncio.to_thread(process.stdout.readline))
+        async with reading(case, f"127.0.0.1:{port}", port) as read:
+            yield Served(read, process.pid, None)
+
+
+@asynccontextmanager
+async def serving(case: Case, num_streams: int) -> AsyncIterator[Served]:
+    """A router, and its worker in this process."""
+    flags = ["--max-concurrent", str(num_streams), *case.flags]
+    flags += ["--http-port", "0"] if case.kind == "sse" else ["--no-http"]
+    async with (
+        running_router(flags) as router,
+        reading(case, router.address, router.http_port) as read,
+    ):
+        yield Served(read, router.pid, router.worker)
+
+
+@asynccontextmanager
+async def running_router(flags: Sequence[str], step_s: float = STEP_S) -> AsyncIterator[Router]:
+    """Ready to serve."""
+    worker = PacedDecode(step_s)
+    await worker.start()
+    with tempfile.TemporaryDirectory() as folder:
+        write_model(Path(folder) / "model")
+        ports = Path(folder) / "ports.json"
+        args = ["--model", f"{folder}/model", "--decode", worker.address, "--port-file", str(ports)]
+        args += ["--log-level", "error", *flags]
+        with child("-m", "router", *args) as process:
+            address = await asyncio.to_thread(address_in, ports)
+            await wait_ready(address)
+            told = json.loads(ports.read_text())
+            http_port = int(told.get("http_address", ":0").rpartition(":")[2])
+            metrics = str(told.get("metrics_address", ""))
+            yield Router(address, http_port, metrics, process.pid, worker)
+            process.terminate()  # it takes its own processes with it
+            await asyncio.to_thread(process.wait)
+    await worker.kill()
+
+
+@asynccontextmanager
+async def reading(case: Case, address: str, http_port: int) -> AsyncIterator[Read]:
+    """How the case's streams are read."""
+    if case.kind == "sse":
+        yield functools.partial(read_sse, http_port)
+        return
+    async with AsyncExitStack() as stack:
+        channels = [
+            await stack.enter_async_context(open_channel(address))
+            for _ in range(case.num_connections)
+        ]
+        turns = itertools.cycle(channels)
+
+        def read(request_id: str, num_tokens: int, came: TokensCame) -> Coroutine[Any, Any, None]:
+            return read_grpc(next(turns), request_id, num_tokens, came)
+
+        yield read
 
 
 @contextmanager
@@ -101,34 +240,13 @@ def child(*args: str) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-async def measure_bare(num_streams: int, num_tokens: int) -> float:
-    with child("-m", "tests.bench.router_tokens", "--serve-bare") as process:
-        assert process.stdout is not None
-        port = (await asyncio.to_thread(process.stdout.readline)).strip()
-        return await cpu_per_token_s(f"127.0.0.1:{port}", process.pid, num_streams, num_tokens)
-
-
-async def measure_router(num_streams: int, num_tokens: int) -> float:
-    decode = FakeDecode()
-    decode.behaviour.step_s = _STEP_S
-    await decode.start()
-    with tempfile.TemporaryDirectory() as folder:
-        write_model(Path(folder) / "model")
-        ports = Path(folder) / "ports.json"
-        args = ["--model", f"{folder}/model", "--decode", decode.address, "--port-file", str(ports)]
-        args += ["--max-concurrent", str(num_streams), "--log-level", "warning", "--no-http"]
-        with child("-m", "router", *args) as process:
-            address = await asyncio.to_thread(address_in, ports)
-            await wait_ready(address)
-            cost_s = await cpu_per_token_s(address, process.pid, num_streams, num_tokens)
-    await decode.kill()
-    return cost_s
-
-
 def write_model(folder: Path) -> None:
-    """A tokenizer, with a context that no answer fills."""
+    """A tokenizer, one token of which is long, with a context that no answer fills."""
     folder.mkdir()
-    write_folder(folder, byte_level_tokenizer())
+    tokenizer = byte_level_tokenizer()
+    tokenizer.add_tokens([AddedToken("x" * 1000, normalized=False)])
+    assert tokenizer.token_to_id("x" * 1000) == LONG_ID
+    write_folder(folder, tokenizer)
     path = folder / "config.json"
     config = json.loads(path.read_text())
     path.write_text(json.dumps({**config, "max_position_embeddings": 1_000_000}))
@@ -151,20 +269,30 @@ async def wait_ready(address: str) -> None:
             await asyncio.sleep(0.05)
 
 
-async def measure(num_streams: int, num_tokens: int, rounds: int) -> dict[str, object]:
-    """Both in turn; medians and their ratio."""
-    router, bare = [], []
-    for _ in range(rounds):
-        router.append(await measure_router(num_streams, num_tokens))
-        bare.append(await measure_bare(num_streams, num_tokens))
-    ours, theirs = sorted(router)[rounds // 2], sorted(bare)[rounds // 2]
+async def measure(
+    names: Sequence[str], num_streams: int, num_tokens: int, rounds: int
+) -> dict[str, object]:
+    """All cases in turn, again and again; medians."""
+    costs: dict[str, list[Cost]] = {name: [] for name in names}
+    for name in itertools.chain.from_iterable(itertools.repeat(names, rounds)):
+        case = CASES[name]
+        async with contextlib.AsyncExitStack() as stack:
+            made = serving_bare(case) if case.is_bare else serving(case, num_streams)
+            served = await stack.enter_async_context(made)
+            costs[name].append(await cost(served, num_streams, num_tokens))
+            sys.stderr.write(f"{name}: {costs[name][-1]}\n")
     return {
+        "environment": environment(),
         "num_streams": num_streams,
         "num_tokens": num_tokens,
-        "router_cpu_us_per_token": [round(1e6 * value, 2) for value in router],
-        "bare_cpu_us_per_token": [round(1e6 * value, 2) for value in bare],
-        "ratio": round(ours / theirs, 3),
+        "medians": {name: medians(each)._asdict() for name, each in costs.items()},
+        "rounds": {name: [each._asdict() for each in found] for name, found in costs.items()},
     }
+
+
+def medians(costs: Sequence[Cost]) -> Cost:
+    """Of each figure by itself."""
+    return Cost(*(round(statistics.median(figure), 3) for figure in zip(*costs, strict=True)))
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -172,13 +300,12 @@ def main(args: Sequence[str] | None = None) -> None:
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--case", action="append", choices=list(CASES), help="All, by default.")
     parser.add_argument("--json", help="Write the result there; - is standard output.")
-    parser.add_argument("--serve-bare", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args(args)
-    if given.serve_bare:
-        uvloop.run(serve_bare())  # as the router
-        return
-    text = json.dumps(asyncio.run(measure(given.streams, given.tokens, given.rounds)), indent=2)
+    names = given.case or list(CASES)
+    found = uvloop.run(measure(names, given.streams, given.tokens, given.rounds))
+    text = json.dumps(found, indent=1)
     if given.json not in (None, "-"):
         Path(given.json).write_text(text + "\n")
     print(text)  # noqa: T201

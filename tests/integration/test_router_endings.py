@@ -98,6 +98,15 @@ async def test_slow_client_loses_only_its_own_request(wide_model: Path) -> None:
         assert isinstance(from_rpc_error(caught.value), SlowClientError)
 
 
+async def test_tokens_wait_for_each_other_but_not_at_either_end(wide_model: Path) -> None:
+    async with running(wide_model, 1, 1, stream_interval=4) as cluster:
+        stub = inference_pb2_grpc.InferenceStub(cluster.channel)
+        call = stub.Generate(token_request(PROMPT, max_tokens=11))
+        came = [list(each.delta.token_ids) async for each in call if each.HasField("delta")]
+        assert [len(each) for each in came] == [1, 4, 4, 2]
+        assert [each for together in came for each in together] == expected(11)
+
+
 async def test_a_finished_answer_to_a_stalled_client_ends(wide_model: Path) -> None:
     timers = TIMERS.model_copy(update={"client_write_s": 0.3})
     small_window = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65536)]

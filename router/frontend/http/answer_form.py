@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from json.encoder import encode_basestring
 from typing import Final, NamedTuple
 
 from diptych.finish_reason import FinishReason
@@ -35,6 +36,7 @@ _REASONS: Final[Mapping[FinishReason, str]] = {
 _NESTED: Final = (dict, list, tuple)
 _NUM_AT_ONCE: Final = 1024  # items of a list that are written in one go: less than a millisecond
 STREAM_END: Final = b"data: [DONE]\n\n"
+_TEXT: Final = Said("\0")  # where a piece's own comes; nothing else in it is like that
 
 
 class Progress(NamedTuple):
@@ -198,6 +200,7 @@ class StreamedAnswer:
     _num_output_tokens: int = 0
     _finished: ChoiceFinished | None = None
     _head: str = field(init=False)  # what all pieces begin with, written once
+    _around: tuple[str, str] | None = None  # the text of a piece that says nothing else
 
     def __post_init__(self) -> None:
         written = _encode(self.heading.head(self.heading.form.chunk))
@@ -205,6 +208,9 @@ class StreamedAnswer:
 
     def send(self, event: GenerationEvent) -> bytes:
         """What to send now; nothing for an event that says nothing alone."""
+        if self._around is not None and isinstance(event, Delta) and event.is_plain:
+            before, behind = self._around
+            return f"{before}{_in_one_line(encode_basestring(event.text))}{behind}".encode()
         match event:
             case Started():
                 self._num_prompt_tokens = len(event.prompt_token_ids)
@@ -253,7 +259,15 @@ class StreamedAnswer:
         for members in self.heading.form.pieces_of(said, before):
             choice = _encode(self.heading.choice(members, finished, self.logprobs))
             pieces += f"{self._head}{choice}]{self._count()}}}\n\n"
+        if self.logprobs is None and not self.counts_along and not _is_left_out(self.prompt):
+            self._around = self._around or self._write_around()
         return pieces.encode()
+
+    def _write_around(self) -> tuple[str, str]:
+        (members,) = self.heading.form.pieces_of(_TEXT, self._before)
+        choice = _encode(self.heading.choice(members, None, None))
+        before, _, behind = choice.partition(_encode(_TEXT.text))
+        return f"{self._head}{before}", f"{behind}]{self._count()}}}\n\n"
 
     def _count(self) -> str:
         """The usage that a piece with a choice tells, as a further member."""
@@ -277,7 +291,10 @@ def counted(usage: Usage, prompt: PromptForm | None) -> Usage:
 
 def _encode(content: object) -> str:
     """JSON in one line, for those too who take more for a line's end than JSON does."""
-    text = _to_text(content)
+    return _in_one_line(_to_text(content))
+
+
+def _in_one_line(text: str) -> str:
     if not text.isascii():
         for end, escaped in _LINE_ENDS.items():
             text = text.replace(end, escaped)

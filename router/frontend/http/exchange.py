@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 REQUEST_ID_HEADER: Final = "x-request-id"
 TENANT: Final = "diptych.tenant"  # in the scope, where callers are known
+SEND: Final = "diptych.send"  # the server's own, for what is behind a response's head
 TIMEOUT_HEADER: Final = "x-request-timeout"
 _MAX_TIMEOUT_S: Final = 1_000_000
 _TRACE_HEADERS: Final = ("traceparent", "tracestate")
@@ -93,6 +94,7 @@ class Exchange:
         """How the stream that is being sent says that it broke off."""
         self._receive = receive
         self._send = send
+        self._send_body: Send = scope.get(SEND, send)
         self._sent = _Sent.NOTHING
 
     def take_request_id(self) -> None:
@@ -222,7 +224,7 @@ class Exchange:
         self._sent = sent  # not before: one who gives up waiting has sent nothing
 
     async def _write(self, body: bytes, *, more_body: bool) -> None:
-        await self._send({"type": "http.response.body", "body": body, "more_body": more_body})
+        await self._send_body({"type": "http.response.body", "body": body, "more_body": more_body})
         if not more_body:
             self._sent = _Sent.ALL
 

@@ -5,11 +5,14 @@ from collections.abc import Callable
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from router.frontend.http.exchange import SEND
+
 
 class Leaving:
     """An ASGI application that ends connections after another's answers, once it is time to.
 
-    Nothing of an answer is lost. Event loop only.
+    Nothing of an answer is lost. What streams may pass by it, and by all applications within,
+    once an answer has begun: they add to its head alone. Event loop only.
     """
 
     def __init__(self, app: ASGIApp, is_serving: Callable[[], bool]) -> None:
@@ -25,4 +28,5 @@ class Leaving:
                 MutableHeaders(scope=message)["connection"] = "close"
             await send(message)
 
+        scope[SEND] = send
         await self._app(scope, receive, tell)

@@ -230,3 +230,17 @@ def test_an_unknown_decoder_is_refused_by_name(tmp_path: Path) -> None:
     tokenizer.decoder = decoders.WordPiece()
     with pytest.raises(ConfigurationError, match="WordPiece"):
         write_folder(tmp_path, tokenizer)
+
+
+def test_a_piece_of_whole_characters_is_decoded_once(tokenizers: dict[str, Tokenizer]) -> None:
+    """Within a character it is not: what was begun is broken then."""
+    text = tokenizers["byte-level"].text
+    letter, begun = 70, ids_of(tokenizers["byte-level"], "😀")[0]
+    whole = text.whole(letter)
+    assert whole is not None
+    assert text.whole(letter) is whole
+    assert text.whole(begun) is None
+    assembler = text.assembler()
+    assert assembler.push(letter) is whole
+    assert [assembler.push(begun), assembler.push(letter)] == ["", f"\ufffd{whole}"]
+    assert assembler.push(letter) is whole

@@ -270,7 +270,7 @@ async def test_what_shares_the_blocks_of_another_choice_is_no_local_prefill(
         create_autospec(
             ResponseBuilder,
             instance=True,
-            has_unsent=False,
+            is_due=False,
             is_overfull=False,
             num_output_tokens=0,
         ),
@@ -387,7 +387,7 @@ def started(world: World, config: RouterConfig, claim: Claim = NO_CLAIM) -> Sess
         "r",
         ResolvedRequest(shape=shape, sampling=SamplingParams(max_tokens=4), claim=claim),
         create_autospec(
-            ResponseBuilder, instance=True, has_unsent=False, is_overfull=False, num_output_tokens=0
+            ResponseBuilder, instance=True, is_due=False, is_overfull=False, num_output_tokens=0
         ),
         Untraced(),
         replace(world.services, config=config),

@@ -158,7 +158,7 @@ def running(world: World) -> Session:
     """A request whose prompt the decode worker computes; the first of its sequences is 1."""
     shape = RequestShape(prompt_ids=PROMPT, max_tokens=9, stop_token_ids=frozenset())
     answer = create_autospec(
-        ResponseBuilder, instance=True, has_unsent=False, is_overfull=False, num_output_tokens=0
+        ResponseBuilder, instance=True, is_due=False, is_overfull=False, num_output_tokens=0
     )
     answer.sink.return_value = False  # none is a stop
     session = Session(

@@ -41,6 +41,7 @@ def make(
     max_unsent: int = 3,
     min_tokens: int = 0,
     num_resumed: int = 0,
+    interval: int = 1,
     includes_stop: bool = False,
     on_emitted: OnEmitted = lambda num_tokens, gap_s: None,
     split: AnswerSplit | None = None,
@@ -56,6 +57,7 @@ def make(
         clock=clock,
         max_unsent=max_unsent,
         num_resumed=num_resumed,
+        interval=interval,
         includes_stop=includes_stop,
         on_emitted=on_emitted,
         split=split,
@@ -87,6 +89,41 @@ def test_what_is_not_taken_in_time_is_joined(tokenizer: Tokenizer) -> None:
     assert second.position == 2
     assert answer.take() is None
     assert first.text + second.text + rest(answer) == "one two three"
+
+
+@pytest.mark.parametrize("num_resumed", [0, 2])
+def test_all_but_the_first_token_wait_for_others(tokenizer: Tokenizer, num_resumed: int) -> None:
+    answer, output, _ = make(tokenizer, interval=3, num_resumed=num_resumed)
+    if num_resumed:
+        feed(output, [70, 71])
+        assert not answer.is_due
+    taken = []
+    for token_id in range(72, 80):
+        feed(output, [token_id])
+        if answer.is_due:
+            delta = answer.take()
+            assert delta is not None
+            taken.append(delta)
+    rest = answer.take()
+    assert rest is not None, "the end waits for nothing"
+    sent = [*taken, rest]
+    assert [each.token_ids for each in sent] == [[72], [73, 74, 75], [76, 77, 78], [79]]
+    assert [each.position - num_resumed for each in sent] == [0, 1, 4, 7]
+    assert "".join(each.text for each in sent) == tokenizer.decode(list(range(72, 80)))
+
+
+def test_what_is_not_due_yet_is_not_left_unread(tokenizer: Tokenizer) -> None:
+    answer, output, _ = make(tokenizer, interval=5, max_unsent=2)
+    feed(output, [70])
+    answer.take()
+    for token_id in range(71, 75):
+        feed(output, [token_id])
+    assert not answer.is_due
+    for _ in range(2):
+        feed(output, [75])
+        assert not answer.is_overfull
+    feed(output, [75])
+    assert answer.is_overfull
 
 
 def test_too_much_unsent_is_overfull(tokenizer: Tokenizer) -> None:
@@ -309,7 +346,7 @@ def test_a_resumed_output_goes_on_as_if_it_had_not_stopped(
         texts.append(delta.text)
     answer, output, _ = make(tokenizer, stop=("e t!",), num_resumed=num_resumed)
     feed(output, ids[:num_resumed])
-    assert not answer.has_unsent
+    assert not answer.is_due
     assert answer.moments.first_token_s is None
     feed(output, ids[num_resumed:])
     delta = answer.take()

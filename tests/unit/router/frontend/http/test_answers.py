@@ -61,6 +61,33 @@ def test_a_piece_is_one_line_to_every_reader(form: Form) -> None:
     assert text in (choice.get("text"), choice.get("delta", {}).get("content"))
 
 
+@pytest.mark.parametrize("form", [CHAT, COMPLETION])
+@pytest.mark.parametrize("includes_usage", [False, True])
+def test_what_pieces_say_alike_is_written_once(
+    form: Form, includes_usage: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_written = 0
+    write = Heading.choice
+
+    def counting(*given: Any) -> Any:
+        nonlocal num_written
+        num_written += 1
+        return write(*given)
+
+    monkeypatch.setattr(Heading, "choice", counting)
+    texts = ["a", '"\\\n', "\0", "\u2028é", "", "b"]
+    stream = StreamedAnswer(heading(form), includes_usage=includes_usage)
+    pieces = [stream.send(Delta(text, [1], at, [])) for at, text in enumerate(texts)]
+    assert num_written == 2, "for the first, and for all others"
+    each_written = []
+    for at, text in enumerate(texts):
+        alone = StreamedAnswer(heading(form), includes_usage=includes_usage)
+        alone.send(Delta("x", [1], at, []))
+        alone._around = None  # so that it is written as a whole
+        each_written.append(alone.send(Delta(text, [1], at, [])))
+    assert pieces[1:] == each_written[1:]
+
+
 def heading(form: Form) -> Heading:
     return Heading(
         form=form, request_id="r", model="m", created_s=17, stop_token_ids=frozenset({9})

@@ -269,5 +269,10 @@ async def _abort(context: Context, error: Exception, method: str) -> NoReturn:
         logger.error("rpc failed", exc_info=error, extra={"method": method, "error_id": error_id})
         status = to_status(DiptychError(f"internal error {error_id}", error_id=error_id))
     untyped: Any = context  # the stubs lack abort_with_status
-    await untyped.abort_with_status(rpc_status.to_status(status))
+    try:
+        await untyped.abort_with_status(rpc_status.to_status(status))
+    except grpc.aio.AbortError:
+        raise
+    except grpc.aio.BaseError:  # who did not take an answer is gone before it took this
+        raise asyncio.CancelledError from None
     raise AssertionError("abort_with_status always raises")

@@ -135,14 +135,16 @@ async def test_who_was_given_up_may_leave_before_hearing_so(
     caplog.set_level(logging.DEBUG, "diptych.rpc.server")
     timers = TIMERS.model_copy(update={"client_write_s": 0.3})
     small_window = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65536)]
-    async with running(wide_model, 1, 1, timers=timers, client_buffer_messages=100_000) as cluster:
-        async with grpc.aio.insecure_channel(cluster.address, options=small_window) as channel:
-            cluster.decode[0].behaviour.tokens_per_step = 5000
-            stub = inference_pb2_grpc.InferenceStub(channel)
-            stalled = stub.Generate(token_request(PROMPT, max_tokens=900_000))
-            await eventually(lambda: bool(cluster.decode[0].specs), "never placed")
-            await eventually(lambda: "rpc refused" in caplog.messages, "never given up")
-            stalled.cancel()
+    async with (
+        running(wide_model, 1, 1, timers=timers, client_buffer_messages=100_000) as cluster,
+        grpc.aio.insecure_channel(cluster.address, options=small_window) as channel,
+    ):
+        cluster.decode[0].behaviour.tokens_per_step = 5000
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        stalled = stub.Generate(token_request(PROMPT, max_tokens=900_000))
+        await eventually(lambda: bool(cluster.decode[0].specs), "never placed")
+        await eventually(lambda: "rpc refused" in caplog.messages, "never given up")
+        stalled.cancel()
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 

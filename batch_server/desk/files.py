@@ -112,9 +112,14 @@ class FileDesk:
             raise not_found("file", file_id)
         return file
 
-    def content(self, file: StoredFile) -> AsyncIterator[bytes]:
-        """All of one, in pieces."""
-        return self._chunks(file) if file.batch_id is None else self._results(file)
+    async def content(self, file: StoredFile) -> AsyncIterator[bytes]:
+        """All of one, in pieces. Raises NotFoundError: it was deleted before all was read."""
+        num_left = file.num_bytes
+        async for piece in self._chunks(file) if file.batch_id is None else self._results(file):
+            num_left -= len(piece)
+            yield piece
+        if num_left:
+            raise not_found("file", file.file_id)
 
     async def delete(self, tenant: str, file_id: str) -> None:
         """It is gone once this returns. Raises NotFoundError."""

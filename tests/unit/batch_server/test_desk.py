@@ -2,14 +2,17 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from batch_server.desk.chunks import in_chunks
+from batch_server.desk.files import FileDesk, UploadBounds
 from batch_server.desk.tenant_places import TenantPlaces
-from diptych.errors import QueueFullError
+from diptych.errors import NotFoundError, QueueFullError
+from tests.unit.batch_server.rig import INPUT, line, opened
 
 
 async def of(pieces: Sequence[bytes]) -> AsyncIterator[bytes]:
@@ -43,3 +46,24 @@ async def test_places_are_a_tenants_and_everybodys() -> None:
     await places.wait_idle()
     with places.taken("c"), places.taken("c"):
         pass
+
+
+@pytest.mark.parametrize("is_result", [False, True])
+async def test_a_file_that_is_deleted_while_it_is_read_does_not_end_as_if_it_were_whole(
+    tmp_path: Path, is_result: bool
+) -> None:
+    async with opened(tmp_path) as rig:
+        data = b"".join(line(str(index), "x") for index in range(20))  # of results 16 are a piece
+        await rig.add_input(data)
+        await rig.add_batch()
+        batch = await rig.run()
+        desk = FileDesk(rig.files, UploadBounds(10**6, 10**6, 1.0), lambda: 0.0)
+        file = await desk.find("", (is_result and batch.output_file_id) or INPUT)
+        whole = b"".join([piece async for piece in desk.content(file)])
+        assert len(whole) == file.num_bytes
+        content = desk.content(file)
+        read = [await anext(content)]
+        await desk.delete("", file.file_id)
+        with pytest.raises(NotFoundError):
+            read += [piece async for piece in content]
+        assert 0 < len(b"".join(read)) < file.num_bytes

@@ -180,13 +180,18 @@ class Guard:
             self._turn(best, kept)
 
     def _is_surprised(self, recent: Sequence[Seen]) -> bool:
-        """Whether those that were answered missed more, or fewer, objectives than was foretold."""
+        """Whether those that were answered missed more objectives than was foretold, or fewer.
+
+        Who foretells too much loses no more than what is refused for it.
+        """
         begin_s = max(self._since_s, self._now_s - _WINDOW_S)
         foretold = [num for at_s, num in self._foretold if at_s >= begin_s]
         missed = [each.num_missed for each in recent if each.ttft_s is not None]
         if not missed:
             return True
-        return abs(_mean(missed) - _mean(foretold)) > _SURPRISE
+        unforeseen = _mean(missed) - _mean(foretold)
+        unanswered_ratio = 1.0 - len(missed) / len(recent)
+        return max(unforeseen, min(-unforeseen, unanswered_ratio)) > _SURPRISE
 
     def _turn(self, regime: Regime, kept: float | None = None) -> None:
         """``kept``: of the regime that ends, for the trial that begins; None: it is none."""

@@ -293,6 +293,20 @@ def test_what_comes_otherwise_than_foretold_is_doubted_where_another_regime_is_b
     assert world.turns[0][1] is Regime.APART
 
 
+def test_too_dark_a_forecast_that_refuses_few_is_left_alone() -> None:
+    """One of ten is refused, and a replay would keep it: the others had more than was foretold."""
+    world, turn = World(), count()
+
+    def refused_seldom(regime: Regime) -> bool:
+        if next(turn) % 10 == 0:
+            world.guard.ended(seen(world.now_s, is_kept=False)._replace(ttft_s=None))
+        world.guard.foretold(0.4)
+        return True
+
+    world.run(600.0, refused_seldom)
+    assert world.turns == []
+
+
 @pytest.mark.parametrize(("factor", "is_doubted"), [(6.0, False), (1.0, True)])
 def test_a_placement_tells_the_guard_what_is_foretold_of_it(
     factor: float, is_doubted: bool

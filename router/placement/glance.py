@@ -1,10 +1,11 @@
 """What workers look like at a glance, and what they would look like otherwise. Pure."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Literal, TypeVar
 
-from diptych.step_model import StepWork
+from diptych.step_model import StepCost, StepWork
 from router.placement.types import DecodeView, PrefillView, Snapshot
 
 V = TypeVar("V", bound=PrefillView | DecodeView)
@@ -19,6 +20,31 @@ def tells_prefill(view: PrefillView) -> bool:
 def tells_decode(view: DecodeView) -> bool:
     """Whether the steps of its kind are known."""
     return view.engine is not None and view.engine.model.decode.is_known
+
+
+def taken_alike(views: Sequence[V], kind: Literal["prefill", "decode"]) -> Sequence[V]:
+    """Of who does not know its steps of that kind yet, those of whoever knows them best.
+
+    So one that has just come does not make the others unknown. Those of one pool are likely
+    alike, and where they are not, it soon tells.
+    """
+
+    def cost_of(view: V) -> StepCost:
+        return StepCost() if view.engine is None else getattr(view.engine.model, kind)
+
+    if all(cost_of(view).is_known for view in views):
+        return views
+    best = max(map(cost_of, views), key=lambda cost: cost.num_steps * cost.is_known)
+    if not best.is_known:
+        return views
+
+    def known(view: V) -> V:
+        if view.engine is None or cost_of(view).is_known:
+            return view
+        model = view.engine.model._replace(**{kind: best})
+        return replace(view, engine=replace(view.engine, model=model))
+
+    return [known(view) for view in views]
 
 
 def looks_to_wait_s(view: PrefillView) -> float:

@@ -23,6 +23,7 @@ from router.placement.glance import (
     looks_apart_s,
     looks_to_wait_s,
     prompt_token_s,
+    taken_alike,
     tells_decode,
     tells_prefill,
     with_room,
@@ -121,8 +122,9 @@ class Predicted:
     What first tokens take beside steps (messages, what steps do not tell of themselves) is learned
     from those that came.
 
-    Whatever is not a fresh placement, and all placements while a worker's steps are not known,
-    are ``plain``'s, which also knows what prefixes are cached where.
+    Whatever is not a fresh placement, and all placements while the steps of no worker of a pool
+    are known, or one says nothing of them, are ``plain``'s, which also knows what prefixes are
+    cached where.
     """
 
     def __init__(self, plain: LeastLoaded, chance: Callable[[], float] = lambda: 0.5) -> None:
@@ -268,8 +270,9 @@ class Predicted:
         return self._plain.explain(query, snapshot, placement)
 
     def _weigh(self, query: Query, snapshot: Snapshot) -> list[tuple[_Loss, Outlook]]:
-        """Every candidate with its loss; none while somebody's steps are not known."""
-        prefills, decodes = usable(query, snapshot)
+        """Every candidate with its loss; none while a pool's steps are not known."""
+        may_prefill, may_decode = usable(query, snapshot)
+        prefills, decodes = taken_alike(may_prefill, "prefill"), taken_alike(may_decode, "decode")
         if not (all(map(tells_prefill, prefills)) and all(map(tells_decode, decodes))):
             return []
         holders = self._plain.holders(query)

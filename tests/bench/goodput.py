@@ -12,6 +12,9 @@ however late the load generator came to send it. Colocated engines are run once 
 multiples of the unloaded medians, which are measured first, one request at a time, on the
 colocated engines with the largest budget.
 
+Before anything is measured in a deployment, requests are sent to it until its workers know what
+their steps take, as any that have served for some minutes do.
+
 With ``--placement predicted`` each deployment is run with admission too, and two workers of
 both roles with it: requests then say what they want, so that each objective is a run of its own.
 
@@ -37,16 +40,20 @@ import psutil
 
 from diptych.rpc.channel import open_channel
 from diptych.simulation.outcome import Objective, Outcome, goodput, medians
+from diptych.step_model import StepModel
+from diptych.v1 import worker_pb2, worker_pb2_grpc
+from router.cluster.watch import roles_of
 from tests.bench.environment import environment
 from tests.bench.measured_cells import MeasuredCells
 from tests.bench.slo import Lengths, best, read_azure
 from tests.call import generate, token_request
-from tests.cluster import Cluster, running_cluster
+from tests.cluster import Cluster, Process, running_cluster
 
 TTFT_MULTIPLES, TPOT_MULTIPLES = (3.0, 5.0, 10.0), (1.5, 2.0, 3.0)
 DRAIN_S = 10.0  # after the last arrival; what is not done by then is a miss
 NUM_UNLOADED = 12
 UNLOADED_S = 120.0  # for one of these
+NUM_AT_ONCE, NUM_TO_WARM_UP, WARM_UP_TOKENS = 4, 400, 16  # requests, at most; of each answer
 # How deployments are named, and their best budget.
 APART, TOGETHER, BOTH = "prefill budget", "budget", "soft budget"
 ADMITTED = {APART: "disaggregated", TOGETHER: "colocated", BOTH: "soft"}  # in the map
@@ -72,6 +79,37 @@ class Workload:
 
     def prompt(self, num_tokens: int, rng: random.Random) -> list[int]:
         return [rng.randrange(100, self._vocab) for _ in range(num_tokens)]
+
+
+async def warm_up(cluster: Cluster, work: Workload) -> None:
+    """Send requests until every worker knows its steps."""
+    rng, arrivals = random.Random(5), work.arrivals(rate=1.0, duration_s=2.0 * NUM_TO_WARM_UP)
+    async with open_channel(cluster.router.address) as channel:
+        for begin in range(0, NUM_TO_WARM_UP, NUM_AT_ONCE):
+            if all([is_warm(await _state(worker)) for worker in cluster.workers]):
+                return
+            async with asyncio.TaskGroup() as tasks:
+                for _, lengths in arrivals[begin : begin + NUM_AT_ONCE]:
+                    prompt = work.prompt(lengths.prompt, rng)
+                    brief = lengths._replace(output=WARM_UP_TOKENS)
+                    asked = one(channel, prompt, brief, time.monotonic(), UNLOADED_S)
+                    tasks.create_task(asked)
+    raise RuntimeError("the workers do not learn what their steps take")
+
+
+def is_warm(state: worker_pb2.WorkerState) -> bool:
+    """Whether a worker knows the steps of what it is asked for."""
+    model, roles = StepModel.from_proto(state.step_model), roles_of(state)
+    is_decoding = worker_pb2.WORKER_ROLE_DECODE in roles
+    is_computing = state.local_prefill or worker_pb2.WORKER_ROLE_PREFILL in roles
+    knows_decode = model.decode.is_known or not is_decoding
+    return knows_decode and (model.prefill.is_known or not is_computing)
+
+
+async def _state(worker: Process) -> worker_pb2.WorkerState:
+    async with open_channel(worker.address) as channel:
+        call = worker_pb2_grpc.WorkerStub(channel).Watch(worker_pb2.WatchRequest())
+        return await anext(aiter(call))
 
 
 async def unloaded(cluster: Cluster, work: Workload) -> Objective:
@@ -356,7 +394,7 @@ def common(options: argparse.Namespace) -> dict[str, Any]:
     """What all runs of one file share."""
     names = ("model", "divide", "max_prompt", "max_output", "duration")
     told = {name: getattr(options, name) for name in names}
-    return {"trace": options.trace.name, **told}
+    return {"trace": options.trace.name, "is_warm": True, **told}
 
 
 def unit_of(done: MeasuredCells) -> Objective:
@@ -387,6 +425,7 @@ def run_missing(options: argparse.Namespace, done: MeasuredCells) -> None:
         show(f"starting {each.name}, {each.placement}")
         with each.running(options) as cluster:
             asyncio.run(cluster.wait_ready(2 if each.kind == BOTH else None))
+            asyncio.run(warm_up(cluster, work))
             if UNLOADED not in done:
                 unit = asyncio.run(unloaded(cluster, work))
                 done.add(UNLOADED, {**unit._asdict(), "environment": environment()})

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import itertools
 import time
 from pathlib import Path
 from typing import Any, cast
@@ -10,6 +11,8 @@ import grpc
 import pytest
 
 from diptych.simulation.outcome import Objective, Outcome
+from diptych.step_model import NUM_KNOWN_STEPS, StepCost, StepModel
+from diptych.v1 import worker_pb2
 from tests.bench import goodput
 from tests.bench.goodput import (
     APART,
@@ -20,6 +23,7 @@ from tests.bench.goodput import (
     Deployment,
     Point,
     cells,
+    is_warm,
     one,
     runs,
     table,
@@ -29,6 +33,7 @@ from tests.bench.slo import Lengths
 from tests.call import Answer
 
 CHANNEL = cast(grpc.aio.Channel, None)
+PREFILL, DECODE = worker_pb2.WORKER_ROLE_PREFILL, worker_pb2.WORKER_ROLE_DECODE
 
 
 async def test_a_request_that_was_sent_late_was_due_when_it_was_planned(
@@ -73,6 +78,26 @@ async def test_a_request_says_what_it_wants_from_when_it_was_due(
     monkeypatch.setattr(time, "monotonic", lambda: 100.0)
     await one(CHANNEL, [5], Lengths(1, 2), 99.5, 30.0, Objective(2.0, 0.08))
     assert asked == [(1500.0, 80.0)]
+
+
+@pytest.mark.parametrize(
+    ("roles", "local_prefill", "kinds"),
+    [
+        ([PREFILL], False, {"prefill"}),
+        ([DECODE], False, {"decode"}),
+        ([DECODE], True, {"prefill", "decode"}),
+        ([PREFILL, DECODE], False, {"prefill", "decode"}),
+    ],
+)
+def test_a_worker_is_warm_once_it_knows_the_steps_that_it_is_asked_for(
+    roles: list[worker_pb2.WorkerRole], local_prefill: bool, kinds: set[str]
+) -> None:
+    known = StepCost(0.1, num_steps=NUM_KNOWN_STEPS)
+    for decode, prefill in itertools.product((StepCost(), known), repeat=2):
+        told = StepModel(decode, prefill).to_proto()
+        state = worker_pb2.WorkerState(roles=roles, local_prefill=local_prefill, step_model=told)
+        knows = {kind for kind, cost in (("decode", decode), ("prefill", prefill)) if cost is known}
+        assert is_warm(state) is (kinds <= knows)
 
 
 def test_with_admission_each_objective_is_a_run() -> None:

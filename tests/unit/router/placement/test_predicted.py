@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from diptych.step_model import StepModel, StepWork
+from diptych.step_model import NUM_KNOWN_STEPS, StepModel, StepWork
 from router.placement import predicted
 from router.placement.forecast import PrefillForecast, of_prefill
 from router.placement.types import (
@@ -154,14 +154,39 @@ def test_a_first_token_that_is_too_late_anyway_is_missed_everywhere() -> None:
     assert [each.num_missed for each in chosen.forecast.candidates] == [1.0, 1.0]
 
 
-def test_the_least_loaded_until_all_steps_are_known() -> None:
-    cold = view_p(P2, 10, StepModel())
-    chosen = place((view_p(P1, 500), cold), (view_d(D1, 3), view_d(D2, 1)))
-    assert chosen == Paired(P2, D2)
-    assert isinstance(chosen, Paired)
-    assert chosen.forecast is None
+def test_the_least_loaded_until_steps_are_known() -> None:
+    cold = tuple(view_p(worker, num, StepModel()) for worker, num in ((P1, 500), (P2, 10)))
+    for prefills, decodes in (
+        (cold, (view_d(D1, 3), view_d(D2, 1))),
+        (
+            (view_p(P1, 500), view_p(P2, 10)),
+            (view_d(D1, 3, StepModel()), view_d(D2, 1, StepModel())),
+        ),
+    ):
+        chosen = place(prefills, decodes)
+        assert chosen == Paired(P2, D2)
+        assert isinstance(chosen, Paired)
+        assert chosen.forecast is None
     silent = dataclasses.replace(view_d(D2, 1), engine=None)
     assert place((view_p(P1),), (view_d(D1, 3), silent)) == Paired(P1, D2)
+
+
+def test_who_has_just_come_is_taken_to_be_as_those_of_its_pool_that_know() -> None:
+    """Each kind of step of the one that knows it best."""
+    d3 = WorkerId("d3:1", "d3")
+    slow = MODEL._replace(decode=MODEL.decode._replace(fixed_s=0.2, num_steps=500))
+    barely = MODEL._replace(prefill=MODEL.prefill._replace(num_steps=NUM_KNOWN_STEPS - 1))
+    prefills = (view_p(P1, 500), view_p(P2, 10, barely))
+    for decodes, tpot_s in (
+        ((view_d(D1, 3), view_d(D2, 1, StepModel())), 0.059),
+        ((view_d(D1, 3), view_d(D2, 1, StepModel()), view_d(d3, 2, slow)), 0.219),
+    ):
+        chosen = place(prefills, decodes)
+        assert chosen is not None
+        assert not isinstance(chosen, PrefillOnly)
+        assert chosen.forecast is not None
+        told = {each.decode: each for each in chosen.forecast.candidates if each.prefill == P2}
+        assert told[D2].tpot_s == pytest.approx(tpot_s)
 
 
 def test_what_is_no_fresh_placement_is_as_ever() -> None:

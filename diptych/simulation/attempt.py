@@ -130,6 +130,7 @@ class Attempt:
         """Give back whatever is held. Idempotent."""
         if self._is_open:
             self._is_open = False
+            self._router.second_halves.drop(self)
             self._close_lease()
             self._close_reservation()
 
@@ -157,11 +158,15 @@ class Attempt:
         is_lease_first = pair.prefill.incarnation < pair.decode.incarnation
         first, self._ask_next = (lease, reserve) if is_lease_first else (reserve, lease)
         first()
+        asked = pair.prefill if is_lease_first else pair.decode
+        num_tokens = len(self._request.prompt_ids)
+        self._router.second_halves.add(self, pair, asked, num_tokens)
 
     def _settle_if_granted(self) -> None:
         following, self._ask_next = self._ask_next, None
         if following is not None:
             following()
+            self._router.second_halves.drop(self)
             return
         lease, held = self._lease, self._reservation
         if (lease is None or lease.is_accepted) and (held is None or held.is_granted):

@@ -11,6 +11,7 @@ from diptych.simulation.seen import DecodeSeen, PrefillSeen, Told
 from diptych.simulation.worker import SimulatedWorker
 from router.cluster.prefill_backlog import PrefillBacklog
 from router.placement.departures import Departures
+from router.placement.second_halves import SecondHalves
 from router.placement.types import DecodeView, Policy, PrefillView, Snapshot, WorkerId
 from router.placement.waiting_room import WaitingRoom
 
@@ -90,6 +91,7 @@ class SimulatedRouter:
         self.place = 0  # among the routers, as workers have it
         self.block_size = decode[0].engine.limits.block_size
         self._snapshot: Snapshot | None = None
+        self.second_halves = SecondHalves(self._forget_snapshot)
         self._prefill_views = _Views[PrefillView]()
         self._decode_views = _Views[DecodeView]()
         self.backlog = PrefillBacklog(self._backlog_changed)
@@ -115,12 +117,16 @@ class SimulatedRouter:
     def snapshot(self) -> Snapshot:
         """What placement may use now."""
         if self._snapshot is None:
-            self._snapshot = Snapshot(
+            found = Snapshot(
                 self._prefill_views.all(),
                 self._decode_views.all(),
                 has_prefill_pool=bool(self.prefill),
             )
+            self._snapshot = self.second_halves.over(found)
         return self._snapshot
+
+    def _forget_snapshot(self) -> None:
+        self._snapshot = None
 
     def _seat_prefill(self, host: SimulatedWorker, max_pending: int) -> None:
         changed = partial(self._changed, host.worker)

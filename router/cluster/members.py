@@ -20,6 +20,7 @@ from router.cluster.worker_clock import ClockOffset
 from router.config import RouterConfig
 from router.discovery.source import Discovery, Targets
 from router.placement.place import NOWHERE, Place
+from router.placement.second_halves import SecondHalves
 from router.placement.types import Policy, Snapshot, WorkerId
 
 logger = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ class Cluster:
         call now.
         """
         self.prefill_backlog = PrefillBacklog(self._backlog_changed)
+        self.second_halves = SecondHalves(self._forget_snapshot)
         self._config = config
         self._dialer = Dialer(config.timers, Identity.of(config.tls))
         self._policy = policy
@@ -202,12 +204,16 @@ class Cluster:
         if self._snapshot is None:
             prefill = (member.view for member in self._prefill.values())
             decode = (member.view for member in self._decode.values())
-            self._snapshot = Snapshot(
+            found = Snapshot(
                 tuple(view for view in prefill if view is not None),
                 tuple(view for view in decode if view is not None),
                 has_prefill_pool=self._has_prefill_pool,
             )
+            self._snapshot = self.second_halves.over(found)
         return self._snapshot
+
+    def _forget_snapshot(self) -> None:
+        self._snapshot = None
 
     # What workers and streams say
 

@@ -112,6 +112,7 @@ class Dispatch:
         self._rates = EngineRates()
         self.is_held = False  # not for want of room: some objective would have been missed
         self._foretold: _Foretold | None = None  # of the first token that is to come
+        self._in_order: Paired | None = None  # placed newly, not all of which was asked for
 
     @property
     def awaits_tokens(self) -> bool:
@@ -132,6 +133,10 @@ class Dispatch:
             return placement
         if placement is not None and self._observer.is_traced:
             self._observer.placed(placement, policy.explain(query, snapshot, placement))
+        self._forget_second_half()
+        holds_one = query.on_prefill is not None or query.on_decode is not None
+        if isinstance(placement, Paired) and placement.in_order and not holds_one:
+            self._in_order = placement
         self._foretold = None  # what an earlier placement foretold has not come true
         if isinstance(placement, Paired | DecodeOnly) and placement.forecast is not None:
             self._observer.foretold(placement.forecast)
@@ -275,6 +280,7 @@ class Dispatch:
         num_tokens = len(start.spec.token_ids)
         self._services.cluster.prefill_backlog.opened(action.sequence_id, action.worker, num_tokens)
         self._services.spawn(stream.run(), f"lease {action.sequence_id}")
+        self._asked_half(action.worker)
         return True
 
     def grant(self, action: actions.Grant) -> None:
@@ -330,6 +336,7 @@ class Dispatch:
             return False
         self._reservations[action.sequence_id] = _Reservation(link, action.worker)
         self._services.policy.began(action.worker, self._request.claim.tpot_s)
+        self._asked_half(action.worker)
         return True
 
     def bind(self, action: actions.Bind) -> None:
@@ -389,8 +396,23 @@ class Dispatch:
         self._services.cluster.prefill_backlog.computed(sequence_id)
         lease = self._leases.pop(sequence_id, None)
         if lease is not None:
+            self._forget_second_half()
             self._settle_lease(lease)
         return lease
+
+    def _asked_half(self, worker: WorkerId) -> None:
+        """Of a pair in order: the other half will follow, or this was it."""
+        halves, pair = self._services.cluster.second_halves, self._in_order
+        if pair is None:
+            return
+        if self in halves:
+            self._forget_second_half()
+        else:
+            halves.add(self, pair, worker, len(self._request.shape.prompt_ids))
+
+    def _forget_second_half(self) -> None:
+        self._in_order = None
+        self._services.cluster.second_halves.drop(self)
 
     def _settle_lease(self, lease: _Lease) -> None:
         if not lease.is_expected or not self._keys:
@@ -403,6 +425,7 @@ class Dispatch:
     def _forget_reservation(self, sequence_id: int) -> _Reservation | None:
         held = self._reservations.pop(sequence_id, None)
         if held is not None:
+            self._forget_second_half()
             self._settle_reservation(sequence_id, held)
             self._services.policy.ended(held.worker, self._request.claim.tpot_s)
         return held

@@ -49,3 +49,28 @@ def test_the_lesser_incarnation_is_asked_first_and_the_other_once_it_granted(
     assert done.outcomes[0].ttft_s is not None
     assert not done.refusals
     assert_idle(simulation)
+
+
+@pytest.mark.parametrize("is_lease_first", [True, False], ids=["lease", "reservation"])
+def test_those_that_come_together_see_each_other_before_any_worker_answers(
+    is_lease_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulation = Simulation(setup(Split(num_soft=2), model=ROUND), iter([Shape(0.0, 20, 5)] * 3))
+    one, other = (host.worker for host in simulation.cluster.soft)
+    pair = Paired(one, other) if is_lease_first else Paired(other, one)
+    seen: list[tuple[int, int]] = []
+
+    def place(query: Query, snapshot: Snapshot) -> Paired:
+        prefill = {view.worker: view for view in snapshot.prefill}
+        decode = {view.worker: view for view in snapshot.decode}
+        tokens = prefill[pair.prefill].num_pending_tokens
+        seen.append((tokens, decode[pair.decode].num_sequences))
+        return pair
+
+    router = simulation.cluster.routers[0]
+    monkeypatch.setattr(router.policy, "place", place)
+    done = simulation.run(10.0, 0.0)
+    assert seen == [(0, 0), (20, 1), (40, 2)]
+    assert not done.refusals
+    assert router.second_halves.over(router.snapshot()) is router.snapshot(), "none is left"
+    assert_idle(simulation)

@@ -124,9 +124,12 @@ class World:
         link._handle(decode_pb2.DecodeEvent(welcome=welcome))
         return link
 
-    def says(self, worker: WorkerId, role: worker_pb2.WorkerRole) -> None:
+    def says(self, worker: WorkerId, role: worker_pb2.WorkerRole, **more: Any) -> None:
         state = worker_pb2.WorkerState(
-            incarnation=worker.incarnation, role=role, state=worker_pb2.SERVING_STATE_READY
+            incarnation=worker.incarnation,
+            role=role,
+            state=worker_pb2.SERVING_STATE_READY,
+            **more,
         )
         watches = (member.watch for member in self.cluster._members())
         next(watch for watch in watches if watch.address == worker.address)._update(state)

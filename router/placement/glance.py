@@ -25,8 +25,8 @@ def tells_decode(view: DecodeView) -> bool:
 def taken_alike(views: Sequence[V], kind: Literal["prefill", "decode"]) -> Sequence[V]:
     """Of who does not know its steps of that kind yet, those of whoever knows them best.
 
-    So one that has just come does not make the others unknown. Those of one pool are likely
-    alike, and where they are not, it soon tells.
+    So one that has just come does not make the others unknown, and is not left without the work
+    by which it would learn. Those of one pool are likely alike, and where not, it soon tells.
     """
 
     def cost_of(view: V) -> StepCost:

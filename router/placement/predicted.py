@@ -272,7 +272,10 @@ class Predicted:
     def _weigh(self, query: Query, snapshot: Snapshot) -> list[tuple[_Loss, Outlook]]:
         """Every candidate with its loss; none while a pool's steps are not known."""
         may_prefill, may_decode = usable(query, snapshot)
-        prefills, decodes = taken_alike(may_prefill, "prefill"), taken_alike(may_decode, "decode")
+        prefills = taken_alike(may_prefill, "prefill")
+        decodes = taken_alike(may_decode, "decode")
+        if not prefills:  # who decodes computes all prompts, and learns by nothing else
+            decodes = taken_alike(decodes, "prefill")
         if not (all(map(tells_prefill, prefills)) and all(map(tells_decode, decodes))):
             return []
         holders = self._plain.holders(query)

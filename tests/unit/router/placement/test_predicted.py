@@ -25,6 +25,7 @@ from tests.unit.router.placement.predicted_world import (
     D2,
     KEYS,
     MODEL,
+    NO_PREFILL,
     P1,
     P2,
     QUERY,
@@ -187,6 +188,14 @@ def test_who_has_just_come_is_taken_to_be_as_those_of_its_pool_that_know() -> No
         assert chosen.forecast is not None
         told = {each.decode: each for each in chosen.forecast.candidates if each.prefill == P2}
         assert told[D2].tpot_s == pytest.approx(tpot_s)
+
+
+def test_who_could_not_learn_of_prompts_yet_gets_some() -> None:
+    """Without a prefill pool: else all of them would go to whoever learned first, for ever."""
+    knows, cold = view_d(D1, 9, MODEL), view_d(D2, 0, NO_PREFILL)
+    assert made().place(QUERY, Snapshot((), (knows, cold), has_prefill_pool=False)) == DecodeOnly(
+        D2, Why.CHOICE
+    )
 
 
 def test_what_is_no_fresh_placement_is_as_ever() -> None:

@@ -37,6 +37,7 @@ from diptych.v1 import batches_pb2 as public
 from diptych.v1 import batches_pb2_grpc
 from router.frontend.callers.callers import Anybody, Callers
 from router.frontend.http.exchange import BodyRoom
+from tests.call_ends import told
 from tests.unit.batch_server.rig import NOW_S, FakeRouters, Rig, opened
 
 UPLOADS = UploadBounds(max_file_bytes=1_000_000, max_tenant_bytes=1_500_000, patience_s=30.0)
@@ -151,12 +152,10 @@ async def refused(call: Any) -> DiptychError:
 
 
 async def upload_refused(call: Any) -> DiptychError:
-    end = CallEnd(call)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    error = await end.error(caught.value)
-    assert error is not None
-    return from_rpc_error(error)
+        async with told(CallEnd(call)):
+            await call
+    return from_rpc_error(caught.value)
 
 
 async def drained(call: Any) -> None:

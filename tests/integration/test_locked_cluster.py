@@ -26,6 +26,7 @@ from diptych.v1 import (
 )
 from tests.authority import Authority, flags
 from tests.call import generate, token_request
+from tests.call_ends import told
 from tests.cluster import Cluster, Process, running_cluster
 
 REQUEST = token_request(range(3, 67), max_tokens=40)
@@ -121,13 +122,12 @@ async def codes(channel: grpc.aio.Channel) -> dict[str, grpc.StatusCode]:
 
 async def code_of(call: Any) -> grpc.StatusCode:
     """By the called process's word: our write may fail as it refuses."""
-    end = CallEnd(call)
     try:
-        async for _ in call:
-            pass
+        async with told(CallEnd(call)):
+            async for _ in call:
+                pass
     except grpc.aio.AioRpcError as error:
-        said = await end.error(error)
-        return grpc.StatusCode.OK if said is None else said.code()
+        return error.code()
     return grpc.StatusCode.OK
 
 

@@ -16,9 +16,11 @@ from hypothesis import settings
 
 from batch_server.rpc.servicer import SERVICE
 from diptych.errors import all_reasons
+from diptych.rpc.call_end import CallEnd
 from diptych.rpc.channel import open_channel
 from diptych.rpc.status import from_rpc_error
 from diptych.v1 import batches_pb2 as public
+from tests.call_ends import told
 from tests.integration.batch_rig import UPLOADS, content, sent, served, written
 from tests.integration.odd_messages import odd_bytes
 from tests.notes import Note
@@ -94,7 +96,9 @@ async def ask(channel: grpc.aio.Channel, method: str, messages: list[bytes]) -> 
     path = f"/{SERVICE}/{method}"
     untyped: Any = channel
     if method == "UploadFile":
-        await untyped.stream_unary(path)(iter(messages))
+        call = untyped.stream_unary(path)(iter(messages))
+        async with told(CallEnd(call)):
+            await call
     elif method in STREAMS:
         async for _ in untyped.unary_stream(path)(messages[0]):
             pass

@@ -18,9 +18,11 @@ from google.rpc import error_details_pb2, status_pb2
 from hypothesis import settings
 
 from diptych.open_inference import service_pb2
+from diptych.rpc.call_end import CallEnd
 from diptych.v1 import inference_pb2 as public
 from router.frontend.grpc import SERVICE
 from router.frontend.open_inference.servicer import SERVICE as OPEN_INFERENCE
+from tests.call_ends import told
 from tests.integration.odd_messages import odd_bytes
 from tests.integration.router_rig import PATIENT, running
 from tests.notes import Note
@@ -199,11 +201,11 @@ async def call(channel: Any, method: str, data: bytes, what: str) -> grpc.Status
             events = [public.GenerateResponse.FromString(each) async for each in streaming(data)]
             assert events[-1].HasField("summary"), f"{what}: {data!r}"
         elif method.endswith("/ModelStreamInfer"):
-            both = channel.stream_stream(method)
-            told = [
-                service_pb2.ModelStreamInferResponse.FromString(each) async for each in both([data])
-            ]
-            return code_of(told[-1].error_message, f"{what}: {data[:2000]!r}")
+            stream = channel.stream_stream(method)([data])
+            async with told(CallEnd(stream)):
+                answers = [answer async for answer in stream]
+            last = service_pb2.ModelStreamInferResponse.FromString(answers[-1])
+            return code_of(last.error_message, f"{what}: {data[:2000]!r}")
         else:
             unary = channel.unary_unary(method)
             await unary(data, timeout=60)

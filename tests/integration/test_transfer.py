@@ -12,11 +12,13 @@ import grpc
 import pytest
 
 from diptych.errors import ConfigurationError, InvalidRequestError
+from diptych.rpc.call_end import CallEnd
 from diptych.rpc.channel import open_channel
 from diptych.rpc.status import from_rpc_error
 from diptych.v1 import common_pb2, decode_pb2, kv_source_pb2, kv_source_pb2_grpc, worker_pb2
 from kvtransfer.digest import block_digest, combined_digest
 from kvtransfer.errors import TransportError
+from tests.call_ends import told
 from tests.integration.transfer_rig import (
     BLOCK_SIZE,
     BLOCKS,
@@ -235,6 +237,13 @@ async def test_a_reason_is_sent_although_a_range_is_being_sent(source: Source) -
     await until_idle(source)
 
 
+async def spoilt(call: Any, end: CallEnd) -> None:
+    async with told(end):
+        await call.write(b"\xff\xff\xff")
+        while await call.read():  # heartbeats, the reason, and that is all
+            await call.done_writing()
+
+
 @pytest.mark.parametrize("is_first", [True, False], ids=["first", "later"])
 async def test_a_command_that_cannot_be_decoded_is_no_end_of_a_fetch(
     source: Source, is_first: bool
@@ -248,14 +257,13 @@ async def test_a_command_that_cannot_be_decoded_is_no_end_of_a_fetch(
     async with open_channel(source.address) as channel:
         raw: Any = channel
         call = raw.stream_stream("/diptych.v1.KVSource/Fetch")()
+        end = CallEnd(call)
         if not is_first:
             await call.write(kv_source_pb2.FetchCommand(open=opened).SerializeToString())
             await call.read()
-        await call.write(b"\xff\xff\xff")
-        with contextlib.suppress(grpc.aio.AioRpcError):
-            while await call.read():  # heartbeats, the reason, and that is all
-                await call.done_writing()
-        assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await spoilt(call, end)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     await until_idle(source)
 
 

@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from decode_worker import app as decode_app
 from decode_worker.config import DecodeWorkerConfig
+from diptych.rpc.call_end import CallEnd
 from diptych.rpc.channel import open_channel
 from diptych.rpc.status import from_failure, from_rpc_error
 from diptych.timers import Timers
@@ -33,6 +34,7 @@ from prefill_worker.config import PrefillWorkerConfig
 from soft_worker import app as soft_app
 from soft_worker.config import SoftWorkerConfig
 from tests import metrics
+from tests.call_ends import told
 from tests.cluster import START_TIMEOUT_S
 
 BLOCK_SIZE = 16
@@ -214,6 +216,7 @@ class Lease:
         self._unread: list[prefill_pb2.PrefillEvent] = []
         stub: Any = prefill_pb2_grpc.PrefillStub(worker.channel)
         self.call = stub.Prefill()
+        self._end = CallEnd(self.call)
 
     async def start(
         self, token_ids: Sequence[int], *, max_tokens: int = 8, margins: bool = False
@@ -260,7 +263,8 @@ class Lease:
 
     async def _read(self) -> prefill_pb2.PrefillEvent | None:
         try:
-            event = await self.call.read()
+            async with told(self._end):
+                event = await self.call.read()
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from error
         if event is not EOF and event.HasField("ended"):
@@ -296,6 +300,7 @@ class Router:
         self.incarnation = incarnation
         stub: Any = decode_pb2_grpc.DecodeStub(channel or worker.channel)
         self.call = stub.Decode()
+        self._end = CallEnd(self.call)
         self.said: dict[int, Said] = {}
         self.num_messages = 0
         self.worker_incarnation = ""
@@ -345,7 +350,8 @@ class Router:
     async def read(self) -> decode_pb2.DecodeEvent:
         """The next event of any kind; tokens and ends are booked in ``said``."""
         try:
-            event: decode_pb2.DecodeEvent = await self.call.read()
+            async with told(self._end):
+                event: decode_pb2.DecodeEvent = await self.call.read()
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from error
         assert event is not EOF, "the stream ended"

@@ -9,10 +9,12 @@ import pytest_asyncio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from diptych.errors import DiptychError, InvalidRequestError, QueueFullError, SlowClientError
+from diptych.rpc.call_end import CallEnd
 from diptych.rpc.channel import open_channel
 from diptych.rpc.server import PublicEdge, make_server
 from diptych.rpc.status import from_rpc_error
 from diptych.timers import Timers
+from tests.call_ends import told
 
 SERVES = health_pb2.HealthCheckResponse.SERVING
 EDGE = PublicEdge(
@@ -50,11 +52,12 @@ async def channel(port: int) -> AsyncIterator[grpc.aio.Channel]:
 async def end_of(channel: grpc.aio.Channel, method: str, *sent: bytes) -> DiptychError:
     """Of a call whose client sends these; an empty one says that there is nothing more."""
     call = channel.stream_stream(method, request_serializer=None, response_deserializer=None)(None)
-    for piece in sent:
-        await (call.write(piece) if piece else call.done_writing())
     try:
-        async for _ in call:
-            pass
+        async with told(CallEnd(call)):
+            for piece in sent:
+                await (call.write(piece) if piece else call.done_writing())
+            async for _ in call:
+                pass
         raise AssertionError("it ended well")
     except grpc.aio.AioRpcError as error:
         return from_rpc_error(error)

@@ -11,25 +11,34 @@ from tests.protocol.invariants import Invariant
 from tests.protocol.prefills import PrefillWorker
 from tests.protocol.pulls import FakePull
 from tests.protocol.routers import Request
-from tests.protocol.workers import BLOCK_SIZE, Worker
+from tests.protocol.workers import Worker
 
 if TYPE_CHECKING:
     from tests.protocol.cluster import Cluster
 
 
 def check_now(cluster: "Cluster") -> None:
-    """What must hold after any event."""
-    for worker in cluster.workers:
-        _check_holders(worker)
-        _check_cached(worker, cluster.slots)
-        _check_writers(worker)
-    for prefill in cluster.prefills:
-        _check_readable(prefill)
-        _check_lease_owners(prefill)
-    for decode in cluster.decodes:
-        _check_reservation_owners(decode)
-    for request in cluster.all_requests:
-        _check_outcome(cluster, request)
+    """What must hold after any event, of what is watched."""
+    watches = cluster.setting.watch.watches
+    if watches(Invariant.HOLDERS):
+        for worker in cluster.workers:
+            _check_holders(worker)
+        for prefill in cluster.prefills:
+            _check_lease_owners(prefill)
+        for decode in cluster.decodes:
+            _check_reservation_owners(decode)
+    if watches(Invariant.CACHED):
+        for worker in cluster.workers:
+            _check_cached(worker, cluster.slots)
+    if watches(Invariant.WRITERS):
+        for worker in cluster.workers:
+            _check_writers(worker)
+    if watches(Invariant.READABLE):
+        for prefill in cluster.prefills:
+            _check_readable(prefill)
+    if watches(Invariant.OUTCOME):
+        for request in cluster.all_requests:
+            _check_outcome(cluster, request)
 
 
 def check_healed(cluster: "Cluster") -> None:
@@ -61,23 +70,22 @@ def _check_holders(worker: Worker) -> None:
     counts = pool.counts()
     if sum(counts[1:]) != counts.total:
         watch.broken(Invariant.HOLDERS, f"the gauges do not sum up: {counts}")
-    num_quarantined = sum(map(pool.is_quarantined, range(pool.num_blocks)))
-    num_only_so = sum(pool.is_quarantined(b) for b in range(pool.num_blocks) if b not in held)
+    quarantined = list(filter(pool.is_quarantined, range(pool.num_blocks)))
+    num_only_so = sum(block_id not in held for block_id in quarantined)
     if counts.total - counts.free - counts.cached != len(held) + num_only_so:
         watch.broken(Invariant.HOLDERS, f"sequences hold {len(held)} blocks of {counts}")
-    if counts.quarantined != num_quarantined:
-        watch.broken(Invariant.HOLDERS, f"{num_quarantined} blocks are quarantined of {counts}")
+    if counts.quarantined != len(quarantined):
+        watch.broken(Invariant.HOLDERS, f"blocks {quarantined} are quarantined of {counts}")
 
 
-def _check_cached(worker: Worker, slots: dict[bytes, list[bytes]]) -> None:
+def _check_cached(worker: Worker, slots: dict[bytes, bytes]) -> None:
     """A cached block holds what its key says, in the groups of layers that it is said to hold."""
     for block_id in range(worker.pool.num_blocks):
         key = worker.pool.key_of(block_id)
         if key is None:
             continue
         for group in range(worker.pool.num_groups_of(block_id)):
-            found = [worker.memory.slot(block_id, offset, group) for offset in range(BLOCK_SIZE)]
-            if found != slots.get(key):
+            if worker.memory.slots(block_id, group) != slots.get(key):
                 what = f"block {block_id} holds something else"
                 worker.setting.watch.broken(Invariant.CACHED, what)
 

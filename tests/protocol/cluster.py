@@ -46,7 +46,7 @@ class Cluster:
         self.streams: dict[Stream, tuple[Process, Process | None]] = {}
         self.all_requests: list[Request] = []
         self._numbers = count(1)
-        self.slots: dict[bytes, list[bytes]] = {}  # by block key: what the block must hold
+        self.slots: dict[bytes, bytes] = {}  # by block key: what the block must hold
         self.prefills = [self._prefill(f"p{i}") for i in range(num_workers)]
         self.decodes = [self._decode(f"d{i}") for i in range(num_workers)]
         for decode in self.decodes:
@@ -80,7 +80,7 @@ class Cluster:
         tokens = [*question.prompt, *request.right]
         slots = slots_of(tokens)
         for index, key in enumerate(block_keys(tokens, BLOCK_SIZE)):
-            self.slots[key] = slots[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE]
+            self.slots[key] = b"".join(slots[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE])
         return request
 
     def lease_of(self, pull: FakePull) -> Stream | None:

@@ -63,6 +63,11 @@ class Memory:
         begin = (group * self.block_size + offset) * SLOT_BYTES
         return bytes(self.blocks[block_id][begin : begin + SLOT_BYTES])
 
+    def slots(self, block_id: int, group: int) -> bytes:
+        """All of a block in one group."""
+        num_bytes = self.block_size * SLOT_BYTES
+        return bytes(self.blocks[block_id][group * num_bytes : (group + 1) * num_bytes])
+
     def written_by(self, plan: StepPlan) -> list[int]:
         """Blocks that the step writes."""
         return [

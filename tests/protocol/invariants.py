@@ -48,6 +48,10 @@ class Watch:
     def __init__(self, watched: Collection[Invariant] = frozenset(Invariant)) -> None:
         self._watched = watched
 
+    def watches(self, invariant: Invariant) -> bool:
+        """Whether it has to be looked at."""
+        return invariant in self._watched
+
     def broken(self, invariant: Invariant, what: str) -> None:
         """It does not hold here and now. Raises BrokenError if it is watched."""
         if invariant in self._watched:

@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import os
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
@@ -11,6 +12,10 @@ from hypothesis import settings
 from diptych.process import loading
 from tests import notes, second_tries
 from tests.golden import models
+
+# Tests and all that they start share few cores: a thread of torch that has nothing to do sleeps,
+# else it spins in place of one that has. Read once, as torch is loaded, which is later.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # ``--hypothesis-profile long``: searches take hours instead of seconds.
 LONG = "long"

@@ -16,6 +16,10 @@ AIPERF := .cache/aiperf
 IMAGE := tests/deploy/test_image.py
 INSTALLED := tests/deploy/installed
 
+# Each module is compiled when it is first imported, which of seven installed ones is one; where
+# that could not be kept, every process would do it again.
+export PYTHONDONTWRITEBYTECODE =
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test golden chaos chaos-long lint proto published bench gpu chart chart-long image page constraints manifests toolcalls clients clients-long
 
@@ -27,13 +31,11 @@ setup: .venv/ready  ## Create .venv and install everything into it
 demo: .venv/ready  ## Three answers from 1 router + 1 prefill + 1 decode worker, with their timing
 	$(PY) examples/demo.py
 
-# Processes are started hundreds of times; each would compile every module again. Two at a time:
-# much of it waits for processes to start. The fault tests have deadlines and are alone; they leave
-# half of two cores idle. Tests that only compute (the golden ones, kernels in their interpreter) have
-# none and take what the others leave. What is broken for all of them would take an hour to fail each:
-# ten failures are enough.
+# Two at a time: much of it waits for processes to start. The fault tests have deadlines and are
+# alone; they leave half of two cores idle. Tests that only compute (the golden ones, kernels in their
+# interpreter) have none and take what the others leave. What is broken for all of them would take an
+# hour to fail each: ten failures are enough.
 WHEN_IDLE := $(if $(shell command -v chrt),chrt --idle 0,nice -n 19)
-test: export PYTHONDONTWRITEBYTECODE =
 test: .venv/ready  ## Unit, integration and fault tests; golden tests with five prompts per model
 	@mkdir -p .cache
 	$(WHEN_IDLE) $(PYTEST) --maxfail 10 --timeout 1800 $(PATIENT) > .cache/patient.log 2>&1 & patient=$$!; \
@@ -126,7 +128,7 @@ endef
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
 	  || { echo "$(PYTHON) is not python 3.11 to 3.13: say make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(PY) -m pip install --disable-pip-version-check $(PIP_ARGS) -e '.[worker,dev]'
+	$(PY) -m pip install --disable-pip-version-check --no-compile $(PIP_ARGS) -e '.[worker,dev]'
 	@touch $@
 
 .venv/page: .venv/ready

@@ -22,7 +22,8 @@ from diptych.errors import (
 from router.cluster.members import Cluster
 from router.config import RouterConfig
 from router.frontend import validation
-from router.frontend.constraint_check import CheckedForm, ConstraintCheck
+from router.frontend.checked_form import CheckedForm
+from router.frontend.constraint_check import ConstraintCheck
 from router.frontend.field_names import renamed
 from router.frontend.served_model import ServedModel
 from router.frontend.service_classes import ServiceClasses
@@ -252,14 +253,12 @@ class Admission:
         words = request.sampling.bad_words
         return validation.resolve(
             request,
-            prompt.token_ids,
+            prompt,
             self._facts(),
-            own_end=prompt.own_end,
             drawn_seed=secrets.randbits(63),
             claim=claim,
             bad_words=validation.tokenize_bad_words(words, self._model.tokenizer),
-            grammar="" if form is None else form.grammar,
-            thoughts=None if form is None else form.thoughts,
+            form=form,
         )
 
     async def _encode(self, request: GenerationRequest, max_model_len: int) -> EncodedPrompt:

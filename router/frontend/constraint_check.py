@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 from diptych.constraint import Constraint
 from diptych.errors import RETRY_LATER_S, InvalidRequestError, NoWorkerError, QueueFullError
 from diptych.text.thought_form import ThoughtForm
+from router.frontend.checked_form import CheckedForm
 
 logger = logging.getLogger(__name__)
 
@@ -26,14 +27,6 @@ _MAX_WAITING: Final = 256
 _TOO_MUCH: Final = "it takes too much time or memory"
 _DIED: Final = json.dumps({"problem": _TOO_MUCH}).encode()  # of what it was asked, it seems
 _ENDED_BY_OTHERS: Final = (0, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
-
-
-class CheckedForm(NamedTuple):
-    """What an output is held to: a grammar for the workers, and what of it are thoughts."""
-
-    grammar: str
-    thoughts: ThoughtForm | None = None
-    """Those that may come before the answer; None: all of it is the answer."""
 
 
 class _Asked(NamedTuple):

@@ -23,8 +23,8 @@ from diptych.sampling_params import (
     check_options,
 )
 from diptych.text.chat_template import Message
-from diptych.text.thought_form import ThoughtForm
 from diptych.text.tokenizer import Tokenizer
+from router.frontend.checked_form import CheckedForm
 from router.frontend.tools import check_tools
 from router.generation.request import ChatPrompt, GenerationRequest, TextPrompt, TokenPrompt
 from router.placement.claim import NO_CLAIM, Claim
@@ -127,23 +127,21 @@ def tokenize_bad_words(words: Sequence[str], tokenizer: Tokenizer) -> frozenset[
 
 def resolve(
     request: GenerationRequest,
-    prompt_ids: Sequence[int],
+    prompt: EncodedPrompt,
     facts: ModelFacts,
     *,
-    own_end: str | None = None,
     drawn_seed: int,
     claim: Claim = NO_CLAIM,
     bad_words: frozenset[tuple[int, ...]] = frozenset(),
-    grammar: str = "",
-    thoughts: ThoughtForm | None = None,
+    form: CheckedForm | None = None,
 ) -> ResolvedRequest:
     """Fill in what the client left open, within the context length.
 
-    What the client did not say the model's makers do, then the defaults;
-    ``own_end`` is as of an EncodedPrompt; ``drawn_seed`` is used if the client gave none;
-    ``bad_words`` are the tokens of the client's, ``grammar`` its constraint's, if it has one,
-    and ``thoughts`` what it lets come before. Raises InvalidRequestError.
+    What the client did not say the model's makers do, then the defaults; ``drawn_seed`` is used
+    if the client gave none; ``bad_words`` are the tokens of the client's, ``form`` what its
+    output is held to. Raises InvalidRequestError.
     """
+    prompt_ids, grammar = prompt.token_ids, "" if form is None else form.grammar
     check_room(len(prompt_ids), facts.max_model_len, request.prompt_field)
     max_tokens = _max_tokens(request, len(prompt_ids), facts.max_model_len)
     given = request.sampling
@@ -185,8 +183,8 @@ def resolve(
         num_best=given.num_choices,
         tells_logprobs=given.logprobs is not None,
         emitted_token_ids=tuple(request.emitted_token_ids),
-        thoughts=thoughts,
-        own_end=own_end,
+        thoughts=None if form is None else form.thoughts,
+        own_end=prompt.own_end,
     )
 
 

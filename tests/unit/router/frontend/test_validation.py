@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import processors
 
 from diptych.constraint import OutputGrammar
 from diptych.errors import InvalidRequestError
@@ -19,8 +20,10 @@ from diptych.text.chat_template import ChatTemplate, Message, ToolCall
 from diptych.text.tokenizer import Tokenizer
 from diptych.v1 import inference_pb2
 from router.frontend import validation
-from router.frontend.validation import ModelFacts
+from router.frontend.checked_form import CheckedForm
+from router.frontend.validation import EncodedPrompt, ModelFacts
 from router.generation.request import ChatPrompt, GenerationRequest, TextPrompt, TokenPrompt
+from router.request.prompt_told import WantedLogprobs
 from router.request.resolved import ResolvedRequest
 from tests.text_models import byte_level_tokenizer, write_folder
 from tests.unit.router.frontend.asked import (
@@ -50,11 +53,9 @@ def resolve(
     request, known = read(message), known or facts()
     validation.check(request, known)
     words = frozenset((ord(word),) for word in request.sampling.bad_words)  # a letter is a token
-    prompt_ids = list(message.tokens.ids)
-    grammar = "" if request.sampling.constraint is None else GRAMMAR
-    return validation.resolve(
-        request, prompt_ids, known, drawn_seed=77, bad_words=words, grammar=grammar
-    )
+    prompt = EncodedPrompt(list(message.tokens.ids))
+    form = None if request.sampling.constraint is None else CheckedForm(GRAMMAR)
+    return validation.resolve(request, prompt, known, drawn_seed=77, bad_words=words, form=form)
 
 
 def test_with_a_constraint_any_stop_token_ends_but_stop_strings_wait() -> None:
@@ -185,6 +186,12 @@ def test_nothing_given_is_filled_in() -> None:
     assert sampling.stop_token_ids == {2}
 
 
+def test_detail_11_all_tokens_that_the_model_ends_with_end_it() -> None:
+    several = facts()._replace(eos_token_ids=frozenset({2, 3}))
+    assert resolve(tokens(5, stop_token_ids=[9]), several).shape.stop_token_ids == {2, 3, 9}
+    assert resolve(tokens(5, ignore_eos=True), several).shape.stop_token_ids == frozenset()
+
+
 def test_what_is_given_is_kept() -> None:
     resolved = resolve(
         tokens(
@@ -221,6 +228,20 @@ def test_a_value_that_changes_nothing_is_no_refusal() -> None:
         repetition_penalty=1.0, logit_bias={},
     )  # fmt: skip
     assert resolve(neutral).shape.prompt_ids == (5,)
+
+
+def test_the_best_are_known_by_log_probabilities_that_nobody_may_have_asked_for() -> None:
+    silent = resolve(tokens(5, n=1, best_of=2))
+    assert (silent.sampling.logprobs, silent.tells_logprobs) == (0, False)
+    told = resolve(tokens(5, n=1, best_of=2, logprobs=3))
+    assert (told.sampling.logprobs, told.tells_logprobs) == (3, True)
+    assert resolve(tokens(5, n=2)).sampling.logprobs is None
+
+
+def test_who_resumes_was_told_of_the_prompt_before() -> None:
+    told = resolve(tokens(5, 6, temperature=0, prompt_logprobs=2)).shape.told
+    assert told == WantedLogprobs(1, 2, 2)
+    assert resolve(resumed([7], temperature=0, prompt_logprobs=2)).shape.told is None
 
 
 def test_resumed_output_is_kept_apart_from_the_prompt() -> None:
@@ -382,6 +403,23 @@ def test_text_is_tokenised_as_the_model_wants(tokenizer: Tokenizer) -> None:
     request = inference_pb2.GenerateRequest(text="hello")
     prompt = validation.tokenize(read(request), tokenizer, MAX_LEN)
     assert prompt.token_ids == tokenizer.encode("hello")
+
+
+def test_a_text_that_goes_on_has_no_begin(tmp_path: Path) -> None:
+    raw = byte_level_tokenizer()
+    begin = raw.token_to_id("<s>")
+    raw.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", begin)])
+    tokenizer = write_folder(tmp_path, raw)
+    begins, goes_on = (
+        GenerationRequest(
+            prompt=TextPrompt("hello", is_continuation=is_continuation),
+            sampling=SamplingOptions(),
+            num_bytes=5,
+        )
+        for is_continuation in (False, True)
+    )
+    rest = validation.tokenize(goes_on, tokenizer, MAX_LEN).token_ids
+    assert validation.tokenize(begins, tokenizer, MAX_LEN).token_ids == [begin, *rest]
 
 
 def test_chat_goes_through_the_template(tokenizer: Tokenizer) -> None:

@@ -154,6 +154,25 @@ def test_waiting_passes_over_a_server_that_is_started_again() -> None:
     assert ended.status == "completed"
 
 
+def test_a_server_that_was_away_and_came_back_may_be_away_again() -> None:
+    """Each time for less than patience lasts."""
+    paused_s, states = 0.0, [told("in_progress", done) for done in range(4)]
+
+    def sleep(pause_s: float) -> None:
+        nonlocal paused_s
+        paused_s += pause_s
+
+    def server(request: httpx.Request) -> httpx.Response:
+        nonlocal paused_s
+        if paused_s < 200 and len(states) < 4:
+            raise httpx.ConnectError("refused")
+        paused_s = 0.0
+        return httpx.Response(200, json=states.pop(0) if states else told("completed", 4))
+
+    with client_of(server) as client:
+        assert batch.wait_for(client, client.state("b"), sleep).status == "completed"
+
+
 def test_waiting_ends_where_the_server_stays_away_or_refuses() -> None:
     pauses: list[float] = []
 

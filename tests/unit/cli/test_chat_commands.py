@@ -102,6 +102,9 @@ def test_stats_are_those_of_the_last_answer_that_ended(conversation: Conversatio
     assert any(line.startswith("TTFT") for line in obey(conversation, "/stats"))
     conversation.answered("a", "stopped", None)
     assert obey(conversation, "/stats") == [none]
+    conversation.answered("a", "b", last)
+    obey(conversation, "/clear")
+    assert obey(conversation, "/stats") == [none]
 
 
 def test_help_names_every_command(conversation: Conversation) -> None:

@@ -69,6 +69,16 @@ def test_everything_is_there() -> None:
     assert "p:1 d:1 proven nixl 2.50 7 DRAM to DRAM" in said
 
 
+def test_a_worker_that_is_not_used_says_so() -> None:
+    told = report()
+    told.prefill[0].is_used = False
+    told.decode[0].is_used = False
+    told.decode[0].state = "starting"
+    said = text_of(screen(Sample(told, 0.0), None, has_bars=False))
+    assert "ready, not used" in said
+    assert said.count("not used") == 1, "the other has a state that says why"
+
+
 def test_rates_are_since_the_look_before() -> None:
     before, now = Sample(report(), 10.0), Sample(report(150, 17), 12.0)
     shown = text_of(screen(now, before, has_bars=True))

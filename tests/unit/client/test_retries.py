@@ -32,6 +32,11 @@ def test_they_come_on_top_of_what_the_router_asks_for() -> None:
     assert pauses(QueueFullError("full", retry_after_s=3.0), 1.0, num=1) == [3.1, None]
 
 
+def test_who_is_told_to_wait_for_long_decides_that_itself() -> None:
+    assert pauses(QueueFullError("full", retry_after_s=30.0), 1.0, num=1)[0] == 30.1
+    assert pauses(QueueFullError("full", retry_after_s=30.5), 1.0, num=1)[0] is None
+
+
 def test_a_call_that_met_the_end_of_its_server_is_made_again() -> None:
     killed = remote_error(grpc.StatusCode.CANCELLED, "", "CANCELLED")
     assert pauses(killed, 1.0, num=1) == [0.1, None]

@@ -49,6 +49,17 @@ def run(
     return text + last.text, last.stop_match, used
 
 
+@pytest.mark.parametrize("num_before", [1, 2 * detokenizer.BULK_TOKENS])
+def test_of_stops_that_end_together_the_longest_counts(
+    tokenizers: dict[str, Tokenizer], num_before: int
+) -> None:
+    """Pushed one by one, and all at once."""
+    tokenizer = tokenizers["byte-level"]
+    ids = tokenizer.encode("x" * num_before + "abc", add_special=False)
+    for stop in (["b", "ab"], ["ab", "b"]):
+        assert run(tokenizer, ids, stop, [])[:2] == ("x" * num_before, "ab")
+
+
 def first_stop(text: str, stop: list[str]) -> tuple[str, str | None]:
     """What precedes the stop string that ends first (of those, the longest)."""
     for end in range(1, len(text) + 1):

@@ -326,6 +326,16 @@ def test_masked_tokens_are_never_drawn() -> None:
         assert {token.token_id for token in drawn} <= {600, 601, 602}
 
 
+def test_min_p_keeps_all_that_are_as_likely_as_the_likeliest() -> None:
+    """More of them than the filters look at first."""
+    wanted, count = spec(min_p=1.0), 100
+    drawn = draw(torch.zeros(1, 3000).expand(count, -1), [wanted] * count, list(range(count)))
+    token_ids = [token.token_id for token in drawn]
+    assert min(token_ids) < 1000
+    assert max(token_ids) >= 2000
+    assert len(set(token_ids)) > count // 2
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_broken_logits_are_an_error_of_their_row_only(bad: float) -> None:
     logits = random_logits(1, 3, 3000, 1.0)

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,23 +11,39 @@ import pytest
 from diptych.constraint import Constraint
 from diptych.errors import (
     DeadlineExceededError,
+    DiptychError,
+    InvalidRequestError,
     ModelNotFoundError,
+    NoWorkerError,
     QueueFullError,
     WorkerDrainingError,
 )
+from diptych.sampling_params import NOTHING_SAID
 from diptych.service_level import NO_LEVEL
 from diptych.tenant import NOBODY
 from diptych.text.thought_form import ThoughtForm
+from router.cluster.members import Cluster
 from router.config import RouterConfig
 from router.frontend.admission import Admission
 from router.frontend.served_model import ServedModel
 from router.frontend.validation import EncodedPrompt
+from router.generation.request import GenerationRequest, TextPrompt
+from tests.text_models import byte_level_tokenizer, write_folder
 
 
-def admission(max_open_bytes: int) -> Admission:
+def admission(max_open_bytes: int = 10**6, **settings: Any) -> Admission:
     unused: Any = SimpleNamespace()
-    config = RouterConfig(model="m", decode=["a:1"], max_open_bytes=max_open_bytes)
+    config = RouterConfig(model="m", decode=["a:1"], max_open_bytes=max_open_bytes, **settings)
     return Admission(unused, unused, config)
+
+
+class Unfound:
+    """A cluster of which nobody was ever heard."""
+
+    max_model_len = None
+
+    async def wait_found(self) -> None:
+        await asyncio.Event().wait()
 
 
 async def test_open_requests_have_a_budget_of_bytes() -> None:
@@ -87,3 +104,57 @@ async def test_a_drain_refuses_what_is_new_and_no_part_of_what_was_let_in() -> N
         await door.admit(request, None)
     with pytest.raises(ModelNotFoundError):  # it was looked at
         await door.admit(request, None, is_part=True)
+
+
+@pytest.mark.parametrize(
+    ("workers_len", "expected"), [(None, 100), (50, 50), (100, 100), (200, 100)]
+)
+def test_the_context_is_what_the_model_and_all_workers_have(
+    workers_len: int | None, expected: int
+) -> None:
+    model: Any = SimpleNamespace(tokenizer=SimpleNamespace(max_model_len=100))
+    cluster: Any = SimpleNamespace(max_model_len=workers_len)
+    door = Admission(model, cluster, RouterConfig(model="m", decode=["a:1"]))
+    assert door.max_model_len == expected
+
+
+@pytest.mark.parametrize(
+    ("patience_s", "left_s", "expected"),
+    [
+        (0.01, None, NoWorkerError),
+        (0.01, 60.0, NoWorkerError),
+        (60.0, 0.01, DeadlineExceededError),
+    ],
+)
+async def test_who_waited_in_vain_for_a_worker_leaves_its_place(
+    patience_s: float, left_s: float | None, expected: type[DiptychError]
+) -> None:
+    door = admission(max_queue=1, timers={"no_worker_s": patience_s})
+    door._cluster = cast(Cluster, Unfound())
+    for _ in range(2):
+        deadline_s = None if left_s is None else time.monotonic() + left_s
+        with pytest.raises(expected):
+            await door.admit_prompts("scoring", deadline_s)
+
+
+async def test_a_long_prompt_that_is_refused_leaves_its_place(tmp_path: Path) -> None:
+    door = admission(max_queue=1)
+    tokenizer = write_folder(tmp_path, byte_level_tokenizer())
+    model: Any = SimpleNamespace(name="m", tokenizer=tokenizer, recommended=NOTHING_SAID)
+    door._model, door._cluster = model, cast(Cluster, Unfound())
+    text = "diptych " * 131_072
+    request = GenerationRequest(prompt=TextPrompt(text), sampling=NOTHING_SAID, num_bytes=len(text))
+    for _ in range(5):  # more than may wait
+        with pytest.raises(InvalidRequestError):
+            await door.tokenize(request)
+
+
+@pytest.mark.parametrize(("has_workers", "drains"), [(True, False), (True, True), (False, False)])
+def test_detail_22_it_is_ready_while_a_request_could_be_placed(
+    has_workers: bool, drains: bool
+) -> None:
+    door = admission()
+    door._cluster = cast(Cluster, SimpleNamespace(is_ready=has_workers))
+    if drains:
+        door.drain()
+    assert door.is_ready == (has_workers and not drains)

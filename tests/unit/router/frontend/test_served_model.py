@@ -23,3 +23,21 @@ def test_detail_16_defaults_of_the_models_makers_are_logged(
     (record,) = [each for each in caplog.records if "sampling defaults" in each.getMessage()]
     assert vars(record)["defaults"] == {"temperature": 0.25, "top_k": 7}
     assert list(vars(record)["not_served"]) == ["typical_p"]
+
+
+@pytest.mark.parametrize(
+    ("said", "is_told"),
+    [
+        ({"eos_token_id": [2]}, False),
+        ({"temperature": 0.5}, True),
+        ({"typical_p": 0.9}, True),
+    ],
+)
+def test_detail_16_only_what_changes_an_answer_or_would_elsewhere_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, said: dict[str, object], is_told: bool
+) -> None:
+    folder = write_tiny_model(tmp_path)
+    (folder / "generation_config.json").write_text(json.dumps(said))
+    with caplog.at_level(logging.INFO):
+        ServedModel.from_folder("m", folder)
+    assert any("sampling defaults" in each.getMessage() for each in caplog.records) == is_told

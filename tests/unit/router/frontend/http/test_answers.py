@@ -4,6 +4,7 @@ import json
 import math
 from typing import Any
 
+import grpc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from diptych.errors import (
     NoWorkerError,
     QueueFullError,
     all_reasons,
+    reasons_with,
 )
 from diptych.finish_reason import FinishReason
 from diptych.text.tokenizer import Tokenizer
@@ -29,7 +31,7 @@ from router.frontend.http.answer_form import (
 )
 from router.frontend.http.chat_form import CHAT
 from router.frontend.http.errors import STATUSES, RefusedError, answer_to, bug
-from router.frontend.http.logprob_form import CompletionLogprobs
+from router.frontend.http.logprob_form import CompletionLogprobs, by_token_id
 from router.frontend.http.prompt_form import PromptForm, PromptWish
 from router.generation.answer import (
     CalledTool,
@@ -196,6 +198,19 @@ def test_details_7_and_8_calls_of_tools() -> None:
     ]
 
 
+def test_detail_7_calls_are_counted_through_the_whole_stream() -> None:
+    calls = [CalledTool(name, name, "{}") for name in "abcd"]
+    said = [calls[:2], calls[2:3], calls[3:]]
+    deltas = [
+        Delta("", [1], position, [], tool_calls=tuple(each)) for position, each in enumerate(said)
+    ]
+    pieces = streamed(CHAT, [*deltas, *events_of([], FinishReason.TOOL_CALLS)[1:]])
+    told = joined([piece["choices"][0]["delta"].get("tool_calls", []) for piece in pieces])
+    assert [(each["index"], each.get("id")) for each in told] == [
+        (0, "a"), (0, None), (1, "b"), (1, None), (2, "c"), (2, None), (3, "d"), (3, None),
+    ]  # fmt: skip
+
+
 def test_details_1_and_4_the_end_of_a_stream() -> None:
     read = streamed(CHAT, events_of(["a", "b"]), includes_usage=True)
     reasons = [piece["choices"][0]["finish_reason"] for piece in read[:-1]]
@@ -335,6 +350,12 @@ def test_details_12_and_13_log_probabilities_of_a_completion(tokenizer: Tokenize
     assert {name: joined([one[name] for one in members]) for name in told} == told
 
 
+def test_a_prompts_token_that_is_likely_has_its_rank(tokenizer: Tokenizer) -> None:
+    place = by_token_id(tokenizer.text, 6, found(6, 5, 6, 7), 2)
+    ranks: Any = dict(place)
+    assert {token_id: told["rank"] for token_id, told in ranks.items()} == {"6": 2, "5": 1}
+
+
 def test_a_log_probability_of_nought_is_a_number(tokenizer: Tokenizer) -> None:
     """JSON knows no infinity."""
     never = TokenLogprobs(-math.inf, (5,), (-math.inf,))
@@ -370,8 +391,54 @@ def test_detail_11_only_what_the_client_named_is_a_stop_reason(
     assert streamed(COMPLETION, events)[-1]["choices"][0]["stop_reason"] == told
 
 
-def test_every_reason_has_a_status() -> None:
+STATUS_OF_CODE = {
+    grpc.StatusCode.INVALID_ARGUMENT: 400,
+    grpc.StatusCode.UNAUTHENTICATED: 401,
+    grpc.StatusCode.NOT_FOUND: 404,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
+    grpc.StatusCode.INTERNAL: 500,
+    grpc.StatusCode.FAILED_PRECONDITION: 500,
+    grpc.StatusCode.PERMISSION_DENIED: 500,  # between workers: nothing that a client could help
+    grpc.StatusCode.UNIMPLEMENTED: 501,
+    grpc.StatusCode.UNAVAILABLE: 503,
+    grpc.StatusCode.DATA_LOSS: 503,
+    grpc.StatusCode.DEADLINE_EXCEEDED: 504,
+}
+OTHER_STATUSES = {  # where HTTP says more than gRPC's codes do
+    "CLASS_NOT_ALLOWED": 403,
+    "CLIENT_TOO_SLOW": 408,
+    "BATCH_NOT_OPEN": 409,
+    "FILE_TOO_LARGE": 413,
+    "STORAGE_FULL": 413,
+    "KV_TRANSFER_INTERRUPTED": 503,
+    "LEASE_EXPIRED": 503,
+}
+
+
+def test_every_reason_has_the_status_of_its_code() -> None:
     assert set(STATUSES) == set(all_reasons())
+    expected = {
+        reason: status for code, status in STATUS_OF_CODE.items() for reason in reasons_with(code)
+    }
+    assert {**expected, "INTERNAL": 500, **OTHER_STATUSES} == STATUSES
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, "invalid_request_error"),
+        (401, "authentication_error"),
+        (403, "permission_error"),
+        (404, "invalid_request_error"),
+        (429, "rate_limit_error"),
+        (500, "server_error"),
+        (503, "service_unavailable_error"),
+        (504, "timeout_error"),
+    ],
+)
+def test_detail_18_each_status_has_openais_type(status: int, kind: str) -> None:
+    content: Any = answer_to(RefusedError(status, "no", "code")).content
+    assert content["error"]["type"] == kind
 
 
 def test_detail_18_errors() -> None:

@@ -160,7 +160,8 @@ class Keeping:
 
 
 async def test_a_stream_that_keeps_a_call_back_says_that_it_lives() -> None:
-    moments = iter((0.0, 1.0, 10.0, 12.0, 12.0, 13.0, 14.0))
+    """For so long since its last piece, of whichever kind."""
+    moments = iter((0.0, 5.0, 14.0, 16.0, 16.0, 20.0, 21.0))
     answers = GenerationAnswers(
         cast(Admission, ADMISSION),
         cast(Generator, Keeping()),
@@ -174,6 +175,30 @@ async def test_a_stream_that_keeps_a_call_back_says_that_it_lives() -> None:
     bodies = [each["body"] for each in client.sent if each["type"] == "http.response.body"]
     kinds = [body[:2] for body in bodies]
     assert kinds == [b"da", b": ", b"da", b""]
+
+
+class BreakingOff:
+    """Fails after its first piece."""
+
+    async def generate(self, *_: object, **__: object) -> AsyncGenerator[GenerationEvent, None]:
+        yield Delta("a", [1], 0, [])
+        raise NoWorkerError("gone")
+
+
+async def test_detail_19_a_stream_of_a_response_breaks_off_in_its_own_words() -> None:
+    answers = GenerationAnswers(
+        cast(Admission, ADMISSION),
+        cast(Generator, BreakingOff()),
+        read_response,
+        ResponseWriters(),
+    )
+    client = Behind(b'{"model":"m","input":"p","stream":true}')
+    client.num_given_up = 1  # it takes all
+    await Posted(answers, ROOM)({"type": "http", "headers": JSON}, client.receive, client.send)  # type: ignore[arg-type]
+    kind, told = client.sent[-1]["body"].decode().split("\n", 1)
+    assert kind == "event: response.failed"
+    failed = json.loads(told.removeprefix("data: "))["response"]
+    assert failed["error"] == {"code": "server_error", "message": "no_worker: gone"}
 
 
 class Refusing:

@@ -40,6 +40,7 @@ async def test_events_come_in_order_and_few_answers_at_a_time() -> None:
             tasks.create_task(merged.follow(shared))
         async for prompt, event in merged.events():
             assert isinstance(event, Delta)
+            await asyncio.sleep(0)  # it is being written
             assert answers.written[prompt] == taken[prompt], "this one is not written yet"
             taken[prompt].append(event.position)
             assert answers.num_begun <= 2 + len(answers.closed)

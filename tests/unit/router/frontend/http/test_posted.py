@@ -194,6 +194,16 @@ async def cut_off(call: Call) -> None:
     assert running.cancelled()
 
 
+@pytest.mark.parametrize("given", ["0", "-1", "nan", "inf", "1000001", "soon"])
+async def test_a_time_that_is_none_is_refused(given: str) -> None:
+    async def answer(exchange: Exchange, data: bytes) -> None:
+        await exchange.send_json({"deadline_s": exchange.read_deadline_s()})
+
+    call = Call(answer, [b"{}"], [*JSON, (b"x-request-timeout", given.encode())])
+    await call.run()
+    assert (call.status, json.loads(call.body)["error"]["param"]) == (400, "x-request-timeout")
+
+
 async def test_of_a_bug_only_an_id_is_told(caplog: pytest.LogCaptureFixture) -> None:
     async def crash(exchange: Exchange, data: bytes) -> None:
         raise KeyError("secret")
@@ -217,6 +227,7 @@ async def test_detail_19_a_failure_amid_a_stream_is_an_event_before_its_end() ->
     call = Call(fail, [b"{}"])
     await call.run()
     assert call.status == 200
+    assert call.headers[b"x-accel-buffering"] == b"no", "proxies shall hold nothing back"
     first, told, last, rest = call.body.decode().split("\n\n")
     assert (first, last, rest, call.is_whole) == ("data: 1", "data: [DONE]", "", True)
     assert json.loads(told.removeprefix("data: "))["error"]["code"] == "no_worker"
@@ -225,6 +236,7 @@ async def test_detail_19_a_failure_amid_a_stream_is_an_event_before_its_end() ->
 async def test_other_tasks_run_while_a_large_answer_is_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A list that is one longer than a round number too."""
     longest = 0
     real = answer_form._encode
 
@@ -234,7 +246,7 @@ async def test_other_tasks_run_while_a_large_answer_is_written(
         longest = max(longest, len(text))
         return text
 
-    vectors = [[index / 7] * 3000 for index in range(50)]
+    vectors = [[index / 7] * (2049 + index) for index in range(70)]
     content = {"é\u2028": None, "data": [{"index": 1, "embedding": each} for each in vectors]}
     in_one_go = answer_form.sse(content).removeprefix(b"data: ").removesuffix(b"\n\n")
     monkeypatch.setattr(answer_form, "_encode", encode)

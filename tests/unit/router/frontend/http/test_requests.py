@@ -149,6 +149,9 @@ def test_what_is_echoed_is_told_of_as_the_answer_is() -> None:
     assert alone.prompt.is_all
     assert alone.request.sampling.max_tokens == 1
     assert completion(echo=False).prompt is None
+    assert completion(max_tokens=0).request.sampling.max_tokens == 0, "to be refused"
+    further = completion(echo=True, logprobs=1, prompt_logprobs=3)
+    assert further.request.sampling.prompt_logprobs == 3
 
 
 def test_a_prompts_log_probabilities_are_for_answers_in_one_piece() -> None:
@@ -163,6 +166,24 @@ def test_what_is_for_one_choice_alone_is_refused_for_several() -> None:
     counted = {"include_usage": True, "continuous_usage_stats": True}
     asked = {**several, "stream": True, "stream_options": counted}
     assert refusal(asked).field == "stream_options.continuous_usage_stats"
+
+
+def test_counts_along_a_stream_need_the_prompts_tokens() -> None:
+    counted = {"include_usage": True, "continuous_usage_stats": True}
+    assert completion(stream=True, stream_options=counted).request.return_prompt_token_ids
+    assert not completion(stream=True).request.return_prompt_token_ids
+
+
+def test_each_of_several_prompts_is_echoed_as_it_was_written() -> None:
+    first = completion(prompt=["a", "b"], echo=True)
+    texts = [each.prompt.text for each in (first, *first.others) if each.prompt is not None]
+    assert texts == ["a", "b"]
+
+
+def test_choices_that_are_drawn_and_not_told_count_too() -> None:
+    several = {"model": "m", "prompt": ["a"] * 64, "n": 1}
+    assert len(completion(**{**several, "best_of": 2}).others) == 63
+    assert refusal({**several, "best_of": 3}).field == "prompt"
 
 
 @pytest.mark.parametrize("name", OF_OTHER_CHATS)
@@ -254,7 +275,9 @@ def test_a_chat() -> None:
             {"role": "assistant", "content": "c", "refusal": None, "tool_calls": []},
         ],
         chat_template_kwargs={"enable_thinking": False},
+        cache_salt="s",
     )
+    assert asked.request.cache_salt == "s"
     assert asked.request.prompt == ChatPrompt(
         (Message("system", "be brief"), Message("user", "a b"), Message("assistant", "c")),
         {"enable_thinking": False},
@@ -296,6 +319,9 @@ def test_a_chat_with_tools_and_what_they_answered() -> None:
         has_parallel_calls=False,
         is_split=True,
     )
+    other = chat(messages=[{"role": "assistant", "content": "c", "reasoning": "vLLM's newer name"}])
+    assert isinstance(other.request.prompt, ChatPrompt)
+    assert other.request.prompt.messages[0].reasoning == "vLLM's newer name"
     wrong = InvalidRequestError("is there twice", field="chat.tools[1].name")
     assert renamed(wrong, chat(tools=[TOOL, TOOL]).names).field == "tools[1].function.name"
     wrong = InvalidRequestError("is none", field="chat.required_tool")
@@ -484,3 +510,41 @@ def test_too_many_inputs_are_named_as_their_client_wrote_them() -> None:
     comparison = read_score({"text_1": "a", "text_2": ["b"]}, ENVELOPE)
     assert isinstance(comparison, Comparison)
     assert renamed(error, comparison.names).field == "text_2"
+
+
+def test_detail_24_texts_and_lists_of_token_ids_are_inputs() -> None:
+    for given, expected in (
+        ([[1, 2], [3]], (TokenPrompt([1, 2]), TokenPrompt([3]))),
+        ([1, 2], (TokenPrompt([1, 2]),)),
+        (["a", "b"], (TextPrompt("a"), TextPrompt("b"))),
+        ("a", (TextPrompt("a"),)),
+    ):
+        assert read_embeddings({"input": given}, ENVELOPE).request.inputs == expected
+
+
+@pytest.mark.parametrize(
+    ("said", "is_base64"),
+    [({}, False), ({"encoding_format": "float"}, False), ({"encoding_format": "base64"}, True)],
+)
+def test_detail_24_vectors_are_in_base64_for_who_asks(
+    said: dict[str, Any], is_base64: bool
+) -> None:
+    assert read_embeddings({"input": "a", **said}, ENVELOPE).is_base64 == is_base64
+
+
+def test_each_document_is_named_as_its_client_wrote_it() -> None:
+    ranking = read_rerank({"query": "q", "documents": ["a", "b"]}, ENVELOPE)
+    for index, theirs in enumerate(["query", "documents[0]", "documents[1]"]):
+        error = InvalidRequestError("is empty", field=f"inputs[{index}].text")
+        assert renamed(error, ranking.names).field == theirs
+
+
+@pytest.mark.parametrize(
+    ("firsts", "pairs"), [("a", [(0, 1), (0, 2)]), (["a", "b"], [(0, 2), (1, 3)])]
+)
+def test_one_text_is_compared_with_all_and_several_each_with_its_own(
+    firsts: object, pairs: list[tuple[int, int]]
+) -> None:
+    comparison = read_score({"text_1": firsts, "text_2": ["c", "d"]}, ENVELOPE)
+    assert isinstance(comparison, Comparison)
+    assert comparison.pairs == pairs

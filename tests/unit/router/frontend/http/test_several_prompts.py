@@ -66,6 +66,9 @@ class Answers:
         self.drains = False
         self.failure: DiptychError | None = None
         self.refusals: list[str] = []
+        self.held: asyncio.Event | None = None
+        """What all but the first wait for."""
+        self.tenants: set[Tenant] = set()
         self.quotas = Quotas(limits, lambda: 0.0, lambda what: None)
         self._door = door
 
@@ -87,6 +90,7 @@ class Answers:
         **_: object,
     ) -> AsyncGenerator[GenerationEvent, None]:
         admitted = part or self.quotas.admit(request.tenant, 1)
+        self.tenants.add(request.tenant)
         try:
             with self._door.hold(request.num_bytes):
                 if part is None:
@@ -95,6 +99,8 @@ class Answers:
                 is_first = self.num_begun == 1
                 if self.drains:
                     self._door.drain()
+                if self.held is not None and not is_first:
+                    await self.held.wait()
                 yield Delta("a", [1], 0, [])
                 if self.failure is not None and is_first:
                     asyncio.get_running_loop().call_soon(give_up)
@@ -175,6 +181,20 @@ async def test_all_are_answered_on_the_places_that_there_are(max_concurrent: int
     client = await world.ask(20)
     assert len(client.told["choices"]) == world.answers.num_begun == 20
     assert world.num_free() == max_concurrent
+    assert world.answers.tenants == {world.tenant}
+
+
+async def test_a_place_that_is_needed_no_more_is_anothers() -> None:
+    world = World(Limits(max_concurrent=3))
+    world.answers.held = asyncio.Event()
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        tasks.create_task(world.ask(2))
+        while world.answers.num_begun < 2:
+            await asyncio.sleep(0)
+        while world.num_free() < 2:  # the first is answered, the other is not
+            await asyncio.sleep(0)
+        world.answers.held.set()
+    assert world.num_free() == 3
 
 
 async def test_they_are_refused_only_where_there_is_no_place() -> None:

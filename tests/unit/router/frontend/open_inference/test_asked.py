@@ -118,6 +118,13 @@ def test_outputs_are_those_named_or_those_that_flags_want() -> None:
     assert asked.request.return_prompt_token_ids
 
 
+@pytest.mark.parametrize("name", ["return_logprobs", "return_cumulative_logprob"])
+def test_who_wants_log_probabilities_need_not_say_of_how_many(name: str) -> None:
+    assert read(request(flag(name))).request.sampling.logprobs == 0
+    assert read(request(flag(name), logprobs=2)).request.sampling.logprobs == 2
+    assert read(request(flag(name, False))).request.sampling.logprobs is None
+
+
 def test_a_stream_tells_the_prompt_only_on_request_and_never_again() -> None:
     for excluded in ([], [flag("exclude_input_in_output")]):
         assert not read(request(flag("stream"), *excluded)).echoes

@@ -1,7 +1,9 @@
 """The service's handlers on a generator that answers as the test says."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
+import math
+import struct
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from types import SimpleNamespace
 from typing import cast
 
@@ -18,6 +20,7 @@ from diptych.finish_reason import FinishReason
 from diptych.open_inference import service_pb2
 from diptych.rpc.server import Context
 from diptych.tenant import NOBODY, Tenant
+from diptych.token_logprobs import TokenLogprobs
 from router.frontend.admission import Admission
 from router.frontend.callers.callers import Callers
 from router.frontend.generator import Generator
@@ -48,12 +51,15 @@ EVENTS: list[GenerationEvent] = [
 class Scripted:
     """A generator: it answers, or fails, and counts what was read to its end."""
 
-    def __init__(self, error: DiptychError | None = None) -> None:
+    def __init__(
+        self, error: DiptychError | None = None, events: Sequence[GenerationEvent] = EVENTS
+    ) -> None:
         self.requests: list[GenerationRequest] = []
         self.refusals: list[tuple[str, str, str]] = []
         self.deadlines: list[float | None] = []
         self.num_ended = 0
         self._error = error
+        self._events = events
 
     async def generate(
         self, asked: GenerationRequest, *, deadline_s: float | None, **_: object
@@ -62,7 +68,7 @@ class Scripted:
         self.deadlines.append(deadline_s)
         if self._error is not None:
             raise self._error
-        for event in EVENTS:
+        for event in self._events:
             yield event
         self.num_ended += 1
 
@@ -156,6 +162,42 @@ async def test_a_stream_has_a_response_for_each_piece_and_a_last_one() -> None:
     marks = [r.parameters["triton_final_response"].bool_param for r in responses]
     assert marks == [False, False, True]
     assert generator.num_ended == 1
+
+
+async def test_on_a_stream_the_one_response_of_an_answer_is_its_last() -> None:
+    call = Call()
+    await servicer(Scripted()).ModelStreamInfer(asking(request()), call.context)
+    (response,) = [written.infer_response for written in call.written]
+    assert response.parameters["triton_final_response"].bool_param
+
+
+async def test_a_sum_of_log_probabilities_is_a_number() -> None:
+    """Of a token that the model never says too."""
+    never = TokenLogprobs(-math.inf, (), ())
+    events = [Delta("a", [1], 0, [], (never,)), ChoiceFinished(FinishReason.STOP), EVENTS[-1]]
+    wanted = request(flag("return_cumulative_logprob"))
+    front = servicer(Scripted(events=events))
+    response = await front.ModelInfer(wanted.SerializeToString(), Call().context)
+    (sent,) = response.raw_output_contents[1:]
+    assert struct.unpack("<f", sent) == (-9999.0,)
+
+
+async def test_log_probabilities_that_no_response_could_carry_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each token has its own, and those of the likeliest."""
+    monkeypatch.setattr("router.frontend.open_inference.answers.MAX_LOGPROBS", 30)
+    wanted, generator = flag("return_logprobs"), Scripted(events=EVENTS[-1:])
+    fitting = request(wanted, n=2, max_tokens=5, logprobs=2)
+    await servicer(generator).ModelInfer(fitting.SerializeToString(), Call().context)
+    for large in (
+        request(wanted, n=2, max_tokens=5, logprobs=3),
+        request(wanted, n=1, max_tokens=31),
+    ):
+        with pytest.raises(InvalidRequestError) as caught:
+            await servicer(generator).ModelInfer(large.SerializeToString(), Call().context)
+        assert caught.value.field == "return_logprobs"
+    assert len(generator.requests) == 1
 
 
 async def test_a_refusal_has_the_field_as_its_client_wrote_it() -> None:

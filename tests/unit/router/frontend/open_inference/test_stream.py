@@ -7,7 +7,7 @@ from typing import Any, cast
 import grpc
 import pytest
 
-from diptych.errors import DiptychError, NoWorkerError, SlowClientError
+from diptych.errors import DiptychError, NoWorkerError, QueueFullError, SlowClientError
 from diptych.open_inference import service_pb2
 from diptych.rpc.server import Context
 from router.frontend.open_inference.stream import IDLE_S, MOST_AT_ONCE, InferStream
@@ -25,7 +25,7 @@ class Client:
         self.is_writing = False
         self.is_gone = False
         self._takes = takes
-        self._pause_s = pause_s
+        self.pause_s = pause_s
         self._asks: asyncio.Queue[bytes | None] = asyncio.Queue()
 
     def ask(self, *names: bytes | None) -> None:
@@ -42,7 +42,7 @@ class Client:
         self.is_writing = True
         if self.is_gone:
             raise grpc.aio.UsageError("the call is over")
-        await asyncio.sleep(self._pause_s)
+        await asyncio.sleep(self.pause_s)
         if len(self.took) >= self._takes:
             await asyncio.Event().wait()
         self.took.append((response.infer_response.id, response.error_message))
@@ -54,8 +54,15 @@ class Answering:
 
     num_closed: int = 0
 
-    def __init__(self, data: bytes, error: DiptychError, gate: asyncio.Event | None) -> None:
+    def __init__(
+        self,
+        data: bytes,
+        error: DiptychError,
+        gate: asyncio.Event | None,
+        fails_after_s: float,
+    ) -> None:
         self.given_id = data.decode()
+        self._fails_after_s = fails_after_s
         self._error = error
         self._gate = gate
 
@@ -64,7 +71,7 @@ class Answering:
     ) -> AsyncGenerator[service_pb2.ModelInferResponse, None]:
         try:
             if self.given_id == "!":
-                asyncio.get_running_loop().call_soon(give_up)
+                asyncio.get_running_loop().call_later(self._fails_after_s, give_up)
             yield service_pb2.ModelInferResponse(id=self.given_id)
             if self.given_id == "!":
                 raise self._error
@@ -80,13 +87,14 @@ def stream(
     *,
     error: DiptychError | None = None,
     gate: asyncio.Event | None = None,
+    fails_after_s: float = 0.0,
     **settings: Any,
 ) -> InferStream:
     Answering.num_closed = 0
     failing = error or NoWorkerError("none here")
     return InferStream(
         cast(Context, client),
-        lambda data: Answering(data, failing, gate),
+        lambda data: Answering(data, failing, gate, fails_after_s),
         **{"write_s": WRITE_S, **settings},
     )
 
@@ -146,6 +154,19 @@ def test_a_client_that_pauses_misses_no_answer_for_one_that_fails(is_first: bool
     assert took.count(("!", "NO_WORKER: none here")) == 1
 
 
+def test_a_response_that_was_on_its_way_for_long_has_a_moment_more() -> None:
+    """Its client may be about to take it when the answer fails."""
+
+    async def ask() -> Client:
+        client = Client(pause_s=WRITE_S + 5.5)
+        client.ask(b"!", None)
+        asyncio.get_running_loop().call_later(1, setattr, client, "pause_s", 0.0)
+        await stream(client, fails_after_s=WRITE_S + 5).run(client.requests())
+        return client
+
+    assert run_virtually(ask()).took == [("!", ""), ("!", "NO_WORKER: none here")]
+
+
 def test_and_so_does_one_that_does_not_hear_of_a_failure() -> None:
     async def ask() -> float:
         client = Client(takes=1)
@@ -170,6 +191,24 @@ def test_a_stream_that_asks_nothing_ends() -> None:
         return asyncio.get_running_loop().time()
 
     assert run_virtually(ask()) == pytest.approx(4 * IDLE_S)
+
+
+def test_a_stream_that_makes_room_ends_though_something_is_asked_at_that_moment() -> None:
+    async def ask() -> None:
+        client = Client()
+        making_room = stream(client, gate=asyncio.Event())
+
+        def at_once() -> None:
+            client.ask(b"a")
+            making_room.make_room()
+
+        asyncio.get_running_loop().call_later(1, at_once)
+        asyncio.get_running_loop().call_later(2 * IDLE_S, client.ask, None)
+        with pytest.raises(QueueFullError):
+            await making_room.run(client.requests())
+        assert asyncio.get_running_loop().time() == pytest.approx(1)
+
+    run_virtually(ask())
 
 
 async def test_no_more_is_read_than_is_answered_at_a_time() -> None:

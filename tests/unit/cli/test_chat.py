@@ -1,0 +1,75 @@
+"""Calls of tools in a chat: each has an answer before the next turn, whatever ends the line."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from diptych.cli import chat
+from diptych.cli.chat import _Chat
+from diptych.cli.conversation import Conversation
+from diptych.client import SamplingOptions
+from diptych.errors import NoWorkerError
+from diptych.v1 import inference_pb2
+
+CALLS = [inference_pb2.ToolCall(id=each, name="clock", arguments="{}") for each in "12"]
+UNANSWERED = "There is no answer."
+
+
+@pytest.fixture
+def conversation() -> Conversation:
+    return Conversation("m", "", SamplingOptions())
+
+
+@pytest.fixture
+def talking(conversation: Conversation) -> _Chat:
+    runner: Any = SimpleNamespace(run=lambda answer: answer())
+    client: Any = None
+    return _Chat(runner, client, conversation, None)
+
+
+def answers(conversation: Conversation) -> list[tuple[str, str]]:
+    """What the calls came to, as the model is told."""
+    turns = conversation.request("now").chat.messages
+    assert [turn.role for turn in turns] == ["user", "assistant", "tool", "tool", "user"]
+    return [(turn.tool_call_id, turn.content[0].text) for turn in turns if turn.role == "tool"]
+
+
+def test_calls_of_an_answer_that_failed_have_none(
+    conversation: Conversation, talking: _Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def show(*_: object, write_call: Callable[[object], None]) -> Callable[[], None]:
+        def fail() -> None:
+            for call in CALLS:
+                write_call(call)
+            raise NoWorkerError("gone")
+
+        return fail
+
+    monkeypatch.setattr(chat, "show_answer", show)
+    with pytest.raises(NoWorkerError):
+        talking._answer("hi")
+    assert answers(conversation) == [("1", UNANSWERED), ("2", UNANSWERED)]
+
+
+@pytest.mark.parametrize("ends", [KeyboardInterrupt, EOFError])
+def test_who_stops_amid_the_calls_has_answered_the_rest_so(
+    conversation: Conversation,
+    talking: _Chat,
+    monkeypatch: pytest.MonkeyPatch,
+    ends: type[BaseException],
+) -> None:
+    lines = iter(["noon"])
+
+    def read(prompt: str) -> str:
+        line = next(lines, None)
+        if line is None:
+            raise ends
+        return line
+
+    monkeypatch.setattr("builtins.input", read)
+    conversation.answered("hi", "", None, CALLS)
+    with pytest.raises(ends):
+        talking._answer_calls(CALLS)
+    assert answers(conversation) == [("1", "noon"), ("2", UNANSWERED)]

@@ -1,0 +1,140 @@
+"""What an answer counts for where it fails, and that its end is told once it was taken."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from opentelemetry.context import Context
+
+from diptych.errors import (
+    DeadlineExceededError,
+    NoWorkerError,
+    QuotaExceededError,
+    SlowClientError,
+    StepFailedError,
+)
+from diptych.tenant import Limits, Tenant
+from router.frontend.generator import Generator, _Answer
+from router.frontend.quotas import Quotas
+from router.generation.answer import Delta, GenerationEvent, Started, Summary, Timing, Usage
+
+MINUTE_TOKENS = 100
+TENANT = Tenant("t", Limits(tokens_per_minute=MINUTE_TOKENS))
+SERVICES: Any = SimpleNamespace(config=SimpleNamespace(timers=SimpleNamespace(client_write_s=30.0)))
+REQUEST: Any = SimpleNamespace(
+    request_id="r", prompt=None, tenant=TENANT, num_tokens_at_least=1, num_bytes=0,
+    return_prompt_token_ids=False,
+)  # fmt: skip
+
+
+class Observer:
+    """Remembers how requests ended."""
+
+    request_id = "r"
+    received_s = 0.0
+    context = Context()
+
+    def __init__(self) -> None:
+        self.outcomes: list[str] = []
+
+    def ended(self, outcome: str, *_: object, **__: object) -> None:
+        self.outcomes.append(outcome)
+
+
+def builder(placed_s: float | None) -> Any:
+    return SimpleNamespace(moments=SimpleNamespace(placed_s=placed_s), num_output_tokens=0)
+
+
+class Session:
+    """Has its events, and an end that it tells of when it is asked once more."""
+
+    timing = Timing()
+    finish_reason = None
+
+    def __init__(self, num_output: int, events: Iterator[GenerationEvent | None] | None = None):
+        self.usage = Usage(num_prompt_tokens=10, num_output_tokens=num_output, num_cached_tokens=0)
+        self.was_closed = False
+        self._events = events or iter(())
+
+    async def next_event(self) -> GenerationEvent | None:
+        try:
+            return next(self._events)
+        except StopIteration:
+            raise SlowClientError("it took nothing") from None
+
+    def close(self) -> None:
+        self.was_closed = True
+
+
+@pytest.mark.parametrize(
+    ("placed_s", "num_output", "error", "num_counted"),
+    [
+        (1.0, 2, None, 12),
+        (1.0, 2, StepFailedError("ours"), 12),
+        (1.0, 0, StepFailedError("ours"), 0),
+        (None, 0, NoWorkerError("ours"), 0),
+        (1.0, 0, DeadlineExceededError("its client's"), 10),
+        (1.0, 0, asyncio.CancelledError(), 10),
+        (None, 0, asyncio.CancelledError(), 0),
+    ],
+)
+async def test_what_failed_before_there_was_a_token_counts_only_where_its_client_ended_it(
+    placed_s: float | None, num_output: int, error: BaseException | None, num_counted: int
+) -> None:
+    quotas = Quotas(Limits(), lambda: 0.0, lambda what: None)
+    observer: Any = Observer()
+    answer = _Answer(SERVICES, observer, lambda: None)
+    session: Any = Session(num_output)
+    ends = nullcontext() if error is None else pytest.raises(type(error))
+    with ends, answer.within(quotas, REQUEST, None) as admitted:
+        admitted.reserve(50)
+        answer._session, answer._builder = session, builder(placed_s)
+        if error is not None:
+            raise error
+    assert num_missing(quotas) == pytest.approx(num_counted)
+
+
+def num_missing(quotas: Quotas) -> float:
+    """Tokens that the tenant has less than all of a minute."""
+    try:
+        quotas.admit(TENANT, MINUTE_TOKENS).leave(0)
+    except QuotaExceededError as error:
+        return (error.retry_after_s or 0.0) * MINUTE_TOKENS / 60
+    return 0.0
+
+
+async def test_an_answer_whose_end_was_not_taken_did_not_end_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    session, observer = Session(1, iter((Delta("a", [1], 0, []), None))), Observer()
+
+    @contextmanager
+    def hold(num_bytes: int) -> Iterator[None]:
+        yield
+
+    async def admit(*_: object, **__: object) -> object:
+        shape = SimpleNamespace(prompt_ids=(1,))
+        return SimpleNamespace(num_tokens_at_most=1, shape=shape, sampling=SimpleNamespace(seed=1))
+
+    def open_(answer: _Answer, *_: object) -> Session:
+        made: Any = session
+        answer._session, answer._builder = made, builder(1.0)
+        return session
+
+    monkeypatch.setattr(_Answer, "open", open_)
+    admission: Any = SimpleNamespace(hold=hold, admit=admit, model=SimpleNamespace(name="m"))
+    nothing: Any = None
+    generator = Generator(
+        admission, Quotas(Limits(), lambda: 0.0, lambda what: None), SERVICES, nothing
+    )
+    observe: Callable[..., object] = lambda *_, **__: observer  # noqa: E731
+    monkeypatch.setattr(generator, "_observe", observe)
+    events = generator.generate(REQUEST)
+    kinds = [type(await anext(events)) for _ in range(3)]
+    assert kinds == [Started, Delta, Summary]
+    with pytest.raises(SlowClientError):
+        await anext(events)
+    assert (observer.outcomes, session.was_closed) == (["CLIENT_TOO_SLOW"], True)

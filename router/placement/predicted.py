@@ -98,6 +98,7 @@ class _Target(NamedTuple):
     view: DecodeView
     pace: Span
     num_missing: int  # tokens
+    rest_s: float  # of the step that runs there when they have come
     toll: Toll
     against: float
 
@@ -354,10 +355,11 @@ class Predicted:
         toll = _toll(query, Bystanders(pace, promised=self._promised_on(view.worker)))
         against = _ASTRAY * (view.worker in parts.computing)
         num_missing = self._plain.num_missing(query, view.worker)
-        return _Target(view, pace.after, num_missing, toll, against)
+        rest_s = 0.5 * pace.before.expected_s if pace.num_rows else 0.0
+        return _Target(view, pace.after, num_missing, rest_s, toll, against)
 
     def _pair(self, query: Query, source: _Source, target: _Target) -> tuple[_Loss, Outlook]:
-        handoff_s = _transfer_s(source.view, target.view, target.num_missing)
+        handoff_s = target.rest_s + _transfer_s(source.view, target.view, target.num_missing)
         tolls = (target.toll, source.toll)
         come = Consequences(source.first_token, target.pace, tolls, handoff_s)
         against = source.against + target.against

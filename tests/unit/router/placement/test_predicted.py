@@ -190,6 +190,20 @@ def test_who_has_just_come_is_taken_to_be_as_those_of_its_pool_that_know() -> No
         assert told[D2].tpot_s == pytest.approx(tpot_s)
 
 
+def test_who_is_handed_over_waits_for_the_step_that_runs() -> None:
+    """Of an answer of two tokens that is nearly all of its pace; of a long one it is nothing."""
+    missed = []
+    for num_output in (1, 100):
+        query = dataclasses.replace(QUERY, num_output_tokens=num_output)
+        chosen = place((view_p(P1),), (view_d(D1, 2),), Objectives(tpot_s=0.09), query)
+        assert isinstance(chosen, Paired)
+        assert chosen.forecast is not None
+        missed.append(chosen.forecast.chosen.num_missed)
+    short, long = missed
+    assert short > 0.5
+    assert long < 0.1
+
+
 def test_who_could_not_learn_of_prompts_yet_gets_some() -> None:
     """Without a prefill pool: else all of them would go to whoever learned first, for ever."""
     knows, cold = view_d(D1, 9, MODEL), view_d(D2, 0, NO_PREFILL)

@@ -22,7 +22,7 @@ from decode_worker.worker_limits import WorkerLimits
 from diptych.block_hash import prompt_digest
 from diptych.engine.scheduling.sequence import Sequence, SequenceKey
 from diptych.engine.scheduling.step import SequenceUpdate
-from diptych.errors import DiptychError, InvalidRequestError
+from diptych.errors import BlocksComingError, DiptychError, InvalidRequestError
 from diptych.finish_reason import FinishReason
 from diptych.v1 import common_pb2, decode_pb2
 from kvtransfer.reader.pull_machine import PullRequest
@@ -82,6 +82,7 @@ class RouterSequences:
         self._admit = admit
         self._observer = observer
         self._held: dict[int, HeldSequence] = {}
+        self._asking: dict[int, decode_pb2.Reserve] = {}  # for blocks that come with a step's end
 
     def __len__(self) -> int:
         return len(self._held)
@@ -94,15 +95,23 @@ class RouterSequences:
     def reserve(self, command: decode_pb2.Reserve) -> list[Action]:
         """Hold blocks for a new sequence: Reserved, or Ended with why not.
 
+        Neither yet where others leave for it with the end of their step: ``step`` answers then.
         Raises InvalidRequestError, which breaks the stream: the id is in use.
         """
         sequence_id = command.sequence_id
-        if sequence_id in self._held:
+        if sequence_id in self._held or sequence_id in self._asking:
             raise InvalidRequestError(f"{sequence_id} is in use", field="reserve.sequence_id")
+        return self._ask(command)
+
+    def _ask(self, command: decode_pb2.Reserve) -> list[Action]:
+        sequence_id = command.sequence_id
         try:
             self._admit()
             self._limits.check_reserve(command.spec)
             sequence = self._reserve_blocks(sequence_id, command.spec, to_pull=command.to_pull)
+        except BlocksComingError:
+            self._asking[sequence_id] = command
+            return []
         except DiptychError as error:
             return [actions.send_ended(sequence_id, error=error)]
         held = HeldSequence(command.spec, sequence)
@@ -172,11 +181,16 @@ class RouterSequences:
 
     def release(self, sequence_id: int) -> list[Action]:
         """Free everything of the sequence. Idempotent."""
+        if self._asking.pop(sequence_id, None) is not None:
+            return [actions.send_ended(sequence_id)]
         return self._end(sequence_id) if sequence_id in self._held else []
 
     def release_all(self, error: DiptychError | None = None) -> list[Action]:
         """Free everything: the stream broke, or the worker stops."""
-        released: list[Action] = []
+        released: list[Action] = [
+            actions.send_ended(sequence_id, error=error) for sequence_id in self._asking
+        ]
+        self._asking.clear()
         for sequence_id in list(self._held):
             released += self._end(sequence_id, error=error)
         return released
@@ -221,6 +235,9 @@ class RouterSequences:
                 ended += self._end(
                     sequence_id, finish_reason=update.finish_reason, error=update.error
                 )
+        asking, self._asking = self._asking, {}
+        for command in asking.values():
+            ended += self._ask(command)
         return [SendTokens(tuple(tokens)), *ended] if tokens else ended
 
     def _pulling(self, sequence_id: int, bind_id: int) -> HeldSequence | None:

@@ -136,6 +136,10 @@ class BlocksExhaustedError(DiptychError):
     reason = "KV_BLOCKS_EXHAUSTED"
 
 
+class BlocksComingError(BlocksExhaustedError):
+    """Sequences that give way hold enough of them and leave. Ask again after the next step."""
+
+
 class QueueFullError(DiptychError):
     """The router holds as many requests as it may. Back off."""
 

@@ -182,6 +182,8 @@ class StepEngine:
             num_preemptions=scheduler.num_preemptions,
             num_lookup_tokens=scheduler.num_lookup_tokens,
             num_hit_tokens=scheduler.num_hit_tokens,
+            num_batch_preemptions=scheduler.num_batch_preemptions,
+            num_set_aside=scheduler.num_set_aside,
             work=scheduler.work,
         )
 

@@ -41,6 +41,8 @@ class EngineLoad(NamedTuple):
     num_lookup_tokens: int  # of admitted sequences
     num_hit_tokens: int  # of those, found in the prefix cache
     work: StepWork = StepWork()  # a token of each that decodes, and what prompts still need
+    num_batch_preemptions: int = 0  # of num_preemptions, of sequences that yield
+    num_set_aside: int = 0  # times that one of those lost its place to another, and no blocks
 
 
 class Engine(Protocol):
@@ -76,6 +78,9 @@ class Engine(Protocol):
 
     def reserve(self, seq: Sequence) -> None:
         """Hold a prefix hit, and blocks into which the caller may have the rest written.
+
+        Raises BlocksComingError, having changed nothing, where others leave for it: to be asked
+        again after each step.
 
         The hit of a sequence ``to_pull`` may be of use only with the rest: if ``start`` has it
         computed instead, from further back. Raises as ``add_prefill``.

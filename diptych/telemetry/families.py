@@ -136,6 +136,13 @@ class EngineMetrics:
         self.preemptions = metrics.counter(
             "preemptions_total", "Times a sequence's blocks were taken and recomputed later."
         )
+        self.yielded = metrics.counters(
+            "sequences_yielded_total",
+            "Times a batch's sequence left for others: its blocks (of preemptions_total), or its "
+            "place in the batch alone.",
+            "what",
+            ("blocks", "place"),
+        )
         self.prefix_hit_tokens = metrics.counter(
             "prefix_cache_hit_tokens_total", "Prompt tokens found in this worker's prefix cache."
         )

@@ -24,11 +24,13 @@ from openai.types import Batch
 from diptych.api_keys import digest
 from diptych.client import BatchClient, DiptychClient, SamplingOptions
 from diptych.errors import DiptychError, InvalidApiKeyError
+from diptych.request_class import RequestClass
 from diptych.rpc.channel import open_channel
+from diptych.service_level import NO_LEVEL, ServiceLevel
 from diptych.v1 import batches_pb2, batches_pb2_grpc
 from tests.authority import Authority
 from tests.cluster import Cluster, Process, another_router, as_args, running_cluster
-from tests.golden_rule import MARGIN
+from tests.golden_rule import MARGIN, Run, near_tie
 from tests.notes import Note
 from tests.waiting import until
 
@@ -485,3 +487,40 @@ async def test_it_tells_how_it_is(server: Process) -> None:
     await until(lambda: server.metric("diptych_batches_open") == 0, 30, "batches end")
     assert server.metric("diptych_batch_lines_sent") == 0
     assert server.metric("diptych_batch_lines_limit") >= 1
+
+
+async def test_answers_of_a_batch_that_left_for_others_are_exact(cluster: Cluster) -> None:
+    """Others come while its sequences run, and all together need more blocks than there are."""
+    left = 'diptych_sequences_yielded_total{what="blocks"}'
+    (worker,) = cluster.decode
+    async with cluster.client() as client:
+
+        async def answer(number: int, length: int, num_tokens: int, level: ServiceLevel) -> Run:
+            options = SamplingOptions(
+                temperature=0.0 if number % 2 else 0.8,
+                seed=number,
+                max_tokens=num_tokens,
+                ignore_eos=True,
+                return_margins=True,
+            )
+            got, prompt = Run([], []), [5 + (number * 31 + place) % 97 for place in range(length)]
+            async for chunk in client.generate(token_ids=prompt, options=options, level=level):
+                got.token_ids.extend(chunk.token_ids)
+                got.margins.extend(chunk.margins)
+                num_begun[number] = 1
+            return got
+
+        num_begun: dict[int, int] = {}
+        of_batch = ServiceLevel(RequestClass.BATCH)
+        alone = [await answer(number, 10, 230, of_batch) for number in range(4)]
+        before = worker.metrics()[left]
+        num_begun.clear()
+        async with asyncio.TaskGroup() as tasks:
+            batch = [tasks.create_task(answer(each, 10, 230, of_batch)) for each in range(4)]
+            while len(num_begun) < len(batch):
+                await asyncio.sleep(0)
+            others = [tasks.create_task(answer(each, 120, 130, NO_LEVEL)) for each in (4, 5, 6)]
+    assert worker.metrics()[left] > before
+    assert [len(task.result().token_ids) for task in others] == [130] * 3
+    for task, want in zip(batch, alone, strict=True):
+        near_tie(task.result().token_ids, want, "left for others")

@@ -90,8 +90,10 @@ def test_what_an_engine_runs() -> None:
             num_preemptions=preempted,
             num_lookup_tokens=0,
             num_hit_tokens=0,
+            num_batch_preemptions=preempted - 1,
+            num_set_aside=running + 3,
         )
-        for running, preempted in ((0, 1), (2, 4))
+        for running, preempted in ((0, 2), (2, 5))
     ]
     engine = SimpleNamespace(last_step=None, load=lambda: loads[0])
     made: list[StepMetrics] = []
@@ -102,6 +104,8 @@ def test_what_an_engine_runs() -> None:
     assert value("sequences_running") == 2
     assert value("sequences_waiting") == 7
     assert value("preemptions_total") == 3
+    assert value("sequences_yielded_total", what="blocks") == 3
+    assert value("sequences_yielded_total", what="place") == 2
 
 
 @pytest.mark.parametrize(

@@ -43,14 +43,28 @@ class Admission:
                 f"{seq.num_tokens} is not within 1 and {self._max_model_len - 1}",
                 field="token_ids",
             )
-        # What preempted sequences wait for is not given to newcomers.
-        preempted = (each for each in self._queues.waiting if not each.block_table)
-        owed = sum(map(self._tables.num_wanted_blocks, preempted))
         seq.num_cached_tokens = self._tables.admit(
-            seq, owner, max_cached_tokens=max_cached_tokens, keep=owed, to_pull=to_pull
+            seq,
+            owner,
+            max_cached_tokens=max_cached_tokens,
+            keep=self._num_owed_blocks(seq),
+            to_pull=to_pull,
         )
         self.num_lookup_tokens += seq.num_tokens
         self.num_hit_tokens += seq.num_cached_tokens
+
+    def num_needed_blocks(self, seq: Sequence) -> int:
+        """How many have to be available for a new one that hits nothing."""
+        return self._tables.num_wanted_blocks(seq) + self._num_owed_blocks(seq)
+
+    def _num_owed_blocks(self, newcomer: Sequence) -> int:
+        """What preempted sequences wait for is not given to newcomers, unless those go first."""
+        preempted = (
+            seq
+            for seq in self._queues.waiting
+            if not seq.block_table and seq.gives_way <= newcomer.gives_way
+        )
+        return sum(map(self._tables.num_wanted_blocks, preempted))
 
     def admit_again(self, seq: Sequence) -> bool:
         """Give one that lost its blocks others, if there are enough."""

@@ -19,6 +19,7 @@ NEXT_STATES: dict[SequenceState, frozenset[SequenceState]] = {
     SequenceState.FINISHED: frozenset(),
 }
 _by_arrival = attrgetter("arrival")
+_by_class_and_arrival = attrgetter("gives_way", "arrival")
 
 
 class Queues:
@@ -74,12 +75,17 @@ class Queues:
         self._remove(seq)
         _move(seq, SequenceState.FINISHED)
 
-    def youngest_preemptible(self) -> Sequence:
-        """The last come of those that have blocks which nobody else reads; there must be one."""
-        return max(
-            (seq for seq in self.runnable if seq.block_table and not seq.prefill_only),
-            key=_by_arrival,
-        )
+    def first_to_leave(self) -> Sequence:
+        """Whose blocks go first, of those that nobody else reads; there must be one.
+
+        The last come of those that give way, else of all.
+        """
+        return max(filter(_may_leave, self.runnable), key=_by_class_and_arrival)
+
+    def giving_way(self) -> list[Sequence]:
+        """Those that leave for others, the last come first; nobody else reads their blocks."""
+        leaving = (seq for seq in self.runnable if seq.gives_way and _may_leave(seq))
+        return sorted(leaving, key=_by_arrival, reverse=True)
 
     def _remove(self, seq: Sequence) -> None:
         if seq.state is SequenceState.WAITING:
@@ -88,6 +94,10 @@ class Queues:
             self.running.remove(seq)
         else:
             self.held.pop(seq, None)  # it may have been refused
+
+
+def _may_leave(seq: Sequence) -> bool:
+    return bool(seq.block_table) and not seq.prefill_only
 
 
 def _move(seq: Sequence, state: SequenceState) -> None:

@@ -11,6 +11,9 @@ gives its blocks up and is recomputed later (never one whose blocks others read)
 and newcomers are refused until it has them back. A sequence whose next block
 another one's chunk completes waits for the next step instead of computing it as well.
 
+Sequences that give way (:mod:`diptych.engine.scheduling.yielding`) leave for those that do not
+(:mod:`diptych.engine.scheduling.making_way`), and are the first to be preempted.
+
 A step may be planned *ahead*, while the one before it is in flight and its tokens are not known:
 then a sequence goes on from a token that the device alone knows, and one that turns out to have
 ended has computed in vain. Blocks stay whoever's they are until the last step that was given them
@@ -32,6 +35,7 @@ from diptych.engine.scheduling.admission import Admission
 from diptych.engine.scheduling.block_pool import BlockPool, Owner
 from diptych.engine.scheduling.block_tables import BlockTables
 from diptych.engine.scheduling.chunks import next_chunk
+from diptych.engine.scheduling.making_way import MakingWay
 from diptych.engine.scheduling.prefill_shares import PrefillShares
 from diptych.engine.scheduling.queues import Queues
 from diptych.engine.scheduling.run_ahead import ends_with_next, waits_for_token
@@ -45,6 +49,7 @@ from diptych.engine.scheduling.step import (
 from diptych.engine.scheduling.step_results import StepResults
 from diptych.engine.scheduling.yielding import note_passed
 from diptych.errors import (
+    BlocksComingError,
     BlocksExhaustedError,
     ConfigurationError,
     DiptychError,
@@ -105,6 +110,7 @@ class Scheduler:
         self.config = config
         self.pool = pool
         self.num_preemptions = 0  # so far, all sequences
+        self.num_batch_preemptions = 0  # of those, of sequences that yield
         self._tables = BlockTables(
             pool,
             headroom_blocks=config.decode_headroom_blocks,
@@ -119,6 +125,13 @@ class Scheduler:
         )
         self._results = StepResults(
             self._queues, self._tables, pool, max_model_len=config.max_model_len
+        )
+        self._making_way = MakingWay(
+            self._queues,
+            self._tables,
+            pool,
+            max_num_seqs=config.max_num_seqs,
+            preempt=self._preempt,
         )
         self._in_flight: deque[_StepInFlight] = deque()  # the oldest first
 
@@ -146,6 +159,11 @@ class Scheduler:
     def num_hit_tokens(self) -> int:
         """Of those, found in the prefix cache."""
         return self._admission.num_hit_tokens
+
+    @property
+    def num_set_aside(self) -> int:
+        """Times that a sequence sat out for others, with its blocks, so far."""
+        return self._making_way.num_set_aside
 
     @property
     def num_pending_prefill_tokens(self) -> int:
@@ -188,13 +206,25 @@ class Scheduler:
 
         ``block_table[num_cached_tokens // block_size :]`` is where missing KV goes. If the
         sequence is ``to_pull``, the hit may be longer than what could be computed from.
-        Raises as ``add_prefill``.
+        Raises as ``add_prefill``, and BlocksComingError: those that give way to it are at work,
+        and leave with the end of their step.
         """
         assert not seq.prefill_only, "only sequences that decode are reserved"
+        try:
+            self._admit_reserved(seq)
+        except BlocksExhaustedError as error:
+            num_blocks = self._admission.num_needed_blocks(seq)
+            if seq.gives_way or not self._making_way.make_room(num_blocks):
+                raise
+            if self._making_way.is_under_way:
+                raise BlocksComingError(str(error), retry_after_s=error.retry_after_s) from error
+            self._admit_reserved(seq)
+        self._queues.add_reserved(seq)
+
+    def _admit_reserved(self, seq: Sequence) -> None:
         self._admission.admit_new(
             seq, Owner.RESERVED, max_cached_tokens=seq.num_tokens, to_pull=seq.to_pull
         )
-        self._queues.add_reserved(seq)
 
     def mark_proven(self, seq: Sequence) -> None:
         """What a RESERVED sequence needs of the KV of all of its tokens is there and proven."""
@@ -292,6 +322,7 @@ class Scheduler:
         for seq in self._admission.in_turn(prefilling, shares, self._known_ends_in_flight()):
             shares.take(seq)
         shares.share_out_rest()
+        self._making_way.count_set_aside()
         ends |= shares.ends
         if not ends:
             return None
@@ -321,14 +352,18 @@ class Scheduler:
         are not numbers nothing is shared, neither what this step computed nor what it hit.
         """
         at_work = self.in_flight
-        return self._results.book(self._end_step(plan), plan, output, at_work)
+        updates = self._results.book(self._end_step(plan), plan, output, at_work)
+        self._making_way.let_leave()
+        return updates
 
     def fail(self, plan: StepPlan, error: DiptychError) -> list[SequenceUpdate]:
         """Book a step that was not completed: all its sequences end with ``error``.
 
         As ``update``; nothing of what it may have written is used.
         """
-        return self._results.fail(self._end_step(plan), plan, error)
+        updates = self._results.fail(self._end_step(plan), plan, error)
+        self._making_way.let_leave()
+        return updates
 
     def _end_step(self, plan: StepPlan) -> tuple[Sequence, ...]:
         assert self._in_flight, "no step is in flight"
@@ -346,14 +381,18 @@ class Scheduler:
         }
 
     def _grow_running(self) -> list[Sequence]:
-        """Give each running sequence the blocks of its tokens, the oldest first."""
+        """Give each running sequence the blocks of its tokens, the oldest first.
+
+        Then those that give way leave for those that wait.
+        """
         for seq in tuple(self._queues.running):
             while seq.state is SequenceState.RUNNING:
                 try:
                     self._tables.grow(seq, Owner.RUNNING)
                     break
                 except BlocksExhaustedError:
-                    self._preempt(self._queues.youngest_preemptible())
+                    self._preempt(self._queues.first_to_leave())
+        self._making_way.make_way()
         return self._queues.running.copy()
 
     def _grow_ahead(self) -> list[Sequence] | None:
@@ -363,6 +402,8 @@ class Scheduler:
         them; and who had to wait for a token while the others go on, would get one with every
         other step.
         """
+        if self._making_way.is_under_way or self._making_way.is_wanted:
+            return None
         ahead = []
         for seq in self._queues.running:
             if seq.num_unknown_tokens:
@@ -384,3 +425,5 @@ class Scheduler:
         self._tables.drop(seq, Owner.RUNNING)
         seq.num_preemptions += 1
         self.num_preemptions += 1
+        if seq.yields:
+            self.num_batch_preemptions += 1

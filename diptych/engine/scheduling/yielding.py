@@ -1,8 +1,9 @@
 """How long a sequence that yields lets others go first, and how small its steps are. Pure.
 
 A sequence of a batch yields: steps compute parts of its prompt only where they compute none of
-others'. It goes like any other, for good, once steps have passed it by for ten seconds on end, as
-it does in a router's queue: others delay it by no more than that.
+others', and one that decodes leaves where others lack its place or its blocks. It goes like any
+other, for good, once steps have passed it by for ten seconds on end, as it does in a router's
+queue, or it has lost its blocks three times: so it ends, whatever else comes.
 
 A step cannot be broken off, and who comes meanwhile waits for its end. So where others came of
 late, a step with prompts that yield is a short one, but not so short that more than a tenth of it
@@ -17,6 +18,7 @@ from diptych.engine.scheduling.sequence import Sequence
 from diptych.step_model import StepModel, StepWork
 
 MOST_PASSED_S: Final = 10.0  # as router.placement.spare.BATCH_YIELDS_S
+MOST_PREEMPTIONS: Final = 3
 QUIET_S: Final = 30.0  # without others, after which steps are as large as any
 _MOST_S: Final = 0.05  # that a step takes beside which others may come
 _MOST_CONSTANT: Final = 0.1  # of its time, that may go into what each step costs: then it is longer
@@ -28,7 +30,9 @@ def note_passed(runnable: Iterable[Sequence], served: Container[Sequence], now_s
     for seq in runnable:
         if not seq.yields or seq.has_aged:
             continue
-        if seq in served or seq.num_in_flight_tokens:
+        if seq.num_preemptions >= MOST_PREEMPTIONS:
+            seq.has_aged = True
+        elif seq in served or seq.num_in_flight_tokens:
             seq.passed_since_s = None
         elif seq.passed_since_s is None:
             seq.passed_since_s = now_s

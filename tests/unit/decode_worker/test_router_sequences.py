@@ -7,6 +7,7 @@ an abandoned or failed pull may leave reads that write into its blocks until the
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -19,7 +20,12 @@ from diptych.engine.scheduling.block_pool import BlockPool
 from diptych.engine.scheduling.scheduler import Scheduler, SchedulerConfig
 from diptych.engine.scheduling.sequence import Sequence
 from diptych.engine.scheduling.step import SampledToken, SequenceUpdate, StepOutput, StepPlan
-from diptych.errors import DiptychError, LogitsError, WorkerDrainingError
+from diptych.errors import (
+    DiptychError,
+    InvalidRequestError,
+    LogitsError,
+    WorkerDrainingError,
+)
 from diptych.v1 import common_pb2, decode_pb2
 from kvtransfer.reader.pull_machine import PullRequest, PullResult
 
@@ -127,8 +133,12 @@ def spec(
     )
 
 
-def reserve(sequence_id: int, num_tokens: int, *, seed: int = 0) -> decode_pb2.Reserve:
-    return decode_pb2.Reserve(sequence_id=sequence_id, spec=spec(num_tokens, seed=seed))
+def reserve(
+    sequence_id: int, num_tokens: int, *, seed: int = 0, yields: bool = False
+) -> decode_pb2.Reserve:
+    command = decode_pb2.Reserve(sequence_id=sequence_id, spec=spec(num_tokens, seed=seed))
+    command.spec.yields = yields
+    return command
 
 
 def events(decided: Iterable[Action]) -> list[decode_pb2.DecodeEvent]:
@@ -371,6 +381,51 @@ def test_too_full_is_said_at_once() -> None:
     sequences.reserve(reserve(1, 24))
     assert failure_of(sequences.reserve(reserve(2, 24, seed=5))) == "KV_BLOCKS_EXHAUSTED"
     assert sequences.phase_of(1) is Phase.RESERVED
+
+
+class BatchAtWork:
+    """A batch's sequence holds most blocks, and a step with it is in flight."""
+
+    def __init__(self) -> None:
+        self.rig = Rig()
+        self.sequences = self.rig.sequences()
+        self.sequences.reserve(reserve(1, 24, yields=True))
+        self.sequences.start(decode_pb2.Start(sequence_id=1, compute_missing=True))
+        plan = self.rig.scheduler.schedule()
+        assert plan is not None
+        self.plan = plan
+
+    def end_step(self) -> list[Action]:
+        output = StepOutput(tokens=(None,), duration_s=0.0)
+        return self.sequences.step(self.rig.scheduler.update(self.plan, output))
+
+
+def test_blocks_of_a_batch_at_work_are_reserved_when_its_step_ends() -> None:
+    at_work = BatchAtWork()
+    assert at_work.sequences.reserve(reserve(2, 24, seed=5)) == []
+    with pytest.raises(InvalidRequestError, match="in use"):
+        at_work.sequences.reserve(reserve(2, 24, seed=5))
+    assert kinds(at_work.end_step()) == ["reserved"]
+    assert at_work.sequences.phase_of(2) is Phase.RESERVED
+    assert at_work.sequences.phase_of(1) is Phase.RUNNING
+    assert at_work.rig.scheduler.num_batch_preemptions == 1
+
+
+def test_for_another_of_a_batch_nobody_leaves() -> None:
+    at_work = BatchAtWork()
+    refused = at_work.sequences.reserve(reserve(2, 24, seed=5, yields=True))
+    assert failure_of(refused) == "KV_BLOCKS_EXHAUSTED"
+
+
+@pytest.mark.parametrize("is_all", [False, True])
+def test_who_is_released_before_its_blocks_come_ends_once(is_all: bool) -> None:
+    at_work = BatchAtWork()
+    sequences = at_work.sequences
+    sequences.reserve(reserve(2, 24, seed=5))
+    ended = events(sequences.release_all() if is_all else sequences.release(2))
+    assert [event.ended.sequence_id for event in ended] == ([2, 1] if is_all else [2])
+    assert sequences.release(2) == []
+    assert not any(event.HasField("reserved") for event in events(at_work.end_step()))
 
 
 def test_a_sequence_without_numbers_ends_with_an_error() -> None:

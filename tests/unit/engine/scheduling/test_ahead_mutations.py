@@ -6,6 +6,7 @@ import pytest
 from hypothesis import strategies as st
 
 from diptych.engine.scheduling import scheduler
+from diptych.engine.scheduling.making_way import MakingWay
 from diptych.engine.scheduling.scheduler import Scheduler
 from diptych.engine.scheduling.sequence import Sequence
 from diptych.engine.scheduling.step_results import StepResults
@@ -47,11 +48,25 @@ def go_ahead_of_a_token_that_the_host_draws(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(scheduler, "waits_for_token", lambda seq: False)
 
 
+def take_the_blocks_of_who_gives_way_and_is_at_work(patch: pytest.MonkeyPatch) -> None:
+    original = MakingWay.make_room
+
+    def make_room(self: MakingWay, num_blocks: int) -> bool:
+        is_made = original(self, num_blocks)
+        for seq in self._leaving:
+            self._preempt(seq)
+        self._leaving.clear()
+        return is_made
+
+    patch.setattr(MakingWay, "make_room", make_room)
+
+
 TOO_EARLY = "freed before the last step|reused under a step|a shared or foreign block"
 MUTATIONS = [
     (free_with_the_step_that_ends_it, TOO_EARLY),
     (free_with_the_release, TOO_EARLY),
     (preempt_who_is_at_work, f"{TOO_EARLY}|and preempted since"),
+    (take_the_blocks_of_who_gives_way_and_is_at_work, f"{TOO_EARLY}|and preempted since"),
     (tell_of_who_has_ended, "behind its end"),
     (go_ahead_of_a_last_token, "ahead of its (one|last) token"),
     (go_ahead_of_a_token_that_the_host_draws, "ahead of a token that the host has to see"),

@@ -20,6 +20,7 @@ from diptych.engine.scheduling.scheduler import Scheduler, SchedulerConfig
 from diptych.engine.scheduling.sequence import Sequence, SequenceKey, SequenceState
 from diptych.engine.scheduling.step import Chunk, SequenceUpdate, StepPlan
 from diptych.errors import (
+    BlocksComingError,
     BlocksExhaustedError,
     InvalidRequestError,
 )
@@ -47,6 +48,22 @@ class Client:
     fixed: list[tuple[int, int]] = field(default_factory=list)
 
 
+class ClassyScheduler(Scheduler):
+    """Looks whom it preempts."""
+
+    def start(self, seq: Sequence, emitted: list[int], compute_missing: bool) -> None:
+        self._starting = seq
+        super().start(seq, emitted, compute_missing)
+        self._starting = None
+
+    def _preempt(self, seq: Sequence) -> None:
+        if not seq.gives_way and seq is not self._starting:
+            assert not self._queues.giving_way(), "one that gives way kept its blocks"
+        super()._preempt(seq)
+
+    _starting: Sequence | None = None
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     block_sizes = st.integers(1, 4)
     pool_sizes = st.integers(3, 12)  # blocks
@@ -70,7 +87,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         needs = BlockNeeds(block_size, [GroupExtent(window, 1) for window in windows])
         self.pool = BlockPool(num_blocks, block_size, needs)
         self.store = SlotStore(self.pool, windows)
-        self.scheduler = Scheduler(config, self.pool)
+        self.scheduler = ClassyScheduler(config, self.pool)
         self.runner = HashRunner(self.store, self.scheduler)
         self.config = config
         self.plans: deque[StepPlan] = deque()  # in flight
@@ -81,6 +98,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.idle = False  # schedule() found nothing and nobody called in since
         self.now_s = 0.0
         self.max_yielding_tokens: int | None = None
+        self.num_calls = 0  # that may have taken blocks
+        # Who was told that its blocks come with a step's end, and when.
+        self.coming: tuple[Sequence, int] | None = None
 
     def draw_windows(self, data: st.DataObject) -> list[int | None]:
         """Of the groups of layers, in their order within a block."""
@@ -148,6 +168,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.scheduler.release(seq)
             return
         self.idle = False
+        self.num_calls += 1
         self.clients.append(Client(seq, list(seq.token_ids)))
         assert seq.num_cached_tokens < seq.num_tokens
         assert seq.num_cached_tokens % self.pool.block_size == 0
@@ -159,9 +180,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         before = self.pool.counts()
         try:
             self.scheduler.reserve(seq)
+        except BlocksComingError:
+            self.check_coming(seq)
+            assert self.pool.counts() == before
+            return
         except BlocksExhaustedError:
             assert self.pool.counts() == before
             return
+        self.num_calls += 1
         client = Client(seq, list(seq.token_ids))
         self.clients.append(client)
         assert seq.num_cached_tokens <= seq.num_tokens
@@ -228,6 +254,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def start_one(self, data: st.DataObject, client: Client, compute_missing: bool) -> None:
         emitted = self.emit_ahead(data, client.seq)
+        self.num_calls += 1
         self.scheduler.start(client.seq, emitted, compute_missing)
         client.received += emitted
         self.idle = False
@@ -327,6 +354,24 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert [update.sequence for update in updates] == going_on
         for update in updates:
             self.receive(update)
+        self.ask_again()
+
+    def check_coming(self, seq: Sequence) -> None:
+        assert not seq.yields, "others leave for one that gives way"
+        assert self.plans, "nobody is at work: who leaves could have left"
+        self.coming = seq, self.num_calls
+
+    def ask_again(self) -> None:
+        """Whoever was told that blocks come gets them, if nobody was quicker."""
+        if self.coming is None or self.plans:
+            return
+        (seq, num_calls), self.coming = self.coming, None
+        try:
+            self.scheduler.reserve(seq)
+        except BlocksExhaustedError:
+            assert self.num_calls > num_calls, "the blocks did not come"
+            return
+        self.clients.append(Client(seq, list(seq.token_ids)))
 
     def receive(self, update: SequenceUpdate) -> None:
         (client,) = (client for client in self.clients if client.seq is update.sequence)

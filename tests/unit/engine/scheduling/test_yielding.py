@@ -1,10 +1,19 @@
-"""Prompts that yield wait while others have tokens to compute, in short steps, but not for ever."""
+"""Who yields waits while others have tokens to compute, and leaves for them, but not for ever."""
+
+import math
 
 import pytest
 
 from diptych.engine.scheduling.scheduler import Scheduler
-from diptych.engine.scheduling.sequence import Sequence
-from diptych.engine.scheduling.yielding import MOST_PASSED_S, QUIET_S, ShortSteps
+from diptych.engine.scheduling.sequence import Sequence, SequenceState
+from diptych.engine.scheduling.step import SampledToken, StepOutput
+from diptych.engine.scheduling.yielding import (
+    MOST_PASSED_S,
+    MOST_PREEMPTIONS,
+    QUIET_S,
+    ShortSteps,
+)
+from diptych.errors import BlocksComingError, BlocksExhaustedError
 from diptych.step_model import NUM_KNOWN_STEPS, StepCost, StepModel, StepWork
 from router.placement.spare import BATCH_YIELDS_S
 from tests.unit.engine.scheduling.steps import (
@@ -152,3 +161,155 @@ def test_single_tokens_in_the_step_count_as_its_constant() -> None:
 
 def test_without_prompts_there_is_nothing_to_bound() -> None:
     assert after_others().max_tokens(StepWork(num_decode_rows=3), model_of(0.0), 1.0) is None
+
+
+def decoding(scheduler: Scheduler, token_id: int, *, yields: bool, num_tokens: int = 4) -> Sequence:
+    """One that has drawn its first token."""
+    seq = make_sequence([token_id] * num_tokens)
+    seq.yields = yields
+    start_local(scheduler, seq)
+    while not seq.num_output_tokens:
+        step(scheduler)
+    return seq
+
+
+def reserved(num_tokens: int, token_id: int = 9) -> Sequence:
+    return make_sequence([token_id] * num_tokens)
+
+
+def test_a_place_in_the_batch_is_left_with_all_blocks_kept() -> None:
+    scheduler = make_scheduler(32, max_num_seqs=2)
+    first, last = (decoding(scheduler, each, yields=True) for each in (1, 2))
+    blocks, num_computed = last.block_table.copy(), last.num_computed_tokens
+    other = start_local(scheduler, reserved(4))
+    assert sequences_of(step(scheduler)[1]) == [first, other]
+    assert last.state is SequenceState.WAITING
+    assert (last.block_table, last.num_computed_tokens) == (blocks, num_computed)
+    assert (scheduler.num_set_aside, scheduler.num_preemptions) == (1, 0)
+    scheduler.release(other)
+    assert sequences_of(step(scheduler)[1]) == [first, last]
+    assert last.token_ids[4:] == [7] * last.num_output_tokens
+
+
+def test_nobody_leaves_a_place_for_one_that_gives_way_too() -> None:
+    scheduler = make_scheduler(32, max_num_seqs=1)
+    first = decoding(scheduler, 1, yields=True)
+    second = make_sequence([2] * 4)
+    second.yields = True
+    start_local(scheduler, second)
+    assert sequences_of(step(scheduler)[1]) == [first]
+
+
+def test_a_reservation_takes_blocks_of_the_last_that_gives_way_and_of_no_more() -> None:
+    scheduler = make_scheduler(16)
+    first, last = (decoding(scheduler, each, yields=True, num_tokens=24) for each in (1, 2))
+    seq = reserved(20)
+    scheduler.reserve(seq)
+    assert seq.state is SequenceState.RESERVED
+    assert not last.block_table
+    assert first.block_table
+    assert (last.num_preemptions, scheduler.num_batch_preemptions) == (1, 1)
+
+
+def test_of_those_at_work_a_reservation_gets_the_blocks_when_the_step_has_ended() -> None:
+    scheduler = make_scheduler(16)
+    of_batch = decoding(scheduler, 1, yields=True, num_tokens=50)
+    plan = scheduler.schedule()
+    assert plan is not None
+    seq = reserved(20)
+    with pytest.raises(BlocksComingError):
+        scheduler.reserve(seq)
+    assert of_batch.block_table
+    assert scheduler.schedule() is None, "no step is planned ahead of those that leave"
+    output = StepOutput(tokens=(SampledToken(7, math.nan),), duration_s=0.0)
+    (update,) = scheduler.update(plan, output)
+    assert update.token is not None
+    scheduler.reserve(seq)
+    assert not of_batch.block_table
+    assert of_batch.token_ids[50:] == [7, 7]
+
+
+def test_nobody_leaves_where_too_few_blocks_would_come_of_it() -> None:
+    scheduler = make_scheduler(16)
+    decoding(scheduler, 1, yields=False, num_tokens=40)
+    of_batch = decoding(scheduler, 2, yields=True, num_tokens=8)
+    with pytest.raises(BlocksExhaustedError):
+        scheduler.reserve(reserved(30))
+    assert of_batch.block_table
+
+
+def test_shared_blocks_are_not_counted_on() -> None:
+    """The longer one's blocks are the other's as well: only its last ones would come free."""
+    scheduler = make_scheduler(16, max_model_len=60)
+    shared = [1] * 32
+    decoding_alone = make_sequence(shared)
+    start_local(scheduler, decoding_alone)
+    step(scheduler)
+    of_batch = make_sequence([*shared, 2])
+    of_batch.yields = True
+    start_local(scheduler, of_batch)
+    step(scheduler)
+    num_left = scheduler.pool.num_available_blocks
+    with pytest.raises(BlocksExhaustedError):
+        scheduler.reserve(reserved(4 * (num_left + 4)))
+    assert of_batch.block_table
+
+
+def test_who_grows_takes_blocks_of_those_that_give_way_however_old_they_are() -> None:
+    scheduler = make_scheduler(16, max_model_len=60)
+    of_batch = decoding(scheduler, 1, yields=True, num_tokens=28)
+    other = decoding(scheduler, 2, yields=False, num_tokens=28)
+    while not of_batch.num_preemptions:
+        step(scheduler)
+    assert not other.num_preemptions
+
+
+def test_what_is_owed_to_those_that_give_way_is_no_matter_to_others() -> None:
+    scheduler = make_scheduler(16)
+    of_batch = decoding(scheduler, 1, yields=True, num_tokens=50)
+    first, second = reserved(20), reserved(20, 8)
+    scheduler.reserve(first)
+    scheduler.reserve(second)
+    assert not of_batch.block_table
+    like = reserved(4, 6)
+    like.yields = True
+    with pytest.raises(BlocksExhaustedError):
+        scheduler.reserve(like)
+
+
+def test_whoever_lost_its_blocks_often_keeps_them() -> None:
+    scheduler = make_scheduler(16)
+    of_batch = decoding(scheduler, 1, yields=True, num_tokens=40)
+    for _ in range(MOST_PREEMPTIONS):
+        seq = reserved(40)
+        scheduler.reserve(seq)
+        scheduler.release(seq)
+        step(scheduler)
+    assert of_batch.num_preemptions == MOST_PREEMPTIONS
+    with pytest.raises(BlocksExhaustedError):
+        scheduler.reserve(reserved(40))
+
+
+def test_sequences_that_leave_go_on_exactly() -> None:
+    """Each token is the sum of those before it."""
+
+    def answer(others: int) -> list[int]:
+        scheduler = make_scheduler(16)
+        seq = make_sequence([1] * 20)
+        seq.yields = True
+        start_local(scheduler, seq)
+        while seq.state is not SequenceState.FINISHED:
+            if others and seq.num_output_tokens in (2, 5):
+                others -= 1
+                guest = reserved(44, 3)
+                scheduler.reserve(guest)
+                assert not seq.block_table
+                scheduler.release(guest)
+            plan = scheduler.schedule()
+            assert plan is not None
+            token = SampledToken(sum(seq.token_ids) % 97, math.nan)
+            tokens = tuple(token if chunk.sample else None for chunk in plan.chunks)
+            scheduler.update(plan, StepOutput(tokens=tokens, duration_s=0.0))
+        return seq.token_ids
+
+    assert answer(others=2) == answer(others=0)

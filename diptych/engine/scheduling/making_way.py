@@ -1,0 +1,125 @@
+"""Who leaves for whom: sequences that give way, for those that do not. Pure.
+
+Blocks go back whole, of the last come first, and only as many sequences leave as are needed. A
+sequence that is at work leaves when its step has ended. Where a place in the batch is all that is
+wanted, it sits out and keeps its blocks. Nobody leaves whose blocks others may read, and nobody
+where too few blocks would come of it.
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Callable
+
+from diptych.engine.scheduling.block_pool import BlockPool
+from diptych.engine.scheduling.block_tables import BlockTables
+from diptych.engine.scheduling.queues import Queues
+from diptych.engine.scheduling.sequence import Sequence, SequenceState
+
+
+class MakingWay:
+    """Over one scheduler's queues, tables and pool."""
+
+    def __init__(
+        self,
+        queues: Queues,
+        tables: BlockTables,
+        pool: BlockPool,
+        *,
+        max_num_seqs: int,
+        preempt: Callable[[Sequence], None],
+    ) -> None:
+        """``preempt`` takes a sequence's blocks, and has it wait."""
+        self.num_set_aside = 0  # so far, times that somebody lost its place alone
+        self._queues = queues
+        self._tables = tables
+        self._pool = pool
+        self._max_num_seqs = max_num_seqs
+        self._preempt = preempt
+        self._leaving: list[Sequence] = []  # with the end of the steps that they are in
+        self._set_aside: list[Sequence] = []  # for the step that is being decided
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether somebody leaves with the end of a step in flight."""
+        return bool(self._leaving)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether those that wait would have others leave that run."""
+        waiting = self._first_served()
+        if not waiting:
+            return False
+        giving_way = self._queues.giving_way()
+        if self._num_over(waiting) > 0 and any(map(_is_running, giving_way)):
+            return True
+        return bool(giving_way) and not all(seq.block_table for seq in waiting)
+
+    def make_room(self, num_blocks: int) -> bool:
+        """Have some leave until so many blocks are available; False: too few would be.
+
+        They are there when it is not ``is_under_way``.
+        """
+        num_left = num_blocks - self._pool.num_available_blocks
+        others = (seq for seq in self._queues.giving_way() if seq not in self._leaving)
+        leaving: list[Sequence] = []
+        held: Counter[int] = Counter()
+        for seq in itertools.chain(self._leaving, others):
+            if num_left <= 0 and seq not in self._leaving:
+                break
+            leaving.append(seq)
+            held.update(seq.block_table)
+            num_left -= sum(map(self._is_freed, seq.block_table, map(held.get, seq.block_table)))
+        if num_left > 0:
+            return False
+        for seq in leaving:
+            if not seq.num_in_flight_tokens:
+                self._preempt(seq)
+            elif seq not in self._leaving:
+                self._leaving.append(seq)
+        return True
+
+    def let_leave(self) -> None:
+        """A step was booked: those that are in none any more leave."""
+        leaving = [seq for seq in self._leaving if _is_running(seq)]
+        self._leaving = [seq for seq in leaving if seq.num_in_flight_tokens]
+        for seq in leaving:
+            if not seq.num_in_flight_tokens:
+                self._preempt(seq)
+
+    def make_way(self) -> None:
+        """Let some leave for those that wait. No step is in flight; one is being decided."""
+        self._set_aside = []
+        waiting, num_blocks = self._first_served(), 0
+        for seq in waiting:
+            if not seq.block_table:
+                num_blocks += self._tables.num_wanted_blocks(seq)
+                if not self.make_room(num_blocks):
+                    break
+        if waiting:
+            in_places = filter(_is_running, self._queues.giving_way())
+            num_over = max(0, self._num_over(waiting))
+            self._set_aside = list(itertools.islice(in_places, num_over))
+            for seq in self._set_aside:
+                self._queues.wait_again(seq)
+
+    def count_set_aside(self) -> None:
+        """The step was decided: some may have got a place again."""
+        self.num_set_aside += sum(not _is_running(seq) for seq in self._set_aside)
+        self._set_aside = []
+
+    def _first_served(self) -> list[Sequence]:
+        return [seq for seq in self._queues.waiting if not seq.gives_way]
+
+    def _num_over(self, waiting: list[Sequence]) -> int:
+        """How many places they lack."""
+        return len(self._queues.running) + len(waiting) - self._max_num_seqs
+
+    def _is_freed(self, block_id: int, num_holders: int | None) -> bool:
+        """Whether nobody holds it when so many holders have left."""
+        if self._pool.is_quarantined(block_id):
+            return False
+        return sum(self._pool.holders(block_id).values()) == num_holders
+
+
+def _is_running(seq: Sequence) -> bool:
+    return seq.state is SequenceState.RUNNING

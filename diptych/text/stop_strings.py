@@ -6,6 +6,7 @@ of the text may still begin one is always known. Much text at once is searched
 as a whole, with the same result.
 """
 
+import functools
 from collections.abc import Sequence
 
 
@@ -64,14 +65,15 @@ class StopMatcher:
         return None if found is None else (found[0] - len(held), found[1])
 
 
-def _advanced(stop: str, table: list[int], matched: int, character: str) -> int:
+def _advanced(stop: str, table: Sequence[int], matched: int, character: str) -> int:
     """How much of ``stop`` ends the text after ``character``, if ``matched`` did before."""
     while matched and stop[matched] != character:
         matched = table[matched - 1]
     return matched + 1 if stop[matched] == character else matched
 
 
-def _border_lengths(text: str) -> list[int]:
+@functools.lru_cache(maxsize=64)  # choices of one request have the same
+def _border_lengths(text: str) -> tuple[int, ...]:
     """For each prefix, the length of its longest proper prefix that is also its suffix."""
     table = [0] * len(text)
     length = 0
@@ -81,4 +83,4 @@ def _border_lengths(text: str) -> list[int]:
         if text[index] == text[length]:
             length += 1
         table[index] = length
-    return table
+    return tuple(table)

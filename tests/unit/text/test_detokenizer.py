@@ -1,5 +1,6 @@
 """The detokenizer against decoding everything at once, on arbitrary tokens."""
 
+import operator
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from diptych.errors import ConfigurationError
 from diptych.text import detokenizer, stop_strings
 from diptych.text.detokenizer import Detokenizer
+from diptych.text.stop_strings import StopMatcher
 from diptych.text.tokenizer import Tokenizer
 from tests.text_models import byte_level_tokenizer, sentencepiece_tokenizer, write_folder
 from tests.work_count import num_lines_run
@@ -255,3 +257,9 @@ def test_a_piece_of_whole_characters_is_decoded_once(tokenizers: dict[str, Token
     assert assembler.push(letter) is whole
     assert [assembler.push(begun), assembler.push(letter)] == ["", f"\ufffd{whole}"]
     assert assembler.push(letter) is whole
+
+
+def test_choices_with_the_same_stop_strings_share_what_finding_them_takes() -> None:
+    stop = ["ab" * 500, "ba" * 500]
+    first, second = (StopMatcher(stop) for _ in range(2))
+    assert all(map(operator.is_, first._tables, second._tables))

@@ -33,6 +33,15 @@ async def test_another_name_of_the_same_file_is_refused_too(tmp_path: Path) -> N
                 pass
 
 
+async def test_what_is_stored_is_on_the_disk_before_it_counts_as_stored(tmp_path: Path) -> None:
+    """SQLite's own default loses the last of it where the machine ends."""
+    async with Database(f"sqlite:///{tmp_path / 'batch.sqlite'}") as database:
+        full = await database.call(
+            lambda connection: connection.exec_driver_sql("PRAGMA synchronous").scalar_one()
+        )
+    assert full == 2
+
+
 async def test_nobody_else_reads_it(tmp_path: Path) -> None:
     path = tmp_path / "batch.sqlite"
     async with Database(f"sqlite:///{path}"):

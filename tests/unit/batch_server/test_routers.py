@@ -4,12 +4,13 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from batch_server.records import Batch, Line
-from batch_server.runner.answers import Answer
+from batch_server.runner.answers import Answer, read_retry_after_s
 from batch_server.runner.batch_run import BatchRun
 from batch_server.runner.input_file import Found, InputFile
 from batch_server.runner.line_check import LineCheck, LineMaker
@@ -337,3 +338,33 @@ def test_what_is_sent_is_no_longer_than_the_line() -> None:
     made = LineMaker(CHAT, "").make(LineCheck(CHAT).read(raw), 0)
     assert len(made.body) < len(raw.data)
     assert json.loads(made.body)["messages"] == body["messages"]
+
+
+@pytest.mark.parametrize("said", [{}, {"priority": 0}, {"priority": None}, {"priority": "batch"}])
+def test_every_line_is_of_the_class_batch(said: dict[str, Any]) -> None:
+    """Other servers' number for no priority too."""
+    raw = RawLine(1, line("a", "x", **said))
+    made = LineMaker(CHAT, "").make(LineCheck(CHAT).read(raw), 0)
+    assert json.loads(made.body)["priority"] == "batch"
+
+
+def test_tenants_and_their_salts_are_kept_apart() -> None:
+    def salt(tenant: str, **said: Any) -> str | None:
+        raw = RawLine(1, line("a", "x", **said))
+        made = LineMaker(CHAT, tenant).make(LineCheck(CHAT).read(raw), 0)
+        found: str | None = json.loads(made.body).get("cache_salt")
+        return found
+
+    assert salt("") is None
+    assert salt("", cache_salt="s") == "s"
+    assert salt("a") == salt("a", cache_salt=None)
+    assert len({salt("a"), salt("b"), salt("a", cache_salt="s"), salt("a", cache_salt="t")}) == 4
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [("5", 5.0), ("1e9", 300.0), ("-1", 0.0), ("nan", 0.0), ("inf", 0.0), (None, 0.0),
+     ("Wed, 21 Oct 2026 07:28:00 GMT", 0.0)],
+)  # fmt: skip
+def test_no_router_is_left_alone_for_ever(header: str | None, seconds: float) -> None:
+    assert read_retry_after_s(header) == seconds

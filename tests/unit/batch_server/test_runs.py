@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
+from sqlalchemy.exc import NoResultFound
 
 from batch_server.app import measure
 from batch_server.records import Batch, LineResult
@@ -60,6 +61,26 @@ async def test_every_line_is_answered_once(tmp_path: Path) -> None:
     assert set(first) == {"id", "custom_id", "response", "error"}
     assert (first["response"]["status_code"], first["error"]) == (200, None)
     assert first["response"]["body"]["id"] == f"chatcmpl-{first['response']['request_id']}"
+
+
+async def test_a_batch_that_has_ended_keeps_no_bodies(tmp_path: Path) -> None:
+    async with opened(tmp_path) as rig:
+        await rig.add_input(TWO)
+        await rig.add_batch()
+        await rig.run()
+        with pytest.raises(NoResultFound):
+            await rig.batches.body(BATCH, 1)
+
+
+async def test_batches_come_in_pages_the_newest_first(tmp_path: Path) -> None:
+    names = ["batch_1", "batch_2", "batch_3"]
+    async with opened(tmp_path) as rig:
+        for name in names:
+            await rig.add_batch(name)
+        first = await rig.batches.page("", None, 2)
+        rest = await rig.batches.page("", first[-1].batch_id, 2)
+        assert await rig.batches.page("another", None, 2) == []
+    assert [batch.batch_id for batch in (*first, *rest)] == names[::-1]
 
 
 async def test_an_answer_stays_as_it_came(tmp_path: Path) -> None:

@@ -224,6 +224,13 @@ def test_half_of_a_character_in_an_argument_is_no_call() -> None:
     assert parsed.calls == ()
 
 
+def test_an_argument_that_is_given_twice_makes_no_call() -> None:
+    """Nobody knows which of them the model meant."""
+    given = "".join(f"<parameter=x>\n{value}\n</parameter>\n" for value in (1, 2))
+    text = f"<tool_call>\n<function=f>\n{given}</function>\n</tool_call>"
+    assert parse(family("qwen-xml"), [text]) == Parsed(text)
+
+
 def test_detail_6_a_call_that_was_cut_off_is_none() -> None:
     text = 'ok <tool_call>\n{"name": "f", "arguments": {"x": 1}}\n'
     assert parse(family("hermes"), list(text), is_whole=False) == Parsed("ok")

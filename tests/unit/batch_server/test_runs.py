@@ -63,6 +63,18 @@ async def test_every_line_is_answered_once(tmp_path: Path) -> None:
     assert first["response"]["body"]["id"] == f"chatcmpl-{first['response']['request_id']}"
 
 
+@pytest.mark.parametrize(
+    ("max_lines", "status"), [(3, BatchStatus.COMPLETED), (2, BatchStatus.FAILED)]
+)
+async def test_a_file_may_have_as_many_lines_as_are_taken(
+    tmp_path: Path, max_lines: int, status: BatchStatus
+) -> None:
+    async with opened(tmp_path, bounds=InputBounds(max_lines, 10_000)) as rig:
+        await rig.add_input(DATA)
+        await rig.add_batch()
+        assert (await rig.run()).status is status
+
+
 async def test_a_batch_that_has_ended_keeps_no_bodies(tmp_path: Path) -> None:
     async with opened(tmp_path) as rig:
         await rig.add_input(TWO)

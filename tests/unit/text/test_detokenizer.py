@@ -62,6 +62,19 @@ def test_of_stops_that_end_together_the_longest_counts(
         assert run(tokenizer, ids, stop, [])[:2] == ("x" * num_before, "ab")
 
 
+@pytest.mark.parametrize("is_at_once", [False, True])
+def test_the_token_that_is_the_first_to_count_does(
+    tokenizers: dict[str, Tokenizer], *, is_at_once: bool
+) -> None:
+    tokenizer = tokenizers["byte-level"]
+    end = tokenizer.encode("!", add_special=False)
+    before = tokenizer.encode("x" * 2 * detokenizer.BULK_TOKENS, add_special=False)
+    ids, num_enough = [*before, *end, *before], len(before) + len(end)
+    cuts = [] if is_at_once else list(range(1, len(ids)))
+    assert run(tokenizer, ids, ["!"], cuts, num_enough)[1:] == ("!", num_enough)
+    assert run(tokenizer, ids, ["!"], cuts, num_enough + 1)[1] is None
+
+
 def first_stop(text: str, stop: list[str]) -> tuple[str, str | None]:
     """What precedes the stop string that ends first (of those, the longest)."""
     for end in range(1, len(text) + 1):

@@ -1,14 +1,15 @@
 """Two routers over the same workers: a worker is killed, or one of the routers, or a client.
 
 With ``--hypothesis-profile long`` 200 streams are cut at random moments, half of them by their
-router's end and half by their client's.
+router's end and half by their client's. An answer has to be that of an undisturbed call, by the
+golden rule: what runs beside it differs, and with it the rounding.
 """
 
 import asyncio
 import json
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,10 @@ from hypothesis import settings
 
 from diptych.client import Chunk, DiptychClient
 from diptych.rpc.channel import open_channel
+from diptych.v1 import inference_pb2
 from tests.call import Answer, generate, token_request
 from tests.cluster import Cluster, Process, another_router, running_cluster
+from tests.golden_rule import MARGIN, Run, check_exact_later
 from tests.integration.printing_client import asking
 from tests.notes import Note
 
@@ -49,6 +52,40 @@ def second(first: Cluster, tiny_llama: Path, tmp_path: Path) -> Iterator[Cluster
         yield cluster
 
 
+class Undisturbed:
+    """What a request is answered with where nobody is killed."""
+
+    def __init__(self, cluster: Cluster, request: inference_pb2.GenerateRequest) -> None:
+        self.num_ties = 0
+        """Near ties that were decided otherwise."""
+        self._cluster = cluster
+        self._request = request
+
+    async def check(self, token_ids: Sequence[int], text: str) -> Answer:
+        """Byte for byte, but behind a near tie, from where on it is asked again; the last call."""
+        last = whole = await self._ask(())
+
+        async def go_on(prefix: Sequence[int]) -> Run:
+            nonlocal last
+            last = await self._ask(prefix)
+            return Run(last.token_ids, last.margins)
+
+        run = Run(whole.token_ids, whole.margins)
+        ties = await check_exact_later(token_ids, run, "a stream", go_on)
+        self.num_ties = len(ties)
+        assert text.endswith(last.text) if ties else text.encode() == whole.text.encode()
+        return last
+
+    async def _ask(self, emitted: Sequence[int]) -> Answer:
+        request = inference_pb2.GenerateRequest()
+        request.CopyFrom(self._request)
+        request.emitted_token_ids[:] = emitted
+        async with open_channel(self._cluster.router.address) as channel:
+            answer = await generate(channel, request)
+        assert answer.error is None
+        return answer
+
+
 class Stream:
     """An answer as the client has it so far."""
 
@@ -60,6 +97,7 @@ class Stream:
         self.request.sampling.stop.extend(["never to be seen", "e "][: number % 4])
         self.chunks: list[Chunk] = []
         self.num_chunks_amid = 10
+        self.num_ties = 0
 
     async def run(self, client: DiptychClient) -> None:
         async for chunk in client.stream(self.request, timeout_s=60):
@@ -79,18 +117,20 @@ class Stream:
         return usage.num_resumed_tokens
 
     async def check(self, cluster: Cluster) -> None:
-        """Asked as a whole with the same seed, the answer is the same, byte for byte."""
+        """Asked as a whole with the same seed, the answer is the same."""
         self.request.sampling.seed = self.chunks[0].seed
-        async with open_channel(cluster.router.address) as channel:
-            whole = await generate(channel, self.request)
-        assert whole.error is None
-        assert [t for chunk in self.chunks for t in chunk.token_ids] == whole.token_ids
-        assert [m for chunk in self.chunks for m in chunk.margins] == pytest.approx(
-            whole.margins, abs=1e-3
-        )
-        assert "".join(chunk.text for chunk in self.chunks).encode() == whole.text.encode()
-        assert self.chunks[-1].finish_reason == whole.finish_reason
-        assert self.chunks[-1].stop_match == whole.finished.stop
+        token_ids = [t for chunk in self.chunks for t in chunk.token_ids]
+        margins = [m for chunk in self.chunks for m in chunk.margins]
+        undisturbed = Undisturbed(cluster, self.request)
+        text = "".join(chunk.text for chunk in self.chunks)
+        last = await undisturbed.check(token_ids, text)
+        num_before = len(margins) - len(last.margins)
+        assert margins[num_before:] == pytest.approx(last.margins, abs=1e-3)
+        self.num_ties = undisturbed.num_ties
+        if self.num_ties:
+            assert min(margins[:num_before]) < MARGIN, "it was no near tie here"
+        assert self.chunks[-1].finish_reason == last.finish_reason
+        assert self.chunks[-1].stop_match == last.finished.stop
 
 
 @pytest.mark.parametrize("turn", range(NUM_KILLS_OF_ROUTER))
@@ -117,7 +157,9 @@ async def test_streams_of_a_killed_router_go_on_at_the_other(
         for stream in streams:
             tasks.create_task(stream.check(first))
     num_resumed = sum(stream.num_resumed > 0 for stream in streams)
-    note(f"{len(streams)} streams of a killed router byte-equal, {num_resumed} of them resumed")
+    num_ties = sum(stream.num_ties for stream in streams)
+    told = f"{len(streams)} streams of a killed router equal, but for {num_ties} near ties"
+    note(f"{told}; {num_resumed} of them resumed")
     await first.wait_baseline(within_s=5)
 
 
@@ -143,14 +185,12 @@ class Printed:
         request.emitted_token_ids.extend(self.token_ids)
         async with open_channel(cluster.router.address) as channel:
             rest = await generate(channel, request)
-            request.sampling.seed = rest.started.seed
-            del request.emitted_token_ids[:]
-            whole = await generate(channel, request)
         assert rest.error is None
-        assert whole.error is None
-        assert self.token_ids + rest.token_ids == whole.token_ids
-        assert (self.text + rest.text).encode() == whole.text.encode()
-        assert rest.finish_reason == whole.finish_reason
+        request.sampling.seed = rest.started.seed
+        undisturbed = Undisturbed(cluster, request)
+        last = await undisturbed.check(self.token_ids + rest.token_ids, self.text + rest.text)
+        assert rest.finish_reason == last.finish_reason
+        self.stream.num_ties = undisturbed.num_ties
 
 
 @pytest.mark.parametrize("turn", range(NUM_KILLS_OF_CLIENT))
@@ -183,7 +223,9 @@ async def test_what_a_killed_client_had_another_continues(
         for answer in answers:
             tasks.create_task(answer.go_on(first))
     num_cut = sum(bool(answer.token_ids) for answer in answers)
-    note(f"{len(answers)} streams of a killed client byte-equal, {num_cut} of them cut amid")
+    num_ties = sum(answer.stream.num_ties for answer in answers)
+    told = f"{len(answers)} streams of a killed client equal, but for {num_ties} near ties"
+    note(f"{told}; {num_cut} of them cut amid")
     await first.wait_baseline(within_s=5)
 
 

@@ -26,17 +26,29 @@ SERVED: Final = {
 }
 SEED: Final = 5
 PHASES: Final = (Phase.explicit, Phase.generate)  # what is found is not made smaller: it costs
-MOST_TOKENS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+BOUNDS: Final = {  # of an answer's tokens, by operation
+    "POST /completions": "max_tokens",
+    "POST /chat/completions": "max_completion_tokens",
+    "POST /responses": "max_output_tokens",
+}
+MOST_TOKENS: Final = 8
+TEXT: Final = "Say something."
+PATIENCE_S: Final = 300.0  # its own is 10 s, which a busy machine may take
 
 
 def description() -> dict[str, Any]:
-    """Of what is served; absent values as JSON Schema says them."""
+    """Of what is served; absent values as JSON Schema says them.
+
+    It forgets that vectors asked for in base64 are texts.
+    """
     raw = resources.files("llm_comply").joinpath("specs/openai_chat.json").read_text("utf-8")
     said: dict[str, Any] = json.loads(raw)
     paths = {
         path: {method: said["paths"][path][method] for method in methods}
         for path, methods in SERVED.items()
     }
+    vector = said["components"]["schemas"]["Embedding"]["properties"]
+    vector["embedding"] = {"anyOf": [vector["embedding"], {"type": "string"}]}
     return {**said, "openapi": "3.1.0", "paths": paths, "components": _nullable(said["components"])}
 
 
@@ -73,8 +85,8 @@ def _ask(operation: Any, url: str, model: str, num_each: int) -> Counter[int]:
     )
     @given(case=operation.as_strategy())
     def ask(case: Any) -> None:
-        _address(case, model)
-        answer = case.call(base_url=url)
+        _address(case, model, BOUNDS.get(operation.label))
+        answer = case.call(base_url=url, timeout=PATIENCE_S)
         seen[answer.status_code] += 1
         checks: list[Any] = [not_a_server_error]
         if answer.status_code == 200 and "json" in answer.headers["content-type"][0]:
@@ -85,15 +97,18 @@ def _ask(operation: Any, url: str, model: str, num_each: int) -> Counter[int]:
     return seen
 
 
-def _address(case: Any, model: str) -> None:
-    """To the model that is there, for a short answer."""
+def _address(case: Any, model: str, bound: str | None) -> None:
+    """To the model that is there, with something to go on, for a short answer."""
     if case.path_parameters:
         case.path_parameters["model"] = model
     if isinstance(case.body, dict):
         case.body["model"] = model
-        for name in MOST_TOKENS:
-            if isinstance(case.body.get(name), int):
-                case.body[name] = min(case.body[name], 8)
+        for name in ("prompt", "input"):
+            if name in case.body and not case.body[name]:  # mostly it draws nothing
+                case.body[name] = TEXT
+        if bound is not None:
+            said = case.body.get(bound)
+            case.body[bound] = min(said, MOST_TOKENS) if isinstance(said, int) else MOST_TOKENS
 
 
 if __name__ == "__main__":

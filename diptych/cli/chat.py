@@ -12,7 +12,7 @@ from pathlib import Path
 from pydantic import Field, create_model
 
 from diptych import settings
-from diptych.cli.chat_commands import EXIT, obey
+from diptych.cli.chat_commands import EXITS, obey
 from diptych.cli.connection import Connection
 from diptych.cli.conversation import Conversation
 from diptych.cli.sampling_flags import read_options, sampling_fields
@@ -98,7 +98,7 @@ class _Chat:
         while True:
             try:
                 line = self._read()
-                if line == EXIT:
+                if line in EXITS:
                     return
                 self._do(line)
             except EOFError:

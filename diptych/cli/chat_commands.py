@@ -10,7 +10,7 @@ from diptych.cli.sampling_flags import FLAGS, describe
 from diptych.errors import InvalidRequestError
 from diptych.sampling_params import OPTIONS
 
-EXIT = "/exit"
+EXITS = ("/exit", "/bye", "/quit")
 _WIDTH = max(map(len, FLAGS))
 
 
@@ -73,7 +73,7 @@ def _help(conversation: Conversation, rest: str) -> list[str]:
     lines = [f"{command.usage:<20}{command.summary}" for command in _COMMANDS.values()]
     return [
         *lines,
-        f"{EXIT:<20}End, as Ctrl-D does. Ctrl-C ends an answer only.",
+        f"{EXITS[0]:<20}End, as /bye, /quit and Ctrl-D do. Ctrl-C ends an answer only.",
         f"{'//TEXT':<20}Say what begins with a slash.",
     ]
 

@@ -4,11 +4,13 @@ import asyncio
 import json
 import os
 import shlex
+import shutil
 import signal
 import socket
 import sys
 import time
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -22,6 +24,7 @@ from diptych.formats import Quantization
 from diptych.v1 import inference_pb2
 
 EXIT_CHILD_FAILED = 1
+_NAME = "diptych"
 
 
 class UpConfig(BaseModel):
@@ -172,11 +175,12 @@ async def _up(config: UpConfig) -> int:
             metrics = f"http://{child.metrics_address}/metrics"
             say("up", f"{child.name}: {child.address}, metrics {metrics}")
         say("up", f"ready after {time.monotonic() - began:.1f} s; try:")
-        for line in lines_to_paste(cluster.address, cluster.http_address, model):
+        diptych = own_command()
+        for line in lines_to_paste(diptych, cluster.address, cluster.http_address, model):
             say("up", line)
         if cluster.batch is not None:
             url = f"http://{cluster.batch.http_address}"
-            say("up", f"diptych batch submit --url {url} requests.jsonl --wait")
+            say("up", f"{diptych} batch submit --url {url} requests.jsonl --wait")
         await asyncio.Event().wait()
 
     stopped = cancel_on_signals()
@@ -194,14 +198,25 @@ async def _up(config: UpConfig) -> int:
     return 0
 
 
-def lines_to_paste(address: str, http_address: str, model: inference_pb2.Model) -> list[str]:
+def own_command() -> str:
+    """What a shell calls this program by: its name, unless that leads nowhere or elsewhere."""
+    called, found = Path(sys.argv[0]), shutil.which(_NAME)
+    if called.name != _NAME or (found is not None and called.samefile(found)):
+        return _NAME
+    return shlex.quote(str(called))
+
+
+def lines_to_paste(
+    diptych: str, address: str, http_address: str, model: inference_pb2.Model
+) -> list[str]:
     """Ways to talk with the model of the router at ``address``: a shell's two, a browser's one.
 
-    ``http_address`` is that of its HTTP API; empty: it has none.
+    ``diptych`` is what a shell calls this program by; ``http_address`` that of its HTTP API,
+    empty: it has none.
     """
-    lines = [f"diptych generate --address {address} 'Hello!'"]
+    lines = [f"{diptych} generate --address {address} 'Hello!'"]
     if model.has_chat_template:
-        lines = [f"diptych chat --address {address}"]
+        lines = [f"{diptych} chat --address {address}"]
     if http_address:
         lines += [_curl(http_address, model), f"http://{http_address}/"]
     return lines

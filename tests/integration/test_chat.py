@@ -74,6 +74,16 @@ async def test_answers_build_on_what_was_said(
     assert any(line.startswith("TTFT") for line in lines)
 
 
+@pytest.mark.parametrize("word", ["/exit", "/bye", "/quit"])
+async def test_a_word_ends_it(
+    word: str, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = num_asked(cluster)
+    assert await talk(monkeypatch, cluster, word, "unheard") == 0
+    assert num_asked(cluster) == before
+    assert capsys.readouterr() == ("", "")
+
+
 async def test_an_error_is_one_line_and_the_conversation_goes_on(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,69 @@
+"""Bodies that ask for work on prompts alone become plain requests: vectors, rankings, scores."""
+
+from typing import Any
+
+import pytest
+
+from diptych.errors import InvalidRequestError
+from router.frontend.field_names import renamed
+from router.frontend.http.asked import Envelope
+from router.frontend.http.prompt_bodies import (
+    Comparison,
+    read_embeddings,
+    read_rerank,
+    read_score,
+)
+from router.generation.request import TextPrompt, TokenPrompt
+
+ENVELOPE = Envelope(request_id="r", num_bytes=9, max_model_len=100)
+
+
+def test_too_many_inputs_are_named_as_their_client_wrote_them() -> None:
+    error = InvalidRequestError("too many", field="inputs")
+    embeddings = read_embeddings({"input": ["a", "b"]}, ENVELOPE)
+    assert renamed(error, embeddings.names).field == "input"
+    alone = read_embeddings({"input": "a"}, ENVELOPE)
+    assert renamed(error, alone.names).field == "input"
+    ranking = read_rerank({"query": "a", "documents": ["b"]}, ENVELOPE)
+    assert renamed(error, ranking.names).field == "documents"
+    comparison = read_score({"text_1": "a", "text_2": ["b"]}, ENVELOPE)
+    assert isinstance(comparison, Comparison)
+    assert renamed(error, comparison.names).field == "text_2"
+
+
+def test_detail_24_texts_and_lists_of_token_ids_are_inputs() -> None:
+    for given, expected in (
+        ([[1, 2], [3]], (TokenPrompt([1, 2]), TokenPrompt([3]))),
+        ([1, 2], (TokenPrompt([1, 2]),)),
+        (["a", "b"], (TextPrompt("a"), TextPrompt("b"))),
+        ("a", (TextPrompt("a"),)),
+    ):
+        assert read_embeddings({"input": given}, ENVELOPE).request.inputs == expected
+
+
+@pytest.mark.parametrize(
+    ("said", "is_base64"),
+    [({}, False), ({"encoding_format": "float"}, False), ({"encoding_format": "base64"}, True)],
+)
+def test_detail_24_vectors_are_in_base64_for_who_asks(
+    said: dict[str, Any], is_base64: bool
+) -> None:
+    assert read_embeddings({"input": "a", **said}, ENVELOPE).is_base64 == is_base64
+
+
+def test_each_document_is_named_as_its_client_wrote_it() -> None:
+    ranking = read_rerank({"query": "q", "documents": ["a", "b"]}, ENVELOPE)
+    for index, theirs in enumerate(["query", "documents[0]", "documents[1]"]):
+        error = InvalidRequestError("is empty", field=f"inputs[{index}].text")
+        assert renamed(error, ranking.names).field == theirs
+
+
+@pytest.mark.parametrize(
+    ("firsts", "pairs"), [("a", [(0, 1), (0, 2)]), (["a", "b"], [(0, 2), (1, 3)])]
+)
+def test_one_text_is_compared_with_all_and_several_each_with_its_own(
+    firsts: object, pairs: list[tuple[int, int]]
+) -> None:
+    comparison = read_score({"text_1": firsts, "text_2": ["c", "d"]}, ENVELOPE)
+    assert isinstance(comparison, Comparison)
+    assert comparison.pairs == pairs

@@ -3,7 +3,10 @@
 import asyncio
 import logging
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -25,6 +28,7 @@ from tests.integration.router_rig import (
     EVENTUALLY_S,
     PROMPT,
     TIMERS,
+    Cluster,
     eventually,
     expected,
     running,
@@ -33,6 +37,7 @@ from tests.integration.router_rig import (
 SERVICE = "diptych.v1.Inference"
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+WRITE_S = 0.3  # after which a client that takes nothing is given up
 
 
 async def health(channel: grpc.aio.Channel, service: str = SERVICE) -> int:
@@ -107,8 +112,12 @@ async def test_tokens_wait_for_each_other_but_not_at_either_end(wide_model: Path
         assert [each for together in came for each in together] == expected(11)
 
 
-async def test_a_finished_answer_to_a_stalled_client_ends(wide_model: Path) -> None:
-    timers = TIMERS.model_copy(update={"client_write_s": 0.3})
+@asynccontextmanager
+async def stalled_call(
+    wide_model: Path, *, max_tokens: int
+) -> AsyncIterator[tuple[Cluster, grpc.aio.UnaryStreamCall[Any, Any]]]:
+    """A call of a client that reads nothing, once a worker answers it, many tokens a step."""
+    timers = TIMERS.model_copy(update={"client_write_s": WRITE_S})
     small_window = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65536)]
     async with (
         running(wide_model, 1, 1, timers=timers, client_buffer_messages=100_000) as cluster,
@@ -116,10 +125,15 @@ async def test_a_finished_answer_to_a_stalled_client_ends(wide_model: Path) -> N
     ):
         cluster.decode[0].behaviour.tokens_per_step = 5000
         stub = inference_pb2_grpc.InferenceStub(channel)
-        stalled = stub.Generate(token_request(PROMPT, max_tokens=200_000))
+        call = stub.Generate(token_request(PROMPT, max_tokens=max_tokens))
         await eventually(lambda: bool(cluster.decode[0].specs), "never placed")
+        yield cluster, call
+
+
+async def test_a_finished_answer_to_a_stalled_client_ends(wide_model: Path) -> None:
+    async with stalled_call(wide_model, max_tokens=200_000) as (cluster, stalled):
         await cluster.wait_free()
-        await asyncio.sleep(2 * timers.client_write_s)
+        await asyncio.sleep(2 * WRITE_S)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             async for _ in stalled:
                 pass
@@ -133,16 +147,7 @@ async def test_who_was_given_up_may_leave_before_hearing_so(
 ) -> None:
     """It is no error of the router's that the reason could not be sent."""
     caplog.set_level(logging.DEBUG, "diptych.rpc.server")
-    timers = TIMERS.model_copy(update={"client_write_s": 0.3})
-    small_window = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65536)]
-    async with (
-        running(wide_model, 1, 1, timers=timers, client_buffer_messages=100_000) as cluster,
-        grpc.aio.insecure_channel(cluster.address, options=small_window) as channel,
-    ):
-        cluster.decode[0].behaviour.tokens_per_step = 5000
-        stub = inference_pb2_grpc.InferenceStub(channel)
-        stalled = stub.Generate(token_request(PROMPT, max_tokens=900_000))
-        await eventually(lambda: bool(cluster.decode[0].specs), "never placed")
+    async with stalled_call(wide_model, max_tokens=900_000) as (_, stalled):
         await eventually(lambda: "rpc refused" in caplog.messages, "never given up")
         stalled.cancel()
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []

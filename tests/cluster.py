@@ -208,6 +208,13 @@ class Cluster:
             assert time.monotonic() < deadline, f"still held after {within_s} s: {held}"
             await asyncio.sleep(0.05)
 
+    async def start_again(self, process: Process) -> None:
+        """Start what a first try of the test has killed, at its address, and wait for its proof."""
+        if not process.alive:
+            process.start(process.address)
+            process.wait_listening()
+            await self.wait_ready()
+
     async def wait_ready(self, num_pairs: int | None = None) -> None:
         """Wait until the router can place, and knows ``num_pairs`` proven pairs."""
         if num_pairs is None:

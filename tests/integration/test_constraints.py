@@ -36,6 +36,9 @@ SCHEMA = {
     "additionalProperties": False,
 }
 
+LONG_PATTERN = "[0-9]{200}"
+LONG = Constraint.regex(LONG_PATTERN)
+
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
@@ -265,37 +268,42 @@ async def test_generate_has_flags_for_it(
 async def test_random_schemas_hold_through_preemption_and_a_killed_worker(
     cluster: Cluster, client: DiptychClient
 ) -> None:
+    """Every fifth is a long one, so that a few always outgrow the worker that is left."""
+    await cluster.start_again(cluster.decode[0])
     rng = random.Random(7)
-    schemas = [random_schema(rng) for _ in range(NUM_REQUESTS)]
+    schemas = [random_schema(rng) if n % 5 else None for n in range(NUM_REQUESTS * 5 // 4)]
     waiting = asyncio.Semaphore(NUM_AT_ONCE)
     done: list[int] = []
     preempted: list[int] = []
 
     async def one(index: int) -> None:
+        schema = schemas[index]
         async with waiting:
             chunks = await answer(
                 client,
-                Constraint.json_schema(schemas[index]),
+                Constraint.json_schema(schema) if schema is not None else LONG,
                 seed=index,
                 temperature=1.0 if index % 3 else 0.0,
                 top_k=50 if index % 2 else None,
                 max_tokens=250,
             )
         assert chunks[-1].finish_reason is FinishReason.STOP, text_of(chunks)
-        check_text(text_of(chunks), schemas[index])
+        if schema is not None:
+            check_text(text_of(chunks), schema)
+        else:
+            assert re.fullmatch(LONG_PATTERN, text_of(chunks))
         done.append(index)
         assert chunks[-1].timing is not None
         preempted.append(chunks[-1].timing.num_preemptions)
 
     async def kill_one() -> None:
-        while len(done) < NUM_REQUESTS // 3:
+        while len(done) < len(schemas) // 3:
             await asyncio.sleep(0.01)
-        assert cluster.decode[0].alive  # a second try has none to kill
         cluster.decode[0].kill()
 
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(kill_one())
-        for index in range(NUM_REQUESTS):
+        for index in range(len(schemas)):
             tasks.create_task(one(index))
-    assert len(done) == NUM_REQUESTS
+    assert len(done) == len(schemas)
     assert sum(preempted) > 0, "nothing was preempted"

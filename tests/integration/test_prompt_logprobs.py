@@ -424,7 +424,7 @@ async def test_a_killed_prefill_workers_prompts_are_computed_by_another(
     given = [prompt(200 + number % 8, seed=100 + number) for number in range(40)]
     request = build_embed_request(given, pooling=Pooling.MEAN, normalize=False)
     killed = cluster.prefill[0]
-    assert killed.alive  # a second try has none to kill
+    await cluster.start_again(killed)
     killed.signal(signal.SIGSTOP)  # what it is given it cannot have done before it is killed
     async with asyncio.TaskGroup() as tasks:
         embedding = tasks.create_task(client.embed(request, timeout_s=60.0))

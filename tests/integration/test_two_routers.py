@@ -242,6 +242,8 @@ async def test_both_go_on_when_a_worker_dies_and_nothing_leaks(
     first: Cluster, second: Cluster
 ) -> None:
     routers = (first, second)
+    for worker in first.decode:
+        await first.start_again(worker)
     for router in routers:
         await router.wait_ready()
     whole = await ask(first)

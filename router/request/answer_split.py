@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from diptych.text.response.body import ParsedCall
 from diptych.text.response.parser import Parsed
 from diptych.text.response.thoughts import AnswerParser
 from router.generation.answer import CalledTool, Said
@@ -13,11 +14,13 @@ class AnswerSplit:
     def __init__(
         self, parser: AnswerParser, make_id: Callable[[], str], max_calls: int | None = None
     ) -> None:
-        """``make_id`` names a call; those beyond ``max_calls`` are dropped."""
+        """``make_id`` names a call that the model did not name, or as another; those beyond
+        ``max_calls`` are dropped."""
         self._parser = parser
         self._make_id = make_id
         self._max_calls = max_calls
         self._num_calls = 0
+        self._own_ids: set[str] = set()
 
     @property
     def has_calls(self) -> bool:
@@ -37,5 +40,13 @@ class AnswerSplit:
         if self._max_calls is not None:
             calls = calls[: self._max_calls - self._num_calls]
         self._num_calls += len(calls)
-        called = tuple(CalledTool(self._make_id(), each.name, each.arguments) for each in calls)
+        called = tuple(CalledTool(self._id(each), each.name, each.arguments) for each in calls)
         return Said(parsed.content, parsed.reasoning, called)
+
+    def _id(self, call: ParsedCall) -> str:
+        """The model's own, where it has one: its chat template shows it to it again."""
+        made = self._make_id()  # the next one's are the same either way
+        if not call.id or call.id in self._own_ids:
+            return made
+        self._own_ids.add(call.id)
+        return call.id

@@ -1,5 +1,6 @@
 """The text of one field of calls, read as its template says. Pure; ValueError for garbage."""
 
+import html
 import json
 from collections.abc import Mapping
 from typing import Final, NamedTuple
@@ -18,10 +19,12 @@ _ARGUMENTS: Final = ("arguments", "parameters")  # what models call them
 
 
 class ParsedCall(NamedTuple):
-    """A call of a tool. ``arguments`` is a JSON object, as the model wrote it if it did."""
+    """A call of a tool. ``arguments`` is a JSON object, as the model wrote it if it did; so is
+    ``id``, which most models do not write."""
 
     name: str
     arguments: str
+    id: str = ""
 
 
 class _Untyped(NamedTuple):
@@ -56,7 +59,8 @@ def read_body(
     found = tuple(_call(each, tools) for each in calls)
     if field.needs_known_name and any(each.name not in tools for each in found):
         raise ValueError("a name of no tool")
-    return found
+    own_id = captures.get("id")
+    return (found[0]._replace(id=own_id),) if own_id and len(found) == 1 else found
 
 
 def _content(field: Field, text: str, patience: Patience) -> object:
@@ -66,7 +70,7 @@ def _content(field: Field, text: str, patience: Patience) -> object:
         case "named-json":
             return read_named(text)
         case "xml-inline":
-            return _read_tags(text.rstrip(), field.arguments["tag_pattern"], patience)
+            return _read_tags(text.rstrip(), field.arguments, patience)
         case "kv-lines":
             return _read_lines(text, field.arguments)
         case "pythonic":
@@ -112,7 +116,8 @@ def _quoted(name: "regex.Match[str]") -> str:
     return f'"{name[1].rstrip()}":'
 
 
-def _read_tags(text: str, pattern: object, patience: Patience) -> dict[str, object]:
+def _read_tags(text: str, arguments: Mapping[str, object], patience: Patience) -> dict[str, object]:
+    pattern = arguments["tag_pattern"]
     assert isinstance(pattern, regex.Pattern)
     found: dict[str, object] = {}
     at = 0
@@ -121,6 +126,8 @@ def _read_tags(text: str, pattern: object, patience: Patience) -> dict[str, obje
             raise ValueError("text between the tags")
         at = match.end()
         key = match["key"].strip()
+        if arguments.get("escaped_keys"):
+            key = html.unescape(key)
         if key in found:
             raise ValueError("an argument twice")
         found[key] = _tag_value(match["value"], match.groupdict().get("string"))
@@ -133,7 +140,7 @@ def _tag_value(text: str, is_text: str | None) -> object:
     """``is_text``: what the tag itself says of it, if anything."""
     if is_text is None:
         return _Untyped(text)
-    return text if is_text == "true" else read_json(text)
+    return text if is_text in ("true", "string") else read_json(text)
 
 
 def _read_lines(text: str, arguments: Mapping[str, object]) -> dict[str, object]:

@@ -19,8 +19,11 @@ class AnswerForm(enum.StrEnum):
     NONE = "none"  # all of it is content
     DEEPSEEK = "deepseek"
     GEMMA4 = "gemma4"
+    GLM = "glm"
     GPT_OSS = "gpt-oss"
     HERMES = "hermes"
+    KIMI_K2 = "kimi-k2"
+    KIMI_K3 = "kimi-k3"
     LLAMA_JSON = "llama-json"
     LLAMA_PYTHONIC = "llama-pythonic"
     MISTRAL = "mistral"
@@ -29,6 +32,7 @@ class AnswerForm(enum.StrEnum):
 
 
 _CALL: Final = {"function": {"name": "{name}", "arguments": "{content}"}}
+_CALL_OF_NOTHING: Final = {"function": {"name": "{name}", "arguments": {}}}
 _BARE_CALL: Final = {"function": "{content}"}
 # Behind the last of these a prompt is the answer's begin. Those of other families are what a
 # user may have written.
@@ -41,7 +45,10 @@ _STARTS: Final = (
 _OWN_STARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "deepseek": ("<｜Assistant｜>",),
     "gemma4": ("<|turn>model\n", "<tool_response|>"),
+    "glm": ("<|assistant|>",),
     "gpt-oss": ("<|start|>assistant",),
+    "kimi-k2": ("<|im_assistant|>assistant<|im_middle|>",),
+    "kimi-k3": ('<|open|>message role="assistant"<|sep|>',),
     "llama-json": ("<|start_header_id|>assistant<|end_header_id|>\n\n",),
     "llama-pythonic": ("<|header_start|>assistant<|header_end|>\n\n",),
     "mistral": ("[/INST]", "[/TOOL_RESULTS]"),
@@ -86,6 +93,76 @@ _QWEN_XML: Final = {
         },
     ],
     "call_marks": {"open": ["<tool_call>", "</tool_call>"]},
+}
+_GLM_NAME: Final = r"<tool_call>\s{0,64}(?P<name>[^\s<>{}]{1,128})\s{0,64}"
+_GLM: Final = {
+    "reasoning_content": _THINK,
+    "tool_calls": [
+        {
+            "open_pattern": rf"{_GLM_NAME}(?=<arg_key>)",
+            # Some leave out the last value's end; a value may speak of a call's end.
+            "close_pattern": r"(?<=</arg_value>)\s{0,64}</tool_call>"
+            r"|</tool_call>\s{0,64}(?:(?=<tool_call>)|\Z)",
+            "content": "xml-inline",
+            "content_args": {
+                "tag_pattern": r"<arg_key>(?P<key>[^<\n]{1,256})</arg_key>\s*+"
+                r"<arg_value>(?P<value>.*?)(?:</arg_value>\s*+(?=<arg_key>|\Z)|\Z)"
+            },
+            "transform": _CALL,
+        },
+        {
+            "open_pattern": rf"{_GLM_NAME}(?=</tool_call>)",
+            "close": "</tool_call>",
+            "transform": _CALL_OF_NOTHING,
+        },
+        {"open_pattern": rf"{_GLM_NAME}\Z", "content": "json"},  # cut off
+    ],
+}
+_KIMI_K2: Final = {
+    "reasoning_content": _THINK,
+    "tool_calls": {
+        "open_pattern": r"<\|tool_call_begin\|>\s{0,64}(?P<id>(?:functions\.)?"
+        r"(?P<name>[^\s<>:{}]{1,128})(?::\d{1,9})?)\s{0,64}<\|tool_call_argument_begin\|>",
+        "close": "<|tool_call_end|>",
+        "content": "json",
+        "transform": _CALL,
+    },
+    "call_marks": [
+        # What is said before the first call is for nobody.
+        {"open_pattern": r"<\|tool_calls_section_begin\|>[^<]{0,256}+"},
+        {"open": "<|tool_calls_section_end|>"},
+        {"open_pattern": r"<\|tool_call_begin\|>[^<]{0,192}(?:<\|tool_call_arg[^<>]{0,16})?\Z"},
+    ],
+}
+_KIMI_K3: Final = {
+    # Some begin to answer though the prompt has begun their thoughts.
+    "reasoning_content": {
+        "open": "<|open|>think<|sep|>",
+        "close": "<|close|>think<|sep|>",
+        "close_pattern": r"<\|close\|>think<\|sep\|>|(?=<\|open\|>response<\|sep\|>)",
+    },
+    "content": [
+        {"content": "text"},
+        {"open": "<|open|>response<|sep|>", "close": "<|close|>response<|sep|>"},
+    ],
+    "tool_calls": {
+        "open_pattern": r"<\|open\|>call tool=\"(?P<name>[^\"<]{1,192})\"[^<]{0,64}<\|sep\|>",
+        "close": "<|close|>call<|sep|>",
+        "content": "xml-inline",
+        # An end of a value counts where another value or the end of all follows.
+        "content_args": {
+            "tag_pattern": r"<\|open\|>argument key=\"(?P<key>[^\"<]{1,256})\" "
+            r"type=\"(?:(?P<string>string)|\w{1,32})\"<\|sep\|>(?P<value>.*?)"
+            r"<\|close\|>argument<\|sep\|>\s*+(?=<\|open\|>argument |\Z)",
+            "escaped_keys": True,
+        },
+        "transform": _CALL,
+    },
+    "call_marks": {"open": ["<|open|>tools<|sep|>", "<|close|>tools<|sep|>"]},
+    "ignored": [
+        {"open": "<|close|>message<|sep|>"},
+        {"open_pattern": r"<\|(?:open|close)\|>[^<]{0,256}(?:<\|sep[^<>]{0,2})?\Z"},  # cut off
+    ],
 }
 _LLAMA_JSON: Final = {
     "tool_calls": [
@@ -160,6 +237,11 @@ _GPT_OSS: Final = {
             "content": "json",
             "transform": _CALL,
         },
+        {  # cut off
+            "open_pattern": r"to=functions\.[\w.:-]{0,128}\s{0,64}(?:<\|channel\|>\w{0,16}\s{0,64})?"
+            r"(?:<\|constrain\|>\w{0,64})?\Z",
+            "content": "json",
+        },
     ],
     "content": [
         {"content": "text"},
@@ -208,8 +290,7 @@ _DEEPSEEK: Final = {
         {
             "open_pattern": r"<｜DSML｜\s?invoke name=\"(?P<name>[^\"\n]{1,128})\"\s{0,64}(?=/>)",
             "close": "/>",
-            "content": "text",
-            "transform": {"function": {"name": "{name}", "arguments": {}}},
+            "transform": _CALL_OF_NOTHING,
         },
     ],
     "call_marks": [
@@ -221,8 +302,11 @@ _DEEPSEEK: Final = {
 _FAMILIES: Final[Mapping[str, Mapping[str, object]]] = {
     "deepseek": _DEEPSEEK,
     "gemma4": _GEMMA4,
+    "glm": _GLM,
     "gpt-oss": _GPT_OSS,
     "hermes": _HERMES,
+    "kimi-k2": _KIMI_K2,
+    "kimi-k3": _KIMI_K3,
     "llama-json": _LLAMA_JSON,
     "llama-pythonic": _LLAMA_PYTHONIC,
     "mistral": _MISTRAL,
@@ -232,16 +316,20 @@ _FAMILIES: Final[Mapping[str, Mapping[str, object]]] = {
 
 # What a chat template has to have; the first family that fits counts.
 _SIGNS: Final[Mapping[str, tuple[str, ...]]] = {
+    "glm": ("<tool_call>", "<arg_key>"),
     "qwen-xml": ("<tool_call>", "<function="),
     "hermes": ("<tool_call>",),
     "gemma4": ("<|tool_call>",),
     "gpt-oss": ("<|channel|>", "<|message|>"),
+    "kimi-k2": ("<|tool_calls_section_begin|>",),
+    "kimi-k3": ("<|open|>", "<|close|>", "<|sep|>"),
     "deepseek": ("｜tool▁call",),
     "mistral": ("[TOOL_CALLS]",),
     "llama-pythonic": ("<|header_start|>", "<|python_start|>"),
     "llama-json": ("<|start_header_id|>", "tools"),
 }
 _OTHER_SIGNS: Final[Mapping[str, tuple[str, ...]]] = {
+    "glm": ("<tool_call>", "<arg_key>"),
     "deepseek": ("｜DSML｜",),
     "think": ("<think>",),
 }

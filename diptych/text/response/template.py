@@ -6,6 +6,7 @@ same form, may say a little more: several forms of one field (a list), ``ignored
 ``call_marks`` as fields, the contents ``pythonic`` and ``named-json``, ``close_value`` (the
 field ends where its value does), ``known_names`` (what calls no tool that was offered is no
 call), ``short_ids`` (of calls: nine letters and digits, which some chat templates insist on), a
+pattern's group ``id`` (what the model itself calls the call), ``escaped_keys`` (as XML does), a
 mark's text beside its pattern (the pattern counts; the text is what a grammar can say), and
 ``between`` (what stands between a field's end and the mark of the next).
 """

@@ -223,6 +223,15 @@ def test_detail_6_a_truncated_call_is_length(tokenizer: Tokenizer) -> None:
     assert answer.finish(FinishReason.LENGTH) == (None, ChoiceFinished(FinishReason.LENGTH))
 
 
+def test_a_call_has_the_id_that_the_model_wrote_once() -> None:
+    """Its chat template shows it that id again."""
+    ids = iter("abc")
+    split = AnswerSplit(ResponseParser(family("kimi-k2"), "", {"f": {}}), lambda: next(ids))
+    call = "<|tool_call_begin|>functions.f:{}<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
+    said = split.add("".join(call.format(number) for number in (0, 1, 1)))
+    assert [each.call_id for each in said.tool_calls] == ["functions.f:0", "functions.f:1", "c"]
+
+
 def test_of_calls_that_may_not_be_parallel_the_first_counts(tokenizer: Tokenizer) -> None:
     answer, output, _ = make(tokenizer, split=make_split(max_calls=1))
     twice = CALLED[17:] * 2

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from diptych.text.response.body import ParsedCall
 from diptych.text.response.parser import Parsed, ResponseParser
 from diptych.text.response.patience import Patience
 from diptych.text.response.template import ResponseTemplate
@@ -13,7 +14,7 @@ TOOLS: dict[str, dict[str, Any]] = {
 }
 
 
-F1 = (("f", '{"x": 1}'),)
+F1 = (ParsedCall("f", '{"x": 1}'),)
 
 
 def parse(

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from diptych.text.chat_template import Tool
 from diptych.text.grammar_check import check
+from diptych.text.response.body import ParsedCall
 from diptych.text.response.forced_calls import FORCED_CALLS, forced_calls
 from diptych.text.response.parser import Parsed, ResponseParser
 from tests.unit.text.response.parsing import F1, TOOLS, parse
@@ -34,7 +35,9 @@ def test_forced_calls_come_one_by_one() -> None:
 )
 def test_what_a_grammar_admits_is_a_call(arguments: str) -> None:
     text = f'[{{"name": "f", "arguments": {arguments}}}, {{"name": "g", "arguments": {{}}}}]'
-    assert parse(FORCED_CALLS, [text]) == Parsed("", "", (("f", arguments), ("g", "{}")))  # type: ignore[arg-type]
+    assert parse(FORCED_CALLS, [text]) == Parsed(
+        "", "", (ParsedCall("f", arguments), ParsedCall("g", "{}"))
+    )
 
 
 @pytest.mark.parametrize(
@@ -69,4 +72,4 @@ def test_all_that_the_grammar_of_forced_calls_admits_is_read(values: list[str], 
     fits = check(forced.kind.value, list(forced.texts), text.encode())["num_fitting"]
     assume(fits == size_bytes)  # there are characters that it wants to be escaped
     pieces = [text[at : at + size] for at in range(0, len(text), size)]
-    assert parse(FORCED_CALLS, pieces).calls == tuple(("g", one) for one in each)
+    assert parse(FORCED_CALLS, pieces).calls == tuple(ParsedCall("g", one) for one in each)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diptych.text.response import parser as parser_module
+from diptych.text.response.body import ParsedCall
 from diptych.text.response.families import AnswerForm, family
 from diptych.text.response.parser import Parsed, ResponseParser
 from diptych.text.response.template import Part
@@ -20,11 +21,11 @@ class Example(NamedTuple):
     text: str
     content: str = ""
     reasoning: str = ""
-    calls: tuple[tuple[str, str], ...] = ()
+    calls: tuple[tuple[str, ...], ...] = ()
     prompt: str = ""
 
 
-F1_G = (("f", '{"x": 1}'), ("g", "{}"))
+F1_G = (*F1, ("g", "{}"))
 EXAMPLES = [
     Example(
         AnswerForm.HERMES,
@@ -126,6 +127,45 @@ EXAMPLES = [
         calls=(("f", '{"s": "1", "x": 1}'),),
     ),
     Example(AnswerForm.DEEPSEEK, '<｜DSML｜invoke name="g"/>\n', calls=(("g", "{}"),)),
+    # The last value of the second call has no end, and the first speaks of a call's.
+    Example(
+        AnswerForm.GLM,
+        "\n<think>hm</think>\nok\n<tool_call>f\n<arg_key>s</arg_key>\n"
+        "<arg_value>say </tool_call>; <arg_key> </arg_value>\n<arg_key>x</arg_key>\n"
+        "<arg_value>1</arg_value>\n</tool_call>\n<tool_call>g\n</tool_call>"
+        "<tool_call>f<arg_key>x</arg_key><arg_value>2</tool_call>",
+        content="ok",
+        reasoning="hm",
+        calls=(
+            ("f", '{"s": "say </tool_call>; <arg_key> ", "x": 1}'),
+            ("g", "{}"),
+            ("f", '{"x": 2}'),
+        ),
+    ),
+    Example(AnswerForm.GLM, "Write <tool_call> so.", content="Write <tool_call> so."),
+    Example(
+        AnswerForm.KIMI_K2,
+        "hm</think>ok<|tool_calls_section_begin|> well <|tool_call_begin|>functions.f:0 "
+        '<|tool_call_argument_begin|>{"x":  1}<|tool_call_end|><|tool_call_begin|>g'
+        "<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
+        content="ok",
+        reasoning="hm",
+        calls=(("f", '{"x":  1}', "functions.f:0"), ("g", "{}", "g")),
+        prompt="<|im_assistant|>assistant<|im_middle|><think>",
+    ),
+    Example(
+        AnswerForm.KIMI_K3,
+        "hm<|close|>think<|sep|><|open|>response<|sep|>ok<|close|>response<|sep|><|open|>tools<|sep|>"
+        '<|open|>call tool="f" index="1"<|sep|><|open|>argument key="s" type="string"<|sep|>'
+        "<|close|>argument<|sep|> 1<|close|>argument<|sep|>"
+        '<|open|>argument key="a&amp;b" type="null"<|sep|>null<|close|>argument<|sep|>'
+        '<|close|>call<|sep|><|open|>call tool="g" index="2"<|sep|><|close|>call<|sep|>'
+        "<|close|>tools<|sep|><|close|>message<|sep|>",
+        content="ok",
+        reasoning="hm",
+        calls=(("f", '{"s": "<|close|>argument<|sep|> 1", "a&b": null}'), ("g", "{}")),
+        prompt='<|open|>message role="assistant"<|sep|><|open|>think<|sep|>',
+    ),
     Example(AnswerForm.THINK, "<think>a</think>b", content="b", reasoning="a"),
     Example(AnswerForm.THINK, " b \n", content=" b \n"),
 ]
@@ -138,10 +178,28 @@ def cut(text: str, places: list[int]) -> list[str]:
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda each: f"{each.form}-{each.text[:24]!r}")
 def test_an_answer_is_taken_apart(example: Example) -> None:
-    expected = Parsed(example.content, example.reasoning, example.calls)  # type: ignore[arg-type]
+    calls = tuple(ParsedCall(*each) for each in example.calls)
+    expected = Parsed(example.content, example.reasoning, calls)
     template = family(example.form.value)
     assert parse(template, [example.text], prompt=example.prompt) == expected
     assert parse(template, list(example.text), prompt=example.prompt) == expected
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        (AnswerForm.GPT_OSS, "to=functions.f<|channel|>commentary <|constrain|>js"),
+        (AnswerForm.GLM, "<tool_call>get_wea"),
+        (AnswerForm.GLM, "<tool_call>f<arg_key>s</arg_key><arg_value>1</arg_value>"),
+        (AnswerForm.KIMI_K2, "<|tool_calls_section_begin|><|tool_call_begin|>functions.f"),
+        (AnswerForm.KIMI_K2, "<|tool_call_begin|>f:0<|tool_call_argument_begin|>{"),
+        (AnswerForm.KIMI_K3, '<|open|>tools<|sep|><|open|>call tool="f'),
+        (AnswerForm.KIMI_K3, '<|open|>call tool="f"<|sep|><|open|>argument key="s"'),
+    ],
+)
+def test_detail_6_of_a_call_that_was_cut_off_nothing_shows(form: AnswerForm, text: str) -> None:
+    for pieces in ([text], list(text)):
+        assert parse(family(form.value), ["ok", *pieces], is_whole=False) == Parsed("ok")
 
 
 def test_the_last_of_a_prompt_may_be_the_whole_mark() -> None:
@@ -263,7 +321,7 @@ def test_a_long_answer_keeps_little() -> None:
         assert parser.feed("word " * 10).content
     assert len(parser._buffer) < 10_000
     assert parser.feed('<tool_call>{"name": "g", "arguments": {}}</tool_call>').calls == (
-        ("g", "{}"),
+        ParsedCall("g", "{}"),
     )
 
 
@@ -285,7 +343,7 @@ def test_a_quote_without_an_end_costs_one_call(size: int) -> None:
     text = f"{BROKEN}\nAgain: {good} so {BROKEN} or not"
     pieces = [text[at : at + size] for at in range(0, len(text), size)]
     content = f"{BROKEN}\nAgain:  so {BROKEN} or not"
-    assert parse(family("hermes"), pieces) == Parsed(content, calls=F1)  # type: ignore[arg-type]
+    assert parse(family("hermes"), pieces) == Parsed(content, calls=F1)
     far = BROKEN + " word" * 20_000 + good
     pieces = [far[at : at + 999] for at in range(0, len(far), 999)]
     assert parse(family("hermes"), pieces).calls == F1
@@ -293,7 +351,7 @@ def test_a_quote_without_an_end_costs_one_call(size: int) -> None:
 
 def test_marks_between_quotes_of_a_call_without_an_end_are_a_text() -> None:
     text = '<tool_call>{"name": "f", "arguments": {"s": "</tool_call>"}}'
-    assert parse(family("hermes"), list(text)).calls == (("f", '{"s": "</tool_call>"}'),)
+    assert parse(family("hermes"), list(text)).calls == (ParsedCall("f", '{"s": "</tool_call>"}'),)
 
 
 def test_marks_between_quotes_are_a_text_however_many() -> None:
@@ -301,7 +359,7 @@ def test_marks_between_quotes_are_a_text_however_many() -> None:
     text = f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>'
     for size in (1, 5, 10_000):
         pieces = [text[at : at + size] for at in range(0, len(text), size)]
-        assert parse(family("hermes"), pieces) == Parsed("", "", (("f", arguments),))  # type: ignore[arg-type]
+        assert parse(family("hermes"), pieces) == Parsed("", "", (ParsedCall("f", arguments),))
 
 
 @pytest.mark.parametrize(

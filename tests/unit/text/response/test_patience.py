@@ -61,6 +61,7 @@ def slowly(piece: str, head: str = "") -> list[str]:
         (AnswerForm.LLAMA_PYTHONIC, slowly("a.b" * 20, "[")),
         (AnswerForm.GPT_OSS, slowly(" " * 64)),
         (AnswerForm.GPT_OSS, slowly("aaaa" * 16, "<|channel|>analysis to=")),
+        (AnswerForm.GPT_OSS, slowly("aaaa" * 16, "to=functions.")),
         (AnswerForm.MISTRAL, slowly("aaaa" * 16, "[TOOL_CALLS]")),
         (AnswerForm.MISTRAL, slowly(" " * 64, "[TOOL_CALLS]")),
         (AnswerForm.QWEN_XML, slowly("aaaa" * 16, "<function=")),
@@ -68,6 +69,11 @@ def slowly(piece: str, head: str = "") -> list[str]:
         (AnswerForm.GEMMA4, slowly("aaaa" * 16, "<|tool_call>call:")),
         (AnswerForm.DEEPSEEK, slowly("aaaa" * 16, "<｜tool▁call▁begin｜>")),
         (AnswerForm.DEEPSEEK, slowly(" " * 64, '<｜DSML｜invoke name="f"')),
+        (AnswerForm.GLM, slowly("aaaa" * 16, "<tool_call>")),
+        (AnswerForm.GLM, slowly(" " * 64, "<tool_call>f<arg_key>")),
+        (AnswerForm.KIMI_K2, slowly("aaaa" * 16, "<|tool_calls_section_begin|>")),
+        (AnswerForm.KIMI_K2, slowly(" " * 64, "<|tool_call_begin|>")),
+        (AnswerForm.KIMI_K3, slowly("aaaa" * 16, "<|open|>")),
         (AnswerForm.HERMES, ["<tool_call>{</tool_call>" * 4000]),
         (AnswerForm.HERMES, slowly("</tool_call>", '<tool_call>{"')),
     ],
@@ -89,6 +95,13 @@ def test_what_is_to_be_looked_through_again_is_bounded(form: AnswerForm, pieces:
     [
         (AnswerForm.QWEN_XML, "<function=f>\n<parameter=s>" + " " * 60_000 + "x</parameter>y\n"),
         (AnswerForm.GEMMA4, "<|tool_call>call:f{a" + " " * 60_000 + '"}<tool_call|>'),
+        (AnswerForm.GLM, "<tool_call>f<arg_key>s</arg_key><arg_value>" + " </arg_value>" * 5_000),
+        (
+            AnswerForm.KIMI_K3,
+            '<|open|>call tool="f"<|sep|><|open|>argument key="s" type="string"<|sep|>'
+            + "<|close|>argument<|sep|> " * 2_000
+            + "<|close|>call<|sep|>",
+        ),
     ],
 )
 def test_what_is_within_a_call_costs_little(form: AnswerForm, text: str) -> None:

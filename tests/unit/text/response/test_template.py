@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from diptych.errors import ConfigurationError
+from diptych.text.response.body import ParsedCall
 from diptych.text.response.families import AnswerForm, family, family_of
 from diptych.text.response.parser import Parsed, ResponseParser
 from diptych.text.response.template import ResponseTemplate
@@ -37,7 +38,7 @@ def test_what_a_checkpoint_declares_is_followed() -> None:
     tools = {"f": {"properties": {"n": {"type": ["integer", "null"]}, "s": {"type": "string"}}}}
     parser = ResponseParser(ResponseTemplate.read(DECLARED), "x<a><t>", tools)
     parsed = parser.feed("why</t>so <q>it</q>\n <c>f\nn=1\ns=2\n</call><e>")
-    assert parsed == Parsed("so <q>it</q>", "why", (("f", '{"n": 1, "s": "2"}'),))  # type: ignore[arg-type]
+    assert parsed == Parsed("so <q>it</q>", "why", (ParsedCall("f", '{"n": 1, "s": "2"}'),))
     assert parser.finish(is_whole=True) == Parsed()
 
 
@@ -71,6 +72,9 @@ def test_each_family_can_be_read(form: AnswerForm) -> None:
     [
         ("{{ '<tool_call>' }} <think>", AnswerForm.HERMES),
         ("<tool_call>\n<function=", AnswerForm.QWEN_XML),
+        ("<tool_call>{{ name }}<arg_key> <think>", AnswerForm.GLM),
+        ("<think> <|tool_calls_section_begin|>", AnswerForm.KIMI_K2),
+        ("<|open|>think<|sep|> <|close|>", AnswerForm.KIMI_K3),
         ("[TOOL_CALLS]", AnswerForm.MISTRAL),
         ("<|tool_call>call:", AnswerForm.GEMMA4),
         ("<|start|><|channel|><|message|>", AnswerForm.GPT_OSS),

@@ -13,6 +13,7 @@ from tokenizers import AddedToken
 from diptych.errors import InvalidRequestError
 from diptych.text.chat_template import Tool
 from diptych.text.grammar_check import check
+from diptych.text.response.body import ParsedCall
 from diptych.text.response.families import family
 from diptych.text.response.forced_calls import FORCED_CALLS, forced_calls
 from diptych.text.response.parser import Parsed, ResponseParser, joined
@@ -173,7 +174,7 @@ def test_detail_25_calls_that_are_insisted_on_come_behind_thoughts() -> None:
     assert fitting(text, TAGS, forced.kind.value, forced.texts[0]) == 0
     parser = ThoughtSplit(TAGS, ResponseParser(FORCED_CALLS, "", {"g": {}}))
     said = joined([*map(parser.feed, text), parser.finish(is_whole=True)])
-    assert said == Parsed("", "which?", (("g", "{}"),))  # type: ignore[arg-type]
+    assert said == Parsed("", "which?", (ParsedCall("g", "{}"),))
 
 
 @pytest.mark.parametrize("is_special", [False, True])

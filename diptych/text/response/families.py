@@ -238,8 +238,8 @@ _GPT_OSS: Final = {
             "transform": _CALL,
         },
         {  # cut off
-            "open_pattern": r"to=functions\.[\w.:-]{0,128}\s{0,64}(?:<\|channel\|>\w{0,16}\s{0,64})?"
-            r"(?:<\|constrain\|>\w{0,64})?\Z",
+            "open_pattern": r"to=functions\.[\w.:-]{0,128}\s{0,64}"
+            r"(?:<\|channel\|>\w{0,16}\s{0,64})?(?:<\|constrain\|>\w{0,64})?\Z",
             "content": "json",
         },
     ],

@@ -12,7 +12,7 @@ mark's text beside its pattern (the pattern counts; the text is what a grammar c
 """
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -118,10 +118,7 @@ class ResponseTemplate:
             short_ids=bool(top.get("short_ids")),
             between=str(top.get("between", "")),
             marks="\n".join(
-                anchor.pattern.pattern.replace("\\", "")
-                for field in fields
-                for anchor in (field.open, field.close)
-                if anchor is not None
+                pattern.pattern.replace("\\", "") for each in fields for pattern in _patterns(each)
             ),
         )
 
@@ -137,6 +134,15 @@ class ResponseTemplate:
             for match in self.start.pattern.finditer(prompt):
                 end = match.end()
         return "" if end is None else prompt[end:]
+
+
+def _patterns(field: Field) -> "Iterator[regex.Pattern[str]]":
+    for anchor in (field.open, field.close):
+        if anchor is not None:
+            yield anchor.pattern
+    within = field.arguments.get("tag_pattern")
+    if isinstance(within, regex.Pattern):
+        yield within
 
 
 def _read_field(part: Part, said: object, path: str) -> Field:

@@ -88,5 +88,11 @@ def test_a_family_is_known_by_its_chat_template(chat_template: str, form: Answer
     assert family_of(chat_template) is family(form.value)
 
 
+def test_what_stands_within_calls_is_a_mark_too() -> None:
+    """If it is a special token, it is shown to the parser."""
+    for mark in ("<tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"):
+        assert mark in family("glm").marks
+
+
 def test_of_others_nothing_is_known() -> None:
     assert family_of("<turn>{{ message.content }}") is None

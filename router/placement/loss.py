@@ -6,6 +6,9 @@ from typing import Final, NamedTuple
 from router.placement.forecast import DecodeForecast, Span
 from router.placement.types import Objectives
 
+_PARTS_OF_STEP: Final = (0.875, 0.625, 0.375, 0.125)  # one is as likely as another
+_HARDLY: Final = 0.01  # objectives, that make no difference
+
 
 class Promised(NamedTuple):
     """What this router promised those sequences on a worker that it has placed there."""
@@ -76,17 +79,17 @@ class Consequences(NamedTuple):
     """What would come of placing a request so, for it and for those beside it."""
 
     first_token: Span
+    late_ratio: float  # how likely that is later than it wants it
     pace: Span  # between its own tokens
     tolls: Sequence[Toll]  # of those where it decodes, and where its prompt is computed
-    handoff_s: float = 0.0  # between its first token and its second, beside a step
+    handoff_s: float = 0.0  # between its first token and its second, beside steps
+    rest_s: float = 0.0  # of the step that runs there meanwhile: so much at the most, or nothing
 
     def objectives_missed(self, objectives: Objectives, num_output_tokens: int) -> Missed:
         """How many are because of it: its own two, and those of each other."""
-        own, tpot_s = 0.0, objectives.tpot_s
-        if objectives.ttft_s is not None:
-            own += self.first_token.miss_ratio(objectives.ttft_s)
+        own, tpot_s = self.late_ratio, objectives.tpot_s
         if tpot_s is not None:
-            own += self.pace.later(self.handoff_s / num_output_tokens).miss_ratio(tpot_s)
+            own += self._pace_missed(tpot_s, max(1, num_output_tokens - 1))
         num_all = num_barring = own
         for toll in self.tolls:
             num_all += toll.missed.num_all
@@ -95,6 +98,19 @@ class Consequences(NamedTuple):
 
     def seconds(self, num_output_tokens: int) -> float:
         """Until its answer is whole, and by how much the others' answers come later."""
-        own_s = self.first_token.expected_s + self.handoff_s
+        own_s = self.first_token.expected_s + self.handoff_s + 0.5 * self.rest_s
         own_s += num_output_tokens * self.pace.expected_s
         return own_s + sum(toll.seconds for toll in self.tolls)
+
+    def _pace_missed(self, tpot_s: float, num_gaps: int) -> float:
+        """The hand-off is one of the gaps, and any part of the step that runs is as likely."""
+        left_s = tpot_s - self.handoff_s / num_gaps
+        if not self.rest_s:
+            return self.pace.miss_ratio(left_s)
+        missed = 0.0
+        for part in _PARTS_OF_STEP:
+            ratio = self.pace.miss_ratio(left_s - part * self.rest_s / num_gaps)
+            if ratio < _HARDLY:
+                break
+            missed += ratio
+        return missed / len(_PARTS_OF_STEP)

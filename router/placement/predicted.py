@@ -88,6 +88,7 @@ class _Source(NamedTuple):
 
     view: PrefillView
     first_token: Span
+    late_ratio: float  # how likely that is later than it is wanted
     toll: Toll  # of those that decode there
     against: float  # objectives that speak against it, beside those that are missed
 
@@ -98,7 +99,7 @@ class _Target(NamedTuple):
     view: DecodeView
     pace: Span
     num_missing: int  # tokens
-    rest_s: float  # of the step that runs there when they have come
+    rest_s: float  # of the step that runs there when they have come, at the most
     toll: Toll
     against: float
 
@@ -346,7 +347,7 @@ class Predicted:
                 toll = _toll(query, Bystanders(there, stalled_s, promised))
                 against = _ASTRAY * bool(running.num_rows and view.worker in parts.decoding)
             first = computed.first_token.later(self._overhead_s)
-            sources.append(_Source(view, first, toll, against))
+            sources.append(_Source(view, first, _late_ratio(query, first), toll, against))
         return sources
 
     def _target(
@@ -355,13 +356,15 @@ class Predicted:
         toll = _toll(query, Bystanders(pace, promised=self._promised_on(view.worker)))
         against = _ASTRAY * (view.worker in parts.computing)
         num_missing = self._plain.num_missing(query, view.worker)
-        rest_s = 0.5 * pace.before.expected_s if pace.num_rows else 0.0
+        rest_s = pace.before.expected_s if pace.num_rows else 0.0
         return _Target(view, pace.after, num_missing, rest_s, toll, against)
 
     def _pair(self, query: Query, source: _Source, target: _Target) -> tuple[_Loss, Outlook]:
-        handoff_s = target.rest_s + _transfer_s(source.view, target.view, target.num_missing)
+        handoff_s = _transfer_s(source.view, target.view, target.num_missing)
         tolls = (target.toll, source.toll)
-        come = Consequences(source.first_token, target.pace, tolls, handoff_s)
+        come = Consequences(
+            source.first_token, source.late_ratio, target.pace, tolls, handoff_s, target.rest_s
+        )
         against = source.against + target.against
         return self._valued(query, source.view.worker, target.view.worker, come, against)
 
@@ -377,7 +380,7 @@ class Predicted:
         first = computed.first_token.later(self._overhead_s)
         promised = self._promised_on(view.worker)
         toll = _toll(query, Bystanders(pace, _stalled_s(computed, pace), promised))
-        come = Consequences(first, pace.after, (toll,))
+        come = Consequences(first, _late_ratio(query, first), pace.after, (toll,))
         is_astray = view.worker in parts.computing
         is_astray |= bool(pace.num_rows) and view.worker in parts.decoding
         return self._valued(query, None, view.worker, come, _ASTRAY * is_astray)
@@ -421,6 +424,11 @@ class Predicted:
 def _num_output(query: Query) -> int:
     """Tokens of its answer, by expectation."""
     return max(1, min(query.num_output_tokens, query.num_max_tokens - query.num_tokens))
+
+
+def _late_ratio(query: Query, first_token: Span) -> float:
+    within_s = query.objectives.ttft_s
+    return 0.0 if within_s is None else first_token.miss_ratio(within_s)
 
 
 def _toll(query: Query, bystanders: Bystanders) -> Toll:

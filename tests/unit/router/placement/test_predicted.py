@@ -204,6 +204,19 @@ def test_who_is_handed_over_waits_for_the_step_that_runs() -> None:
     assert long < 0.1
 
 
+@pytest.mark.parametrize(("num_gaps", "share"), [(1, 0.5), (2, 0.25)])
+def test_any_part_of_that_step_is_as_likely(num_gaps: int, share: float) -> None:
+    """Of ``num_gaps`` between its tokens the first has it: so likely is that one too long."""
+    sure = NO_PREFILL._replace(decode=MODEL.decode._replace(upper_ratio=1.01))
+    before_s, after_s = map(sure.decode.expected_s, (StepWork(2, 1000), StepWork(3, 2000)))
+    within_s = after_s + (1.0 - share) * before_s / num_gaps
+    query = dataclasses.replace(QUERY, num_output_tokens=1 + num_gaps)
+    chosen = place((view_p(P1),), (view_d(D1, 2, sure),), Objectives(tpot_s=within_s), query)
+    assert isinstance(chosen, Paired)
+    assert chosen.forecast is not None
+    assert chosen.forecast.chosen.num_missed == pytest.approx(share, abs=0.05)
+
+
 def test_who_could_not_learn_of_prompts_yet_gets_some() -> None:
     """Without a prefill pool: else all of them would go to whoever learned first, for ever."""
     knows, cold = view_d(D1, 9, MODEL), view_d(D2, 0, NO_PREFILL)

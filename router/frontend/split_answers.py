@@ -8,7 +8,7 @@ from typing import Final
 
 from diptych.text.response.forced_calls import FORCED_CALLS
 from diptych.text.response.parser import ResponseParser
-from diptych.text.response.template import ResponseTemplate
+from diptych.text.response.template import CallIdForm
 from diptych.text.response.thoughts import AnswerParser, ThoughtSplit
 from router.frontend.served_model import ServedModel
 from router.frontend.thoughts import prompt_end
@@ -22,24 +22,32 @@ _LETTERS: Final = string.ascii_letters + string.digits
 class CallIds:
     """Names the calls of one choice: the same ones, each time that it is answered."""
 
-    def __init__(self, answer: str, prompt_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        answer: str,
+        prompt_ids: Sequence[int],
+        form: CallIdForm = CallIdForm.ANY,
+        num_before: int = 0,
+    ) -> None:
+        """``num_before``: calls that the chat has already."""
+        self._form = form
+        self._num_before = num_before
         self._source = hashlib.sha256(answer.encode())
         self._source.update(array("Q", prompt_ids).tobytes())
         self._num_calls = 0
 
-    def next_long(self) -> str:
-        """As most of them look."""
-        return f"call_{self._next().hex()[:32]}"
-
-    def next_short(self) -> str:
-        """Nine letters and digits."""
-        return "".join(_LETTERS[each % len(_LETTERS)] for each in self._next()[:9])
-
-    def _next(self) -> bytes:
+    def next(self, name: str) -> str:
+        """That of the next call, of the tool of this name."""
         one = self._source.copy()
         one.update(str(self._num_calls).encode())
+        number = self._num_before + self._num_calls
         self._num_calls += 1
-        return one.digest()
+        match self._form:
+            case CallIdForm.SHORT:
+                return "".join(_LETTERS[each % len(_LETTERS)] for each in one.digest()[:9])
+            case CallIdForm.NUMBERED:
+                return f"functions.{name}:{number}"
+        return f"call_{one.hexdigest()[:32]}"
 
 
 def split_of(
@@ -57,12 +65,11 @@ def split_of(
     parser = _parser(request, chat, resolved, model)
     if parser is None:
         return None
-    ids = CallIds(answer, prompt_ids)
-    return AnswerSplit(
-        parser,
-        ids.next_short if _has_short_ids(model.response_template) else ids.next_long,
-        max_calls=None if chat.has_parallel_calls else 1,
-    )
+    template = model.response_template
+    form = CallIdForm.ANY if template is None else template.call_ids
+    num_before = sum(len(message.tool_calls) for message in chat.messages)
+    ids = CallIds(answer, prompt_ids, form, num_before)
+    return AnswerSplit(parser, ids.next, max_calls=None if chat.has_parallel_calls else 1)
 
 
 def _parser(
@@ -77,7 +84,3 @@ def _parser(
         return ResponseParser(template, end, tools)
     held = ResponseParser(FORCED_CALLS, "", tools) if chat.forced_tools else None
     return held if resolved.thoughts is None else ThoughtSplit(resolved.thoughts, held)
-
-
-def _has_short_ids(template: ResponseTemplate | None) -> bool:
-    return template is not None and template.short_ids

@@ -12,15 +12,15 @@ class AnswerSplit:
     """The parser of one answer, and the names of the calls in it. The one owner is its builder."""
 
     def __init__(
-        self, parser: AnswerParser, make_id: Callable[[], str], max_calls: int | None = None
+        self, parser: AnswerParser, make_id: Callable[[str], str], max_calls: int | None = None
     ) -> None:
-        """``make_id`` names a call that the model did not name, or as another; those beyond
-        ``max_calls`` are dropped."""
+        """``make_id`` names a call, of the tool that it is told, which the model did not name,
+        or as another; calls beyond ``max_calls`` are dropped."""
         self._parser = parser
         self._make_id = make_id
         self._max_calls = max_calls
         self._num_calls = 0
-        self._own_ids: set[str] = set()
+        self._ids: set[str] = set()
 
     @property
     def has_calls(self) -> bool:
@@ -45,8 +45,10 @@ class AnswerSplit:
 
     def _id(self, call: ParsedCall) -> str:
         """The model's own, where it has one: its chat template shows it to it again."""
-        made = self._make_id()  # the next one's are the same either way
-        if not call.id or call.id in self._own_ids:
-            return made
-        self._own_ids.add(call.id)
-        return call.id
+        made = self._make_id(call.name)  # the next one's are the same either way
+        if call.id and call.id not in self._ids:
+            made = call.id
+        while made in self._ids:
+            made = self._make_id(call.name)
+        self._ids.add(made)
+        return made

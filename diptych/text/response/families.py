@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Final
 
-from diptych.text.response.template import ResponseTemplate
+from diptych.text.response.template import CallIdForm, ResponseTemplate
 
 
 class AnswerForm(enum.StrEnum):
@@ -53,6 +53,7 @@ _OWN_STARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "llama-pythonic": ("<|header_start|>assistant<|header_end|>\n\n",),
     "mistral": ("[/INST]", "[/TOOL_RESULTS]"),
 }
+_CALL_IDS: Final = {"kimi-k2": CallIdForm.NUMBERED, "mistral": CallIdForm.SHORT}
 _BETWEEN: Final = {"gpt-oss": "<|start|>assistant"}
 # What an answer only mentions later on is no thought: it begins with its thoughts.
 _THINK: Final = {"open": "<think>", "open_pattern": r"\A\s{0,8}<think>", "close": "</think>"}
@@ -344,7 +345,7 @@ def family(name: str) -> ResponseTemplate:
         {
             "fields": fields,
             "start_anchor": starts,
-            "short_ids": name == "mistral",
+            "call_ids": _CALL_IDS.get(name, CallIdForm.ANY),
             "between": _BETWEEN.get(name, ""),
         },
         f"family {name}",

@@ -5,10 +5,10 @@ with the marks that open and close it and with how its text is read. Ours, writt
 same form, may say a little more: several forms of one field (a list), ``ignored`` and
 ``call_marks`` as fields, the contents ``pythonic`` and ``named-json``, ``close_value`` (the
 field ends where its value does), ``known_names`` (what calls no tool that was offered is no
-call), ``short_ids`` (of calls: nine letters and digits, which some chat templates insist on), a
-pattern's group ``id`` (what the model itself calls the call), ``escaped_keys`` (as XML does), a
-mark's text beside its pattern (the pattern counts; the text is what a grammar can say), and
-``between`` (what stands between a field's end and the mark of the next).
+call), ``call_ids`` (what ids of calls have to look like, see :class:`CallIdForm`), a pattern's
+group ``id`` (what the model itself calls the call), ``escaped_keys`` (as XML does), a mark's text
+beside its pattern (the pattern counts; the text is what a grammar can say), and ``between``
+(what stands between a field's end and the mark of the next).
 """
 
 import enum
@@ -31,10 +31,18 @@ _TOP_KEYS: Final = frozenset(
         "fields",
         "start_anchor",
         "start_anchor_pattern",
-        "short_ids",
+        "call_ids",
         "between",
     }
 )
+
+
+class CallIdForm(enum.StrEnum):
+    """What a model's chat template shows it of calls' ids."""
+
+    ANY = "any"
+    SHORT = "short"  # nine letters and digits, or it refuses them
+    NUMBERED = "numbered"  # the function's name and which call of the chat it is
 
 
 class Part(enum.Enum):
@@ -93,7 +101,7 @@ class ResponseTemplate:
 
     fields: tuple[Field, ...]
     start: Anchor | None
-    short_ids: bool
+    call_ids: CallIdForm
     between: str
     marks: str
 
@@ -115,7 +123,7 @@ class ResponseTemplate:
         return cls(
             fields=tuple(fields),
             start=_anchor(top, "start_anchor", path),
-            short_ids=bool(top.get("short_ids")),
+            call_ids=_call_ids(top.get("call_ids", CallIdForm.ANY), path),
             between=str(top.get("between", "")),
             marks="\n".join(
                 pattern.pattern.replace("\\", "") for each in fields for pattern in _patterns(each)
@@ -134,6 +142,13 @@ class ResponseTemplate:
             for match in self.start.pattern.finditer(prompt):
                 end = match.end()
         return "" if end is None else prompt[end:]
+
+
+def _call_ids(said: object, path: str) -> CallIdForm:
+    try:
+        return CallIdForm(str(said))
+    except ValueError:
+        raise ConfigurationError(f"{path}.call_ids: {said!r} is not known") from None
 
 
 def _patterns(field: Field) -> "Iterator[regex.Pattern[str]]":

@@ -192,7 +192,7 @@ def test_broken_characters_that_stop_may_be_part_of_the_text(tokenizer: Tokenize
 def make_split(max_calls: int | None = None) -> AnswerSplit:
     ids = iter("abc")
     parser = ResponseParser(family("hermes"), "", {"f": {}})
-    return AnswerSplit(parser, lambda: next(ids), max_calls)
+    return AnswerSplit(parser, lambda _: next(ids), max_calls)
 
 
 CALLED = '<think>r</think>t<tool_call>{"name": "f", "arguments": {}}</tool_call>'
@@ -226,7 +226,7 @@ def test_detail_6_a_truncated_call_is_length(tokenizer: Tokenizer) -> None:
 def test_a_call_has_the_id_that_the_model_wrote_once() -> None:
     """Its chat template shows it that id again."""
     ids = iter("abc")
-    split = AnswerSplit(ResponseParser(family("kimi-k2"), "", {"f": {}}), lambda: next(ids))
+    split = AnswerSplit(ResponseParser(family("kimi-k2"), "", {"f": {}}), lambda _: next(ids))
     call = "<|tool_call_begin|>functions.f:{}<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
     said = split.add("".join(call.format(number) for number in (0, 1, 1)))
     assert [each.call_id for each in said.tool_calls] == ["functions.f:0", "functions.f:1", "c"]

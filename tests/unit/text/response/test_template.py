@@ -54,6 +54,7 @@ def test_what_a_checkpoint_declares_is_followed() -> None:
         ({"fields": {"content": {"open": ["a", 1]}}}, "fields.content.open"),
         ({"fields": {"content": {"open_pattern": "("}}}, "fields.content.open_pattern"),
         ({"fields": {"tool_calls": {"content": "xml-inline"}}}, "tag_pattern"),
+        ({"call_ids": "long"}, "call_ids"),
         ({"start_anchor_pattern": "(", "start_anchor": None}, "start_anchor_pattern"),
     ],
 )

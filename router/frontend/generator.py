@@ -22,7 +22,7 @@ from router.frontend.quotas import Admitted, Places, Quotas
 from router.frontend.split_answers import split_of
 from router.frontend.validation import recorded_id
 from router.frontend.write_watch import WriteWatch
-from router.generation.answer import GenerationEvent, Started, Summary
+from router.generation.answer import GenerationEvent, Outlet, Started, Summary
 from router.generation.request import ChatPrompt, GenerationRequest
 from router.placement.types import WorkerId
 from router.request.best_choices import BestChoices
@@ -67,6 +67,7 @@ class Generator:
         metadata: Metadata = (),
         give_up: Callable[[], None] = _nothing,
         part: Admitted | None = None,
+        outlet: Outlet | None = None,
     ) -> AsyncGenerator[GenerationEvent, None]:
         """The answer, event by event; asking for the next says that the last was written.
 
@@ -74,14 +75,15 @@ class Generator:
         answer fails while an event is being written: the caller stops writing and asks for
         the next event, which raises. Whoever stops early must ``aclose``: that frees
         everything at once. ``part``: what it may take of its tenant's quotas, where it was let
-        in with others (``admit_all``).
+        in with others (``admit_all``). ``outlet`` is another way for deltas behind the first: those
+        that come while the caller waits for an event may be written there, and are none then.
 
         Raises:
             DiptychError: refused or failed.
         """
         operation = "chat" if isinstance(request.prompt, ChatPrompt) else _COMPLETION
         observer = self._observe(request.request_id, operation, metadata, request.tenant)
-        answer = _Answer(self._services, observer, give_up)
+        answer = _Answer(self._services, observer, give_up, outlet)
         with (
             telling_outcome(answer.end, deadline_s),
             answer.within(self._quotas, request, part) as quota,
@@ -190,7 +192,11 @@ class _Answer:
     """What one answer needs from its begin to its end; owned by ``Generator.generate``."""
 
     def __init__(
-        self, services: Services, observer: RequestObserver, give_up: Callable[[], None]
+        self,
+        services: Services,
+        observer: RequestObserver,
+        give_up: Callable[[], None],
+        outlet: Outlet | None = None,
     ) -> None:
         self.observer = observer
         patience_s = services.config.timers.client_write_s
@@ -198,6 +204,7 @@ class _Answer:
         self._stuck = f"the client did not take a response for {patience_s:g} s"
         self._services = services
         self._give_up = give_up
+        self._outlet = outlet
         self._session: Session | Choices | None = None
         self._builder: ResponseBuilder | None = None
 
@@ -228,6 +235,7 @@ class _Answer:
                 on_failed=self._on_failed,
                 on_output=on_output,
                 beside=beside,
+                outlet=self._outlet if resolved.num_choices == 1 else None,
             )
 
         session: Session | Choices

@@ -7,7 +7,7 @@ error instead.
 
 import enum
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from diptych.finish_reason import FinishReason
 from diptych.token_logprobs import PromptLogprobs, TokenLogprobs
@@ -155,3 +155,16 @@ class Summary(NamedTuple):
 
 
 GenerationEvent = Started | PromptLogprobs | Delta | ChoiceFinished | Summary
+
+
+class Outlet(Protocol):
+    """Writes deltas at once, where that takes no waiting. Event loop only."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether ``write`` may be called now."""
+        ...
+
+    def write(self, delta: Delta) -> None:
+        """Write the next one."""
+        ...

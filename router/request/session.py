@@ -24,7 +24,7 @@ from diptych.finish_reason import FinishReason
 from diptych.request_class import RequestClass
 from diptych.token_logprobs import PromptLogprobs
 from diptych.v1 import decode_pb2, prefill_pb2
-from router.generation.answer import ChoiceFinished, Delta, Timing, Usage
+from router.generation.answer import ChoiceFinished, Delta, Outlet, Timing, Usage
 from router.placement.spare import BATCH_YIELDS_S
 from router.placement.types import WorkerId
 from router.request import actions, events, worker_messages
@@ -63,11 +63,14 @@ class Session:
         on_failed: Callable[[], None],
         on_output: Callable[[], None] = lambda: None,
         beside: WorkerId | None = None,
+        outlet: Outlet | None = None,
     ) -> None:
         """``on_failed`` is called when there will be no more output, ``next_event`` says why.
 
         ``on_output`` is called when ``poll`` may have more than before, or it runs. ``beside``: a
-        decode worker that has the prompt, on which it is placed if that is possible.
+        decode worker that has the prompt, on which it is placed if that is possible. ``outlet``:
+        where deltas behind the first may be written while ``next_event`` waits, which does not
+        have them then.
         """
         self._request_id = request_id
         self._request = request
@@ -82,6 +85,7 @@ class Session:
         self._waiter: asyncio.Future[None] | None = None  # of who asked for more output
         self._on_failed = on_failed
         self._on_output = on_output
+        self._outlet = outlet
         self._num_taken: int | None = None  # tokens of the delta that is being written
         self._finish_reason: FinishReason | None = None
         self._is_ended = False  # the rest of the text was taken
@@ -255,10 +259,10 @@ class Session:
                 self._drive(events.ClientTooSlow(f"the client left {unread} responses unread"))
             if self._machine.wake_at_s != self._timer_at_s:
                 self._arm_timer()
+            if self._answer.is_due and not self._write_at_once():
+                self._wake()
         except Exception as bug:  # noqa: BLE001 - the boundary between requests
             self._crash(bug)
-        if self._answer.is_due:
-            self._wake()
 
     def _drive(self, event: Event) -> None:
         """Hand the machine the event; then those that its actions cause at once."""
@@ -367,6 +371,20 @@ class Session:
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():  # done: who waited was cancelled
             waiter.set_result(None)
+
+    def _write_at_once(self) -> bool:
+        """Write what is due past the task that takes the output and waits; False: it is to wake."""
+        outlet, waiter = self._outlet, self._waiter
+        if outlet is None or waiter is None or waiter.done():
+            return False
+        if self._answer.moments.first_written_s is None or not outlet.is_open:
+            return False
+        delta = self._answer.take()
+        assert delta is not None, "nothing is due"
+        outlet.write(delta)
+        self._num_taken = len(delta.token_ids)
+        self._book_written()
+        return True
 
     def _book_written(self) -> None:
         num_tokens, self._num_taken = self._num_taken, None

@@ -5,12 +5,16 @@ import json
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
+from router.frontend.http.event_stream import EventStream
 from router.frontend.http.protocol import MAX_HEAD_BYTES
+from router.generation.answer import Delta
 from tests import metrics
 from tests.integration.router_rig import PROMPT, TIMERS, eventually, running, serving
 
@@ -89,6 +93,31 @@ async def test_detail_19_a_failure_amid_a_stream_is_an_event_before_its_end(
         last = json.loads(read[-2].removeprefix("data: "))
         assert set(last) == {"error"}
         assert last["error"]["code"] == "no_worker"
+
+
+async def test_pieces_of_a_stream_do_not_wait_for_its_task(
+    wide_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind the first; those of several choices take turns in theirs."""
+    past: list[Delta] = []
+    write: Callable[[EventStream[Delta], Delta], None] = EventStream[Delta].write
+
+    def write_past(stream: EventStream[Delta], delta: Delta) -> None:
+        past.append(delta)
+        write(stream, delta)
+
+    monkeypatch.setattr(EventStream, "write", write_past)
+    async with serving(wide_model, tmp_path) as (_, client):
+        for num_choices in (1, 2):
+            asked = body_of(wide_model, 20, stream=True, n=num_choices, seed=1)
+            streamed = (await client.post(COMPLETIONS, json=asked)).text.split("\n\n")
+            pieces = [json.loads(each[6:])["choices"][0] for each in streamed[:-2]]
+            whole = await client.post(COMPLETIONS, json={**asked, "stream": False})
+            for choice in whole.json()["choices"]:
+                own = [each["text"] for each in pieces if each["index"] == choice["index"]]
+                assert "".join(own) == choice["text"]
+            assert bool(past) == (num_choices == 1)
+            past.clear()
 
 
 async def test_detail_20_a_client_that_leaves_frees_everything(

@@ -6,7 +6,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, Protocol
 
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 REQUEST_ID_HEADER: Final = "x-request-id"
 TENANT: Final = "diptych.tenant"  # in the scope, where callers are known
 SEND: Final = "diptych.send"  # the server's own, for what is behind a response's head
+CONNECTION: Final = "diptych.connection"  # in the scope, where it can be written to at once
 TIMEOUT_HEADER: Final = "x-request-timeout"
 _MAX_TIMEOUT_S: Final = 1_000_000
 _TRACE_HEADERS: Final = ("traceparent", "tracestate")
@@ -44,6 +45,19 @@ class _Sent(enum.Enum):
 
 class ClientGoneError(Exception):
     """Nobody waits for the answer any more."""
+
+
+class Connection(Protocol):
+    """Takes pieces of the body that is being answered with, past ASGI."""
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether the client is there and is not behind, in the middle of such a body."""
+        ...
+
+    def write_piece(self, piece: bytes) -> None:
+        """Send it. While it ``takes_more``."""
+        ...
 
 
 class BodyRoom:
@@ -95,6 +109,7 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._send_body: Send = scope.get(SEND, send)
+        self._connection: Connection | None = scope.get(CONNECTION)
         self._sent = _Sent.NOTHING
 
     def take_request_id(self) -> None:
@@ -177,6 +192,17 @@ class Exchange:
         if self._sent is _Sent.NOTHING:
             await self._begin(200, _STREAM_HEADERS, _Sent.EVENTS)
         await self._write(events, more_body=True)
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether ``write_piece`` may be called now, in the middle of a stream."""
+        connection = self._connection
+        return connection is not None and self._sent is _Sent.EVENTS and connection.takes_more
+
+    def write_piece(self, events: bytes) -> None:
+        """As ``send_piece``, at once. While no other piece is being sent."""
+        assert self._connection is not None
+        self._connection.write_piece(events)
 
     async def end_stream(self) -> None:
         """No more events."""

@@ -3,11 +3,11 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, aclosing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import Final, NamedTuple, Protocol
 
 from diptych.errors import DiptychError, InvalidRequestError, SlowClientError
 from router.frontend.admission import Admission
@@ -18,17 +18,15 @@ from router.frontend.http.asked import Asked, Envelope
 from router.frontend.http.body import parse
 from router.frontend.http.choices_form import ChoicesWriters
 from router.frontend.http.errors import RefusedError, reason_of
+from router.frontend.http.event_stream import EventStream
 from router.frontend.http.exchange import Exchange
-from router.frontend.http.merged_events import MergedEvents
+from router.frontend.http.merged_events import MergedEvents, OfPrompt
 from router.frontend.http.several_form import StreamedPrompts, WholePrompts
 from router.frontend.quotas import Admitted, Places
-from router.generation.answer import GenerationEvent
+from router.generation.answer import GenerationEvent, Outlet
 from router.generation.request import GenerationRequest, TokenPrompt
 
-_QUIET_S: Final = 10.0  # proxies end what says nothing for long
-_COMMENT: Final = b": the model is still at it\n\n"
 _MAX_PROMPTS_AT_ONCE: Final = 16  # of one body: enough to fill steps, and not the queue
-_Event = TypeVar("_Event")
 Read = Callable[[Mapping[str, object], Envelope], Asked]
 
 
@@ -36,7 +34,11 @@ class _Generate(Protocol):
     """``Generator.generate``, for one body's deadline and client."""
 
     def __call__(
-        self, request: GenerationRequest, *, part: Admitted | None = None
+        self,
+        request: GenerationRequest,
+        *,
+        part: Admitted | None = None,
+        outlet: Outlet | None = None,
     ) -> AsyncGenerator[GenerationEvent, None]: ...
 
 
@@ -86,11 +88,13 @@ class GenerationAnswers:
         if asked.others:
             await self._answer_several(exchange, asked, answered, generate, patience)
             return
-        events = generate(replace(asked.request, tenant=exchange.tenant))
+        stream = EventStream[GenerationEvent](exchange, self.clock)
+        request = replace(asked.request, tenant=exchange.tenant)
+        events = generate(request, outlet=stream)
         async with aclosing(events):
             try:
                 async with patience:
-                    await self._send(exchange, asked, answered, events)
+                    await self._send(exchange, asked, answered, events, stream)
             except TimeoutError:  # a write was given up: the generator knows why, and counts it
                 with suppress(SlowClientError):  # who takes nothing can be told nothing
                     async for _ in events:
@@ -220,12 +224,13 @@ class GenerationAnswers:
         asked: Asked,
         answered: Answered,
         events: AsyncGenerator[GenerationEvent, None],
+        stream: EventStream[GenerationEvent],
     ) -> None:
         event = await anext(events, None)  # until it is admitted nothing is made for its choices
         if asked.is_stream:
-            stream = self.writers.stream(asked, answered)
-            exchange.write_failure = stream.fail
-            await self._send_stream(exchange, stream.send, event, events)
+            writer = self.writers.stream(asked, answered)
+            exchange.write_failure = writer.fail
+            await stream.send(writer.send, event, events)
         else:
             whole = self.writers.whole(asked, answered)
             while event is not None:
@@ -240,34 +245,16 @@ class GenerationAnswers:
         async with aclosing(merged.events()) as events:
             event = await anext(events, None)
             if asked.is_stream:
-                stream = StreamedPrompts.of(self.writers, asked, answered)
-                exchange.write_failure = stream.fail
-                await self._send_stream(exchange, stream.send, event, events)
+                writer = StreamedPrompts.of(self.writers, asked, answered)
+                exchange.write_failure = writer.fail
+                stream = EventStream[OfPrompt](exchange, self.clock)
+                await stream.send(writer.send, event, events)
             else:
                 whole = WholePrompts.of(self.writers, asked, answered)
                 while event is not None:
                     whole.add(event)
                     event = await anext(events, None)
                 await exchange.send_json(whole.content())
-
-    async def _send_stream(
-        self,
-        exchange: Exchange,
-        send: Callable[[_Event], bytes],
-        event: _Event | None,
-        events: AsyncIterator[_Event],
-    ) -> None:
-        """From the first of its events on."""
-        told_s = self.clock()
-        while event is not None:
-            piece = send(event)
-            if not piece and self.clock() - told_s > _QUIET_S:
-                piece = _COMMENT  # what comes is kept: a call is told whole
-            if piece:
-                await exchange.send_piece(piece)
-                told_s = self.clock()
-            event = await anext(events, None)
-        await exchange.end_stream()
 
 
 class _Checked(NamedTuple):

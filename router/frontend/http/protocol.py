@@ -5,6 +5,8 @@ from typing import Any, Final, NamedTuple
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from router.frontend.http.exchange import CONNECTION
+
 MAX_HEAD_BYTES: Final = 65_536
 HEAD_PATIENCE_S: Final = 30.0
 
@@ -84,6 +86,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """See httptools."""
+        self.scope[CONNECTION] = self  # type: ignore[typeddict-unknown-key]
         super().on_headers_complete()
         self._is_in_head = False
         self._num_idle_bytes = 0
@@ -100,6 +103,21 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._is_in_head = True
         self._num_bytes = self._num_idle_bytes = 0
         self._stop_waiting()
+
+    @property
+    def takes_more(self) -> bool:
+        """See :class:`router.frontend.http.exchange.Connection`."""
+        cycle = self.cycle
+        return bool(
+            cycle.chunked_encoding
+            and not cycle.response_complete
+            and not cycle.disconnected
+            and not self.flow.write_paused
+        )
+
+    def write_piece(self, piece: bytes) -> None:
+        """See :class:`router.frontend.http.exchange.Connection`; the same as uvicorn would send."""
+        self.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
 
     @property
     def _is_answering(self) -> bool:

@@ -25,12 +25,12 @@ from router.frontend.http.chat_form import CHAT
 from router.frontend.http.chat_request import read_chat
 from router.frontend.http.choices_form import ChoicesWriters
 from router.frontend.http.completion_request import read_completion
-from router.frontend.http.exchange import TENANT, BodyRoom
+from router.frontend.http.exchange import CONNECTION, TENANT, BodyRoom
 from router.frontend.http.generation import GenerationAnswers, Read
 from router.frontend.http.posted import Posted
 from router.frontend.http.response_form import ResponseWriters
 from router.frontend.http.response_request import read_response
-from router.generation.answer import Delta, GenerationEvent
+from router.generation.answer import Delta, GenerationEvent, Outlet, Summary, Timing, Usage
 
 ALICE = Tenant("alice")
 TOKENIZER = SimpleNamespace(text=None)
@@ -175,6 +175,79 @@ async def test_a_stream_that_keeps_a_call_back_says_that_it_lives() -> None:
     bodies = [each["body"] for each in client.sent if each["type"] == "http.response.body"]
     kinds = [body[:2] for body in bodies]
     assert kinds == [b"da", b": ", b"da", b""]
+
+
+class Direct:
+    """A connection that takes pieces at once, as long as the client is not behind."""
+
+    def __init__(self, client: Behind) -> None:
+        self.takes_more = True
+        self._client = client
+
+    def write_piece(self, piece: bytes) -> None:
+        self._client.sent.append({"type": "at once", "body": piece})
+
+
+class Outletting:
+    """Has pieces for whoever waits, and others for its outlet where that is open."""
+
+    def __init__(self, connection: Direct) -> None:
+        self._connection = connection
+        self.was_open: list[bool] = []
+
+    async def generate(
+        self, *_: object, outlet: Outlet, **__: object
+    ) -> AsyncGenerator[GenerationEvent, None]:
+        self.was_open.append(outlet.is_open)
+        yield Delta("a", [1], 0, [])
+        self.was_open.append(outlet.is_open)
+        if outlet.is_open:
+            outlet.write(Delta("b", [2], 1, []))
+            outlet.write(Delta("", [3], 2, []))
+            outlet.write(Delta("", [4], 3, []))
+        self._connection.takes_more = False
+        self.was_open.append(outlet.is_open)
+        yield Delta("c", [5], 4, [])
+        self._connection.takes_more = True
+        yield Summary(
+            Usage(num_prompt_tokens=1, num_output_tokens=5, num_cached_tokens=0), Timing()
+        )
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_pieces_go_past_the_task_in_their_order(is_stream: bool) -> None:
+    """Behind the first, which has the head; a comment, too, where nothing is said for long."""
+    moments = iter((0.0, 1.0, 2.0, 11.0, 13.0, 13.0, 14.0, 15.0))
+    client = Behind(json.dumps({"model": "m", "prompt": "p", "stream": is_stream}).encode())
+    client.num_given_up = 1  # it takes all
+    direct = Direct(client)
+    generator = Outletting(direct)
+    answers = GenerationAnswers(
+        cast(Admission, ADMISSION),
+        cast(Generator, generator),
+        read_completion,
+        ChoicesWriters(COMPLETION),
+        lambda: next(moments),
+    )
+    scope = {"type": "http", "headers": JSON, CONNECTION: direct}
+    await Posted(answers, ROOM)(scope, client.receive, client.send)  # type: ignore[arg-type]
+    assert generator.was_open == [False, is_stream, False]
+    if is_stream:
+        body = "http.response.body"
+        assert [(each["type"], _text_of(each["body"])) for each in client.sent[1:]] == [
+            (body, "a"),
+            ("at once", "b"),
+            ("at once", ":"),
+            (body, "c"),
+            (body, ""),
+            (body, "end"),
+        ]
+
+
+def _text_of(body: bytes) -> str:
+    if not body.startswith(b"data: "):
+        return body[:1].decode() or "end"
+    return str(json.loads(body.partition(b"\n")[0][6:])["choices"][0]["text"])
 
 
 class BreakingOff:

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import uvicorn
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
+from router.frontend.http.exchange import CONNECTION
 from router.frontend.http.protocol import (
     HEAD_PATIENCE_S,
     MAX_HEAD_BYTES,
@@ -60,14 +61,15 @@ class Transport(asyncio.Transport):
 class Server:
     """Makes connections; its answer to each request is "ok", once ``may_answer``."""
 
-    def __init__(self) -> None:
+    def __init__(self, app: ASGIApp | None = None) -> None:
+        """``app`` answers in its place."""
         self.may_answer = asyncio.Event()
         self.may_answer.set()
         self.num_answered = 0
         self.num_left = 0
         self._state = ServerState()
         self._config = uvicorn.Config(
-            self._app,
+            app or self._app,
             ws="none",
             interface="asgi3",
             log_config=None,
@@ -93,6 +95,80 @@ class Server:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": b"ok", "more_body": False})
         self.num_answered += 1
+
+
+async def send_piece(send: Send, piece: bytes, *, more: bool = True) -> None:
+    await send({"type": "http.response.body", "body": piece, "more_body": more})
+
+
+@pytest.mark.parametrize(
+    ("version", "headers", "is_at_once"),
+    [
+        (b"1.1", [], True),
+        (b"1.1", [(b"content-length", b"6")], False),
+        (b"1.0", [(b"content-length", b"6")], False),
+    ],
+)
+def test_pieces_of_a_body_of_no_told_length_may_be_written_at_once(
+    version: bytes, headers: list[tuple[bytes, bytes]], is_at_once: bool
+) -> None:
+    """Between pieces that uvicorn sends, while the client is there and takes them."""
+    open_: list[bool] = []
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        connection = scope[CONNECTION]
+        assert await receive()
+        open_.append(connection.takes_more)
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send_piece(send, b"a")
+        open_.append(connection.takes_more)
+        if connection.takes_more:
+            connection.write_piece(b"bcdefghijklmnopqr")
+            connection.pause_writing()
+            open_.append(connection.takes_more)
+            connection.resume_writing()
+            open_.append(connection.takes_more)
+            await send_piece(send, b"s", more=False)
+        else:
+            await send_piece(send, b"bcdes", more=False)
+        open_.append(connection.takes_more)
+
+    async def main() -> None:
+        connection, transport = Server(answer).connect()
+        connection.data_received(GET.replace(b"1.1", version))
+        await turns()
+        transport.close()
+        await turns()
+        _, _, body = transport.written.partition(b"\r\n\r\n")
+        if is_at_once:
+            assert open_ == [False, True, False, True, False]
+            assert body == b"1\r\na\r\n11\r\nbcdefghijklmnopqr\r\n1\r\ns\r\n0\r\n\r\n"
+        else:
+            assert (open_, body) == ([False, False, False], b"abcdes")
+
+    run_virtually(main())
+
+
+def test_nothing_is_written_at_once_for_a_client_that_has_left() -> None:
+    open_: list[bool] = []
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        assert await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send_piece(send, b"a")
+        open_.append(scope[CONNECTION].takes_more)
+        assert (await receive())["type"] == "http.disconnect"
+        open_.append(scope[CONNECTION].takes_more)
+
+    async def main() -> None:
+        connection, transport = Server(answer).connect()
+        connection.data_received(GET)
+        await turns()
+        transport.close()
+        await turns()
+        assert open_ == [True, False]
+
+    run_virtually(main())
 
 
 Steps = Callable[[Server, BoundedHttpProtocol, Transport], Awaitable[None]]

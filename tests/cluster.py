@@ -22,7 +22,7 @@ import psutil
 from diptych.client import DiptychClient
 from tests import metrics
 from tests.fork_server import Started, lifeline, start_role
-from tests.waiting import until
+from tests.waiting import Patience, until
 
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 90.0
@@ -194,18 +194,19 @@ class Cluster:
     async def wait_baseline(self, within_s: float) -> None:
         """Wait until no worker holds anything, by metric; every process is there.
 
+        ``within_s`` is time that this machine gave (see ``Patience``).
         Every block is free or cached; no sequence, lease, ticket, fetch or read is open, and
         nothing is in quarantine. Only a process that the test itself has killed or stopped
         may be missing.
         """
-        deadline = time.monotonic() + within_s
+        patience = Patience(within_s)
         while True:
             for process in self.processes:
                 process.check_alive()
             held = {worker.name: worker.held() for worker in self.workers if worker.alive}
             if not any(held.values()):
                 return
-            assert time.monotonic() < deadline, f"still held after {within_s} s: {held}"
+            assert not patience.is_over(), f"still held after {within_s} s: {held}"
             await asyncio.sleep(0.05)
 
     async def start_again(self, process: Process) -> None:

@@ -22,6 +22,7 @@ from tests.chaos.fault_rig import (
 )
 from tests.cluster import Cluster, Process
 from tests.transports import TRANSPORTS, UCXX
+from tests.waiting import within
 
 NUM_LEFT = 6  # requests whose client leaves while they are read
 TCP = {"transfer.ucx-tls": "tcp", "transfer.allow-nixl-tcp": ""}
@@ -38,7 +39,7 @@ KINDS = {
 
 async def until_reading(decode: Process) -> None:
     """Half of the reads are under way."""
-    async with asyncio.timeout(10):
+    async with within(10):
         while (await report(decode)).num_reads_unfinished < NUM_LEFT // 2:
             await asyncio.sleep(0.02)
 

@@ -27,7 +27,7 @@ from tests.integration.batch_rig import (
     upload_refused,
     written,
 )
-from tests.waiting import until
+from tests.waiting import until, within
 
 
 async def test_files_are_taken_and_read_in_pieces_of_any_size(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ async def begun(stub: Any, at: Served, bytes_sent: int) -> Any:
     await call.write(next(iter(sent(public.NewFile(num_bytes=900_000)))))
     for _ in range(bytes_sent // 100_000):
         await call.write(next(iter(sent(b"x" * 100_000))))
-    async with asyncio.timeout(10):
+    async with within(10):
         while await at.num_kept() < 2:
             await asyncio.sleep(0.01)
     return call
@@ -161,7 +161,7 @@ async def begun_first(at: Served) -> Any:
     num_before = await at.num_kept()
     call: Any = at.stub.UploadFile()
     await call.write(next(iter(sent(public.NewFile(num_bytes=9)))))
-    async with asyncio.timeout(10):
+    async with within(10):
         while await at.num_kept() == num_before:
             await asyncio.sleep(0.01)
     return call

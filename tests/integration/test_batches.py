@@ -26,7 +26,7 @@ from diptych.v1 import batches_pb2, batches_pb2_grpc
 from tests.cluster import Cluster, Process, another_router, as_args, running_cluster
 from tests.golden_rule import MARGIN, Run, near_tie
 from tests.notes import Note
-from tests.waiting import until
+from tests.waiting import until, within
 
 IS_LONG = settings.get_current_profile_name() == "long"
 NUM_LINES = 2000 if IS_LONG else 16
@@ -121,7 +121,7 @@ async def wait_for(
     client: openai.AsyncOpenAI, batch: Batch, condition: Callable[[Batch], bool]
 ) -> Batch:
     """The batch once that holds; it has to hold before the batch has ended."""
-    async with asyncio.timeout(PATIENCE_S):
+    async with within(PATIENCE_S):
         while not condition(batch):
             assert batch.status not in ENDED, batch
             await asyncio.sleep(0.02)

@@ -24,7 +24,7 @@ from tests.integration.transfer_rig import (
     open_source,
 )
 from tests.transports import AGENTS
-from tests.waiting import until
+from tests.waiting import until, within
 
 BLOCKS, LOCAL, OTHERS = range(4), range(10, 14), range(20, 24)
 NUM_TOKENS = 4 * BLOCK_SIZE
@@ -48,7 +48,7 @@ def has_confirmed(source: Source, num_fetches: int) -> bool:
 
 async def until_over(reader: Reader, transport: str) -> None:
     """Watch the one pair; it may at no time be anything but proven."""
-    async with asyncio.timeout(5):
+    async with within(5):
         while True:
             (pair,) = reader.pairs.pairs()
             assert pair.state == worker_pb2.PAIR_STATE_PROVEN, pair

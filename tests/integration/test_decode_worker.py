@@ -27,6 +27,7 @@ from tests.integration.worker_rig import (
     until_proven,
 )
 from tests.prompts import prompt
+from tests.waiting import within
 
 SETTINGS: Settings = {
     "num_blocks": 64,
@@ -209,7 +210,7 @@ async def test_a_pair_lost_while_both_pools_are_full_is_proven_at_once(
         await router.bind(sequence_id, source, ticket, 0, bind_id=1)
         failed = (await router.next("pull_failed")).pull_failed
         assert failed.reason == decode_pb2.PULL_FAILURE_TRANSPORT
-        async with asyncio.timeout(1):
+        async with within(1):
             await router.bind(sequence_id, source, ticket, 0, bind_id=2)
             assert (await router.next("proven")).proven.bind_id == 2
         metrics = await prefill.metrics()
@@ -421,6 +422,6 @@ async def test_drain(tiny_llama: Path, tmp_path: Path) -> None:
         with pytest.raises(DiptychError) as caught:
             await router.next("nothing")
         assert caught.value.code is grpc.StatusCode.UNAVAILABLE
-        async with asyncio.timeout(5):
+        async with within(5):
             await asyncio.wait([worker.serving])
         await worker.serving

@@ -21,6 +21,7 @@ from tests.call import generate, token_request
 from tests.integration.fake_workers import FakeDecode
 from tests.integration.kube_api import kube_api
 from tests.integration.router_rig import EVENTUALLY_S, PROMPT, TIMERS, eventually, expected
+from tests.waiting import within
 
 
 @asynccontextmanager
@@ -89,7 +90,7 @@ async def two_workers() -> AsyncIterator[tuple[FakeDecode, FakeDecode]]:
 
 async def answers_from(channel: grpc.aio.Channel, worker: FakeDecode) -> None:
     """Ask until this one was asked; every answer on the way is right."""
-    async with asyncio.timeout(EVENTUALLY_S):
+    async with within(EVENTUALLY_S):
         while not worker.specs:
             request = token_request(PROMPT, max_tokens=4)
             answer = await generate(channel, request, timeout_s=EVENTUALLY_S)

@@ -1,6 +1,5 @@
 """The port that probes ask for health, whatever else connects to it."""
 
-import asyncio
 import json
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from diptych import service_host
 from diptych.process import ProcessConfig
 from diptych.rpc.channel import open_channel
 from diptych.service_host import ServiceHost
+from tests.waiting import within
 
 
 async def test_many_who_would_watch_keep_no_probe_out(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ async def test_a_connection_does_not_last(tmp_path: Path, monkeypatch: pytest.Mo
     async with ServiceHost(ProcessConfig(health_port=0, port_file=ports)) as host:
         await host.start([])
         async with (
-            asyncio.timeout(10),
+            within(10),
             open_channel(json.loads(ports.read_text())["health_address"]) as channel,
         ):
             await channel.channel_ready()

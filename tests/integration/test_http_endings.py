@@ -17,6 +17,7 @@ from router.frontend.http.protocol import MAX_HEAD_BYTES
 from router.generation.answer import Delta
 from tests import metrics
 from tests.integration.router_rig import PROMPT, TIMERS, eventually, running, serving
+from tests.waiting import within
 
 COMPLETIONS = "/v1/completions"
 FOR_EVER = 900_000  # tokens
@@ -45,7 +46,7 @@ async def test_a_drain_refuses_what_is_new_and_lets_streams_end(
             cluster.stop.set()
             healthy = await client.get("/health")
             assert (healthy.status_code, healthy.headers["retry-after"]) == (503, "1")
-            async with asyncio.timeout(5):
+            async with within(5):
                 while True:
                     late = await client.post(COMPLETIONS, json=body_of(wide_model, 1))
                     if late.status_code != 200:  # within the lame duck's time it is served
@@ -226,7 +227,7 @@ async def test_a_body_that_does_not_come_and_a_head_without_end(
             slow.sendall(raw_request(body_of(wide_model))[:-5])
             long.sendall(b"GET /health HTTP/1.1\r\nx: " + b"x" * (MAX_HEAD_BYTES + 1))
             for connection, status in ((slow, b"408"), (long, b"400")):
-                async with asyncio.timeout(5):
+                async with within(5):
                     answer = await asyncio.get_running_loop().sock_recv(connection, 4096)
                 assert answer.startswith(b"HTTP/1.1 " + status), answer
         assert (await client.get("/health")).status_code == 200

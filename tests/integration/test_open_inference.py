@@ -18,6 +18,7 @@ from router.frontend.open_inference.tensors import INPUTS
 from tests.integration import router_rig
 from tests.integration.router_rig import Cluster, running
 from tests.unit.router.frontend.open_inference.infer_requests import flag, request
+from tests.waiting import within
 
 PROMPT = "The small river carries another letter, and then"
 TIMERS = router_rig.TIMERS.model_copy(update={"drain_s": 60.0})
@@ -196,5 +197,5 @@ async def test_a_router_that_drains_waits_for_no_idle_stream(wide_model: Path) -
         call = open_stream(other)
         await call.write(asking(1))
         assert not (await call.read()).error_message
-        async with asyncio.timeout(TIMERS.drain_s / 2):
+        async with within(TIMERS.drain_s / 2):
             await other.stopped()

@@ -32,6 +32,7 @@ from tests.integration.worker_rig import (
     quick,
 )
 from tests.prompts import prompt
+from tests.waiting import within
 
 SETTINGS: Settings = {
     "num_blocks": 32,
@@ -240,7 +241,7 @@ async def test_drain_lets_leases_finish(tiny_llama: Path, tmp_path: Path) -> Non
         await lease.grant("somebody")
         assert not worker.serving.done()
         await lease.close()
-        async with asyncio.timeout(3):
+        async with within(3):
             await asyncio.wait([worker.serving])
         await worker.serving
 
@@ -256,7 +257,7 @@ async def test_drain_ends_what_does_not_finish(tiny_llama: Path, tmp_path: Path)
         worker.stop.set()
         with pytest.raises(WorkerDrainingError):
             await lease.error()
-        async with asyncio.timeout(3):
+        async with within(3):
             await asyncio.wait([worker.serving])
 
 

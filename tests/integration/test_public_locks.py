@@ -27,6 +27,7 @@ from router.frontend.grpc import SERVICE
 from router.frontend.http.tls_listener import AT_ONCE
 from tests.authority import Authority, replaced
 from tests.integration.router_rig import PROMPT, Cluster, expected, running
+from tests.waiting import within
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -186,7 +187,7 @@ async def test_a_call_without_a_key_ends_before_anything_is_sent(
         call = channel.stream_stream(
             f"/{SERVICE}/{method}", request_serializer=None, response_deserializer=None
         )(None)
-        async with asyncio.timeout(5):
+        async with within(5):
             assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
@@ -205,7 +206,7 @@ async def test_nothing_over_grpc_is_told_without_a_key(locked: Locked, method: s
         call = channel.stream_stream(method, request_serializer=None, response_deserializer=None)(
             None
         )
-        async with asyncio.timeout(5):
+        async with within(5):
             assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
@@ -266,11 +267,11 @@ async def is_known(locked: Locked, key: str) -> bool:
 async def test_a_key_taken_away_is_refused_soon(locked: Locked) -> None:
     text = locked.keys.read_text()
     locked.keys.write_text(f"bob {digest('two')}\n")
-    async with asyncio.timeout(5):
+    async with within(5):
         while await is_known(locked, "one"):
             await asyncio.sleep(0.05)
     locked.keys.write_text(text + f"carol {digest('new')}\n")
-    async with asyncio.timeout(5):
+    async with within(5):
         while not await is_known(locked, "new"):
             await asyncio.sleep(0.05)
 

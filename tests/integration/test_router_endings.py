@@ -33,6 +33,7 @@ from tests.integration.router_rig import (
     expected,
     running,
 )
+from tests.waiting import within
 
 SERVICE = "diptych.v1.Inference"
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -165,7 +166,7 @@ async def test_router_is_ready_once_it_saw_a_worker(wide_model: Path) -> None:
         async with open_channel(f"127.0.0.1:{await port}") as channel:
             assert (await health(channel, ""), await health(channel)) == (SERVING, NOT_SERVING)
             await decode.start()
-            async with asyncio.timeout(EVENTUALLY_S):
+            async with within(EVENTUALLY_S):
                 while await health(channel) != SERVING:
                     await asyncio.sleep(0.01)
             await decode.kill()
@@ -179,7 +180,7 @@ async def test_router_drains(wide_model: Path, caplog: pytest.LogCaptureFixture)
         task = tasks.create_task(cluster.generate(max_tokens=30))
         await eventually(lambda: bool(cluster.decode[0].reservations), "never placed")
         cluster.stop.set()
-        async with asyncio.timeout(EVENTUALLY_S):
+        async with within(EVENTUALLY_S):
             while await health(cluster.channel) != NOT_SERVING:
                 await asyncio.sleep(0.01)
         assert await cluster.generate(max_tokens=1), "a balancer has yet to look away"

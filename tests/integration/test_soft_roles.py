@@ -35,7 +35,7 @@ from tests.integration.worker_rig import (
     soft_worker,
 )
 from tests.notes import Note
-from tests.waiting import until
+from tests.waiting import until, within
 
 PREFILL_ROLE, DECODE_ROLE = worker_pb2.WORKER_ROLE_PREFILL, worker_pb2.WORKER_ROLE_DECODE
 BOTH = (PREFILL_ROLE, DECODE_ROLE)
@@ -244,7 +244,7 @@ async def test_one_worker_of_both_roles_serves_alone_and_loses_one(
         flags = ["roles", worker.address, "--roles", "decode"]
         assert await asyncio.to_thread(admin.run, flags) == 0
         assert capsys.readouterr().out == "prefill,decode -> decode\n"
-        async with asyncio.timeout(EVENTUALLY_S):
+        async with within(EVENTUALLY_S):
             while await worker.health(PREFILL) == serving:
                 await asyncio.sleep(0.01)
         health = [await worker.health(each) for each in (PREFILL, KV_SOURCE, worker.service, "")]

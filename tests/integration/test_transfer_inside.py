@@ -1,7 +1,5 @@
 """nixl's agent inside the worker, as pools in GPU memory have it, with the library itself."""
 
-import asyncio
-
 import numpy as np
 
 from kvtransfer.agents.base import AgentSettings, Region
@@ -15,7 +13,7 @@ from tests.integration.transfer_rig import (
     open_reader,
     open_source,
 )
-from tests.waiting import until
+from tests.waiting import until, within
 
 
 async def test_a_pull_moves_exactly_the_bytes_before_and_after_the_agent_is_replaced() -> None:
@@ -28,7 +26,7 @@ async def test_a_pull_moves_exactly_the_bytes_before_and_after_the_agent_is_repl
             ticket = source.lease(lease_id, BLOCKS, NUM_TOKENS, "reader")
             source.leases.announce(lease_id, NUM_TOKENS)
             request = reader.request(source, ticket, NUM_TOKENS, LOCAL)
-            async with asyncio.timeout(10):
+            async with within(10):
                 await reader.pairs.open_pull(request).run()
             assert reader.content(LOCAL) == content
             await reader.endpoint.rebuild("nixl")

@@ -26,7 +26,7 @@ from tests.integration.transfer_rig import (
     open_source,
 )
 from tests.transports import AGENTS, TRANSPORTS, needs_ucxx
-from tests.waiting import until
+from tests.waiting import until, within
 
 SILENT = "the source is lost: silent"  # so it is said of one whose connection stands
 
@@ -117,7 +117,7 @@ OVER_TCP = [("nixl", TCP), pytest.param("ucxx", {}, marks=needs_ucxx)]
 
 async def until_reading(reader: Reader) -> None:
     """A read was posted and has not ended."""
-    async with asyncio.timeout(5):
+    async with within(5):
         while not reader.pairs.num_open_reads:
             await asyncio.sleep(0)
 
@@ -182,7 +182,7 @@ async def test_a_source_killed_while_it_is_read_loses_the_pull(
                 await pull.run()
             return excinfo.value
 
-        async with asyncio.timeout(2), asyncio.TaskGroup() as tasks:
+        async with within(2), asyncio.TaskGroup() as tasks:
             failing = tasks.create_task(failure())
             await until_reading(reader)
             source.process.kill()
@@ -217,7 +217,7 @@ async def test_a_dead_or_hanging_agent_is_replaced_and_the_worker_stays(
         endpoint = reader.endpoint if side == "reader" else source.endpoint
         before = agent_pid(endpoint)
         request = reader.request(source, ticket, 4 * BLOCK_SIZE, LOCAL[4:8])
-        async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+        async with within(5), asyncio.TaskGroup() as tasks:
             pulling = tasks.create_task(pull_until_replaced(reader, request, endpoint, before))
             if side == "reader":
                 os.kill(before, signal.SIGSTOP)  # the read that it is in stays open

@@ -6,6 +6,7 @@ from contextlib import AbstractAsyncContextManager
 
 import pytest
 
+from diptych.timers import Timers
 from diptych.v1 import common_pb2, decode_pb2, worker_pb2
 from kvtransfer.config import TransferConfig
 from kvtransfer.memory import HostMemory
@@ -14,6 +15,7 @@ from tests.integration.transfer_rig import (
     BLOCKS,
     LOCAL,
     NUM_TOKENS,
+    TIMERS,
     Reader,
     Source,
     agents,
@@ -55,8 +57,12 @@ def source_of(
 def reader_of(
     num_ranks: int, transfer: TransferConfig, level: str = "full"
 ) -> AbstractAsyncContextManager[Reader]:
+    """A pull waits for its pair as long as a worker's own does: until agents have started anew."""
     told, memory = layout_of(num_ranks, level), memory_of(num_ranks)
-    return open_reader(transfer, block_bytes=BLOCK_BYTES, kv_layout=told, memory=memory)
+    timers = TIMERS.model_copy(update={"read_progress_s": Timers().read_progress_s})
+    return open_reader(
+        transfer, block_bytes=BLOCK_BYTES, kv_layout=told, memory=memory, timers=timers
+    )
 
 
 async def check_pull(source: Source, reader: Reader, lease: str = "lease") -> None:

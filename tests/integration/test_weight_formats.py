@@ -196,6 +196,7 @@ async def test_int8_cluster_and_a_float32_worker_beside_it(
         assert cluster.num_proven_pairs() == 1
 
 
+@pytest.mark.timeout(300)  # where nothing was kept, both compile
 def test_compiled_code_stays_with_its_kind_of_processor() -> None:
     """In one cache: what was compiled for VNNI is not used where a processor has AVX2 only."""
     program = (

@@ -34,6 +34,7 @@ from tests.integration.worker_rig import (
     prefill_worker,
 )
 from tests.prompts import prompt
+from tests.waiting import Patience, within
 
 ARGS = ["--num-threads", "1", "--num-blocks", "32", "--transfer.transports", "inline"]
 SETTINGS: Settings = {"num_blocks": 32, "max_model_len": 256, "transfer": INLINE}
@@ -45,9 +46,9 @@ def process(role: str, model: Path, tmp_path: Path, *args: str) -> Process:
 
 def exit_code(worker: Process, within_s: float = 30) -> int:
     """Wait until it ends by itself."""
-    deadline = time.monotonic() + within_s
+    patience = Patience(within_s)
     while worker.alive:
-        assert time.monotonic() < deadline, f"still alive:\n{worker.log_tail()}"
+        assert not patience.is_over(), f"still alive:\n{worker.log_tail()}"
         time.sleep(0.02)
     return worker.stop()
 
@@ -184,7 +185,7 @@ async def test_a_worker_that_is_stopped_does_not_wait_for_a_load_that_hangs(
     stop = asyncio.Event()
     try:
         with pytest.raises(StuckThreadError, match="loading the model"):
-            async with asyncio.timeout(PATIENCE_S):
+            async with within(PATIENCE_S):
                 await prefill_app.serve(config, stop, lambda port: stop.set())
     finally:
         goes_on.set()

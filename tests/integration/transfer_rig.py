@@ -27,7 +27,7 @@ from kvtransfer.source.servicer import KVSourceServicer
 from kvtransfer.transports.base import Transport
 from kvtransfer.transports.child import ChildTransport
 from kvtransfer.transports.rank_transports import RankTransports
-from tests.waiting import until
+from tests.waiting import until, within
 
 BLOCK_SIZE = 16
 BLOCKS = [3, 9, 4, 5, 20]  # at the source
@@ -109,7 +109,7 @@ class Reader:
         return self.memory.read(block_ids, 0, len(block_ids) * self.memory.block_bytes)
 
     async def wait_for(self, key: PeerKey, state: worker_pb2.PairState) -> worker_pb2.Pair:
-        async with asyncio.timeout(10):
+        async with within(10):
             while True:
                 for pair in self.pairs.pairs():
                     mine = (pair.source_address, pair.source_incarnation) == key

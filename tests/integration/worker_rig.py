@@ -36,6 +36,7 @@ from soft_worker.config import SoftWorkerConfig
 from tests import metrics
 from tests.call_ends import told
 from tests.cluster import START_TIMEOUT_S
+from tests.waiting import within
 
 BLOCK_SIZE = 16
 MAX_LEN = 256
@@ -73,7 +74,7 @@ class Worker:
     ) -> worker_pb2.WorkerState:
         """The first state on Watch that is ``wanted``."""
         call = worker_pb2_grpc.WorkerStub(self.channel).Watch(worker_pb2.WatchRequest())
-        async with asyncio.timeout(within_s):
+        async with within(within_s):
             async for state in call:
                 if wanted(state):
                     call.cancel()
@@ -105,7 +106,7 @@ class Worker:
     async def wait_blocks(self, wanted: Callable[[dict[str, int]], bool], what: str) -> None:
         counts: dict[str, int] = {}
         try:
-            async with asyncio.timeout(3):
+            async with within(3):
                 while not wanted(counts := await self.blocks()):
                     await asyncio.sleep(0.01)
         except TimeoutError:
@@ -246,7 +247,7 @@ class Lease:
             if event.WhichOneof("event") == kind:
                 self._unread.remove(event)
                 return event
-        async with asyncio.timeout(PATIENCE_S):
+        async with within(PATIENCE_S):
             while (read := await self._read()) is not None:
                 if read.WhichOneof("event") == kind:
                     return read
@@ -256,7 +257,7 @@ class Lease:
 
     async def error(self) -> None:
         """Read to the end; raises the error that ended the stream."""
-        async with asyncio.timeout(PATIENCE_S):
+        async with within(PATIENCE_S):
             while await self._read() is not None:
                 pass
         assert await self.call.code() is grpc.StatusCode.OK
@@ -372,7 +373,7 @@ class Router:
     async def next(self, kind: str) -> decode_pb2.DecodeEvent:
         """The next event that is neither heartbeat nor tokens; it must be of this kind."""
         passing = {"heartbeat", "step"} - {kind}
-        async with asyncio.timeout(PATIENCE_S):
+        async with within(PATIENCE_S):
             while True:
                 event = await self.read()
                 if event.WhichOneof("event") in passing:
@@ -382,7 +383,7 @@ class Router:
 
     async def until_ended(self, *sequence_ids: int) -> list[Said]:
         """Read until each of them has ended (for ever, if there is no such sequence)."""
-        async with asyncio.timeout(PATIENCE_S):
+        async with within(PATIENCE_S):
             while any(
                 each not in self.said or self.said[each].ended is None for each in sequence_ids
             ):

@@ -44,7 +44,11 @@ async def test_each_attempt_has_its_spans_however_the_request_ends(
         {"at": "read", "do": "hang", "num_tokens": 96, "times": None},
         {"at": "open", "do": "corrupt", "num_tokens": 112},
     ]
-    allowed = {"transfer.allow-faults": "", "transfer.faults": json.dumps(faults)}
+    allowed = {
+        "transfer.allow-faults": "",
+        "transfer.faults": json.dumps(faults),
+        "timers.read-progress-s": "60",  # what ends the read is the request's deadline
+    }
     async with collecting() as (collector, endpoint):
         with running_cluster(
             tmp_path,

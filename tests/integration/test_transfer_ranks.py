@@ -6,7 +6,6 @@ from contextlib import AbstractAsyncContextManager
 
 import pytest
 
-from diptych.timers import Timers
 from diptych.v1 import common_pb2, decode_pb2, worker_pb2
 from kvtransfer.config import TransferConfig
 from kvtransfer.memory import HostMemory
@@ -15,7 +14,7 @@ from tests.integration.transfer_rig import (
     BLOCKS,
     LOCAL,
     NUM_TOKENS,
-    TIMERS,
+    PATIENT,
     Reader,
     Source,
     agents,
@@ -57,11 +56,9 @@ def source_of(
 def reader_of(
     num_ranks: int, transfer: TransferConfig, level: str = "full"
 ) -> AbstractAsyncContextManager[Reader]:
-    """A pull waits for its pair as long as a worker's own does: until agents have started anew."""
     told, memory = layout_of(num_ranks, level), memory_of(num_ranks)
-    timers = TIMERS.model_copy(update={"read_progress_s": Timers().read_progress_s})
     return open_reader(
-        transfer, block_bytes=BLOCK_BYTES, kv_layout=told, memory=memory, timers=timers
+        transfer, block_bytes=BLOCK_BYTES, kv_layout=told, memory=memory, timers=PATIENT
     )
 
 

@@ -21,6 +21,7 @@ from tests.integration.transfer_rig import (
     BLOCKS,
     LOCAL,
     NUM_TOKENS,
+    PATIENT,
     Reader,
     Source,
     agents,
@@ -54,7 +55,9 @@ async def opened(
     transfer = config("staged", **wanted)
     memories = [device() if each else None for each in on_device]
     source = await stack.enter_async_context(open_source(transfer, memory=memories[0]))
-    reader = await stack.enter_async_context(open_reader(transfer, memory=memories[1]))
+    reader = await stack.enter_async_context(
+        open_reader(transfer, memory=memories[1], timers=PATIENT)
+    )
     return source, reader
 
 

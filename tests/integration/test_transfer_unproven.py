@@ -18,7 +18,7 @@ from tests.integration.transfer_rig import (
     BLOCKS,
     LOCAL,
     NUM_TOKENS,
-    TIMERS,
+    PATIENT,
     Reader,
     Source,
     config,
@@ -28,8 +28,6 @@ from tests.integration.transfer_rig import (
     until_digested,
 )
 from tests.transports import AGENTS
-
-PATIENT = TIMERS.model_copy(update={"read_progress_s": 20.0})
 
 
 async def test_bad_tickets_are_refused(source: Source, reader: Reader) -> None:

@@ -35,6 +35,9 @@ LOCAL = [10, 11, 12, 1, 0]  # their places at the reader
 NUM_TOKENS = 4 * BLOCK_SIZE + 3
 NUM_SCRATCH = 8  # the last blocks of each memory, for probes
 TIMERS = Timers(heartbeat_s=0.1, lost_peer_s=0.8, read_progress_s=2.0, confirm_s=1.0)
+# For pulls that wait until an agent's process has started anew, however long the machine takes.
+PATIENT = TIMERS.model_copy(update={"read_progress_s": 20.0})
+AGENT_ANSWER_S = 30.0  # an agent that is only slow is not ended here
 
 
 def layout(block_bytes: int, digest_level: str = "full") -> common_pb2.KVLayout:
@@ -54,9 +57,13 @@ def layout(block_bytes: int, digest_level: str = "full") -> common_pb2.KVLayout:
 
 
 def config(transport: str, **settings: object) -> TransferConfig:
-    return TransferConfig.model_validate(
-        {"transports": (transport,), "reconnect_min_s": 0.05, "reconnect_max_s": 0.2, **settings}
-    )
+    given: dict[str, object] = {
+        "transports": (transport,),
+        "reconnect_min_s": 0.05,
+        "reconnect_max_s": 0.2,
+        "agent_answer_s": AGENT_ANSWER_S,
+    }
+    return TransferConfig.model_validate({**given, **settings})
 
 
 @dataclass

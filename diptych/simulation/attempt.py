@@ -38,6 +38,7 @@ class Request(NamedTuple):
     objectives: Objectives = NO_OBJECTIVES
     may_refuse: bool = False  # rather than serve it when its objectives look lost
     request_class: RequestClass = RequestClass.STANDARD
+    tenant: str = ""
 
     def sequence(self, *, prefill_only: bool, to_pull: bool = False) -> Sequence:
         """As one worker has it."""

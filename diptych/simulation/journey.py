@@ -6,6 +6,7 @@ all that was asked for is given back.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from diptych.errors import DeadlineUnreachableError, DiptychError
 from diptych.request_class import RequestClass
@@ -17,7 +18,6 @@ from router.placement.eligible import ordered
 from router.placement.fair_queue import Turn
 from router.placement.spare import BATCH_YIELDS_S, spare
 from router.placement.types import DecodeOnly, Forecast, Paired, Placement, Query, Seen, WorkerId
-from router.placement.waiting_room import ANY_TURN
 from router.request import worker_errors
 from router.request.placing import ASK_AGAIN_S
 from router.request.request_state import REQUEST_TRANSITIONS, RequestEvent, RequestState
@@ -26,6 +26,18 @@ from router.request.retry_state import RetryState
 _TIMERS = Timers()
 UNFINISHED = "UNFINISHED"  # why it failed: nobody waited for it any more
 _NEVER = Outcome(None, None)
+
+
+class Foretold(NamedTuple):
+    """The time to a first token, from its placement on, s."""
+
+    expected_s: float
+    took_s: float
+
+    @property
+    def error_ratio(self) -> float:
+        """Of what it took."""
+        return abs(self.expected_s - self.took_s) / self.took_s
 
 
 class Journey:
@@ -39,6 +51,8 @@ class Journey:
         self.state = RequestState.NEW
         self.outcome = _NEVER
         self.failure = ""  # the reason, if it was refused
+        self.charged_s = 0.0  # of engines, that its turn was expected to take
+        self.first_token: Foretold | None = None  # as its placement foretold; None: nothing
         self._router = router
         self._agenda = router.agenda
         self._on_end = on_end
@@ -53,7 +67,7 @@ class Journey:
         snapshot, wait_s = self._router.snapshot(), 0.0
         if not snapshot.has_room:
             num_engines = len(snapshot.prefill) or len(snapshot.decode)
-            wait_s = self._router.room.ahead_s(ANY_TURN) / num_engines
+            wait_s = self._router.room.ahead_s(self._turn()) / num_engines
         if not snapshot.has_room and self._is_lost(wait_s):
             self._end(DeadlineUnreachableError.reason)
         else:
@@ -106,7 +120,8 @@ class Journey:
         self._first_s = self._agenda.now_s
         if self._foretold is not None:
             forecast, placed_s = self._foretold
-            self._router.policy.came_true(forecast, self._agenda.now_s - placed_s)
+            self.first_token = Foretold(forecast.chosen.ttft_s, self._agenda.now_s - placed_s)
+            self._router.policy.came_true(forecast, self.first_token.took_s)
 
     def ended(self) -> None:
         """See :class:`diptych.simulation.attempt.Owner`."""
@@ -164,11 +179,23 @@ class Journey:
     def _queue(self, *, front: bool) -> None:
         self._retry.wait(self._agenda.now_s)
         self._move(RequestEvent.QUEUE)
-        self._router.room.enter(self, front=front, turn=Turn(self.request.request_class))
+        turn = self._turn()
+        self.charged_s = turn.cost_s
+        self._router.room.enter(self, front=front, turn=turn)
         self._tick_when_due()
         if self._yields():
             due_s = self.request.due_s + BATCH_YIELDS_S
             self._agenda.at(due_s, self._router.room.pump_soon)
+
+    def _turn(self) -> Turn:
+        request, rates = self.request, self._router.rates.of(self._router.snapshot())
+        num_prompt = len(request.prompt_ids)
+        return Turn(
+            request.request_class,
+            request.tenant,
+            rates.cost_s(num_prompt, request.num_output_tokens),
+            prompt_s=rates.cost_s(num_prompt, 0),
+        )
 
     def _tick_when_due(self) -> None:
         due_s = self._retry.due_s(self._agenda.now_s)

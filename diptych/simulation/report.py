@@ -55,7 +55,7 @@ def table(measured: Measured) -> str:
 
 _HEAD = (
     *("workers", "placement", "req/s", "goodput", "TTFT p50/p90/p99 s", "TPOT p50/p90/p99 ms"),
-    *("ITL p50/p99 ms", "not answered", "busy", "KV"),
+    *("ITL p50/p99 ms", "TTFT foretold, off by p50/p90/p99", "not answered", "busy", "KV"),
 )
 
 
@@ -64,6 +64,7 @@ def _row(case: Case, measured: Measured) -> tuple[str, ...]:
     ttft = [o.ttft_s for o in run.outcomes if o.ttft_s is not None]
     tpot = [1000 * o.tpot_s for o in run.outcomes if o.tpot_s is not None]
     itl = [run.gaps.quantile(share) for share in (0.5, 0.99)]
+    off = [each.error_ratio for each in run.foretold]
     busy = " ".join(f"{role[0]}{use.busy_ratio:.0%}" for role, use in run.pools.items())
     kv = " ".join(f"{role[0]}{use.kv_ratio:.0%}" for role, use in run.pools.items())
     refused = ", ".join(f"{num} {why}" for why, num in sorted(run.refusals.items()))
@@ -75,6 +76,7 @@ def _row(case: Case, measured: Measured) -> tuple[str, ...]:
         "/".join(f"{value:.2f}" for value in quantiles(ttft)),
         "/".join(f"{value:.1f}" for value in quantiles(tpot)),
         "/".join("-" if gap is None else f"{1000 * gap:.0f}" for gap in itl),
+        "/".join(f"{ratio:.0%}" for ratio in quantiles(off)) or "-",
         refused or "0",
         busy,
         kv,
@@ -108,6 +110,7 @@ def _told(case: Case) -> Json:
         "outcomes": run.outcomes,
         "refusals": run.refusals,
         "itl_s": {f"p{share:.0%}"[:-1]: run.gaps.quantile(share) for share in _SHARES},
+        "first_tokens_foretold_s": run.foretold,
         "pools": {role: use._asdict() for role, use in run.pools.items()},
         "num_events": run.num_events,
         "num_steps": run.num_steps,

@@ -11,6 +11,7 @@ from diptych.simulation.seen import DecodeSeen, PrefillSeen, Told
 from diptych.simulation.worker import SimulatedWorker
 from router.cluster.prefill_backlog import PrefillBacklog
 from router.placement.departures import Departures
+from router.placement.engine_seconds import RecentRates
 from router.placement.second_halves import SecondHalves
 from router.placement.types import DecodeView, Policy, PrefillView, Snapshot, WorkerId
 from router.placement.waiting_room import WaitingRoom
@@ -91,6 +92,7 @@ class SimulatedRouter:
         self.place = 0  # among the routers, as workers have it
         self.block_size = decode[0].engine.limits.block_size
         self._snapshot: Snapshot | None = None
+        self.rates = RecentRates(lambda: agenda.now_s)
         self.second_halves = SecondHalves(self._forget_snapshot)
         self._prefill_views = _Views[PrefillView]()
         self._decode_views = _Views[DecodeView]()

@@ -11,7 +11,7 @@ from diptych.simulation.agenda import Agenda
 from diptych.simulation.attempt import Request
 from diptych.simulation.cluster import SimulatedCluster, Split, Workers
 from diptych.simulation.gaps import Gaps
-from diptych.simulation.journey import UNFINISHED, Journey
+from diptych.simulation.journey import UNFINISHED, Foretold, Journey
 from diptych.simulation.outcome import Outcome
 from diptych.simulation.router import RouterLimits, SimulatedRouter, Wires
 from diptych.simulation.worker import SimulatedWorker
@@ -93,6 +93,7 @@ class Run(NamedTuple):
     num_events: int
     num_steps: int
     num_lines: int = 0  # of a batch, that were answered
+    foretold: Sequence[Foretold] = ()  # first tokens of requests, by whoever foretells them
 
 
 class Simulation:
@@ -165,7 +166,15 @@ class Simulation:
         ids = prompt_ids(shape, number, self._divide)[: self._max_model_len - 2]
         num_output = min(shape.num_output_tokens, self._max_model_len - len(ids))
         keys = tuple(block_keys(ids, router.block_size))
-        return Request(number, shape.at_s, ids, num_output, keys)
+        return Request(
+            number,
+            shape.at_s,
+            ids,
+            num_output,
+            keys,
+            request_class=shape.request_class,
+            tenant=shape.tenant,
+        )
 
     def _ended(self, journey: Journey) -> None:
         self._num_ended += 1
@@ -198,6 +207,7 @@ class Simulation:
             self.agenda.num_happened,
             sum(host.engine.num_steps for host in hosts),
             self.num_lines,
+            [each.first_token for each in self.journeys if each.first_token is not None],
         )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from diptych.errors import ConfigurationError
+from diptych.request_class import RequestClass
 
 _HASHED_TOKENS = 512  # of a block that has one id in a trace with ids
 _SHARED = 2**31  # token ids from here on are of prefixes that requests share
@@ -22,6 +23,8 @@ class Shape(NamedTuple):
     num_prompt_tokens: int
     num_output_tokens: int
     prefix: tuple[int, ...] = ()
+    tenant: str = ""
+    request_class: RequestClass = RequestClass.STANDARD
 
 
 class Lengths(NamedTuple):

@@ -1,6 +1,7 @@
 """Workers of both roles: they part the work among themselves, as what is foretold tells them."""
 
 import random
+import statistics
 from collections.abc import Iterator
 
 import pytest
@@ -90,3 +91,9 @@ def test_answers_of_two_tokens_are_kept_as_well_as_by_colocated_engines() -> Non
     """Their pace is the hand-off alone, which any part of a step may be before."""
     soft = goodput_of("predicted", Split(num_soft=8), 4.0, 1, short_ratio=0.3)
     assert soft >= 0.98 * goodput_of("predicted", Split(num_decode=8), 4.0, 1, short_ratio=0.3)
+
+
+def test_what_first_tokens_were_foretold_is_kept_beside_what_they_took() -> None:
+    done = run("predicted", Split(4, 4), 4.0, 1)
+    assert len(done.foretold) == sum(each.ttft_s is not None for each in done.outcomes)
+    assert statistics.median(each.error_ratio for each in done.foretold) <= 0.12

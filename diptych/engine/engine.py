@@ -23,6 +23,7 @@ from diptych.engine.model_thread import (
 )
 from diptych.engine.protocol import EngineLoad, StepListener, StepRecord
 from diptych.engine.scheduling.audit import pool_mismatch
+from diptych.engine.scheduling.beside_others import BesideOthers
 from diptych.engine.scheduling.block_pool import BlockPool
 from diptych.engine.scheduling.pacer import Pacer
 from diptych.engine.scheduling.prefill_time import PrefillTime
@@ -34,7 +35,7 @@ from diptych.engine.scheduling.step_timing import MeasuredStep, StepTiming
 from diptych.engine.scheduling.yielding import ShortSteps
 from diptych.errors import DeviceLostError, DeviceMemoryError, StepFailedError
 from diptych.sampling_params import SamplingParams
-from diptych.step_model import StepModel
+from diptych.step_model import StepModel, StepWork
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +94,7 @@ class StepEngine:
         max_tokens = scheduler.config.max_batched_tokens
         self._pacer = None if tpot_s is None else Pacer(tpot_s, max_tokens)
         self._short_steps = ShortSteps(max_tokens)
+        self._beside_others = BesideOthers(tpot_s)
 
     async def run(self) -> None:
         """Run steps until cancelled; sleeps when nothing can run.
@@ -184,6 +186,7 @@ class StepEngine:
             num_hit_tokens=scheduler.num_hit_tokens,
             num_batch_preemptions=scheduler.num_batch_preemptions,
             num_set_aside=scheduler.num_set_aside,
+            num_sat_out=scheduler.num_sat_out,
             work=scheduler.work,
         )
 
@@ -251,14 +254,18 @@ class StepEngine:
         """Decide a step and hand it over; False: there is none before the oldest has ended."""
         if self._steps and self._steps[-1].has_failed:
             return False  # nobody goes on from what was not computed
-        began_s = self._clock()
-        plan = self._scheduler.schedule(
-            self._max_prompt_tokens(began_s),
-            max_yielding_tokens=self._max_yielding_tokens(began_s),
+        began_s, scheduler, model = self._clock(), self._scheduler, self._learner.model
+        allowed = self._beside_others.allowed(scheduler.runnable, model)
+        work = scheduler.work if allowed is None else allowed.work
+        plan = scheduler.schedule(
+            self._max_prompt_tokens(work, model, began_s),
+            max_yielding_tokens=self._short_steps.max_tokens(work, model, began_s),
+            beside_others=allowed,
             now_s=began_s,
         )
         if plan is None:
             return False
+        self._beside_others.count_step(plan, scheduler.owners(plan), model)
         if self._pacer is not None:
             self._pacer.count_step()
         step = thread.begin(plan, began_s, self._clock())
@@ -297,15 +304,11 @@ class StepEngine:
                 self._scheduler.update(step.plan, output)
             self._steps.popleft()
 
-    def _max_prompt_tokens(self, now_s: float) -> int | None:
+    def _max_prompt_tokens(self, work: StepWork, model: StepModel, now_s: float) -> int | None:
         if self._pacer is None:
             return None
         begin_s = max(now_s, self._steps_end_s())
-        scheduler, model = self._scheduler, self._learner.model
-        return self._pacer.max_prompt_tokens(scheduler.decoding, scheduler.work, model, begin_s)
-
-    def _max_yielding_tokens(self, now_s: float) -> int | None:
-        return self._short_steps.max_tokens(self._scheduler.work, self._learner.model, now_s)
+        return self._pacer.max_prompt_tokens(self._scheduler.decoding, work, model, begin_s)
 
     def _steps_end_s(self) -> float:
         """When the device should be done with all steps in flight; the last booking if none is."""

@@ -43,6 +43,7 @@ class EngineLoad(NamedTuple):
     work: StepWork = StepWork()  # a token of each that decodes, and what prompts still need
     num_batch_preemptions: int = 0  # of num_preemptions, of sequences that yield
     num_set_aside: int = 0  # times that one of those lost its place to another, and no blocks
+    num_sat_out: int = 0  # steps of others that one of those sat out, while it decoded
 
 
 class Engine(Protocol):

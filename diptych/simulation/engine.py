@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from diptych.engine.scheduling.audit import pool_mismatch
+from diptych.engine.scheduling.beside_others import BesideOthers
 from diptych.engine.scheduling.block_pool import BlockPool
 from diptych.engine.scheduling.pacer import Pacer
 from diptych.engine.scheduling.prefill_time import PrefillTime
@@ -126,6 +127,7 @@ class SimulatedEngine:
         else:
             self._pacer = Pacer(limits.tpot_s, limits.max_batched_tokens)
         self._short_steps = ShortSteps(limits.max_batched_tokens)
+        self._beside_others = BesideOthers(limits.tpot_s)
 
     def add_prefill(self, seq: Sequence, listener: Listener) -> None:
         """See the scheduler; so the next ones. Raises as it does."""
@@ -205,25 +207,27 @@ class SimulatedEngine:
         if num_together > 1:
             self._begin_together(num_together)
             return
-        now_s = self._agenda.now_s
-        plan = self.scheduler.schedule(
-            self._max_prompt_tokens(),
-            max_yielding_tokens=self._short_steps.max_tokens(
-                self.scheduler.work, self.model, now_s
-            ),
+        now_s, scheduler, model = self._agenda.now_s, self.scheduler, self.model
+        allowed = self._beside_others.allowed(scheduler.runnable, model)
+        work = scheduler.work if allowed is None else allowed.work
+        plan = scheduler.schedule(
+            self._max_prompt_tokens(work),
+            max_yielding_tokens=self._short_steps.max_tokens(work, model, now_s),
+            beside_others=allowed,
             now_s=now_s,
         )
         if plan is not None:
+            self._beside_others.count_step(plan, scheduler.owners(plan), model)
             if self._pacer is not None:
                 self._pacer.count_step()
             took_s = self._took_s(work_of(plan))
             self._go(plan, took_s, self._agenda.now_s + took_s)
 
-    def _max_prompt_tokens(self) -> int | None:
+    def _max_prompt_tokens(self, work: StepWork) -> int | None:
         if self._pacer is None:
             return None
-        decoding, work = self.scheduler.decoding, self.scheduler.work
-        return self._pacer.max_prompt_tokens(decoding, work, self.model, self._agenda.now_s)
+        decoding, now_s = self.scheduler.decoding, self._agenda.now_s
+        return self._pacer.max_prompt_tokens(decoding, work, self.model, now_s)
 
     def _go(self, plan: StepPlan, took_s: float, end_s: float) -> None:
         self.busy_s += took_s
@@ -316,6 +320,8 @@ class SimulatedEngine:
         decoding = scheduler.decoding
         if not decoding or scheduler.num_waiting or len(decoding) < scheduler.num_running:
             return 1
+        if len({seq.gives_way for seq in decoding}) > 1:
+            return 1  # some sit out
         num = min(_MOST_TOGETHER, self.limits.max_batched_tokens // len(decoding))
         for seq in decoding:
             if not seq.num_output_tokens:

@@ -138,10 +138,10 @@ class EngineMetrics:
         )
         self.yielded = metrics.counters(
             "sequences_yielded_total",
-            "Times a batch's sequence left for others: its blocks (of preemptions_total), or its "
-            "place in the batch alone.",
+            "Times a batch's sequence left for others: its blocks (of preemptions_total), its "
+            "place in the batch alone, or a step in which they got a token and it none.",
             "what",
-            ("blocks", "place"),
+            ("blocks", "place", "step"),
         )
         self.prefix_hit_tokens = metrics.counter(
             "prefix_cache_hit_tokens_total", "Prompt tokens found in this worker's prefix cache."

@@ -29,6 +29,7 @@ class StepMetrics:
         self.engine.preemptions.inc(now.num_preemptions - before.num_preemptions)
         self.engine.yielded["blocks"].inc(now.num_batch_preemptions - before.num_batch_preemptions)
         self.engine.yielded["place"].inc(now.num_set_aside - before.num_set_aside)
+        self.engine.yielded["step"].inc(now.num_sat_out - before.num_sat_out)
         self.engine.prefix_lookup_tokens.inc(now.num_lookup_tokens - before.num_lookup_tokens)
         self.engine.prefix_hit_tokens.inc(now.num_hit_tokens - before.num_hit_tokens)
         self._booked = now

@@ -92,6 +92,7 @@ def test_what_an_engine_runs() -> None:
             num_hit_tokens=0,
             num_batch_preemptions=preempted - 1,
             num_set_aside=running + 3,
+            num_sat_out=2 * running,
         )
         for running, preempted in ((0, 2), (2, 5))
     ]
@@ -106,6 +107,7 @@ def test_what_an_engine_runs() -> None:
     assert value("preemptions_total") == 3
     assert value("sequences_yielded_total", what="blocks") == 3
     assert value("sequences_yielded_total", what="place") == 2
+    assert value("sequences_yielded_total", what="step") == 4
 
 
 @pytest.mark.parametrize(

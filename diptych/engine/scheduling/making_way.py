@@ -1,9 +1,9 @@
 """Who leaves for whom: sequences that give way, for those that do not. Pure.
 
-Blocks go back whole, of the last come first, and only as many sequences leave as are needed. A
-sequence that is at work leaves when its step has ended. Where a place in the batch is all that is
-wanted, it sits out and keeps its blocks. Nobody leaves whose blocks others may read, and nobody
-where too few blocks would come of it.
+Blocks go back whole, of the last come first, and only as many sequences leave as are needed. If
+one of them is at work, they leave together when its step has ended. Where a place in the batch is
+all that is wanted, it sits out and keeps its blocks. Nobody leaves whose blocks others may read,
+and nobody where too few blocks would come of it.
 """
 
 import itertools
@@ -71,16 +71,16 @@ class MakingWay:
             num_left -= sum(map(self._is_freed, seq.block_table, map(held.get, seq.block_table)))
         if num_left > 0:
             return False
+        if any(seq.num_in_flight_tokens for seq in leaving):
+            self._leaving = leaving
+            return True
         for seq in leaving:
-            if not seq.num_in_flight_tokens:
-                self._preempt(seq)
-            elif seq not in self._leaving:
-                self._leaving.append(seq)
+            self._preempt(seq)
         return True
 
     def let_leave(self) -> None:
         """A step was booked: those that are in none any more leave."""
-        leaving = [seq for seq in self._leaving if _is_running(seq)]
+        leaving = [seq for seq in self._leaving if seq.block_table and _is_runnable(seq)]
         self._leaving = [seq for seq in leaving if seq.num_in_flight_tokens]
         for seq in leaving:
             if not seq.num_in_flight_tokens:
@@ -119,6 +119,10 @@ class MakingWay:
         if self._pool.is_quarantined(block_id):
             return False
         return sum(self._pool.holders(block_id).values()) == num_holders
+
+
+def _is_runnable(seq: Sequence) -> bool:
+    return seq.state in {SequenceState.RUNNING, SequenceState.WAITING}
 
 
 def _is_running(seq: Sequence) -> bool:

@@ -43,10 +43,13 @@ class Pacer:
     ) -> int | None:
         """Of the step that is decided now; None: no matter how many. Asking alone counts nothing.
 
-        ``decoding`` get a token with it; ``work`` is all that is to be computed.
+        ``decoding`` get a token with it, and nothing is promised to those that yield; ``work`` is
+        all that is to be computed.
         """
         self._began = {
-            seq: self._began.get(seq) or _Began(now_s, seq.num_planned_tokens) for seq in decoding
+            seq: self._began.get(seq) or _Began(now_s, seq.num_planned_tokens)
+            for seq in decoding
+            if not seq.yields
         }
         if not work.num_prefill_tokens or not model.prefill.is_known:
             return self._answer(None)

@@ -32,6 +32,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from diptych.engine.scheduling import backlog
 from diptych.engine.scheduling.admission import Admission
+from diptych.engine.scheduling.beside_others import Allowed
 from diptych.engine.scheduling.block_pool import BlockPool, Owner
 from diptych.engine.scheduling.block_tables import BlockTables
 from diptych.engine.scheduling.chunks import next_chunk
@@ -47,7 +48,7 @@ from diptych.engine.scheduling.step import (
     check_step_limits,
 )
 from diptych.engine.scheduling.step_results import StepResults
-from diptych.engine.scheduling.yielding import note_passed
+from diptych.engine.scheduling.yielding import note_passed, without_sitting_out
 from diptych.errors import (
     BlocksComingError,
     BlocksExhaustedError,
@@ -111,6 +112,7 @@ class Scheduler:
         self.pool = pool
         self.num_preemptions = 0  # so far, all sequences
         self.num_batch_preemptions = 0  # of those, of sequences that yield
+        self.num_sat_out = 0  # so far, steps of others that one in the batch that decodes sat out
         self._tables = BlockTables(
             pool,
             headroom_blocks=config.decode_headroom_blocks,
@@ -169,6 +171,11 @@ class Scheduler:
     def num_pending_prefill_tokens(self) -> int:
         """Tokens to compute before their sequences can sample (single tokens not counted)."""
         return backlog.num_prefill_tokens(self._queues.runnable)
+
+    @property
+    def runnable(self) -> Iterator[Sequence]:
+        """Those in the batch, and those that want to be."""
+        return self._queues.runnable
 
     @property
     def work(self) -> StepWork:
@@ -291,13 +298,15 @@ class Scheduler:
         max_prompt_tokens: int | None = None,
         *,
         max_yielding_tokens: int | None = None,
+        beside_others: Allowed | None = None,
         now_s: float = 0.0,
     ) -> StepPlan | None:
         """Decide the next step; None if nothing can run until somebody calls in.
 
         ``max_prompt_tokens``: no more than that of prompts, if anybody decodes.
-        ``max_yielding_tokens``: no more than that of prompts that give way. ``now_s`` never
-        goes back; by it those age that yield.
+        ``max_yielding_tokens``: no more than that of prompts that give way. ``beside_others``:
+        what these have of it if others decode; one that gets into the batch with it has its token
+        all the same. ``now_s`` never goes back; by it those age that yield.
 
         Steps end in order, each by ``update`` or ``fail``. One may be in flight: what is decided
         then is a step ahead, and None if there is none before that one has ended.
@@ -310,8 +319,14 @@ class Scheduler:
         prefilling: list[Sequence] = []
         for seq in running:
             (decoding if seq.decodes_next else prefilling).append(seq)
+        if beside_others is None or all(seq.gives_way for seq in decoding):
+            going = decoding
+        else:
+            going = without_sitting_out(decoding, beside_others.max_rows)
+            bounds = (max_yielding_tokens, beside_others.max_prompt_tokens)
+            max_yielding_tokens = min((each for each in bounds if each is not None), default=None)
         # Single tokens first: a long prompt may slow decoding down but not stop it.
-        ends = {seq: seq.num_planned_tokens for seq in decoding}
+        ends = {seq: seq.num_planned_tokens for seq in going}
         shares = PrefillShares(
             self.config.max_batched_tokens - len(ends),
             block_size=self.pool.block_size,
@@ -326,6 +341,7 @@ class Scheduler:
         ends |= shares.ends
         if not ends:
             return None
+        self.num_sat_out += len(decoding) - len(going)
         note_passed(self._queues.runnable, ends, now_s)
         return self._plan(ends)
 

@@ -11,6 +11,7 @@ is spent on what each step costs. Where none came for a while, nobody is waited 
 large as any.
 """
 
+import math
 from collections.abc import Container, Iterable
 from typing import Final
 
@@ -38,6 +39,18 @@ def note_passed(runnable: Iterable[Sequence], served: Container[Sequence], now_s
             seq.passed_since_s = now_s
         else:
             seq.has_aged = now_s - seq.passed_since_s >= MOST_PASSED_S
+
+
+def without_sitting_out(decoding: Iterable[Sequence], max_rows: int) -> list[Sequence]:
+    """In their order; of those that give way so many, whom steps passed by for longest."""
+    seqs = list(decoding)
+    by_turn = sorted((seq for seq in seqs if seq.gives_way), key=_passed_since)
+    sitting_out = set(by_turn[max_rows:])
+    return [seq for seq in seqs if seq not in sitting_out]
+
+
+def _passed_since(seq: Sequence) -> float:
+    return math.inf if seq.passed_since_s is None else seq.passed_since_s
 
 
 class ShortSteps:

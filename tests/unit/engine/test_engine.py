@@ -13,10 +13,11 @@ import pytest
 from diptych.engine.engine import MAX_FAILED_STEPS, MAX_STEPS_OUT_OF_MEMORY, StepEngine
 from diptych.engine.scheduling.block_pool import Owner
 from diptych.engine.scheduling.step import SampledToken, SequenceUpdate, StepOutput, StepPlan
+from diptych.engine.scheduling.step_learner import StepLearner
 from diptych.engine.scheduling.step_timing import MeasuredStep, StepTiming
 from diptych.errors import DeviceLostError, DeviceMemoryError, StepFailedError
 from diptych.finish_reason import FinishReason
-from diptych.step_model import StepWork
+from diptych.step_model import NUM_KNOWN_STEPS, StepCost, StepModel, StepWork
 from tests.unit.engine.engine_rig import EngineRig
 
 
@@ -39,6 +40,20 @@ class GatedRunner:
             raise self.error
         tokens = tuple(SampledToken(7, math.nan) if chunk.sample else None for chunk in plan.chunks)
         return StepOutput(tokens=tokens, duration_s=0.5)
+
+
+class Known(StepLearner):
+    """Knows how long steps take, and learns nothing."""
+
+    def __init__(self, model: StepModel) -> None:
+        self._model = model
+
+    @property
+    def model(self) -> StepModel:
+        return self._model
+
+    def learn(self, work: StepWork, duration_s: float) -> None:
+        pass
 
 
 class Rig(EngineRig):
@@ -94,6 +109,24 @@ async def test_where_others_came_prompts_that_yield_get_short_steps() -> None:
         await rig.until_finished(rig.start(12, max_tokens=1, token_id=2))
         await rig.until_finished(rig.start(12, max_tokens=1, token_id=3, yields=True))
     assert [plan.num_tokens for plan in rig.runner.plans] == [12, 12, 4, 4, 4]
+
+
+async def test_beside_others_those_that_yield_sit_steps_out() -> None:
+    rig = Rig()
+    cost = StepCost(fixed_s=0.01, row_s=0.01, num_steps=NUM_KNOWN_STEPS)
+    rig.engine._learner = Known(StepModel(cost, cost))
+    rows = [rig.start(3, max_tokens=40, token_id=token_id, yields=True) for token_id in (1, 2)]
+    async with rig.running():
+        while not all(seq.num_output_tokens for seq in rows):
+            rig.stepped.clear()
+            await rig.stepped.wait()
+        await rig.until_finished(rig.start(3, max_tokens=20, token_id=3))
+        num_sat_out = rig.engine.load().num_sat_out
+        assert 19 <= num_sat_out <= 38, "no more than half a row beside each token"
+        for seq in rows:
+            await rig.until_finished(seq)
+    assert rig.engine.load().num_sat_out == num_sat_out
+    assert [len(seq.token_ids) for seq in rows] == [43, 43]
 
 
 async def test_whoever_yields_goes_like_any_other_after_some_time() -> None:

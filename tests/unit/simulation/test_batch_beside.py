@@ -2,9 +2,11 @@
 
 import random
 from collections.abc import Iterator
+from statistics import fmean
 
 import pytest
 
+from diptych.engine.scheduling.beside_others import BesideOthers
 from diptych.engine.scheduling.sequence import Sequence
 from diptych.simulation import journey
 from diptych.simulation.cluster import Split, Workers
@@ -37,13 +39,15 @@ def run_of(
     placement: str = "least-loaded",
     length_s: float = LONG_S,
     seed: int = 2,
+    num_each: int = 4,  # prefill and decode workers
+    steps: StepModel = STEPS,
 ) -> Run:
     limits = SMALL._replace(
         max_num_seqs=32, max_batched_tokens=512, max_model_len=1024, num_blocks=2048
     )
     setup = Setup(
-        Split(4, 4),
-        Workers(limits, limits, STEPS),
+        Split(num_each, num_each),
+        Workers(limits, limits, steps),
         Wires(kv_bytes_per_token=100.0),
         placing=Placing(placement),
         seed=3,
@@ -76,6 +80,27 @@ def test_beside_one_that_takes_what_there_is_they_do_not(monkeypatch: pytest.Mon
     together_s = p95_s(run_of(LINES, length_s=40.0))
     assert together_s > 1.5 * alone_s
     assert passed_s < 0.9 * together_s, "workers let others pass"
+
+
+def pace_s(run: Run) -> float:
+    return fmean(each.tpot_s for each in run.outcomes if each.tpot_s is not None)
+
+
+def test_where_there_is_one_decode_worker_its_tokens_come_nearly_as_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    costly = STEPS._replace(decode=STEPS.decode._replace(row_s=0.008))
+
+    def run(batch: BatchLoad) -> Run:
+        return run_of(batch, length_s=40.0, num_each=1, steps=costly)
+
+    lines = LINES._replace(num_prompt_tokens=100, num_output_tokens=100)
+    alone_s, beside = pace_s(run(NONE)), run(lines)
+    assert pace_s(beside) <= 1.4 * alone_s
+    monkeypatch.setattr(BesideOthers, "allowed", lambda *asked: None)
+    unbound = run(lines)
+    assert pace_s(unbound) > 3 * alone_s
+    assert beside.num_lines > 0.6 * unbound.num_lines
 
 
 def test_a_batch_gets_on_where_others_leave_no_room() -> None:

@@ -4,8 +4,9 @@ Over :mod:`tests.unit.engine.scheduling.hash_model`, whose layers may have windo
 is pulled has holes.
 """
 
+import math
 from collections import deque
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from diptych.block_needs import BlockNeeds, GroupExtent
+from diptych.engine.scheduling.beside_others import Allowed
 from diptych.engine.scheduling.block_pool import BlockPool
 from diptych.engine.scheduling.scheduler import Scheduler, SchedulerConfig
 from diptych.engine.scheduling.sequence import Sequence, SequenceKey, SequenceState
@@ -26,6 +28,7 @@ from diptych.errors import (
 )
 from diptych.finish_reason import FinishReason
 from diptych.sampling_params import SamplingParams
+from diptych.step_model import StepWork
 from tests.unit.engine.scheduling.hash_model import (
     GARBAGE,
     HashRunner,
@@ -98,6 +101,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.idle = False  # schedule() found nothing and nobody called in since
         self.now_s = 0.0
         self.max_yielding_tokens: int | None = None
+        self.beside_others: Allowed | None = None
         self.num_calls = 0  # that may have taken blocks
         # Who was told that its blocks come with a step's end, and when.
         self.coming: tuple[Sequence, int] | None = None
@@ -269,17 +273,28 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.clients.remove(client)
         self.idle = False
 
-    @rule(seconds=st.sampled_from([0.1, 3.0, 20.0]), most=st.none() | st.integers(1, 6))
-    def time_passes(self, seconds: float, most: int | None) -> None:
+    @rule(
+        seconds=st.sampled_from([0.1, 3.0, 20.0]),
+        most=st.none() | st.integers(1, 6),
+        beside=st.none() | st.tuples(st.integers(0, 2), st.none() | st.integers(0, 3)),
+    )
+    def time_passes(
+        self, seconds: float, most: int | None, beside: tuple[int, int | None] | None
+    ) -> None:
         self.now_s += seconds
         self.max_yielding_tokens = most
+        self.beside_others = beside and Allowed(*beside, StepWork())
 
     @precondition(lambda self: len(self.plans) < self.max_in_flight)
     @rule()
     def schedule(self) -> None:
         aged = {client.seq for client in self.clients if client.seq.has_aged}
+        rows = [seq for seq in self.scheduler.decoding if seq.gives_way]
+        passed_since = {seq: seq.passed_since_s for seq in rows}
         plan = self.scheduler.schedule(
-            max_yielding_tokens=self.max_yielding_tokens, now_s=self.now_s
+            max_yielding_tokens=self.max_yielding_tokens,
+            beside_others=self.beside_others,
+            now_s=self.now_s,
         )
         if plan is None:
             if not self.plans:
@@ -293,6 +308,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for seq, chunk in zip(owners, plan.chunks, strict=True):
             self.check_planned(seq, chunk)
         self.check_who_goes_first(plan, aged)
+        self.check_who_sits_out(plan, aged, passed_since)
         self.plans.append(plan)
         self.plan_generations.append(self.generations(plan))
 
@@ -317,6 +333,30 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not all(num_tokens.values()), "others' prompts had to wait"
         most = self.max_yielding_tokens
         assert most is None or num_tokens[True] <= most, "a step was too long"
+
+    def check_who_sits_out(
+        self, plan: StepPlan, aged: Set[Sequence], passed_since: Mapping[Sequence, float | None]
+    ) -> None:
+        """Beside others no more rows of those that give way than so many, by turns."""
+        tokens = dict(zip(self.scheduler.owners(plan), plan.chunks, strict=True))
+        others = [seq for seq in tokens if not seq.yields or seq in aged]
+        decode = [seq for seq in others if tokens[seq].sample and len(tokens[seq].token_ids) == 1]
+        sat_out = [
+            seq
+            for seq in passed_since
+            if seq.state is SequenceState.RUNNING and seq.decodes_next and seq not in tokens
+        ]
+        if self.beside_others is None or not decode:
+            if not self.plans:
+                assert not sat_out, "nobody was to be waited for"
+            return
+        going = [seq for seq in passed_since if seq in tokens]
+        assert len(going) <= self.beside_others.max_rows, "others had to wait for them"
+        if self.plans:
+            return
+        assert not sat_out or len(going) == self.beside_others.max_rows
+        latest = max((passed_since[seq] or math.inf for seq in going), default=0.0)
+        assert all(latest <= (passed_since[seq] or math.inf) for seq in sat_out), "out of turn"
 
     def generations(self, plan: StepPlan) -> list[list[int]]:
         return [

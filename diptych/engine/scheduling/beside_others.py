@@ -1,0 +1,105 @@
+"""What sequences that give way get of steps in which others decode. Pure.
+
+Each token that a batch draws makes the step longer for everybody in it. So where others decode,
+those that give way get no more of the engine's time, on average, than the promised time between
+tokens leaves, or a quarter of what others take where nothing is promised: as batch weighs against
+standard in a router's queue. Steps without them pay for those with them. Rows sit such steps out,
+and whoever was passed by for longest goes first; parts of their prompts, which cost far more, have
+every other turn. A promise leaves them a sixteenth at the least, so nobody sits out for ever. Where
+nobody else decodes, nobody sits out.
+
+Idea: a token bucket, in seconds, that may be overdrawn (deficit round robin).
+"""
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from diptych.engine.scheduling import backlog
+from diptych.engine.scheduling.sequence import Sequence
+from diptych.engine.scheduling.step import StepPlan
+from diptych.engine.scheduling.step_learner import work_of
+from diptych.step_model import StepModel, StepWork
+
+SHARE: Final = 0.25  # of the time that others take
+LEAST_SHARE: Final = 1 / 16  # where the promise leaves less
+_LEAST_PART_S: Final = 0.05  # of a part of a prompt; one that is shorter than what its step costs
+# by itself would mostly waste it
+
+
+class Allowed(NamedTuple):
+    """To sequences that give way, of one step in which others decode."""
+
+    max_rows: int  # of those in the batch that decode
+    max_prompt_tokens: int | None  # None: as many as anywhere
+    work: StepWork  # all that is to be computed, without what sits this step out
+
+
+class BesideOthers:
+    """What is saved and owed on one engine. Asked before each step, and told of each."""
+
+    def __init__(self, tpot_s: float | None) -> None:
+        """``tpot_s``: the time between tokens, on average, that is promised to others."""
+        self._tpot_s = tpot_s
+        self._saved_s = 0.0  # by steps without them; less than 0: overdrawn
+        self._is_prompts_turn = False
+        self._offered_to_rows = True  # by the last answer
+
+    def allowed(self, runnable: Iterable[Sequence], model: StepModel) -> Allowed | None:
+        """Of the step that is decided now; None: no bound. Asking alone counts nothing."""
+        seqs = list(runnable)
+        if not any(seq.is_decoding and not seq.yields for seq in seqs) or not model.decode.is_known:
+            return None
+        giving = backlog.work(seq for seq in seqs if seq.gives_way)
+        if not any(giving):
+            return None
+        others = backlog.work(seq for seq in seqs if not seq.gives_way)
+        decodes = others._replace(num_prefill_tokens=0, num_attention_pairs=0)
+        left_s = self._saved_s + self._left_s(decodes, model)
+        if others.num_prefill_tokens and self._tpot_s is not None:  # what is left is for these
+            left_s = min(left_s, self._saved_s + LEAST_SHARE * model.decode.expected_s(decodes))
+        if left_s <= 0.0:
+            return Allowed(0, 0, others)
+        rows = giving.num_decode_rows
+        has_prompts = bool(giving.num_prefill_tokens) and not others.num_prefill_tokens
+        is_prompts_turn = not rows or (self._is_prompts_turn and has_prompts)
+        self._offered_to_rows = not is_prompts_turn
+        if is_prompts_turn:
+            prompts = giving._replace(num_decode_rows=0, num_context_tokens=0)
+            return Allowed(0, _max_prompt_tokens(left_s, decodes, model), others.plus(prompts))
+        context = giving.num_context_tokens / rows
+        row_s = model.decode.row_s + context * model.decode.context_token_s
+        num_rows = rows if rows * row_s <= left_s else max(1, int(left_s / row_s))
+        return Allowed(num_rows, 0, others.plus(StepWork(num_rows, round(num_rows * context))))
+
+    def count_step(self, plan: StepPlan, owners: Iterable[Sequence], model: StepModel) -> None:
+        """A step was decided by the last answer; ``owners`` are those of its chunks, in order."""
+        chunks = list(zip(owners, plan.chunks, strict=True))
+        if not any(len(chunk.token_ids) == 1 and not seq.yields for seq, chunk in chunks):
+            self._saved_s = 0.0
+            return
+        others = work_of(
+            StepPlan(chunks=tuple(chunk for seq, chunk in chunks if not seq.gives_way))
+        )
+        work, left_s = work_of(plan), self._left_s(others, model)
+        took_s = model.cost_of(work).expected_s(work)
+        cost_s = max(0.0, took_s - model.cost_of(others).expected_s(others))
+        if self._saved_s + left_s > 0.0:
+            self._is_prompts_turn = self._offered_to_rows
+        self._saved_s = min(left_s, self._saved_s + left_s - cost_s)
+
+    def _left_s(self, others: StepWork, model: StepModel) -> float:
+        """That a step leaves which has so much of others."""
+        cost = model.cost_of(others)
+        alone_s = cost.expected_s(others)
+        if self._tpot_s is None:
+            return SHARE * alone_s
+        return max(self._tpot_s - alone_s * cost.upper_ratio, LEAST_SHARE * alone_s)
+
+
+def _max_prompt_tokens(left_s: float, decodes: StepWork, model: StepModel) -> int | None:
+    cost = model.prefill
+    if not cost.is_known or not cost.prefill_token_s:
+        return None
+    constant_s = cost.expected_s(decodes) - model.decode.expected_s(decodes)
+    part_s = max(left_s - constant_s, constant_s, _LEAST_PART_S)
+    return max(1, int(part_s / cost.prefill_token_s))

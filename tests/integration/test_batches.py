@@ -448,17 +448,17 @@ async def test_answers_of_a_batch_that_left_for_others_are_exact(cluster: Cluste
             async for chunk in client.generate(token_ids=prompt, options=options, level=level):
                 got.token_ids.extend(chunk.token_ids)
                 got.margins.extend(chunk.margins)
-                num_begun[number] = 1
+                num_told[number] = len(got.token_ids)
             return got
 
-        num_begun: dict[int, int] = {}
+        num_told: dict[int, int] = {}
         of_batch = ServiceLevel(RequestClass.BATCH)
         alone = [await answer(number, 10, 230, of_batch) for number in range(4)]
         before = worker.metrics()[left]
-        num_begun.clear()
+        num_told.clear()
         async with asyncio.TaskGroup() as tasks:
             batch = [tasks.create_task(answer(each, 10, 230, of_batch)) for each in range(4)]
-            while len(num_begun) < len(batch):
+            while len(num_told) < len(batch) or min(num_told.values()) < 100:
                 await asyncio.sleep(0)
             others = [tasks.create_task(answer(each, 120, 130, NO_LEVEL)) for each in (4, 5, 6)]
     assert worker.metrics()[left] > before

@@ -21,7 +21,7 @@ INSTALLED := tests/deploy/installed
 export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test golden chaos chaos-long lint proto published bench gpu chart chart-long image page constraints manifests toolcalls clients clients-long
+.PHONY: help setup demo test golden chaos chaos-long lint proto published bench gpu gpu-wheels chart chart-long image page constraints manifests toolcalls clients clients-long
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -79,8 +79,27 @@ published: .venv/ready  ## Hold what proto/ has now to the rules of evolution, f
 bench: .venv/ready  ## Measure the hand-off; nothing else should run (JSON in bench-handoff.json)
 	$(PY) -m tests.bench.handoff --out bench-handoff.json
 
+# Without a network, WHEELS is a folder of wheels (`make gpu-wheels` fills one) for a python that has
+# torch, triton and transformers: they are unpacked, and nothing is installed.
+GPU_JSON := bench-gpu.json
+WHEELS :=
+UNPACKED := .cache/gpu
+GPU_WHEELS := .cache/gpu-wheels
+ifeq ($(WHEELS),)
 gpu: .venv/ready  ## On a machine with a GPU: the CUDA backend against transformers and torch (JSON in bench-gpu.json)
-	$(PY) -m tests.gpu.check --out bench-gpu.json
+	$(PY) -m tests.gpu.check --out $(GPU_JSON)
+else
+gpu:
+	@rm -rf $(UNPACKED)
+	@for each in $(WHEELS)/*.whl; do $(PYTHON) -m zipfile --extract $$each $(UNPACKED) || exit 1; done
+	PYTHONPATH=$(CURDIR):$(abspath $(UNPACKED)) $(PYTHON) -m tests.gpu.check --out $(GPU_JSON)
+endif
+
+GPU_PYTHON := 3.12
+gpu-wheels: .venv/ready  ## Fetch what such a machine lacks, to be carried there: make gpu WHEELS=.cache/gpu-wheels
+	$(PY) -m pip download --disable-pip-version-check $(PIP_ARGS) --no-deps --only-binary :all: \
+	  --constraint deploy/constraints.txt --python-version $(GPU_PYTHON) --dest $(GPU_WHEELS) \
+	  --requirement tests/gpu/wheels.txt
 
 chart: .venv/ready $(CHART_TOOLS)/ready  ## Check the Helm chart and the image's recipe with helm 3, helm 4 and validators; fetches them
 	PATH="$(CURDIR)/$(CHART_TOOLS)/bin:$$PATH" $(PYTEST) tests/deploy tests/unit/deploy --ignore=$(IMAGE) --ignore=$(INSTALLED)

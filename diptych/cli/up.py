@@ -20,11 +20,12 @@ from diptych.cli.cluster_child import ChildFailedError
 from diptych.cli.local_cluster import BatchPlan, ClusterPlan, LocalCluster, run_cluster
 from diptych.cli.model import fetch_with_progress
 from diptych.errors import ConfigurationError
-from diptych.formats import Quantization
+from diptych.formats import DeviceName, Quantization
 from diptych.v1 import inference_pb2
 
 EXIT_CHILD_FAILED = 1
 _NAME = "diptych"
+_CARD_SHARE = 0.9  # of a GPU's memory, which all workers have together
 
 
 class UpConfig(BaseModel):
@@ -73,6 +74,11 @@ class UpConfig(BaseModel):
     quantization: Quantization = Field(
         "none", description="Linear layers of every worker as loaded (none), in int8 or fp8."
     )
+    device: DeviceName = Field(
+        "cpu",
+        description="Where every worker runs; on a GPU they share the memory of one card out among "
+        "themselves.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least level that is logged."
     )
@@ -93,6 +99,14 @@ class UpConfig(BaseModel):
     def _num_of_one_role(self, asked: int | None) -> int:
         return (0 if self.soft else 1) if asked is None else asked
 
+    def _device_args(self) -> tuple[str, ...]:
+        """One card is all that they have: each gets its part of what one worker would take."""
+        if self.device == "cpu":
+            return ()
+        num_workers = sum(map(self._num_of_one_role, (self.prefill, self.decode))) + self.soft
+        share = _CARD_SHARE / num_workers
+        return ("--device", self.device, "--gpu-memory-utilization", f"{share:.4f}")
+
     def plan(self) -> ClusterPlan:
         """The processes that these settings ask for."""
         common = ["--log-level", self.log_level]
@@ -110,7 +124,12 @@ class UpConfig(BaseModel):
             if self.batch_port is None
             else BatchPlan(self.batch_port, self.batch_database),
             common_args=tuple(common),
-            worker_args=("--quantization", self.quantization, *shlex.split(self.worker_args)),
+            worker_args=(
+                "--quantization",
+                self.quantization,
+                *self._device_args(),
+                *shlex.split(self.worker_args),
+            ),
             router_args=tuple(shlex.split(self.router_args)),
         )
 

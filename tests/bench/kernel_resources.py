@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -41,50 +41,10 @@ from diptych.engine.model.weights import LayerWeights
 from diptych.engine.scheduling.step import Chunk, SampleSpec, StepPlan
 from diptych.sampling_params import SamplingParams
 from diptych.word_sums import Words
+from tests.gpu.models import MODELS
 
 CAPABILITIES = (80, 90)  # A100, H100
 BLOCK_SIZE = 32
-
-_GEMMA3_4B = {
-    "model_type": "gemma3_text",
-    "hidden_size": 2560,
-    "intermediate_size": 10240,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "sliding_window": 1024,
-}
-_LLAMA = {
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-}
-_SMOL = {
-    "hidden_size": 576,
-    "intermediate_size": 1536,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-}
-_QWEN3 = {
-    "model_type": "qwen3",
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-}
-MODELS: Mapping[str, Mapping[str, Any]] = {
-    "SmolLM2-135M": _LLAMA | _SMOL,
-    "Qwen3-0.6B": _LLAMA | _QWEN3,
-    "Llama-3.1-8B": _LLAMA,
-    "Gemma 3 4B": _GEMMA3_4B,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,10 +202,28 @@ def _resources(
     )
 
 
+def largest(found: Sequence[Resources]) -> list[str]:
+    """For each kernel the most that any shape takes: lines of a table, in the order of names."""
+    lines = ["| kernel | " + " | ".join(f"sm_{each}" for each in CAPABILITIES) + " |"]
+    lines.append("|---|" + "---|" * len(CAPABILITIES))
+    for kernel in sorted({part.kernel for part in found}):
+        cells = [
+            f"{max(p.num_registers for p in own)}, {max(p.num_shared_bytes for p in own):,}"
+            for own in (
+                [p for p in found if (p.kernel, p.capability) == (kernel, capability)]
+                for capability in CAPABILITIES
+            )
+        ]
+        lines.append(f"| `{kernel}` | {' | '.join(cells)} |")
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", type=Path, help="a file to write instead of a table")
-    out: Path | None = parser.parse_args().json
+    parser.add_argument("--largest", action="store_true", help="one line for each kernel")
+    arguments = parser.parse_args()
+    out: Path | None = arguments.json
     kinds = [(model, torch.bfloat16) for model in MODELS]
     kinds.append(("Llama-3.1-8B", torch.int8))
     found = [
@@ -262,6 +240,9 @@ def main() -> None:
     ]
     if out is not None:
         out.write_text(json.dumps([asdict(part) for part in found]))
+        return
+    if arguments.largest:
+        sys.stdout.write("\n".join(largest(found)) + "\n")
         return
     names = list(asdict(found[0]))
     lines = [names, ["---"] * len(names)]

@@ -2,66 +2,98 @@
 
     python -m tests.gpu.check --out gpu.json
 
-Random weights of real shapes against transformers, attention against torch's own, digests and
-draws against the host's, graphs and two steps in flight against neither, products with weights of
-small numbers against their definition, pulls between two processes from and to the device over each
-way; one JSON with the machine and the versions. Exit code 1 if
-anything does not hold. Without a GPU it says so.
+Random weights of real shapes against transformers, pulls between two processes from and to the
+device over each way, whole steps against what the device can do at best, attention against torch's
+own, digests and draws against the host's, graphs and two steps in flight against neither, products
+with weights of small numbers against their definition; one JSON with the machine and the versions.
+Exit code 1 if anything does not hold, breaks, or was left out for lack of time. Without a GPU it
+says so.
 """
 
 import argparse
-import json
 import sys
-from dataclasses import asdict
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from diptych.engine.backends.base import Backend
 from diptych.engine.backends.choice import make_backend
 from diptych.errors import ConfigurationError
-from tests.gpu import attention, golden, handoff, overlap, products
+from tests.gpu import attention, golden, handoff, overlap, products, speed
+from tests.gpu.checklist import Check, go_through
 
 DTYPES = (torch.float32, torch.bfloat16)
-_COPIED_BYTES = 1 << 30
-_PARTS = ("attention", "digests", "draws", "overlap", "products", "handoff", "golden")
+BUDGET_S = 420.0  # so that all ends within eight minutes
+_PRODUCT_SIZE = 8192  # rows of the largest product
+_FP8_CAPABILITY = (9, 0)
 
 
-def run() -> dict[str, Any]:
-    """Everything, on this machine's GPU. Raises ConfigurationError: there is none to use."""
-    backend = make_backend("cuda")
+def checks(backend: Backend, capability: tuple[int, int]) -> list[Check]:
+    """What is worth most, first."""
     # These need triton.
     from diptych.engine.backends.cuda.backend import CudaBackend
     from tests.gpu import digests, draws
 
+    device, watch, dtype = backend.device, attention.device_seconds, torch.bfloat16
+    eager = CudaBackend(device)
+
+    def timed(model: speed.Model) -> Any:
+        limit = speed.ceilings(device, dtype, _PRODUCT_SIZE, watch)
+        return speed.check(model, backend, dtype, limit, speed.busy_seconds)
+
+    found = [
+        _one("golden", shape.name, partial(golden.check, shape, backend, DTYPES))
+        for shape in golden.SHAPES
+    ]
+    found += [
+        _one("handoff", repr(way), partial(handoff.check, way, str(device)))
+        for way in handoff.CASES
+    ]
+    found += [Check("speed", model.name, partial(timed, model)) for model in speed.MODELS_TIMED]
+    found += [
+        _one("attention", repr(case), partial(attention.check, case, backend, dtype, watch))
+        for case in attention.CASES
+    ]
+    found += [
+        _one("overlap", str(each), partial(overlap.check, golden.SHAPES[0], eager, backend, each))
+        for each in DTYPES
+    ]
+    found += [
+        _one("draws", repr(rules), partial(draws.check, rules, device, watch))
+        for rules in draws.CASES
+    ]
+    found += [
+        _one("digests", repr(blocks), partial(digests.check, blocks, device, watch))
+        for blocks in digests.CASES
+    ]
+    found.append(_one("digests", "beside a step", partial(digests.check_beside, device)))
+    found += [
+        _one("products", repr(weight), partial(products.check, weight, backend, dtype, watch))
+        for weight in products.CASES
+        if weight.stored != "fp8" or capability >= _FP8_CAPABILITY
+    ]
+    return found
+
+
+def _one(part: str, case: str, do: Callable[[], object]) -> Check:
+    return Check(part, case, lambda: [do()])
+
+
+def run(out: Path) -> bool:
+    """Everything, on this machine's GPU. Raises ConfigurationError: there is none to use."""
+    backend = make_backend("cuda")
     device = backend.device
-    watch = attention.device_seconds
-    return {
+    facts = {
         "device": torch.cuda.get_device_name(device),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        "copy_bytes_per_s": attention.copy_bytes_per_s(device, _COPIED_BYTES, watch),
-        "attention": [
-            asdict(attention.check(case, backend, torch.bfloat16, watch))
-            for case in attention.CASES
-        ],
-        "digests": [
-            *(asdict(digests.check(case, device, watch)) for case in digests.CASES),
-            asdict(digests.check_beside(device)),
-        ],
-        "draws": [asdict(draws.check(case, device, watch)) for case in draws.CASES],
-        "overlap": [
-            asdict(overlap.check(golden.SHAPES[0], CudaBackend(device), backend, dtype))
-            for dtype in DTYPES
-        ],
-        "products": [
-            asdict(products.check(case, backend, torch.bfloat16, watch))
-            for case in products.CASES
-            if case.stored != "fp8" or torch.cuda.get_device_capability(device) >= (9, 0)
-        ],
-        "handoff": [asdict(handoff.check(case, str(device))) for case in handoff.CASES],
-        "golden": [asdict(golden.check(shape, backend, DTYPES)) for shape in golden.SHAPES],
+        "copy_bytes_per_s": attention.copy_bytes_per_s(device, 1 << 30, attention.device_seconds),
     }
+    capability = torch.cuda.get_device_capability(device)
+    return go_through(checks(backend, capability), facts, out, BUDGET_S)
 
 
 def main() -> int:
@@ -69,13 +101,12 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("bench-gpu.json"))
     out: Path = parser.parse_args().out
     try:
-        found = run()
+        holds = run(out)
     except ConfigurationError as error:
         sys.stdout.write(f"skipped, nothing was checked: {error.message}\n")
         return 0
-    out.write_text(json.dumps(found, indent=1))
     sys.stdout.write(out.read_text() + "\n")
-    return 0 if all(each["holds"] for part in _PARTS for each in found[part]) else 1
+    return 0 if holds else 1
 
 
 if __name__ == "__main__":

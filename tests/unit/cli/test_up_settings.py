@@ -42,6 +42,19 @@ def test_how_many_workers_of_which_roles(
     assert plan.num_pairs == sum(p != d for p in computing for d in decoding)
 
 
+@pytest.mark.parametrize(
+    ("asked", "share"),
+    [({}, "0.4500"), ({"soft": 1}, "0.9000"), ({"prefill": 1, "decode": 2}, "0.3000")],
+)
+def test_workers_on_one_card_share_its_memory_out(asked: dict[str, int], share: str) -> None:
+    plan = UpConfig(device="cuda", worker_args="--num-blocks 8", **asked).plan()
+    assert plan.worker_args[2:] == (
+        *("--device", "cuda", "--gpu-memory-utilization", share),
+        *("--num-blocks", "8"),
+    )
+    assert "--device" not in UpConfig().plan().worker_args
+
+
 def test_somebody_has_to_decode() -> None:
     with pytest.raises(ConfigurationError, match="decode"):
         run(["--decode", "0"])

@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -25,7 +27,12 @@ MAX_SHARED_BYTES = 99 << 10  # of a program, on the smallest device since sm_80
 
 @pytest.mark.timeout(1800)
 def test_no_kernel_spills(tmp_path: Path, note: notes.Note) -> None:
-    """In bfloat16, for sm_80 and sm_90; in a process of its own, as this one interprets."""
+    """In bfloat16, for sm_80 and sm_90; in a process of its own, as this one interprets.
+
+    What they take is what the documents say.
+    """
+    from tests.bench import kernel_resources
+
     out = tmp_path / "resources.json"
     variables = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     subprocess.run(
@@ -49,6 +56,12 @@ def test_no_kernel_spills(tmp_path: Path, note: notes.Note) -> None:
     assert {part["cache"] for part in layers} == {"bfloat16", "int8"}
     assert [part for part in found if part["num_stack_bytes"]] == []
     assert [part for part in found if part["num_shared_bytes"] > MAX_SHARED_BYTES] == []
+    document = (Path(__file__).parents[5] / "docs/gpu.md").read_text()
+    in_document = set(re.findall(r"^\| `(\w+)` \|", document, re.MULTILINE))
+    assert in_document == KERNELS | {"multiply"}
+    if f"triton {version('triton')}," in document:  # others compile otherwise
+        lines = kernel_resources.largest([kernel_resources.Resources(**part) for part in found])
+        assert "\n".join(lines) in document
     largest = max(found, key=lambda part: int(part["num_registers"]))
     note(
         f"{len(found)} kernels compiled for sm_80 and sm_90 without spills; "

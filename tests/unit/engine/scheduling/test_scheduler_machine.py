@@ -7,7 +7,6 @@ is pulled has holes.
 import math
 from collections import deque
 from collections.abc import Mapping, Set
-from dataclasses import dataclass, field
 from itertools import product
 
 import pytest
@@ -18,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from diptych.block_needs import BlockNeeds, GroupExtent
 from diptych.engine.scheduling.beside_others import Allowed
 from diptych.engine.scheduling.block_pool import BlockPool
-from diptych.engine.scheduling.scheduler import Scheduler, SchedulerConfig
+from diptych.engine.scheduling.scheduler import SchedulerConfig
 from diptych.engine.scheduling.sequence import Sequence, SequenceKey, SequenceState
 from diptych.engine.scheduling.step import Chunk, SequenceUpdate, StepPlan
 from diptych.errors import (
@@ -26,9 +25,9 @@ from diptych.errors import (
     BlocksExhaustedError,
     InvalidRequestError,
 )
-from diptych.finish_reason import FinishReason
 from diptych.sampling_params import SamplingParams
 from diptych.step_model import StepWork
+from tests.unit.engine.scheduling.classy_scheduler import ClassyScheduler
 from tests.unit.engine.scheduling.hash_model import (
     GARBAGE,
     HashRunner,
@@ -36,35 +35,9 @@ from tests.unit.engine.scheduling.hash_model import (
     continuation,
     kv_of,
 )
+from tests.unit.engine.scheduling.sequence_client import Client
 
 WINDOWS = st.lists(st.sampled_from([1, 2, 3, 5, 8]), max_size=2, unique=True)
-
-
-@dataclass(eq=False)
-class Client:
-    """What the other side knows of a sequence."""
-
-    seq: Sequence
-    received: list[int]  # prompt and output, as sent to it
-    finish_reason: FinishReason | None = None
-    # Of a lease: blocks, with their generations, that readers may know of or steps write.
-    fixed: list[tuple[int, int]] = field(default_factory=list)
-
-
-class ClassyScheduler(Scheduler):
-    """Looks whom it preempts."""
-
-    def start(self, seq: Sequence, emitted: list[int], compute_missing: bool) -> None:
-        self._starting = seq
-        super().start(seq, emitted, compute_missing)
-        self._starting = None
-
-    def _preempt(self, seq: Sequence) -> None:
-        if not seq.gives_way and seq is not self._starting:
-            assert not self._queues.giving_way(), "one that gives way kept its blocks"
-        super()._preempt(seq)
-
-    _starting: Sequence | None = None
 
 
 class SchedulerMachine(RuleBasedStateMachine):

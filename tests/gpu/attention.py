@@ -101,15 +101,17 @@ def device_seconds(do: Callable[[], object]) -> float:
     """The median of twenty, after three that are not counted."""
     for _ in range(3):
         do()
-    taken: list[float] = []
-    for _ in range(20):
-        begin, end = (torch.Event("cuda", enable_timing=True) for _ in range(2))
-        begin.record()
-        do()
-        end.record()
-        end.synchronize()
-        taken.append(begin.elapsed_time(end) / 1e3)
-    return statistics.median(taken)
+    return statistics.median(between_events(do) for _ in range(20))
+
+
+def between_events(do: Callable[[], object]) -> float:
+    """Seconds of the device for what ``do`` asks of it."""
+    begin, end = (torch.Event("cuda", enable_timing=True) for _ in range(2))
+    begin.record()
+    do()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / 1e3
 
 
 def _gathered(cache: KVCache, tables: Tensor, num_tokens: int) -> Tensor:

@@ -24,7 +24,7 @@ from diptych.formats import Quantization
 from diptych.sampling_params import SamplingParams
 from tests.bench import roofline
 from tests.bench.roofline import Ceilings, Operation, Span, Storage
-from tests.gpu.attention import Stopwatch, copy_bytes_per_s
+from tests.gpu.attention import Stopwatch, between_events, copy_bytes_per_s
 from tests.gpu.models import MODELS, random_decoder
 
 BLOCK_SIZE = 32
@@ -203,10 +203,5 @@ def busy_seconds(do: Callable[[], object]) -> float:
     taken: list[float] = []
     for _ in range(10):
         torch.cuda._sleep(_BUSY_CYCLES)  # type: ignore[no-untyped-call]
-        begin, end = (torch.Event("cuda", enable_timing=True) for _ in range(2))
-        begin.record()
-        do()
-        end.record()
-        end.synchronize()
-        taken.append(begin.elapsed_time(end) / 1e3)
+        taken.append(between_events(do))
     return statistics.median(taken)

@@ -16,7 +16,7 @@ from diptych.simulation.router import SimulatedRouter
 from diptych.timers import Timers
 from router.placement.eligible import ordered
 from router.placement.fair_queue import Turn
-from router.placement.spare import BATCH_YIELDS_S, spare
+from router.placement.spare import BATCH_YIELDS_S, seen_by
 from router.placement.types import DecodeOnly, Forecast, Paired, Placement, Query, Seen, WorkerId
 from router.request import worker_errors
 from router.request.placing import ASK_AGAIN_S
@@ -141,8 +141,8 @@ class Journey:
     def _place(self) -> Placement | None:
         snapshot = self._router.snapshot()
         query = self._query()
-        seen = spare(query, snapshot) if query.yields else snapshot
-        placement = ordered(self._router.policy.place(query, seen), snapshot)
+        placement = self._router.policy.place(query, seen_by(query, snapshot))
+        placement = ordered(placement, snapshot)
         self._was_placed |= placement is not None
         return placement
 
@@ -158,6 +158,7 @@ class Journey:
             block_size=self._router.block_size,
             refused=frozenset(self._retry.refused),
             objectives=wanted,
+            is_batch=request.request_class is RequestClass.BATCH,
             yields=self._yields(),
             may_refuse=request.may_refuse and not self._was_placed,
         )

@@ -225,6 +225,8 @@ class DecodeMember:
                 num_pending_tokens=state.num_pending_prefill_tokens + self._num_leased_tokens,
                 num_available_blocks=_num_available_blocks(state),
                 num_blocks=state.blocks.total,
+                num_giving_way=state.num_giving_way,
+                num_giving_way_blocks=state.num_giving_way_blocks,
                 step_s=state.decode_step_s,
                 prefill_time_ratio=0.0 if self.beside is None else state.prefill_time_ratio,
                 shipped=ShippedBytes.told(state.layout),

@@ -83,7 +83,7 @@ def ordered(placement: Placement | None, snapshot: Snapshot) -> Placement | None
 def _fitting(query: Query, views: list[V]) -> list[V]:
     """Those with enough blocks; all if none has, as one may have more than it last said."""
     needed = query.num_tokens // query.block_size + 1
-    fit = [v for v in views if v.num_available_blocks is None or v.num_available_blocks >= needed]
+    fit = [v for v in views if (num := v.num_obtainable_blocks) is None or num >= needed]
     return fit or views
 
 

@@ -3,7 +3,8 @@
 Whoever comes next should find workers as they would be without it: no prompts before its own,
 and a place to decode. So a prompt of a batch goes where hardly anything waits to be computed, one
 by one, and where half of the workers are left beside it; and a part of the sequences and blocks of
-each decode worker is left free.
+each decode worker is left free. A batch that has waited for long takes what there is, but nobody
+leaves for it.
 """
 
 from collections.abc import Iterable
@@ -16,6 +17,15 @@ BATCH_YIELDS_S: Final = 10.0  # after which a batch request takes its turn like 
 _MOST_WAITING_S: Final = 0.02  # that computing what waits there takes
 _SHORT_S: Final = 0.1  # that computing a prompt takes which decode workers may compute any time
 _KEPT_FREE: Final = 4  # one in so many, of sequences and of blocks
+
+
+def seen_by(query: Query, snapshot: Snapshot) -> Snapshot:
+    """The workers as who asks may use them: sequences of a batch leave for those of no batch."""
+    if query.yields:
+        return spare(query, snapshot)
+    if not query.is_batch or not any(view.num_giving_way for view in snapshot.decode):
+        return snapshot
+    return replace(snapshot, decode=tuple(map(_keeping_all, snapshot.decode)))
 
 
 def spare(query: Query, snapshot: Snapshot) -> Snapshot:
@@ -72,7 +82,15 @@ def _with_places(query: Query, view: DecodeView, is_spare: bool) -> DecodeView:
         most = 0
     elif most is not None:
         most -= most // _KEPT_FREE
-    return replace(view, max_num_seqs=most, local_prefill=view.local_prefill and is_spare)
+    local_prefill = view.local_prefill and is_spare
+    return replace(_keeping_all(view), max_num_seqs=most, local_prefill=local_prefill)
+
+
+def _keeping_all(view: DecodeView) -> DecodeView:
+    """As if nobody gave way."""
+    if not view.num_giving_way:
+        return view
+    return replace(view, num_giving_way=0, num_giving_way_blocks=0)
 
 
 def _has_blocks(query: Query, view: DecodeView) -> bool:

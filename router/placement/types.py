@@ -51,6 +51,11 @@ class PrefillView:
     place: Place = NOWHERE
     engine: EngineView | None = None  # None: it does not say
 
+    @property
+    def num_obtainable_blocks(self) -> int | None:
+        """Available: nobody leaves prompts to others. None: it does not say."""
+        return self.num_available_blocks
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeView:
@@ -65,6 +70,8 @@ class DecodeView:
     num_pending_tokens: int = 0  # of prompts that it computes itself
     num_available_blocks: int | None = None  # free or cached; None: it does not say
     num_blocks: int = 0  # in all
+    num_giving_way: int = 0  # of its sequences, as it last said: they leave for ones of no batch
+    num_giving_way_blocks: int = 0  # that those hold
     step_s: float = 0.0  # measured; 0 until known
     prefill_time_ratio: float = 0.0  # of a worker of both roles: what prompts take of its time
     shipped: ShippedBytes = NOTHING_SHIPPED  # what it pulls; nothing: it does not say
@@ -74,8 +81,16 @@ class DecodeView:
 
     @property
     def has_room(self) -> bool:
-        """Whether one sequence more could run."""
-        return self.max_num_seqs is None or self.num_sequences < self.max_num_seqs
+        """Whether one sequence more could run, in the place of one that gives way if need be."""
+        num_staying = self.num_sequences - self.num_giving_way
+        return self.max_num_seqs is None or num_staying < self.max_num_seqs
+
+    @property
+    def num_obtainable_blocks(self) -> int | None:
+        """Available, or left by who gives way; None: it does not say."""
+        if self.num_available_blocks is None:
+            return None
+        return self.num_available_blocks + self.num_giving_way_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +178,8 @@ class Query:
     needs_prefill: bool = False  # a prefill worker has to compute the prompt: no other tells of it
     objectives: Objectives = NO_OBJECTIVES
     num_output_tokens: int = UNKNOWN_TOKENS  # that are still to come, by expectation
-    yields: bool = False  # takes no room that others may want at any moment
+    is_batch: bool = False  # nobody leaves for it
+    yields: bool = False  # and it takes no room that others may want at any moment
     may_refuse: bool = False  # rather no placement than one that is foretold to miss objectives
 
     def on(self, decode: WorkerId, num_cached_tokens: int | None) -> "Query":

@@ -19,7 +19,7 @@ from router.placement.eligible import ordered
 from router.placement.engine_seconds import EngineRates, RecentRates
 from router.placement.fair_queue import Turn
 from router.placement.output_lengths import OutputLengths
-from router.placement.spare import spare
+from router.placement.spare import seen_by
 from router.placement.types import (
     DecodeOnly,
     Forecast,
@@ -124,8 +124,7 @@ class Dispatch:
         cluster = self._services.cluster
         query = self._whole(query)
         policy, snapshot = self._services.policy, cluster.snapshot()
-        seen = spare(query, snapshot) if query.yields else snapshot
-        placement = ordered(policy.place(query, seen), snapshot)
+        placement = ordered(policy.place(query, seen_by(query, snapshot)), snapshot)
         self.is_held = placement is None and policy.has_declined
         if placement is None:
             self._observer.waits(Waits.OBJECTIVES if self.is_held else Waits.ROOM)
@@ -170,6 +169,7 @@ class Dispatch:
             block_keys=self._keys,
             block_size=self._block_size,
             beside=self._beside,
+            is_batch=self._request.claim.request_class is RequestClass.BATCH,
             objectives=self._objectives(),
             num_output_tokens=self._expected(query.num_max_tokens - query.num_tokens),
         )

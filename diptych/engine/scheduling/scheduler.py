@@ -152,6 +152,10 @@ class Scheduler:
         """Sequences that want a place in the batch (reserved ones do not)."""
         return len(self._queues.waiting)
 
+    def giving_way(self) -> list[Sequence]:
+        """Sequences that leave their place or their blocks for others, who leaves first first."""
+        return self._queues.giving_way()
+
     @property
     def num_lookup_tokens(self) -> int:
         """Tokens of admitted sequences, so far."""

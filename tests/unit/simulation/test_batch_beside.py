@@ -1,5 +1,6 @@
 """What requests lose beside a batch, which leaves them room."""
 
+import dataclasses
 import random
 from collections.abc import Iterator
 from statistics import fmean
@@ -14,6 +15,8 @@ from diptych.simulation.router import Wires
 from diptych.simulation.simulation import BatchLoad, Placing, Run, Setup, Simulation
 from diptych.simulation.workload import Shape
 from diptych.step_model import StepCost, StepModel
+from router.placement.spare import seen_by
+from router.placement.types import Query, Snapshot
 from tests.unit.simulation.small import SMALL
 
 STEPS = StepModel(
@@ -101,6 +104,22 @@ def test_where_there_is_one_decode_worker_its_tokens_come_nearly_as_often(
     unbound = run(lines)
     assert pace_s(unbound) > 3 * alone_s
     assert beside.num_lines > 0.6 * unbound.num_lines
+
+
+def all_as_a_batch(query: Query, snapshot: Snapshot) -> Snapshot:
+    return seen_by(dataclasses.replace(query, is_batch=True), snapshot)
+
+
+def test_a_full_decode_worker_is_not_full_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch has waited for long and taken every place; its sequences leave theirs."""
+    monkeypatch.setattr(journey, "BATCH_YIELDS_S", 0.0)
+    lines = BatchLoad(num_at_once=48, num_prompt_tokens=60, num_output_tokens=120)
+    alone_s = p95_s(run_of(NONE, length_s=40.0, num_each=1))
+    beside_s = p95_s(run_of(lines, length_s=40.0, num_each=1))
+    monkeypatch.setattr(journey, "seen_by", all_as_a_batch)
+    waiting_s = p95_s(run_of(lines, length_s=40.0, num_each=1))
+    assert beside_s <= MOST_RATIO * alone_s
+    assert waiting_s > 3 * alone_s, "whoever keeps all places has others wait"
 
 
 def test_a_batch_gets_on_where_others_leave_no_room() -> None:

@@ -66,6 +66,8 @@ class Mirrored:
             blocks=worker_pb2.BlockCounts(**engine.pool.counts()._asdict()),
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
+            num_giving_way=len(giving_way := scheduler.giving_way()),
+            num_giving_way_blocks=sum(len(seq.block_table) for seq in giving_way),
             num_pending_prefill_tokens=scheduler.num_pending_prefill_tokens,
             prefill_tokens_per_s=engine.prefill_tokens_per_s,
             decode_step_s=engine.decode_step_s,

@@ -89,7 +89,8 @@ class OtherEngine:
     def load(self) -> EngineLoad:
         blocks = BlockCounts(NUM_BLOCKS, NUM_BLOCKS, 0, 0, 0, 0, 0)
         work = StepWork(2, 30, 0, 45)
-        return EngineLoad(blocks, 0, len(self._waiting), 0, 0, 0, 0, work)
+        giving_way = {"num_giving_way": 2, "num_giving_way_blocks": 7}
+        return EngineLoad(blocks, 0, len(self._waiting), 0, 0, 0, 0, work, **giving_way)
 
     def mismatch(self, quarantined: Collection[int]) -> str | None:
         return None
@@ -120,6 +121,7 @@ def test_watch_tells_of_any_engine() -> None:
     assert state.max_batched_tokens == 64
     assert (state.num_decoding, state.num_context_tokens) == (2, 30)
     assert state.num_pending_attention_pairs == 45
+    assert (state.num_giving_way, state.num_giving_way_blocks) == (2, 7)
     assert parts.progress() == common_pb2.EngineProgress(predicted_step_s=0.25)
 
 

@@ -487,3 +487,14 @@ async def test_what_a_worker_computed_is_not_taken_from_what_was_sent_since() ->
     assert (engine().num_departed_tokens, engine().num_computed_tokens) == (0, 0)
     backlog.computed(2)
     assert (engine().num_departed_tokens, engine().num_computed_tokens) == (0, 150)
+
+
+async def test_places_and_blocks_of_who_gives_way_are_room() -> None:
+    world = World(decode=1)
+    counts = worker_pb2.BlockCounts(total=9, free=3, cached=4, running=2)
+    world.says("d0:1", num_running=4, num_giving_way=1, num_giving_way_blocks=2, blocks=counts)
+    (view,) = world.cluster.snapshot().decode
+    assert (view.num_sequences, view.max_num_seqs, view.has_room) == (4, 4, True)
+    assert (view.num_available_blocks, view.num_obtainable_blocks) == (7, 9)
+    world.says("d0:1", num_running=4, blocks=counts)
+    assert not world.cluster.snapshot().decode[0].has_room

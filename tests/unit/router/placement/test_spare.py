@@ -7,7 +7,7 @@ import pytest
 from diptych.step_model import StepCost, StepModel, StepWork
 from router.placement.cache_index import CacheIndex
 from router.placement.policy import LeastLoaded
-from router.placement.spare import spare
+from router.placement.spare import seen_by, spare
 from router.placement.types import (
     DecodeOnly,
     EngineView,
@@ -24,14 +24,17 @@ QUERY = Query(num_tokens=130, num_max_tokens=200)
 NUM_NEEDED = 9  # blocks of 16 tokens for these and one more
 
 
-def placed(snapshot: Snapshot, *, local_below_tokens: int = 0) -> Placement | None:
-    policy = LeastLoaded(
+def policy(local_below_tokens: int = 0) -> LeastLoaded:
+    return LeastLoaded(
         CacheIndex(1000),
         local_below_tokens=local_below_tokens,
         allow_local=True,
         allow_recompute=True,
     )
-    return policy.place(QUERY, spare(QUERY, snapshot))
+
+
+def placed(snapshot: Snapshot, *, local_below_tokens: int = 0) -> Placement | None:
+    return policy(local_below_tokens).place(QUERY, spare(QUERY, snapshot))
 
 
 @pytest.mark.parametrize(
@@ -80,6 +83,30 @@ def test_a_quarter_of_the_blocks_too(
     assert (placed(Snapshot((view_p(P1),), (decode,))) is not None) == is_placed
     enough = dataclasses.replace(decode, num_available_blocks=NUM_NEEDED + 25)
     assert placed(Snapshot((view_p(P1),), (enough,))) is not None
+
+
+@pytest.mark.parametrize(
+    ("is_batch", "yields", "is_placed"),
+    [(False, False, True), (True, False, False), (True, True, False)],
+)
+def test_sequences_of_a_batch_leave_for_those_of_no_batch(
+    is_batch: bool, yields: bool, is_placed: bool
+) -> None:
+    full = view_d(D1, 8, max_num_seqs=8, num_giving_way=3)
+    query = dataclasses.replace(QUERY, is_batch=is_batch, yields=yields)
+    snapshot = Snapshot((view_p(P1),), (full,))
+    found = policy().place(query, seen_by(query, snapshot))
+    assert found == (Paired(P1, D1) if is_placed else None)
+
+
+def test_blocks_of_who_gives_way_count_for_those_of_no_batch() -> None:
+    other = WorkerId("d2:1", "d2")
+    small = {"num_available_blocks": NUM_NEEDED - 1, "num_blocks": 100}
+    leaving = view_d(D1, 2, num_giving_way=1, num_giving_way_blocks=1, **small)
+    snapshot = Snapshot((view_p(P1),), (leaving, view_d(other, 0, **small)))
+    assert policy().place(QUERY, seen_by(QUERY, snapshot)) == Paired(P1, D1)
+    query = dataclasses.replace(QUERY, is_batch=True)
+    assert policy().place(query, seen_by(query, snapshot)) == Paired(P1, other)
 
 
 def engine(num_departed: int, prompt_token_s: float) -> EngineView:

@@ -50,6 +50,9 @@ def screen(now: Sample, before: Sample | None, *, has_bars: bool) -> RenderableT
         ("decode", report.decode, report.num_decode),
     ):
         parts += [_pool(name, workers, total - len(workers), has_bars=has_bars), Text()]
+    if has_bars:
+        workers = {worker.address: worker for worker in (*report.prefill, *report.decode)}
+        parts += [_blocks(workers.values()), Text()]
     parts.append(_pairs(now, before))
     return Group(*parts)
 
@@ -71,17 +74,12 @@ def _pool(
 ) -> Table:
     table = _table(name)
     table.add_column("state", no_wrap=True)
-    if has_bars:
-        table.add_column("KV blocks", no_wrap=True)
-        table.add_column("by owner")  # wraps where the terminal is narrow
     for title in (*(() if has_bars else OWNERS), "batch", "waiting", "prompt tokens"):
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("speed", justify="right", no_wrap=True)
     for worker in workers:
         cells = [Text(printable(worker.address)), _state(worker)]
-        if has_bars:
-            cells += [block_bar(worker.blocks), _owners(worker.blocks)]
-        else:
+        if not has_bars:
             cells += [Text(f"{getattr(worker.blocks, owner):,}") for owner in OWNERS]
         places = f"/{worker.max_num_seqs}" if worker.max_num_seqs else ""
         cells += [Text(f"{worker.num_running}{places}"), Text(f"{worker.num_waiting}")]
@@ -89,6 +87,19 @@ def _pool(
         table.add_row(*cells)
     if num_more:
         table.add_row(f"and {num_more} more")
+    return table
+
+
+def _blocks(workers: Iterable[inference_pb2.WorkerView]) -> Table:
+    """Of each worker a bar, and how many blocks each owner has; the titles are its legend."""
+    table = _table("KV blocks")
+    table.add_column("", no_wrap=True)
+    for owner in OWNERS:
+        title = Text(owner, _COLOURS[owner])
+        table.add_column(title, justify="right", no_wrap=True)
+    for worker in workers:
+        counts = [Text(f"{getattr(worker.blocks, owner):,}") for owner in OWNERS]
+        table.add_row(Text(printable(worker.address)), block_bar(worker.blocks), *counts)
     return table
 
 
@@ -138,13 +149,6 @@ def block_bar(blocks: inference_pb2.BlockView) -> Text:
             bar.append("█" * cells if owner != "free" else "░" * cells, style=_COLOURS[owner])
             left, left_blocks = left - cells, left_blocks - count
     return bar
-
-
-def _owners(blocks: inference_pb2.BlockView) -> Text:
-    """Those that have any, in the bar's colours: its legend."""
-    counts = [(owner, getattr(blocks, owner)) for owner in OWNERS]
-    parts = [Text(f"{count:,} {owner}", _COLOURS[owner]) for owner, count in counts if count]
-    return Text("  ").join(parts)
 
 
 def _state(worker: inference_pb2.WorkerView) -> Text:

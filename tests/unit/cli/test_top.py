@@ -48,8 +48,8 @@ def report(num_output_tokens: int = 100, num_pulls: int = 7) -> DescribeClusterR
     )
 
 
-def text_of(shown: RenderableType) -> str:
-    console = Console(file=io.StringIO(), width=200, force_terminal=False, color_system=None)
+def text_of(shown: RenderableType, width: int = 200) -> str:
+    console = Console(file=io.StringIO(), width=width, force_terminal=False, color_system=None)
     with console.capture() as captured:
         console.print(shown)
     return captured.get()
@@ -79,12 +79,24 @@ def test_a_worker_that_is_not_used_says_so() -> None:
     assert said.count("not used") == 1, "the other has a state that says why"
 
 
+def test_blocks_of_each_worker_are_a_line_that_is_whole_on_a_hundred_columns() -> None:
+    told = report()
+    told.prefill[0].address = told.decode[0].address = "127.0.0.1:41233"  # of both roles
+    told.decode[0].blocks.CopyFrom(told.prefill[0].blocks)
+    lines = text_of(screen(Sample(told, 0.0), None, has_bars=True), width=100).splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("KV blocks"))
+    assert lines[at].split()[2:] == list(OWNERS)
+    address, bar, *counts = lines[at + 1].split()
+    assert (address, counts) == ("127.0.0.1:41233", ["11", "5", "3", "1", "20", "60"])
+    assert bar == block_bar(told.prefill[0].blocks).plain
+    assert not lines[at + 2].split(), "a worker of both roles is told once"
+
+
 def test_rates_are_since_the_look_before() -> None:
     before, now = Sample(report(), 10.0), Sample(report(150, 17), 12.0)
     shown = text_of(screen(now, before, has_bars=True))
     assert "25.0 tokens/s" in shown
     assert shown.split()[-5:] == ["17", "5.0", "DRAM", "to", "DRAM"]
-    assert "11 running  5 reserved  3 leased  1 quarantined  20 cached  60 free" in shown
     restarted = text_of(screen(before, now._replace(at_s=8.0), has_bars=True))
     assert "0.0 tokens/s" in restarted
 

@@ -51,8 +51,8 @@ def screen(now: Sample, before: Sample | None, *, has_bars: bool) -> RenderableT
     ):
         parts += [_pool(name, workers, total - len(workers), has_bars=has_bars), Text()]
     if has_bars:
-        workers = {worker.address: worker for worker in (*report.prefill, *report.decode)}
-        parts += [_blocks(workers.values()), Text()]
+        all_workers = {each.address: each for each in (*report.prefill, *report.decode)}
+        parts += [_blocks(all_workers.values()), Text()]
     parts.append(_pairs(now, before))
     return Group(*parts)
 
